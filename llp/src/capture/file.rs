@@ -134,7 +134,7 @@ impl fmt::Display for PcapFile {
 impl FromStr for PcapFile {
     type Err = PcapFileError;
 
-    /// Only what follows the last words of this form is an option: a path may have commas.
+    /// Options are read from the end, up to the first word that is none: a path may have commas.
     fn from_str(text: &str) -> Result<Self, PcapFileError> {
         let (mut path, mut snap, mut rotate, mut files, mut append) = (text, None, None, None, false);
         while let Some((before, word)) = path.rsplit_once(',') {

@@ -245,7 +245,7 @@ fn a_failing_file_fails_no_stream() {
 
 /// The packets of a pcapng file: their captured and true lengths, and the number of its sections.
 fn packets_of(path: &std::path::Path) -> (Vec<(u32, u32)>, usize) {
-    let bytes = std::fs::read(path).unwrap();
+    let bytes = fs::read(path).unwrap();
     let (mut rest, mut packets, mut sections) = (&bytes[..], Vec::new(), 0);
     let number = |bytes: &[u8], at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     while !rest.is_empty() {
@@ -280,17 +280,17 @@ fn messages_to(file: PcapFile, count: usize) {
 #[test]
 fn a_capture_has_a_bound() {
     let folder = std::env::temp_dir().join(format!("llp-ring-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
+    fs::create_dir_all(&folder).unwrap();
     let path = folder.join("ring.pcapng");
     messages_to(PcapFile::new(&path).rotate(64 << 10, 3), 50);
-    let mut names: Vec<_> = std::fs::read_dir(&folder)
+    let mut names: Vec<_> = fs::read_dir(&folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
     assert_eq!(names, ["ring.pcapng", "ring.pcapng.1", "ring.pcapng.2"]);
     for name in &names[1..] {
-        let length = std::fs::metadata(folder.join(name)).unwrap().len();
+        let length = fs::metadata(folder.join(name)).unwrap().len();
         assert!((64 << 10..80 << 10).contains(&length), "{name}: {length}");
     }
     // Every file stands alone.
@@ -305,7 +305,7 @@ fn a_capture_has_a_bound() {
     messages_to(PcapFile::new(&snapped).append(true), 3);
     let (more, sections) = packets_of(&snapped);
     assert!(more.len() > packets.len() && more[..packets.len()] == packets[..] && sections == 2, "{more:?}");
-    std::fs::remove_dir_all(&folder).unwrap();
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 /// Wireshark shares no code with us: what does it make of the file? Skipped where it is not installed.
@@ -358,7 +358,7 @@ fn tshark_reads_it() {
         ])
         .output()
         .unwrap();
-    std::fs::remove_file(&path).unwrap();
+    fs::remove_file(&path).unwrap();
     let lines = String::from_utf8(out.stdout).unwrap();
     let mut total = 0;
     for line in lines.lines() {
