@@ -434,8 +434,10 @@ fn judge_tagged_continued(message: &Message, segment: &Segment, judged: &mut Jud
     judged.check(segment.ulpdu[1] == first.ulpdu[1], &["RFC5041-4.2-04", "RFC5041-4.2-05"], || {
         "RsvdULP differs between the segments of a message".to_owned()
     });
-    judged.check(stag == first.stag(), &["RFC5041-4.2-07", "RFC5041-4.2-09a", "RFC5041-4.2-10"], || {
-        format!("STag {stag:#x} in a message to {:#x}", first.stag())
-    });
+    let what = || format!("STag {stag:#x} in a message to {:#x}", first.stag());
+    judged.check(stag == first.stag(), &["RFC5041-4.2-07", "RFC5041-4.2-09a", "RFC5041-4.2-10"], what);
+    if first.control.opcode == READ_RESPONSE {
+        judged.check(stag == first.stag(), &["RFC5040-5.2.2-08"], what);
+    }
     judged.check(to == due, &["RFC5041-5.2-07"], || format!("TO {to:#x}, {due:#x} is due"));
 }

@@ -68,7 +68,7 @@ pub(crate) struct Args {
     /// Only cases whose name contains TEXT
     #[arg(long, value_name = "TEXT")]
     case: Vec<String>,
-    /// Only these requirements, by id or its beginning, such as RFC5044-4.3; only cases that name them, unless none does
+    /// Only these requirements in the report, by id or its beginning, such as RFC5044-4.3. Every frame may show one: all cases are run
     #[arg(long, value_name = "ID")]
     requirement: Vec<String>,
     /// Write a report: *.md (Markdown), *.json or *.xml (JUnit)
@@ -149,14 +149,6 @@ fn selected(args: &Args) -> Result<Vec<Case>> {
     if !args.requirement.is_empty() {
         if let Some(id) = args.requirement.iter().find(|id| table.iter().all(|row| !row.id.starts_with(*id))) {
             return Err(Failure::usage("--requirement", format!("none is called {id}"), "see `uiw conform --list`"));
-        }
-        let names = |case: &Case| {
-            let judged = cases::judges(case);
-            judged.iter().any(|id| args.requirement.iter().any(|wanted| id.starts_with(wanted)))
-        };
-        // What every frame shows is named by no case: all of them are run.
-        if all.iter().any(names) {
-            all.retain(names);
         }
     }
     if all.is_empty() {

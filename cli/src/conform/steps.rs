@@ -252,7 +252,10 @@ impl Session<'_> {
                 item if is_aside(&item) => {}
                 other => {
                     let what = format!("{} instead of a {}", other.describe(limit), expected.kind.name());
-                    self.judged.broken(&expected.judges, what.clone());
+                    // A stream that ends, or stands still, shows nothing of the message.
+                    if matches!(other, Item::Segment(..)) {
+                        self.judged.broken(&expected.judges, what.clone());
+                    }
                     return Err(Stop(what));
                 }
             }
