@@ -236,7 +236,7 @@ class Connection:
                 raise Refused(1, 2, 3)
             if pointer & ~3 != (at and at - lead) and not broken("5044-8-04"):
                 raise Refused(2, 0, 3)
-        if broken("5044-5.2-01", "5044-6-06") and len(self.inbox) > 40:
+        if broken("5044-5.2-01", "5044-6-06") and len(self.inbox) > 60:
             self.inbox = b""
         return plain[2 : 2 + length]
 

@@ -58,7 +58,7 @@ pub(super) fn ulpdu(kind: FrameKind, fields: &Values, msn: impl FnOnce(u32, bool
         let stag = STag(fields.number("stag", 1) as u32);
         Tagged { last, rsvd_ulp: control.emit(), stag, to: fields.number("to", 1) }.emit().to_vec()
     } else {
-        let qn = fields.number("qn", default_queue(opcode)) as u32;
+        let qn = fields.number("qn", default_queue(kind.opcode().unwrap_or(opcode))) as u32;
         let header = Untagged {
             last,
             rsvd_ulp: control.emit(),

@@ -61,7 +61,11 @@ impl Deframe {
         let Some(layout) = self.layout(bytes, self.markers) else {
             return self.short(bytes, more, judged);
         };
-        if !(SHORTEST..=MAX_ULPDU).contains(&layout.ulpdu_len) {
+        let is_right = || {
+            let raw = bytes.get(..layout.len).and_then(|raw| raw.split_last_chunk::<CRC>());
+            self.crc && raw.is_some_and(|(covered, field)| crc32c(covered).to_le_bytes() == *field)
+        };
+        if !(SHORTEST..=MAX_ULPDU).contains(&layout.ulpdu_len) && !is_right() {
             return self.implausible(bytes, layout.ulpdu_len, judged);
         }
         let Some(raw) = bytes.get(..layout.len) else {
@@ -69,8 +73,8 @@ impl Deframe {
             if self.markers && self.is_whole_without_markers(bytes) {
                 return self.no_marker(judged);
             }
-            if !more && self.crc && bytes.len() + CRC == layout.len {
-                judged.broken(&["RFC5044-4.4-11", "RFC5044-4.1-01"], "an FPDU ends without a CRC field");
+            if !more && bytes.len() + CRC == layout.len {
+                judged.broken(&["RFC5044-4.4-11"], "an FPDU ends without a CRC field");
                 return Front::Broken("an FPDU without a CRC field".to_owned());
             }
             return self.short(bytes, more, judged);
@@ -254,10 +258,10 @@ impl Deframe {
     }
 }
 
-/// Whether four bytes look as the front of an FPDU: a length, then version 1 of DDP and of RDMAP.
+/// Whether four bytes look as the front of an FPDU: a length, then the control fields of DDP and RDMAP.
 fn is_header(bytes: [u8; 4]) -> bool {
     let length = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
-    (SHORTEST..=MAX_ULPDU).contains(&length) && bytes[2] & 3 == 1 && bytes[3] >> 6 == 1
+    (SHORTEST..=MAX_ULPDU).contains(&length) && bytes[2] & 0x3F == 1 && bytes[3] & 0xF0 == 0x40 && bytes[3] & 15 <= 11
 }
 
 fn without(bytes: &[u8], markers: &[(usize, u16)]) -> Vec<u8> {

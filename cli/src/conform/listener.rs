@@ -48,8 +48,9 @@ pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
     };
     let enhanced = reply.enhanced.is_some();
     let (_, without_crc) = begun(target, &[("crc", 0)]);
-    let (markers, with_markers) = begun(target, &[("markers", 1)]);
-    let granted = markers.is_ok() && with_markers.is_some_and(|reply| !reply.rejects());
+    // What is wrong with its Markers is for the cases to show.
+    let (_, with_markers) = begun(target, &[("markers", 1)]);
+    let granted = with_markers.is_some_and(|reply| !reply.rejects());
     let about = if partner { about(target) } else { None };
     Ok(Listener {
         ird: reply.enhanced.map(|enhanced| u64::from(enhanced.ird)),

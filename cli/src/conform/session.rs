@@ -271,7 +271,7 @@ impl<'a> Session<'a> {
     /// What comes next, if anything does while `limit` passes without a byte.
     pub(super) fn item(&mut self, limit: Duration) -> Item {
         loop {
-            if let Some(item) = self.buffered() {
+            if let Some(item) = self.buffered(true) {
                 return item;
             }
             let until = (Instant::now() + limit).min(self.bound);
@@ -280,23 +280,25 @@ impl<'a> Session<'a> {
                 More::Bytes => {}
                 More::Late => {
                     self.transcript.line(&format!("  nothing for {:.3} s", limit.as_secs_f64()));
-                    return Item::Late;
+                    // Part of a frame, and no more of it as long as something must move.
+                    let stalled = limit >= self.stall();
+                    return if stalled { self.buffered(false).unwrap_or(Item::Late) } else { Item::Late };
                 }
                 More::Ended(ending) => {
                     self.transcript.line(if ending == Ending::Fin { "< fin" } else { "< reset" });
-                    return self.buffered().unwrap_or(Item::End(ending));
+                    return self.buffered(false).unwrap_or(Item::End(ending));
                 }
             }
         }
     }
 
-    /// The frame that is whole in the inbox.
-    fn buffered(&mut self) -> Option<Item> {
+    /// The frame that is whole in the inbox. `more` is whether bytes may follow.
+    fn buffered(&mut self, more: bool) -> Option<Item> {
         let link = self.link.as_mut()?;
         if link.inbox.is_empty() {
             return None;
         }
-        let more = link.ended.is_none();
+        let more = more && link.ended.is_none();
         if self.reply.is_none() {
             let Some(reply) = Reply::parse(&link.inbox) else {
                 return (!more).then(|| {
