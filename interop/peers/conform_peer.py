@@ -1,6 +1,6 @@
 """An iWARP responder that keeps RFC 5040, 5041, 5044 and 6581, or breaks one of their requirements, by its id: `conform_peer.py [ID]`. It is also the
 partner program of `uiw siwtest`, as far as `uiw conform` needs one. It is written from the RFCs alone and shares no code with uiw. It prints its port and
-serves until its standard input ends; `conform_peer.py --list` prints every id that it can break.
+serves until it is killed; `conform_peer.py --list` prints every id that it can break.
 """
 
 import re
@@ -12,7 +12,6 @@ import time
 import zlib
 
 BROKEN = sys.argv[1] if len(sys.argv) > 1 else ""
-KNOWN = set()
 
 
 def broken(*ids):
@@ -722,15 +721,10 @@ def main():
         sys.exit(f"{BROKEN} cannot be broken here")
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     print("port", listener.getsockname()[1], flush=True)
-
-    def accept():
-        while True:
-            link = listener.accept()[0]
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=Connection(link).serve, daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    sys.stdin.read()
+    while True:
+        link = listener.accept()[0]
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=Connection(link).serve, daemon=True).start()
 
 
 main()

@@ -148,19 +148,22 @@ mod tests {
     #[test]
     fn what_a_case_changes_is_all_that_differs() {
         let mut fields = Values::default();
-        let legal = fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
+        let legal =
+            fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
         assert_eq!(legal.len(), 52);
         fields.set("ddp-version", 2);
         fields.set("opcode", 15);
         fields.set("qn", 9);
-        let wrong = fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
+        let wrong =
+            fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
         assert_eq!((legal[2], wrong[2], legal[3], wrong[3]), (0x41, 0x42, 0x41, 0x4F));
         assert_eq!((legal[11], wrong[11]), (1, 9));
         assert_eq!(legal[12..48], wrong[12..48]);
         let crc = crc32c(&wrong[..48]).to_le_bytes();
         assert_eq!(wrong[48..], crc);
         fields.set("crc-xor", 1);
-        let broken = fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
+        let broken =
+            fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
         assert_eq!(broken[48], crc[0] ^ 1);
     }
 

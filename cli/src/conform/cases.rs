@@ -73,7 +73,9 @@ pub(super) fn judges(case: &Case) -> Vec<&str> {
     let mut ids = Vec::new();
     for step in &case.steps {
         match &step.action {
-            Action::Expect { one_of, .. } => one_of.iter().for_each(|expected| of_expected(expected, &mut ids)),
+            Action::Expect { one_of, .. } => {
+                one_of.iter().for_each(|expected| of_expected(expected, &mut ids))
+            }
             Action::Message { expected } => of_expected(expected, &mut ids),
             Action::Silence { judges, .. } | Action::Done { judges } | Action::Reads { judges, .. } => {
                 ids.extend(judges.iter().map(String::as_str));

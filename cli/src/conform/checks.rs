@@ -97,7 +97,9 @@ impl Segment {
 
     /// In one line.
     pub(super) fn describe(&self) -> String {
-        let name = self.kind().map_or_else(|| format!("opcode {}", self.control.opcode), |kind| kind.name().to_owned());
+        let name = self
+            .kind()
+            .map_or_else(|| format!("opcode {}", self.control.opcode), |kind| kind.name().to_owned());
         let last = if self.last { "" } else { " (more follows)" };
         let place = if self.tagged {
             format!("stag {:#x} to {:#x}", self.stag(), self.to())
@@ -128,7 +130,8 @@ pub(super) fn parse(ulpdu: &[u8]) -> Option<Segment> {
     let [ddp, rdmap, ..] = *ulpdu else { return None };
     let tagged = ddp & 0x80 != 0;
     let enough = ulpdu.len() >= if tagged { TAGGED } else { UNTAGGED };
-    let segment = Segment { ulpdu: ulpdu.to_vec(), tagged, last: ddp & 0x40 != 0, control: Control::parse(rdmap) };
+    let segment =
+        Segment { ulpdu: ulpdu.to_vec(), tagged, last: ddp & 0x40 != 0, control: Control::parse(rdmap) };
     enough.then_some(segment)
 }
 
@@ -192,9 +195,16 @@ impl Checker {
     }
 
     /// Judges a segment. A message is returned with its last one.
-    pub(super) fn receive(&mut self, ulpdu: &[u8], judged: &mut Judgements) -> Option<(Segment, Option<Message>)> {
+    pub(super) fn receive(
+        &mut self,
+        ulpdu: &[u8],
+        judged: &mut Judgements,
+    ) -> Option<(Segment, Option<Message>)> {
         let Some(segment) = parse(ulpdu) else {
-            judged.broken(&["RFC5041-4.4-01"], format!("a ULPDU of {} bytes has no whole DDP header", ulpdu.len()));
+            judged.broken(
+                &["RFC5041-4.4-01"],
+                format!("a ULPDU of {} bytes has no whole DDP header", ulpdu.len()),
+            );
             return None;
         };
         if self.terminated {
@@ -202,7 +212,8 @@ impl Checker {
         }
         judge_header(&segment, judged);
         judge_segment_length(ulpdu.len(), segment.last, judged);
-        let message = if segment.tagged { self.tagged(&segment, judged) } else { self.untagged(&segment, judged) };
+        let message =
+            if segment.tagged { self.tagged(&segment, judged) } else { self.untagged(&segment, judged) };
         if segment.control.opcode == TERMINATE && !segment.tagged {
             self.terminated = true;
             terminate::judge(segment.payload(), &self.sent, judged);
@@ -253,9 +264,11 @@ impl Checker {
         if let Some(due) = due
             && !segment.last
         {
-            judged.check(message.length < due || due == 0 && message.length == 0, &["RFC5041-4.1-03"], || {
-                format!("all {due} bytes of the message are there, and L is not set")
-            });
+            judged.check(
+                message.length < due || due == 0 && message.length == 0,
+                &["RFC5041-4.1-03"],
+                || format!("all {due} bytes of the message are there, and L is not set"),
+            );
         }
     }
 
@@ -336,7 +349,8 @@ impl Checker {
             return;
         }
         let (stag, to) = (due.sink_stag.0, due.sink_to);
-        let what = format!("a Read Response to {:#x}:{:#x}, {stag:#x}:{to:#x} is due", segment.stag(), segment.to());
+        let what =
+            format!("a Read Response to {:#x}:{:#x}, {stag:#x}:{to:#x} is due", segment.stag(), segment.to());
         let swapped = [&to.to_be_bytes()[..], &stag.to_be_bytes()[..]].concat();
         let source = (due.source_stag.0, due.source_to) == (segment.stag(), segment.to());
         if let Some(at) = self.reads.iter().position(fits) {
@@ -361,7 +375,9 @@ fn judge_header(segment: &Segment, judged: &mut Judgements) {
     judged.check(ddp & 3 == 1, &["RFC5041-4.1-11", "RFC5041-4.1-12", "RFC5044-C.1-01"], || {
         format!("DV is {}, 1 is due", ddp & 3)
     });
-    judged.check(ddp & 0x3C == 0, &["RFC5041-4.1-10"], || format!("the reserved bits of DDP are {:#x}", ddp >> 2 & 15));
+    judged.check(ddp & 0x3C == 0, &["RFC5041-4.1-10"], || {
+        format!("the reserved bits of DDP are {:#x}", ddp >> 2 & 15)
+    });
     let Control { version, rsv, opcode } = segment.control;
     let turned = Control::parse(rdmap.rotate_left(4));
     if version != 1 && (turned.version, turned.rsv) == (1, 0) {
@@ -370,12 +386,17 @@ fn judge_header(segment: &Segment, judged: &mut Judgements) {
         return;
     }
     judged.keep(&["RFC5040-4.1-01", "RFC5040-4.1-02"]);
-    judged.check(version == 1, &["RFC5040-4.1-09", "RFC5044-C.1-01"], || format!("RV is {version}, 1 is due"));
+    judged
+        .check(version == 1, &["RFC5040-4.1-09", "RFC5044-C.1-01"], || format!("RV is {version}, 1 is due"));
     judged.check(rsv == 0, &["RFC5040-4.1-10"], || format!("the reserved bits of RDMAP are {rsv}"));
-    judged.check(opcode <= LAST_OPCODE, &["RFC5040-4.1-06", "RFC5040-6.1-01"], || format!("no opcode {opcode}"));
+    judged.check(opcode <= LAST_OPCODE, &["RFC5040-4.1-06", "RFC5040-6.1-01"], || {
+        format!("no opcode {opcode}")
+    });
     let (references, queue): (&[&str], &[&str]) = match opcode {
         WRITE => (&["RFC5040-5.1-01", "RFC5040-5.1-02"], &[]),
-        READ_REQUEST => (&["RFC5040-5.2.1-01", "RFC5040-5.2.1-02"], &["RFC5040-5.2.1-06", "RFC5040-5.2.1-07"]),
+        READ_REQUEST => {
+            (&["RFC5040-5.2.1-01", "RFC5040-5.2.1-02"], &["RFC5040-5.2.1-06", "RFC5040-5.2.1-07"])
+        }
         READ_RESPONSE => (&["RFC5040-5.2.2-01", "RFC5040-5.2.2-02"], &[]),
         3..=6 => (&["RFC5040-5.3-01", "RFC5040-5.3-02"], &["RFC5040-5.3-07"]),
         TERMINATE => (&["RFC5040-5.4-01", "RFC5040-5.4-02"], &["RFC5040-5.4-03"]),
@@ -420,7 +441,8 @@ fn judge_continued(message: &Message, segment: &Segment, judged: &mut Judgements
         format!("MSN {msn} in message {}", first.msn())
     });
     let same = (segment.ulpdu[1], segment.stag()) == (first.ulpdu[1], first.stag());
-    judged.check(same, &["RFC5041-4.3-04"], || "RsvdULP differs between the segments of a message".to_owned());
+    judged
+        .check(same, &["RFC5041-4.3-04"], || "RsvdULP differs between the segments of a message".to_owned());
     judged.check(mo == message.length, &["RFC5041-5.2-05"], || format!("MO {mo}, {} is due", message.length));
     if segment.last && mo < message.length {
         judged.broken(&["RFC5041-4.1-06"], format!("the last segment has MO {mo}, one before it had more"));

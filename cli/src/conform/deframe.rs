@@ -165,7 +165,14 @@ impl Deframe {
     }
 
     /// Why a CRC is wrong.
-    fn wrong_crc(&self, bytes: &[u8], raw: &[u8], layout: &Layout, field: [u8; CRC], judged: &mut Judgements) -> Front {
+    fn wrong_crc(
+        &self,
+        bytes: &[u8],
+        raw: &[u8],
+        layout: &Layout,
+        field: [u8; CRC],
+        judged: &mut Judgements,
+    ) -> Front {
         if self.markers && self.is_whole_without_markers(bytes) {
             return self.no_marker(judged);
         }
@@ -183,7 +190,9 @@ impl Deframe {
             ("zero: it was not computed", &["RFC5044-4.4-08", "RFC5044-7.1.1-11"])
         } else if lead > 0 && is(&covered[lead..]) {
             ("without the Marker in front", &["RFC5044-4.3-05", "RFC5044-4.4-15"])
-        } else if is(&without_markers) || is(&covered[lead + LENGTH..]) || is(&covered[..covered.len() - pad_len(layout.ulpdu_len)])
+        } else if is(&without_markers)
+            || is(&covered[lead + LENGTH..])
+            || is(&covered[..covered.len() - pad_len(layout.ulpdu_len)])
         {
             ("over a part of what it must cover", &["RFC5044-4.4-14"])
         } else if pad_len(layout.ulpdu_len) > 0
@@ -194,7 +203,8 @@ impl Deframe {
             ("not CRC32c", &["RFC5044-4.4-12"])
         };
         let found = u32::from_le_bytes(field);
-        let what = format!("the CRC of FPDU {} is {found:#010x}, computed {due:#010x}: {why}", self.count + 1);
+        let what =
+            format!("the CRC of FPDU {} is {found:#010x}, computed {due:#010x}: {why}", self.count + 1);
         judged.broken(ids, what.clone());
         Front::Broken(what)
     }
@@ -203,13 +213,21 @@ impl Deframe {
     fn judge(&self, raw: &[u8], layout: &Layout, judged: &mut Judgements) {
         judged.keep(&["RFC5044-4.1-01", "RFC5044-4.4-11"]);
         if self.crc {
-            judged.keep(&["RFC5044-4.4-08", "RFC5044-4.4-12", "RFC5044-4.4-14", "RFC5044-4.4-16", "RFC5044-7.1.1-11"]);
+            judged.keep(&[
+                "RFC5044-4.4-08",
+                "RFC5044-4.4-12",
+                "RFC5044-4.4-14",
+                "RFC5044-4.4-16",
+                "RFC5044-7.1.1-11",
+            ]);
         }
         let pad = pad_len(layout.ulpdu_len);
         if pad > 0 {
             let plain = without(&raw[..raw.len() - CRC], &layout.markers);
             let found = &plain[plain.len() - pad..];
-            judged.check(found.iter().all(|byte| *byte == 0), &["RFC5044-4.1-02"], || format!("PAD is {found:02x?}"));
+            judged.check(found.iter().all(|byte| *byte == 0), &["RFC5044-4.1-02"], || {
+                format!("PAD is {found:02x?}")
+            });
         }
         if self.markers {
             self.judge_markers(raw, layout, judged);
@@ -223,7 +241,10 @@ impl Deframe {
             judged.keep(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"]);
         }
         for (at, due) in &layout.markers {
-            let Some([r0, r1, high, low]) = raw.get(*at..).and_then(|bytes| bytes.first_chunk()).copied() else { continue };
+            let Some([r0, r1, high, low]) = raw.get(*at..).and_then(|bytes| bytes.first_chunk()).copied()
+            else {
+                continue;
+            };
             let (reserved, pointer) = (u16::from_be_bytes([r0, r1]), u16::from_be_bytes([high, low]));
             let place = self.position + *at as u64;
             judged.check(reserved == 0, &["RFC5044-4.2-02"], || {
@@ -250,7 +271,10 @@ impl Deframe {
         }
         let inner = layout.markers.iter().filter(|(at, _)| *at > 0).count();
         if inner > 1 {
-            let right = layout.markers.iter().all(|(at, due)| raw.get(at + 2..at + 4) == Some(&due.to_be_bytes()[..]));
+            let right = layout
+                .markers
+                .iter()
+                .all(|(at, due)| raw.get(at + 2..at + 4) == Some(&due.to_be_bytes()[..]));
             judged.check(right, &["RFC5044-4.3-08"], || {
                 "the Markers of an FPDU do not all point to its ULPDU_Length".to_owned()
             });
@@ -261,7 +285,10 @@ impl Deframe {
 /// Whether four bytes look as the front of an FPDU: a length, then the control fields of DDP and RDMAP.
 fn is_header(bytes: [u8; 4]) -> bool {
     let length = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
-    (SHORTEST..=MAX_ULPDU).contains(&length) && bytes[2] & 0x3F == 1 && bytes[3] & 0xF0 == 0x40 && bytes[3] & 15 <= 11
+    (SHORTEST..=MAX_ULPDU).contains(&length)
+        && bytes[2] & 0x3F == 1
+        && bytes[3] & 0xF0 == 0x40
+        && bytes[3] & 15 <= 11
 }
 
 fn without(bytes: &[u8], markers: &[(usize, u16)]) -> Vec<u8> {
@@ -338,12 +365,10 @@ mod tests {
         zero[16..20].fill(0);
         assert_eq!(broken(true, false, &zero), ["RFC5044-4.4-08", "RFC5044-7.1.1-11"]);
         assert_eq!(broken(true, false, &whole[..30]), ["RFC5044-4.1-01"]);
-        assert_eq!(broken(true, true, &stream(true, false, &[14, 14])), [
-            "RFC5044-4.3-02",
-            "RFC5044-4.3-01",
-            "RFC5044-4.3-07",
-            "RFC5044-7.1.1-09"
-        ]);
+        assert_eq!(
+            broken(true, true, &stream(true, false, &[14, 14])),
+            ["RFC5044-4.3-02", "RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"]
+        );
         assert_eq!(broken(true, false, &stream(true, true, &[14, 14])), ["RFC5044-7.1.1-08"]);
         let mut marked = stream(true, true, &[14; 60]);
         marked[515] ^= 1;
@@ -351,7 +376,8 @@ mod tests {
         let mut marked = stream(false, true, &[14; 60]);
         marked[515] ^= 5;
         marked[513] = 1;
-        let ids = ["RFC5044-4.2-02", "RFC5044-4.2-03a", "RFC5044-4.3-03", "RFC5044-4.3-09a", "RFC5044-4.2-01"];
+        let ids =
+            ["RFC5044-4.2-02", "RFC5044-4.2-03a", "RFC5044-4.3-03", "RFC5044-4.3-09a", "RFC5044-4.2-01"];
         assert_eq!(broken(false, true, &marked), ids);
     }
 }

@@ -81,9 +81,13 @@ impl Listener {
         match need {
             Need::Partner => lacks(self.partner, "needs the partner program at the far end (--partner)"),
             Need::CrcOff => lacks(self.crc_off, "the listener requires CRCs"),
-            Need::MarkersGranted => lacks(self.markers_granted, "the listener refuses a Request that asks for Markers"),
+            Need::MarkersGranted => {
+                lacks(self.markers_granted, "the listener refuses a Request that asks for Markers")
+            }
             Need::MarkersAsked => lacks(self.markers_asked, "the listener does not ask for Markers"),
-            Need::Enhanced => lacks(self.enhanced, "the listener does not answer with enhanced data (RFC 6581)"),
+            Need::Enhanced => {
+                lacks(self.enhanced, "the listener does not answer with enhanced data (RFC 6581)")
+            }
             Need::Ird(reads) => {
                 let enough = self.ird.is_none_or(|ird| ird >= reads);
                 (!enough).then(|| format!("the listener takes fewer than {reads} Reads at a time"))

@@ -109,7 +109,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         requirements.retain(|requirement| args.requirement.iter().any(|id| requirement.id.starts_with(id)));
     }
     let verdicts = verdict::verdicts(requirements, &runs);
-    let report = Report { address: address.to_string(), listener: &listener, runs: &runs, verdicts: &verdicts };
+    let report =
+        Report { address: address.to_string(), listener: &listener, runs: &runs, verdicts: &verdicts };
     if args.json {
         report.print_json();
     } else {
@@ -147,8 +148,13 @@ fn selected(args: &Args) -> Result<Vec<Case>> {
         all.retain(|case| args.case.iter().any(|text| case.name.contains(text)));
     }
     if !args.requirement.is_empty() {
-        if let Some(id) = args.requirement.iter().find(|id| table.iter().all(|row| !row.id.starts_with(*id))) {
-            return Err(Failure::usage("--requirement", format!("none is called {id}"), "see `uiw conform --list`"));
+        if let Some(id) = args.requirement.iter().find(|id| table.iter().all(|row| !row.id.starts_with(*id)))
+        {
+            return Err(Failure::usage(
+                "--requirement",
+                format!("none is called {id}"),
+                "see `uiw conform --list`",
+            ));
         }
     }
     if all.is_empty() {
@@ -161,7 +167,9 @@ fn list(cases: &[Case], as_json: bool) {
     for case in cases {
         let ids = cases::judges(case);
         if as_json {
-            text::json(&json!({"name": case.name, "title": case.title, "file": case.file, "requirements": ids}));
+            text::json(
+                &json!({"name": case.name, "title": case.title, "file": case.file, "requirements": ids}),
+            );
         } else {
             text::line(format!("{:<36} {}", case.name, case.title));
             if !ids.is_empty() {

@@ -91,11 +91,15 @@ impl Session<'_> {
                     let Some(Value::Bytes(bytes)) = message.field("payload") else { continue };
                     return match Talk::parse(&bytes) {
                         Some(talk) if talk.kind == kind => Ok(talk),
-                        _ => Err(Stop(format!("a Send of {} bytes where the partner's {kind:?} is due", bytes.len()))),
+                        _ => Err(Stop(format!(
+                            "a Send of {} bytes where the partner's {kind:?} is due",
+                            bytes.len()
+                        ))),
                     };
                 }
                 Item::Segment(segment, _)
-                    if segment.kind() != Some(FrameKind::Terminate) && segment.kind() != Some(FrameKind::ReadResponse) => {}
+                    if segment.kind() != Some(FrameKind::Terminate)
+                        && segment.kind() != Some(FrameKind::ReadResponse) => {}
                 other => {
                     return Err(Stop(format!("{} instead of the partner's {kind:?}", other.describe(limit))));
                 }

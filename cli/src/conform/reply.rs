@@ -106,11 +106,16 @@ impl Reply {
     /// Judges it as the answer to a Request of these fields.
     pub(super) fn judge(&self, request: &Values, judged: &mut Judgements) {
         let key = &self.bytes[..KEY_LEN];
-        judged.check(*key == KEY_REPLY, &["RFC5044-7.1.1-03"], || format!("the Key of the Reply is {}", hex(key)));
+        judged.check(*key == KEY_REPLY, &["RFC5044-7.1.1-03"], || {
+            format!("the Key of the Reply is {}", hex(key))
+        });
         let length = self.length;
-        judged.check(usize::from(length) <= MAX_PRIVATE_DATA, &["RFC5044-7.1.1-19"], || format!("PD_Length is {length}"));
+        judged.check(usize::from(length) <= MAX_PRIVATE_DATA, &["RFC5044-7.1.1-19"], || {
+            format!("PD_Length is {length}")
+        });
         let reserved = self.reserved();
-        let ids: &[&str] = if self.revision >= 2 { &["RFC6581-6-01a", "RFC5044-7.1.1-13"] } else { &["RFC5044-7.1.1-13"] };
+        let ids: &[&str] =
+            if self.revision >= 2 { &["RFC6581-6-01a", "RFC5044-7.1.1-13"] } else { &["RFC5044-7.1.1-13"] };
         judged.check(reserved == 0, ids, || format!("the reserved bits of the Reply are {reserved:#x}"));
         let asks = |name| request.number(name, 0) != 0;
         let revision = request.number("revision", 1);
@@ -126,10 +131,14 @@ impl Reply {
             });
         }
         if revision == 1 {
-            judged.check(found == 1, &["RFC5044-7.1.1-14"], || format!("a Request of revision 1 has a Reply of revision {found}"));
+            judged.check(found == 1, &["RFC5044-7.1.1-14"], || {
+                format!("a Request of revision 1 has a Reply of revision {found}")
+            });
         }
         if self.has_s() && enhanced {
-            judged.check(self.enhanced.is_some(), &["RFC6581-6-05"], || format!("S is set, and PD_Length is {length}"));
+            judged.check(self.enhanced.is_some(), &["RFC6581-6-05"], || {
+                format!("S is set, and PD_Length is {length}")
+            });
             if let Some(enhanced) = self.enhanced.filter(|_| !self.rejects()) {
                 judge_enhanced(&enhanced, request, judged);
             }
@@ -141,19 +150,27 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
     let kinds = [reply.rtr_send, reply.rtr_write, reply.rtr_read];
     let any = kinds.contains(&true);
     if request.number("a", 0) != 0 {
-        judged.check(reply.peer_to_peer, &["RFC6581-9.2-04"], || "A is 1 in the Request and 0 in the Reply".to_owned());
+        judged.check(reply.peer_to_peer, &["RFC6581-9.2-04"], || {
+            "A is 1 in the Request and 0 in the Reply".to_owned()
+        });
         if reply.peer_to_peer {
             let asked = ["b", "c", "d"].map(|name| request.number(name, 0) != 0);
             let common = asked.iter().zip(kinds).any(|(asked, kind)| *asked && kind);
             // Whether the listener supports none of those asked for is not seen; that it names one is.
-            let ids: &[&str] = if common { &["RFC6581-9.2-03", "RFC6581-9.2-06"] } else { &["RFC6581-9.2-03", "RFC6581-9.2-08"] };
+            let ids: &[&str] = if common {
+                &["RFC6581-9.2-03", "RFC6581-9.2-06"]
+            } else {
+                &["RFC6581-9.2-03", "RFC6581-9.2-08"]
+            };
             judged.check(any, ids, || "A is 1 in the Reply, and B, C and D are 0".to_owned());
             if !any {
                 judged.broken(&["RFC6581-9.2-06"], "A is 1 in the Reply, and B, C and D are 0");
             }
         }
     } else {
-        judged.check(!reply.peer_to_peer, &["RFC6581-9.2-13"], || "A is 0 in the Request and 1 in the Reply".to_owned());
+        judged.check(!reply.peer_to_peer, &["RFC6581-9.2-13"], || {
+            "A is 0 in the Request and 1 in the Reply".to_owned()
+        });
     }
     if !reply.peer_to_peer {
         judged.check(!any, &["RFC6581-9.2-14"], || "A is 0 in the Reply, and B, C or D is 1".to_owned());

@@ -85,7 +85,10 @@ impl Report<'_> {
         for (requirement, verdict) in self.verdicts {
             match verdict {
                 Verdict::Broken(findings) => {
-                    text::line(format!("broken  {} ({}): {}", requirement.id, requirement.level, requirement.quote));
+                    text::line(format!(
+                        "broken  {} ({}): {}",
+                        requirement.id, requirement.level, requirement.quote
+                    ));
                     for finding in findings {
                         text::line(format!("        case {}: {}", finding.case, finding.what));
                     }
@@ -160,18 +163,31 @@ impl Report<'_> {
             }
             Format::Junit => self.junit(),
         };
-        let failed = |error| Failure::new(Exit::Failed, to.path.display(), error, "name a file that can be written");
+        let failed =
+            |error| Failure::new(Exit::Failed, to.path.display(), error, "name a file that can be written");
         write_whole(&to.path, &text).map_err(failed)
     }
 
     fn markdown(&self) -> String {
-        let mut out = format!("# Conformance of {}\n\n{}\n\n{}\n", self.address, self.listener.describe(), self.summary());
+        let mut out = format!(
+            "# Conformance of {}\n\n{}\n\n{}\n",
+            self.address,
+            self.listener.describe(),
+            self.summary()
+        );
         let _ = write!(out, "\nMade by `uiw conform` {}.\n\n## Broken\n", env!("CARGO_PKG_VERSION"));
         for (requirement, verdict) in self.verdicts {
             let Verdict::Broken(findings) = verdict else { continue };
-            let _ = write!(out, "\n### {} ({})\n\n> {}\n", requirement.id, requirement.level, requirement.quote);
+            let _ =
+                write!(out, "\n### {} ({})\n\n> {}\n", requirement.id, requirement.level, requirement.quote);
             for finding in findings {
-                let _ = write!(out, "\nCase `{}`: {}\n\n```text\n{}\n```\n", finding.case, finding.what, finding.frames.join("\n"));
+                let _ = write!(
+                    out,
+                    "\nCase `{}`: {}\n\n```text\n{}\n```\n",
+                    finding.case,
+                    finding.what,
+                    finding.frames.join("\n")
+                );
             }
         }
         if self.broken() == 0 {
@@ -217,7 +233,8 @@ impl Report<'_> {
                     writeln!(out, "><skipped message=\"{}\"/></testcase>", escape(why.as_str()))
                 }
                 Verdict::Broken(findings) => {
-                    let what = findings.first().map_or_else(String::new, |f| format!("case {}: {}", f.case, f.what));
+                    let what =
+                        findings.first().map_or_else(String::new, |f| format!("case {}: {}", f.case, f.what));
                     let frames: Vec<_> = findings.iter().flat_map(|f| f.frames.clone()).collect();
                     let body = format!("{}\n{}", requirement.quote, frames.join("\n"));
                     writeln!(

@@ -31,7 +31,9 @@ fn outside(mark: &str) -> Outside {
         "interface" => Outside::No("binds the interface to the program above, or its policy"),
         "permission" => Outside::No("a permission, which cannot be broken"),
         "extension" => Outside::No("an extension that a listener does not announce"),
-        "elsewhere" => Outside::No("not a matter of this protocol: kept in TCP, SCTP, IPsec or by the operator"),
+        "elsewhere" => {
+            Outside::No("not a matter of this protocol: kept in TCP, SCTP, IPsec or by the operator")
+        }
         _ => Outside::No("happens inside the listener and shows in no frame"),
     }
 }

@@ -118,7 +118,8 @@ impl<'a> Session<'a> {
         let address = self.target.address;
         let link = Link::connect(address, self.target.stall)
             .map_err(|error| Stop(format!("no connection to {address}: {error}")))?;
-        self.transcript.line(&format!("connected to {address} in {:.1} ms", link.round_trip.as_secs_f64() * 1e3));
+        self.transcript
+            .line(&format!("connected to {address} in {:.1} ms", link.round_trip.as_secs_f64() * 1e3));
         self.link = Some(link);
         (self.reply, self.request) = (None, Values::default());
         (self.checker, self.sent) = (Checker::default(), 0);
@@ -133,7 +134,12 @@ impl<'a> Session<'a> {
     }
 
     /// Sends a start-up frame.
-    pub(super) fn send_startup(&mut self, kind: FrameKind, mut fields: Values, cut: usize) -> Result<(), Stop> {
+    pub(super) fn send_startup(
+        &mut self,
+        kind: FrameKind,
+        mut fields: Values,
+        cut: usize,
+    ) -> Result<(), Stop> {
         let enhanced = fields.has(&["a", "b", "c", "d", "ird", "ord"]);
         fields.set_default("enhanced", u64::from(enhanced));
         fields.set_default("revision", if fields.number("enhanced", 0) != 0 { 2 } else { 1 });
@@ -146,7 +152,13 @@ impl<'a> Session<'a> {
     }
 
     /// Sends bytes as they are.
-    pub(super) fn send_bytes(&mut self, what: &str, bytes: &[u8], cut: usize, hold: bool) -> Result<(), Stop> {
+    pub(super) fn send_bytes(
+        &mut self,
+        what: &str,
+        bytes: &[u8],
+        cut: usize,
+        hold: bool,
+    ) -> Result<(), Stop> {
         self.transcript.frame('>', if hold { "(held)" } else { what }, bytes);
         self.held.extend_from_slice(bytes);
         if hold {
@@ -158,7 +170,13 @@ impl<'a> Session<'a> {
     }
 
     /// Sends a segment in an FPDU of its own.
-    pub(super) fn send_segment(&mut self, kind: FrameKind, fields: &Values, cut: usize, hold: bool) -> Result<(), Stop> {
+    pub(super) fn send_segment(
+        &mut self,
+        kind: FrameKind,
+        fields: &Values,
+        cut: usize,
+        hold: bool,
+    ) -> Result<(), Stop> {
         let msn = &mut self.msn;
         let ulpdu = build::ulpdu(kind, fields, |qn, last| {
             let next = msn.entry(qn).or_insert(1);
@@ -172,7 +190,8 @@ impl<'a> Session<'a> {
         self.checker.sends(&ulpdu);
         let bytes = build::fpdu(&mut self.tx, &ulpdu, fields);
         self.sent += 1;
-        let what = super::checks::parse(&ulpdu).map_or_else(|| kind.name().to_owned(), |segment| segment.describe());
+        let what =
+            super::checks::parse(&ulpdu).map_or_else(|| kind.name().to_owned(), |segment| segment.describe());
         self.send_bytes(&what, &bytes, cut, hold)
     }
 
@@ -200,7 +219,9 @@ impl<'a> Session<'a> {
         }
         self.send_startup(FrameKind::Request, request, 0)?;
         match self.item(self.stall()) {
-            Item::Reply(reply) if reply.rejects() => Err(Stop("the listener rejected the connection".to_owned())),
+            Item::Reply(reply) if reply.rejects() => {
+                Err(Stop("the listener rejected the connection".to_owned()))
+            }
             Item::Reply(_) => self.begin(),
             other => Err(Stop(format!("{} instead of a Reply", other.describe(self.stall())))),
         }
@@ -208,7 +229,8 @@ impl<'a> Session<'a> {
 
     /// The first FPDUs behind the Reply.
     pub(super) fn begin(&mut self) -> Result<(), Stop> {
-        let enhanced = self.reply.as_ref().and_then(|reply| reply.enhanced).filter(|enhanced| enhanced.peer_to_peer);
+        let enhanced =
+            self.reply.as_ref().and_then(|reply| reply.enhanced).filter(|enhanced| enhanced.peer_to_peer);
         let mut read = false;
         if let Some(enhanced) = enhanced {
             let asked = |name| self.request.number(name, 0) != 0;
@@ -233,7 +255,8 @@ impl<'a> Session<'a> {
 
     /// Waits for the answer to the first Read.
     fn await_ready(&mut self) -> Result<(), Stop> {
-        const IDS: [&str; 4] = ["RFC5040-5.2.1-04", "RFC5040-5.2.1-13", "RFC5040-5.2.1-16", "RFC5040-5.2.1-17"];
+        const IDS: [&str; 4] =
+            ["RFC5040-5.2.1-04", "RFC5040-5.2.1-13", "RFC5040-5.2.1-16", "RFC5040-5.2.1-17"];
         let mut nudges = 0;
         loop {
             let wait = if nudges < NUDGES { NUDGE.max(self.round_trip() * 2) } else { self.stall() };
@@ -256,7 +279,10 @@ impl<'a> Session<'a> {
                 Item::Segment(..) => {}
                 Item::Broken(what) => return Err(Stop(what)),
                 other => {
-                    let what = format!("{} instead of the answer to a Read of no bytes", other.describe(self.stall()));
+                    let what = format!(
+                        "{} instead of the answer to a Read of no bytes",
+                        other.describe(self.stall())
+                    );
                     self.judged.broken(&IDS, what.clone());
                     return Err(Stop(what));
                 }

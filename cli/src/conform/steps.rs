@@ -1,7 +1,7 @@
 //! Carries out the lines of a case.
 
-use super::language::{Action, Case, Expected, Field, FrameKind, Sent};
 use super::judge::Judgement;
+use super::language::{Action, Case, Expected, Field, FrameKind, Sent};
 use super::session::{Item, PROBE, Session, Stop, Target, shown};
 use super::values::{Value, Values};
 use std::time::Duration;

@@ -51,7 +51,10 @@ fn is_valid([layer, etype, code]: [u8; 3]) -> bool {
 /// Judges a Terminate that came. `sent` are the segments it may be about.
 pub(super) fn judge(payload: &[u8], sent: &[Vec<u8>], judged: &mut Judgements) {
     let Some((terminate, is_rfc)) = read(payload) else {
-        judged.broken(&["RFC5040-4.8-01"], format!("a Terminate of {} bytes has no whole control field", payload.len()));
+        judged.broken(
+            &["RFC5040-4.8-01"],
+            format!("a Terminate of {} bytes has no whole control field", payload.len()),
+        );
         return;
     };
     let codes = [terminate.layer, terminate.etype, terminate.code];
@@ -101,11 +104,15 @@ fn judge_parts(payload: &[u8], bits: u8, judged: &mut Judgements) {
     if bits & D != 0 {
         let tagged = payload.get(due).is_some_and(|first| first & 0x80 != 0);
         due += if tagged { 14 } else { 18 };
-        judged.check(length >= due, &["RFC5040-4.8-10"], || "D is set, and the DDP header is lacking".to_owned());
+        judged.check(length >= due, &["RFC5040-4.8-10"], || {
+            "D is set, and the DDP header is lacking".to_owned()
+        });
     }
     if bits & R != 0 {
         due += READ_REQUEST;
-        judged.check(length >= due, &["RFC5040-4.8-11"], || "R is set, and the RDMAP header is lacking".to_owned());
+        judged.check(length >= due, &["RFC5040-4.8-11"], || {
+            "R is set, and the RDMAP header is lacking".to_owned()
+        });
     }
     judged.check(length == due, &["RFC5040-4.8-01"], || {
         format!("a Terminate of {length} bytes, its M, D and R announce {due}")

@@ -94,7 +94,9 @@ fn why_not(requirement: &Requirement, runs: &[Run]) -> String {
         };
     }
     match requirement.outside {
-        Outside::Partner if runs.iter().all(|run| run.result.is_err() || !run.case.name.starts_with("partner/")) => {
+        Outside::Partner
+            if runs.iter().all(|run| run.result.is_err() || !run.case.name.starts_with("partner/")) =>
+        {
             "needs the partner program at the far end (--partner)".to_owned()
         }
         _ => "no case that was run has shown it".to_owned(),

@@ -1,8 +1,6 @@
 //! The grammar of one line, in `nom`.
 
-use super::syntax::{
-    Action, Atom, Expected, Field, FrameKind, Need, Operation, Relation, Sent, Step, Test,
-};
+use super::syntax::{Action, Atom, Expected, Field, FrameKind, Need, Operation, Relation, Sent, Step, Test};
 use nom::branch::alt;
 use nom::bytes::complete::{tag, take_while, take_while1};
 use nom::character::complete::{char, digit1, hex_digit1, space0, space1};
@@ -76,11 +74,9 @@ fn keyword<'a>(name: &'static str) -> impl FnMut(&'a str) -> Parsed<'a, ()> {
 }
 
 pub(super) fn number(input: &str) -> Parsed<'_, u64> {
-    let (rest, (digits, radix)) = alt((
-        preceded(tag("0x"), hex_digit1).map(|digits| (digits, 16)),
-        digit1.map(|digits| (digits, 10)),
-    ))
-    .parse(input)?;
+    let (rest, (digits, radix)) =
+        alt((preceded(tag("0x"), hex_digit1).map(|digits| (digits, 16)), digit1.map(|digits| (digits, 10))))
+            .parse(input)?;
     match u64::from_str_radix(digits, radix) {
         Ok(number) => Ok((rest, number)),
         Err(_) => fail(input, "a number has at most 64 bits"),
@@ -135,7 +131,8 @@ fn name(input: &str) -> Parsed<'_, &str> {
 }
 
 fn codes(input: &str) -> Parsed<'_, Atom> {
-    let (rest, (layer, etype)) = (terminated(number, char('/')), terminated(number, char('/'))).parse(input)?;
+    let (rest, (layer, etype)) =
+        (terminated(number, char('/')), terminated(number, char('/'))).parse(input)?;
     let (rest, code) = must("the code of a Terminate", number)(rest)?;
     match (layer, etype, u8::try_from(code)) {
         (0..16, 0..16, Ok(code)) => Ok((rest, Atom::Codes([layer as u8, etype as u8, code]))),

@@ -57,9 +57,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Vec<Case>, ParseError> {
     Ok(cases)
 }
 
-fn finished<'a, T>(
-    result: Result<(&'a str, T), nom::Err<Problem<'a>>>,
-) -> Result<T, Problem<'a>> {
+fn finished<'a, T>(result: Result<(&'a str, T), nom::Err<Problem<'a>>>) -> Result<T, Problem<'a>> {
     match result {
         Ok((_, value)) => Ok(value),
         Err(nom::Err::Error(problem) | nom::Err::Failure(problem)) => Err(problem),

@@ -190,13 +190,37 @@ impl FrameKind {
     /// The fields that a case file may name.
     pub(crate) fn fields(self) -> &'static [&'static str] {
         const STARTUP: &[&str] = &[
-            "key", "markers", "crc", "reject", "enhanced", "reserved", "revision", "length", "a", "b", "c", "d", "ird",
-            "ord", "private",
+            "key", "markers", "crc", "reject", "enhanced", "reserved", "revision", "length", "a", "b", "c",
+            "d", "ird", "ord", "private",
         ];
         const SEGMENT: &[&str] = &[
-            "tagged", "last", "ddp-reserved", "ddp-version", "version", "reserved", "opcode", "stag", "to", "invalidate",
-            "qn", "msn", "mo", "payload", "sink-stag", "sink-to", "size", "source-stag", "source-to", "codes", "length",
-            "pad", "crc-xor", "marker-reserved", "marker-xor", "segment-length", "quotes",
+            "tagged",
+            "last",
+            "ddp-reserved",
+            "ddp-version",
+            "version",
+            "reserved",
+            "opcode",
+            "stag",
+            "to",
+            "invalidate",
+            "qn",
+            "msn",
+            "mo",
+            "payload",
+            "sink-stag",
+            "sink-to",
+            "size",
+            "source-stag",
+            "source-to",
+            "codes",
+            "length",
+            "pad",
+            "crc-xor",
+            "marker-reserved",
+            "marker-xor",
+            "segment-length",
+            "quotes",
         ];
         match self {
             Self::Request | Self::Reply => STARTUP,
