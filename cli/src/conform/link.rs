@@ -1,12 +1,16 @@
 //! The TCP connection of a case: bytes out, bytes in, and what passed.
 
 use super::values::hex;
+use rustix::net::sockopt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Between two pieces of a frame that is cut, so that TCP sends them apart.
 const BETWEEN_PIECES: Duration = Duration::from_millis(1);
+/// Between probes of a silent stream, and how many of them have no answer before the peer is gone.
+const PROBES: Duration = Duration::from_secs(2);
+const PROBE_COUNT: u32 = 100;
 /// Bytes of a frame that a transcript shows.
 const SHOWN: usize = 96;
 /// Lines of a transcript at most; the front and the end are kept.
@@ -36,12 +40,22 @@ pub(super) struct Link {
     pub(super) round_trip: Duration,
 }
 
+/// A peer may end the stream by RST, which TCP sends once: where it is lost, the answer to a probe is another one.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, PROBES)?;
+    sockopt::set_tcp_keepintvl(stream, PROBES)?;
+    sockopt::set_tcp_keepcnt(stream, PROBE_COUNT)?;
+    Ok(())
+}
+
 impl Link {
     pub(super) fn connect(to: SocketAddr, within: Duration) -> io::Result<Self> {
         let begun = Instant::now();
         let stream = TcpStream::connect_timeout(&to, within)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(within))?;
+        keep_alive(&stream)?;
         Ok(Self { stream, inbox: Vec::new(), ended: None, round_trip: begun.elapsed() })
     }
 
@@ -63,7 +77,7 @@ impl Link {
     }
 
     pub(super) fn reset(self) {
-        let _ = rustix::net::sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
+        let _ = sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
     }
 
     /// Waits for more bytes.
