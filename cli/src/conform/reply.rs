@@ -9,6 +9,8 @@ const C: u8 = 0x40;
 const R: u8 = 0x20;
 const S: u8 = 0x10;
 const KEY_LEN: usize = 16;
+/// Bytes of the Key that name the protocol: "MPA ID ".
+const PROTOCOL: usize = 7;
 
 /// A Reply as it came.
 #[derive(Clone, Debug)]
@@ -22,6 +24,12 @@ pub(super) struct Reply {
 }
 
 impl Reply {
+    /// Whether `bytes` may begin a start-up frame, if perhaps one with a wrong Key.
+    pub(super) fn begins(bytes: &[u8]) -> bool {
+        let known = bytes.len().min(PROTOCOL);
+        bytes[..known] == KEY_REPLY[..known]
+    }
+
     /// The Reply at the front of `bytes`; nothing if more are due.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let header = bytes.get(..HEADER_LEN)?;

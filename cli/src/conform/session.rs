@@ -326,6 +326,12 @@ impl<'a> Session<'a> {
         }
         let more = more && link.ended.is_none();
         if self.reply.is_none() {
+            if !Reply::begins(&link.inbox) {
+                let what = format!("no Reply but {}", shown(&link.inbox));
+                self.judged.broken(&["RFC5044-7.1.1-03"], what.clone());
+                link.inbox.clear();
+                return Some(Item::Broken(what));
+            }
             let Some(reply) = Reply::parse(&link.inbox) else {
                 return (!more).then(|| {
                     let what = format!("the stream ends {} bytes into a Reply", link.inbox.len());
