@@ -33,6 +33,7 @@ pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
         fields.iter().for_each(|(name, number)| values.set(name, *number));
         let mut session = Session::new(target);
         let result = session.start(values);
+        session.finish(false);
         (result.map_err(|Stop(why)| why), session.reply)
     };
     target.enhanced = true;
@@ -64,11 +65,20 @@ pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
     })
 }
 
+/// Whether the listener still answers Requests.
+pub(super) fn answers(target: &Target) -> bool {
+    let mut session = Session::new(target);
+    let started = session.start(Values::default());
+    session.finish(false);
+    started.is_ok() || session.reply.is_some()
+}
+
 /// What the partner says of its machine.
 fn about(target: &Target) -> Option<String> {
     let mut session = Session::new(target);
     session.start(Values::default()).ok()?;
     let about = session.ask_about().ok();
+    session.finish(false);
     // Judged by no case: the frames are the usual ones.
     session.judged = Judgements::default();
     about

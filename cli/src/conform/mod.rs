@@ -27,9 +27,10 @@ use report::{Destination, Report};
 use serde_json::json;
 use session::Target;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
+use steps::Outcome;
 use verdict::Run;
 
 /// The partner program's port.
@@ -103,7 +104,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let stall = Duration::from_secs_f64(args.stall.max(0.1));
     let mut target = Target { address, stall, enhanced: true };
     let listener = listener::ask(&mut target, args.partner)?;
-    let runs = run_all(&target, &listener, cases, args.jobs);
+    let silent = OnceLock::new();
+    let runs = run_all(&target, &listener, cases, args.jobs, &silent);
     let mut requirements = requirements::all();
     if !args.requirement.is_empty() {
         requirements.retain(|requirement| args.requirement.iter().any(|id| requirement.id.starts_with(id)));
@@ -117,6 +119,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         report.print(args.all);
     }
     args.report.iter().try_for_each(|to| report.write(to))?;
+    if let Some(case) = silent.get() {
+        let why = format!("it answers no Request any more since case {case}");
+        return Err(Failure::new(Exit::Lost, address, why, "restart it; `--case` runs the others"));
+    }
     match report.broken() {
         0 => Ok(()),
         broken => {
@@ -179,10 +185,37 @@ fn list(cases: &[Case], as_json: bool) {
     }
 }
 
+/// Runs a case, unless the listener lacks something, or answers no more since `silent`.
+fn run_one(
+    target: &Target,
+    listener: &Listener,
+    case: &Case,
+    silent: &OnceLock<String>,
+) -> std::result::Result<Outcome, String> {
+    if let Some(since) = silent.get() {
+        return Err(format!("the listener answers no more since case {since}"));
+    }
+    if let Some(why) = verdict::lacks(case, listener) {
+        return Err(why);
+    }
+    let outcome = steps::run(target, case);
+    // A case in which nothing came any more says nothing of the listener as a whole.
+    if outcome.stopped.is_some() && !listener::answers(target) {
+        let _ = silent.set(case.name.clone());
+    }
+    Ok(outcome)
+}
+
 /// Runs the cases, `jobs` at a time. The order of the results is that of the cases.
-fn run_all(target: &Target, listener: &Listener, cases: Vec<Case>, jobs: u16) -> Vec<Run> {
+fn run_all(
+    target: &Target,
+    listener: &Listener,
+    cases: Vec<Case>,
+    jobs: u16,
+    silent: &OnceLock<String>,
+) -> Vec<Run> {
     let next = AtomicUsize::new(0);
-    let results: Vec<Mutex<Option<std::result::Result<steps::Outcome, String>>>> =
+    let results: Vec<Mutex<Option<std::result::Result<Outcome, String>>>> =
         cases.iter().map(|_| Mutex::new(None)).collect();
     let progress = Mutex::new(text::Progress::new());
     std::thread::scope(|scope| {
@@ -192,10 +225,7 @@ fn run_all(target: &Target, listener: &Listener, cases: Vec<Case>, jobs: u16) ->
                     if let Ok(mut progress) = progress.lock() {
                         progress.show(|| format!("case {}", case.name));
                     }
-                    let result = match verdict::lacks(case, listener) {
-                        Some(why) => Err(why),
-                        None => Ok(steps::run(target, case)),
-                    };
+                    let result = run_one(target, listener, case, silent);
                     let at = cases.iter().position(|other| std::ptr::eq(other, case));
                     if let Some(Ok(mut slot)) = at.map(|at| results[at].lock()) {
                         *slot = Some(result);

@@ -127,7 +127,8 @@ impl Reply {
         judged.check(reserved == 0, ids, || format!("the reserved bits of the Reply are {reserved:#x}"));
         let asks = |name| request.number(name, 0) != 0;
         let revision = request.number("revision", 1);
-        let enhanced = revision >= 2 && asks("enhanced");
+        let enhanced =
+            revision >= 2 && (asks("enhanced") || request.number("reserved", 0) & u64::from(S) != 0);
         let found = self.revision;
         if enhanced {
             judged.check(found >= 2 && self.has_s(), &["RFC6581-10-01", "RFC6581-10-05"], || {

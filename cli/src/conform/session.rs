@@ -20,6 +20,8 @@ pub(super) const PROBE: u32 = 0x5242_0002;
 /// Between the empty Writes that follow a first FPDU without an answer. Linux's siw misses an FPDU that is there before its socket is watched.
 const NUDGE: Duration = Duration::from_millis(50);
 const NUDGES: u32 = 5;
+/// How long the listener's end is awaited where no case is about it.
+const LINGER: Duration = Duration::from_millis(300);
 /// How often something may come before a case has lasted too long.
 const STALLS: u32 = 100;
 /// Round trips that a time limit has at least.
@@ -229,19 +231,19 @@ impl<'a> Session<'a> {
 
     /// The first FPDUs behind the Reply.
     pub(super) fn begin(&mut self) -> Result<(), Stop> {
-        let enhanced =
-            self.reply.as_ref().and_then(|reply| reply.enhanced).filter(|enhanced| enhanced.peer_to_peer);
+        let enhanced = self.reply.as_ref().and_then(|reply| reply.enhanced);
         let mut read = false;
-        if let Some(enhanced) = enhanced {
-            let asked = |name| self.request.number(name, 0) != 0;
-            if enhanced.rtr_write && asked("c") {
+        // This end can send each kind, so what the Reply names is enough.
+        if let Some(enhanced) = enhanced.filter(|enhanced| enhanced.peer_to_peer) {
+            if enhanced.rtr_write {
                 self.send_segment(FrameKind::Write, &Values::default(), 0, false)?;
-            } else if enhanced.rtr_read && asked("d") {
-                (read, _) = (true, self.send_empty_read(READY)?);
-            } else if enhanced.rtr_send && asked("b") {
+            } else if enhanced.rtr_read {
+                self.send_empty_read(READY)?;
+                read = true;
+            } else if enhanced.rtr_send {
                 self.send_segment(FrameKind::Send, &Values::default(), 0, false)?;
             } else {
-                return Err(Stop("no RTR message that both ends support".to_owned()));
+                return Err(Stop("the Reply names no RTR message".to_owned()));
             }
         }
         if !self.takes_reads() {
@@ -417,6 +419,19 @@ impl<'a> Session<'a> {
         let markers = self.request.number("markers", 0) != 0;
         let mut rx = Deframe::new(true, markers);
         matches!(rx.next(bytes, false, &mut judged), Front::Fpdu(_)) || bytes == [0; 4]
+    }
+
+    /// Ends the connection as a well-behaved initiator does: listeners have had trouble with a FIN right behind their Reply. A case that stopped
+    /// is not `complete`: nothing more is asked of the listener.
+    pub(super) fn finish(&mut self, complete: bool) {
+        let accepted = self.reply.as_ref().is_some_and(|reply| !reply.rejects());
+        let is_open = self.link.as_ref().is_some_and(|link| link.ended.is_none());
+        if !is_open || complete && accepted && self.sent == 0 && self.begin().is_err() {
+            return;
+        }
+        let _ = self.fin();
+        let limit = self.stall().min(LINGER.max(self.round_trip() * 4));
+        while matches!(self.item(limit), Item::Segment(..)) {}
     }
 
     /// This end says no more.

@@ -30,6 +30,7 @@ pub(super) fn run(target: &Target, case: &Case) -> Outcome {
             break;
         }
     }
+    session.finish(stopped.is_none());
     Outcome { judged: session.judged.0, transcript: session.transcript.finish(), stopped }
 }
 
