@@ -5,7 +5,7 @@ use crate::fail::{Failure, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The files in the program.
+/// The files in the program. Aborted connections come last: a listener may not survive them.
 const FILES: [(&str, &str); 9] = [
     ("start-up.case", include_str!("cases/start-up.case")),
     ("requests.case", include_str!("cases/requests.case")),
@@ -14,8 +14,8 @@ const FILES: [(&str, &str); 9] = [
     ("crc.case", include_str!("cases/crc.case")),
     ("reads.case", include_str!("cases/reads.case")),
     ("segments.case", include_str!("cases/segments.case")),
-    ("endings.case", include_str!("cases/endings.case")),
     ("partner.case", include_str!("cases/partner.case")),
+    ("endings.case", include_str!("cases/endings.case")),
 ];
 
 /// The extension of case files in a folder.
@@ -74,7 +74,7 @@ pub(super) fn judges(case: &Case) -> Vec<&str> {
     for step in &case.steps {
         match &step.action {
             Action::Expect { one_of, .. } => {
-                one_of.iter().for_each(|expected| of_expected(expected, &mut ids))
+                one_of.iter().for_each(|expected| of_expected(expected, &mut ids));
             }
             Action::Message { expected } => of_expected(expected, &mut ids),
             Action::Silence { judges, .. } | Action::Done { judges } | Action::Reads { judges, .. } => {

@@ -153,15 +153,13 @@ fn selected(args: &Args) -> Result<Vec<Case>> {
     if !args.case.is_empty() {
         all.retain(|case| args.case.iter().any(|text| case.name.contains(text)));
     }
-    if !args.requirement.is_empty() {
-        if let Some(id) = args.requirement.iter().find(|id| table.iter().all(|row| !row.id.starts_with(*id)))
-        {
-            return Err(Failure::usage(
-                "--requirement",
-                format!("none is called {id}"),
-                "see `uiw conform --list`",
-            ));
-        }
+    let is_none = |id: &&String| table.iter().all(|row| !row.id.starts_with(id.as_str()));
+    if let Some(id) = args.requirement.iter().find(is_none) {
+        return Err(Failure::usage(
+            "--requirement",
+            format!("none is called {id}"),
+            "see `uiw conform --list`",
+        ));
     }
     if all.is_empty() {
         return Err(Failure::usage("--case", "no case has such a name", "see `uiw conform --list`"));

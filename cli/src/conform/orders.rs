@@ -87,7 +87,9 @@ impl Session<'_> {
         loop {
             let item = self.item(limit);
             match item {
-                Item::Segment(segment, Some(message)) if segment.kind() == Some(FrameKind::Send) => {
+                Item::Segment(segment, Some(message))
+                    if matches!(segment.kind(), Some(FrameKind::Send | FrameKind::SendSolicited)) =>
+                {
                     let Some(Value::Bytes(bytes)) = message.field("payload") else { continue };
                     return match Talk::parse(&bytes) {
                         Some(talk) if talk.kind == kind => Ok(talk),

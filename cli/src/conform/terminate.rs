@@ -14,7 +14,8 @@ const R: u8 = 0x20;
 
 /// The Terminate in the layout that fits, and whether it is the RFC's.
 fn read(payload: &[u8]) -> Option<(Terminate, bool)> {
-    let (terminate, origin) = Terminate::parse_any(payload).ok()?;
+    // A listener's Terminate never refuses a Reply.
+    let (terminate, origin) = Terminate::parse_at(payload, false).ok()?;
     Some((terminate, origin != Origin::Siw))
 }
 
@@ -122,7 +123,7 @@ fn judge_parts(payload: &[u8], bits: u8, judged: &mut Judgements) {
 /// The length of the segment that it quotes: the ULPDU's, or the payload's alone, as the RFC leaves open.
 fn judge_segment_length(terminate: &Terminate, sent: &[Vec<u8>], judged: &mut Judgements) {
     let Some(length) = terminate.segment_len else { return };
-    let header = terminate.ddp_header.as_ref().map(|header| header.as_slice());
+    let header = terminate.ddp_header.as_ref().map(uiw_rdmap::wire::HeaderCopy::as_slice);
     let fits = |sent: &&Vec<u8>| header.is_none_or(|header| sent.starts_with(header));
     let mut lengths = sent.iter().filter(fits).flat_map(|sent| {
         let header = if sent.first().is_some_and(|first| first & 0x80 != 0) { 14 } else { 18 };
