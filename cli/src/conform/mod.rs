@@ -52,7 +52,7 @@ Exit codes:
   1  the report cannot be written
   2  the command line or a case file is wrong
   3  no connection: refused, unreachable, timed out, rejected, or the peer does not speak iWARP
-  4  the listener broke a requirement";
+  4  the listener broke a requirement, or answers no more";
 
 /// Options of `uiw conform`.
 #[derive(Clone, Debug, clap::Args)]

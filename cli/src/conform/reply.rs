@@ -200,3 +200,61 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conform::build;
+    use crate::conform::language::FrameKind;
+
+    fn fields(numbers: &[(&str, u64)]) -> Values {
+        let mut fields = Values::default();
+        numbers.iter().for_each(|(name, number)| fields.set(name, *number));
+        fields
+    }
+
+    /// What a Reply of these fields breaks as the answer to a Request of those.
+    fn broken(request: &[(&str, u64)], reply: &[(&str, u64)]) -> Vec<String> {
+        let bytes = build::startup(FrameKind::Reply, &fields(reply));
+        let mut judged = Judgements::default();
+        Reply::parse(&bytes).unwrap().judge(&fields(request), &mut judged);
+        judged.0.into_iter().filter(|one| one.broken.is_some()).map(|one| one.id).collect()
+    }
+
+    const ENHANCED: [(&str, u64); 3] = [("revision", 2), ("enhanced", 1), ("ird", 4)];
+
+    #[test]
+    fn each_field_has_its_sentence() {
+        assert_eq!(broken(&[("revision", 1)], &[("revision", 1)]), [""; 0]);
+        assert_eq!(broken(&[("revision", 1)], &[("revision", 3)]), ["RFC5044-7.1.1-14"]);
+        assert_eq!(broken(&ENHANCED, &[("ird", 4), ("ord", 4)]), [""; 0]);
+        assert_eq!(
+            broken(&ENHANCED, &[("ird", 4), ("ord", 5)]),
+            ["RFC6581-9.1-02", "RFC6581-9.1-04", "RFC6581-9-01"]
+        );
+        assert_eq!(broken(&ENHANCED, &[("a", 1), ("c", 1)]), ["RFC6581-9.2-13"]);
+        assert_eq!(broken(&ENHANCED, &[("a", 0), ("c", 1)]), ["RFC6581-9.2-14"]);
+        assert_eq!(broken(&ENHANCED, &[("revision", 2)]), ["RFC6581-10-01", "RFC6581-10-05"]);
+        let peer_to_peer = [&ENHANCED[..], &[("a", 1), ("b", 1)]].concat();
+        assert_eq!(
+            broken(&peer_to_peer, &[("a", 1), ("d", 1)]),
+            [""; 0],
+            "another kind than those asked for"
+        );
+        assert_eq!(broken(&peer_to_peer, &[("a", 0)]), ["RFC6581-9.2-04"]);
+        let none = ["RFC6581-9.2-03", "RFC6581-9.2-08", "RFC6581-9.2-06"];
+        assert_eq!(broken(&peer_to_peer, &[("a", 1)]), none);
+        assert_eq!(broken(&[("revision", 2)], &[("ird", 4)]), ["RFC6581-10-02", "RFC6581-10-06"]);
+        let not_negotiated = [("revision", 2), ("enhanced", 1), ("ird", 0x3FFF), ("ord", 0x3FFF)];
+        assert_eq!(broken(&not_negotiated, &[("ird", 0x3FFF), ("ord", 0x3FFF)]), [""; 0]);
+        assert_eq!(broken(&not_negotiated, &[("ird", 8), ("ord", 8)]), ["RFC6581-9.1-13", "RFC6581-9.1-11"]);
+        let reserved = broken(&ENHANCED, &[("ird", 4), ("reserved", 8)]);
+        assert_eq!(reserved, ["RFC6581-6-01a", "RFC5044-7.1.1-13"]);
+    }
+
+    #[test]
+    fn what_is_no_reply() {
+        assert!(Reply::begins(b"MPA I") && Reply::begins(b"MPA ID rep Frame") && !Reply::begins(b"220 mail"));
+        assert!(Reply::parse(&[0; 19]).is_none());
+    }
+}

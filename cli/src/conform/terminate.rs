@@ -133,3 +133,48 @@ fn judge_segment_length(terminate: &Terminate, sent: &[Vec<u8>], judged: &mut Ju
         format!("DDP Segment Length is {length}, which no segment of this end had")
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A Read Request of MSN 3 that was sent.
+    fn sent() -> Vec<u8> {
+        let mut ulpdu = vec![0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 0];
+        ulpdu.extend(1..29);
+        ulpdu
+    }
+
+    fn broken(payload: &[u8]) -> Vec<String> {
+        let mut judged = Judgements::default();
+        judge(payload, &[sent()], &mut judged);
+        judged.0.into_iter().filter(|one| one.broken.is_some()).map(|one| one.id).collect()
+    }
+
+    /// 0/1/0, with M, D and R.
+    fn legal() -> Vec<u8> {
+        [&[0x01, 0, 0xE0, 0, 0, 46][..], &sent()].concat()
+    }
+
+    #[test]
+    fn each_part_has_its_sentence() {
+        assert_eq!(broken(&legal()), [""; 0]);
+        let changed = |at: usize, to: u8| {
+            let mut payload = legal();
+            payload[at] = to;
+            broken(&payload)
+        };
+        assert_eq!(changed(1, 0x77), ["RFC5040-4.8-03"]);
+        assert_eq!(changed(3, 1), ["RFC5040-4.8-07"]);
+        assert_eq!(changed(5, 47), ["RFC5040-4.8-08"]);
+        assert_eq!(changed(5, 28), [""; 0], "the payload's length");
+        assert_eq!(changed(19, 9), ["RFC5040-4.8-08", "RFC5040-4.8-10", "RFC5040-4.8-11"], "another MSN");
+        assert_eq!(changed(40, 9), ["RFC5040-4.8-11"]);
+        assert_eq!(broken(&legal()[..40]), ["RFC5040-4.8-11", "RFC5040-4.8-01"]);
+        assert_eq!(broken(&[0x01, 0, 0x40, 0]), ["RFC5040-4.8-09", "RFC5040-4.8-10", "RFC5040-4.8-01"]);
+        assert_eq!(broken(&[0x12, 0x0E, 0, 0]), ["RFC5040-4.8-03", "RFC5041-7.2-01"]);
+        assert_eq!(broken(&[0]), ["RFC5040-4.8-01"]);
+        // As the Linux siw driver writes 0/1/0.
+        assert_eq!(broken(&[[0x10, 0, 0x07, 0, 0, 46].as_slice(), &sent()].concat()), ["RFC5040-4.8-02"]);
+    }
+}
