@@ -9,7 +9,8 @@
  *
  * Messages between the ends are 128 bytes, big-endian: see struct talk. After ORDER the end that acts gets READY (from the
  * one that accepted) or has in ORDER all it needs; behind its last operation it says DONE; the one that accepted ends with
- * VERDICT if the other one acted. `cli/src/siwtest` is the other implementation.
+ * VERDICT if the other one acted. The order ABOUT is answered by a VERDICT whose text is what this machine is.
+ * `cli/src/siwtest` is the other implementation.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
