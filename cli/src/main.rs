@@ -2,6 +2,7 @@
 
 mod args;
 mod child;
+mod conform;
 mod cp;
 mod demo;
 mod devices;
@@ -64,6 +65,9 @@ enum Command {
     /// Every operation in both directions against a foreign stack: siw, an iWARP NIC
     #[command(after_help = EXIT_CODES)]
     Siwtest(siwtest::Args),
+    /// Judge a foreign listener by the RFCs: a verdict for each requirement that shows from outside
+    #[command(after_help = conform::HELP)]
+    Conform(conform::Args),
     /// Run a program of libibverbs or librdmacm on uiw's own libraries
     #[command(after_help = run::EXIT_CODES)]
     Run(run::Args),
@@ -127,6 +131,7 @@ fn obeys(command: &Command) -> Option<env::Obeys> {
         }
         Command::Doctor(args) if args.connects() => Some(env::Obeys::Connections),
         Command::Demo(_) | Command::DemoPeer(_) => Some(env::Obeys::BothEnds),
+        Command::Conform(_) => Some(env::Obeys::Log),
         _ => None,
     }
 }
@@ -141,6 +146,7 @@ fn command_line() -> clap::Command {
         ("key", &["llp", "pcap", "tls", "keylog"]),
         ("stat", &["llp", "pcap", "tls", "keylog"]),
         ("wan", &["llp", "pcap", "tls", "keylog"]),
+        ("conform", &["llp", "pcap", "tls", "keylog"]),
         ("decode", &["llp", "pcap", "tls", "keylog"]),
     ] {
         let hidden = command.get_arguments().filter(|arg| refused.contains(&arg.get_id().as_str()));
@@ -166,6 +172,12 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
         | Command::Wan(_)
         | Command::Decode(_) => {
             let why = "this command makes no connections";
+            global.without_llp(why)?;
+            global.without_tls(why)?;
+            global.without_pcap(why)
+        }
+        Command::Conform(_) => {
+            let why = "this command makes every byte itself, over the kernel's TCP; `tcpdump` captures them";
             global.without_llp(why)?;
             global.without_tls(why)?;
             global.without_pcap(why)
@@ -199,6 +211,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Key(args) => key::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Doctor(args) => doctor::run(&opener, args),
+        Command::Conform(args) => conform::run(args),
         Command::Wan(args) => wan::run(args),
         Command::Decode(_) | Command::Run(_) => Ok(()),
     }
