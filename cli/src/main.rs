@@ -8,6 +8,7 @@ mod devices;
 mod doctor;
 mod env;
 mod fail;
+mod generate;
 mod key;
 mod memory;
 mod msg_conn;
@@ -87,6 +88,8 @@ enum Command {
     Wan(wan::Args),
     /// Show the iWARP traffic in a packet capture
     Decode(decode::Args),
+    #[command(hide = true)]
+    Generate(generate::Args),
 }
 
 fn main() -> ExitCode {
@@ -108,6 +111,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Decode(args) => return decode::run(&args),
         Command::Run(args) => return run::run(&args, &cli.global),
+        Command::Generate(args) => generate::run(&args, command_line()),
         command => run_command(&command, &cli.global),
     };
     match result.and_then(|()| text::written()) {
@@ -142,6 +146,7 @@ fn command_line() -> clap::Command {
         ("stat", &["llp", "pcap", "tls", "keylog"]),
         ("wan", &["llp", "pcap", "tls", "keylog"]),
         ("decode", &["llp", "pcap", "tls", "keylog"]),
+        ("generate", &["llp", "pcap", "tls", "keylog"]),
     ] {
         let hidden = command.get_arguments().filter(|arg| refused.contains(&arg.get_id().as_str()));
         let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
@@ -164,7 +169,8 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
         | Command::Stat(_)
         | Command::Doctor(_)
         | Command::Wan(_)
-        | Command::Decode(_) => {
+        | Command::Decode(_)
+        | Command::Generate(_) => {
             let why = "this command makes no connections";
             global.without_llp(why)?;
             global.without_tls(why)?;
@@ -200,7 +206,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Stat(args) => stat::run(args),
         Command::Doctor(args) => doctor::run(&opener, args),
         Command::Wan(args) => wan::run(args),
-        Command::Decode(_) | Command::Run(_) => Ok(()),
+        Command::Decode(_) | Command::Run(_) | Command::Generate(_) => Ok(()),
     }
 }
 

@@ -55,12 +55,18 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "cc", package: "gcc", tests: "interop: stock c_programs::*" },
     Need { program: C_HEADER, package: "librdmacm-dev", tests: "interop: stock c_programs::*" },
     Need { program: "valgrind", package: "valgrind", tests: "interop: stock c_programs::*valgrind*" },
+    Need { program: "strip", package: "binutils", tests: INSTALL },
+    Need { program: "pkg-config", package: "pkgconf", tests: INSTALL },
+    Need { program: "man", package: "man-db", tests: INSTALL },
+    Need { program: "systemd-analyze", package: "systemd", tests: INSTALL },
     Need { program: RDMA_CORE_TESTS, package: "rdma-core", tests: "interop: stock python::*" },
     Need { program: PYVERBS, package: "python3-pyverbs", tests: "interop: stock python::*" },
 ];
 
 /// The tests on a virtual machine with the Linux siw driver.
 const SIW: &str = "interop/siw: siw::*";
+/// The tests of what is installed.
+const INSTALL: &str = "xtask: install *";
 const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
 /// QEMU's block driver for iSCSI.
 const ISCSI_DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";

@@ -56,8 +56,9 @@ fn nothing_to_complain_of_for_valgrind() {
     let watched = |program: &Path| {
         let mut command = libraries.command(User::Same, "valgrind");
         command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
-        command.args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
-        command.arg(format!("--suppressions={}", folder("tests/stock/valgrind.supp").display())).arg(program);
+        command
+            .arg(format!("--suppressions={}", folder("../packaging/valgrind.supp").display()))
+            .arg(program);
         command
     };
     let mut command = watched(&server_file);
