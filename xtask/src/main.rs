@@ -1,6 +1,7 @@
 //! Chores of the workspace: `cargo xtask --help`.
 
 mod bench;
+mod dist;
 mod install;
 mod models;
 mod nixl;
@@ -45,8 +46,10 @@ enum Chore {
     Interop(Interop),
     /// Say which names of a newer rdma-core the C libraries lack.
     Symbols(symbols::Options),
-    /// Install the program and the two C libraries into a folder.
+    /// Install the program, the two C libraries and all that belongs to them below a prefix.
     Install(install::Options),
+    /// Make packages for users: tarball, .deb, wheel, list of crates, OCI image
+    Dist(dist::Options),
 }
 
 #[derive(Subcommand)]
@@ -72,5 +75,6 @@ fn main() -> ExitCode {
         }
         Chore::Interop(Interop::Nixl(options)) => nixl::run(&options),
         Chore::Install(options) => install::run(&options),
+        Chore::Dist(options) => dist::run(&options),
     }
 }

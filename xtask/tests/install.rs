@@ -92,6 +92,10 @@ fn what_is_installed_works_and_is_removed_alone() {
         let mode = fs::metadata(prefix.join(&format!("lib/lib{library}.so"))).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o755);
     }
+    if uiw_interop::require("ldd").is_some() {
+        let needed = run("ldd", &[prefix.join("lib/librdmacm.so.1")]);
+        assert!(needed.contains(&format!("libibverbs.so.1 => {given}/lib/libibverbs.so.1 ")), "{needed}");
+    }
     let unit = fs::read_to_string(prefix.join("lib/systemd/system/uiw.service")).unwrap();
     assert!(unit.contains(&format!("\nExecStart={given}/bin/uiw serve ")), "{unit}");
     assert!(installed.iter().all(|path| !path.display().to_string().contains("generated")), "{installed:?}");

@@ -211,6 +211,16 @@ fn registered_memory_may_go_at_any_time() {
     assert_eq!((crashed.code, crashed.count("memory is as it should be")), (139, 1), "{crashed:?}");
 }
 
+#[test]
+fn functions_of_the_c_library_are_found_in_front_of_ours_too() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/order.c");
+    let flags = ["-Wall", "-Wextra", "-Werror", "-Wl,--as-needed"];
+    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let ended = Running::start(libraries.command(User::Same, program)).end();
+    assert_eq!(ended.well().count("functions are as they should be"), 1);
+}
+
 /// A program whose allocator changes mappings with its lock held.
 #[test]
 fn an_allocator_may_give_memory_back_in_the_midst_of_anything() {

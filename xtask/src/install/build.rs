@@ -24,6 +24,24 @@ impl Built {
         Self::new(target()?.join(if debug { "debug" } else { "release" }))
     }
 
+    /// Builds for systems with an older glibc as well, if cargo-zigbuild is here; otherwise, and for debugging, for this machine.
+    pub(crate) fn portable(debug: bool) -> Result<Self, String> {
+        if debug {
+            return Self::make(debug);
+        }
+        if !crate::packages::on_path("cargo-zigbuild") {
+            eprintln!(
+                "xtask: no cargo-zigbuild (`pip install cargo-zigbuild ziglang`): the packages need the glibc of this system"
+            );
+            return Self::make(debug);
+        }
+        let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
+        let mut build = cargo();
+        build.args(["zigbuild", "--release"]).args(PACKAGES).arg(format!("--target={triple}.{OLDEST_GLIBC}"));
+        run(&mut build)?;
+        Self::new(target()?.join(triple).join("release"))
+    }
+
     /// What `folder` has. The program runs here.
     fn new(folder: PathBuf) -> Result<Self, String> {
         // Of this process: several may install at the same time.
@@ -50,8 +68,11 @@ impl Drop for Built {
     }
 }
 
+/// That of manylinux_2_28, Debian 11, RHEL 8.
+const OLDEST_GLIBC: &str = "2.28";
+
 /// What is installed.
-const PACKAGES: [&str; 6] = ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm"];
+pub(crate) const PACKAGES: [&str; 6] = ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm"];
 
 fn run(command: &mut Command) -> Result<(), String> {
     let program = command.get_program().to_string_lossy().into_owned();

@@ -9,7 +9,7 @@ mod manifest;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub(crate) use build::{Built, target};
+pub(crate) use build::{Built, PACKAGES, cargo, target};
 pub(crate) use layout::Layout;
 use manifest::Manifest;
 
@@ -83,6 +83,15 @@ fn install(layout: &Layout, built: &Built, strip: bool, done: impl Fn(&Path)) ->
     }
     old.without_files(&new).remove(layout, |_| {})?;
     new.write(layout)
+}
+
+/// Puts everything in its place, without the list of it: packages have one of their own.
+pub(crate) fn stage(layout: &Layout, built: &Built, strip: bool) -> Result<(), String> {
+    for file in list::all(layout, built, strip)? {
+        let to = layout.place(&file.path);
+        file.put(&to).map_err(|error| format!("{}: {error}", to.display()))?;
+    }
+    Ok(())
 }
 
 fn uninstall(layout: &Layout, done: impl Fn(&Path)) -> Result<(), String> {
