@@ -139,11 +139,10 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "UIW_LLP",
-        values: "tcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]",
-        what: "the TCP to use: the kernel's, or smoltcp on an interface with addresses of its own; the only device is the interface then",
+        values: "tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]",
+        what: "the TCP to use: the kernel's, its Multipath TCP, or smoltcp on an interface with addresses of its own; the only device is the interface then",
         set: |s, v| {
-            let rule =
-                "expected tcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX: see `uiw doctor`";
+            let rule = "expected tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX: see `uiw doctor`";
             v.parse().map(|llp| s.llp = llp).map_err(|_| rule)
         },
     },

@@ -23,7 +23,7 @@ pub(crate) struct Global {
     /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`; UIW_PCAP does the same
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
-    /// The TCP to use: `tcp` (the kernel's), or smoltcp on an interface with addresses of its own:
+    /// The TCP to use: `tcp` (the kernel's), `mptcp` (its Multipath TCP, docs/wan.md), or smoltcp on an interface with addresses of its own:
     /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]` or
     /// `xdp:IFACE,..[,mode=auto|zerocopy|native|generic]`
     /// [default: tcp]; UIW_LLP does the same
@@ -200,11 +200,15 @@ impl Opener {
         let (_, help) = capability::refusal(self.llp.capabilities());
         let what = match &self.llp {
             Spec::Tcp => "cannot open the kernel's TCP".to_owned(),
+            Spec::Mptcp => "cannot open the kernel's Multipath TCP".to_owned(),
             Spec::Xdp { interface, .. } => format!("cannot open AF_XDP on {interface}"),
             Spec::Packet { interface, .. } => format!("cannot open AF_PACKET on {interface}"),
         };
         let fix = match (&self.llp, error.kind()) {
-            (Spec::Tcp, _) => "raise the limit of open files",
+            (Spec::Mptcp, ErrorKind::Unsupported) => {
+                "sysctl -w net.mptcp.enabled=1, in this network namespace; or use a kernel with CONFIG_MPTCP"
+            }
+            (Spec::Tcp | Spec::Mptcp, _) => "raise the limit of open files",
             (_, ErrorKind::PermissionDenied) => help,
             (_, ErrorKind::NotFound) => "see `ip link` for the interfaces there are",
             (_, ErrorKind::NetworkDown) => "ip link set it up, before uiw starts",

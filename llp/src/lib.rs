@@ -83,7 +83,7 @@ pub use clock::Clock;
 pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
 pub use identity::{Fingerprint, PeerIdentity};
 pub use interface::Interface;
-pub use options::{ListenOptions, OptionError, StreamInfo, StreamOptions};
+pub use options::{ListenOptions, Multipath, OptionError, StreamInfo, StreamOptions};
 #[cfg(feature = "smoltcp")]
 pub use spec::{Spec, SpecError};
 

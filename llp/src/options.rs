@@ -87,6 +87,12 @@ pub enum OptionError {
         /// Asked for.
         bytes: u16,
     },
+    /// The kernel's MPTCP has no such option.
+    #[error("the kernel's MPTCP takes no {what}: a newer kernel may, or use the stack `tcp`")]
+    Multipath {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// No such congestion control, or not for this user.
     #[error("congestion control `{name}` is not available here; available: {available}")]
     Congestion {
@@ -144,6 +150,27 @@ pub struct StreamInfo {
     pub delivery_rate: Option<u64>,
     /// Congestion control.
     pub congestion: Option<String>,
+    /// Whether a connection of an MPTCP stack is one; `None` of any other stack.
+    pub multipath: Option<Multipath>,
+}
+
+/// What became of a connection of an MPTCP stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Multipath {
+    /// It is an MPTCP connection, with so many subflows now.
+    Subflows(u32),
+    /// It is a TCP connection: the peer, or something on the path, has no MPTCP.
+    Fallback,
+}
+
+impl fmt::Display for Multipath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Subflows(1) => write!(f, "MPTCP with 1 subflow"),
+            Self::Subflows(count) => write!(f, "MPTCP with {count} subflows"),
+            Self::Fallback => write!(f, "TCP, as the peer or the path has no MPTCP"),
+        }
+    }
 }
 
 impl fmt::Display for StreamInfo {

@@ -42,8 +42,7 @@ use crate::{
     DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo,
     StreamOptions, Token,
 };
-pub(crate) use link::Random;
-pub use link::{DatagramFaults, Link, Split};
+pub use link::{DatagramFaults, Link, Random, Split};
 use world::{EndId, ListenerId, World};
 
 /// The network: addresses, links and the clock. A clone is the same network.

@@ -16,6 +16,8 @@ pub enum Spec {
     /// `tcp`: the kernel's TCP.
     #[default]
     Tcp,
+    /// `mptcp`: the kernel's Multipath TCP.
+    Mptcp,
     /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]`: smoltcp over AF_PACKET.
     Packet {
         /// The interface.
@@ -38,7 +40,7 @@ pub enum Spec {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// No such stack.
-    #[error("`{name}` is no stack: tcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX")]
+    #[error("`{name}` is no stack: tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX")]
     Kind {
         /// What was given.
         name: String,
@@ -85,6 +87,7 @@ impl FromStr for Spec {
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
         match kind {
             "tcp" if rest.is_empty() => Ok(Self::Tcp),
+            "mptcp" if rest.is_empty() => Ok(Self::Mptcp),
             "packet" => {
                 let (interface, config, _) = parse(kind, rest)?;
                 Ok(Self::Packet { interface, config })
@@ -179,7 +182,7 @@ impl Spec {
     #[must_use]
     pub fn capabilities(&self) -> &'static [Capability] {
         match self {
-            Self::Tcp => &[],
+            Self::Tcp | Self::Mptcp => &[],
             Self::Packet { .. } => &Capability::PACKET,
             Self::Xdp { .. } => &Capability::XDP,
         }
@@ -189,7 +192,7 @@ impl Spec {
     #[must_use]
     pub fn own(&self) -> Option<(&str, &SmolConfig)> {
         match self {
-            Self::Tcp => None,
+            Self::Tcp | Self::Mptcp => None,
             Self::Packet { interface, config } | Self::Xdp { interface, config, .. } => {
                 Some((interface, config))
             }
@@ -199,10 +202,11 @@ impl Spec {
     /// Opens the stack.
     ///
     /// # Errors
-    /// As of [`PacketLink::open`] and [`XdpLink::open`]; `PermissionDenied` names the capability that is missing.
+    /// As of [`TcpStack::multipath`], [`PacketLink::open`] and [`XdpLink::open`]; `PermissionDenied` names the capability that is missing.
     pub fn open(&self) -> io::Result<Box<dyn Stack>> {
         match self {
             Self::Tcp => Ok(Box::new(TcpStack::new()?)),
+            Self::Mptcp => Ok(Box::new(TcpStack::multipath()?)),
             Self::Packet { interface, config } => {
                 let link = PacketLink::open(interface, config)
                     .map_err(|error| denied(error, &Capability::PACKET))?;
@@ -224,6 +228,7 @@ mod tests {
     #[test]
     fn names_of_stacks() {
         assert_eq!("tcp".parse(), Ok(Spec::Tcp));
+        assert_eq!("mptcp".parse(), Ok(Spec::Mptcp));
         let text = "packet:eth0,ip=10.1.0.2/24,ip=fd00::2/64,gw=10.1.0.1,mac=02:00:00:00:00:0a,buffer=4M";
         let Ok(Spec::Packet { interface, config }) = text.parse() else { panic!("{text}") };
         assert_eq!(interface, "eth0");

@@ -2,6 +2,7 @@
 
 mod congestion;
 mod datagram;
+mod multipath;
 mod setup;
 mod stream;
 mod syscall;
@@ -27,6 +28,7 @@ use crate::{
     DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions,
     Token, foreign_stream,
 };
+use multipath::Kind;
 pub use stream::TcpStream;
 
 /// What `struct tcp_info` says, as the kernel gave it.
@@ -42,6 +44,7 @@ const EVENTS: usize = 256;
 #[derive(Debug)]
 pub struct TcpStack {
     epoll: Arc<OwnedFd>,
+    kind: Kind,
 }
 
 impl TcpStack {
@@ -50,8 +53,22 @@ impl TcpStack {
     /// # Errors
     /// The system's: out of descriptors.
     pub fn new() -> io::Result<Self> {
+        Self::of_kind(Kind::Tcp)
+    }
+
+    /// The same with the kernel's MPTCP (RFC 8684): a connection uses the paths that the system's path manager has (`ip mptcp`), and
+    /// stands as long as one of them does. With a peer that has no MPTCP it is a TCP connection ([`crate::StreamInfo::multipath`]).
+    ///
+    /// # Errors
+    /// As of [`TcpStack::new`]; `Unsupported` if the kernel has no MPTCP, or it is switched off.
+    pub fn multipath() -> io::Result<Self> {
+        setup::permitted(Kind::Multipath)?;
+        Self::of_kind(Kind::Multipath)
+    }
+
+    fn of_kind(kind: Kind) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Self { epoll: Arc::new(epoll) })
+        Ok(Self { epoll: Arc::new(epoll), kind })
     }
 }
 
@@ -62,13 +79,13 @@ impl Stack for TcpStack {
         options: &ListenOptions,
         token: Token,
     ) -> io::Result<Box<dyn Listener>> {
-        let socket = setup::listener(local, options)?;
+        let socket = setup::listener(self.kind, local, options)?;
         let local = setup::local_addr(&socket)?;
         epoll::add(&self.epoll, &socket, data(token), flags(Interest::READ))?;
         tracing::debug!(%local, "listening");
         let (socket, epoll) = (socket.into(), self.epoll.clone());
         let congestion = options.stream.congestion.clone();
-        Ok(Box::new(TcpListener { socket, epoll, local, congestion, spare: spare() }))
+        Ok(Box::new(TcpListener { socket, epoll, local, congestion, kind: self.kind, spare: spare() }))
     }
 
     fn connect(
@@ -78,17 +95,12 @@ impl Stack for TcpStack {
         options: &StreamOptions,
         token: Token,
     ) -> io::Result<Box<dyn Stream>> {
-        let socket = setup::connecting(local, peer, options)?;
+        let socket = setup::connecting(self.kind, local, peer, options)?;
         let local = setup::local_addr(&socket)?;
         tracing::debug!(%local, %peer, "connecting");
-        Ok(Box::new(TcpStream::new(
-            socket,
-            &self.epoll,
-            token,
-            Interest::WRITE,
-            (local, peer),
-            options.congestion.as_deref(),
-        )?))
+        let congestion = options.congestion.as_deref();
+        let stream = TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer), congestion)?;
+        Ok(Box::new(stream.of_kind(self.kind)))
     }
 
     fn connect_self(
@@ -147,7 +159,7 @@ impl Stack for TcpStack {
 
     /// Another epoll set: shards have nothing in common but the kernel's sockets and ports.
     fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
-        Ok(Some(Box::new(Self::new()?)))
+        Ok(Some(Box::new(Self::of_kind(self.kind)?)))
     }
 
     fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
@@ -174,6 +186,7 @@ struct TcpListener {
     local: SocketAddr,
     /// Of accepted connections.
     congestion: Option<String>,
+    kind: Kind,
     /// Given up when the process has no descriptor left, to take the connections that wait and cut them: unanswered they
     /// would keep the listener readable, and the peers hoping.
     spare: Option<OwnedFd>,
@@ -212,13 +225,9 @@ impl Listener for TcpListener {
         // ENOTCONN: reset by its peer already. The stream will say so when it is read.
         let peer = setup::peer_addr(&socket).unwrap_or(local);
         tracing::debug!(%local, %peer, "accepted");
-        Ok(Box::new(TcpStream::accepted(
-            socket,
-            &self.epoll,
-            token,
-            (local, peer),
-            self.congestion.as_deref(),
-        )?))
+        let congestion = self.congestion.as_deref();
+        let stream = TcpStream::accepted(socket, &self.epoll, token, (local, peer), congestion)?;
+        Ok(Box::new(stream.of_kind(self.kind)))
     }
 
     fn local_addr(&self) -> SocketAddr {

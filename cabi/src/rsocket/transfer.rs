@@ -58,6 +58,18 @@ unsafe fn bytes_mut<'a>(base: *mut c_void, len: usize) -> &'a mut [u8] {
     unsafe { slice::from_raw_parts_mut(base.cast(), len) }
 }
 
+/// The bytes of a list of buffers.
+fn length(list: &[iovec]) -> Result<usize> {
+    if list.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
+        return Err(Errno(libc::EFAULT).null());
+    }
+    // readv(2): the sum fits the result.
+    list.iter()
+        .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
+        .filter(|sum| isize::try_from(*sum).is_ok())
+        .ok_or(Errno::INVAL.because("the sum of the buffers' lengths exceeds SSIZE_MAX"))
+}
+
 /// Receives into buffers.
 ///
 /// # Safety
@@ -67,10 +79,7 @@ unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
     }
-    if list.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
-        return Err(Errno(libc::EFAULT).null());
-    }
-    let total: usize = list.iter().map(|part| part.iov_len).sum();
+    let total = length(list)?;
     let nonblocking = socket.is_nonblocking(flags);
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let mut done = 0;
@@ -138,10 +147,7 @@ unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
     }
-    if list.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
-        return Err(Errno(libc::EFAULT).null());
-    }
-    let total: usize = list.iter().map(|part| part.iov_len).sum();
+    let total = length(list)?;
     let nonblocking = socket.is_nonblocking(flags);
     let (mut done, mut begun) = (0usize, false);
     let sent = loop {

@@ -48,7 +48,7 @@ pub(super) fn list(path: &RelPath, known: &[Entry], create: Create) -> Step {
     (Request::List { path: path.clone(), after, create }, None)
 }
 
-/// Adds a page of a list. `Ok(None)`: the list is complete, or the directory has failed.
+/// Adds a page of a list.
 pub(super) fn listed(
     plan: &Plan,
     directory: &Arc<Directory>,

@@ -36,20 +36,12 @@ impl Pace {
 /// Bytes a second: `25M` and the like are bytes, `200Mbit` are bits.
 pub(super) fn rate(text: &str) -> Result<u64, String> {
     let wrong = || "expected bytes a second, such as 500K or 25M, or bits, such as 200Mbit".to_owned();
-    let bytes = match text.strip_suffix("bit") {
-        Some(bits) => {
-            let (digits, unit) = match bits.char_indices().next_back() {
-                Some((at, 'k' | 'K')) => (&bits[..at], 1_000),
-                Some((at, 'M')) => (&bits[..at], 1_000_000),
-                Some((at, 'G')) => (&bits[..at], 1_000_000_000),
-                _ => (bits, 1),
-            };
-            let number: u64 = digits.parse().map_err(|_| wrong())?;
-            number.checked_mul(unit).ok_or_else(wrong)? / 8
-        }
-        None => crate::args::large_bytes(text).map_err(|_| wrong())?,
+    let bytes = if text.ends_with("bit") {
+        crate::wan::rate(text).map(|bits| bits / 8)
+    } else {
+        crate::args::large_bytes(text)
     };
-    if bytes == 0 { Err(wrong()) } else { Ok(bytes) }
+    bytes.ok().filter(|bytes| *bytes > 0).ok_or_else(wrong)
 }
 
 #[cfg(test)]

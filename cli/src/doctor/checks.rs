@@ -13,6 +13,8 @@ use uiw_llp::smol::xdp::{XdpFeatures, XdpLink};
 
 /// The check of the kernel's TCP.
 pub(super) const TCP: &str = "kernel TCP";
+/// The check of the kernel's Multipath TCP.
+pub(super) const MPTCP: &str = "kernel MPTCP";
 /// The check of AF_PACKET.
 pub(super) const PACKET: &str = "AF_PACKET";
 /// The check of AF_XDP.
@@ -68,7 +70,7 @@ impl Check {
 
 /// Everything, for paths that hold `bdp` bytes.
 pub(super) fn all(bdp: u64) -> Vec<Check> {
-    let mut found = vec![kernel(), capabilities(), packet(), xdp()];
+    let mut found = vec![kernel(), multipath(), capabilities(), packet(), xdp()];
     let interfaces = Interface::all().unwrap_or_default();
     found.extend(locked(&interfaces));
     found.extend([buffer("receive buffers", "tcp_rmem", bdp), buffer("send buffers", "tcp_wmem", bdp)]);
@@ -93,6 +95,15 @@ fn kernel() -> Check {
         }
         Err(error) => Check::ok(TCP, error.to_string())
             .not(State::No, "look at the limit of open files and at firewalls"),
+    }
+}
+
+/// Multipath TCP of the kernel. Another path is the administrator's to add, so one alone is no defect.
+fn multipath() -> Check {
+    match uiw_llp::tcp::TcpStack::multipath() {
+        Ok(_) => Check::ok(MPTCP, "Multipath TCP: --llp mptcp, on the paths of `ip mptcp endpoint`"),
+        Err(error) => Check::ok(MPTCP, error.to_string())
+            .not(State::No, "sysctl -w net.mptcp.enabled=1, or use a kernel with CONFIG_MPTCP"),
     }
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// .. and its round-trip time
     #[arg(long, value_name = "TIME", value_parser = time, default_value = "1ms")]
     rtt: Duration,
-    /// What must run: tcp, packet, xdp; several with commas
+    /// What must run: tcp, mptcp, packet, xdp; several with commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp")]
     need: Vec<Need>,
     /// One JSON object
@@ -62,6 +62,8 @@ impl Args {
 enum Need {
     /// The kernel's TCP
     Tcp,
+    /// The kernel's Multipath TCP
+    Mptcp,
     /// smoltcp over AF_PACKET
     Packet,
     /// smoltcp over AF_XDP
@@ -72,6 +74,7 @@ impl Need {
     fn check(self) -> &'static str {
         match self {
             Self::Tcp => checks::TCP,
+            Self::Mptcp => checks::MPTCP,
             Self::Packet => checks::PACKET,
             Self::Xdp => checks::XDP,
         }

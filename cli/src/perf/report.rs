@@ -5,6 +5,7 @@ use super::plan::Plan;
 use super::run::Outcome;
 use crate::text;
 use serde_json::{Value, json};
+use uiw_llp::Multipath;
 
 /// What a program needs to interpret a figure.
 fn context(plan: &Plan, outcome: &Outcome) -> Value {
@@ -34,6 +35,11 @@ fn context(plan: &Plan, outcome: &Outcome) -> Value {
         value["congestion"] = path.stream.congestion.clone().into();
         value["retransmits"] = path.stream.retransmits.into();
         value["uiw_peer"] = path.uiw_peer.into();
+        match path.stream.multipath {
+            Some(Multipath::Subflows(count)) => value["subflows"] = count.into(),
+            Some(Multipath::Fallback) => value["subflows"] = 0.into(),
+            None => {}
+        }
     }
     value
 }
@@ -48,7 +54,7 @@ pub(crate) fn heading(plan: &Plan, outcome: &Outcome) -> String {
             path.emss,
             uiw_mpa::fpdu_len(path.max_ulpdu),
             path.stream.congestion.as_deref().unwrap_or("?"),
-        )
+        ) + &path.stream.multipath.map_or_else(String::new, |multipath| format!(", {multipath}"))
     });
     format!(
         "{} to {}: CRC {}, Markers {}{path}; {} cores, Linux {}",

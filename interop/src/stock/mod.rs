@@ -3,10 +3,12 @@
 
 mod hosts;
 mod network;
+mod noise;
 mod process;
 mod programs;
 
 pub use hosts::Hosts;
 pub use network::{Network, free_port};
+pub use noise::noise;
 pub use process::{Ended, Running, listens};
 pub use programs::{Libraries, User, compile, ordinary, uiw};

@@ -7,6 +7,7 @@ mod exchange;
 mod exhaustion;
 mod gateway;
 mod modes;
+mod multipath;
 mod pairings;
 mod path;
 mod programs;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uiw_interop::stock::{Libraries, Network, Running, User, free_port};
+use uiw_interop::stock::{Libraries, Network, Running, User, free_port, noise};
 
 /// QEMU's block driver for iSCSI.
 const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";
@@ -34,12 +34,7 @@ fn an_image_is_written_and_read_back() {
     let (disk, back, socket) = (file("disk"), file("back"), file("tgtd"));
     let length = REQUEST * REQUESTS;
     fs::write(&disk, vec![0; length]).unwrap();
-    let mut image = Vec::with_capacity(length);
-    let mut word = 7u64;
-    while image.len() < length {
-        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        image.extend_from_slice(&word.to_le_bytes());
-    }
+    let image = noise(length);
 
     let (address, port, tcp) = (network.server_address(), free_port().to_string(), free_port());
     // With the same number tgtd's own TCP would take the port.

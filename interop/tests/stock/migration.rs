@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uiw_interop::stock::{Libraries, Network, Running, free_port};
+use uiw_interop::stock::{Libraries, Network, Running, free_port, noise};
 
 const LONGEST: Duration = Duration::from_secs(120);
 /// Where the pattern is in the machine's memory, above what firmware uses.
@@ -65,13 +65,7 @@ fn memory_arrives_unchanged() {
     let libraries = Libraries::get();
     let folder = libraries.folder();
     let (pattern, arrived) = (folder.join("pattern"), folder.join("arrived"));
-    let mut word = 1u64;
-    let bytes: Vec<u8> = (0..LEN / 8)
-        .flat_map(|_| {
-            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            word.to_le_bytes()
-        })
-        .collect();
+    let bytes = noise(LEN);
     fs::write(&pattern, &bytes).unwrap();
     let port = free_port();
     let to = format!("rdma:{}:{port}", network.server_address());

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, uiw};
+use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, noise, uiw};
 
 /// Both ends of one of rdmacm-utils' programs, with the same arguments: what they said.
 #[track_caller]
@@ -129,22 +129,12 @@ fn riostream_writes_to_mapped_buffers() {
     }
 }
 
-/// Bytes that look random, and are the same in every run.
-fn content(len: usize) -> Vec<u8> {
-    let mut state = 1u64;
-    let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 56) as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
-}
-
 #[test]
 fn rcopy_copies_a_file() {
     let Some(_) = uiw_interop::require("rcopy") else { return };
     let libraries = Libraries::get();
     let (from, to) = (libraries.folder().join("from"), libraries.folder().join("to"));
-    fs::write(&from, content(100_000_003)).expect("a file");
+    fs::write(&from, noise(100_000_003)).expect("a file");
     let port = free_port();
     let number = port.to_string();
     let mut command = libraries.command(User::Same, "rcopy");

@@ -78,11 +78,19 @@ impl Split {
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
+///
+/// ```
+/// use uiw_llp::sim::Random;
+/// let (mut one, mut other) = (Random::new(7), Random::new(7));
+/// assert_eq!(one.below(100), other.below(100));
+/// ```
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// A sequence of its own for each seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -95,7 +103,7 @@ impl Random {
     }
 
     /// 0..bound; a bias of bound / 2^64.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 }

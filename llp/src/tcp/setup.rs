@@ -2,14 +2,15 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Socket, TcpKeepalive, Type};
 
 use super::congestion::Congestion;
+use super::multipath::Kind;
 use crate::{ListenOptions, OptionError, StreamOptions};
 
 /// A listening socket. Accepted sockets inherit its options.
-pub(super) fn listener(local: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
-    let socket = socket(local)?;
+pub(super) fn listener(kind: Kind, local: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
+    let socket = socket(kind, local)?;
     // A restarted server listens at once, although connections of its predecessor are in TIME-WAIT.
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(options.stream.reuse_port)?;
@@ -24,11 +25,12 @@ pub(super) fn listener(local: SocketAddr, options: &ListenOptions) -> io::Result
 
 /// A socket that has begun to connect.
 pub(super) fn connecting(
+    kind: Kind,
     local: Option<SocketAddr>,
     peer: SocketAddr,
     options: &StreamOptions,
 ) -> io::Result<Socket> {
-    let socket = socket(peer)?;
+    let socket = socket(kind, peer)?;
     apply(&socket, peer, options)?;
     if let Some(local) = local {
         socket.set_reuse_address(local.port() != 0)?;
@@ -39,7 +41,7 @@ pub(super) fn connecting(
 
 /// A socket that connects to its own end: TCP's simultaneous open (RFC 9293 section 3.5), with itself.
 pub(super) fn connecting_to_itself(local: SocketAddr, options: &StreamOptions) -> io::Result<Socket> {
-    let socket = socket(local)?;
+    let socket = socket(Kind::Tcp, local)?;
     apply(&socket, local, options)?;
     socket.bind(&local.into())?;
     let own = local_addr(&socket)?;
@@ -54,9 +56,16 @@ fn begin(socket: Socket, peer: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-fn socket(address: SocketAddr) -> io::Result<Socket> {
+/// Whether sockets of this kind can be made.
+pub(super) fn permitted(kind: Kind) -> io::Result<()> {
+    let made = Socket::new(Domain::IPV4, Type::STREAM, Some(kind.protocol())).map(drop);
+    made.map_err(|error| kind.refused(error))
+}
+
+fn socket(kind: Kind, address: SocketAddr) -> io::Result<Socket> {
     // CLOEXEC is set by `new`, in the same system call.
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let made = Socket::new(Domain::for_address(address), Type::STREAM, Some(kind.protocol()));
+    let socket = made.map_err(|error| kind.refused(error))?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
@@ -88,7 +97,10 @@ fn apply(socket: &Socket, address: SocketAddr, options: &StreamOptions) -> io::R
         Congestion::new(name).prepare(socket)?;
     }
     if let Some(bytes) = options.max_segment {
-        socket.set_tcp_mss(bytes.into()).map_err(|_| OptionError::Segment { bytes })?;
+        socket.set_tcp_mss(bytes.into()).map_err(|error| match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT) => OptionError::Multipath { what: "size of segments" },
+            _ => OptionError::Segment { bytes },
+        })?;
     }
     Ok(())
 }
@@ -102,7 +114,14 @@ pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Re
     let second = Duration::from_secs(1);
     let probes =
         TcpKeepalive::new().with_time(second * idle).with_interval(second * interval).with_retries(retries);
-    socket.set_tcp_keepalive(&probes)
+    match socket.set_tcp_keepalive(&probes) {
+        // MPTCP before Linux 6.10 takes SO_KEEPALIVE alone: probes at the system's times.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT)) => {
+            tracing::debug!(%error, "probes of an idle connection have the system's times");
+            socket.set_keepalive(true)
+        }
+        set => set,
+    }
 }
 
 /// Seconds until the first probe, seconds between probes, and their number: half of the time idle, then up to four probes.

@@ -14,8 +14,10 @@ use socket2::Socket;
 use uiw_mem::{IoVec, IoVecMut};
 
 use super::congestion::{self, Congestion};
+use super::multipath::{self, Kind};
+use super::syscall::Subflows;
 use super::{data, flags, setup, syscall};
-use crate::{Interest, Stream, StreamInfo, Token, attached_stream, no_bytes};
+use crate::{Interest, Multipath, Stream, StreamInfo, Token, attached_stream, no_bytes};
 
 /// The kernel's segment size is asked for again with every so many questions: it changes with the path MTU, which is
 /// rare, and asking costs a system call.
@@ -41,6 +43,8 @@ pub struct TcpStream {
     asked: Cell<u32>,
     /// To be applied when the connection is made.
     congestion: Option<Congestion>,
+    /// Of the stack: a connection of an MPTCP stack may have fallen back to TCP.
+    kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +76,14 @@ impl TcpStream {
             emss: Cell::new(EMSS_DEFAULT),
             asked: Cell::new(EMSS_EVERY),
             congestion: congestion.map(Congestion::new),
+            kind: Kind::Tcp,
         })
+    }
+
+    /// The same as a connection of a stack of this kind.
+    pub(super) fn of_kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
     }
 
     pub(super) fn accepted(
@@ -219,8 +230,14 @@ impl Stream for TcpStream {
 
     fn info(&self) -> StreamInfo {
         let Some(socket) = &self.socket else { return StreamInfo::default() };
+        if self.kind == Kind::Multipath
+            && let Ok(subflows) = Subflows::of(socket.as_fd())
+        {
+            return multipath::combined(&subflows, congestion::present(socket));
+        }
         let Ok(info) = syscall::tcp_info(socket.as_fd()) else { return StreamInfo::default() };
-        info_of(&info, congestion::present(socket))
+        let multipath = (self.kind == Kind::Multipath).then_some(Multipath::Fallback);
+        StreamInfo { multipath, ..info_of(&info, congestion::present(socket)) }
     }
 
     fn detach(&mut self) -> io::Result<()> {
@@ -258,5 +275,6 @@ pub(super) fn info_of(info: &libc::tcp_info, congestion: Option<String>) -> Stre
         bytes_received: Some(info.tcpi_bytes_received),
         delivery_rate: Some(info.tcpi_delivery_rate),
         congestion,
+        multipath: None,
     }
 }

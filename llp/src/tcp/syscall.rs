@@ -86,6 +86,57 @@ pub(super) fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     Ok(unsafe { info.assume_init() })
 }
 
+/// `getsockopt` level of MPTCP, and its option that copies TCP_INFO of each subflow (linux/mptcp.h).
+const SOL_MPTCP: libc::c_int = 284;
+const MPTCP_TCPINFO: libc::c_int = 2;
+
+/// More than the kernel has: 8 and the first one (MPTCP_SUBFLOWS_MAX).
+const MAX_SUBFLOWS: usize = 16;
+
+/// `struct mptcp_subflow_data`, and what follows it.
+#[repr(C, align(8))]
+pub(super) struct Subflows {
+    size_header: u32,
+    /// Set by the kernel; may exceed the number of `infos`.
+    count: u32,
+    /// Set by the kernel.
+    size_kernel: u32,
+    size_info: u32,
+    infos: [libc::tcp_info; MAX_SUBFLOWS],
+}
+
+impl Subflows {
+    /// TCP_INFO of the subflows of an MPTCP connection.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the connection has fallen back to TCP, or the kernel is older than 5.16.
+    pub(super) fn of(fd: BorrowedFd<'_>) -> io::Result<Box<Self>> {
+        let infos = [tcp_info_of(&[]); MAX_SUBFLOWS];
+        let (size_header, size_info) = (16, size_of::<libc::tcp_info>() as u32);
+        let mut subflows = Box::new(Self { size_header, count: 0, size_kernel: 0, size_info, infos });
+        let mut len = size_of::<Self>() as libc::socklen_t;
+        // SAFETY: the call writes at most `len` bytes, the size of `subflows`, which has integers alone.
+        let result = unsafe {
+            libc::getsockopt(
+                fd.as_raw_fd(),
+                SOL_MPTCP,
+                MPTCP_TCPINFO,
+                std::ptr::from_mut(&mut *subflows).cast(),
+                &mut len,
+            )
+        };
+        if result == 0 { Ok(subflows) } else { Err(io::Error::last_os_error()) }
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    pub(super) fn infos(&self) -> &[libc::tcp_info] {
+        &self.infos[..(self.count as usize).min(MAX_SUBFLOWS)]
+    }
+}
+
 /// The same from bytes that the kernel gave, of an older or a newer kernel.
 pub(super) fn tcp_info_of(bytes: &[u8]) -> libc::tcp_info {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();

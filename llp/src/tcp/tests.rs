@@ -288,15 +288,6 @@ fn a_closed_window_ends_no_connection() {
 }
 
 #[test]
-fn congestion_control_by_the_round_trip_is_the_systems_on_a_short_path() {
-    let usual = Pair::with(Ipv4Addr::LOCALHOST.into(), &StreamOptions::default()).client.info().congestion;
-    let options = StreamOptions { congestion: Some(StreamOptions::AUTO.into()), ..StreamOptions::default() };
-    let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
-    pair.server.set_congestion(StreamOptions::AUTO).unwrap();
-    assert_eq!([pair.client.info().congestion, pair.server.info().congestion], [usual.clone(), usual]);
-}
-
-#[test]
 fn segments_are_no_longer_than_asked_for() {
     let options = StreamOptions { max_segment: Some(500), ..StreamOptions::default() };
     let pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);

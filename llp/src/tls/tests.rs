@@ -99,6 +99,18 @@ impl Client {
         let stream = stack.connect(None, to, options, CLIENT).unwrap();
         Self { stack, stream }
     }
+
+    /// What ends the connection before it stands.
+    fn failure(&mut self) -> io::Error {
+        let end = Instant::now() + LONGEST;
+        loop {
+            self.stack.poll(&mut Vec::new()).unwrap();
+            match self.stream.connect_result() {
+                Err(error) => return error,
+                Ok(made) => assert!(!made && Instant::now() < end),
+            }
+        }
+    }
 }
 
 fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {

@@ -77,6 +77,19 @@ fn kernel_tcp_over_ipv6() {
 }
 
 #[test]
+fn kernel_mptcp() {
+    if let Err(error) = TcpStack::multipath() {
+        return uiw_interop::skip(&format!("MPTCP: {error}"));
+    }
+    let ip = Ipv4Addr::LOCALHOST;
+    let multipath = || TcpStack::multipath().map(|stack| (stack, ip));
+    conforms(|| Ok(Peers::new(multipath()?, multipath()?)), &[PEEKS, NO_SHARDS]);
+    // With a peer of plain TCP, in both roles.
+    conforms(|| Ok(Peers::new(multipath()?, (TcpStack::new()?, ip))), &[PEEKS, NO_SHARDS]);
+    conforms(|| Ok(Peers::new((TcpStack::new()?, ip), multipath()?)), &[PEEKS, NO_SHARDS]);
+}
+
+#[test]
 fn kernel_tcp_captured() {
     let stack = || -> io::Result<_> {
         Ok(CaptureStack::new(Box::new(TcpStack::new()?), PcapSink::new(Box::new(io::sink()))?, "one"))

@@ -302,11 +302,11 @@ impl Busy<'_> {
         let core = self.core();
         let mut done = 0;
         if shard.handoff.take_pending() {
+            shard.handoff.take_posts(&mut core.ready);
             for command in shard.handoff.take_commands().unwrap_or_default() {
                 command(core);
                 done += 1;
             }
-            shard.handoff.take_posts(&mut core.ready);
         }
         while let Some(post) = core.ready.pop_front() {
             core.serve(post);

@@ -151,12 +151,13 @@ impl Shard {
         }
     }
 
-    /// Runs the commands that wait, and moves the connections that have a doorbell to the core's list.
+    /// Moves the connections that have a doorbell to the core's list, then runs the commands that wait: a command that serves doorbells
+    /// ([`super::Driver::serve_posts`]) finds those that were rung before it was queued.
     #[inline]
     pub(super) fn take_pending(&self, core: &mut Core) {
         if self.handoff.take_pending() {
-            self.run_commands(core);
             self.handoff.take_posts(&mut core.ready);
+            self.run_commands(core);
         }
     }
 
@@ -298,5 +299,25 @@ impl Drop for Busy<'_> {
             // This thread has work of its own.
             shard.coalesce_timer();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    /// The completion queue's `resize` counts the completions of requests that were posted before it.
+    #[test]
+    fn a_command_finds_the_doorbells_that_were_rung_before_it() {
+        let device = Device::open().unwrap();
+        let shard = device.driver().shard_at(0);
+        let (served, results) = mpsc::channel();
+        let busy = shard.lock();
+        shard.ring(Token(0));
+        let same = Arc::clone(shard);
+        shard.enqueue(move |core| served.send(core.serve_ready(&same)).unwrap());
+        drop(busy);
+        assert_eq!(results.recv().unwrap(), 1);
     }
 }

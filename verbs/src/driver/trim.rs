@@ -1,14 +1,19 @@
 //! The memory trim: memory of many connections is returned to the system when most of them have closed.
 //!
-//! glibc keeps what a burst of connections has freed, some 20 KiB of each in every thread's arena. Returning it walks all arenas, so it
-//! is done once per burst, [`TRIM_DELAY`] after its last bulk disconnect: other threads free their part of it before then.
+//! glibc keeps what a burst of connections has freed, some 20 KiB of each in every thread's arena. Returning it walks all arenas, so a
+//! burst is followed by as many trims as there are [`TRIM_DELAYS`]: the first returns what the engine and most threads of the application
+//! have freed, the later ones what the application's threads free after that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Time from the last bulk disconnect to the trim.
-const TRIM_DELAY: Duration = Duration::from_millis(500);
+/// Time from a burst's last bulk disconnect to the first trim, and from each trim to the next.
+const TRIM_DELAYS: [Duration; 3] = if cfg!(test) {
+    [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(4)]
+} else {
+    [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(8)]
+};
 
 /// The memory trim of one device.
 #[derive(Default)]
@@ -33,19 +38,20 @@ impl Trim {
         }
     }
 
-    /// Trims after [`TRIM_DELAY`] without a bulk disconnect.
+    /// Trims after each of [`TRIM_DELAYS`]; another bulk disconnect begins them anew.
     fn run(&self) {
-        let mut seen = self.due.load(Ordering::Acquire);
         loop {
-            std::thread::sleep(TRIM_DELAY);
-            let now = self.due.load(Ordering::Acquire);
-            if now != seen {
-                seen = now;
-                continue;
-            }
-            uiw_mem::give_back_free_pages();
-            // A bulk disconnect during the trim causes another one.
-            if self.due.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            let seen = self.due.load(Ordering::Acquire);
+            let is_over = TRIM_DELAYS.iter().all(|delay| {
+                std::thread::sleep(*delay);
+                let is_quiet = self.due.load(Ordering::Acquire) == seen;
+                if is_quiet {
+                    uiw_mem::give_back_free_pages();
+                }
+                is_quiet
+            });
+            // A bulk disconnect during the last trim begins them anew as well.
+            if is_over && self.due.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 return;
             }
         }
@@ -57,18 +63,24 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
+    /// Waits for the end of the thread.
+    fn quiet(trim: &Arc<Trim>) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while trim.due.load(Ordering::Acquire) > 0 || Arc::strong_count(trim) > 1 {
+            assert!(Instant::now() < until, "the thread does not end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     #[test]
     fn one_thread_serves_bulk_disconnects_that_follow_each_other() {
         let trim = Arc::new(Trim::default());
         for _ in 0..20 {
             trim.bulk_disconnect(true);
         }
-        let until = Instant::now() + Duration::from_secs(60);
-        while trim.due.load(Ordering::Acquire) > 0 || Arc::strong_count(&trim) > 1 {
-            assert!(Instant::now() < until, "the thread does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        quiet(&trim);
+        // It starts another one, which alone resets the count.
         trim.bulk_disconnect(true);
-        assert_eq!(trim.due.load(Ordering::Acquire), 1, "the next one starts a thread");
+        quiet(&trim);
     }
 }

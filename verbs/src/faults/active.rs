@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use uiw_llp::sim::Random;
 
 /// Where events are raised: one queue for each handle of the device that has its own.
 type Queues = Arc<Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>>;
@@ -20,8 +21,8 @@ type Queues = Arc<Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>>;
 pub(crate) struct Faults {
     rules: Vec<Counted>,
     opened: Instant,
-    /// The last of the chances' random numbers.
-    random: Mutex<u64>,
+    /// Decides chances.
+    random: Mutex<Random>,
     queues: Queues,
     /// Ends the thread that raises events when it is dropped.
     _events: Option<mpsc::Sender<()>>,
@@ -51,7 +52,7 @@ impl Faults {
         Ok(Some(Arc::new(Self {
             rules: plan.rules.into_iter().map(counted).collect(),
             opened: Instant::now(),
-            random: Mutex::new(plan.seed),
+            random: Mutex::new(Random::new(plan.seed)),
             queues,
             _events: events,
         })))
@@ -132,21 +133,11 @@ impl Faults {
             When::Always => true,
             When::Nth(nth) => number == nth,
             When::From(first) => number >= first,
-            When::Chance(of_a_million) => self.random() % 1_000_000 < u64::from(of_a_million),
+            When::Chance(of_a_million) => self.random.lock().below(1_000_000) < of_a_million as usize,
             When::After(time) => {
                 self.opened.elapsed() >= time && !counted.is_over.swap(true, Ordering::Relaxed)
             }
         }
-    }
-
-    /// `SplitMix64`.
-    fn random(&self) -> u64 {
-        let mut state = self.random.lock();
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = *state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
     }
 }
 

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <rdma/rsocket.h>
 #include <signal.h>
+#include <stdint.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -100,6 +101,11 @@ static void addresses_and_bad_descriptors(void)
 	CHECK(rconnect(ends[0], (struct sockaddr *) &address, sizeof address) == -1 && errno == EISCONN);
 	CHECK(rsendto(ends[0], &byte, 1, 0, (struct sockaddr *) &address, sizeof address) == -1 && errno == EISCONN);
 	CHECK(rbind(ends[0], (struct sockaddr *) &address, 3) == -1 && errno == EINVAL);
+	/* Two lengths whose sum wraps, and a buffer without memory. */
+	struct iovec parts[2] = { { &byte, SIZE_MAX }, { &byte, 2 } }, nowhere = { NULL, 1 };
+	CHECK(rwritev(ends[0], parts, 2) == -1 && errno == EINVAL);
+	CHECK(rreadv(ends[1], parts, 2) == -1 && errno == EINVAL);
+	CHECK(rwritev(ends[0], &nowhere, 1) == -1 && errno == EFAULT);
 	close_pair(ends);
 	CHECK(rsend(ends[0], &byte, 1, 0) == -1 && errno == EBADF);
 	CHECK(rclose(ends[0]) == -1 && errno == EBADF);

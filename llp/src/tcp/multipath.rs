@@ -1,0 +1,64 @@
+//! Multipath TCP (RFC 8684): sockets of another protocol number, whose connections have a subflow on each path. The kernel falls back
+//! to TCP with a peer that has none.
+
+use super::syscall::Subflows;
+use crate::{Multipath, StreamInfo};
+use socket2::Protocol;
+use std::io;
+use std::time::Duration;
+
+/// The protocol of a stack's connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    #[default]
+    Tcp,
+    Multipath,
+}
+
+impl Kind {
+    pub(super) fn protocol(self) -> Protocol {
+        match self {
+            Self::Tcp => Protocol::TCP,
+            Self::Multipath => Protocol::MPTCP,
+        }
+    }
+
+    /// Says what the refusal of a socket of this kind is for.
+    pub(super) fn refused(self, error: io::Error) -> io::Error {
+        let why = match (self, error.raw_os_error()) {
+            (Self::Multipath, Some(libc::EPROTONOSUPPORT | libc::EINVAL)) => "this kernel has no MPTCP",
+            (Self::Multipath, Some(libc::ENOPROTOOPT)) => "MPTCP is switched off (sysctl net.mptcp.enabled)",
+            _ => return error,
+        };
+        io::Error::new(io::ErrorKind::Unsupported, why)
+    }
+}
+
+/// What the subflows of a connection report together: times are those of the best path, but the round trip, by which time-outs are
+/// chosen, is that of the worst one.
+pub(super) fn combined(subflows: &Subflows, congestion: Option<String>) -> StreamInfo {
+    let infos = subflows.infos();
+    let sum = |of: fn(&libc::tcp_info) -> u32| Some(infos.iter().map(of).fold(0, u32::saturating_add));
+    let sum64 = |of: fn(&libc::tcp_info) -> u64| Some(infos.iter().map(of).fold(0, u64::saturating_add));
+    let least = |of: fn(&libc::tcp_info) -> u32| infos.iter().map(of).min();
+    let most = |of: fn(&libc::tcp_info) -> u32| infos.iter().map(of).max();
+    StreamInfo {
+        rtt_us: most(|info| info.tcpi_rtt),
+        rtt_var_us: most(|info| info.tcpi_rttvar),
+        min_rtt_us: least(|info| info.tcpi_min_rtt),
+        cwnd: sum(|info| info.tcpi_snd_cwnd),
+        retransmits: sum(|info| info.tcpi_total_retrans),
+        unacked: sum(|info| info.tcpi_unacked),
+        last_ack: least(|info| info.tcpi_last_ack_recv).map(|ms| Duration::from_millis(ms.into())),
+        // A path that answers is enough.
+        probes: least(|info| info.tcpi_probes.into()),
+        not_sent: sum(|info| info.tcpi_notsent_bytes),
+        emss: least(|info| info.tcpi_snd_mss),
+        path_mtu: least(|info| info.tcpi_pmtu),
+        bytes_acked: sum64(|info| info.tcpi_bytes_acked),
+        bytes_received: sum64(|info| info.tcpi_bytes_received),
+        delivery_rate: sum64(|info| info.tcpi_delivery_rate),
+        congestion,
+        multipath: Some(Multipath::Subflows(subflows.count())),
+    }
+}
