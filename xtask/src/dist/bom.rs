@@ -27,8 +27,10 @@ fn of(crates: &Crates, version: &str, timestamp: &str) -> Value {
             json!({ "ref": url(one), "dependsOn": uses })
         })
         .collect();
-    let programs =
-        crates.0.values().filter(|one| ["uiw-cli", "uiw-ibverbs", "uiw-rdmacm"].contains(&one.name.as_str()));
+    let programs = crates
+        .0
+        .values()
+        .filter(|one| ["uiw-cli", "uiw-ibverbs", "uiw-rdmacm", "uiw-python"].contains(&one.name.as_str()));
     edges.push(json!({ "ref": root, "dependsOn": programs.map(url).collect::<Vec<_>>() }));
     json!({
         "$schema": "http://cyclonedx.org/schema/bom-1.5.schema.json",

@@ -64,6 +64,10 @@ const RPING: &str = "
     wait $server
 ";
 
+/// The examples in the Python module's own documentation.
+const EXAMPLES: &str = "import doctest, sys, uiw, uiw.aio as aio\n\
+                        sys.exit(doctest.testmod(uiw).failed + doctest.testmod(aio).failed)";
+
 /// In a network of its own, whose ports are all free.
 const NETWORK: &str = "ip link set lo up; exec \"$@\"";
 
@@ -125,6 +129,7 @@ fn wheel(dist: &Dist, package: &Path) -> Result<(), String> {
     let words = ["install", "--no-index", "--no-compile", "--disable-pip-version-check"];
     pip(&words.iter().map(OsStr::new).chain([package.as_os_str()]).collect::<Vec<_>>())?;
     output(in_network(&root.join("bin")).args(["sh", "-c", RPING]))?;
+    output(in_network(&root.join("bin")).args(["python", "-B", "-c", EXAMPLES]))?;
     pip(&["uninstall", "--yes", "uiw"].map(OsStr::new))?;
     same(&before, &files(&root)?)
 }

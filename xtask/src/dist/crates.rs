@@ -1,4 +1,4 @@
-//! The crates that are linked into the program and the libraries.
+//! The crates that are linked into the program, the libraries and the Python module.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::install::{PACKAGES, cargo};
+use crate::install::{PACKAGES, PYTHON, cargo};
 
 /// One crate.
 #[derive(Clone, Debug)]
@@ -36,7 +36,8 @@ impl Crates {
             cargo()
                 .args(["tree", "--locked", "--edges", "normal,no-proc-macro", "--prefix", "none"])
                 .args(["--format", "{p}"])
-                .args(PACKAGES),
+                .args(PACKAGES)
+                .args(PYTHON),
         )?;
         // `name vVERSION (folder)`.
         let linked: Vec<(String, String)> = tree

@@ -28,7 +28,7 @@ use glibc::Needs;
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Makes a tarball, a Debian package, a Python wheel with the program, a list of the crates in them (CycloneDX), an OCI image in an archive, and
+Makes a tarball, a Debian package, a Python wheel, a list of the crates in them (CycloneDX), an OCI image in an archive, and
 SHA256SUMS. With cargo-zigbuild (`pip install cargo-zigbuild ziglang`) the programs run with glibc 2.28 or newer, otherwise with that of this
 system; names and dependencies of the packages say which. Times in the packages are SOURCE_DATE_EPOCH, or that of the last commit. The image
 needs mmdebstrap, and Debian's packages.
@@ -56,7 +56,7 @@ pub(crate) enum Kind {
     Tarball,
     /// A Debian package
     Deb,
-    /// A Python wheel with the program
+    /// A Python wheel with the module and the program
     Wheel,
     /// The crates in all of these, as CycloneDX
     Bom,
@@ -113,7 +113,7 @@ impl Dist {
         let built = Built::portable(options.debug)?;
         let target = install::target()?;
         let out = options.out.clone().unwrap_or_else(|| target.join("dist"));
-        let files = ["uiw", "libibverbs.so", "librdmacm.so"].map(|name| built.file(name));
+        let files = ["uiw", "libibverbs.so", "librdmacm.so", "lib_uiw.so"].map(|name| built.file(name));
         let crates = Crates::of_packages()?;
         let mut dist = Self {
             work: target.join(format!("dist-work-{}", std::process::id())),

@@ -1,4 +1,4 @@
-//! The Python wheel with the program: `pip install` puts it and its libraries into an environment.
+//! The Python wheel: `pip install` puts the module, the program and its libraries into an environment.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -9,9 +9,12 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use zip::write::SimpleFileOptions;
 
 use super::{Dist, archive, sums};
-use crate::install::Built;
+use crate::install::{self, Built};
 
-/// What is in it, by the path below the prefix. Links cannot be, and a service is no matter of an environment.
+/// The oldest Python that the module is for: `abi3-py311` of pyo3.
+const PYTHON: &str = "cp311-abi3";
+
+/// What is in it beside the module, by the path below the prefix. Links cannot be, and a service is no matter of an environment.
 const PARTS: [&str; 3] = ["bin/uiw", "lib/uiw/", "share/"];
 
 pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
@@ -20,13 +23,16 @@ pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
         return Err(format!("a wheel may not need {} of the system (PEP 600)", foreign.join(", ")));
     }
     let root = dist.stage(built, "wheel", "/usr/local")?.join("usr/local");
-    let tag = format!("py3-none-manylinux_2_{}_{}", dist.needs.minor, dist.arch);
+    // As Python looks for it.
+    let module = dist.work.join("_uiw.abi3.so");
+    install::stripped(built.file("lib_uiw.so"), &module)?;
+    let tag = format!("{PYTHON}-manylinux_2_{}_{}", dist.needs.minor, dist.arch);
     let file = dist.out.join(format!("uiw-{}-{tag}.whl", dist.version));
-    write(dist, &root, &tag, &file).map_err(|error| format!("{}: {error}", file.display()))?;
+    write(dist, &root, &module, &tag, &file).map_err(|error| format!("{}: {error}", file.display()))?;
     Ok(file)
 }
 
-fn write(dist: &Dist, root: &Path, tag: &str, file: &Path) -> io::Result<()> {
+fn write(dist: &Dist, root: &Path, module: &Path, tag: &str, file: &Path) -> io::Result<()> {
     let version = &dist.version;
     let (data, info) = (format!("uiw-{version}.data"), format!("uiw-{version}.dist-info"));
     let mut wheel = Wheel::new(dist, file)?;
@@ -46,6 +52,16 @@ fn write(dist: &Dist, root: &Path, tag: &str, file: &Path) -> io::Result<()> {
         )?;
     }
     let source = crate::test::workspace();
+    wheel.add("uiw/_uiw.abi3.so", &fs::read(module)?, 0o755)?;
+    for path in archive::files(&source.join("python/uiw"))? {
+        if path.extension().is_some_and(|kind| kind == "py" || kind == "pyi" || kind == "typed") {
+            wheel.add(
+                &format!("uiw/{}", path.display()),
+                &fs::read(source.join("python/uiw").join(&path))?,
+                0o644,
+            )?;
+        }
+    }
     let mut licences = String::new();
     for name in ["LICENSE-APACHE", "LICENSE-MIT"] {
         licences += &format!("License-File: {name}\n");
@@ -54,7 +70,7 @@ fn write(dist: &Dist, root: &Path, tag: &str, file: &Path) -> io::Result<()> {
     let about = fs::read_to_string(source.join("packaging/wheel.md"))?;
     let metadata = format!(
         "Metadata-Version: 2.4\nName: uiw\nVersion: {version}\nSummary: iWARP in user space: RDMA without RDMA hardware\n\
-         License-Expression: MIT OR Apache-2.0\n{licences}Requires-Python: >=3.8\nClassifier: Operating System :: POSIX :: Linux\n\
+         License-Expression: MIT OR Apache-2.0\n{licences}Requires-Python: >=3.11\nClassifier: Operating System :: POSIX :: Linux\n\
          Classifier: Topic :: System :: Networking\nDescription-Content-Type: text/markdown\n\n{about}"
     );
     wheel.add(&format!("{info}/METADATA"), metadata.as_bytes(), 0o644)?;

@@ -15,8 +15,12 @@ pub(crate) struct Built {
 impl Built {
     /// Builds for this machine.
     pub(crate) fn make(debug: bool) -> Result<Self, String> {
+        Self::native(debug, &[])
+    }
+
+    fn native(debug: bool, more: &[&str]) -> Result<Self, String> {
         let mut build = cargo();
-        build.arg("build").args(PACKAGES);
+        build.arg("build").args(PACKAGES).args(more);
         if !debug {
             build.arg("--release");
         }
@@ -24,20 +28,24 @@ impl Built {
         Self::new(target()?.join(if debug { "debug" } else { "release" }))
     }
 
-    /// Builds for systems with an older glibc as well, if cargo-zigbuild is here; otherwise, and for debugging, for this machine.
+    /// Builds, the Python module too, for systems with an older glibc as well, if cargo-zigbuild is here; otherwise, and for debugging, for this machine.
     pub(crate) fn portable(debug: bool) -> Result<Self, String> {
         if debug {
-            return Self::make(debug);
+            return Self::native(debug, &PYTHON);
         }
         if !crate::packages::on_path("cargo-zigbuild") {
             eprintln!(
                 "xtask: no cargo-zigbuild (`pip install cargo-zigbuild ziglang`): the packages need the glibc of this system"
             );
-            return Self::make(debug);
+            return Self::native(debug, &PYTHON);
         }
         let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
         let mut build = cargo();
-        build.args(["zigbuild", "--release"]).args(PACKAGES).arg(format!("--target={triple}.{OLDEST_GLIBC}"));
+        build
+            .args(["zigbuild", "--release"])
+            .args(PACKAGES)
+            .args(PYTHON)
+            .arg(format!("--target={triple}.{OLDEST_GLIBC}"));
         run(&mut build)?;
         Self::new(target()?.join(triple).join("release"))
     }
@@ -70,6 +78,9 @@ impl Drop for Built {
 
 /// That of manylinux_2_28, Debian 11, RHEL 8.
 const OLDEST_GLIBC: &str = "2.28";
+
+/// What is packaged beside that.
+pub(crate) const PYTHON: [&str; 2] = ["-p", "uiw-python"];
 
 /// What is installed.
 pub(crate) const PACKAGES: [&str; 6] = ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm"];

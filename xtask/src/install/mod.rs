@@ -9,7 +9,7 @@ mod manifest;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub(crate) use build::{Built, PACKAGES, cargo, target};
+pub(crate) use build::{Built, PACKAGES, PYTHON, cargo, target};
 pub(crate) use layout::Layout;
 use manifest::Manifest;
 
@@ -92,6 +92,13 @@ pub(crate) fn stage(layout: &Layout, built: &Built, strip: bool) -> Result<(), S
         file.put(&to).map_err(|error| format!("{}: {error}", to.display()))?;
     }
     Ok(())
+}
+
+/// Copies a library without its symbols.
+pub(crate) fn stripped(from: PathBuf, to: &Path) -> Result<(), String> {
+    let file =
+        file::File { path: PathBuf::new(), content: file::Content::Stripped(from, "--strip-unneeded") };
+    file.put(to).map_err(|error| format!("{}: {error}", to.display()))
 }
 
 fn uninstall(layout: &Layout, done: impl Fn(&Path)) -> Result<(), String> {
