@@ -9,6 +9,7 @@ mod devices;
 mod doctor;
 mod env;
 mod fail;
+mod generate;
 mod key;
 mod memory;
 mod msg_conn;
@@ -91,6 +92,8 @@ enum Command {
     Wan(wan::Args),
     /// Show the iWARP traffic in a packet capture
     Decode(decode::Args),
+    #[command(hide = true)]
+    Generate(generate::Args),
 }
 
 fn main() -> ExitCode {
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Decode(args) => return decode::run(&args),
         Command::Run(args) => return run::run(&args, &cli.global),
+        Command::Generate(args) => generate::run(&args, command_line()),
         command => run_command(&command, &cli.global),
     };
     match result.and_then(|()| text::written()) {
@@ -148,6 +152,7 @@ fn command_line() -> clap::Command {
         ("wan", &["llp", "pcap", "tls", "keylog"]),
         ("conform", &["llp", "pcap", "tls", "keylog"]),
         ("decode", &["llp", "pcap", "tls", "keylog"]),
+        ("generate", &["llp", "pcap", "tls", "keylog"]),
     ] {
         let hidden = command.get_arguments().filter(|arg| refused.contains(&arg.get_id().as_str()));
         let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
@@ -170,7 +175,8 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
         | Command::Stat(_)
         | Command::Doctor(_)
         | Command::Wan(_)
-        | Command::Decode(_) => {
+        | Command::Decode(_)
+        | Command::Generate(_) => {
             let why = "this command makes no connections";
             global.without_llp(why)?;
             global.without_tls(why)?;
@@ -213,7 +219,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Doctor(args) => doctor::run(&opener, args),
         Command::Conform(args) => conform::run(args),
         Command::Wan(args) => wan::run(args),
-        Command::Decode(_) | Command::Run(_) => Ok(()),
+        Command::Decode(_) | Command::Run(_) | Command::Generate(_) => Ok(()),
     }
 }
 

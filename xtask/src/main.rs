@@ -2,6 +2,8 @@
 
 mod bench;
 mod book;
+mod dist;
+mod history;
 mod install;
 mod models;
 mod nixl;
@@ -9,6 +11,7 @@ mod packages;
 mod process;
 mod prose;
 mod publishable;
+mod release;
 mod report;
 mod requirements;
 mod symbols;
@@ -48,8 +51,12 @@ enum Chore {
     Interop(Interop),
     /// Say which names of a newer rdma-core the C libraries lack.
     Symbols(symbols::Options),
-    /// Install the program and the two C libraries into a folder.
+    /// Install the program, the two C libraries and all that belongs to them below a prefix.
     Install(install::Options),
+    /// Make packages for users: tarball, Debian package, wheel, OCI image, list of crates.
+    Dist(dist::Options),
+    /// Run the checklist of a release, and tag it.
+    Release(release::Options),
 }
 
 #[derive(Subcommand)]
@@ -76,5 +83,7 @@ fn main() -> ExitCode {
         }
         Chore::Interop(Interop::Nixl(options)) => nixl::run(&options),
         Chore::Install(options) => install::run(&options),
+        Chore::Dist(options) => dist::run(&options),
+        Chore::Release(options) => release::run(&options),
     }
 }
