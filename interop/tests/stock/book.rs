@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use uiw_interop::stock::{Libraries, Running, User, uiw};
 
 /// A command of a page, and the lines that it prints. `[..]` stands for any characters.
