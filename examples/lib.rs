@@ -12,3 +12,14 @@
 //! | `file_transfer` | a file in blocks, written by RDMA into memory that the receiver opened |
 //! | `embed_stream` | a whole peer without the engine, over any reader and writer |
 //! | `embed_smoltcp` | the same peer inside of an existing smoltcp loop: no socket of the kernel's, no thread, no clock |
+
+/// The Rust code of the book's pages, as tests.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../docs/quick-start.md")]
+    struct QuickStart;
+    #[doc = include_str!("../docs/rust.md")]
+    struct RustGuide;
+    #[doc = include_str!("../docs/embedding.md")]
+    struct Embedding;
+}

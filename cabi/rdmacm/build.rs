@@ -20,7 +20,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let source = out.join("named.rs");
     fs::write(&source, "")?;
     let named = out.join("libibverbs-named.so");
-    let status = Command::new(env::var_os("RUSTC").ok_or("cargo sets RUSTC")?)
+    let mut rustc = Command::new(env::var_os("RUSTC").ok_or("cargo sets RUSTC")?);
+    // That of another processor or C library.
+    if let Ok(linker) = env::var("RUSTC_LINKER") {
+        rustc.arg(format!("-Clinker={linker}"));
+    }
+    let status = rustc
         .args([
             "--crate-type",
             "cdylib",
@@ -38,7 +43,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     for argument in [
         format!("-Wl,--version-script={}", map.display()),
         "-Wl,-soname,librdmacm.so.1".to_owned(),
-        format!("-Wl,--no-as-needed,{}", named.display()),
+        // The one beside it, when it is loaded by its path.
+        "-Wl,-rpath,$ORIGIN".to_owned(),
+        "-Wl,--no-as-needed".to_owned(),
+        named.display().to_string(),
     ] {
         println!("cargo:rustc-cdylib-link-arg={argument}");
     }

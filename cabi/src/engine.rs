@@ -9,11 +9,10 @@ use crate::settings::Settings;
 use crate::signals::Held;
 use crate::stack;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
 use std::sync::{Arc, Once, OnceLock};
 use std::time::{Duration, Instant};
 use uiw_llp::Stack;
-use uiw_llp::capture::{CaptureStack, PcapSink};
+use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 use uiw_llp::fault::FaultStack;
 use uiw_verbs::{Device, DeviceOptions, Limits};
 
@@ -118,7 +117,7 @@ impl Engine {
     fn stack(&mut self, settings: &Settings) -> Result<Box<dyn Stack>> {
         let tcp = stack::open(settings)?;
         let captured = match &settings.pcap {
-            Some(path) => Box::new(CaptureStack::new(tcp, self.sink(path)?, "uiw")),
+            Some(file) => Box::new(CaptureStack::new(tcp, self.sink(file)?, "uiw")),
             None => tcp,
         };
         Ok(match &settings.faults {
@@ -127,14 +126,14 @@ impl Engine {
         })
     }
 
-    fn sink(&mut self, path: &Path) -> Result<Arc<PcapSink>> {
+    fn sink(&mut self, file: &PcapFile) -> Result<Arc<PcapSink>> {
         // A child of a fork captures to a file of its own.
-        let path = match fork::generation() {
-            1 => path.to_owned(),
-            _ => format!("{}.{}", path.display(), std::process::id()).into(),
+        let file = match fork::generation() {
+            1 => file.clone(),
+            _ => file.clone().at(format!("{}.{}", file.path().display(), std::process::id())),
         };
-        let sink = PcapSink::create(&path).map_err(|error| {
-            eprintln!("uiw: UIW_PCAP={}: {error}", path.display());
+        let sink = PcapSink::create(file.clone()).map_err(|error| {
+            eprintln!("uiw: UIW_PCAP={file}: {error}");
             Errno::from(error)
         })?;
         self.pcap = Some(Arc::clone(&sink));

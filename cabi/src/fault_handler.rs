@@ -4,6 +4,7 @@
 //! handler that the program has, or would have: `libibverbs.so.1` exports `sigaction` and `signal`, which remember the program's handler
 //! of these two signals here, and leave this one installed.
 
+use crate::c_library;
 use crate::errno::Errno;
 use crate::fork::generation;
 use crate::signals::Held;
@@ -100,12 +101,11 @@ fn system_sigaction() -> SigAction {
     static FOUND: AtomicUsize = AtomicUsize::new(0);
     let mut found = FOUND.load(Ordering::Relaxed);
     if found == 0 {
-        // SAFETY: a name with its NUL.
-        found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"sigaction".as_ptr()) }.addr();
+        found = c_library::function(c"sigaction");
         FOUND.store(found, Ordering::Relaxed);
     }
     if found == 0 {
-        // Nothing behind this library has it: it is linked statically, and exports none.
+        // The C library is linked statically, and so is this one, which exports none.
         return libc::sigaction;
     }
     // SAFETY: the C library's function has this type.

@@ -11,6 +11,7 @@ pub mod ah;
 pub mod async_events;
 pub mod boundary;
 pub mod buf;
+pub mod c_library;
 pub mod channel;
 mod clock;
 pub mod cm;

@@ -13,6 +13,7 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::Duration;
 use uiw_llp::Spec;
+use uiw_llp::capture::PcapFile;
 use uiw_llp::fault::{Faults, Flip, Split};
 use uiw_llp::tls::Tls;
 use uiw_verbs::{CapabilityExchange, ConnOptions, FaultPlan, FaultPlanError, FpduSize, Revision, RtrKinds};
@@ -216,11 +217,11 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "UIW_PCAP",
-        values: "a file",
+        values: "FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]",
         what: "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`",
         set: |s, v| {
-            s.pcap = Some(v.into());
-            Ok(())
+            let rule = "expected FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]; snap from 96, rotate from 64K, files to 1000";
+            v.parse().map(|file| s.pcap = Some(file)).map_err(|_| rule)
         },
     },
     Variable {
@@ -307,7 +308,7 @@ pub struct Settings {
     /// Injected faults of calls, completions and events.
     pub plan: FaultPlan,
     /// The file that the traffic is captured to.
-    pub pcap: Option<PathBuf>,
+    pub pcap: Option<PcapFile>,
     /// The file that configures TLS.
     pub tls: Option<PathBuf>,
     /// What is beside it.
@@ -614,7 +615,7 @@ mod tests {
         assert_eq!(both.plan, "seed=4,wc:write@3=RETRY_EXC_ERR,call:reg_mr=EIO".parse().unwrap());
         assert_eq!(both.faults.unwrap().1.would_block_every, Some(9));
         assert_eq!(read("UIW_FAULT", "seed=4,call:reg_mr@5%=EIO").unwrap().faults, None);
-        assert_eq!(read("UIW_PCAP", "f").unwrap().pcap, Some("f".into()));
+        assert_eq!(read("UIW_PCAP", "f,append").unwrap().pcap, Some(PcapFile::new("f").append(true)));
         assert_eq!(read("UIW_TLS", "f").unwrap().tls, Some("f".into()));
         assert!(read("UIW_TLS_UD", "clear").unwrap().tls_options.clear_datagrams);
         assert_eq!(read("UIW_KEYLOG", "f").unwrap().tls_options.key_log, Some("f".into()));

@@ -15,6 +15,8 @@ pub(crate) enum Obeys {
     Connections,
     /// Those that are not about one end or the other: both ends are of this command.
     BothEnds,
+    /// The log: every byte is this command's own.
+    Log,
 }
 
 /// Variables that no command can obey: they are about what a C program sees.
@@ -41,6 +43,9 @@ pub(crate) fn obey(obeys: Obeys) -> Result<()> {
             }
             Obeys::BothEnds if !OF_BOTH_ENDS.contains(&variable.name) => {
                 "both processes of this command are on this machine's own TCP and choose their options"
+            }
+            Obeys::Log if variable.name != "UIW_LOG" && variable.name != "UIW_COUNTERS" => {
+                "this command makes every byte of its connections itself"
             }
             _ => continue,
         };

@@ -2,12 +2,14 @@
 
 mod args;
 mod child;
+mod conform;
 mod cp;
 mod demo;
 mod devices;
 mod doctor;
 mod env;
 mod fail;
+mod generate;
 mod key;
 mod memory;
 mod msg_conn;
@@ -64,6 +66,9 @@ enum Command {
     /// Every operation in both directions against a foreign stack: siw, an iWARP NIC
     #[command(after_help = EXIT_CODES)]
     Siwtest(siwtest::Args),
+    /// Judge a foreign listener by the RFCs: a verdict for each requirement that shows from outside
+    #[command(after_help = conform::HELP)]
+    Conform(conform::Args),
     /// Run a program of libibverbs or librdmacm on uiw's own libraries
     #[command(after_help = run::EXIT_CODES)]
     Run(run::Args),
@@ -87,6 +92,8 @@ enum Command {
     Wan(wan::Args),
     /// Show the iWARP traffic in a packet capture
     Decode(decode::Args),
+    #[command(hide = true)]
+    Generate(generate::Args),
 }
 
 fn main() -> ExitCode {
@@ -108,6 +115,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Decode(args) => return decode::run(&args),
         Command::Run(args) => return run::run(&args, &cli.global),
+        Command::Generate(args) => generate::run(&args, command_line()),
         command => run_command(&command, &cli.global),
     };
     match result.and_then(|()| text::written()) {
@@ -127,6 +135,7 @@ fn obeys(command: &Command) -> Option<env::Obeys> {
         }
         Command::Doctor(args) if args.connects() => Some(env::Obeys::Connections),
         Command::Demo(_) | Command::DemoPeer(_) => Some(env::Obeys::BothEnds),
+        Command::Conform(_) => Some(env::Obeys::Log),
         _ => None,
     }
 }
@@ -141,7 +150,9 @@ fn command_line() -> clap::Command {
         ("key", &["llp", "pcap", "tls", "keylog"]),
         ("stat", &["llp", "pcap", "tls", "keylog"]),
         ("wan", &["llp", "pcap", "tls", "keylog"]),
+        ("conform", &["llp", "pcap", "tls", "keylog"]),
         ("decode", &["llp", "pcap", "tls", "keylog"]),
+        ("generate", &["llp", "pcap", "tls", "keylog"]),
     ] {
         let hidden = command.get_arguments().filter(|arg| refused.contains(&arg.get_id().as_str()));
         let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
@@ -164,8 +175,15 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
         | Command::Stat(_)
         | Command::Doctor(_)
         | Command::Wan(_)
-        | Command::Decode(_) => {
+        | Command::Decode(_)
+        | Command::Generate(_) => {
             let why = "this command makes no connections";
+            global.without_llp(why)?;
+            global.without_tls(why)?;
+            global.without_pcap(why)
+        }
+        Command::Conform(_) => {
+            let why = "this command makes every byte itself, over the kernel's TCP; `tcpdump` captures them";
             global.without_llp(why)?;
             global.without_tls(why)?;
             global.without_pcap(why)
@@ -199,8 +217,9 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Key(args) => key::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Doctor(args) => doctor::run(&opener, args),
+        Command::Conform(args) => conform::run(args),
         Command::Wan(args) => wan::run(args),
-        Command::Decode(_) | Command::Run(_) => Ok(()),
+        Command::Decode(_) | Command::Run(_) | Command::Generate(_) => Ok(()),
     }
 }
 

@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 use uiw_cabi::counters::{self, Counters};
 use uiw_cabi::tls::{self, TlsOptions};
 use uiw_llp::capability;
-use uiw_llp::capture::{CaptureStack, PcapSink};
+use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 use uiw_llp::fault::{FaultStack, Faults};
 use uiw_llp::tls::{Tls, TlsConfig};
 use uiw_llp::{Spec, SpecError};
@@ -20,9 +20,11 @@ use uiw_verbs::{Device, DeviceOptions, Limits};
 /// Options of every command.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Global {
-    /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`; UIW_PCAP does the same
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) pcap: Option<PathBuf>,
+    /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`; UIW_PCAP does the same.
+    /// `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`: so many bytes of a packet at most; a full file becomes FILE.1, and N are kept
+    /// [files: 2]; add to a file that is there
+    #[arg(long, global = true, value_name = "FILE", value_parser = <PcapFile as FromStr>::from_str)]
+    pub(crate) pcap: Option<PcapFile>,
     /// The TCP to use: `tcp` (the kernel's), `mptcp` (its Multipath TCP, docs/wan.md), or smoltcp on an interface with addresses of its own:
     /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]` or
     /// `xdp:IFACE,..[,mode=auto|zerocopy|native|generic]`
@@ -78,7 +80,7 @@ impl Global {
     /// The same for `--pcap`.
     pub(crate) fn without_pcap(&self, why: &str) -> Result<()> {
         match &self.pcap {
-            Some(path) => Err(Failure::usage(format!("--pcap {}", path.display()), why, "leave it out")),
+            Some(file) => Err(Failure::usage(format!("--pcap {file}"), why, "leave it out")),
             None => Ok(()),
         }
     }
@@ -133,9 +135,9 @@ impl Opener {
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
         let set = crate::env::settings();
         log(global.verbose, if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter })?;
-        let sink = global.pcap.as_ref().or(set.pcap.as_ref()).map(|path| {
-            PcapSink::create(path).map_err(|error| {
-                Failure::new(Exit::Failed, path.display(), error, "choose a file that can be written")
+        let sink = global.pcap.as_ref().or(set.pcap.as_ref()).map(|file| {
+            PcapSink::create(file.clone()).map_err(|error| {
+                Failure::new(Exit::Failed, file.path().display(), error, "choose a file that can be written")
             })
         });
         let llp = global.llp.as_ref().map_or_else(|| set.llp.clone(), |llp| llp.spec.clone());

@@ -139,10 +139,10 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     if !args.tcp.is_empty() {
         command.env("UIW_SOCKETS_TCP", args.tcp.join(","));
     }
-    if let Some(path) = &global.pcap {
-        let path = std::path::absolute(path)
-            .map_err(|error| Failure::usage(path.display(), error, "choose a file that can be written"))?;
-        command.env("UIW_PCAP", path);
+    if let Some(file) = &global.pcap {
+        let path = std::path::absolute(file.path())
+            .map_err(|error| Failure::usage(file, error, "choose a file that can be written"))?;
+        command.env("UIW_PCAP", file.clone().at(path).to_string());
     }
     if let Some(llp) = &global.llp {
         command.env("UIW_LLP", &llp.text);
@@ -227,7 +227,11 @@ fn check_variables(command: &Command) -> Result<Settings> {
     })
 }
 
-/// The folder with both libraries: `../lib` of the program, or the folder that UIW_LIB names.
+/// The folders of the libraries, from the program's prefix. In packages of a system they are private, as `lib` may be where the loader looks:
+/// the libraries of rdma-core are there.
+const FOLDERS: [&str; 3] = ["lib/uiw", "lib64/uiw", "lib"];
+
+/// The folder with both libraries: one of [`FOLDERS`], or the folder that UIW_LIB names.
 fn libraries() -> Result<PathBuf> {
     let has = |folder: &Path| LIBRARIES.iter().all(|library| folder.join(library).is_file());
     if let Some(folder) = env::var_os("UIW_LIB").map(PathBuf::from) {
@@ -243,14 +247,13 @@ fn libraries() -> Result<PathBuf> {
     }
     let program =
         env::current_exe().map_err(|error| Failure::local("cannot find the program's own file", error))?;
-    let folder = program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib"));
-    match folder {
-        Some(folder) if has(&folder) => Ok(folder),
-        folder => Err(Failure::new(
+    let prefix = program.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+    FOLDERS.iter().map(|folder| prefix.join(folder)).find(|folder| has(folder)).ok_or_else(|| {
+        Failure::new(
             Exit::Failed,
-            folder.unwrap_or_default().display(),
-            format!("{} are not both there", LIBRARIES.join(" and ")),
+            prefix.display(),
+            format!("{} are not both in {}", LIBRARIES.join(" and "), FOLDERS.join(", ")),
             "install with `cargo xtask install --prefix DIR` and use DIR/bin/uiw, or name their folder by UIW_LIB",
-        )),
-    }
+        )
+    })
 }

@@ -288,6 +288,50 @@ fn both_directions_are_counted_and_validated() {
     }
 }
 
+/// What the intervals have is, together, what the result has: their messages, one after the other in time.
+#[test]
+fn intervals_add_up() {
+    let server = Server::start();
+    let of = |args: &[&str]| objects(&uiw(&[&["perf", &server.address, "--seconds", "0.6"], args].concat()));
+    let sum = |intervals: &[Value]| -> u64 {
+        let mut time = 0.0;
+        for interval in intervals {
+            assert_eq!((&interval["type"], interval["from"].as_f64()), (&"interval".into(), Some(time)));
+            time = interval["to"].as_f64().unwrap();
+        }
+        intervals.iter().map(|interval| interval["messages"].as_u64().unwrap()).sum()
+    };
+    let streamed = of(&["--json-stream", "-i", "0.2"]);
+    let (result, intervals) = streamed.split_last().unwrap();
+    assert_eq!(result["type"], "result");
+    // Messages that are over when the time is may end after the last interval.
+    let total = result["messages"].as_u64().unwrap();
+    assert!(sum(intervals) <= total && sum(intervals) + 1000 > total, "{streamed:?}");
+
+    let [result] = &of(&["--latency", "--size", "8", "--json", "-i", "0.2", "--histogram"])[..] else {
+        panic!()
+    };
+    assert_eq!(sum(result["intervals"].as_array().unwrap()), result["messages"].as_u64().unwrap());
+    let counts = result["histogram"].as_array().unwrap().iter().map(|step| step[1].as_u64().unwrap());
+    assert_eq!(Some(counts.sum()), result["messages"].as_u64());
+}
+
+#[test]
+fn measurements_are_drawn() {
+    let server = Server::start();
+    for kind in [&[][..], &["--latency", "--size", "8"]] {
+        let picture = TempFile::new(&format!("plot-{}.svg", kind.len()), 0);
+        let args = [&["perf", &server.address, "--seconds", "0.3", "--plot", picture.name()], kind].concat();
+        assert!(uiw(&args).status.success());
+        let drawn = std::fs::read_to_string(&picture.0).unwrap();
+        assert!(
+            drawn.starts_with("<svg") && drawn.contains("<polyline") && drawn.contains("uiw write"),
+            "{drawn}"
+        );
+    }
+    fails(&["perf", &server.address, "--seconds", "0.1", "--plot", "/nowhere/a.svg"], 1, "/nowhere/a.svg");
+}
+
 #[test]
 fn comparisons_have_ratio_and_noise() {
     for extra in [
@@ -324,6 +368,9 @@ fn wrong_measurements_are_2() {
         (&["--fpdu", "12"], "128"),
         (&["--latency", "--connections", "2"], "one connection"),
         (&["--latency", "--wait"], "sleeper"),
+        (&["--histogram"], "--latency"),
+        (&["--interval", "0"], "above 0"),
+        (&["--pcap", "file,snap=1"], "at least 96"),
     ] {
         fails(&[&["perf", "127.0.0.1:1"], args].concat(), 2, says);
     }

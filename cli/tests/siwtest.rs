@@ -65,6 +65,15 @@ fn is_complete(line: &str) -> bool {
 }
 
 #[test]
+fn the_partner_says_what_it_is() {
+    let partner = Partner::start(&[]);
+    let output = partner.test(&["me.about", "me.send:64"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    assert!(said.contains("the partner is uiw; driver uiw ") && said.contains("ok me.send"), "{said}");
+}
+
+#[test]
 fn every_operation_by_both_ends() {
     let partner = Partner::start(&[]);
     let output = partner.test(&[]);

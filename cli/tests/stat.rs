@@ -199,6 +199,34 @@ fn files_that_are_none_are_named_and_others_are_shown() {
     assert_eq!(runtime.files(), 5);
 }
 
+/// A service publishes in a directory of its own, where no user's `uiw stat` looks by itself.
+#[test]
+fn a_directory_that_is_named_is_shown() {
+    let (service, user) = (Runtime::new(), Runtime::new());
+    let directory = service.0.to_str().unwrap();
+    let mut serve = user.command(&["serve", "--listen", "127.0.0.1:0"]);
+    let mut child = serve.env("UIW_COUNTERS", directory).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut said = BufReader::new(child.stdout.take().unwrap());
+    said.read_line(&mut line).unwrap();
+    let mut serving = Listening { child, address: line };
+    let stat = |directory: &str| {
+        let mut stat = user.command(&["stat", "--json", "--interval", "0"]);
+        stat.env("UIW_COUNTERS", directory).output().unwrap()
+    };
+    let shown = || -> Value { serde_json::from_slice(&stat(directory).stdout).unwrap() };
+    assert_eq!(user.stat(&[]), Vec::<Value>::new());
+    assert_eq!((&shown()["pid"], &shown()["running"]), (&serving.child.id().into(), &true.into()));
+    serving.kill();
+    // Another reader may be interested: it stays.
+    assert_eq!((&shown()["running"], &shown()["running"]), (&false.into(), &false.into()));
+    let absent = stat("/nowhere");
+    assert_eq!(absent.status.code(), Some(1), "{absent:?}");
+    assert!(
+        String::from_utf8_lossy(&absent.stderr).starts_with("error: cannot read the directory /nowhere: ")
+    );
+}
+
 #[test]
 fn off_publishes_nothing() {
     let runtime = Runtime::new();

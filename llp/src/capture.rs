@@ -14,6 +14,7 @@
 //! the filter `frame.interface_name == "..."`, or give each end its own sink.
 
 mod datagram;
+mod file;
 mod packet;
 mod pcapng;
 mod stream;
@@ -22,9 +23,8 @@ mod tests;
 
 use std::{
     fmt,
-    fs::File,
+    fs::{self, File},
     io::{self, BufWriter, Write},
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -38,6 +38,7 @@ use crate::{
     DatagramSocket, Event, Stack, Stream, Token,
     wrap::{Origin, StackHooks, WrappedStack, WrappedStream},
 };
+pub use file::{PcapFile, PcapFileError};
 use stream::CaptureStream;
 
 /// How long a packet may wait in memory for others.
@@ -52,24 +53,39 @@ pub struct PcapSink {
     began: (Instant, SystemTime),
 }
 
+/// Bytes that wait in memory at most.
+const BUFFER: usize = 256 * 1024;
+
 /// Nothing waits to be flushed.
 const CLEAN: u64 = u64::MAX;
 
 struct Output {
     writer: BufWriter<Box<dyn Write + Send>>,
-    interfaces: u32,
+    /// The file; `None` of another writer.
+    file: Option<PcapFile>,
+    /// Bytes of the present file.
+    written: u64,
+    /// Names of the interfaces: each file begins with them.
+    interfaces: Vec<String>,
     failure: Option<io::ErrorKind>,
     /// The block in the making; kept to save allocations.
     block: Vec<u8>,
 }
 
 impl PcapSink {
-    /// Makes the file, or empties it.
+    /// Makes the file, or empties it, unless it is to be appended to.
     ///
     /// # Errors
     /// The system's.
-    pub fn create(path: impl AsRef<Path>) -> io::Result<Arc<Self>> {
-        Self::new(Box::new(File::create(path)?))
+    pub fn create(file: impl Into<PcapFile>) -> io::Result<Arc<Self>> {
+        let file = file.into();
+        let opened = if file.append {
+            File::options().append(true).create(true).open(&file.path)?
+        } else {
+            File::create(&file.path)?
+        };
+        let length = opened.metadata().map_or(0, |metadata| metadata.len());
+        Self::with(Box::new(opened), Some(file), length)
     }
 
     /// Writes to `writer`.
@@ -77,11 +93,20 @@ impl PcapSink {
     /// # Errors
     /// The writer's.
     pub fn new(writer: Box<dyn Write + Send>) -> io::Result<Arc<Self>> {
-        let mut writer = BufWriter::with_capacity(256 * 1024, writer);
-        let mut block = Vec::new();
-        pcapng::section(&mut block);
-        writer.write_all(&block)?;
-        let file = Mutex::new(Output { writer, interfaces: 0, failure: None, block });
+        Self::with(writer, None, 0)
+    }
+
+    fn with(writer: Box<dyn Write + Send>, file: Option<PcapFile>, written: u64) -> io::Result<Arc<Self>> {
+        let mut output = Output {
+            writer: BufWriter::with_capacity(BUFFER, writer),
+            file,
+            written,
+            interfaces: Vec::new(),
+            failure: None,
+            block: Vec::new(),
+        };
+        output.begin()?;
+        let file = Mutex::new(output);
         let due = AtomicU64::new(CLEAN);
         Ok(Arc::new(Self { file, due, began: (Instant::now(), SystemTime::now()) }))
     }
@@ -102,9 +127,10 @@ impl PcapSink {
     /// A new interface; packets refer to its number.
     fn interface(&self, name: &str) -> u32 {
         let mut file = self.file.lock();
-        let number = file.interfaces;
-        file.interfaces += 1;
-        file.write(|block| pcapng::interface(block, name));
+        let number = file.interfaces.len() as u32;
+        file.interfaces.push(name.to_owned());
+        let snap = file.snap();
+        file.write(|block| pcapng::interface(block, name, snap));
         number
     }
 
@@ -119,7 +145,9 @@ impl PcapSink {
         if self.due.load(Ordering::Relaxed) == CLEAN {
             self.due.store(self.since_began(at + FLUSH_AFTER), Ordering::Relaxed);
         }
-        file.write(|block| pcapng::packet(block, interface, time, outgoing, fill));
+        let snap = file.snap();
+        file.rotate();
+        file.write(|block| pcapng::packet(block, &pcapng::Packet { interface, time, outgoing, snap }, fill));
     }
 
     fn since_began(&self, at: Instant) -> u64 {
@@ -134,15 +162,65 @@ impl PcapSink {
 }
 
 impl Output {
+    /// Bytes of a packet that are written at most.
+    fn snap(&self) -> Option<u32> {
+        self.file.as_ref().and_then(|file| file.snap)
+    }
+
+    /// Begins a section with the interfaces that there are.
+    fn begin(&mut self) -> io::Result<()> {
+        let snap = self.snap();
+        self.block.clear();
+        pcapng::section(&mut self.block);
+        for name in &self.interfaces {
+            pcapng::interface(&mut self.block, name, snap);
+        }
+        self.written += self.block.len() as u64;
+        self.writer.write_all(&self.block)
+    }
+
+    /// Begins the next file if the present one is full.
+    fn rotate(&mut self) {
+        let Some(file) = &self.file else { return };
+        if self.failure.is_some() || file.rotate.is_none_or(|rotate| self.written < rotate.bytes) {
+            return;
+        }
+        let next = |file: &PcapFile, writer: &mut BufWriter<Box<dyn Write + Send>>| -> io::Result<File> {
+            writer.flush()?;
+            let last = file.rotate.map_or(0, |rotate| rotate.files - 1);
+            for age in (0..last).rev() {
+                match fs::rename(file.aged(age), file.aged(age + 1)) {
+                    // Not so many files yet.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    renamed => renamed?,
+                }
+            }
+            File::create(&file.path)
+        };
+        let begun = next(file, &mut self.writer).and_then(|next| {
+            self.writer = BufWriter::with_capacity(BUFFER, Box::new(next));
+            self.written = 0;
+            self.begin()
+        });
+        if let Err(error) = begun {
+            self.fail(&error);
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        tracing::warn!(%error, "capturing ends");
+        self.failure = Some(error.kind());
+    }
+
     fn write(&mut self, make: impl FnOnce(&mut Vec<u8>)) {
         if self.failure.is_some() {
             return;
         }
         self.block.clear();
         make(&mut self.block);
+        self.written += self.block.len() as u64;
         if let Err(error) = self.writer.write_all(&self.block) {
-            tracing::warn!(%error, "capturing ends");
-            self.failure = Some(error.kind());
+            self.fail(&error);
         }
     }
 }

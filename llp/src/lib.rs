@@ -57,6 +57,7 @@ mod identity;
 mod interface;
 mod netlink;
 pub mod sim;
+mod size;
 #[cfg(feature = "smoltcp")]
 pub mod smol;
 pub mod sock_diag;

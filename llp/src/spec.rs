@@ -2,6 +2,7 @@
 
 use crate::Stack;
 use crate::capability::{self, Capability};
+use crate::size::size;
 use crate::smol::packet::PacketLink;
 use crate::smol::xdp::{XdpLink, XdpMode};
 use crate::smol::{ConfigError, SmolConfig, SmolStack};
@@ -159,13 +160,7 @@ fn hardware(text: &str) -> Option<[u8; 6]> {
 }
 
 fn bytes(text: &str) -> Option<usize> {
-    let (digits, unit) = match text.char_indices().next_back()? {
-        (at, 'k' | 'K') => (&text[..at], 1 << 10),
-        (at, 'm' | 'M') => (&text[..at], 1 << 20),
-        (at, 'g' | 'G') => (&text[..at], 1 << 30),
-        _ => (text, 1),
-    };
-    let bytes = digits.parse::<usize>().ok()?.checked_mul(unit)?;
+    let bytes = size(text).and_then(|bytes| usize::try_from(bytes).ok())?;
     SmolConfig::BUFFERS.contains(&bytes).then_some(bytes)
 }
 

@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use uiw_counters::Snapshot;
 use uiw_llp::Stack;
-use uiw_llp::capture::{CaptureStack, PcapSink};
+use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 
 /// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
 ///
@@ -296,15 +296,15 @@ impl Device {
 }
 
 /// The capture to `file`, shared by the devices of the process that name it.
-fn shared_capture(file: &Path) -> Result<Arc<PcapSink>> {
+fn shared_capture(file: &PcapFile) -> Result<Arc<PcapSink>> {
     static SINKS: Mutex<BTreeMap<PathBuf, Weak<PcapSink>>> = Mutex::new(BTreeMap::new());
     let mut sinks = SINKS.lock();
-    if let Some(sink) = sinks.get(file).and_then(Weak::upgrade) {
+    if let Some(sink) = sinks.get(file.path()).and_then(Weak::upgrade) {
         return Ok(sink);
     }
     sinks.retain(|_, sink| sink.strong_count() > 0);
-    let sink = PcapSink::create(file).map_err(Error::io("creating the capture"))?;
-    sinks.insert(file.to_owned(), Arc::downgrade(&sink));
+    let sink = PcapSink::create(file.clone()).map_err(Error::io("creating the capture"))?;
+    sinks.insert(file.path().to_owned(), Arc::downgrade(&sink));
     Ok(sink)
 }
 

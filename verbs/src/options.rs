@@ -2,10 +2,10 @@
 
 use crate::api::ConnSettings;
 use crate::faults::FaultPlan;
-use std::path::PathBuf;
 use std::time::Duration;
 use uiw_counters::Publish;
 use uiw_llp::StreamOptions;
+use uiw_llp::capture::PcapFile;
 use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
 use uiw_stream::{CapabilityExchange, FpduSize};
 
@@ -275,7 +275,7 @@ pub struct DeviceOptions {
     pub(crate) progress: Progress,
     pub(crate) progress_hooks: Option<ProgressHooks>,
     pub(crate) shards: Option<usize>,
-    pub(crate) capture: Option<PathBuf>,
+    pub(crate) capture: Option<PcapFile>,
     pub(crate) lenient_invalidate: bool,
     pub(crate) counters: Option<Publish>,
     pub(crate) faults: FaultPlan,
@@ -352,10 +352,10 @@ impl DeviceOptions {
         self
     }
 
-    /// Captures every connection to `file`, as pcap for Wireshark. Devices of the process that name the same file share it; it is
+    /// Captures every connection to `file`, a path or a [`PcapFile`], as pcapng for Wireshark. Devices of the process that name the same file share it; it is
     /// complete when the last of them is dropped. Default: none.
     #[must_use]
-    pub fn capture(mut self, file: impl Into<PathBuf>) -> Self {
+    pub fn capture(mut self, file: impl Into<PcapFile>) -> Self {
         self.capture = Some(file.into());
         self
     }

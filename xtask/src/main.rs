@@ -1,6 +1,9 @@
 //! Chores of the workspace: `cargo xtask --help`.
 
 mod bench;
+mod book;
+mod dist;
+mod history;
 mod install;
 mod models;
 mod nixl;
@@ -8,6 +11,7 @@ mod packages;
 mod process;
 mod prose;
 mod publishable;
+mod release;
 mod report;
 mod requirements;
 mod symbols;
@@ -33,6 +37,8 @@ enum Chore {
     Requirements(requirements::Options),
     /// Check the wording of documents, comments, messages and names.
     Prose(prose::Options),
+    /// Make the book of the documents, and check their links.
+    Book(book::Options),
     /// Run the models of the progress engine: every schedule of a few threads, random ones of more.
     Models(models::Options),
     /// Check that the crates can be published: packages, oldest Rust, lowest versions, licences, compatibility.
@@ -45,8 +51,12 @@ enum Chore {
     Interop(Interop),
     /// Say which names of a newer rdma-core the C libraries lack.
     Symbols(symbols::Options),
-    /// Install the program and the two C libraries into a folder.
+    /// Install the program, the two C libraries and all that belongs to them below a prefix.
     Install(install::Options),
+    /// Make packages for users: tarball, Debian package, wheel, OCI image, list of crates.
+    Dist(dist::Options),
+    /// Run the checklist of a release, and tag it.
+    Release(release::Options),
 }
 
 #[derive(Subcommand)]
@@ -62,6 +72,7 @@ fn main() -> ExitCode {
         Chore::Test(options) => test::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Prose(options) => prose::run(&options),
+        Chore::Book(options) => book::run(&options),
         Chore::Models(options) => models::run(&options),
         Chore::Symbols(options) => symbols::run(&options),
         Chore::Publishable(options) => publishable::run(&options),
@@ -72,5 +83,7 @@ fn main() -> ExitCode {
         }
         Chore::Interop(Interop::Nixl(options)) => nixl::run(&options),
         Chore::Install(options) => install::run(&options),
+        Chore::Dist(options) => dist::run(&options),
+        Chore::Release(options) => release::run(&options),
     }
 }

@@ -79,12 +79,23 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "cc", package: "gcc", tests: "interop: stock c_programs::*" },
     Need { program: C_HEADER, package: "librdmacm-dev", tests: "interop: stock c_programs::*" },
     Need { program: "valgrind", package: "valgrind", tests: "interop: stock c_programs::*valgrind*" },
+    Need { program: "strip", package: "binutils", tests: INSTALL },
+    Need { program: "pkg-config", package: "pkgconf", tests: INSTALL },
+    Need { program: "man", package: "man-db", tests: INSTALL },
+    Need { program: "systemd-analyze", package: "systemd", tests: INSTALL },
+    Need { program: "dpkg-deb", package: "dpkg", tests: DIST },
+    Need { program: "mmdebstrap", package: "mmdebstrap", tests: DIST },
+    Need { program: "python3", package: "python3-venv", tests: DIST },
     Need { program: RDMA_CORE_TESTS, package: "rdma-core", tests: "interop: stock python::*" },
     Need { program: PYVERBS, package: "python3-pyverbs", tests: "interop: stock python::*" },
 ];
 
 /// The tests on a virtual machine with the Linux siw driver.
 const SIW: &str = "interop/siw: siw::*";
+/// The tests of what is installed.
+const INSTALL: &str = "xtask: install *";
+/// The test of the packages for users.
+const DIST: &str = "xtask: dist *";
 const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
 /// QEMU's block driver for iSCSI.
 const ISCSI_DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";
@@ -180,7 +191,8 @@ fn apt_get(args: &[&str], deadline: Instant) -> End {
     process::run(&mut command, deadline).unwrap_or_else(|error| End::Failure(error.to_string()))
 }
 
-fn on_path(program: &str) -> bool {
+/// Whether the user's or the system's path has this program.
+pub(crate) fn on_path(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).to_path_buf());
     env::split_paths(&path).chain(system).any(|folder| folder.join(program).is_file())

@@ -14,6 +14,9 @@ use scan::Claim;
 
 const TABLE: &str = "interop/rfc/requirements.tsv";
 const NOT_APPLICABLE: &str = "interop/rfc/not-applicable.tsv";
+/// What the column `outside` may have: whether `uiw conform` can judge the sentence of a listener, alone or with the partner program, else why not.
+const OUTSIDE: [&str; 8] =
+    ["alone", "partner", "initiator", "interface", "inside", "permission", "extension", "elsewhere"];
 
 /// Options of `cargo xtask requirements`.
 #[derive(clap::Args)]
@@ -32,6 +35,8 @@ struct Row {
     quote: String,
     /// A MUST, MUST NOT or REQUIRED of ours, and no introduction to a list.
     wanted: bool,
+    /// One of [`OUTSIDE`].
+    outside: String,
 }
 
 /// The sentences, and what there is for each.
@@ -74,6 +79,11 @@ impl Trace {
         let (claims, wrong) = scan::scan(workspace)?;
         let mut trace = Self { rows, not_applicable: BTreeMap::new(), claims, wrong };
         trace.take_not_applicable(&text(NOT_APPLICABLE)?);
+        for (id, row) in &trace.rows {
+            if !OUTSIDE.contains(&row.outside.as_str()) {
+                trace.wrong.push(format!("{TABLE}: {id} has `{}` in the column `outside`", row.outside));
+            }
+        }
         for claim in &trace.claims {
             if !trace.rows.contains_key(&claim.id) {
                 trace.wrong.push(format!("{}: no requirement is called {}", claim.place, claim.id));
@@ -143,7 +153,13 @@ impl Trace {
                 wanted.iter().filter(|(id, _)| self.claims.iter().any(|claim| claim.id == **id)).count();
             format!("RFC {rfc}: {} wanted, {tested} tested, {not_applicable} not applicable", wanted.len())
         };
-        rfcs.into_iter().map(of).collect()
+        let judged = |kind: &str| self.rows.values().filter(|row| row.outside == kind).count();
+        let outside = format!(
+            "judged from outside: {} alone, {} with the partner program",
+            judged("alone"),
+            judged("partner")
+        );
+        rfcs.into_iter().map(of).chain([outside]).collect()
     }
 }
 
@@ -156,6 +172,7 @@ fn rows(text: &str) -> Result<BTreeMap<String, Row>, String> {
     };
     let (id, rfc, level) = (column("id")?, column("rfc")?, column("level")?);
     let (quote, applicability, form) = (column("quote")?, column("applicability")?, column("form")?);
+    let outside = column("outside")?;
     let mut rows = BTreeMap::new();
     for line in lines {
         let cells: Vec<&str> = line.split('\t').collect();
@@ -163,7 +180,12 @@ fn rows(text: &str) -> Result<BTreeMap<String, Row>, String> {
         let wanted = matches!(cell(level), "MUST" | "MUST NOT" | "REQUIRED")
             && cell(applicability) == "yes"
             && cell(form) != "lead-in";
-        let row = Row { rfc: cell(rfc).to_owned(), quote: cell(quote).to_owned(), wanted };
+        let row = Row {
+            rfc: cell(rfc).to_owned(),
+            quote: cell(quote).to_owned(),
+            wanted,
+            outside: cell(outside).to_owned(),
+        };
         rows.insert(cell(id).to_owned(), row);
     }
     Ok(rows)
@@ -179,6 +201,8 @@ mod tests {
         assert!(trace.rows.values().filter(|row| row.wanted).count() > 400);
         assert_eq!(trace.wrong, [""; 0]);
         assert_eq!(trace.missing(|_| true), [""; 0]);
+        let judged = |row: &&Row| ["alone", "partner"].contains(&row.outside.as_str());
+        assert!(trace.rows.values().filter(judged).count() >= 120);
     }
 
     /// The table of bugs that others had names tests, and there are tests of these names.
@@ -205,9 +229,10 @@ mod tests {
     }
 
     fn trace(claims: &[(&str, &str, &str)]) -> Trace {
-        let text = "id\trfc\tlevel\tquote\tapplicability\tform\n\
-            A-1\t1\tMUST\tshall\tyes\tsentence\nA-2\t1\tMUST NOT\tshall not\tyes\tlead-in\n\
-            A-3\t1\tSHOULD\tmight\tyes\tsentence\nA-4\t1\tREQUIRED\tneeds\tyes\titem\nA-5\t1\tMUST\tx\tno\titem\n";
+        let text = "id\trfc\tlevel\tquote\tapplicability\tform\toutside\n\
+            A-1\t1\tMUST\tshall\tyes\tsentence\talone\nA-2\t1\tMUST NOT\tshall not\tyes\tlead-in\tinside\n\
+            A-3\t1\tSHOULD\tmight\tyes\tsentence\tinside\nA-4\t1\tREQUIRED\tneeds\tyes\titem\tpartner\n\
+            A-5\t1\tMUST\tx\tno\titem\telsewhere\n";
         let claims = claims
             .iter()
             .map(|(id, test, place)| Claim {

@@ -20,7 +20,7 @@ const SKIP_LOG: &str = "UIW_SKIP_LOG";
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Steps: fmt, clippy, doc, prose, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then `cargo test --workspace`,
+Steps: fmt, clippy, doc, prose, book, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then `cargo test --workspace`,
 then requirements: every MUST of the RFCs is proved by a test that has just passed.
 Programs that tests need are installed with apt-get when run as root; without them the tests that need them
 are counted as skipped; the first run fetches about 240 MB for the virtual machine with the siw driver. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
@@ -67,6 +67,13 @@ const STEPS: &[Step] = &[
         name: "prose",
         component: None,
         args: &["run", "--quiet", "--package", "xtask", "--", "prose"],
+        target: None,
+        env: &[],
+    },
+    Step {
+        name: "book",
+        component: None,
+        args: &["run", "--quiet", "--package", "xtask", "--", "book"],
         target: None,
         env: &[],
     },
@@ -220,7 +227,7 @@ fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
 }
 
 /// The Cargo that runs us, in the workspace's folder.
-fn cargo() -> Command {
+pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace());
     command

@@ -5,14 +5,13 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use uiw_cabi::{fault_handler, mapping};
+use uiw_cabi::{c_library, fault_handler, mapping};
 
-/// The function of this name behind this library, usually the C library's; 0 where there is none.
+/// The C library's function of this name; 0 where there is none.
 fn next(found: &AtomicUsize, name: &std::ffi::CStr) -> usize {
     match found.load(Ordering::Relaxed) {
         0 => {
-            // SAFETY: a name with its NUL.
-            let address = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }.addr();
+            let address = c_library::function(name);
             found.store(address, Ordering::Relaxed);
             address
         }

@@ -43,7 +43,8 @@ fn request(name: &str) -> libc::ifreq {
     // SAFETY: integers and pointers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
-        *to = from.cast_signed();
+        // A `c_char` is signed on some processors only.
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request
 }

@@ -118,7 +118,8 @@ impl Device {
 /// Puts text with its NUL into an array of C's, as much as fits.
 pub fn write_text<const N: usize>(to: &mut [c_char; N], text: &str) {
     for (to, from) in to.iter_mut().take(N - 1).zip(text.bytes()) {
-        *to = from.cast_signed();
+        // A `c_char` is signed on some processors only.
+        *to = c_char::from_ne_bytes([from]);
     }
 }
 

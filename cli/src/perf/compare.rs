@@ -194,7 +194,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn our_slice(&self) -> Result<(Slice, Outcome)> {
-        let outcome = Run::connect(self.device, self.pd, self.peer, self.plan)?.measure(|_, _| {})?;
+        let outcome = Run::connect(self.device, self.pd, self.peer, self.plan)?.measure(&mut ())?;
         let (figure, units) = match &outcome.round_trips {
             Some(histogram) => (us_at(histogram, 0.5), histogram.len() as f64),
             None => (outcome.rate(), outcome.bytes as f64),

@@ -2,9 +2,11 @@
 
 mod compare;
 mod flow_state;
+mod intervals;
 mod opposite;
 pub(crate) mod pattern;
 mod plan;
+mod plot;
 pub(crate) mod raw;
 mod report;
 mod run;
@@ -18,9 +20,11 @@ use crate::qp_setup::Wait;
 use crate::serve;
 use crate::service::Op;
 use crate::text::{self, Progress};
+use intervals::{Interval, Intervals};
 use plan::Plan;
-use run::Run;
+use run::{Outcome, Run};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 use uiw_verbs::{Device, Pd};
 
@@ -90,9 +94,21 @@ pub(crate) struct Args {
     /// Seconds of a slice of a comparison [default: 0.2, or 50 round trips if that is longer]
     #[arg(long, value_name = "S", requires = "compare", value_parser = some_seconds)]
     slice_seconds: Option<f64>,
+    /// What was done in every so many seconds, by this end, as it goes; with --json a list in the result
+    #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds, conflicts_with_all = ["sweep", "compare"])]
+    interval: Option<f64>,
     /// One JSON object a result
     #[arg(long)]
     json: bool,
+    /// One JSON object an interval (of a second, or --interval), as it goes, then the result's
+    #[arg(long, conflicts_with_all = ["sweep", "compare", "json"])]
+    json_stream: bool,
+    /// How many round trips took how long
+    #[arg(long, requires = "latency")]
+    histogram: bool,
+    /// Draw an SVG: throughput over time, or the round trip by percentile
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "compare"])]
+    plot: Option<PathBuf>,
     #[command(flatten)]
     conn: ConnArgs,
 }
@@ -109,6 +125,22 @@ impl Args {
             (true, _) => Wait::Descriptor,
             (_, true) => Wait::Spin,
             _ => Wait::Sleep,
+        }
+    }
+
+    /// The length of an interval, where something needs one.
+    fn every(&self) -> Option<Duration> {
+        let drawn = self.plot.as_ref().filter(|_| !self.latency).map(|_| self.seconds / 100.0);
+        let streamed = self.json_stream.then_some(1.0);
+        self.interval.or(streamed).or(drawn).map(Duration::from_secs_f64)
+    }
+
+    fn draw(&self, plan: &Plan, outcome: &Outcome, intervals: &[Interval]) -> Result<()> {
+        let Some(path) = &self.plot else { return Ok(()) };
+        let title = report::caption(plan, outcome);
+        match &outcome.round_trips {
+            Some(histogram) => plot::quantiles(path, &title, histogram),
+            None => plot::throughput(path, &title, intervals),
         }
     }
 }
@@ -146,20 +178,29 @@ fn sizes(args: &Args) -> Vec<u32> {
 }
 
 fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()> {
-    let mut progress = Progress::new();
     let mut headed = false;
     // All plans before the first measurement: a wrong one ends the command at once.
     let plans = sizes(args).into_iter().map(|size| Plan::new(args, size)).collect::<Result<Vec<_>>>()?;
     for plan in plans {
-        let outcome = Run::connect(device, pd, peer, &plan)?.measure(|bytes, elapsed| {
-            progress.show(|| {
-                let rate = text::rate(bytes as f64 / elapsed.as_secs_f64().max(1e-9));
-                format!("{} bytes: {rate} after {:.1} s", plan.size, elapsed.as_secs_f64())
-            });
+        let mut watch = Intervals::new(plan.size, plan.latency, args.every(), |interval| {
+            if args.json_stream {
+                text::json(&interval.json());
+            } else if args.interval.is_some() && !args.json {
+                text::line(interval.line());
+            }
         })?;
-        progress.clear();
-        if args.json {
-            text::json(&report::result(&plan, &outcome));
+        let outcome = Run::connect(device, pd, peer, &plan)?.measure(&mut watch)?;
+        let intervals = watch.end();
+        args.draw(&plan, &outcome, &intervals)?;
+        if args.json || args.json_stream {
+            let mut result = report::result(&plan, &outcome);
+            if args.json && args.interval.is_some() {
+                result["intervals"] = intervals.iter().map(Interval::json).collect();
+            }
+            if args.histogram {
+                result["histogram"] = report::histogram(&outcome);
+            }
+            text::json(&result);
             continue;
         }
         if !std::mem::replace(&mut headed, true) {
@@ -167,6 +208,9 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
             text::line(report::columns(&plan));
         }
         text::line(report::row(&plan, &outcome));
+        if args.histogram {
+            report::histogram_lines(&outcome).iter().for_each(text::line);
+        }
     }
     Ok(())
 }

@@ -23,6 +23,29 @@ pub(crate) fn histogram() -> Result<Histogram<u64>> {
         .map_err(|error| Failure::local("cannot make a histogram", error))
 }
 
+/// Watches a measurement.
+pub(crate) trait Watch {
+    /// So many messages of this end are over.
+    fn so_far(&mut self, messages: u64, elapsed: Duration);
+
+    /// A round trip of a ping-pong is over, which took so many nanoseconds.
+    fn round_trip(&mut self, ns: u64);
+
+    /// When `so_far` is to be called next, at the latest, though nothing is over.
+    fn due(&self) -> Option<Duration>;
+}
+
+/// Shows nothing.
+impl Watch for () {
+    fn so_far(&mut self, _: u64, _: Duration) {}
+
+    fn round_trip(&mut self, _: u64) {}
+
+    fn due(&self) -> Option<Duration> {
+        None
+    }
+}
+
 /// What was measured.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
@@ -126,8 +149,8 @@ impl Run {
         self.opposite.iter().any(|flow| flow.stats.is_none())
     }
 
-    /// Measures, showing the bytes so far to `progress`.
-    pub(crate) fn measure(mut self, mut progress: impl FnMut(u64, Duration)) -> Result<Outcome> {
+    /// Measures.
+    pub(crate) fn measure(mut self, watch: &mut impl Watch) -> Result<Outcome> {
         self.opposite.iter_mut().try_for_each(OppositeFlow::ask)?;
         let before = self.stats()?;
         let cpu = cpu_ns();
@@ -135,10 +158,10 @@ impl Run {
         let mut round_trips = None;
         if self.plan.latency {
             let mut histogram = histogram()?;
-            self.ping_pong(start, &mut histogram)?;
+            self.ping_pong(start, &mut histogram, watch)?;
             round_trips = Some(histogram);
         } else {
-            self.stream(start, &mut progress)?;
+            self.stream(start, watch)?;
         }
         let mut seconds = start.elapsed().as_secs_f64();
         let after = self.stats()?;
@@ -168,7 +191,7 @@ impl Run {
         Ok(outcome)
     }
 
-    fn stream(&mut self, start: Instant, progress: &mut impl FnMut(u64, Duration)) -> Result<()> {
+    fn stream(&mut self, start: Instant, watch: &mut impl Watch) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
         self.opposite.iter_mut().try_for_each(OppositeFlow::go)?;
         loop {
@@ -183,19 +206,21 @@ impl Run {
             if is_posted && !self.opposite_runs() {
                 break;
             }
-            if is_posted {
-                // The server has more to do: until it has, or the time is over.
-                self.take(Until::deadline(start + self.plan.time))?;
-            } else {
-                self.take(Until::NEVER)?;
-            }
+            // If all is posted the server has more to do: until it has, or the time is over.
+            let end = [watch.due(), is_posted.then_some(self.plan.time)].into_iter().flatten().min();
+            self.take(end.map_or(Until::NEVER, |end| Until::deadline(start + end)))?;
             let done = self.flows.iter().map(|flow| flow.source.done).sum::<u64>();
-            progress(done * u64::from(self.plan.size), elapsed);
+            watch.so_far(done, start.elapsed());
         }
         self.opposite.iter_mut().try_for_each(OppositeFlow::stop)
     }
 
-    fn ping_pong(&mut self, start: Instant, histogram: &mut Histogram<u64>) -> Result<()> {
+    fn ping_pong(
+        &mut self,
+        start: Instant,
+        histogram: &mut Histogram<u64>,
+        watch: &mut impl Watch,
+    ) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
         let mut now = start;
         while now - start < self.plan.time && self.flows[0].source.posted < limit {
@@ -207,7 +232,10 @@ impl Run {
                 }
             }
             let then = Instant::now();
-            histogram.saturating_record((then - now).as_nanos() as u64);
+            let took = (then - now).as_nanos() as u64;
+            histogram.saturating_record(took);
+            watch.round_trip(took);
+            watch.so_far(self.flows[0].source.posted, then - start);
             now = then;
         }
         Ok(())

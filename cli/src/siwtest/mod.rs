@@ -6,7 +6,7 @@ mod end;
 mod orders;
 mod passive;
 mod raw;
-mod talk;
+pub(crate) mod talk;
 
 use crate::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
 use crate::fail::{Failure, Result};

@@ -6,6 +6,7 @@ use super::end::End;
 use super::talk::{Actor, Kind, Op, Order, Talk};
 use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
+use crate::text;
 use serde_json::json;
 use uiw_verbs::{Remote, STag, SendFlags, SendOp, Sge};
 
@@ -17,6 +18,13 @@ const FAR: u64 = 512 << 20;
 /// Gives an order, as the end that connected.
 pub(super) fn give(end: &mut End, order: Order) -> Result<()> {
     let acts = order.actor == Actor::Initiator;
+    if order.op == Op::About {
+        end.expect_talk()?;
+        end.say(Kind::Order, order)?;
+        let verdict = end.expect(Kind::Verdict)?;
+        text::line(format!("the partner is {}", verdict.wrong.unwrap_or_default()));
+        return Ok(());
+    }
     prepare(end, &order, acts)?;
     if acts {
         end.expect_talk()?;
@@ -45,6 +53,13 @@ pub(super) fn give(end: &mut End, order: Order) -> Result<()> {
 pub(super) fn take(end: &mut End, talk: &Talk) -> Result<()> {
     let order = talk.order;
     let acts = order.actor == Actor::Responder;
+    if order.op == Op::About {
+        end.expect_talk()?;
+        end.note(about());
+        end.say(Kind::Verdict, order)?;
+        end.wrong = None;
+        return Ok(());
+    }
     prepare(end, &order, acts)?;
     if acts {
         act(end, &order, talk)?;
@@ -62,6 +77,13 @@ pub(super) fn take(end: &mut End, talk: &Talk) -> Result<()> {
     believe(end, done);
     end.expect_talk()?;
     end.say(Kind::Verdict, order)
+}
+
+/// Device, driver, firmware and kernel of this end.
+fn about() -> String {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let version = env!("CARGO_PKG_VERSION");
+    format!("uiw; driver uiw {version}; firmware none; Linux {}", kernel.trim())
 }
 
 fn believe(end: &mut End, talk: Talk) {
@@ -135,7 +157,7 @@ fn request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendF
     let outside = Remote { addr: remote.addr + FAR, ..remote };
     let invalidate = SendOp::SendInvalidate { stag: STag(revocable) };
     match op {
-        Op::Send | Op::LongSend | Op::NoReceive | Op::HangUp => (SendOp::Send, none),
+        Op::Send | Op::LongSend | Op::NoReceive | Op::HangUp | Op::About => (SendOp::Send, none),
         Op::SendSolicited => (SendOp::Send, SendFlags::SOLICITED),
         Op::SendInvalidate if last => (invalidate, none),
         Op::SendSolicitedInvalidate if last => (invalidate, SendFlags::SOLICITED),

@@ -10,12 +10,12 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Messages of an order at most.
 const MAX_COUNT: u32 = 400;
 /// Elements of a message at most: siw's limit.
-pub(super) const MAX_SGES: u32 = 6;
+pub(crate) const MAX_SGES: u32 = 6;
 
 /// What is ordered; the value on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Op {
+pub(crate) enum Op {
     Send = 1,
     SendSolicited,
     SendInvalidate,
@@ -25,6 +25,8 @@ pub(super) enum Op {
     Read,
     /// Reads, each followed by a fenced Send of what was read.
     Fence,
+    /// What the machine is: device, driver, firmware and kernel, in the text of the verdict.
+    About,
     // What follows ends the connection.
     BadWrite = 32,
     OutWrite,
@@ -40,7 +42,7 @@ pub(super) enum Op {
 }
 
 impl Op {
-    pub(super) const ALL: &[(Self, &str)] = &[
+    pub(crate) const ALL: &[(Self, &str)] = &[
         (Self::Send, "send"),
         (Self::SendSolicited, "sendse"),
         (Self::SendInvalidate, "sendinv"),
@@ -49,6 +51,7 @@ impl Op {
         (Self::Write, "write"),
         (Self::Read, "read"),
         (Self::Fence, "fence"),
+        (Self::About, "about"),
         (Self::BadWrite, "badwrite"),
         (Self::OutWrite, "outwrite"),
         (Self::BadRead, "badread"),
@@ -62,7 +65,8 @@ impl Op {
         (Self::HangUp, "hangup"),
     ];
 
-    fn from_wire(value: u8) -> Option<Self> {
+    /// The operation of a value on the wire.
+    pub(crate) fn from_wire(value: u8) -> Option<Self> {
         Self::ALL.iter().map(|(op, _)| *op).find(|op| *op as u8 == value)
     }
 
@@ -71,24 +75,24 @@ impl Op {
     }
 
     /// Whether its bytes are placed by receives.
-    pub(super) fn is_send(self) -> bool {
+    pub(crate) fn is_send(self) -> bool {
         (self as u8) <= Self::SendInline as u8 || self == Self::Fence
     }
 
     /// Whether its bytes come from the other end's memory.
-    pub(super) fn is_read(self) -> bool {
+    pub(crate) fn is_read(self) -> bool {
         matches!(self, Self::Read | Self::Fence)
     }
 
     /// Whether the connection does not outlive it.
-    pub(super) fn ends(self) -> bool {
+    pub(crate) fn ends(self) -> bool {
         self as u8 >= Self::BadWrite as u8
     }
 }
 
 /// Which end does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Actor {
+pub(crate) enum Actor {
     /// The one that connected.
     Initiator,
     /// The one that accepted.
@@ -97,18 +101,18 @@ pub(super) enum Actor {
 
 /// Something to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Order {
-    pub(super) op: Op,
-    pub(super) actor: Actor,
-    pub(super) size: u32,
-    pub(super) count: u32,
-    pub(super) sges: u32,
-    pub(super) seed: u32,
+pub(crate) struct Order {
+    pub(crate) op: Op,
+    pub(crate) actor: Actor,
+    pub(crate) size: u32,
+    pub(crate) count: u32,
+    pub(crate) sges: u32,
+    pub(crate) seed: u32,
 }
 
 /// An order as it is written: by one end, or by both, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Orders(pub(super) Vec<Order>);
+pub(crate) struct Orders(pub(crate) Vec<Order>);
 
 impl FromStr for Orders {
     type Err = String;
@@ -140,7 +144,7 @@ impl FromStr for Orders {
 }
 
 impl Order {
-    pub(super) fn is_bounded(&self) -> bool {
+    pub(crate) fn is_bounded(&self) -> bool {
         self.count <= MAX_COUNT
             && (1..=MAX_SGES).contains(&self.sges)
             && u64::from(self.size) * u64::from(self.count) <= MAX_BYTES
@@ -157,7 +161,7 @@ impl fmt::Display for Order {
 /// Which message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Order = 1,
     Ready,
     Done,
@@ -166,23 +170,23 @@ pub(super) enum Kind {
 
 /// A message; 128 bytes, big-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Talk {
-    pub(super) kind: Kind,
-    pub(super) order: Order,
+pub(crate) struct Talk {
+    pub(crate) kind: Kind,
+    pub(crate) order: Order,
     /// The speaker's memory for the order.
-    pub(super) memory: Remote,
+    pub(crate) memory: Remote,
     /// An STag of the speaker's that may be invalidated.
-    pub(super) revocable: u32,
+    pub(crate) revocable: u32,
     /// What is wrong, from the speaker's point of view.
-    pub(super) wrong: Option<String>,
+    pub(crate) wrong: Option<String>,
 }
 
 impl Talk {
-    pub(super) const LEN: usize = 128;
+    pub(crate) const LEN: usize = 128;
     const MAGIC: u32 = 0x7369_7774;
     const TEXT: usize = 44;
 
-    pub(super) fn emit(&self) -> [u8; Self::LEN] {
+    pub(crate) fn emit(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         let Order { op, actor, size, count, sges, seed } = self.order;
         out[..4].copy_from_slice(&Self::MAGIC.to_be_bytes());
@@ -204,7 +208,7 @@ impl Talk {
     }
 
     /// The message in `bytes`, if it is one within the limits.
-    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let kinds = [Kind::Order, Kind::Ready, Kind::Done, Kind::Verdict];

@@ -1,6 +1,7 @@
 //! Reading the counters of all programs.
 
 use crate::fail::{Failure, Result};
+use std::path::PathBuf;
 use uiw_cabi::counters;
 use uiw_verbs::counters::{CounterFile, Directory, DirectoryKind, FileError, Owner, Snapshot};
 
@@ -33,8 +34,15 @@ impl Collected {
     }
 }
 
-/// The user's directory, then those of each `uiw run`.
-pub(crate) fn directories() -> Result<Vec<Directory>> {
+/// The directory that UIW_COUNTERS names, for instance that of a service; otherwise the user's directory, then those of each `uiw run`.
+fn directories() -> Result<Vec<Directory>> {
+    let named = std::env::var_os(counters::VARIABLE).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(path) = named {
+        if let Err(error) = std::fs::read_dir(&path) {
+            return Err(Failure::local(format!("cannot read the directory {}", path.display()), error));
+        }
+        return Ok(vec![Directory::given(path)]);
+    }
     let user = counters::user();
     let failed =
         |error| Failure::local(format!("cannot read the directory {}", user.path().display()), error);

@@ -35,7 +35,8 @@ pub(crate) struct Args {
 
 pub(crate) const HELP: &str = "\
 Programs publish their counters in files: of the directory uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID. A program that has
-ended is shown once, and its file is removed; files of `uiw run` are removed by that alone.
+ended is shown once, and its file is removed; files of `uiw run` are removed by that alone. UIW_COUNTERS=DIR names the directory of
+programs that publish there, for instance /run/uiw of the service; then no file is removed.
 
 Bytes are payload, in the direction in which it travels: a Read counts as sent where its data comes from. Round trips and
 retransmissions are the kernel's and need its TCP, in this network namespace.";

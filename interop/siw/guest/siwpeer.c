@@ -9,7 +9,8 @@
  *
  * Messages between the ends are 128 bytes, big-endian: see struct talk. After ORDER the end that acts gets READY (from the
  * one that accepted) or has in ORDER all it needs; behind its last operation it says DONE; the one that accepted ends with
- * VERDICT if the other one acted. `cli/src/siwtest` is the other implementation.
+ * VERDICT if the other one acted. The order ABOUT is answered by a VERDICT whose text is what this machine is.
+ * `cli/src/siwtest` is the other implementation.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -23,6 +24,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <sys/utsname.h>
 #include <rdma/rdma_cma.h>
 
 #define MAGIC 0x73697774u
@@ -39,6 +41,8 @@
 enum kind { ORDER = 1, READY, DONE, VERDICT };
 enum op {
 	SEND = 1, SEND_SE, SEND_INV, SEND_SE_INV, SEND_INLINE, WRITE, READ, FENCE,
+	/* What this machine is, in the text of the verdict. */
+	ABOUT,
 	/* These end the connection. */
 	BAD_WRITE = 32, OUT_WRITE, BAD_READ, OUT_READ, RO_WRITE, WO_READ, LONG_SEND, NO_RECV, BAD_INV, USED_INV, HANG_UP,
 };
@@ -569,6 +573,28 @@ static int give(struct conn *c, struct talk *o)
 	return c->wrong[0] ? -1 : 0;
 }
 
+/* Device, driver, firmware and kernel. */
+static int about(struct conn *c, struct talk *o)
+{
+	struct ibv_device_attr attr = { .fw_ver = "" };
+	const char *device = ibv_get_device_name(c->id->verbs->device);
+	char path[300], link[300] = "";
+	struct utsname kernel = { .release = "" };
+
+	snprintf(path, sizeof(path), "/sys/class/infiniband/%s/device/driver", device);
+	ssize_t len = readlink(path, link, sizeof(link) - 1);
+	const char *driver = len > 0 && strrchr(link, '/') ? strrchr(link, '/') + 1 : "";
+	/* A device in software has no driver link; its name begins with the driver's. */
+	int name = *driver ? (int)strlen(driver) : (int)strcspn(device, "0123456789_");
+	ibv_query_device(c->id->verbs, &attr);
+	uname(&kernel);
+	if (expect_talk(c))
+		return -1;
+	wrong(c, "%s; driver %.*s; firmware %s; %s %s", device, name, *driver ? driver : device, attr.fw_ver, kernel.sysname,
+	      kernel.release);
+	return say(c, o, VERDICT);
+}
+
 /* One order, at the end that takes it. */
 static int take(struct conn *c)
 {
@@ -576,6 +602,8 @@ static int take(struct conn *c)
 
 	if (hear(c, NULL, ORDER, &o))
 		return -1;
+	if (o.op == ABOUT)
+		return about(c, &o);
 	int acts = o.actor == 1;
 	struct talk theirs = o;
 	if (prepare(c, &o, acts))

@@ -1,5 +1,6 @@
 //! The stacks against each other: the kernel's TCP, smoltcp over AF_PACKET and over AF_XDP, in two network namespaces.
 
+mod conform;
 mod congestion;
 mod datagram_peer;
 mod doctor;

@@ -1,5 +1,6 @@
 //! Stock programs on our two C libraries.
 
+mod book;
 mod c_programs;
 mod capture;
 mod cm;

@@ -24,38 +24,44 @@ pub(super) fn section(out: &mut Vec<u8>) {
 }
 
 /// Interface Description Block: raw IP, times in nanoseconds.
-pub(super) fn interface(out: &mut Vec<u8>, name: &str) {
+pub(super) fn interface(out: &mut Vec<u8>, name: &str, snap: Option<u32>) {
     block(out, INTERFACE, |out| {
         put16(out, LINK_RAW);
         put16(out, 0);
-        put32(out, 0); // no limit to packets
+        put32(out, snap.unwrap_or(0)); // 0: no limit to packets
         option(out, IF_NAME, name.as_bytes());
         option(out, IF_TSRESOL, &[9]);
         option(out, OPT_END, &[]);
     });
 }
 
+/// What a packet's block has beside it.
+pub(super) struct Packet {
+    pub(super) interface: u32,
+    /// Since 1970.
+    pub(super) time: Duration,
+    pub(super) outgoing: bool,
+    /// Bytes that are written at most.
+    pub(super) snap: Option<u32>,
+}
+
 /// Enhanced Packet Block. `fill` appends the packet.
-pub(super) fn packet(
-    out: &mut Vec<u8>,
-    interface: u32,
-    time: Duration,
-    outgoing: bool,
-    fill: impl FnOnce(&mut Vec<u8>),
-) {
+pub(super) fn packet(out: &mut Vec<u8>, packet: &Packet, fill: impl FnOnce(&mut Vec<u8>)) {
     block(out, ENHANCED_PACKET, |out| {
-        let time = time.as_nanos() as u64;
-        put32(out, interface);
+        let time = packet.time.as_nanos() as u64;
+        put32(out, packet.interface);
         put32(out, (time >> 32) as u32);
         put32(out, time as u32);
         let lengths = out.len();
         out.extend_from_slice(&[0; 8]);
         fill(out);
-        let len = ((out.len() - lengths - 8) as u32).to_ne_bytes();
-        out[lengths..lengths + 4].copy_from_slice(&len);
-        out[lengths + 4..lengths + 8].copy_from_slice(&len);
+        let len = (out.len() - lengths - 8) as u32;
+        let captured = packet.snap.map_or(len, |snap| len.min(snap));
+        out.truncate(lengths + 8 + captured as usize);
+        out[lengths..lengths + 4].copy_from_slice(&captured.to_ne_bytes());
+        out[lengths + 4..lengths + 8].copy_from_slice(&len.to_ne_bytes());
         pad(out);
-        option(out, EPB_FLAGS, &u32::to_ne_bytes(if outgoing { 2 } else { 1 }));
+        option(out, EPB_FLAGS, &u32::to_ne_bytes(if packet.outgoing { 2 } else { 1 }));
         option(out, OPT_END, &[]);
     });
 }

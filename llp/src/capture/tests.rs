@@ -243,6 +243,71 @@ fn a_failing_file_fails_no_stream() {
     assert_eq!(sink.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
 }
 
+/// The packets of a pcapng file: their captured and true lengths, and the number of its sections.
+fn packets_of(path: &std::path::Path) -> (Vec<(u32, u32)>, usize) {
+    let bytes = fs::read(path).unwrap();
+    let (mut rest, mut packets, mut sections) = (&bytes[..], Vec::new(), 0);
+    let number = |bytes: &[u8], at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    while !rest.is_empty() {
+        let (block, behind) = rest.split_at(number(rest, 4) as usize);
+        match number(block, 0) {
+            0x0A0D_0D0A => sections += 1,
+            6 => packets.push((number(block, 20), number(block, 24))),
+            1 => {}
+            other => panic!("block {other:#x}"),
+        }
+        rest = behind;
+    }
+    (packets, sections)
+}
+
+/// Sends so many messages of 10,000 bytes through a stack that is captured to `file`.
+fn messages_to(file: PcapFile, count: usize) {
+    let sink = PcapSink::create(file).unwrap();
+    let mut server_side = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "server");
+    let mut client_side = TcpStack::new().unwrap();
+    let mut listener = server_side.listen((IP, 0).into(), &ListenOptions::default(), Token(1)).unwrap();
+    let options = StreamOptions::default();
+    let mut client = client_side.connect(None, listener.local_addr(), &options, Token(2)).unwrap();
+    while !client.connect_result().unwrap() {}
+    let mut server = listener.accept(Token(3)).unwrap();
+    for _ in 0..count {
+        send(&mut *client, &[7; 10_000]);
+        assert_eq!(recv(&mut *server, 10_000).len(), 10_000);
+    }
+}
+
+#[test]
+fn a_capture_has_a_bound() {
+    let folder = std::env::temp_dir().join(format!("llp-ring-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("ring.pcapng");
+    messages_to(PcapFile::new(&path).rotate(64 << 10, 3), 50);
+    let mut names: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["ring.pcapng", "ring.pcapng.1", "ring.pcapng.2"]);
+    for name in &names[1..] {
+        let length = fs::metadata(folder.join(name)).unwrap().len();
+        assert!((64 << 10..80 << 10).contains(&length), "{name}: {length}");
+    }
+    // Every file stands alone.
+    assert!(names.iter().all(|name| packets_of(&folder.join(name)).1 == 1));
+
+    let snapped = folder.join("snap.pcapng");
+    messages_to(PcapFile::new(&snapped).snap(96), 3);
+    let (packets, _) = packets_of(&snapped);
+    assert!(packets.iter().all(|(captured, length)| *captured == 96.min(*length)), "{packets:?}");
+    assert!(packets.iter().any(|(_, length)| *length > 96), "{packets:?}");
+
+    messages_to(PcapFile::new(&snapped).append(true), 3);
+    let (more, sections) = packets_of(&snapped);
+    assert!(more.len() > packets.len() && more[..packets.len()] == packets[..] && sections == 2, "{more:?}");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
 /// Wireshark shares no code with us: what does it make of the file? Skipped where it is not installed.
 #[test]
 fn tshark_reads_it() {
@@ -293,7 +358,7 @@ fn tshark_reads_it() {
         ])
         .output()
         .unwrap();
-    std::fs::remove_file(&path).unwrap();
+    fs::remove_file(&path).unwrap();
     let lines = String::from_utf8(out.stdout).unwrap();
     let mut total = 0;
     for line in lines.lines() {

@@ -25,7 +25,8 @@ pub(crate) fn ethernet(name: &str) -> io::Result<[u8; 6]> {
     }
     let mut mac = [0; 6];
     for (to, from) in mac.iter_mut().zip(address.sa_data) {
-        *to = from.cast_unsigned();
+        // A `c_char` is signed on some processors only.
+        [*to] = from.to_ne_bytes();
     }
     Ok(mac)
 }

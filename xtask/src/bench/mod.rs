@@ -8,7 +8,7 @@ mod hostile;
 mod instructions;
 mod peers;
 mod perftest;
-mod programs;
+pub(crate) mod programs;
 mod scaling;
 mod siw;
 mod speed;

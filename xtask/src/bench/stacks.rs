@@ -206,7 +206,7 @@ fn build() -> Result<Programs, String> {
             Err(error) => Err(format!("starting cargo: {error}")),
         }
     };
-    cargo(&["-p", "uiw"])?;
+    cargo(&["-p", "uiw-cli"])?;
     cargo(&["-p", "uiw-llp", "--example", "bare"])?;
     let me = std::env::current_exe().map_err(|error| error.to_string())?;
     let folder = me.parent().and_then(Path::parent).ok_or("no target folder")?.join("release");

@@ -1,5 +1,6 @@
 //! The table of cases.
 
+mod conform;
 mod endings;
 mod faults;
 mod ops;
@@ -21,6 +22,7 @@ pub fn all() -> Vec<Case> {
     cases.extend(startup::cases());
     cases.extend(faults::cases());
     cases.extend(endings::cases());
+    cases.extend(conform::cases());
     cases
 }
 

@@ -6,7 +6,6 @@
 use super::super::programs;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 const COMMIT: &str = "02b5a5a";
 /// Path of the program in both trees.
@@ -49,7 +48,7 @@ impl Baseline {
         let folder = crate::install::target()?.join(format!("baseline-{COMMIT}"));
         let (tree, target) = (folder.join("tree"), folder.join("target"));
         if !tree.is_dir() {
-            export(&tree)?;
+            crate::history::export(COMMIT, &tree)?;
         }
         add_constructors(&tree.join(QP))?;
         place(&crate::test::workspace().join(EXAMPLE), &tree.join(EXAMPLE))?;
@@ -59,30 +58,6 @@ impl Baseline {
         programs::build_libraries(&tree, &target, &libraries)?;
         Ok(Self { threads: target.join("release/examples/threads"), libraries })
     }
-}
-
-/// Takes the commit's files out of the repository.
-fn export(tree: &Path) -> Result<(), String> {
-    let new = tree.with_extension("new");
-    // What an interrupted run has left.
-    let _ = fs::remove_dir_all(&new);
-    fs::create_dir_all(&new).map_err(|error| format!("{}: {error}", new.display()))?;
-    let mut archive = Command::new("git")
-        .args(["archive", "--format=tar", COMMIT])
-        .current_dir(crate::test::workspace())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| format!("git: {error}"))?;
-    let stream = archive.stdout.take().ok_or("git archive has no output")?;
-    let unpacked = Command::new("tar").args(["-x", "-C"]).arg(&new).stdin(stream).status();
-    let archived = archive.wait().map_err(|error| format!("git: {error}"))?;
-    let unpacked = unpacked.map_err(|error| format!("tar: {error}"))?;
-    if !archived.success() || !unpacked.success() {
-        return Err(format!(
-            "the sources of {COMMIT} are not in the repository: a clone with the whole history is needed"
-        ));
-    }
-    fs::rename(&new, tree).map_err(|error| format!("{}: {error}", tree.display()))
 }
 
 /// Adds [`CONSTRUCTORS`] to a file, unless it has them.

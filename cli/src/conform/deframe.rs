@@ -1,0 +1,383 @@
+//! One direction's FPDUs as they came, and the sentences of RFC 5044 that their framing keeps or breaks.
+//!
+//! A receiver that keeps the RFC drops an FPDU whose CRC is wrong. Here the question is why it is wrong, so the bytes are looked at in every
+//! way that an error of the sender explains.
+
+use super::judge::Judgements;
+use uiw_mpa::{MAX_ULPDU, MIN_MULPDU, crc32c, pad_len};
+
+const INTERVAL: u64 = 512;
+const MARKER: usize = 4;
+const LENGTH: usize = 2;
+const CRC: usize = 4;
+/// Bytes of the shortest ULPDU: a tagged header.
+const SHORTEST: usize = 14;
+
+/// The receiving side of Full Operation.
+#[derive(Debug)]
+pub(super) struct Deframe {
+    crc: bool,
+    markers: bool,
+    position: u64,
+    /// FPDUs so far.
+    count: u64,
+    /// The CRC field of the FPDU before.
+    last_field: [u8; CRC],
+}
+
+/// An FPDU that is whole.
+#[derive(Debug)]
+pub(super) struct Whole {
+    pub(super) consumed: usize,
+    pub(super) ulpdu: Vec<u8>,
+}
+
+/// What the front of the bytes is.
+#[derive(Debug)]
+pub(super) enum Front {
+    Fpdu(Whole),
+    /// More bytes are due.
+    Incomplete,
+    /// No FPDU; the judgements say why.
+    Broken(String),
+}
+
+/// Where the parts of an FPDU lie.
+struct Layout {
+    /// Bytes of the whole FPDU, Markers included.
+    len: usize,
+    ulpdu_len: usize,
+    /// Each Marker: its place, and the FPDUPTR that is due.
+    markers: Vec<(usize, u16)>,
+}
+
+impl Deframe {
+    pub(super) fn new(crc: bool, markers: bool) -> Self {
+        Self { crc, markers, position: 0, count: 0, last_field: [0; CRC] }
+    }
+
+    /// The FPDU at the front of `bytes`. `more` is whether bytes may follow.
+    pub(super) fn next(&mut self, bytes: &[u8], more: bool, judged: &mut Judgements) -> Front {
+        let Some(layout) = self.layout(bytes, self.markers) else {
+            return self.short(bytes, more, judged);
+        };
+        let is_right = || {
+            let raw = bytes.get(..layout.len).and_then(|raw| raw.split_last_chunk::<CRC>());
+            self.crc && raw.is_some_and(|(covered, field)| crc32c(covered).to_le_bytes() == *field)
+        };
+        if !(SHORTEST..=MAX_ULPDU).contains(&layout.ulpdu_len) && !is_right() {
+            return self.implausible(bytes, layout.ulpdu_len, judged);
+        }
+        let Some(raw) = bytes.get(..layout.len) else {
+            // A Marker that was not asked for is seen as a length of zero; one that is lacking, as one that never ends.
+            if self.markers && self.is_whole_without_markers(bytes) {
+                return self.no_marker(judged);
+            }
+            if !more && bytes.len() + CRC == layout.len {
+                judged.broken(&["RFC5044-4.4-11"], "an FPDU ends without a CRC field");
+                return Front::Broken("an FPDU without a CRC field".to_owned());
+            }
+            return self.short(bytes, more, judged);
+        };
+        let (covered, field) = raw.split_at(raw.len() - CRC);
+        let field: [u8; CRC] = field.try_into().unwrap_or_default();
+        if self.crc && crc32c(covered).to_le_bytes() != field {
+            return self.wrong_crc(bytes, raw, &layout, field, judged);
+        }
+        self.judge(raw, &layout, judged);
+        let ulpdu = stripped(raw, &layout);
+        (self.position, self.count) = (self.position + layout.len as u64, self.count + 1);
+        self.last_field = field;
+        Front::Fpdu(Whole { consumed: layout.len, ulpdu })
+    }
+
+    /// Where the parts of the FPDU at the front of `bytes` lie, once its length is there.
+    fn layout(&self, bytes: &[u8], with_markers: bool) -> Option<Layout> {
+        let is_marker = |at: usize| with_markers && (self.position + at as u64).is_multiple_of(INTERVAL);
+        let lead = if is_marker(0) { MARKER } else { 0 };
+        let length = bytes.get(lead..lead + LENGTH)?;
+        let ulpdu_len = usize::from(u16::from_be_bytes([length[0], length[1]]));
+        let mut markers = Vec::new();
+        if lead > 0 {
+            markers.push((0, 0));
+        }
+        let mut left = LENGTH + ulpdu_len + pad_len(ulpdu_len) + CRC;
+        let mut at = lead;
+        while left > 0 {
+            // FPDUs and the distance of Markers are multiples of four bytes.
+            if is_marker(at) {
+                markers.push((at, (at - lead) as u16));
+                at += MARKER;
+            }
+            at += MARKER.min(left);
+            left = left.saturating_sub(MARKER);
+        }
+        Some(Layout { len: at, ulpdu_len, markers })
+    }
+
+    fn short(&self, bytes: &[u8], more: bool, judged: &mut Judgements) -> Front {
+        if more || bytes.is_empty() {
+            return Front::Incomplete;
+        }
+        let what = format!("the stream ends {} bytes into an FPDU", bytes.len());
+        judged.broken(&["RFC5044-4.1-01"], what.clone());
+        Front::Broken(what)
+    }
+
+    fn is_whole_without_markers(&self, bytes: &[u8]) -> bool {
+        let Some(layout) = self.layout(bytes, false) else { return false };
+        (SHORTEST..=MAX_ULPDU).contains(&layout.ulpdu_len) && {
+            let raw = bytes.get(..layout.len).and_then(|raw| raw.split_last_chunk::<CRC>());
+            raw.is_some_and(|(covered, field)| crc32c(covered).to_le_bytes() == *field)
+        }
+    }
+
+    /// No Marker where one is due.
+    fn no_marker(&self, judged: &mut Judgements) -> Front {
+        let what = format!("no Marker at byte {}, though our Request asked for Markers", self.position);
+        judged.broken(&["RFC5044-4.3-02"], what.clone());
+        if self.position == 0 {
+            judged.broken(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"], what.clone());
+        }
+        Front::Broken(what)
+    }
+
+    /// A length that no FPDU has.
+    fn implausible(&self, bytes: &[u8], length: usize, judged: &mut Judgements) -> Front {
+        if self.markers && self.is_whole_without_markers(bytes) {
+            return self.no_marker(judged);
+        }
+        if !self.markers && self.position == 0 && bytes.starts_with(&[0; MARKER]) {
+            let what = "a Marker, though our Request did not ask for Markers";
+            judged.broken(&["RFC5044-7.1.1-08"], what);
+            return Front::Broken(what.to_owned());
+        }
+        let what = format!("ULPDU_Length is {length} in FPDU {}", self.count + 1);
+        if is_header(self.last_field) && self.count > 0 {
+            judged.broken(&["RFC5044-4.4-11"], "the FPDU before has no CRC field");
+        }
+        if length > MAX_ULPDU {
+            judged.broken(&["RFC5044-3-05"], what.clone());
+        } else {
+            judged.broken(&["RFC5044-4.1-01"], what.clone());
+        }
+        Front::Broken(what)
+    }
+
+    /// Why a CRC is wrong.
+    fn wrong_crc(
+        &self,
+        bytes: &[u8],
+        raw: &[u8],
+        layout: &Layout,
+        field: [u8; CRC],
+        judged: &mut Judgements,
+    ) -> Front {
+        if self.markers && self.is_whole_without_markers(bytes) {
+            return self.no_marker(judged);
+        }
+        let covered = &raw[..raw.len() - CRC];
+        let due = crc32c(covered);
+        let is = |bytes: &[u8]| crc32c(bytes).to_le_bytes() == field;
+        let lead = if layout.markers.first().is_some_and(|(at, _)| *at == 0) { MARKER } else { 0 };
+        let without_markers = without(covered, &layout.markers);
+        let unpadded = LENGTH + layout.ulpdu_len;
+        let (why, ids): (&str, &[&str]) = if is_header(field) {
+            ("no CRC field: the next FPDU begins there", &["RFC5044-4.4-11", "RFC5044-4.1-01"])
+        } else if field == due.to_be_bytes() {
+            ("its bytes stand in the wrong order", &["RFC5044-4.4-16"])
+        } else if field == [0; CRC] {
+            ("zero: it was not computed", &["RFC5044-4.4-08", "RFC5044-7.1.1-11"])
+        } else if lead > 0 && is(&covered[lead..]) {
+            ("without the Marker in front", &["RFC5044-4.3-05", "RFC5044-4.4-15"])
+        } else if is(&without_markers)
+            || is(&covered[lead + LENGTH..])
+            || is(&covered[..covered.len() - pad_len(layout.ulpdu_len)])
+        {
+            ("over a part of what it must cover", &["RFC5044-4.4-14"])
+        } else if pad_len(layout.ulpdu_len) > 0
+            && bytes.get(unpadded..unpadded + CRC) == Some(&crc32c(&bytes[..unpadded]).to_le_bytes()[..])
+        {
+            ("behind the ULPDU, where the PAD is due", &["RFC5044-4.1-01"])
+        } else {
+            ("not CRC32c", &["RFC5044-4.4-12"])
+        };
+        let found = u32::from_le_bytes(field);
+        let what =
+            format!("the CRC of FPDU {} is {found:#010x}, computed {due:#010x}: {why}", self.count + 1);
+        judged.broken(ids, what.clone());
+        Front::Broken(what)
+    }
+
+    /// What a whole FPDU shows.
+    fn judge(&self, raw: &[u8], layout: &Layout, judged: &mut Judgements) {
+        judged.keep(&["RFC5044-4.1-01", "RFC5044-4.4-11"]);
+        if self.crc {
+            judged.keep(&[
+                "RFC5044-4.4-08",
+                "RFC5044-4.4-12",
+                "RFC5044-4.4-14",
+                "RFC5044-4.4-16",
+                "RFC5044-7.1.1-11",
+            ]);
+        }
+        let pad = pad_len(layout.ulpdu_len);
+        if pad > 0 {
+            let plain = without(&raw[..raw.len() - CRC], &layout.markers);
+            let found = &plain[plain.len() - pad..];
+            judged.check(found.iter().all(|byte| *byte == 0), &["RFC5044-4.1-02"], || {
+                format!("PAD is {found:02x?}")
+            });
+        }
+        if self.markers {
+            self.judge_markers(raw, layout, judged);
+        } else if self.position == 0 {
+            judged.keep(&["RFC5044-7.1.1-08"]);
+        }
+    }
+
+    fn judge_markers(&self, raw: &[u8], layout: &Layout, judged: &mut Judgements) {
+        if self.position == 0 {
+            judged.keep(&["RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"]);
+        }
+        for (at, due) in &layout.markers {
+            let Some([r0, r1, high, low]) = raw.get(*at..).and_then(|bytes| bytes.first_chunk()).copied()
+            else {
+                continue;
+            };
+            let (reserved, pointer) = (u16::from_be_bytes([r0, r1]), u16::from_be_bytes([high, low]));
+            let place = self.position + *at as u64;
+            judged.check(reserved == 0, &["RFC5044-4.2-02"], || {
+                format!("the Marker at byte {place} has {reserved:#06x} in its reserved field")
+            });
+            judged.check(pointer & 3 == 0, &["RFC5044-4.2-03a"], || {
+                format!("the Marker at byte {place} has FPDUPTR {pointer}: its low two bits are not zero")
+            });
+            let between = *at == 0;
+            let ids: &[&str] = if between {
+                &["RFC5044-4.3-09b", "RFC5044-4.2-01"]
+            } else {
+                &["RFC5044-4.3-03", "RFC5044-4.3-09a", "RFC5044-4.2-01"]
+            };
+            judged.check(pointer & !3 == *due, ids, || {
+                format!("the Marker at byte {place} points {pointer} bytes back, {due} is due")
+            });
+            if between {
+                judged.keep(&["RFC5044-4.3-05", "RFC5044-4.4-15"]);
+            }
+            if place > 0 {
+                judged.keep(&["RFC5044-4.3-02"]);
+            }
+        }
+        let inner = layout.markers.iter().filter(|(at, _)| *at > 0).count();
+        if inner > 1 {
+            let right = layout
+                .markers
+                .iter()
+                .all(|(at, due)| raw.get(at + 2..at + 4) == Some(&due.to_be_bytes()[..]));
+            judged.check(right, &["RFC5044-4.3-08"], || {
+                "the Markers of an FPDU do not all point to its ULPDU_Length".to_owned()
+            });
+        }
+    }
+}
+
+/// Whether four bytes look as the front of an FPDU: a length, then the control fields of DDP and RDMAP.
+fn is_header(bytes: [u8; 4]) -> bool {
+    let length = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
+    (SHORTEST..=MAX_ULPDU).contains(&length)
+        && bytes[2] & 0x3F == 1
+        && bytes[3] & 0xF0 == 0x40
+        && bytes[3] & 15 <= 11
+}
+
+fn without(bytes: &[u8], markers: &[(usize, u16)]) -> Vec<u8> {
+    let is_marker = |at: usize| markers.iter().any(|(marker, _)| (*marker..*marker + MARKER).contains(&at));
+    bytes.iter().enumerate().filter(|(at, _)| !is_marker(*at)).map(|(_, byte)| *byte).collect()
+}
+
+/// The ULPDU alone.
+fn stripped(raw: &[u8], layout: &Layout) -> Vec<u8> {
+    let plain = if layout.markers.is_empty() { raw.to_vec() } else { without(raw, &layout.markers) };
+    plain.into_iter().skip(LENGTH).take(layout.ulpdu_len).collect()
+}
+
+/// Whether a segment that is not its message's last is long enough.
+pub(super) fn judge_segment_length(ulpdu: usize, last: bool, judged: &mut Judgements) {
+    if !last {
+        judged.check(ulpdu >= MIN_MULPDU, &["RFC5044-3-04"], || {
+            format!("a ULPDU of {ulpdu} bytes is not its message's last: MULPDU is below 128")
+        });
+    }
+    judged.check(ulpdu <= MAX_ULPDU, &["RFC5044-3-05"], || format!("a ULPDU of {ulpdu} bytes"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uiw_mpa::FpduTx;
+
+    fn stream(crc: bool, markers: bool, lengths: &[usize]) -> Vec<u8> {
+        let mut tx = FpduTx::new(crc, markers);
+        let mut bytes = Vec::new();
+        for length in lengths {
+            let start = bytes.len();
+            bytes.extend([0, 0]);
+            bytes.extend((0..*length).map(|at| at as u8 | 1));
+            tx.seal(&mut bytes, start);
+        }
+        bytes
+    }
+
+    fn broken(crc: bool, markers: bool, bytes: &[u8]) -> Vec<String> {
+        let (mut deframe, mut judged, mut at) = (Deframe::new(crc, markers), Judgements::default(), 0);
+        while let Front::Fpdu(whole) = deframe.next(&bytes[at..], false, &mut judged) {
+            at += whole.consumed;
+        }
+        let mut ids: Vec<_> = judged.0.into_iter().filter(|j| j.broken.is_some()).map(|j| j.id).collect();
+        ids.dedup();
+        ids
+    }
+
+    #[test]
+    fn what_the_codec_makes_is_kept() {
+        for crc in [true, false] {
+            for markers in [true, false] {
+                let lengths: Vec<usize> = (14..90).chain([2000, 517, 60_000]).collect();
+                assert_eq!(broken(crc, markers, &stream(crc, markers, &lengths)), [""; 0], "{crc} {markers}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_error_has_its_sentence() {
+        let whole = stream(true, false, &[14, 15, 14]);
+        let change = |at: usize, to: u8| {
+            let mut bytes = whole.clone();
+            bytes[at] = to;
+            bytes
+        };
+        assert_eq!(broken(true, false, &change(19, whole[19] ^ 1)), ["RFC5044-4.4-12"]);
+        let mut swapped = whole.clone();
+        swapped[16..20].reverse();
+        assert_eq!(broken(true, false, &swapped), ["RFC5044-4.4-16"]);
+        let mut zero = whole.clone();
+        zero[16..20].fill(0);
+        assert_eq!(broken(true, false, &zero), ["RFC5044-4.4-08", "RFC5044-7.1.1-11"]);
+        assert_eq!(broken(true, false, &whole[..30]), ["RFC5044-4.1-01"]);
+        assert_eq!(
+            broken(true, true, &stream(true, false, &[14, 14])),
+            ["RFC5044-4.3-02", "RFC5044-4.3-01", "RFC5044-4.3-07", "RFC5044-7.1.1-09"]
+        );
+        assert_eq!(broken(true, false, &stream(true, true, &[14, 14])), ["RFC5044-7.1.1-08"]);
+        let mut marked = stream(true, true, &[14; 60]);
+        marked[515] ^= 1;
+        assert_eq!(broken(true, true, &marked), ["RFC5044-4.4-12"], "its CRC does not cover the change");
+        let mut marked = stream(false, true, &[14; 60]);
+        marked[515] ^= 5;
+        marked[513] = 1;
+        let ids =
+            ["RFC5044-4.2-02", "RFC5044-4.2-03a", "RFC5044-4.3-03", "RFC5044-4.3-09a", "RFC5044-4.2-01"];
+        assert_eq!(broken(false, true, &marked), ids);
+    }
+}

@@ -1,0 +1,31 @@
+//! What was seen of each requirement.
+
+/// One observation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Judgement {
+    pub(super) id: String,
+    /// What is wrong; nothing where the requirement was kept.
+    pub(super) broken: Option<String>,
+}
+
+/// The observations of a case.
+#[derive(Debug, Default)]
+pub(super) struct Judgements(pub(super) Vec<Judgement>);
+
+impl Judgements {
+    /// These were kept if `kept`; otherwise `what` is wrong.
+    pub(super) fn check<I: AsRef<str>>(&mut self, kept: bool, ids: &[I], what: impl FnOnce() -> String) {
+        let broken = (!kept).then(what);
+        for id in ids {
+            self.0.push(Judgement { id: id.as_ref().to_owned(), broken: broken.clone() });
+        }
+    }
+
+    pub(super) fn keep<I: AsRef<str>>(&mut self, ids: &[I]) {
+        self.check(true, ids, String::new);
+    }
+
+    pub(super) fn broken<I: AsRef<str>>(&mut self, ids: &[I], what: impl Into<String>) {
+        self.check(false, ids, || what.into());
+    }
+}

@@ -1,0 +1,273 @@
+//! What a case file says, as values.
+
+use std::time::Duration;
+
+/// One exchange with the listener.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) title: String,
+    /// The file, for messages.
+    pub(crate) file: String,
+    pub(crate) needs: Vec<Need>,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// What a case needs of the listener. Without it the case judges nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// The partner program answers orders there.
+    Partner,
+    /// Neither Request nor Reply asks for CRCs.
+    CrcOff,
+    /// The listener accepts a Request that asks for Markers.
+    MarkersGranted,
+    /// The Reply asks for Markers.
+    MarkersAsked,
+    /// The Reply is of revision 2 with enhanced data.
+    Enhanced,
+    /// The listener takes so many Reads at a time.
+    Ird(u64),
+}
+
+impl Need {
+    /// The name in a case file of those without a number.
+    pub(crate) const NAMES: [(&'static str, Self); 5] = [
+        ("partner", Self::Partner),
+        ("crc-off", Self::CrcOff),
+        ("markers-granted", Self::MarkersGranted),
+        ("markers-asked", Self::MarkersAsked),
+        ("enhanced", Self::Enhanced),
+    ];
+}
+
+/// A line of a case.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Step {
+    pub(crate) line: u32,
+    pub(crate) delay: Duration,
+    pub(crate) action: Action,
+}
+
+/// What a line does.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Action {
+    /// TCP's connection, without a byte.
+    Connect,
+    /// The usual start-up, with these fields of the Request changed.
+    Start(Vec<Field>),
+    /// A frame leaves.
+    Send(Sent),
+    /// So many Reads of no bytes, with these fields, each answered before the next leaves.
+    Reads { count: u64, fields: Vec<Field>, judges: Vec<String> },
+    /// FIN.
+    Fin,
+    /// RST.
+    Reset,
+    /// One of these comes.
+    Expect { times: u64, one_of: Vec<Expected> },
+    /// Nothing comes for so long, and the stream stays open.
+    Silence { time: Duration, judges: Vec<String> },
+    /// The segment before is refused: `judges` if it is not carried out, the Terminate's own sentences if there is one.
+    Refusal { judges: Vec<String>, terminate: Vec<String>, fields: Vec<Field> },
+    /// The partner is ordered to do something, or this end is going to.
+    Order { operation: Operation, fields: Vec<Field> },
+    /// This end has done what it had ordered of itself; the partner's verdict is awaited.
+    Done { judges: Vec<String> },
+    /// A whole message of the partner comes: its segments are put together.
+    Message { expected: Expected },
+}
+
+/// What the partner program can be ordered to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Operation {
+    /// The value on the wire, as `siwtest` has it.
+    pub(crate) code: u8,
+    /// Whether the partner acts, instead of this end.
+    pub(crate) by_partner: bool,
+}
+
+impl Operation {
+    pub(crate) const NAMES: [(&'static str, u8); 8] = [
+        ("send", 1),
+        ("send-solicited", 2),
+        ("send-invalidate", 3),
+        ("send-solicited-invalidate", 4),
+        ("write", 6),
+        ("read", 7),
+        ("read-only-write", 36),
+        ("write-only-read", 37),
+    ];
+}
+
+/// A frame as it is to leave.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Sent {
+    pub(crate) kind: FrameKind,
+    pub(crate) fields: Vec<Field>,
+    pub(crate) times: u64,
+    /// Bytes of each TCP segment; 0 leaves it to TCP.
+    pub(crate) cut: u64,
+    /// Leaves with the next frame that is not held.
+    pub(crate) hold: bool,
+}
+
+/// A frame that is awaited, with what is judged by its coming.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Expected {
+    pub(crate) kind: FrameKind,
+    pub(crate) judges: Vec<String>,
+    pub(crate) fields: Vec<Field>,
+}
+
+/// What passes on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FrameKind {
+    Request,
+    Reply,
+    Write,
+    ReadRequest,
+    ReadResponse,
+    Send,
+    SendInvalidate,
+    SendSolicited,
+    SendSolicitedInvalidate,
+    Terminate,
+    /// A segment whose every field is given.
+    Segment,
+    /// Bytes as they are.
+    Bytes,
+    /// The end of the stream, by FIN or RST.
+    End,
+}
+
+impl FrameKind {
+    pub(crate) const NAMES: [(&'static str, Self); 13] = [
+        ("request", Self::Request),
+        ("reply", Self::Reply),
+        ("write", Self::Write),
+        ("read-request", Self::ReadRequest),
+        ("read-response", Self::ReadResponse),
+        ("send", Self::Send),
+        ("send-invalidate", Self::SendInvalidate),
+        ("send-solicited", Self::SendSolicited),
+        ("send-solicited-invalidate", Self::SendSolicitedInvalidate),
+        ("terminate", Self::Terminate),
+        ("segment", Self::Segment),
+        ("bytes", Self::Bytes),
+        ("end", Self::End),
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+    }
+
+    /// Whether it is a start-up frame.
+    pub(crate) fn is_startup(self) -> bool {
+        matches!(self, Self::Request | Self::Reply)
+    }
+
+    /// RDMAP's opcode.
+    pub(crate) fn opcode(self) -> Option<u8> {
+        Some(match self {
+            Self::Write => 0,
+            Self::ReadRequest => 1,
+            Self::ReadResponse => 2,
+            Self::Send => 3,
+            Self::SendInvalidate => 4,
+            Self::SendSolicited => 5,
+            Self::SendSolicitedInvalidate => 6,
+            Self::Terminate => 7,
+            _ => return None,
+        })
+    }
+
+    /// Of an opcode.
+    pub(crate) fn of(opcode: u8) -> Option<Self> {
+        Self::NAMES.iter().map(|(_, kind)| *kind).find(|kind| kind.opcode() == Some(opcode))
+    }
+
+    /// The fields that a case file may name.
+    pub(crate) fn fields(self) -> &'static [&'static str] {
+        const STARTUP: &[&str] = &[
+            "key", "markers", "crc", "reject", "enhanced", "reserved", "revision", "length", "a", "b", "c",
+            "d", "ird", "ord", "private",
+        ];
+        const SEGMENT: &[&str] = &[
+            "tagged",
+            "last",
+            "ddp-reserved",
+            "ddp-version",
+            "version",
+            "reserved",
+            "opcode",
+            "stag",
+            "to",
+            "invalidate",
+            "qn",
+            "msn",
+            "mo",
+            "payload",
+            "sink-stag",
+            "sink-to",
+            "size",
+            "source-stag",
+            "source-to",
+            "codes",
+            "length",
+            "pad",
+            "crc-xor",
+            "marker-reserved",
+            "marker-xor",
+            "segment-length",
+            "quotes",
+        ];
+        match self {
+            Self::Request | Self::Reply => STARTUP,
+            Self::Bytes => &["payload"],
+            Self::End => &[],
+            _ => SEGMENT,
+        }
+    }
+}
+
+/// A field of a frame with its value, or with what its value must be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Field {
+    pub(crate) name: String,
+    pub(crate) test: Test,
+    pub(crate) judges: Vec<String>,
+}
+
+/// What a field's value must be. A field that leaves has one value.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Test {
+    /// Whatever it is.
+    Any,
+    /// Whatever it is, kept under this name.
+    Bind(String),
+    /// One of these.
+    OneOf(Vec<(Relation, Atom)>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Relation {
+    Equal,
+    AtMost,
+    AtLeast,
+}
+
+/// A value.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Atom {
+    Number(u64),
+    /// A variable and a number added to it.
+    Variable(String, i64),
+    Bytes(Vec<u8>),
+    /// So many bytes of the order's pattern.
+    Pattern(u64),
+    /// So many zeros.
+    Zeros(u64),
+    /// Layer, type and code of a Terminate.
+    Codes([u8; 3]),
+}

@@ -1,0 +1,125 @@
+//! What the listener is, as far as cases depend on it.
+
+use super::judge::Judgements;
+use super::language::Need;
+use super::session::{Session, Stop, Target};
+use super::values::Values;
+use crate::fail::{Exit, Failure, Result};
+use serde_json::{Value as Json, json};
+
+/// What was found out before the first case.
+#[derive(Clone, Debug)]
+pub(super) struct Listener {
+    /// Reads it takes at a time, where its Reply has the number.
+    ird: Option<u64>,
+    enhanced: bool,
+    crc_off: bool,
+    markers_granted: bool,
+    markers_asked: bool,
+    partner: bool,
+    /// NIC, driver, firmware and kernel, as the partner reports them.
+    pub(super) about: Option<String>,
+    /// The usual Reply in one line.
+    reply: String,
+}
+
+/// Asks the listener what it supports.
+///
+/// # Errors
+/// If nothing listens, or what listens does not speak iWARP.
+pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
+    let begun = |target: &Target, fields: &[(&str, u64)]| {
+        let mut values = Values::default();
+        fields.iter().for_each(|(name, number)| values.set(name, *number));
+        let mut session = Session::new(target);
+        let result = session.start(values);
+        session.finish(false);
+        (result.map_err(|Stop(why)| why), session.reply)
+    };
+    target.enhanced = true;
+    let (mut usual, mut reply) = begun(target, &[]);
+    if reply.is_none() {
+        target.enhanced = false;
+        (usual, reply) = begun(target, &[]);
+    }
+    let Some(reply) = reply else {
+        let why = usual.err().unwrap_or_default();
+        let fix = "start the listener first, and check address, port, firewalls and whether it requires TLS";
+        return Err(Failure::new(Exit::Unreachable, format!("cannot ask {}", target.address), why, fix));
+    };
+    let enhanced = reply.enhanced.is_some();
+    let (_, without_crc) = begun(target, &[("crc", 0)]);
+    // What is wrong with its Markers is for the cases to show.
+    let (_, with_markers) = begun(target, &[("markers", 1)]);
+    let granted = with_markers.is_some_and(|reply| !reply.rejects());
+    let about = if partner { about(target) } else { None };
+    Ok(Listener {
+        ird: reply.enhanced.map(|enhanced| u64::from(enhanced.ird)),
+        enhanced,
+        crc_off: without_crc.is_some_and(|reply| !reply.rejects() && !reply.crc()),
+        markers_granted: granted,
+        markers_asked: reply.markers(),
+        partner,
+        about,
+        reply: reply.describe(),
+    })
+}
+
+/// Whether the listener still answers Requests.
+pub(super) fn answers(target: &Target) -> bool {
+    let mut session = Session::new(target);
+    let started = session.start(Values::default());
+    session.finish(false);
+    started.is_ok() || session.reply.is_some()
+}
+
+/// What the partner says of its machine.
+fn about(target: &Target) -> Option<String> {
+    let mut session = Session::new(target);
+    session.start(Values::default()).ok()?;
+    let about = session.ask_about().ok();
+    session.finish(false);
+    // Judged by no case: the frames are the usual ones.
+    session.judged = Judgements::default();
+    about
+}
+
+impl Listener {
+    /// Why a case that needs this cannot be run.
+    pub(super) fn lacks(&self, need: Need) -> Option<String> {
+        let lacks = |has: bool, why: &str| (!has).then(|| why.to_owned());
+        match need {
+            Need::Partner => lacks(self.partner, "needs the partner program at the far end (--partner)"),
+            Need::CrcOff => lacks(self.crc_off, "the listener requires CRCs"),
+            Need::MarkersGranted => {
+                lacks(self.markers_granted, "the listener refuses a Request that asks for Markers")
+            }
+            Need::MarkersAsked => lacks(self.markers_asked, "the listener does not ask for Markers"),
+            Need::Enhanced => {
+                lacks(self.enhanced, "the listener does not answer with enhanced data (RFC 6581)")
+            }
+            Need::Ird(reads) => {
+                let enough = self.ird.is_none_or(|ird| ird >= reads);
+                (!enough).then(|| format!("the listener takes fewer than {reads} Reads at a time"))
+            }
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let word = |on: bool, yes: &'static str, no: &'static str| if on { yes } else { no };
+        format!(
+            "{}; CRCs {}; Markers {}{}",
+            self.reply,
+            word(self.crc_off, "off where neither end asks for them", "required"),
+            word(self.markers_granted, "granted", "refused"),
+            self.about.as_ref().map_or_else(String::new, |about| format!("; {about}"))
+        )
+    }
+
+    pub(super) fn json(&self) -> Json {
+        json!({
+            "reply": self.reply, "enhanced": self.enhanced, "ird": self.ird, "crc_off": self.crc_off,
+            "markers_granted": self.markers_granted, "markers_asked": self.markers_asked, "partner": self.about,
+        })
+    }
+}

@@ -1,0 +1,180 @@
+//! What a Terminate shows of RFC 5040 section 4.8.
+
+use super::judge::Judgements;
+use uiw_rdmap::Terminate;
+use uiw_rdmap::wire::Origin;
+
+const CONTROL: usize = 4;
+const LENGTH: usize = 2;
+const READ_REQUEST: usize = 28;
+/// RFC 5040 4.8: M, D and R in the third byte of the control field.
+const M: u8 = 0x80;
+const D: u8 = 0x40;
+const R: u8 = 0x20;
+
+/// The Terminate in the layout that fits, and whether it is the RFC's.
+fn read(payload: &[u8]) -> Option<(Terminate, bool)> {
+    // A listener's Terminate never refuses a Reply.
+    let (terminate, origin) = Terminate::parse_at(payload, false).ok()?;
+    Some((terminate, origin != Origin::Siw))
+}
+
+/// Layer, type and code.
+pub(super) fn codes(payload: &[u8]) -> Option<[u8; 3]> {
+    read(payload).map(|(terminate, _)| [terminate.layer, terminate.etype, terminate.code])
+}
+
+/// DDP Segment Length, where M is set.
+pub(super) fn segment_length(payload: &[u8]) -> Option<u16> {
+    read(payload)?.0.segment_len
+}
+
+/// The DDP header that it quotes.
+pub(super) fn quoted(payload: &[u8]) -> Option<Vec<u8>> {
+    read(payload)?.0.ddp_header.map(|header| header.as_slice().to_vec())
+}
+
+/// Whether RFC 5040 Figure 9, RFC 5041 7.2, RFC 5044 8 or RFC 6581 8 has the codes.
+fn is_valid([layer, etype, code]: [u8; 3]) -> bool {
+    match (layer, etype) {
+        (0, 0) => true,
+        (0, 1) => matches!(code, 0..=4 | 9 | 0xFF),
+        (0, 2) => matches!(code, 5..=9 | 0xFF),
+        (1, 0) => code == 0,
+        (1, 1) => code <= 4,
+        (1, 2) => (1..=6).contains(&code),
+        (1, 3) => true,
+        (2, 0) => (1..=7).contains(&code),
+        _ => false,
+    }
+}
+
+/// Judges a Terminate that came. `sent` are the segments it may be about.
+pub(super) fn judge(payload: &[u8], sent: &[Vec<u8>], judged: &mut Judgements) {
+    let Some((terminate, is_rfc)) = read(payload) else {
+        judged.broken(
+            &["RFC5040-4.8-01"],
+            format!("a Terminate of {} bytes has no whole control field", payload.len()),
+        );
+        return;
+    };
+    let codes = [terminate.layer, terminate.etype, terminate.code];
+    judged.check(is_rfc, &["RFC5040-4.8-02"], || {
+        "layer and type, and M, D and R, stand where the Linux siw driver has them".to_owned()
+    });
+    judged.check(is_valid(codes), &["RFC5040-4.8-03"], || {
+        format!("no RFC has {:x}/{:x}/{:#04x}", codes[0], codes[1], codes[2])
+    });
+    if terminate.layer == 1 {
+        judged.check(is_valid(codes), &["RFC5041-7.2-01"], || {
+            format!("DDP has no error {:x}/{:#04x}", codes[1], codes[2])
+        });
+    }
+    if !is_rfc {
+        judge_segment_length(&terminate, sent, judged);
+        return;
+    }
+    let (bits, low) = (payload[2], payload[3]);
+    judged.check(bits & !(M | D | R) == 0 && low == 0, &["RFC5040-4.8-07"], || {
+        format!("the reserved bits of the control field are {:02x?}", [bits & !(M | D | R), low])
+    });
+    judge_parts(payload, bits, judged);
+    judge_segment_length(&terminate, sent, judged);
+    let of = |header: &[u8]| sent.iter().find(|sent| sent.starts_with(header));
+    if let Some(header) = &terminate.ddp_header {
+        judged.check(of(header.as_slice()).is_some(), &["RFC5040-4.8-10"], || {
+            format!("it quotes a DDP header that was never sent: {:02x?}", header.as_slice())
+        });
+        if let Some(request) = &terminate.read_request {
+            let sent = of(header.as_slice()).and_then(|sent| sent.get(18..18 + READ_REQUEST));
+            judged.check(sent == Some(&request.emit()[..]), &["RFC5040-4.8-11"], || {
+                "it quotes an RDMAP header that was never sent".to_owned()
+            });
+        }
+    }
+}
+
+/// Whether the parts that M, D and R announce are there, and no others.
+fn judge_parts(payload: &[u8], bits: u8, judged: &mut Judgements) {
+    let (mut due, length) = (CONTROL, payload.len());
+    if bits & (M | D) != 0 {
+        due += LENGTH;
+        let ids: &[&str] = if bits & D != 0 { &["RFC5040-4.8-09"] } else { &[] };
+        judged.check(length >= due, ids, || "its DDP Segment Length is lacking".to_owned());
+    }
+    if bits & D != 0 {
+        let tagged = payload.get(due).is_some_and(|first| first & 0x80 != 0);
+        due += if tagged { 14 } else { 18 };
+        judged.check(length >= due, &["RFC5040-4.8-10"], || {
+            "D is set, and the DDP header is lacking".to_owned()
+        });
+    }
+    if bits & R != 0 {
+        due += READ_REQUEST;
+        judged.check(length >= due, &["RFC5040-4.8-11"], || {
+            "R is set, and the RDMAP header is lacking".to_owned()
+        });
+    }
+    judged.check(length == due, &["RFC5040-4.8-01"], || {
+        format!("a Terminate of {length} bytes, its M, D and R announce {due}")
+    });
+}
+
+/// The length of the segment that it quotes: the ULPDU's, or the payload's alone, as the RFC leaves open.
+fn judge_segment_length(terminate: &Terminate, sent: &[Vec<u8>], judged: &mut Judgements) {
+    let Some(length) = terminate.segment_len else { return };
+    let header = terminate.ddp_header.as_ref().map(uiw_rdmap::wire::HeaderCopy::as_slice);
+    let fits = |sent: &&Vec<u8>| header.is_none_or(|header| sent.starts_with(header));
+    let mut lengths = sent.iter().filter(fits).flat_map(|sent| {
+        let header = if sent.first().is_some_and(|first| first & 0x80 != 0) { 14 } else { 18 };
+        [sent.len(), sent.len().saturating_sub(header)]
+    });
+    judged.check(lengths.any(|due| due == usize::from(length)), &["RFC5040-4.8-08"], || {
+        format!("DDP Segment Length is {length}, which no segment of this end had")
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A Read Request of MSN 3 that was sent.
+    fn sent() -> Vec<u8> {
+        let mut ulpdu = vec![0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 0];
+        ulpdu.extend(1..29);
+        ulpdu
+    }
+
+    fn broken(payload: &[u8]) -> Vec<String> {
+        let mut judged = Judgements::default();
+        judge(payload, &[sent()], &mut judged);
+        judged.0.into_iter().filter(|one| one.broken.is_some()).map(|one| one.id).collect()
+    }
+
+    /// 0/1/0, with M, D and R.
+    fn legal() -> Vec<u8> {
+        [&[0x01, 0, 0xE0, 0, 0, 46][..], &sent()].concat()
+    }
+
+    #[test]
+    fn each_part_has_its_sentence() {
+        assert_eq!(broken(&legal()), [""; 0]);
+        let changed = |at: usize, to: u8| {
+            let mut payload = legal();
+            payload[at] = to;
+            broken(&payload)
+        };
+        assert_eq!(changed(1, 0x77), ["RFC5040-4.8-03"]);
+        assert_eq!(changed(3, 1), ["RFC5040-4.8-07"]);
+        assert_eq!(changed(5, 47), ["RFC5040-4.8-08"]);
+        assert_eq!(changed(5, 28), [""; 0], "the payload's length");
+        assert_eq!(changed(19, 9), ["RFC5040-4.8-08", "RFC5040-4.8-10", "RFC5040-4.8-11"], "another MSN");
+        assert_eq!(changed(40, 9), ["RFC5040-4.8-11"]);
+        assert_eq!(broken(&legal()[..40]), ["RFC5040-4.8-11", "RFC5040-4.8-01"]);
+        assert_eq!(broken(&[0x01, 0, 0x40, 0]), ["RFC5040-4.8-09", "RFC5040-4.8-10", "RFC5040-4.8-01"]);
+        assert_eq!(broken(&[0x12, 0x0E, 0, 0]), ["RFC5040-4.8-03", "RFC5041-7.2-01"]);
+        assert_eq!(broken(&[0]), ["RFC5040-4.8-01"]);
+        // As the Linux siw driver writes 0/1/0.
+        assert_eq!(broken(&[[0x10, 0, 0x07, 0, 0, 46].as_slice(), &sent()].concat()), ["RFC5040-4.8-02"]);
+    }
+}

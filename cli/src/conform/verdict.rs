@@ -1,0 +1,104 @@
+//! The verdict for each requirement, out of what the cases have seen.
+
+use super::language::Case;
+use super::listener::Listener;
+use super::requirements::{Outside, Requirement};
+use super::steps::Outcome;
+use std::collections::BTreeMap;
+
+/// Findings that are kept of a requirement that is broken in many cases.
+const FINDINGS: usize = 3;
+
+/// What is known of a requirement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// In so many cases.
+    Kept(usize),
+    Broken(Vec<Finding>),
+    /// Why not.
+    NotJudged(String),
+}
+
+/// A case in which a requirement was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    pub(super) case: String,
+    pub(super) what: String,
+    pub(super) frames: Vec<String>,
+}
+
+/// What became of a case.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) case: Case,
+    pub(super) result: Result<Outcome, String>,
+}
+
+impl Run {
+    /// Why it did not reach its end, or was not run.
+    pub(super) fn stopped(&self) -> Option<&str> {
+        match &self.result {
+            Ok(outcome) => outcome.stopped.as_deref(),
+            Err(lacks) => Some(lacks),
+        }
+    }
+}
+
+/// Why a case cannot be run at this listener.
+pub(super) fn lacks(case: &Case, listener: &Listener) -> Option<String> {
+    case.needs.iter().find_map(|need| listener.lacks(*need))
+}
+
+/// Requirements and verdicts, in the order of the table.
+pub(super) fn verdicts(requirements: Vec<Requirement>, runs: &[Run]) -> Vec<(Requirement, Verdict)> {
+    let mut kept: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut broken: BTreeMap<&str, Vec<Finding>> = BTreeMap::new();
+    for run in runs {
+        let Ok(outcome) = &run.result else { continue };
+        let mut ids: BTreeMap<&str, Option<&str>> = BTreeMap::new();
+        for judgement in &outcome.judged {
+            let first = ids.entry(&judgement.id).or_insert(None);
+            *first = first.or(judgement.broken.as_deref());
+        }
+        for (id, what) in ids {
+            let Some(what) = what else {
+                *kept.entry(id).or_default() += 1;
+                continue;
+            };
+            let findings = broken.entry(id).or_default();
+            if findings.len() < FINDINGS {
+                let frames = outcome.transcript.clone();
+                findings.push(Finding { case: run.case.name.clone(), what: what.to_owned(), frames });
+            }
+        }
+    }
+    let verdict = |requirement: &Requirement| match (broken.get(requirement.id), kept.get(requirement.id)) {
+        (Some(findings), _) => Verdict::Broken(findings.clone()),
+        (None, Some(cases)) => Verdict::Kept(*cases),
+        (None, None) => Verdict::NotJudged(why_not(requirement, runs)),
+    };
+    requirements.into_iter().map(|requirement| (requirement.clone(), verdict(&requirement))).collect()
+}
+
+fn why_not(requirement: &Requirement, runs: &[Run]) -> String {
+    if let Outside::No(why) = requirement.outside {
+        return why.to_owned();
+    }
+    let names = |run: &&Run| super::cases::judges(&run.case).contains(&requirement.id);
+    if let Some(run) = runs.iter().find(names) {
+        let name = &run.case.name;
+        return match (&run.result, run.stopped()) {
+            (Err(_), Some(why)) => why.to_owned(),
+            (_, Some(why)) => format!("case {name} stopped: {why}"),
+            _ => format!("nothing in case {name} showed it"),
+        };
+    }
+    match requirement.outside {
+        Outside::Partner
+            if runs.iter().all(|run| run.result.is_err() || !run.case.name.starts_with("partner/")) =>
+        {
+            "needs the partner program at the far end (--partner)".to_owned()
+        }
+        _ => "no case that was run has shown it".to_owned(),
+    }
+}

@@ -1,0 +1,189 @@
+//! What a measurement shows while it runs: intervals, and the line on a terminal.
+
+use super::compare::us_at;
+use super::run::{Watch, histogram};
+use crate::fail::Result;
+use crate::text::{self, Progress};
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// One interval of a measurement.
+#[derive(Clone, Debug)]
+pub(super) struct Interval {
+    pub(super) from: Duration,
+    pub(super) to: Duration,
+    pub(super) messages: u64,
+    pub(super) bytes: u64,
+    /// Of a ping-pong, in nanoseconds.
+    round_trips: Option<Histogram<u64>>,
+}
+
+impl Interval {
+    /// Bytes a second.
+    pub(super) fn rate(&self) -> f64 {
+        self.bytes as f64 / self.seconds()
+    }
+
+    fn seconds(&self) -> f64 {
+        (self.to - self.from).as_secs_f64()
+    }
+
+    pub(super) fn line(&self) -> String {
+        let span = format!("{:>7.2} to {:>7.2} s", self.from.as_secs_f64(), self.to.as_secs_f64());
+        match &self.round_trips {
+            Some(histogram) => format!(
+                "{span} {:>10} rounds   p50 {}   p99 {}   max {}",
+                text::grouped(self.messages),
+                text::micros(us_at(histogram, 0.5)),
+                text::micros(us_at(histogram, 0.99)),
+                text::micros(us_at(histogram, 1.0)),
+            ),
+            None => {
+                let messages = text::grouped((self.messages as f64 / self.seconds()) as u64);
+                format!("{span} {:>12} {messages:>13} messages/s", text::rate(self.rate()))
+            }
+        }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let mut value = json!({
+            "type": "interval",
+            "from": self.from.as_secs_f64(),
+            "to": self.to.as_secs_f64(),
+            "messages": self.messages,
+        });
+        match &self.round_trips {
+            Some(histogram) => {
+                let us = |quantile| us_at(histogram, quantile);
+                value["round_trip_us"] =
+                    json!({"min": us(0.0), "p50": us(0.5), "p99": us(0.99), "max": us(1.0)});
+            }
+            None => {
+                value["bytes"] = self.bytes.into();
+                value["bytes_per_second"] = self.rate().into();
+            }
+        }
+        value
+    }
+}
+
+/// Shows a measurement, and splits it into intervals.
+pub(super) struct Intervals<F> {
+    progress: Progress,
+    size: u32,
+    /// The length of an interval.
+    every: Option<Duration>,
+    /// Where the present interval began: its time, and the messages before it.
+    from: Duration,
+    before: u64,
+    /// The last time that was reported, and the messages until then.
+    last: (Duration, u64),
+    round_trips: Option<Histogram<u64>>,
+    /// Those that are over.
+    over: Vec<Interval>,
+    /// Is given each of them at once.
+    show: F,
+}
+
+impl<F: FnMut(&Interval)> Intervals<F> {
+    /// Of messages of `size` bytes; `latency` as they are of a ping-pong.
+    pub(super) fn new(size: u32, latency: bool, every: Option<Duration>, show: F) -> Result<Self> {
+        let round_trips = if latency && every.is_some() { Some(histogram()?) } else { None };
+        let (from, before, last) = (Duration::ZERO, 0, (Duration::ZERO, 0));
+        let progress = Progress::new();
+        Ok(Self { progress, size, every, from, before, last, round_trips, over: Vec::new(), show })
+    }
+
+    /// The measurement is over. A last interval that is shorter than the others is one, unless it is a moment.
+    pub(super) fn end(mut self) -> Vec<Interval> {
+        if self.every.is_some_and(|every| self.last.0 >= self.from + every / 10) {
+            self.close();
+        }
+        self.progress.clear();
+        self.over
+    }
+
+    /// Ends the present interval at the time that was reported last.
+    fn close(&mut self) {
+        self.progress.clear();
+        let (to, messages) = self.last;
+        let count = messages - self.before;
+        let interval = Interval {
+            from: std::mem::replace(&mut self.from, to),
+            to,
+            messages: count,
+            bytes: count * u64::from(self.size),
+            round_trips: self.round_trips.clone(),
+        };
+        self.before = messages;
+        if let Some(histogram) = &mut self.round_trips {
+            histogram.reset();
+        }
+        (self.show)(&interval);
+        self.over.push(interval);
+    }
+}
+
+impl<F: FnMut(&Interval)> Watch for Intervals<F> {
+    fn so_far(&mut self, messages: u64, elapsed: Duration) {
+        let size = self.size;
+        self.last = (elapsed, messages);
+        if self.every.is_some_and(|every| elapsed >= self.from + every) {
+            self.close();
+        }
+        self.progress.show(|| {
+            let rate = messages as f64 * f64::from(size) / elapsed.as_secs_f64().max(1e-9);
+            format!("{size} bytes: {} after {:.1} s", text::rate(rate), elapsed.as_secs_f64())
+        });
+    }
+
+    fn round_trip(&mut self, ns: u64) {
+        if let Some(histogram) = &mut self.round_trips {
+            histogram.saturating_record(ns);
+        }
+    }
+
+    fn due(&self) -> Option<Duration> {
+        self.every.map(|every| self.from + every)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_has_what_happened_in_it() {
+        let mut shown = 0;
+        let second = Duration::from_secs(1);
+        let mut intervals = Intervals::new(100, false, Some(second), |_| shown += 1).unwrap();
+        assert_eq!(intervals.due(), Some(second));
+        intervals.so_far(5, second / 2);
+        intervals.so_far(20, second);
+        intervals.so_far(20, second * 3);
+        intervals.so_far(24, second * 7 / 2);
+        let over = intervals.end();
+        assert_eq!(shown, 3);
+        let seen: Vec<_> = over.iter().map(|i| (i.from, i.to, i.messages, i.bytes)).collect();
+        let expected = [
+            (Duration::ZERO, second, 20, 2000),
+            (second, second * 3, 0, 0),
+            (second * 3, second * 7 / 2, 4, 400),
+        ];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn the_round_trips_of_an_interval_are_its_own() {
+        let second = Duration::from_secs(1);
+        let mut intervals = Intervals::new(64, true, Some(second), |_| ()).unwrap();
+        intervals.round_trip(1_000_000);
+        intervals.so_far(1, second);
+        intervals.round_trip(2_000);
+        intervals.so_far(2, second * 2);
+        let over = intervals.end();
+        let most = |interval: &Interval| interval.json()["round_trip_us"]["max"].as_f64().unwrap();
+        assert!(most(&over[0]) >= 999.0 && most(&over[1]) < 3.0, "{over:?}");
+    }
+}

@@ -1,0 +1,244 @@
+//! `uiw conform`: a scripted peer in Python breaks one requirement at a time, and it is found; uiw's own listener breaks none, whatever the path does.
+
+use crate::pairings::Stack;
+use crate::path::Path as WanPath;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use uiw_interop::stock::{Running, free_port, uiw};
+
+/// Requirements that are broken in a run of the tests, and how many of them must be found.
+const DRAWN: usize = 30;
+const FOUND: usize = 27;
+/// Requirements that are broken at a time.
+const AT_A_TIME: usize = 3;
+/// Runs against uiw itself over each path: this many, or as many as this variable has.
+const RUNS: u32 = 2;
+const RUNS_VARIABLE: &str = "UIW_CONFORM_RUNS";
+
+/// What a run has said.
+struct Verdicts {
+    code: i32,
+    said: String,
+    /// Of each requirement the verdict, and what is said of it.
+    of: BTreeMap<String, (String, String)>,
+}
+
+impl Verdicts {
+    fn with(&self, verdict: &str) -> BTreeSet<&str> {
+        self.of.iter().filter(|(_, (found, _))| found == verdict).map(|(id, _)| id.as_str()).collect()
+    }
+
+    fn broken(&self) -> String {
+        let broken = self.of.iter().filter(|(_, (found, _))| found == "broken");
+        broken.map(|(id, (_, what))| format!("{id}: {what}\n")).collect()
+    }
+}
+
+/// Runs it, to its end.
+fn conform(command: Command) -> Verdicts {
+    let ended = Running::start(command).end();
+    let mut of = BTreeMap::new();
+    for line in ended.said.lines().filter(|line| line.starts_with('{')) {
+        let object: Value = serde_json::from_str(line).expect("JSON");
+        if object["type"] == "requirement" {
+            let text = |name: &str| object[name].as_str().expect("a text").to_owned();
+            let what = format!("{}{}", object["findings"], object["reason"]);
+            of.insert(text("id"), (text("verdict"), what));
+        }
+    }
+    Verdicts { code: ended.code, said: ended.said, of }
+}
+
+fn asking(address: &str, options: &[&str]) -> Command {
+    let mut command = Command::new(uiw());
+    command.args(["conform", address, "--partner", "--json"]).args(options);
+    command
+}
+
+fn peer() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/conform_peer.py")
+}
+
+/// A run against the scripted peer that breaks this requirement, or none.
+fn scripted(python: &Path, breaks: Option<&str>) -> Verdicts {
+    let mut command = Command::new(python);
+    command.arg(peer()).args(breaks);
+    let mut running = Running::start(command);
+    running.wait_saying("port ");
+    let port = running.said().split_whitespace().nth(1).expect("a port").to_owned();
+    // What is broken on purpose may take its time limit: a short one costs nothing but findings.
+    let stall = if breaks.is_some() { "2" } else { "20" };
+    let verdicts = conform(asking(&format!("127.0.0.1:{port}"), &["--stall", stall, "--jobs", "8"]));
+    let _ = running.stop();
+    verdicts
+}
+
+/// The requirements that can be judged from outside, by the table.
+fn judged_by_the_table() -> BTreeSet<String> {
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("rfc/requirements.tsv");
+    let table = fs::read_to_string(table).expect("the table");
+    let rows = table.lines().filter(|row| row.ends_with("\talone") || row.ends_with("\tpartner"));
+    rows.map(|row| row.split('\t').next().expect("an id").to_owned()).collect()
+}
+
+/// The commit that is tested; without git, the peer's own text.
+fn commit() -> String {
+    let git = Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"]).output();
+    match git {
+        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        _ => fs::read_to_string(peer()).expect("the peer"),
+    }
+}
+
+/// FNV-1a.
+fn hash(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3))
+}
+
+/// Those of the requirements that are broken and not found.
+fn missed(python: &Path, ids: &[String]) -> Vec<String> {
+    let next = Mutex::new(ids.iter());
+    let missed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                loop {
+                    let Some(id) = next.lock().expect("no thread panics").next() else { return };
+                    let verdicts = scripted(python, Some(id));
+                    if !verdicts.with("broken").contains(id.as_str()) {
+                        let found = verdicts.of.get(id).cloned().unwrap_or_default();
+                        let others = verdicts.with("broken");
+                        let line = format!("{id} is {found:?}; broken: {others:?}");
+                        missed.lock().expect("no thread panics").push(line);
+                    }
+                }
+            });
+        }
+    });
+    missed.into_inner().expect("no thread panics")
+}
+
+#[test]
+fn a_peer_that_keeps_every_requirement_is_accused_of_nothing() {
+    let Some(python) = uiw_interop::require("python3") else { return };
+    let verdicts = scripted(&python, None);
+    assert_eq!((verdicts.code, verdicts.broken().as_str()), (0, ""), "{}", verdicts.said);
+    let table = judged_by_the_table();
+    assert!(table.len() >= 120);
+    let kept = verdicts.with("kept");
+    assert!(kept.iter().all(|id| table.contains(*id)), "judged, and not marked so in the table");
+    // Four cases need a listener that asks for Markers.
+    let not_judged: Vec<_> = table.iter().filter(|id| !kept.contains(id.as_str())).collect();
+    assert_eq!(not_judged, ["RFC5044-4.2-03b", "RFC5044-4.3-06", "RFC5044-4.3-11", "RFC5044-8-04"]);
+}
+
+#[test]
+fn the_scripted_peer_can_break_each_requirement_that_is_judged() {
+    let Some(python) = uiw_interop::require("python3") else { return };
+    let mut command = Command::new(python);
+    command.arg(peer()).arg("--list");
+    let ended = Running::start(command).end();
+    let list: BTreeSet<String> = ended.said.lines().map(str::to_owned).collect();
+    assert_eq!(list, judged_by_the_table());
+}
+
+#[test]
+fn requirements_drawn_by_the_commit_are_found_when_they_are_broken() {
+    let Some(python) = uiw_interop::require("python3") else { return };
+    let commit = commit();
+    let mut ids: Vec<String> = judged_by_the_table().into_iter().collect();
+    ids.sort_by_key(|id| hash(&format!("{commit} {id}")));
+    ids.truncate(DRAWN);
+    let missed = missed(&python, &ids);
+    assert!(DRAWN - missed.len() >= FOUND, "not found:\n{}", missed.join("\n"));
+}
+
+/// All of them, in minutes: `cargo test -p uiw-interop --test stacks -- --ignored every_requirement`.
+#[test]
+#[ignore = "minutes"]
+fn every_requirement_is_found_when_it_is_broken() {
+    let Some(python) = uiw_interop::require("python3") else { return };
+    let ids: Vec<String> = judged_by_the_table().into_iter().collect();
+    assert_eq!(missed(&python, &ids), [""; 0]);
+}
+
+fn runs() -> u32 {
+    std::env::var(RUNS_VARIABLE).ok().and_then(|runs| runs.parse().ok()).unwrap_or(RUNS)
+}
+
+/// uiw's own listener, as the partner.
+fn partner(address: &str, number: u32) -> Command {
+    let mut command = Command::new(uiw());
+    command.args(["siwtest", "--listen", address]);
+    // Every second one asks for Markers, and leaves CRCs to the other end.
+    if number % 2 == 1 {
+        command.args(["--markers", "--crc", "off"]);
+    }
+    command
+}
+
+fn assert_not_accused(number: u32, verdicts: &Verdicts, listener: &str) {
+    assert_eq!(
+        (verdicts.code, verdicts.broken().as_str()),
+        (0, ""),
+        "run {number}: {}\n{listener}",
+        verdicts.said
+    );
+    let least = if number % 2 == 1 { 200 } else { 190 };
+    assert!(verdicts.with("kept").len() >= least, "run {number}: {}\n{listener}", verdicts.said);
+}
+
+#[test]
+fn uiw_is_accused_of_nothing_whatever_its_segments() {
+    for number in 0..runs() {
+        let address = format!("127.0.0.1:{}", free_port());
+        let mut command = partner(&address, number);
+        let (send, receive) = (7 + number * 13 % 200, 5 + number * 29 % 300);
+        command
+            .env("UIW_FAULT", format!("send-split={send},recv-split={receive},would-block=7,seed={number}"));
+        let mut listener = Running::start(command);
+        listener.wait_saying("listening on");
+        let verdicts = conform(asking(&address, &["--jobs", "4"]));
+        assert_not_accused(number, &verdicts, &listener.said());
+        let _ = listener.stop();
+    }
+}
+
+#[test]
+fn uiw_is_accused_of_nothing_over_a_path_that_delays_and_loses() {
+    for number in 0..runs() {
+        let seed = (number + 1).to_string();
+        let rough = [
+            "--delay",
+            "3ms",
+            "--jitter",
+            "2ms",
+            "--loss",
+            "1%",
+            "--burst",
+            "2",
+            "--reorder",
+            "1%",
+            "--duplicate",
+            "1%",
+            "--seed",
+            &seed,
+        ];
+        let Some(path) = WanPath::new(&rough) else { return };
+        let address = format!("{}:{}", Stack::Kernel.addresses()[0], free_port());
+        let mut listener = Running::start(path.network.server(partner(&address, number)));
+        listener.wait_saying("listening on");
+        let asking = asking(&address, &["--jobs", "16", "--stall", "20"]);
+        let verdicts = conform(path.network.client(asking));
+        assert_not_accused(number, &verdicts, &listener.said());
+        let _ = listener.stop();
+        let ways = path.end();
+        let lost: u64 = ways.iter().map(|way| way["lost"].as_u64().expect("a count")).sum();
+        assert!(lost > 0, "{ways:?}");
+    }
+}

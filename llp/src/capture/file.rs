@@ -1,0 +1,202 @@
+//! Which file a capture is written to, and how much of it.
+
+use crate::size::size;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The fewest bytes of a packet: the headers of IPv6, TCP and an FPDU.
+const LEAST_SNAP: u32 = 96;
+/// The least size at which a file is replaced.
+const LEAST_ROTATE: u64 = 64 << 10;
+/// The most files of a rotated capture.
+const MOST_FILES: u32 = 1000;
+
+/// A capture file.
+///
+/// As text it is `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`.
+///
+/// ```
+/// use uiw_llp::capture::PcapFile;
+/// let file: PcapFile = "/tmp/uiw.pcapng,snap=128,rotate=10M,files=4".parse()?;
+/// assert_eq!(file, PcapFile::new("/tmp/uiw.pcapng").snap(128).rotate(10 << 20, 4));
+/// # Ok::<(), uiw_llp::capture::PcapFileError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PcapFile {
+    pub(super) path: PathBuf,
+    pub(super) snap: Option<u32>,
+    pub(super) rotate: Option<Rotate>,
+    pub(super) append: bool,
+}
+
+/// When a file is replaced by the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rotate {
+    pub(super) bytes: u64,
+    /// Files that are kept, the present one included.
+    pub(super) files: u32,
+}
+
+/// What is wrong with the text of a [`PcapFile`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PcapFileError {
+    /// There is no name.
+    #[error("expected FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]")]
+    Name,
+    /// A value that is no number, or out of range.
+    #[error("{key}={value}: expected {expected}")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// What was given.
+        value: String,
+        /// What is understood.
+        expected: &'static str,
+    },
+    /// A number of files without a size.
+    #[error("files={files} needs rotate=BYTES, at which a file is full")]
+    FilesWithoutRotate {
+        /// What was given.
+        files: u32,
+    },
+}
+
+impl PcapFile {
+    /// A file that is made, or emptied, and takes every byte.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), snap: None, rotate: None, append: false }
+    }
+
+    /// Takes so many bytes of each packet at most, from its IP header on. At least 96.
+    #[must_use]
+    pub fn snap(self, bytes: u32) -> Self {
+        Self { snap: Some(bytes.max(LEAST_SNAP)), ..self }
+    }
+
+    /// Begins a new file when one has so many bytes (at least 64 KiB); the one before is renamed to `FILE.1`, that one to `FILE.2`, and so
+    /// on. So many files are kept, from 1 to 1,000, the present one included.
+    #[must_use]
+    pub fn rotate(self, bytes: u64, files: u32) -> Self {
+        let rotate = Rotate { bytes: bytes.max(LEAST_ROTATE), files: files.clamp(1, MOST_FILES) };
+        Self { rotate: Some(rotate), ..self }
+    }
+
+    /// Adds to a file that is there.
+    #[must_use]
+    pub fn append(self, append: bool) -> Self {
+        Self { append, ..self }
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &std::path::Path {
+        &self.path
+    }
+
+    /// The same with another path.
+    #[must_use]
+    pub fn at(self, path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), ..self }
+    }
+
+    /// The path of the file that was the present one `age` rotations ago.
+    pub(super) fn aged(&self, age: u32) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        if age > 0 {
+            path.push(format!(".{age}"));
+        }
+        path.into()
+    }
+}
+
+impl<P: Into<PathBuf>> From<P> for PcapFile {
+    fn from(path: P) -> Self {
+        Self::new(path)
+    }
+}
+
+/// The text of which it can be read.
+impl fmt::Display for PcapFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path.display())?;
+        if let Some(bytes) = self.snap {
+            write!(f, ",snap={bytes}")?;
+        }
+        if let Some(Rotate { bytes, files }) = self.rotate {
+            write!(f, ",rotate={bytes},files={files}")?;
+        }
+        if self.append { write!(f, ",append") } else { Ok(()) }
+    }
+}
+
+impl FromStr for PcapFile {
+    type Err = PcapFileError;
+
+    /// Options are read from the end, up to the first word that is none: a path may have commas.
+    fn from_str(text: &str) -> Result<Self, PcapFileError> {
+        let (mut path, mut snap, mut rotate, mut files, mut append) = (text, None, None, None, false);
+        while let Some((before, word)) = path.rsplit_once(',') {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            let wrong = |key, expected| PcapFileError::Value { key, value: value.to_owned(), expected };
+            match key {
+                "snap" => {
+                    let bytes = size(value).and_then(|bytes| u32::try_from(bytes).ok());
+                    let bytes = bytes.filter(|bytes| *bytes >= LEAST_SNAP);
+                    snap = Some(bytes.ok_or_else(|| wrong("snap", "bytes of a packet, at least 96"))?);
+                }
+                "rotate" => {
+                    let bytes = size(value).filter(|bytes| *bytes >= LEAST_ROTATE);
+                    rotate = Some(
+                        bytes
+                            .ok_or_else(|| wrong("rotate", "bytes of a file, at least 64K, such as 100M"))?,
+                    );
+                }
+                "files" => {
+                    let count = value.parse().ok().filter(|count| (1..=MOST_FILES).contains(count));
+                    files = Some(count.ok_or_else(|| wrong("files", "a number from 1 to 1000"))?);
+                }
+                "append" if value.is_empty() => append = true,
+                _ => break,
+            }
+            path = before;
+        }
+        if path.is_empty() {
+            return Err(PcapFileError::Name);
+        }
+        let file = Self { snap, append, ..Self::new(path) };
+        match (rotate, files) {
+            (Some(bytes), files) => Ok(file.rotate(bytes, files.unwrap_or(2))),
+            (None, Some(files)) => Err(PcapFileError::FilesWithoutRotate { files }),
+            (None, None) => Ok(file),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_text_says() {
+        let parse = |text: &str| text.parse::<PcapFile>();
+        assert_eq!(parse("a,b.pcapng"), Ok(PcapFile::new("a,b.pcapng")));
+        assert_eq!(parse("a,append,snap=200"), Ok(PcapFile::new("a").snap(200).append(true)));
+        assert_eq!(parse("a,rotate=1M"), Ok(PcapFile::new("a").rotate(1 << 20, 2)));
+        for (text, said) in [
+            ("", "expected FILE"),
+            (",append", "expected FILE"),
+            ("a,snap=10", "snap=10: expected bytes of a packet, at least 96"),
+            ("a,rotate=1", "rotate=1"),
+            ("a,files=0,rotate=1M", "files=0"),
+            ("a,files=3", "files=3 needs rotate=BYTES"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+        let all = PcapFile::new("a").snap(96).rotate(1 << 20, 3).append(true);
+        assert_eq!(parse(&all.to_string()), Ok(all));
+        assert_eq!(PcapFile::new("a.pcapng").aged(2), PathBuf::from("a.pcapng.2"));
+    }
+}

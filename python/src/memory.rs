@@ -1,0 +1,116 @@
+//! Memory that peers reach, and the names by which they do.
+
+use crate::buffer;
+use crate::error::raise;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use uiw::{Access, Pd, RemoteMr, SharedMr};
+
+/// Memory that peers read, write or change.
+#[pyclass(frozen)]
+pub(crate) struct Memory(SharedMr);
+
+impl Memory {
+    pub(crate) fn new(pd: &Pd, size: usize, read: bool, write: bool, atomic: bool) -> PyResult<Self> {
+        let rights =
+            [(read, Access::REMOTE_READ), (write, Access::REMOTE_WRITE), (atomic, Access::REMOTE_ATOMIC)];
+        let granted = rights.into_iter().filter(|(is_granted, _)| *is_granted);
+        let access = granted.fold(Access::empty(), |all, (_, right)| all | right);
+        pd.share(size, access).map(Self).map_err(raise)
+    }
+}
+
+#[pymethods]
+impl Memory {
+    fn __len__(&self) -> usize {
+        usize::try_from(self.0.len()).unwrap_or(usize::MAX)
+    }
+
+    /// A copy of `length` bytes from `offset` on; of all that follow, without a length.
+    #[pyo3(signature = (offset=0, length=None))]
+    fn read<'py>(&self, py: Python<'py>, offset: u64, length: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.0.to_vec(self.range(offset, length)?).map_err(raise)?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Copies `data` to `offset`.
+    #[pyo3(signature = (data, offset=0))]
+    fn write(&self, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<()> {
+        self.0.write(offset, &buffer::copy(data)?).map_err(raise)
+    }
+
+    /// The number in the eight bytes at `offset`, which peers change by atomics.
+    #[pyo3(signature = (offset=0))]
+    fn load(&self, offset: u64) -> PyResult<u64> {
+        self.0.load_u64(offset).map_err(raise)
+    }
+
+    /// Adds to that number, atomically; returns what it was.
+    #[pyo3(signature = (add, offset=0))]
+    fn fetch_add(&self, add: u64, offset: u64) -> PyResult<u64> {
+        self.0.update_u64(offset, |old| old.wrapping_add(add)).map_err(raise)
+    }
+
+    /// What a peer needs to reach `length` bytes from `offset` on.
+    #[pyo3(signature = (offset=0, length=None))]
+    fn remote(&self, offset: u64, length: Option<u64>) -> PyResult<Remote> {
+        self.0.remote(self.range(offset, length)?).map(Remote).map_err(raise)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<uiw.Memory of {} bytes>", self.0.len())
+    }
+}
+
+impl Memory {
+    fn range(&self, offset: u64, length: Option<u64>) -> PyResult<std::ops::Range<u64>> {
+        let end = match length {
+            Some(length) => offset.checked_add(length),
+            None => Some(self.0.len().max(offset)),
+        };
+        end.map(|end| offset..end).ok_or_else(|| PyValueError::new_err("offset and length exceed 64 bits"))
+    }
+}
+
+/// Memory of a peer's: 20 bytes, which travel in a message.
+#[pyclass(frozen, eq)]
+#[derive(PartialEq)]
+pub(crate) struct Remote(pub(crate) RemoteMr);
+
+#[pymethods]
+impl Remote {
+    /// From the bytes that `bytes(remote)` gives.
+    #[new]
+    fn new(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let bytes = buffer::copy(data)?;
+        let why = || {
+            PyValueError::new_err(format!(
+                "{} bytes where the name of memory has {}",
+                bytes.len(),
+                RemoteMr::LEN
+            ))
+        };
+        RemoteMr::from_bytes(&bytes).map(Self).ok_or_else(why)
+    }
+
+    fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.to_bytes())
+    }
+
+    fn __len__(&self) -> usize {
+        usize::try_from(self.0.len).unwrap_or(usize::MAX)
+    }
+
+    /// A part of it.
+    #[pyo3(signature = (offset=0, length=None))]
+    fn slice(&self, offset: u64, length: Option<u64>) -> PyResult<Self> {
+        let end = length.map_or(Some(self.0.len), |length| offset.checked_add(length));
+        let end = end.ok_or_else(|| PyValueError::new_err("offset and length exceed 64 bits"))?;
+        self.0.slice(offset..end).map(Self).map_err(raise)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<uiw.Remote of {} bytes>", self.0.len)
+    }
+}

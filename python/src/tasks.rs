@@ -1,0 +1,307 @@
+//! The asyncio classes: the loop's thread drives the device, and each call is a future in a table until it is done.
+
+use crate::buffer;
+use crate::connection::{Address, address, resolve, settings};
+use crate::error::raise;
+use crate::memory::{Memory, Remote};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use std::collections::HashMap;
+use std::future::Future;
+use std::os::fd::AsRawFd;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Instant;
+use uiw::{DeviceOptions, Message, Pd, Progress};
+
+/// What a call returns, or raises.
+type Outcome = PyResult<Value>;
+
+/// A call that is done: its number, what it returns, what it raises.
+type Done<'py> = (u64, Option<Bound<'py, PyAny>>, Option<PyErr>);
+
+enum Value {
+    None,
+    Number(u64),
+    Bytes(Vec<u8>),
+    Message(Message),
+    Connection(uiw::Connection),
+}
+
+/// A call that is not done.
+struct Task {
+    future: Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    waker: Waker,
+}
+
+/// The numbers of tasks to be polled.
+#[derive(Default)]
+struct Woken(Mutex<Vec<u64>>);
+
+struct TaskWaker {
+    number: u64,
+    woken: Arc<Woken>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        lock(&self.woken.0).push(self.number);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Default)]
+struct Tasks {
+    woken: Arc<Woken>,
+    table: Mutex<(u64, HashMap<u64, Task>)>,
+}
+
+impl Tasks {
+    /// Takes a future; it is polled by the next step.
+    fn start(&self, future: impl Future<Output = Outcome> + Send + 'static) -> u64 {
+        let mut table = lock(&self.table);
+        table.0 += 1;
+        let number = table.0;
+        let waker = Waker::from(Arc::new(TaskWaker { number, woken: Arc::clone(&self.woken) }));
+        table.1.insert(number, Task { future: Box::pin(future), waker });
+        lock(&self.woken.0).push(number);
+        number
+    }
+
+    /// Polls what was woken; the tasks that are done.
+    fn poll(&self) -> Vec<(u64, Outcome)> {
+        let mut done = Vec::new();
+        loop {
+            let woken = std::mem::take(&mut *lock(&self.woken.0));
+            if woken.is_empty() {
+                return done;
+            }
+            for number in woken {
+                // Taken out: polling may start another one.
+                let Some(mut task) = lock(&self.table).1.remove(&number) else { continue };
+                match task.future.as_mut().poll(&mut Context::from_waker(&task.waker)) {
+                    Poll::Ready(outcome) => done.push((number, outcome)),
+                    Poll::Pending => drop(lock(&self.table).1.insert(number, task)),
+                }
+            }
+        }
+    }
+}
+
+/// A device that an event loop drives.
+#[pyclass(frozen)]
+pub(crate) struct AsyncDevice {
+    device: uiw::Device,
+    pd: Pd,
+    tasks: Arc<Tasks>,
+}
+
+#[pymethods]
+impl AsyncDevice {
+    #[new]
+    fn new() -> PyResult<Self> {
+        // One shard, as one thread drives.
+        let options = DeviceOptions::default().progress(Progress::Manual).shards(1);
+        let device = uiw::Device::open_with(options).map_err(raise)?;
+        let pd = device.alloc_pd().map_err(raise)?;
+        Ok(Self { device, pd, tasks: Arc::default() })
+    }
+
+    /// The descriptors that are readable when there is something to be driven.
+    fn fds(&self) -> Vec<i32> {
+        self.device.wait_fds().iter().map(AsRawFd::as_raw_fd).collect()
+    }
+
+    /// Seconds until `step` is to be called although nothing is readable.
+    fn deadline(&self) -> Option<f64> {
+        let at = self.device.deadline()?;
+        Some(at.saturating_duration_since(Instant::now()).as_secs_f64())
+    }
+
+    /// Drives until there is nothing to be done. Returns the calls that are done: number, result, error.
+    fn step<'py>(&self, py: Python<'py>) -> PyResult<Vec<Done<'py>>> {
+        let mut all = Vec::new();
+        loop {
+            let done = self.tasks.poll();
+            let is_idle = done.is_empty();
+            all.extend(done);
+            let moved = py.detach(|| self.device.pump());
+            if moved == 0 && is_idle && lock(&self.tasks.woken.0).is_empty() {
+                break;
+            }
+        }
+        let of = |(number, outcome): (u64, Outcome)| match outcome {
+            Ok(value) => Ok((number, self.object(py, value)?, None)),
+            Err(error) => Ok((number, None, Some(error))),
+        };
+        all.into_iter().map(of).collect()
+    }
+
+    /// Forgets a call. What it has started goes on.
+    fn cancel(&self, number: u64) {
+        let task = lock(&self.tasks.table).1.remove(&number);
+        // Without the table's lock: dropping may wake another one.
+        drop(task);
+    }
+
+    /// Starts to connect.
+    #[pyo3(signature = (address, private_data=None, max_message=None))]
+    fn connect(
+        &self,
+        py: Python<'_>,
+        address: Address,
+        private_data: Option<&Bound<'_, PyAny>>,
+        max_message: Option<u32>,
+    ) -> PyResult<u64> {
+        let settings = settings(private_data, max_message)?;
+        let peer = resolve(py, address)?;
+        let pd = self.pd.clone();
+        Ok(self.tasks.start(async move {
+            let connected = uiw::Connection::connect(&pd, peer, &settings).await;
+            connected.map(Value::Connection).map_err(raise)
+        }))
+    }
+
+    /// Listens.
+    #[pyo3(signature = (address, private_data=None, max_message=None))]
+    fn listen(
+        &self,
+        py: Python<'_>,
+        address: Address,
+        private_data: Option<&Bound<'_, PyAny>>,
+        max_message: Option<u32>,
+    ) -> PyResult<AsyncListener> {
+        let settings = settings(private_data, max_message)?;
+        let local = resolve(py, address)?;
+        let listener = uiw::Listener::bind(&self.pd, local, &settings).map_err(raise)?;
+        Ok(AsyncListener { listener: Arc::new(listener), tasks: Arc::clone(&self.tasks) })
+    }
+
+    /// Zeroed memory that peers reach.
+    #[pyo3(signature = (size, read, write, atomic))]
+    fn memory(&self, size: usize, read: bool, write: bool, atomic: bool) -> PyResult<Memory> {
+        Memory::new(&self.pd, size, read, write, atomic)
+    }
+}
+
+impl AsyncDevice {
+    fn object<'py>(&self, py: Python<'py>, value: Value) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(Some(match value {
+            Value::None => return Ok(None),
+            Value::Number(number) => number.into_pyobject(py)?.into_any(),
+            Value::Bytes(bytes) => PyBytes::new(py, &bytes).into_any(),
+            Value::Message(message) => PyBytes::new(py, &message).into_any(),
+            Value::Connection(connection) => {
+                let connection = Arc::new(connection);
+                Bound::new(py, AsyncConnection { connection, tasks: Arc::clone(&self.tasks) })?.into_any()
+            }
+        }))
+    }
+}
+
+/// A port of an `AsyncDevice`.
+#[pyclass(frozen)]
+pub(crate) struct AsyncListener {
+    listener: Arc<uiw::Listener>,
+    tasks: Arc<Tasks>,
+}
+
+#[pymethods]
+impl AsyncListener {
+    #[getter]
+    fn address(&self) -> Address {
+        address(self.listener.local_addr())
+    }
+
+    fn accept(&self) -> u64 {
+        let listener = Arc::clone(&self.listener);
+        self.tasks.start(async move { listener.accept().await.map(Value::Connection).map_err(raise) })
+    }
+}
+
+/// A connection of an `AsyncDevice`.
+#[pyclass(frozen)]
+pub(crate) struct AsyncConnection {
+    connection: Arc<uiw::Connection>,
+    tasks: Arc<Tasks>,
+}
+
+impl AsyncConnection {
+    /// Starts what `make` does with the connection.
+    fn start<F: Future<Output = Outcome> + Send + 'static>(
+        &self,
+        make: impl FnOnce(Arc<uiw::Connection>) -> F,
+    ) -> u64 {
+        self.tasks.start(make(Arc::clone(&self.connection)))
+    }
+}
+
+#[pymethods]
+impl AsyncConnection {
+    #[getter]
+    fn peer(&self) -> Address {
+        address(self.connection.info().peer)
+    }
+
+    #[getter]
+    fn private_data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.connection.info().private_data)
+    }
+
+    fn send(&self, data: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let memory = self.connection.pd().register(buffer::copy(data)?).map_err(raise)?;
+        let sent = self.connection.send(memory);
+        Ok(self.tasks.start(async move { sent.await.map(|_| Value::None).map_err(raise) }))
+    }
+
+    fn recv(&self) -> u64 {
+        self.start(|connection| async move {
+            let message = connection.recv().await.map_err(raise)?;
+            Ok(message.map_or(Value::None, Value::Message))
+        })
+    }
+
+    fn write(&self, data: &Bound<'_, PyAny>, remote: &Remote) -> PyResult<u64> {
+        let memory = self.connection.pd().register(buffer::copy(data)?).map_err(raise)?;
+        let written = self.connection.write(memory, remote.0);
+        Ok(self.tasks.start(async move { written.await.map(|_| Value::None).map_err(raise) }))
+    }
+
+    fn read(&self, remote: &Remote) -> PyResult<u64> {
+        let bytes = remote.0.len.try_into().unwrap_or(usize::MAX);
+        let memory = self.connection.pd().register(vec![0; bytes]).map_err(raise)?;
+        let read = self.connection.read(memory, remote.0);
+        Ok(self.tasks.start(async move {
+            let (_, memory) = read.await.map_err(raise)?;
+            Ok(Value::Bytes(memory.into_inner()))
+        }))
+    }
+
+    fn fetch_add(&self, remote: &Remote, add: u64) -> u64 {
+        let remote = remote.0;
+        self.start(move |connection| async move {
+            connection.fetch_add(remote, add).await.map(Value::Number).map_err(raise)
+        })
+    }
+
+    fn compare_swap(&self, remote: &Remote, compare: u64, swap: u64) -> u64 {
+        let remote = remote.0;
+        self.start(move |connection| async move {
+            connection.compare_swap(remote, compare, swap).await.map(Value::Number).map_err(raise)
+        })
+    }
+
+    fn close(&self) -> u64 {
+        self.start(|connection| async move {
+            match connection.disconnect().await {
+                // The peer was first.
+                Ok(_) | Err(uiw::Error::NotConnected) => Ok(Value::None),
+                Err(error) => Err(raise(error)),
+            }
+        })
+    }
+}

@@ -1,0 +1,179 @@
+"""The classes of ``uiw`` for asyncio. The event loop drives the device: there is no other thread.
+
+>>> import asyncio
+>>> from uiw import aio
+>>> async def main():
+...     device = aio.Device()
+...     listener = device.listen(("127.0.0.1", 0))
+...     client, server = await asyncio.gather(device.connect(listener.address), listener.accept())
+...     await client.send(b"good day")
+...     print(await server.recv())
+...     await asyncio.gather(client.close(), server.close())
+...     device.close()
+>>> asyncio.run(main())
+b'good day'
+"""
+
+import asyncio
+
+from ._uiw import AsyncDevice as _AsyncDevice
+
+__all__ = ["Connection", "Device", "Listener"]
+
+
+class _Driver:
+    """Drives a device from an event loop, and completes the futures of its calls."""
+
+    def __init__(self):
+        self.core = _AsyncDevice()
+        self.loop = asyncio.get_running_loop()
+        self.futures = {}
+        self.timer = None
+        self.fds = self.core.fds()
+        for fd in self.fds:
+            self.loop.add_reader(fd, self.step)
+
+    def close(self):
+        for fd in self.fds:
+            self.loop.remove_reader(fd)
+        self.fds = []
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        for future in self.futures.values():
+            future.cancel()
+        self.futures.clear()
+
+    def step(self):
+        for number, result, error in self.core.step():
+            future = self.futures.pop(number, None)
+            if future is None or future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        if not self.fds:
+            return
+        deadline = self.core.deadline()
+        if self.timer is not None:
+            # One that is due earlier does no harm.
+            if deadline is None or self.timer.when() <= self.loop.time() + deadline:
+                return
+            self.timer.cancel()
+        self.timer = None if deadline is None else self.loop.call_later(deadline, self.due)
+
+    def due(self):
+        self.timer = None
+        self.step()
+
+    async def call(self, number):
+        if not self.fds:
+            self.core.cancel(number)
+            raise RuntimeError("the device is closed")
+        future = self.futures[number] = self.loop.create_future()
+        self.step()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.futures.pop(number, None)
+            self.core.cancel(number)
+            raise
+
+
+class Device:
+    """Makes connections and memory, in the event loop that runs."""
+
+    def __init__(self):
+        self._driver = _Driver()
+
+    async def connect(self, address, *, private_data=None, max_message=None):
+        """Connects to a listener."""
+        number = self._driver.core.connect(address, private_data, max_message)
+        return Connection(self._driver, await self._driver.call(number))
+
+    def listen(self, address, *, private_data=None, max_message=None):
+        """Listens; port 0 takes a free one."""
+        return Listener(self._driver, self._driver.core.listen(address, private_data, max_message))
+
+    def memory(self, size, *, read=False, write=False, atomic=False):
+        """Zeroed memory that peers reach."""
+        return self._driver.core.memory(size, read, write, atomic)
+
+    def close(self):
+        """Takes the device out of the event loop: nothing moves any more."""
+        self._driver.close()
+
+
+class Listener:
+    """A port."""
+
+    def __init__(self, driver, core):
+        self._driver = driver
+        self._core = core
+
+    @property
+    def address(self):
+        """Host and port."""
+        return self._core.address
+
+    async def accept(self):
+        """The next peer that connects."""
+        return Connection(self._driver, await self._driver.call(self._core.accept()))
+
+
+class Connection:
+    """A connection."""
+
+    def __init__(self, driver, core):
+        self._driver = driver
+        self._core = core
+
+    @property
+    def peer(self):
+        """Host and port of the peer."""
+        return self._core.peer
+
+    @property
+    def private_data(self):
+        """The peer's private data."""
+        return self._core.private_data
+
+    async def send(self, data):
+        """Sends the bytes of ``data`` as one message."""
+        await self._driver.call(self._core.send(data))
+
+    async def recv(self):
+        """The next message; ``None`` when the connection was closed in order. A call that is cancelled loses no message."""
+        return await self._driver.call(self._core.recv())
+
+    async def write(self, data, remote):
+        """Writes the bytes of ``data`` to a peer's memory. The peer's program does not learn of it."""
+        await self._driver.call(self._core.write(data, remote))
+
+    async def read(self, remote):
+        """Reads a peer's memory."""
+        return await self._driver.call(self._core.read(remote))
+
+    async def read_into(self, target, remote):
+        """Reads as many bytes of a peer's memory as ``target`` has."""
+        with memoryview(target) as view, view.cast("B") as part:
+            part[:] = await self.read(remote.slice(0, part.nbytes))
+
+    async def fetch_add(self, remote, add):
+        """Adds to eight bytes of a peer's memory, atomically; returns what they were."""
+        return await self._driver.call(self._core.fetch_add(remote, add))
+
+    async def compare_swap(self, remote, compare, swap):
+        """Replaces eight bytes of a peer's memory if they are ``compare``, atomically; returns what they were."""
+        return await self._driver.call(self._core.compare_swap(remote, compare, swap))
+
+    async def close(self):
+        """Closes in order: what was sent before arrives."""
+        await self._driver.call(self._core.close())
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_error):
+        await self.close()

@@ -1,0 +1,170 @@
+//! `cargo xtask book`: the documents of the repository as one book.
+//!
+//! Documents link to each other as files of the repository, so that they can be read there. For the book they are copied to one folder, and
+//! links are rewritten. A link that leads nowhere is an error, in every document of the repository.
+
+mod page;
+#[cfg(test)]
+mod tests;
+
+use page::{Page, Wrong};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// The version of mdBook that makes the book.
+const MDBOOK: &str = "0.5.4";
+
+/// Options of `cargo xtask book`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The book is made of docs/SUMMARY.md and the documents that it names, by mdBook, which is installed below the target folder on first use.
+Every link of every document is checked. Exit code 1 when a link leads nowhere or the book cannot be made.")]
+pub(crate) struct Options {
+    /// Check the links and make no book
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs `cargo xtask book`.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    match make(&crate::test::workspace(), options.check) {
+        Ok(said) => {
+            println!("{said}");
+            ExitCode::SUCCESS
+        }
+        Err(wrong) => {
+            for line in wrong {
+                eprintln!("xtask: {line}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Checks the links of all documents, and makes the book in `target/book` unless `check_only`. What is wrong, line by line.
+fn make(root: &Path, check_only: bool) -> Result<String, Vec<String>> {
+    let one = |error: String| vec![error];
+    let documents = documents(root).map_err(one)?;
+    let summary = documents
+        .get(Path::new("docs/SUMMARY.md"))
+        .ok_or_else(|| one("docs/SUMMARY.md is missing".to_owned()))?;
+    let chapters = chapters(summary, &documents)?;
+    let wrong: Vec<_> = documents
+        .iter()
+        .flat_map(|(path, page)| {
+            let wrong = page.links().filter_map(|link| page::check(root, path, &link.to, &documents).err());
+            wrong.map(|wrong: Wrong| format!("{}: {wrong}", path.display())).collect::<Vec<_>>()
+        })
+        .collect();
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let checked = format!(
+        "{} documents, {} of them in the book: every link leads somewhere",
+        documents.len(),
+        chapters.len()
+    );
+    if check_only {
+        return Ok(checked);
+    }
+    let target = crate::install::target().map_err(one)?;
+    let folder = target.join("book");
+    assemble(root, &folder, &documents, &chapters).map_err(one)?;
+    build(&folder, &target).map_err(one)?;
+    Ok(format!("{checked}\n{}", folder.join("html/index.html").display()))
+}
+
+/// Every document of the repository, by its path.
+fn documents(root: &Path) -> Result<BTreeMap<PathBuf, Page>, String> {
+    let listed = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.md"])
+        .current_dir(root)
+        .output()
+        .map_err(|error| format!("cannot run git: {error}"))?;
+    let mut documents = BTreeMap::new();
+    for path in String::from_utf8_lossy(&listed.stdout).lines().map(PathBuf::from) {
+        let text =
+            fs::read_to_string(root.join(&path)).map_err(|error| format!("{}: {error}", path.display()))?;
+        documents.insert(path, Page::new(text));
+    }
+    Ok(documents)
+}
+
+/// The documents that the summary names, with their names in the book. A document of docs/ that it does not name is an error, as no reader finds it.
+fn chapters(
+    summary: &Page,
+    documents: &BTreeMap<PathBuf, Page>,
+) -> Result<BTreeMap<PathBuf, String>, Vec<String>> {
+    let mut wrong = Vec::new();
+    let mut chapters = BTreeMap::new();
+    for link in summary.links() {
+        let path = page::resolve(Path::new("docs/SUMMARY.md"), &link.to);
+        let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+        if chapters.values().any(|other| *other == name) {
+            wrong.push(format!("docs/SUMMARY.md: two documents are {name} in the book"));
+        }
+        chapters.insert(path, name);
+    }
+    let forgotten = documents.keys().filter(|path| {
+        path.starts_with("docs") && !path.ends_with("SUMMARY.md") && !chapters.contains_key(*path)
+    });
+    wrong.extend(forgotten.map(|path| format!("docs/SUMMARY.md does not name {}", path.display())));
+    if wrong.is_empty() { Ok(chapters) } else { Err(wrong) }
+}
+
+/// Writes the source of the book.
+fn assemble(
+    root: &Path,
+    folder: &Path,
+    documents: &BTreeMap<PathBuf, Page>,
+    chapters: &BTreeMap<PathBuf, String>,
+) -> Result<(), String> {
+    let source = folder.join("src");
+    let failed = |error: std::io::Error| format!("{}: {error}", source.display());
+    let _ = fs::remove_dir_all(&source);
+    fs::create_dir_all(&source).map_err(failed)?;
+    fs::copy(root.join("book.toml"), folder.join("book.toml")).map_err(failed)?;
+    let summary = Path::new("docs/SUMMARY.md");
+    let names = chapters.iter().map(|(path, name)| (path.as_path(), name.as_str()));
+    for (path, name) in names.chain([(summary, "SUMMARY.md")]) {
+        let page = &documents[path];
+        fs::write(source.join(name), page.rewritten(path, chapters)).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Runs mdBook, which is installed if it is absent.
+fn build(folder: &Path, target: &Path) -> Result<(), String> {
+    let tools = target.join("tools");
+    let program = tools.join("bin/mdbook");
+    let version = Command::new(&program).arg("--version").output();
+    if !version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(MDBOOK)) {
+        let mut install = crate::test::cargo();
+        install.args([
+            "install",
+            "mdbook",
+            "--version",
+            MDBOOK,
+            "--locked",
+            "--no-default-features",
+            "--quiet",
+            "--root",
+        ]);
+        install.arg(&tools).env("CARGO_TARGET_DIR", target.join("tools/build"));
+        succeed(install)?;
+        let _ = fs::remove_dir_all(target.join("tools/build"));
+    }
+    let mut build = Command::new(program);
+    build.arg("build").arg(folder).arg("--dest-dir").arg(folder.join("html"));
+    succeed(build)
+}
+
+fn succeed(mut command: Command) -> Result<(), String> {
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{command:?}: {status}")),
+        Err(error) => Err(format!("{command:?}: {error}")),
+    }
+}

@@ -1,0 +1,152 @@
+//! A document: its links and headings.
+
+use pulldown_cmark::{Event, LinkType, Options, Parser, Tag, TagEnd};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+
+/// A document.
+pub(super) struct Page {
+    text: String,
+    links: Vec<Link>,
+    anchors: BTreeSet<String>,
+}
+
+/// A link to a file or to a place in it.
+pub(super) struct Link {
+    /// As it is written.
+    pub(super) to: String,
+    /// Where that stands in the text.
+    at: Range<usize>,
+    /// The whole link.
+    whole: Range<usize>,
+    /// Its words.
+    words: Range<usize>,
+}
+
+/// Why a link leads nowhere.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Wrong {
+    #[error("the link {0} leads to no file")]
+    File(String),
+    #[error("the link {0} leads to no heading")]
+    Heading(String),
+    #[error("the link {0} leads out of the repository")]
+    Outside(String),
+}
+
+impl Page {
+    pub(super) fn new(text: String) -> Self {
+        let (mut links, mut anchors) = (Vec::new(), BTreeSet::new());
+        let mut heading: Option<String> = None;
+        for (event, range) in Parser::new_ext(&text, Options::ENABLE_TABLES).into_offset_iter() {
+            match event {
+                Event::Start(Tag::Link { link_type: LinkType::Inline, dest_url, .. })
+                    if !dest_url.contains("://") =>
+                {
+                    // The destination stands last in the link.
+                    if let Some(at) = text[range.clone()].rfind(&*dest_url) {
+                        let at = range.start + at;
+                        let words = range.start + 1..(at - 2).max(range.start + 1);
+                        links.push(Link {
+                            to: dest_url.to_string(),
+                            at: at..at + dest_url.len(),
+                            whole: range,
+                            words,
+                        });
+                    }
+                }
+                Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
+                Event::End(TagEnd::Heading(_)) => anchors.extend(heading.take().map(|words| anchor(&words))),
+                Event::Text(words) | Event::Code(words) => {
+                    if let Some(heading) = &mut heading {
+                        heading.push_str(&words);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Self { text, links, anchors }
+    }
+
+    pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
+        self.links.iter()
+    }
+
+    /// The text as a page of the book: a link to another page names it as it is named there, any other one
+    /// becomes its words and the file's name.
+    pub(super) fn rewritten(&self, path: &Path, chapters: &BTreeMap<PathBuf, String>) -> String {
+        let mut text = self.text.clone();
+        for link in self.links.iter().rev() {
+            let (file, anchor) = split(&link.to);
+            if file.is_empty() {
+                continue;
+            }
+            let to = resolve(path, &link.to);
+            match (chapters.get(&to), anchor) {
+                (Some(name), None) => text.replace_range(link.at.clone(), name),
+                (Some(name), Some(anchor)) => {
+                    text.replace_range(link.at.clone(), &format!("{name}#{anchor}"));
+                }
+                (None, _) => {
+                    let words = &self.text[link.words.clone()];
+                    let name = to.to_string_lossy();
+                    let named = if words.trim_matches('`') == name {
+                        format!("`{name}`")
+                    } else {
+                        format!("{words} (`{name}`)")
+                    };
+                    text.replace_range(link.whole.clone(), &named);
+                }
+            }
+        }
+        text
+    }
+}
+
+fn split(link: &str) -> (&str, Option<&str>) {
+    link.split_once('#').map_or((link, None), |(file, anchor)| (file, Some(anchor)))
+}
+
+/// The file that a link of the document `from` names, below the root. Begins with `..` where it leads out of it.
+pub(super) fn resolve(from: &Path, link: &str) -> PathBuf {
+    let (file, _) = split(link);
+    if file.is_empty() {
+        return from.to_owned();
+    }
+    let mut path = PathBuf::new();
+    for component in from.parent().unwrap_or(Path::new("")).join(file).components() {
+        match component {
+            Component::ParentDir if path.file_name().is_some() => drop(path.pop()),
+            Component::CurDir => {}
+            other => path.push(other),
+        }
+    }
+    path
+}
+
+/// Checks a link of the document `from`.
+pub(super) fn check(
+    root: &Path,
+    from: &Path,
+    link: &str,
+    documents: &BTreeMap<PathBuf, Page>,
+) -> Result<(), Wrong> {
+    let path = resolve(from, link);
+    if path.starts_with("..") || path.is_absolute() {
+        return Err(Wrong::Outside(link.to_owned()));
+    }
+    if !root.join(&path).exists() {
+        return Err(Wrong::File(link.to_owned()));
+    }
+    match (split(link).1, documents.get(&path)) {
+        (Some(anchor), Some(page)) if !page.anchors.contains(anchor) => Err(Wrong::Heading(link.to_owned())),
+        _ => Ok(()),
+    }
+}
+
+/// The name that GitHub and mdBook give to a heading: letters and digits in lower case, hyphens for spaces.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
+}

@@ -1,0 +1,210 @@
+//! `cargo xtask dist --check`: what was made is installed, run and removed, where there is no source tree.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{Dist, Kind, archive, oci};
+use crate::report::Tally;
+
+/// A check of one package: the programs that it needs, and the function that makes it.
+struct Check {
+    name: &'static str,
+    kind: Kind,
+    programs: &'static [&'static str],
+    run: fn(&Dist, &Path) -> Result<(), String>,
+}
+
+const CHECKS: [Check; 4] = [
+    Check {
+        name: "tarball",
+        kind: Kind::Tarball,
+        programs: &["tar", "sha256sum", "unshare", "ip", "rping"],
+        run: tarball,
+    },
+    Check { name: "wheel", kind: Kind::Wheel, programs: &["python3", "unshare", "ip", "rping"], run: wheel },
+    Check { name: "deb", kind: Kind::Deb, programs: &["mmdebstrap", "chroot", "unshare", "ip"], run: deb },
+    Check { name: "oci", kind: Kind::Oci, programs: &["podman"], run: image },
+];
+
+/// Runs the checks of what was made; the score is the last line on stdout. False when one failed.
+pub(super) fn run(dist: &Dist) -> Result<bool, String> {
+    let mut total = Tally::default();
+    for check in CHECKS {
+        let Some(package) = dist.package(check.kind) else { continue };
+        println!("== {}", check.name);
+        if let Some(program) = check.programs.iter().find(|program| !crate::packages::on_path(program)) {
+            println!("SKIPPED: {}: {program}", check.name);
+            total.skipped += 1;
+            continue;
+        }
+        match (check.run)(dist, package) {
+            Ok(()) => total.passed += 1,
+            Err(why) => {
+                println!("FAILED: {}: {why}", check.name);
+                total.failed += 1;
+            }
+        }
+    }
+    println!("{total}");
+    Ok(total.failed == 0)
+}
+
+/// Both ends of rping on the installed libraries; exit code 125 if they were not used.
+const RPING: &str = "
+    set -e
+    uiw run --require -- rping -s -a 127.0.0.1 -C 3 -v >/dev/null & server=$!
+    tries=0
+    until uiw run --require -- rping -c -a 127.0.0.1 -C 3 -v; do
+        tries=$((tries + 1)); test $tries -lt 50; sleep 0.2
+    done
+    wait $server
+";
+
+/// The examples in the Python module's own documentation.
+const EXAMPLES: &str = "import doctest, sys, uiw, uiw.aio as aio\n\
+                        sys.exit(doctest.testmod(uiw).failed + doctest.testmod(aio).failed)";
+
+/// In a network of its own, whose ports are all free.
+const NETWORK: &str = "ip link set lo up; exec \"$@\"";
+
+/// A command in a network of its own, with `uiw` of this folder first on the path.
+fn in_network(programs: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--net", "--", "sh", "-c", NETWORK, "sh"]);
+    let path = env::var_os("PATH").unwrap_or_default();
+    let all = [programs.to_path_buf()].into_iter().chain(env::split_paths(&path));
+    command.env("PATH", env::join_paths(all).unwrap_or(path)).env("UIW_COUNTERS", "off");
+    command
+}
+
+/// What a command that succeeds prints.
+fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() {
+        return Ok(text);
+    }
+    let args: Vec<_> = command.get_args().map(OsStr::to_string_lossy).collect();
+    let error = String::from_utf8_lossy(&output.stderr);
+    Err(format!("{} {}: {}\n{text}{error}", command.get_program().display(), args.join(" "), output.status))
+}
+
+fn expect(is_so: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
+    if is_so { Ok(()) } else { Err(otherwise()) }
+}
+
+fn files(root: &Path) -> Result<BTreeSet<PathBuf>, String> {
+    archive::files(root).map(BTreeSet::from_iter).map_err(|error| format!("{}: {error}", root.display()))
+}
+
+fn same(before: &BTreeSet<PathBuf>, after: &BTreeSet<PathBuf>) -> Result<(), String> {
+    let changed: Vec<_> = before.symmetric_difference(after).collect();
+    expect(changed.is_empty(), || format!("added or removed: {changed:?}"))
+}
+
+fn folder(dist: &Dist, name: &str) -> Result<PathBuf, String> {
+    let path = dist.work.join(name);
+    fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
+}
+
+fn tarball(dist: &Dist, package: &Path) -> Result<(), String> {
+    output(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&dist.out))?;
+    let root = folder(dist, "unpacked")?;
+    output(Command::new("tar").args(["--strip-components=1", "-xf"]).arg(package).arg("-C").arg(&root))?;
+    let said = output(Command::new(root.join("bin/uiw")).arg("--version"))?;
+    expect(said == format!("uiw {}\n", dist.version), || said)?;
+    output(in_network(&root.join("bin")).args(["sh", "-c", RPING])).map(drop)
+}
+
+fn wheel(dist: &Dist, package: &Path) -> Result<(), String> {
+    let root = folder(dist, "venv")?;
+    output(Command::new("python3").args(["-m", "venv"]).arg(&root))?;
+    let pip = |args: &[&OsStr]| output(Command::new(root.join("bin/python")).args(["-m", "pip"]).args(args));
+    let before = files(&root)?;
+    let words = ["install", "--no-index", "--no-compile", "--disable-pip-version-check"];
+    pip(&words.iter().map(OsStr::new).chain([package.as_os_str()]).collect::<Vec<_>>())?;
+    output(in_network(&root.join("bin")).args(["sh", "-c", RPING]))?;
+    output(in_network(&root.join("bin")).args(["python", "-B", "-c", EXAMPLES]))?;
+    pip(&["uninstall", "--yes", "uiw"].map(OsStr::new))?;
+    same(&before, &files(&root)?)
+}
+
+fn deb(dist: &Dist, package: &Path) -> Result<(), String> {
+    let root = dist.work.join("root");
+    let mut make = Command::new("mmdebstrap");
+    make.args(["--variant=apt", "--include=rdmacm-utils,ibverbs-utils", oci::SUITE]).arg(&root);
+    output(make.args(oci::sources()))?;
+    let copied = fs::copy(package, root.join("root/uiw.deb"));
+    copied.map_err(|error| format!("{}: {error}", root.display()))?;
+    let within = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--pid", "--fork", "--kill-child"]);
+        command.arg(format!("--mount-proc={}", root.join("proc").display()));
+        command.args(["--", "sh", "-c", NETWORK, "sh", "chroot"]).arg(&root);
+        command.args([
+            "/usr/bin/env",
+            "-i",
+            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+            "DEBIAN_FRONTEND=noninteractive",
+        ]);
+        output(command.args(["UIW_COUNTERS=off", "sh", "-ec", script]))
+    };
+    let stock = "sha256sum $(dpkg -L libibverbs1 librdmacm1 | grep '[.]so[.]1$'); ldconfig -p";
+    let (before, libraries) = (own(&root)?, within(stock)?);
+    within("apt-get install -y /root/uiw.deb")?;
+    within("test \"$(uiw --version)\" = \"uiw $(dpkg-query -W -f '${Version}' uiw | sed 's/-1$//')\"")?;
+    let devices = within("uiw run -- ibv_devices")?;
+    expect(devices.contains("uiw_lo"), || devices)?;
+    within(RPING)?;
+    within("test -s /usr/share/man/man1/uiw-serve.1.gz && test -s /lib/systemd/system/uiw.service")?;
+    expect(within(stock)? == libraries, || "libraries of rdma-core were replaced".to_owned())?;
+    within("apt-get purge -y uiw")?;
+    same(&before, &own(&root)?)
+}
+
+/// The files of a root, but those in which package managers note what they do.
+fn own(root: &Path) -> Result<BTreeSet<PathBuf>, String> {
+    let of_managers = ["var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "proc", "root"];
+    let all = files(root)?.into_iter();
+    Ok(all.filter(|file| !of_managers.iter().any(|folder| file.starts_with(folder))).collect())
+}
+
+/// In a storage of its own, without a network but loopback.
+fn image(dist: &Dist, package: &Path) -> Result<(), String> {
+    // Podman's folder of run-time files has a path of at most 50 bytes.
+    let storage = env::temp_dir().join(format!("uiw-podman-{}", std::process::id()));
+    let podman = |args: &[&str]| {
+        let mut command = Command::new("podman");
+        command.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
+        command.args(["--storage-driver=vfs", "--cgroup-manager=cgroupfs"]);
+        // The usual one does not run where the system has both versions of cgroups.
+        if crate::packages::on_path("runc") {
+            command.arg("--runtime=runc");
+        }
+        output(command.args(args))
+    };
+    let run = |image: &str, more: &[&str], args: &[&str]| {
+        // In containers the limits may not be raised.
+        let options =
+            ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
+        podman(&[&options, more, &[image], args].concat())
+    };
+    let check = || {
+        let loaded = podman(&["pull", "--quiet", &format!("oci-archive:{}", package.display())])?;
+        let image = loaded.trim();
+        let said = run(image, &[], &["--version"])?;
+        expect(said == format!("uiw {}\n", dist.version), || said)?;
+        let script = "uiw serve --listen 127.0.0.1:7174 & n=0; until uiw ping 127.0.0.1 -c 3; do n=$((n + 1)); test $n -lt 50; sleep 0.2; done";
+        run(image, &["--entrypoint=/bin/sh"], &["-ec", script]).map(drop)
+    };
+    let checked = check();
+    // Its files belong to users of the image.
+    let _ = podman(&["rmi", "--all", "--force"]);
+    let _ = fs::remove_dir_all(&storage);
+    checked
+}

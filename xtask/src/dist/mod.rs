@@ -1,0 +1,214 @@
+//! `cargo xtask dist`: packages for users, from one build.
+
+mod archive;
+mod bom;
+mod check;
+mod crates;
+mod deb;
+mod glibc;
+mod notices;
+mod oci;
+mod sums;
+mod wheel;
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use clap::ValueEnum;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::install::{self, Built, Layout};
+use crates::Crates;
+use glibc::Needs;
+
+/// Options of `cargo xtask dist`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Makes a tarball, a Debian package, a Python wheel, a list of the crates in them (CycloneDX), an OCI image in an archive, and
+SHA256SUMS. With cargo-zigbuild (`pip install cargo-zigbuild ziglang`) the programs run with glibc 2.28 or newer, otherwise with that of this
+system; names and dependencies of the packages say which. Times in the packages are SOURCE_DATE_EPOCH, or that of the last commit. The image
+needs mmdebstrap, and Debian's packages.
+--check runs what was made: the Debian package in a fresh root made by mmdebstrap, where it is removed again; the tarball; the wheel in
+a fresh virtual environment; the image by podman. A check whose program is absent is skipped by name. Exit code 1 when something failed.")]
+pub(crate) struct Options {
+    /// Where to put the packages [default: dist in Cargo's target folder]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Only these
+    #[arg(long, value_name = "KIND", value_delimiter = ',', default_values_t = Kind::value_variants().to_vec())]
+    only: Vec<Kind>,
+    /// Package what a debug build makes: quicker to build, slower to run
+    #[arg(long)]
+    debug: bool,
+    /// Run what was made
+    #[arg(long)]
+    check: bool,
+}
+
+/// What is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// The files below a folder, to be unpacked in /usr/local or elsewhere
+    Tarball,
+    /// A Debian package
+    Deb,
+    /// A Python wheel with the module and the program
+    Wheel,
+    /// The crates in all of these, as CycloneDX
+    Bom,
+    /// A small Debian with the package, as an OCI image
+    Oci,
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", clap::builder::PossibleValue::get_name))
+    }
+}
+
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let made = Dist::make(options);
+    let checked = made.and_then(|dist| if options.check { check::run(&dist) } else { Ok(true) });
+    match checked {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(line) => {
+            eprintln!("error: {line}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Everything that the packages have in common, and those made so far.
+struct Dist {
+    /// Where they are put.
+    out: PathBuf,
+    /// For what is put together; removed at the end.
+    work: PathBuf,
+    version: String,
+    /// The processor, as Rust names it.
+    arch: &'static str,
+    /// The time of everything in the packages.
+    time: OffsetDateTime,
+    needs: Needs,
+    crates: Crates,
+    /// The texts of the crates' licences.
+    notices: String,
+    made: Vec<(Kind, PathBuf)>,
+}
+
+impl Drop for Dist {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.work);
+    }
+}
+
+impl Dist {
+    fn make(options: &Options) -> Result<Self, String> {
+        let built = Built::portable(options.debug)?;
+        let target = install::target()?;
+        let out = options.out.clone().unwrap_or_else(|| target.join("dist"));
+        let files = ["uiw", "libibverbs.so", "librdmacm.so", "librspreload.so", "lib_uiw.so"]
+            .map(|name| built.file(name));
+        let crates = Crates::of_packages()?;
+        let mut dist = Self {
+            work: target.join(format!("dist-work-{}", std::process::id())),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            arch: env::consts::ARCH,
+            time: time()?,
+            needs: Needs::of(&files)?,
+            notices: notices::of(&crates)?,
+            crates,
+            made: Vec::new(),
+            out,
+        };
+        fs::create_dir_all(&dist.out).map_err(|error| format!("{}: {error}", dist.out.display()))?;
+        fs::create_dir_all(&dist.work).map_err(|error| format!("{}: {error}", dist.work.display()))?;
+        eprintln!("xtask: the programs need glibc 2.{} and {}", dist.needs.minor, dist.needs.listed());
+        for kind in Kind::value_variants().iter().copied().filter(|kind| options.only.contains(kind)) {
+            let file = dist.make_one(kind, &built).map_err(|error| format!("{kind}: {error}"))?;
+            println!("{}", file.display());
+            dist.made.push((kind, file));
+        }
+        dist.sum().map_err(|error| format!("SHA256SUMS: {error}"))?;
+        Ok(dist)
+    }
+
+    fn make_one(&self, kind: Kind, built: &Built) -> Result<PathBuf, String> {
+        match kind {
+            Kind::Tarball => self.tarball(built),
+            Kind::Deb => deb::make(self, built),
+            Kind::Wheel => wheel::make(self, built),
+            Kind::Bom => bom::make(self),
+            Kind::Oci => oci::make(self),
+        }
+    }
+
+    /// The package of a kind, if it was made.
+    fn package(&self, kind: Kind) -> Option<&Path> {
+        self.made.iter().find(|(made, _)| *made == kind).map(|(_, file)| file.as_path())
+    }
+
+    /// In seconds since 1970.
+    fn seconds(&self) -> u64 {
+        self.time.unix_timestamp().try_into().unwrap_or(0)
+    }
+
+    /// As RFC 3339 writes it.
+    fn timestamp(&self) -> Result<String, String> {
+        self.time.format(&Rfc3339).map_err(|error| error.to_string())
+    }
+
+    /// A new folder with everything below `prefix`, with the licences.
+    fn stage(&self, built: &Built, name: &str, prefix: &str) -> Result<PathBuf, String> {
+        let root = self.work.join(name);
+        let layout = Layout::new(Path::new(prefix), None, Some(&root))?;
+        install::stage(&layout, built, true)?;
+        let notices = layout.place("share/doc/uiw/THIRD-PARTY-LICENSES");
+        fs::write(&notices, &self.notices).map_err(|error| format!("{}: {error}", notices.display()))?;
+        Ok(root)
+    }
+
+    fn tarball(&self, built: &Built) -> Result<PathBuf, String> {
+        let name = format!("uiw-{}-{}-linux-glibc2.{}", self.version, self.arch, self.needs.minor);
+        let root = self.stage(built, "tarball", "/usr/local")?;
+        let file = self.out.join(format!("{name}.tar.gz"));
+        let write = || {
+            let to = archive::gzip(io::BufWriter::new(fs::File::create(&file)?));
+            let to = archive::tar(&root.join("usr/local"), Path::new(&name), self.seconds(), to)?;
+            to.finish()?.into_inner()?.sync_all()
+        };
+        write().map_err(|error| format!("{}: {error}", file.display()))?;
+        Ok(file)
+    }
+
+    /// Writes SHA256SUMS.
+    fn sum(&self) -> io::Result<()> {
+        let names =
+            self.made.iter().filter_map(|(_, file)| Some(file.file_name()?.to_string_lossy().into_owned()));
+        let text = sums::of_folder(&self.out, &names.collect::<Vec<_>>())?;
+        fs::write(self.out.join("SHA256SUMS"), text)
+    }
+}
+
+/// The time of what is in the packages.
+fn time() -> Result<OffsetDateTime, String> {
+    let parse = |text: &str| OffsetDateTime::from_unix_timestamp(text.trim().parse().ok()?).ok();
+    if let Some(value) = env::var_os("SOURCE_DATE_EPOCH") {
+        return value
+            .to_str()
+            .and_then(parse)
+            .ok_or_else(|| "SOURCE_DATE_EPOCH: not a number of seconds".to_owned());
+    }
+    let mut git = Command::new("git");
+    git.args(["log", "-1", "--format=%ct"]).current_dir(crate::test::workspace());
+    let committed = git.output().ok().filter(|output| output.status.success());
+    let committed = committed.and_then(|output| parse(&String::from_utf8_lossy(&output.stdout)));
+    // A source tree without its history.
+    Ok(committed.unwrap_or_else(OffsetDateTime::now_utc))
+}

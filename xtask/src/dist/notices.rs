@@ -1,0 +1,51 @@
+//! The licences of the crates in the packages, which these must bring along.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+
+use super::crates::Crates;
+
+/// Names of files with licences begin with one of these.
+const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"];
+
+/// Each text once, behind the names of the crates that have it. Crates of the workspace have the package's own licence.
+pub(super) fn of(crates: &Crates) -> Result<String, String> {
+    let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut all = "The programs contain these crates:\n\n".to_owned();
+    for one in crates.0.values().filter(|one| one.sum.is_some()) {
+        let licence = one.licence.as_deref().unwrap_or("see below");
+        let _ = writeln!(all, "{} {}: {licence}", one.name, one.version);
+        let entries =
+            fs::read_dir(&one.folder).map_err(|error| format!("{}: {error}", one.folder.display()))?;
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().to_uppercase();
+            if NAMES.iter().any(|begin| name.starts_with(begin))
+                && let Ok(text) = fs::read_to_string(entry.path())
+            {
+                texts
+                    .entry(text.trim().to_owned())
+                    .or_default()
+                    .push(format!("{} {}", one.name, one.version));
+            }
+        }
+    }
+    for (text, crates) in texts {
+        let _ = write!(all, "\n{}\n{}:\n\n{text}\n", "-".repeat(78), crates.join(", "));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_that_crates_share_are_there_once() {
+        let notices = of(&Crates::of_packages().unwrap()).unwrap();
+        assert!(notices.contains("\nlibc 0.2."), "{notices}");
+        let mit = "Permission is hereby granted, free of charge, to any";
+        let crates = notices.split(&"-".repeat(78)).next().unwrap().lines().count();
+        assert!((2..crates).contains(&notices.matches(mit).count()), "{}", notices.matches(mit).count());
+    }
+}

@@ -1,0 +1,32 @@
+//! Earlier commits, whose programs are measured or run beside the new ones.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Puts a commit's files into a new folder.
+///
+/// # Errors
+/// When the repository does not have the commit.
+pub(crate) fn export(commit: &str, tree: &Path) -> Result<(), String> {
+    let new = tree.with_extension("new");
+    // What an interrupted run has left.
+    let _ = fs::remove_dir_all(&new);
+    fs::create_dir_all(&new).map_err(|error| format!("{}: {error}", new.display()))?;
+    let mut archive = Command::new("git")
+        .args(["archive", "--format=tar", commit])
+        .current_dir(crate::test::workspace())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("git: {error}"))?;
+    let stream = archive.stdout.take().ok_or("git archive has no output")?;
+    let unpacked = Command::new("tar").args(["-x", "-C"]).arg(&new).stdin(stream).status();
+    let archived = archive.wait().map_err(|error| format!("git: {error}"))?;
+    let unpacked = unpacked.map_err(|error| format!("tar: {error}"))?;
+    if !archived.success() || !unpacked.success() {
+        return Err(format!(
+            "the sources of {commit} are not in the repository: a clone with the whole history is needed"
+        ));
+    }
+    fs::rename(&new, tree).map_err(|error| format!("{}: {error}", tree.display()))
+}

@@ -1,0 +1,65 @@
+//! A file that is installed.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What is installed, and where below the prefix.
+#[derive(Debug)]
+pub(super) struct File {
+    pub(super) path: PathBuf,
+    pub(super) content: Content,
+}
+
+#[derive(Debug)]
+pub(super) enum Content {
+    /// The bytes of another file.
+    Copy(PathBuf),
+    /// A program or library.
+    Executable(PathBuf),
+    /// The same without what `strip` removes when it is given this option.
+    Stripped(PathBuf, &'static str),
+    Text(String),
+    /// A symbolic link.
+    Link(String),
+}
+
+impl File {
+    /// Makes the file under another name and renames it: programs that run with the old one keep it.
+    pub(super) fn put(&self, to: &Path) -> io::Result<()> {
+        let folder = to.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        let name = to.file_name().unwrap_or_default().to_string_lossy();
+        let new = folder.join(format!(".{name}.{}", std::process::id()));
+        let made = self.make(&new).and_then(|()| fs::rename(&new, to));
+        if made.is_err() {
+            let _ = fs::remove_file(&new);
+        }
+        made
+    }
+
+    fn make(&self, new: &Path) -> io::Result<()> {
+        let mode = match &self.content {
+            Content::Link(target) => return symlink(target, new),
+            Content::Copy(from) => fs::copy(from, new).map(|_| 0o644),
+            Content::Executable(from) => fs::copy(from, new).map(|_| 0o755),
+            Content::Stripped(from, option) => strip(from, option, new).map(|()| 0o755),
+            Content::Text(text) => fs::write(new, text).map(|()| 0o644),
+        }?;
+        // Whatever the umask is.
+        fs::set_permissions(new, fs::Permissions::from_mode(mode))
+    }
+}
+
+fn strip(from: &Path, option: &str, to: &Path) -> io::Result<()> {
+    let program = env::var_os("STRIP").filter(|name| !name.is_empty()).unwrap_or_else(|| "strip".into());
+    let fix = |why: &dyn std::fmt::Display| {
+        io::Error::other(format!("{}: {why}: install binutils, or use --no-strip", program.display()))
+    };
+    let status = Command::new(&program).arg(option).arg("-o").args([to, from]).status();
+    let status = status.map_err(|error| fix(&error))?;
+    if status.success() { Ok(()) } else { Err(fix(&status)) }
+}

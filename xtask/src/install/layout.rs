@@ -1,0 +1,89 @@
+//! Where files go.
+
+use std::path::{Component, Path, PathBuf};
+
+/// A prefix, the libraries' folder below it, and the folder below which a packager has everything.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// Absolute.
+    prefix: PathBuf,
+    /// Below the prefix.
+    libdir: PathBuf,
+    destdir: Option<PathBuf>,
+}
+
+/// Prefixes of which the loader searches `lib`: libraries there would be those of every program of the system, as rdma-core's are.
+const OF_THE_LOADER: [&str; 3] = ["/", "/usr", "/usr/local"];
+
+impl Layout {
+    /// # Errors
+    /// When the libraries' folder is not below the prefix.
+    pub(crate) fn new(prefix: &Path, libdir: Option<&Path>, destdir: Option<&Path>) -> Result<Self, String> {
+        let absolute =
+            |path: &Path| std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
+        let prefix = absolute(prefix)?;
+        let is_of_the_loader = OF_THE_LOADER.iter().any(|other| prefix == Path::new(other));
+        let libdir = match libdir {
+            Some(given) if given.is_absolute() => given.strip_prefix(&prefix).map(Path::to_path_buf),
+            Some(given) => Ok(given.to_path_buf()),
+            None if is_of_the_loader => Ok("lib/uiw".into()),
+            None => Ok("lib".into()),
+        };
+        let libdir =
+            libdir.ok().filter(|path| is_below(path)).ok_or("--libdir: not a folder below the prefix")?;
+        let destdir = destdir.map(absolute).transpose()?;
+        Ok(Self { prefix, libdir, destdir })
+    }
+
+    pub(crate) fn prefix(&self) -> &Path {
+        &self.prefix
+    }
+
+    pub(crate) fn libdir(&self) -> &Path {
+        &self.libdir
+    }
+
+    /// The place of a path below the prefix.
+    pub(crate) fn place(&self, path: impl AsRef<Path>) -> PathBuf {
+        // Without a separator at its end.
+        let prefix: PathBuf = self.prefix.join(path).components().collect();
+        match &self.destdir {
+            Some(destdir) => destdir.join(prefix.strip_prefix("/").unwrap_or(&prefix)),
+            None => prefix,
+        }
+    }
+}
+
+/// Whether a path has names alone: neither a root nor `..`.
+pub(super) fn is_below(path: &Path) -> bool {
+    path.components().next().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_private_where_the_loader_looks() {
+        let libdir = |prefix: &str, given: Option<&str>| {
+            Layout::new(Path::new(prefix), given.map(Path::new), None)
+                .map(|layout| layout.place(layout.libdir()))
+        };
+        assert_eq!(libdir("/usr", None), Ok("/usr/lib/uiw".into()));
+        assert_eq!(libdir("/usr/local/", None), Ok("/usr/local/lib/uiw".into()));
+        assert_eq!(libdir("/opt/uiw", None), Ok("/opt/uiw/lib".into()));
+        assert_eq!(libdir("/usr", Some("/usr/lib64/uiw")), Ok("/usr/lib64/uiw".into()));
+        assert_eq!(libdir("/usr", Some("lib64")), Ok("/usr/lib64".into()));
+        for wrong in ["/lib", "../lib", ""] {
+            assert!(libdir("/usr", Some(wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_packager_has_everything_below_one_folder() {
+        let layout = Layout::new(Path::new("/usr"), None, Some(Path::new("/tmp/root"))).unwrap();
+        assert_eq!(layout.place("bin/uiw"), Path::new("/tmp/root/usr/bin/uiw"));
+        assert_eq!(layout.place(""), Path::new("/tmp/root/usr"));
+        assert_eq!(layout.prefix(), Path::new("/usr"));
+    }
+}

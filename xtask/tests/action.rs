@@ -1,0 +1,162 @@
+//! `action.yml`: its script puts uiw on a runner, whose files are ordinary ones here, and later steps run stock programs on it.
+
+mod common;
+
+use common::{Folder, output, run, source, xtask};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// A runner: the files to which a step writes what later steps get.
+struct Runner {
+    folder: Folder,
+}
+
+impl Runner {
+    fn new(name: &str) -> Self {
+        let folder = Folder::new(name);
+        for file in ["env", "path", "output"] {
+            fs::write(folder.join(file), "").unwrap();
+        }
+        Self { folder }
+    }
+
+    /// Runs the step with these inputs.
+    fn step(&self, inputs: &[(&str, &str)]) -> Output {
+        let mut command = Command::new("bash");
+        command
+            .arg(source("packaging/action.sh"))
+            .env_remove("LD_LIBRARY_PATH")
+            .env_remove("PKG_CONFIG_PATH");
+        for name in ["PREFIX", "PACKAGE", "PERSONA"] {
+            command.env(format!("INPUT_{name}"), "");
+        }
+        command.env("INPUT_EXPORT", "true");
+        for (variable, file) in [("GITHUB_ENV", "env"), ("GITHUB_PATH", "path"), ("GITHUB_OUTPUT", "output")]
+        {
+            command.env(variable, self.folder.join(file));
+        }
+        output(command.envs(inputs.iter().map(|(name, value)| (format!("INPUT_{name}"), value))))
+    }
+
+    /// The lines `NAME=VALUE` of a file.
+    fn values(&self, file: &str) -> BTreeMap<String, String> {
+        let text = fs::read_to_string(self.folder.join(file)).unwrap();
+        text.lines()
+            .map(|line| line.split_once('=').unwrap())
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect()
+    }
+
+    /// A command of a later step.
+    fn command(&self, program: &str) -> Command {
+        let path = fs::read_to_string(self.folder.join("path")).unwrap();
+        let mut command = Command::new("env");
+        command.arg(format!("PATH={}:{}", path.trim_end(), std::env::var("PATH").unwrap()));
+        command.args(self.values("env").iter().map(|(name, value)| format!("{name}={value}")));
+        command.args(["UIW_COUNTERS=off", program]);
+        command
+    }
+}
+
+#[test]
+fn later_steps_run_stock_programs() {
+    for program in ["bash", "strip", "tar", "ibv_devinfo", "rping"] {
+        let Some(_) = uiw_interop::require(program) else { return };
+    }
+    let installed = Folder::new("installed");
+    let prefix = installed.0.to_str().unwrap();
+    xtask(&["install", "--debug", "--prefix", prefix]);
+    // As a cache has it.
+    let runner = Runner::new("cached");
+    let step = runner.step(&[("PREFIX", prefix), ("PERSONA", "roce")]);
+    assert!(step.status.success(), "{step:?}");
+    let version = format!("uiw {}", runner.values("output")["version"]);
+    assert_eq!(run(installed.join("bin/uiw"), &["--version"]), format!("{version}\n"));
+    assert_eq!(runner.values("output")["prefix"], prefix);
+    let devices = output(runner.command("ibv_devinfo").args(["-d", "uiw_lo"]));
+    assert!(String::from_utf8_lossy(&devices.stdout).contains("InfiniBand (0)"), "{devices:?}");
+    assert_eq!(
+        String::from_utf8_lossy(&output(runner.command("uiw").arg("--version")).stdout),
+        format!("{version}\n")
+    );
+
+    // From a package.
+    let package = Folder::new("package");
+    let file = package.join("uiw.tar.gz");
+    run(
+        "tar",
+        &[
+            "-czf",
+            file.to_str().unwrap(),
+            "-C",
+            installed.0.parent().unwrap().to_str().unwrap(),
+            installed.0.file_name().unwrap().to_str().unwrap(),
+        ],
+    );
+    let runner = Runner::new("unpacked");
+    let unpacked = package.join("unpacked");
+    let step = runner.step(&[("PREFIX", unpacked.to_str().unwrap()), ("PACKAGE", file.to_str().unwrap())]);
+    assert!(step.status.success(), "{step:?}");
+    exchange(&runner);
+}
+
+/// rping's two ends as two later steps would run them, on a port that the system chooses.
+fn exchange(runner: &Runner) {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let rping = |end: &str| {
+        let mut command = runner.command("rping");
+        command.args([end, "-a", "127.0.0.1", "-p", &port, "-C", "3"]);
+        command
+    };
+    let mut server = rping("-s").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // Until the server listens.
+    let connected = (0..100).any(|_| {
+        let done = output(&mut rping("-c")).status.success();
+        if !done {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        done
+    });
+    if !connected {
+        server.kill().unwrap();
+    }
+    assert!(server.wait().unwrap().success() && connected);
+}
+
+#[test]
+fn inputs_that_would_write_other_variables_are_refused() {
+    let Some(_) = uiw_interop::require("bash") else { return };
+    for inputs in
+        [[("PREFIX", "/nowhere\nPATH=/tmp")], [("PERSONA", "ib\nPATH=/tmp")], [("PERSONA", "ethernet")]]
+    {
+        let runner = Runner::new(&format!("refused-{}", inputs[0].1.len()));
+        let step = runner.step(&inputs);
+        assert_eq!(step.status.code(), Some(2), "{step:?}");
+        for file in ["env", "path", "output"] {
+            assert_eq!(fs::read_to_string(runner.folder.join(file)).unwrap(), "");
+        }
+    }
+}
+
+#[test]
+fn the_script_has_the_inputs_of_the_action() {
+    let action = fs::read_to_string(source("action.yml")).unwrap();
+    let script = fs::read_to_string(source("packaging/action.sh")).unwrap();
+    assert!(
+        action.contains("\"$GITHUB_ACTION_PATH/packaging/action.sh\"")
+            && Path::new(&source("packaging/action.sh")).exists()
+    );
+    let passed: Vec<_> =
+        action.lines().filter_map(|line| line.trim().strip_prefix("INPUT_")?.split_once(": ")).collect();
+    assert_eq!(passed.len(), 4);
+    for (name, value) in passed {
+        let input = name.to_lowercase();
+        assert_eq!(value, format!("${{{{ inputs.{input} }}}}"));
+        assert!(
+            action.contains(&format!("\n  {input}:\n")) && script.contains(&format!("INPUT_{name}")),
+            "{name}"
+        );
+    }
+}

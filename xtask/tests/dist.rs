@@ -1,0 +1,44 @@
+//! `cargo xtask dist`: what was made is installed, run and removed, and is the same when it is made again.
+
+mod common;
+
+use common::{Folder, output};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Makes packages of the debug build, and gives what was printed.
+fn dist(out: &Path, more: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command.args(["dist", "--debug", "--only", "tarball,deb,wheel,bom", "--out"]).arg(out).args(more);
+    let output = output(command.env("SOURCE_DATE_EPOCH", "1700000000"));
+    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}{error}");
+    text.into_owned()
+}
+
+/// The image, which needs minutes, is left to `cargo xtask dist --check`.
+#[test]
+fn packages_are_installed_run_removed_and_made_again() {
+    for program in [
+        "strip",
+        "objdump",
+        "dpkg-deb",
+        "tar",
+        "sha256sum",
+        "unshare",
+        "ip",
+        "python3",
+        "rping",
+        "mmdebstrap",
+    ] {
+        let Some(_) = uiw_interop::require(program) else { return };
+    }
+    let (first, second) = (Folder::new("first"), Folder::new("second"));
+    let said = dist(&first.0, &["--check"]);
+    assert!(said.ends_with("\n3 passed, 0 failed, 0 skipped\n"), "{said}");
+    dist(&second.0, &[]);
+    let sums = |folder: &Folder| fs::read_to_string(folder.0.join("SHA256SUMS")).unwrap();
+    assert_eq!(sums(&first).lines().count(), 4);
+    assert_eq!(sums(&first), sums(&second));
+}

@@ -1,0 +1,184 @@
+//! `cargo xtask install`: what is there afterwards works, and nothing else is gone when it is removed.
+
+mod common;
+
+use common::{Folder, output, run, source, xtask};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+#[test]
+fn what_is_installed_works_and_is_removed_alone() {
+    let Some(_) = uiw_interop::require("strip") else { return };
+    let prefix = Folder::new("prefix");
+    let given = prefix.0.to_str().unwrap();
+    fs::create_dir(prefix.join("bin")).unwrap();
+    fs::write(prefix.join("bin/other"), "of another package").unwrap();
+    let before = prefix.entries();
+
+    let said = xtask(&["install", "--debug", "--prefix", given]);
+    assert!(said.contains(&format!("{given}/bin/uiw\n")), "{said}");
+    let installed = prefix.entries();
+    assert!(run(prefix.join("bin/uiw"), &["--version"]).starts_with("uiw "));
+    // The program finds the libraries.
+    let listed = run(prefix.join("bin/uiw"), &["run", "--", "env"]);
+    assert!(listed.contains(&format!("LD_LIBRARY_PATH={given}/lib")), "{listed}");
+    for library in ["ibverbs", "rdmacm"] {
+        let link = fs::read_link(prefix.join(&format!("lib/lib{library}.so"))).unwrap();
+        assert_eq!(link, Path::new(&format!("lib{library}.so.1")));
+        let mode = fs::metadata(prefix.join(&format!("lib/lib{library}.so"))).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
+    }
+    if uiw_interop::require("ldd").is_some() {
+        let needed = run("ldd", &[prefix.join("lib/librdmacm.so.1")]);
+        assert!(needed.contains(&format!("libibverbs.so.1 => {given}/lib/libibverbs.so.1 ")), "{needed}");
+    }
+    let unit = fs::read_to_string(prefix.join("lib/systemd/system/uiw.service")).unwrap();
+    assert!(unit.contains(&format!("\nExecStart={given}/bin/uiw serve ")), "{unit}");
+    assert!(installed.iter().all(|path| !path.display().to_string().contains("generated")), "{installed:?}");
+
+    // Again, with less: what is not installed any more goes.
+    fs::write(prefix.join("share/uiw/former"), "").unwrap();
+    let list = prefix.join("share/uiw/installed");
+    fs::write(&list, fs::read_to_string(&list).unwrap() + "share/uiw/former\n").unwrap();
+    xtask(&["install", "--debug", "--prefix", given, "--no-strip"]);
+    assert_eq!(prefix.entries(), installed);
+
+    xtask(&["install", "--prefix", given, "--uninstall"]);
+    assert_eq!(prefix.entries(), before);
+    let again =
+        output(Command::new(env!("CARGO_BIN_EXE_xtask")).args(["install", "--uninstall", "--prefix", given]));
+    assert_eq!(again.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(error.starts_with(&format!("error: nothing is installed in {given}: ")), "{error}");
+}
+
+#[test]
+fn a_packager_gets_everything_below_destdir() {
+    let Some(_) = uiw_interop::require("strip") else { return };
+    let root = Folder::new("destdir");
+    let given = root.0.to_str().unwrap();
+    xtask(&["install", "--debug", "--prefix", "/usr", "--destdir", given]);
+    let installed = root.entries();
+    for file in [
+        "usr/bin/uiw",
+        "usr/lib/uiw/libibverbs.so.1",
+        "usr/lib/uiw/librdmacm.so",
+        "usr/lib/uiw/pkgconfig/libibverbs.pc",
+        "usr/share/man/man1/uiw.1",
+        "usr/share/man/man1/uiw-serve.1",
+        "usr/share/bash-completion/completions/uiw",
+        "usr/share/zsh/site-functions/_uiw",
+        "usr/share/fish/vendor_completions.d/uiw.fish",
+        "usr/share/uiw/valgrind.supp",
+        "usr/lib/systemd/system/uiw.service",
+    ] {
+        assert!(installed.contains(Path::new(file)), "{file}: {installed:?}");
+    }
+    // Not where the loader looks, and no page of a hidden command.
+    assert!(!installed.contains(Path::new("usr/lib/libibverbs.so.1")));
+    assert!(!installed.contains(Path::new("usr/share/man/man1/uiw-generate.1")));
+    for folder in ["bin", "lib", "share"] {
+        for file in installed.iter().filter(|file| file.starts_with(format!("usr/{folder}"))) {
+            let Ok(text) = fs::read_to_string(root.0.join(file)) else { continue };
+            assert!(!text.contains(given), "{} names the folder of the packager", file.display());
+        }
+    }
+    assert!(
+        run(root.join("usr/bin/uiw"), &["run", "--", "env"])
+            .contains(&format!("LD_LIBRARY_PATH={given}/usr/lib/uiw"))
+    );
+    xtask(&["install", "--prefix", "/usr", "--destdir", given, "--uninstall"]);
+    assert_eq!(root.entries(), BTreeSet::new());
+}
+
+#[test]
+fn what_is_generated_is_read_by_its_programs() {
+    let Some(_) = uiw_interop::require("strip") else { return };
+    let prefix = Folder::new("readers");
+    let given = prefix.0.to_str().unwrap();
+    xtask(&["install", "--debug", "--prefix", given]);
+    if uiw_interop::require("man").is_some() {
+        let page = prefix.join("share/man/man1/uiw-serve.1");
+        let mut man = Command::new("man");
+        let shown =
+            output(man.env("LC_ALL", "C.UTF-8").env("MANWIDTH", "200").arg("--warnings").arg("-l").arg(page));
+        let (text, warnings) =
+            (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
+        assert!(text.contains("--listen"), "{text}");
+        assert_eq!(warnings, "");
+    }
+    if uiw_interop::require("bash").is_some() {
+        let script =
+            "source \"$1\"; COMP_WORDS=(uiw ser); COMP_CWORD=1; _uiw uiw ser uiw; echo \"${COMPREPLY[@]}\"";
+        let file = prefix.join("share/bash-completion/completions/uiw");
+        assert_eq!(run("bash", &["-c", script, "bash", file.to_str().unwrap()]), "serve\n");
+    }
+    if uiw_interop::require("pkg-config").is_some() {
+        let mut command = Command::new("pkg-config");
+        command.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).args(["--libs", "librdmacm"]);
+        let flags = String::from_utf8(output(&mut command).stdout).unwrap();
+        assert!(flags.contains("-lrdmacm") && flags.contains("-libverbs"), "{flags}");
+        let folder = flags.split_whitespace().find_map(|flag| flag.strip_prefix("-L")).unwrap();
+        assert_eq!(fs::canonicalize(folder).unwrap(), fs::canonicalize(prefix.join("lib")).unwrap());
+    }
+    if uiw_interop::require("systemd-analyze").is_some() {
+        let unit = prefix.join("lib/systemd/system/uiw.service");
+        let said =
+            run("systemd-analyze", &["verify", "--man=no", "--recursive-errors=no", unit.to_str().unwrap()]);
+        assert_eq!(said, "");
+    }
+}
+
+#[test]
+fn programs_are_linked_by_pkg_config_and_run() {
+    let needs = ["strip", "cc", "pkg-config"];
+    if needs.iter().any(|program| uiw_interop::require(program).is_none()) {
+        return;
+    }
+    if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
+        uiw_interop::skip("librdmacm-dev");
+        return;
+    }
+    let prefix = Folder::new("linked");
+    let given = prefix.0.to_str().unwrap();
+    xtask(&["install", "--debug", "--prefix", given]);
+    for name in ["server", "client"] {
+        let script = "PKG_CONFIG_PATH=\"$1/lib/pkgconfig\"; export PKG_CONFIG_PATH; \
+            cc -o \"$2\" \"$3\" $(pkg-config --cflags --libs librdmacm libibverbs)";
+        let (program, code) = (prefix.join(name), source(&format!("examples/c/{name}.c")));
+        run("sh", &["-c", script, "sh", given, program.to_str().unwrap(), code.to_str().unwrap()]);
+    }
+    let mut first: Vec<&[&str]> = vec![&[]];
+    let suppressions = format!("--suppressions={given}/share/uiw/valgrind.supp");
+    let valgrind = ["valgrind", "-q", "--error-exitcode=9", "--leak-check=full", &suppressions];
+    if uiw_interop::require("valgrind").is_some() {
+        first.push(&valgrind);
+    }
+    for first in first {
+        let of = |name: &str, args: &[&str]| {
+            let mut command = Command::new(prefix.join("bin/uiw"));
+            command
+                .args(["run", "--"])
+                .args(first)
+                .arg(prefix.join(name))
+                .args(args)
+                .env("UIW_COUNTERS", "off");
+            command
+        };
+        let mut server = of("server", &["1"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        let mut said = BufReader::new(server.stdout.take().unwrap());
+        said.read_line(&mut line).unwrap();
+        let port = line.trim_end().rsplit(' ').next().unwrap();
+        let client = output(&mut of("client", &["127.0.0.1", port, "good day"]));
+        assert_eq!(String::from_utf8_lossy(&client.stdout), "client got: you said 8 bytes\n", "{client:?}");
+        assert!(client.status.success(), "{client:?}");
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).unwrap();
+        assert!(server.wait().unwrap().success() && rest.contains("server got: good day"), "{rest}");
+    }
+}
