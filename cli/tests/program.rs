@@ -675,3 +675,16 @@ fn an_empty_variable_counts_as_absent() {
     let wrong = command.env("UIW_IRD", "many").output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));
 }
+
+/// A service manager sends SIGHUP to reload; only SIGTERM ends a service.
+#[test]
+fn a_service_without_tls_survives_a_hangup() {
+    let server = Server::start();
+    let process = rustix::process::Pid::from_child(&server.child);
+    rustix::process::kill_process(process, rustix::process::Signal::HUP).unwrap();
+    // The signal is handled by a thread: by the second ping it was.
+    for _ in 0..2 {
+        assert!(uiw(&["ping", &server.address, "--count", "20"]).status.success());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

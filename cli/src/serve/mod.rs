@@ -23,6 +23,7 @@ use budget::Budget;
 use idle::Idle;
 use sessions::Sessions;
 use shares::{ShareArg, Shares};
+use std::io::IsTerminal as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,9 +83,11 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     }
     let is_default = !args.share.is_empty() && !args.listen.ip().is_loopback() && !args.clear;
     let opener = &if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
-    let stop = if opener.has_tls() {
+    // SIGHUP makes a service read its files again, if it has any; a server in a terminal ends with the terminal.
+    let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {
         let opener = opener.clone();
         Stop::on_signal_but_hangup(move || match opener.reload_tls() {
+            Ok(()) if !opener.has_tls() => tracing::info!("SIGHUP: there are no files to be read again"),
             Ok(()) => tracing::info!("the files of TLS were read again"),
             Err(failure) => {
                 tracing::error!(error = failure.cause(), "the configuration of TLS before holds on");
