@@ -8,7 +8,8 @@
 //! Its locks are held while the process is copied, so that the child never finds one in the hands of a thread that it lacks.
 //! Invariant: a thread that holds one of these locks takes no other of them, so the order in which a fork takes them is free.
 
-use crate::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 static GENERATION: AtomicU32 = AtomicU32::new(1);
@@ -102,71 +103,67 @@ impl<T: Forked> ForkSafe<T> {
 
 /// A [`ForkSafe`], whatever its state.
 trait Registered: Sync {
-    fn lock(&self);
+    /// Calls the hook of each part, and keeps it locked.
+    fn lock(&'static self) -> Box<dyn Locked>;
+}
 
-    /// # Safety
-    /// This thread called [`Registered::lock`], or is the copy of the one that did.
-    unsafe fn unlock(&self);
-
-    /// # Safety
-    /// As for [`Registered::unlock`]; this thread is the only one of the process.
-    unsafe fn in_child(&self);
+/// The parts of a [`ForkSafe`], locked; dropped, they are unlocked.
+trait Locked {
+    /// In the child.
+    fn in_child(&mut self);
 }
 
 impl<T: Forked, const SHARDS: usize> Registered for ForkSafe<T, SHARDS> {
-    fn lock(&self) {
-        for shard in &self.shards {
+    fn lock(&'static self) -> Box<dyn Locked> {
+        let lock = |shard: &'static Shard<T>| {
             let mut state = shard.0.write();
             state.before_fork();
-            std::mem::forget(state);
-        }
+            state
+        };
+        Box::new(self.shards.iter().map(lock).collect::<Vec<_>>())
     }
+}
 
-    unsafe fn unlock(&self) {
-        for shard in &self.shards {
-            // SAFETY: the caller's promise: locked by this thread, and the guard was forgotten.
-            unsafe { shard.0.force_unlock_write() };
-        }
-    }
-
-    unsafe fn in_child(&self) {
-        for shard in &self.shards {
-            // SAFETY: the caller's promise: locked, and there is no other thread.
-            unsafe { (*shard.0.data_ptr()).in_child() };
-        }
+impl<T: Forked> Locked for Vec<RwLockWriteGuard<'static, T>> {
+    fn in_child(&mut self) {
+        self.iter_mut().for_each(|state| state.in_child());
     }
 }
 
 /// Everything that has been used. Locked while the process is copied.
 static REGISTERED: Mutex<Vec<&'static dyn Registered>> = Mutex::new(Vec::new());
 
+/// What the thread that forks has locked, from before the fork until behind it, in the parent and in the child.
+struct Held {
+    states: Vec<Box<dyn Locked>>,
+    _list: MutexGuard<'static, Vec<&'static dyn Registered>>,
+}
+
+thread_local! {
+    static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
+}
+
+/// What this thread held. None in a thread that ends: such a one has locked nothing.
+fn take_held() -> Option<Held> {
+    HELD.try_with(RefCell::take).ok().flatten()
+}
+
 extern "C" fn before_fork() {
-    let list = REGISTERED.lock();
-    for state in &*list {
-        state.lock();
-    }
-    std::mem::forget(list);
+    let _ = HELD.try_with(|held| {
+        let list = REGISTERED.lock();
+        let states = list.iter().map(|state| state.lock()).collect();
+        *held.borrow_mut() = Some(Held { states, _list: list });
+    });
 }
 
 extern "C" fn in_parent() {
-    // SAFETY: `before_fork` locked the list and everything in it on this very thread, and no other thread unlocks them.
-    unsafe {
-        for state in &*REGISTERED.data_ptr() {
-            state.unlock();
-        }
-        REGISTERED.force_unlock();
-    }
+    drop(take_held());
 }
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: as in the parent; this thread is the only one of the child.
-    unsafe {
-        for state in &*REGISTERED.data_ptr() {
-            state.in_child();
-            state.unlock();
-        }
-        REGISTERED.force_unlock();
+    if let Some(mut held) = take_held() {
+        held.states.iter_mut().for_each(|state| state.in_child());
     }
 }
 
@@ -188,18 +185,15 @@ mod tests {
         }
     }
 
-    /// The hooks are called on a value that no static registers: a fork of the test process itself would copy other tests' threads.
+    /// The hooks are called on a value that is not registered: a fork of the test process itself would copy other tests' threads.
     #[test]
     fn every_shard_is_locked_before_a_fork_and_usable_behind_it() {
-        let state = ForkSafe::<Numbers, 4>::new();
-        state.lock();
-        assert!(state.shards.iter().all(|shard| shard.0.is_locked_exclusive()));
-        // SAFETY: locked above, on this thread; no other thread has the value.
-        unsafe {
-            state.in_child();
-            state.unlock();
-        }
-        assert!(state.shards.iter().all(|shard| shard.0.read().0 == [7, 9]));
+        static STATE: ForkSafe<Numbers, 4> = ForkSafe::new();
+        let mut held = STATE.lock();
+        assert!(STATE.shards.iter().all(|shard| shard.0.try_read().is_none()));
+        held.in_child();
+        drop(held);
+        assert!(STATE.shards.iter().all(|shard| shard.0.read().0 == [7, 9]));
     }
 
     #[test]
