@@ -3,6 +3,7 @@
 use super::intervals::Interval;
 use crate::fail::{Exit, Failure, Result};
 use hdrhistogram::Histogram;
+use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::path::Path;
 
@@ -13,6 +14,22 @@ fn failed(path: &Path, error: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::Failed, path.display(), error, "choose a file that can be written")
 }
 
+type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+fn canvas(path: &Path) -> Drawn<Canvas<'_>> {
+    let area = SVGBackend::new(path, SIZE).into_drawing_area();
+    area.fill(&WHITE)?;
+    Ok(area)
+}
+
+/// A chart with room for its title and labels.
+fn chart<'a, 'b>(area: &'a Canvas<'b>, title: &str) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
+    let mut chart = ChartBuilder::on(area);
+    chart.caption(title, ("sans-serif", 20)).margin(12).x_label_area_size(40).y_label_area_size(80);
+    chart
+}
+
 /// Bytes a second over time.
 pub(super) fn throughput(path: &Path, title: &str, intervals: &[Interval]) -> Result<()> {
     // A step for each interval.
@@ -21,14 +38,9 @@ pub(super) fn throughput(path: &Path, title: &str, intervals: &[Interval]) -> Re
     });
     let end = intervals.last().map_or(1.0, |last| last.to.as_secs_f64());
     let most = intervals.iter().map(|interval| interval.rate() / 1e6).fold(f64::MIN_POSITIVE, f64::max);
-    let draw = || -> std::result::Result<(), Box<dyn std::error::Error>> {
-        let area = SVGBackend::new(path, SIZE).into_drawing_area();
-        area.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&area)
-            .caption(title, ("sans-serif", 20))
-            .margin(12)
-            .x_label_area_size(40)
-            .y_label_area_size(80)
+    let draw = || -> Drawn<()> {
+        let area = canvas(path)?;
+        let mut chart = chart(&area, title)
             .build_cartesian_2d(0.0..end, 0.0..most * 1.1)?;
         chart.configure_mesh().max_light_lines(0).x_desc("seconds").y_desc("MB/s").draw()?;
         chart.draw_series(LineSeries::new(points, COLOUR.stroke_width(2)))?;
@@ -51,14 +63,9 @@ pub(super) fn quantiles(path: &Path, title: &str, histogram: &Histogram<u64>) ->
     let least = points.first().map_or(1.0, |point| point.1).max(0.1);
     let most = points.last().map_or(1.0, |point| point.1).max(least * 2.0);
     let label = |of: &f64| format!("{}", 100.0 * (1.0 - 1.0 / of));
-    let draw = || -> std::result::Result<(), Box<dyn std::error::Error>> {
-        let area = SVGBackend::new(path, SIZE).into_drawing_area();
-        area.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&area)
-            .caption(title, ("sans-serif", 20))
-            .margin(12)
-            .x_label_area_size(40)
-            .y_label_area_size(80)
+    let draw = || -> Drawn<()> {
+        let area = canvas(path)?;
+        let mut chart = chart(&area, title)
             .build_cartesian_2d((1.0..longest).log_scale(), (least * 0.9..most * 1.1).log_scale())?;
         let mut mesh = chart.configure_mesh();
         mesh.max_light_lines(0)

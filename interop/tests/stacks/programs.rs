@@ -130,8 +130,8 @@ fn an_interface_that_is_not_there_for_programs() {
     let libraries = Libraries::get();
     for (llp, says) in [
         ("packet:veth9,ip=10.77.0.11/24", "there is no interface `veth9`"),
-        ("packet:veth0", "UIW_LLP=packet:veth0: expected tcp, packet:IFACE"),
-        ("xdp:veth0,ip=10.77.0.11", "UIW_LLP=xdp:veth0,ip=10.77.0.11: expected tcp, packet:IFACE"),
+        ("packet:veth0", "UIW_LLP=packet:veth0: expected tcp, mptcp, packet:IFACE"),
+        ("xdp:veth0,ip=10.77.0.11", "UIW_LLP=xdp:veth0,ip=10.77.0.11: expected tcp, mptcp, packet:IFACE"),
     ] {
         let mut command = libraries.command(User::Same, &program);
         command.args(["-s", "-p", "7999", "-C", "1"]).env("UIW_LLP", llp);
