@@ -40,8 +40,7 @@ pub(super) fn throughput(path: &Path, title: &str, intervals: &[Interval]) -> Re
     let most = intervals.iter().map(|interval| interval.rate() / 1e6).fold(f64::MIN_POSITIVE, f64::max);
     let draw = || -> Drawn<()> {
         let area = canvas(path)?;
-        let mut chart = chart(&area, title)
-            .build_cartesian_2d(0.0..end, 0.0..most * 1.1)?;
+        let mut chart = chart(&area, title).build_cartesian_2d(0.0..end, 0.0..most * 1.1)?;
         chart.configure_mesh().max_light_lines(0).x_desc("seconds").y_desc("MB/s").draw()?;
         chart.draw_series(LineSeries::new(points, COLOUR.stroke_width(2)))?;
         area.present()?;
