@@ -2,6 +2,7 @@
 
 mod bench;
 mod book;
+mod debian;
 mod dist;
 mod history;
 mod install;

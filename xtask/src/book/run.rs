@@ -1,0 +1,252 @@
+//! `cargo xtask book --run`: the commands of the pages, and `docs/newcomer.sh`, in a fresh root that has the packages.
+
+use super::root::{self, Root};
+use super::script::{self, Script};
+use super::transcript::{self, Section, Step};
+use super::{Page, crates};
+use crate::dist::{self, Kind};
+use crate::process::{self, End};
+use crate::report::Tally;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The longest that a page's commands may take together.
+const CAP: Duration = Duration::from_secs(300);
+
+/// Where the crates are seen in the fresh root.
+const CRATES: &str = "/opt/crates";
+
+/// The page that installs uiw itself.
+const INSTALLS: &str = "docs/installing.md";
+
+/// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
+pub(super) const NOT_RUN: &[(&str, &str)] = &[
+    ("ARCHITECTURE.md", "x"),
+    ("BENCHMARKS.md", "x"),
+    ("CONTRIBUTING.md", "x"),
+    ("README.md", "x"),
+    ("docs/conform.md", "x"),
+    ("docs/cp.md", "x"),
+    ("docs/debugging.md", "x"),
+    ("docs/faults.md", "x"),
+    ("docs/installing.md", "x"),
+    ("docs/interop.md", "x"),
+    ("docs/operating.md", "x"),
+    ("docs/quick-start.md", "x"),
+    ("docs/run-your-program.md", "x"),
+    ("docs/sockets.md", "x"),
+    ("docs/stacks.md", "x"),
+    ("docs/tls.md", "x"),
+    ("docs/wan.md", "x"),
+    ("interop/siw/README.md", "x"),
+];
+
+/// The pages' sections with commands, and the script's. What is wrong with them, line by line: a page with commands that are neither run nor excused, an
+/// excuse that no page needs, a script that is not what the pages have.
+pub(super) struct Commands<'a> {
+    pages: BTreeMap<PathBuf, Vec<Section>>,
+    script: Vec<(&'a str, Section)>,
+}
+
+impl<'a> Commands<'a> {
+    pub(super) fn of(
+        documents: &BTreeMap<PathBuf, Page>,
+        book: impl Iterator<Item = &'a Path>,
+        script: &'a str,
+    ) -> Result<Self, Vec<String>> {
+        let mut wrong = Vec::new();
+        let mut pages = BTreeMap::new();
+        let mut excused: Vec<_> = NOT_RUN.iter().map(|(page, _)| Path::new(page)).collect();
+        for path in book {
+            let Some(page) = documents.get(path) else { continue };
+            match transcript::sections(page.text()) {
+                Ok(sections) if sections.is_empty() => {}
+                Ok(sections) => drop(pages.insert(path.to_owned(), sections)),
+                Err(error) => wrong.push(format!("{}: {error}", path.display())),
+            }
+            let place = excused.iter().position(|other| *other == path);
+            match (place, page.has_commands()) {
+                (None, true) => wrong.push(format!(
+                    "{}: commands that are not run: make them a `console` block, or name the page in NOT_RUN with the reason",
+                    path.display()
+                )),
+                (Some(place), true) => drop(excused.swap_remove(place)),
+                (_, false) => {}
+            }
+        }
+        wrong.extend(
+            excused.iter().map(|page| format!("NOT_RUN: {} has no command that is not run", page.display())),
+        );
+        match Script::parse(script).of_pages(&pages) {
+            Ok(script) if wrong.is_empty() => return Ok(Self { pages, script }),
+            Ok(_) => {}
+            Err(lines) => wrong.extend(lines),
+        }
+        Err(wrong)
+    }
+}
+
+/// Runs the pages whose name contains `only`, and the script; the score is the last line on stdout. False when one failed.
+pub(super) fn run(commands: &Commands<'_>, only: Option<&str>, debug: bool) -> Result<bool, String> {
+    let wanted = |name: &str| only.is_none_or(|only| name.contains(only));
+    let names = commands.pages.keys().map(|path| path.display().to_string());
+    let names: Vec<_> = names.chain([script::PATH.to_owned()]).filter(|name| wanted(name)).collect();
+    let mut total = Tally::default();
+    let set_up = match missing() {
+        Some(missing) => Err(missing),
+        None => Fresh::new(debug)?,
+    };
+    for name in &names {
+        println!("== {name}");
+        let started = Instant::now();
+        match &set_up {
+            Err(missing) => {
+                println!("SKIPPED: {name}: {missing}");
+                total.skipped += 1;
+            }
+            Ok(fresh) => match fresh.run(commands, name) {
+                Ok(()) => {
+                    println!("passed in {:.1} s", started.elapsed().as_secs_f64());
+                    total.passed += 1;
+                }
+                Err(why) => {
+                    println!("FAILED: {name}: {why}");
+                    total.failed += 1;
+                }
+            },
+        }
+    }
+    println!("{total}");
+    Ok(total.failed == 0)
+}
+
+/// What a fresh root needs and this machine does not have.
+fn missing() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("root".to_owned());
+    }
+    root::PROGRAMS
+        .iter()
+        .find(|program| !crate::packages::on_path(program))
+        .map(|program| (*program).to_owned())
+}
+
+/// The fresh root, and what lies above it.
+struct Fresh {
+    root: Root,
+    /// Folders of this run, removed at the end.
+    work: PathBuf,
+    toolchain: PathBuf,
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.work);
+    }
+}
+
+impl Fresh {
+    /// Makes the packages and the root. The inner error is why there can be no root here.
+    fn new(debug: bool) -> Result<Result<Self, String>, String> {
+        let folder = crate::install::target()?.join("newcomer");
+        let work = folder.join(format!("work-{}", std::process::id()));
+        fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
+        let root = match Root::get(&folder) {
+            Ok(root) => root,
+            Err(missing) => {
+                let _ = fs::remove_dir_all(&work);
+                return Ok(Err(missing));
+            }
+        };
+        let toolchain = output(Command::new("rustc").args(["--print", "sysroot"]))?;
+        let fresh = Self { root, work, toolchain: toolchain.trim().into() };
+        // The packages are in the reader's folder.
+        let packages = dist::make(&fresh.home(), &[Kind::Tarball, Kind::Deb, Kind::Wheel], debug)?;
+        let deb = packages.iter().find(|file| file.extension().is_some_and(|kind| kind == "deb"));
+        let deb = deb.ok_or("no Debian package was made")?;
+        output(Command::new("dpkg-deb").arg("--extract").arg(deb).arg(fresh.installed()))?;
+        let config = fresh.home().join(".cargo/config.toml");
+        crates::make(&fresh.work.join("crates"), &fresh.layer("reader").join(&CRATES[1..]), CRATES, &config)?;
+        let script = crate::test::workspace().join(script::PATH);
+        let copied = fs::copy(&script, fresh.home().join("newcomer.sh"));
+        copied.map_err(|error| format!("{}: {error}", script.display()))?;
+        Ok(Ok(fresh))
+    }
+
+    fn layer(&self, name: &str) -> PathBuf {
+        self.work.join(name)
+    }
+
+    /// The layer of the package, for pages that do not install it.
+    fn installed(&self) -> PathBuf {
+        self.layer("installed")
+    }
+
+    /// The reader's folder.
+    fn home(&self) -> PathBuf {
+        self.layer("reader").join("root")
+    }
+
+    /// Runs a page or the script.
+    fn run(&self, commands: &Commands<'_>, name: &str) -> Result<(), String> {
+        let said = self.work.join(name.replace('/', "-"));
+        fs::create_dir(&said).map_err(|error| format!("{}: {error}", said.display()))?;
+        let read = |file: &str| fs::read_to_string(said.join(file)).unwrap_or_default();
+        if name == script::PATH {
+            self.shell("./newcomer.sh > /mnt/said 2>&1; echo $? > /mnt/code", &said, true)?;
+            script::compare(&commands.script, &read("said"))?;
+            let code = read("code");
+            return if code.trim() == "0" {
+                Ok(())
+            } else {
+                Err(format!("exit code {code}{}", read("said")))
+            };
+        }
+        let sections = commands.pages.get(Path::new(name)).ok_or("no such page")?;
+        let steps: Vec<&Step> = sections.iter().flat_map(|section| &section.steps).collect();
+        let mut script = String::new();
+        for (number, step) in steps.iter().enumerate() {
+            // In the shell itself: a command may begin a job that a later one ends.
+            script +=
+                &format!("{{ {}}} > /mnt/{number}.said 2>&1; echo $? > /mnt/{number}.code\n", step.script());
+        }
+        fs::write(said.join("script"), script).map_err(|error| error.to_string())?;
+        let end = self.shell("exec bash /mnt/script", &said, name == INSTALLS)?;
+        for (number, step) in steps.iter().enumerate() {
+            let (printed, code) = (read(&format!("{number}.said")), read(&format!("{number}.code")));
+            let fits = transcript::fits(step.printed(), &printed.lines().collect::<Vec<_>>());
+            if !fits || code.trim() != "0" {
+                let expected = step.printed().join("\n");
+                return Err(format!(
+                    "{end:?}\n$ {}exit code {code}expected:\n{expected}\nprinted:\n{printed}",
+                    step.script()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a shell in the root, with `said` as its /mnt.
+    fn shell(&self, script: &str, said: &Path, is_bare: bool) -> Result<End, String> {
+        let place = said.join("root");
+        fs::create_dir(&place).map_err(|error| format!("{}: {error}", place.display()))?;
+        let (reader, installed) = (self.layer("reader"), self.installed());
+        let layers: &[&Path] = if is_bare { &[&reader] } else { &[&reader, &installed] };
+        let seen = [(said, "/mnt"), (self.toolchain.as_path(), "/opt/rust")];
+        let mut command = self.root.command(layers, &place, script, &seen);
+        let end = process::run(command.stdout(Stdio::null()), Instant::now() + CAP);
+        end.map_err(|error| format!("unshare: {error}"))
+    }
+}
+
+/// What a command that succeeds prints.
+fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)))
+}
