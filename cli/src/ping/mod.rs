@@ -180,7 +180,7 @@ fn summary(args: &Args, peer: SocketAddr, mut times: Vec<Duration>) {
     text::line(format!(
         "{} ({op}, {}), all verified: min {}, avg {}, p50 {}, p99 {}, max {}",
         text::number(times.len() as u64, "round trip"),
-        text::number(args.size, "byte"),
+        text::number(args.size.into(), "byte"),
         text::micros(min),
         text::micros(avg),
         text::micros(p50),

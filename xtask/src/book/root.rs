@@ -20,6 +20,9 @@ const PACKAGES: &[&str] = &[
     "librdmacm-dev",
     "python3-venv",
     "iproute2",
+    "curl",
+    "tcpdump",
+    "valgrind",
 ];
 
 /// Programs without which there is no fresh root.

@@ -24,24 +24,17 @@ const INSTALLS: &str = "docs/installing.md";
 
 /// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
 pub(super) const NOT_RUN: &[(&str, &str)] = &[
-    ("ARCHITECTURE.md", "x"),
-    ("BENCHMARKS.md", "x"),
-    ("CONTRIBUTING.md", "x"),
-    ("README.md", "x"),
-    ("docs/conform.md", "x"),
-    ("docs/cp.md", "x"),
-    ("docs/debugging.md", "x"),
-    ("docs/faults.md", "x"),
-    ("docs/installing.md", "x"),
-    ("docs/interop.md", "x"),
-    ("docs/operating.md", "x"),
-    ("docs/quick-start.md", "x"),
-    ("docs/run-your-program.md", "x"),
-    ("docs/sockets.md", "x"),
-    ("docs/stacks.md", "x"),
-    ("docs/tls.md", "x"),
-    ("docs/wan.md", "x"),
-    ("interop/siw/README.md", "x"),
+    ("BENCHMARKS.md", "measurements beside rclone, for an hour"),
+    ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
+    ("README.md", "the installation from the source tree; the rest is in docs/quick-start.md"),
+    ("docs/debugging.md", "gdb asks its user"),
+    ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
+    ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
+    ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
+    ("docs/run-your-program.md", "containers; UCX, MPI and NIXL on several hosts, by interop/tests/stock"),
+    ("docs/tls.md", "Wireshark, by interop/tests/stock/tls.rs"),
+    ("docs/wan.md", "two links between two hosts, by interop/tests/stacks"),
+    ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),
 ];
 
 /// The pages' sections with commands, and the script's. What is wrong with them, line by line: a page with commands that are neither run nor excused, an

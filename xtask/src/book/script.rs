@@ -103,7 +103,8 @@ mod tests {
             ["docs/p.md: B", "docs/p.md: C"]
         );
         for (from, to) in [("one\n", "one -v\n"), ("x\n", ""), ("two\n", "two\nthree\n"), (": C", ": D")] {
-            let wrong = Script::parse(&SCRIPT.replacen(from, to, 1)).of_pages(&pages());
+            let script = SCRIPT.replacen(from, to, 1);
+            let wrong = Script::parse(&script).of_pages(&pages());
             assert_eq!(wrong.err().map(|wrong| wrong.len()), Some(1), "{from}");
         }
         assert!(Script::parse("#!/bin/sh\none\n").of_pages(&pages()).is_err());

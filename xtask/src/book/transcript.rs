@@ -49,7 +49,14 @@ impl Step {
 pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
     let mut sections = vec![Section { heading: String::new(), steps: Vec::new() }];
     let (mut block, mut before) = (Block::None, "");
+    // A block within a list is indented with it.
+    let mut indent = 0;
     for line in page.lines() {
+        if matches!(block, Block::None) {
+            indent = line.find("```").filter(|at| line[..*at].trim().is_empty()).unwrap_or(0);
+        }
+        let kept = line.len() - line.trim_start().len();
+        let line = &line[indent.min(kept)..];
         let steps = &mut sections.last_mut().ok_or("no section")?.steps;
         match (&mut block, line.strip_prefix("```")) {
             (Block::None, Some(language)) => {
@@ -164,6 +171,13 @@ fn main() {}
 $ cargo run
 ```
 
+* within a list
+
+  ```console
+  $ listed
+    indented
+  ```
+
 ## Second
 
 `b.txt`:
@@ -190,6 +204,7 @@ b
             command("three \\\nfour", &["five", "  > six"]),
             file,
             command("cargo run", &[]),
+            command("listed", &["  indented"]),
         ];
         assert_eq!(sections, [Section { heading: "First".to_owned(), steps }]);
         assert!(super::sections("```console\nprinted\n```\n").is_err());
