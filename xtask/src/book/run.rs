@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The longest that a page's commands may take together.
@@ -84,32 +86,26 @@ impl<'a> Commands<'a> {
 
 /// Runs the pages whose name contains `only`, and the script; the score is the last line on stdout. False when one failed.
 pub(super) fn run(commands: &Commands<'_>, only: Option<&str>, debug: bool) -> Result<bool, String> {
+    process::handle_interrupts();
     let wanted = |name: &str| only.is_none_or(|only| name.contains(only));
     let names = commands.pages.keys().map(|path| path.display().to_string());
-    let names: Vec<_> = names.chain([script::PATH.to_owned()]).filter(|name| wanted(name)).collect();
+    // What takes longest first.
+    let names: Vec<_> =
+        [script::PATH.to_owned()].into_iter().chain(names).filter(|name| wanted(name)).collect();
     let mut total = Tally::default();
     let set_up = match missing() {
         Some(missing) => Err(missing),
         None => Fresh::new(debug)?,
     };
-    for name in &names {
-        println!("== {name}");
-        let started = Instant::now();
-        match &set_up {
-            Err(missing) => {
-                println!("SKIPPED: {name}: {missing}");
-                total.skipped += 1;
-            }
-            Ok(fresh) => match fresh.run(commands, name) {
-                Ok(()) => {
-                    println!("passed in {:.1} s", started.elapsed().as_secs_f64());
-                    total.passed += 1;
-                }
-                Err(why) => {
-                    println!("FAILED: {name}: {why}");
-                    total.failed += 1;
-                }
-            },
+    match &set_up {
+        Err(missing) => {
+            names.iter().for_each(|name| println!("SKIPPED: {name}: {missing}"));
+            total.skipped = names.len() as u64;
+        }
+        Ok(fresh) => {
+            let failed = fresh.run_all(commands, &names);
+            total.failed = failed;
+            total.passed = names.len() as u64 - failed;
         }
     }
     println!("{total}");
@@ -183,6 +179,28 @@ impl Fresh {
         self.layer("reader").join("root")
     }
 
+    /// Runs pages, two at a time, as they mostly wait. Gives the number of those that failed.
+    fn run_all(&self, commands: &Commands<'_>, names: &[String]) -> u64 {
+        let (next, failed) = (AtomicUsize::new(0), AtomicU64::new(0));
+        let work = || {
+            while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let started = Instant::now();
+                match self.run(commands, name) {
+                    Ok(()) => println!("{name}: passed in {:.1} s", started.elapsed().as_secs_f64()),
+                    Err(why) => {
+                        println!("FAILED: {name}: {why}");
+                        failed.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(work);
+            work();
+        });
+        failed.into_inner()
+    }
+
     /// Runs a page or the script.
     fn run(&self, commands: &Commands<'_>, name: &str) -> Result<(), String> {
         let said = self.work.join(name.replace('/', "-"));
@@ -212,11 +230,10 @@ impl Fresh {
             let (printed, code) = (read(&format!("{number}.said")), read(&format!("{number}.code")));
             let fits = transcript::fits(step.printed(), &printed.lines().collect::<Vec<_>>());
             if !fits || code.trim() != "0" {
-                let expected = step.printed().join("\n");
-                return Err(format!(
-                    "{end:?}\n$ {}exit code {code}expected:\n{expected}\nprinted:\n{printed}",
-                    step.script()
-                ));
+                let (command, expected) = (step.script(), step.printed().join("\n"));
+                let code =
+                    if code.is_empty() { format!("{end:?}") } else { format!("exit code {}", code.trim()) };
+                return Err(format!("\n$ {command}{code}, expected:\n{expected}\nprinted:\n{printed}"));
             }
         }
         Ok(())
