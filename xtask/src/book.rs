@@ -4,6 +4,7 @@
 //! links are rewritten. A link that leads nowhere is an error, in every document of the repository. The commands of the pages are run by
 //! `cargo xtask book --run`.
 
+mod commands;
 mod crates;
 mod page;
 mod root;
@@ -13,8 +14,8 @@ mod script;
 mod tests;
 mod transcript;
 
+use commands::Commands;
 use page::{Page, Wrong};
-use run::Commands;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ The book is made of docs/SUMMARY.md and the documents that it names, by mdBook, 
 Every link of every document is checked. Exit code 1 when a link leads nowhere or the book cannot be made.
 --run runs the commands of the pages and docs/newcomer.sh, each in a fresh Debian that has the packages of `cargo xtask dist` and nothing of the source tree, and
 compares what they print with what the book says. This needs root, mmdebstrap, and Debian's archive for the first time. A page that cannot be run here is
-skipped by name; pages that are never run are listed in xtask/src/book/run.rs with the reason.")]
+skipped by name; commands that are never run are listed by page in xtask/src/book/commands.rs with the reason.")]
 pub(crate) struct Options {
     /// Check the links and make no book
     #[arg(long)]
@@ -74,7 +75,7 @@ fn make(root: &Path, options: &Options) -> Result<bool, Vec<String>> {
     let script =
         fs::read_to_string(&script).map_err(|error| one(format!("{}: {error}", script.display())))?;
     let book = chapters.keys().map(PathBuf::as_path).chain([Path::new("README.md")]);
-    let commands = Commands::of(&documents, book, &script)?;
+    let commands = Commands::of_book(&documents, book, &script)?;
     if options.run {
         return run::run(&commands, options.only.as_deref(), options.debug).map_err(one);
     }

@@ -10,44 +10,82 @@ use crate::dist::sha256;
 /// The crate that a reader adds to a project.
 const FACADE: &str = "uiw";
 
-/// Puts the packages in `folder`, a source of the kind that Cargo calls a directory, and what a fresh root's Cargo needs to use it in place of crates.io into
-/// `config`. `folder` is seen there as `place`. `work` is for what is put together.
-pub(super) fn make(work: &Path, folder: &Path, place: &str, config: &Path) -> Result<(), String> {
-    let members = members()?;
-    let packages = work.join("packaged");
-    let mut package = crate::test::cargo();
-    // What is built of them is built in the fresh root.
-    package.args(["package", "--quiet", "--no-verify", "--allow-dirty"]).env("CARGO_TARGET_DIR", &packages);
-    for (name, _) in &members {
-        package.args(["-p", name]);
-    }
-    succeed(&mut package)?;
-    let packages = packages.join("package");
-    let sources = work.join("sources");
-    let mut patches = String::new();
-    for (name, version) in &members {
-        let archive = packages.join(format!("{name}-{version}.crate"));
-        unpack(&archive, &sources)?;
-        patches +=
-            &format!("{name} = {{ path = \"{}\" }}\n", sources.join(format!("{name}-{version}")).display());
-    }
-    vendor(work, folder, &patches)?;
-    for (name, version) in &members {
-        let archive = packages.join(format!("{name}-{version}.crate"));
-        unpack(&archive, folder)?;
-        let sum = fs::read(&archive).map(|bytes| sha256(&bytes));
-        let sums = sum.map(|sum| format!("{{\"files\":{{}},\"package\":\"{sum}\"}}"));
-        let to = folder.join(format!("{name}-{version}/.cargo-checksum.json"));
-        sums.and_then(|sums| fs::write(&to, sums)).map_err(|error| format!("{}: {error}", to.display()))?;
-    }
-    let text = format!(
-        "[source.crates-io]\nreplace-with = \"packaged\"\n[source.packaged]\ndirectory = \"{place}\"\n"
-    );
-    write(config, &text)
+/// The crates of this workspace that the facade is made of, packaged.
+pub(super) struct Crates {
+    /// Where they are put together.
+    work: PathBuf,
+    members: Vec<Member>,
 }
 
-/// The crates of this workspace that the facade is made of, with their versions.
-fn members() -> Result<Vec<(String, String)>, String> {
+struct Member {
+    name: String,
+    version: String,
+}
+
+impl Crates {
+    /// Packages them. What is built of them is built in the fresh root.
+    pub(super) fn package(work: PathBuf) -> Result<Self, String> {
+        let crates = Self { members: members()?, work };
+        let package = |more: &[&str]| {
+            let mut package = crate::test::cargo();
+            package.args(["package", "--quiet", "--no-verify", "--allow-dirty"]).args(more);
+            package.args(crates.members.iter().flat_map(|member| ["-p", &member.name]));
+            succeed(package.env("CARGO_TARGET_DIR", crates.work.join("target")))
+        };
+        // What the workspace was built from is here, so that no network is needed.
+        package(&["--offline"]).or_else(|_| package(&[]))?;
+        for member in &crates.members {
+            unpack(&crates.archive(member), &crates.sources())?;
+        }
+        Ok(crates)
+    }
+
+    fn archive(&self, member: &Member) -> PathBuf {
+        self.work.join(format!("target/package/{}-{}.crate", member.name, member.version))
+    }
+
+    fn sources(&self) -> PathBuf {
+        self.work.join("sources")
+    }
+
+    /// Puts what they need of others into `folder`, in the versions that are locked here. Crates for other platforms are among them, which Cargo may have to
+    /// fetch.
+    pub(super) fn vendor(&self, folder: &Path) -> Result<(), String> {
+        let project = self.work.join("project");
+        let patches = self.members.iter().map(|Member { name, version }| {
+            format!("{name} = {{ path = \"{}/{name}-{version}\" }}\n", self.sources().display())
+        });
+        let manifest = format!(
+            "[package]\nname = \"vendored\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[dependencies]\n{FACADE} = \"*\"\n\n\
+             [workspace]\n\n[patch.crates-io]\n{}",
+            patches.collect::<String>()
+        );
+        write(&project.join("Cargo.toml"), &manifest)?;
+        write(&project.join("src/lib.rs"), "")?;
+        let lock = crate::test::workspace().join("Cargo.lock");
+        fs::copy(&lock, project.join("Cargo.lock"))
+            .map_err(|error| format!("{}: {error}", lock.display()))?;
+        let mut vendor = crate::test::cargo();
+        vendor.args(["vendor", "--quiet", "--versioned-dirs"]).arg(folder);
+        succeed(vendor.current_dir(project))
+    }
+
+    /// Puts the packages themselves into `folder`, and what makes Cargo use it in place of crates.io into `config`. `folder` is seen as `place` then.
+    pub(super) fn place(&self, folder: &Path, place: &str, config: &Path) -> Result<(), String> {
+        for member in &self.members {
+            let archive = self.archive(member);
+            unpack(&archive, folder)?;
+            let bytes = fs::read(&archive).map_err(|error| format!("{}: {error}", archive.display()))?;
+            let sums = format!("{{\"files\":{{}},\"package\":\"{}\"}}", sha256(&bytes));
+            let unpacked = folder.join(format!("{}-{}", member.name, member.version));
+            write(&unpacked.join(".cargo-checksum.json"), &sums)?;
+        }
+        let text = "[source.crates-io]\nreplace-with = \"packaged\"\n[source.packaged]\n";
+        write(config, &format!("{text}directory = \"{place}\"\n"))
+    }
+}
+
+fn members() -> Result<Vec<Member>, String> {
     let mut tree = crate::test::cargo();
     tree.args(["tree", "--package", FACADE, "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
     let output = tree.output().map_err(|error| format!("cannot run cargo: {error}"))?;
@@ -56,31 +94,18 @@ fn members() -> Result<Vec<(String, String)>, String> {
     }
     // `name vVERSION (folder)`; those from elsewhere have no folder.
     let text = String::from_utf8_lossy(&output.stdout);
-    let members = text.lines().filter_map(|line| {
+    let mut members: Vec<Member> = Vec::new();
+    for line in text.lines() {
         let mut words = line.split_whitespace();
-        let (name, version, folder) = (words.next()?, words.next()?, words.next()?);
-        folder.starts_with("(/").then(|| (name.to_owned(), version.trim_start_matches('v').to_owned()))
-    });
-    let mut members: Vec<_> = members.collect();
-    members.sort();
-    members.dedup();
+        if let (Some(name), Some(version), Some(folder)) = (words.next(), words.next(), words.next())
+            && folder.starts_with("(/")
+            && !members.iter().any(|member| member.name == name)
+        {
+            let version = version.trim_start_matches('v').to_owned();
+            members.push(Member { name: name.to_owned(), version });
+        }
+    }
     Ok(members)
-}
-
-/// Puts what the facade needs of other workspaces into `folder`, in the versions that are locked here.
-fn vendor(work: &Path, folder: &Path, patches: &str) -> Result<(), String> {
-    let project = work.join("project");
-    let manifest = format!(
-        "[package]\nname = \"vendored\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[dependencies]\n{FACADE} = \"*\"\n\n[workspace]\n\n\
-         [patch.crates-io]\n{patches}"
-    );
-    write(&project.join("Cargo.toml"), &manifest)?;
-    write(&project.join("src/lib.rs"), "")?;
-    let lock = crate::test::workspace().join("Cargo.lock");
-    fs::copy(&lock, project.join("Cargo.lock")).map_err(|error| format!("{}: {error}", lock.display()))?;
-    let mut vendor = crate::test::cargo();
-    vendor.args(["vendor", "--quiet", "--versioned-dirs"]).arg(folder).current_dir(project);
-    succeed(&mut vendor)
 }
 
 fn unpack(archive: &Path, folder: &Path) -> Result<(), String> {
@@ -103,5 +128,5 @@ fn succeed(command: &mut Command) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)))
+    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }

@@ -29,7 +29,7 @@ const PACKAGES: &[&str] = &[
 pub(super) const PROGRAMS: &[&str] = &["mmdebstrap", "unshare", "chroot", "mount"];
 
 /// Run by `unshare` in namespaces of its own: puts the layers together and becomes the shell in them. Arguments: the lower layers, the place of the
-/// root, the script; then pairs of a folder and the place in the root where it is seen.
+/// root, the script; then in threes a folder, the place in the root where it is seen, and `ro` or `rw`.
 const ENTER: &str = r#"
 set -eu
 layers=$1 root=$2 script=$3
@@ -40,10 +40,11 @@ mount -t overlay overlay -o "lowerdir=$layers,upperdir=$root/changes,workdir=$ro
 mount -t proc proc "$root/all/proc"
 mount -t sysfs sysfs "$root/all/sys"
 mount --rbind /dev "$root/all/dev"
-while [ $# -gt 1 ]; do
+while [ $# -gt 2 ]; do
     mkdir -p "$root/all/$2"
     mount --bind "$1" "$root/all/$2"
-    shift 2
+    mount -o "remount,bind,$3" "$root/all/$2"
+    shift 3
 done
 ip link set lo up
 exec chroot "$root/all" /usr/bin/env -i -C /root HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
@@ -76,21 +77,21 @@ impl Root {
     }
 
     /// A command that runs a shell script in the root, in namespaces of its own for mounts, processes and the network.
-    /// `layers` are folders whose files lie above Debian's, the first one on top; `seen` are folders and where they are seen.
+    /// `layers` are folders whose files lie above Debian's, the first one on top; `seen` are folders, where they are seen, and whether they can be written (`ro`, `rw`).
     pub(super) fn command(
         &self,
         layers: &[&Path],
         place: &Path,
         script: &str,
-        seen: &[(&Path, &str)],
+        seen: &[(&Path, &str, &str)],
     ) -> Command {
         let layers = layers.iter().copied().chain([self.layer.as_path()]);
         let layers: Vec<_> = layers.map(|layer| layer.display().to_string()).collect();
         let mut command = Command::new("unshare");
         command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--", "sh", "-c", ENTER, "sh"]);
         command.arg(layers.join(":")).arg(place).arg(script);
-        for (folder, to) in seen {
-            command.arg(folder).arg(to);
+        for (folder, to, mode) in seen {
+            command.arg(folder).args([to, mode]);
         }
         command
     }

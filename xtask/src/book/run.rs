@@ -1,13 +1,13 @@
 //! `cargo xtask book --run`: the commands of the pages, and `docs/newcomer.sh`, in a fresh root that has the packages.
 
+use super::commands::Commands;
+use super::crates::Crates;
 use super::root::{self, Root};
-use super::script::{self, Script};
-use super::transcript::{self, Section, Step};
-use super::{Page, crates};
+use super::script;
+use super::transcript::{self, Step};
 use crate::dist::{self, Kind};
 use crate::process::{self, End};
 use crate::report::Tally;
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -23,66 +23,6 @@ const CRATES: &str = "/opt/crates";
 
 /// The page that installs uiw itself.
 const INSTALLS: &str = "docs/installing.md";
-
-/// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
-pub(super) const NOT_RUN: &[(&str, &str)] = &[
-    ("BENCHMARKS.md", "measurements beside rclone, for an hour"),
-    ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
-    ("README.md", "the installation from the source tree; the rest is in docs/quick-start.md"),
-    ("docs/debugging.md", "gdb asks its user"),
-    ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
-    ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
-    ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
-    ("docs/run-your-program.md", "containers; UCX, MPI and NIXL on several hosts, by interop/tests/stock"),
-    ("docs/tls.md", "Wireshark, by interop/tests/stock/tls.rs"),
-    ("docs/wan.md", "two links between two hosts, by interop/tests/stacks"),
-    ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),
-];
-
-/// The pages' sections with commands, and the script's. What is wrong with them, line by line: a page with commands that are neither run nor excused, an
-/// excuse that no page needs, a script that is not what the pages have.
-pub(super) struct Commands<'a> {
-    pages: BTreeMap<PathBuf, Vec<Section>>,
-    script: Vec<(&'a str, Section)>,
-}
-
-impl<'a> Commands<'a> {
-    pub(super) fn of(
-        documents: &BTreeMap<PathBuf, Page>,
-        book: impl Iterator<Item = &'a Path>,
-        script: &'a str,
-    ) -> Result<Self, Vec<String>> {
-        let mut wrong = Vec::new();
-        let mut pages = BTreeMap::new();
-        let mut excused: Vec<_> = NOT_RUN.iter().map(|(page, _)| Path::new(page)).collect();
-        for path in book {
-            let Some(page) = documents.get(path) else { continue };
-            match transcript::sections(page.text()) {
-                Ok(sections) if sections.is_empty() => {}
-                Ok(sections) => drop(pages.insert(path.to_owned(), sections)),
-                Err(error) => wrong.push(format!("{}: {error}", path.display())),
-            }
-            let place = excused.iter().position(|other| *other == path);
-            match (place, page.has_commands()) {
-                (None, true) => wrong.push(format!(
-                    "{}: commands that are not run: make them a `console` block, or name the page in NOT_RUN with the reason",
-                    path.display()
-                )),
-                (Some(place), true) => drop(excused.swap_remove(place)),
-                (_, false) => {}
-            }
-        }
-        wrong.extend(
-            excused.iter().map(|page| format!("NOT_RUN: {} has no command that is not run", page.display())),
-        );
-        match Script::parse(script).of_pages(&pages) {
-            Ok(script) if wrong.is_empty() => return Ok(Self { pages, script }),
-            Ok(_) => {}
-            Err(lines) => wrong.extend(lines),
-        }
-        Err(wrong)
-    }
-}
 
 /// Runs the pages whose name contains `only`, and the script; the score is the last line on stdout. False when one failed.
 pub(super) fn run(commands: &Commands<'_>, only: Option<&str>, debug: bool) -> Result<bool, String> {
@@ -126,39 +66,39 @@ fn missing() -> Option<String> {
 /// The fresh root, and what lies above it.
 struct Fresh {
     root: Root,
-    /// Folders of this run, removed at the end.
-    work: PathBuf,
+    work: Work,
     toolchain: PathBuf,
 }
 
-impl Drop for Fresh {
+/// The folders of this run, removed at the end.
+struct Work(PathBuf);
+
+impl Drop for Work {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.work);
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 impl Fresh {
-    /// Makes the packages and the root. The inner error is why there can be no root here.
+    /// Makes the root and the packages. The inner error is what is missing here.
     fn new(debug: bool) -> Result<Result<Self, String>, String> {
         let folder = crate::install::target()?.join("newcomer");
-        let work = folder.join(format!("work-{}", std::process::id()));
-        fs::create_dir_all(&work).map_err(|error| format!("{}: {error}", work.display()))?;
-        let root = match Root::get(&folder) {
+        let work = Work(folder.join(format!("work-{}", std::process::id())));
+        fs::create_dir_all(&work.0).map_err(|error| format!("{}: {error}", work.0.display()))?;
+        let crates = Crates::package(work.0.join("crates"))?;
+        let place = work.0.join("reader").join(&CRATES[1..]);
+        let root = match Root::get(&folder).and_then(|root| crates.vendor(&place).map(|()| root)) {
             Ok(root) => root,
-            Err(missing) => {
-                let _ = fs::remove_dir_all(&work);
-                return Ok(Err(missing));
-            }
+            Err(missing) => return Ok(Err(missing)),
         };
         let toolchain = output(Command::new("rustc").args(["--print", "sysroot"]))?;
         let fresh = Self { root, work, toolchain: toolchain.trim().into() };
+        crates.place(&place, CRATES, &fresh.home().join(".cargo/config.toml"))?;
         // The packages are in the reader's folder.
         let packages = dist::make(&fresh.home(), &[Kind::Tarball, Kind::Deb, Kind::Wheel], debug)?;
         let deb = packages.iter().find(|file| file.extension().is_some_and(|kind| kind == "deb"));
         let deb = deb.ok_or("no Debian package was made")?;
         output(Command::new("dpkg-deb").arg("--extract").arg(deb).arg(fresh.installed()))?;
-        let config = fresh.home().join(".cargo/config.toml");
-        crates::make(&fresh.work.join("crates"), &fresh.layer("reader").join(&CRATES[1..]), CRATES, &config)?;
         let script = crate::test::workspace().join(script::PATH);
         let copied = fs::copy(&script, fresh.home().join("newcomer.sh"));
         copied.map_err(|error| format!("{}: {error}", script.display()))?;
@@ -166,7 +106,7 @@ impl Fresh {
     }
 
     fn layer(&self, name: &str) -> PathBuf {
-        self.work.join(name)
+        self.work.0.join(name)
     }
 
     /// The layer of the package, for pages that do not install it.
@@ -203,7 +143,7 @@ impl Fresh {
 
     /// Runs a page or the script.
     fn run(&self, commands: &Commands<'_>, name: &str) -> Result<(), String> {
-        let said = self.work.join(name.replace('/', "-"));
+        let said = self.layer(&name.replace('/', "-"));
         fs::create_dir(&said).map_err(|error| format!("{}: {error}", said.display()))?;
         let read = |file: &str| fs::read_to_string(said.join(file)).unwrap_or_default();
         if name == script::PATH {
@@ -245,7 +185,7 @@ impl Fresh {
         fs::create_dir(&place).map_err(|error| format!("{}: {error}", place.display()))?;
         let (reader, installed) = (self.layer("reader"), self.installed());
         let layers: &[&Path] = if is_bare { &[&reader] } else { &[&reader, &installed] };
-        let seen = [(said, "/mnt"), (self.toolchain.as_path(), "/opt/rust")];
+        let seen = [(said, "mnt", "rw"), (self.toolchain.as_path(), "opt/rust", "ro")];
         let mut command = self.root.command(layers, &place, script, &seen);
         let end = process::run(command.stdout(Stdio::null()), Instant::now() + CAP);
         end.map_err(|error| format!("unshare: {error}"))
