@@ -70,8 +70,9 @@ impl Crates {
         succeed(vendor.current_dir(project))
     }
 
-    /// Puts the packages themselves into `folder`, and what makes Cargo use it in place of crates.io into `config`. `folder` is seen as `place` then.
-    pub(super) fn place(&self, folder: &Path, place: &str, config: &Path) -> Result<(), String> {
+    /// Puts the packages themselves into `folder`, and what makes Cargo use it in place of crates.io into `config`. `folder` is seen as `place` then,
+    /// and what Cargo builds of all crates goes to `built`, so that it is built once in a run.
+    pub(super) fn place(&self, folder: &Path, place: &str, built: &str, config: &Path) -> Result<(), String> {
         for member in &self.members {
             let archive = self.archive(member);
             unpack(&archive, folder)?;
@@ -81,7 +82,7 @@ impl Crates {
             write(&unpacked.join(".cargo-checksum.json"), &sums)?;
         }
         let text = "[source.crates-io]\nreplace-with = \"packaged\"\n[source.packaged]\n";
-        write(config, &format!("{text}directory = \"{place}\"\n"))
+        write(config, &format!("{text}directory = \"{place}\"\n[build]\nbuild-dir = \"{built}\"\n"))
     }
 }
 

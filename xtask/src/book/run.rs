@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 /// The longest that a page's commands may take together.
 const CAP: Duration = Duration::from_secs(300);
 
-/// Where the crates are seen in the fresh root.
+/// Where the crates are seen in the fresh root, and what is built of them.
 const CRATES: &str = "/opt/crates";
+const BUILT: &str = "/opt/built";
 
 /// The page that installs uiw itself.
 const INSTALLS: &str = "docs/installing.md";
@@ -93,7 +94,7 @@ impl Fresh {
         };
         let toolchain = output(Command::new("rustc").args(["--print", "sysroot"]))?;
         let fresh = Self { root, work, toolchain: toolchain.trim().into() };
-        crates.place(&place, CRATES, &fresh.home().join(".cargo/config.toml"))?;
+        crates.place(&place, CRATES, BUILT, &fresh.home().join(".cargo/config.toml"))?;
         // The packages are in the reader's folder.
         let packages = dist::make(&fresh.home(), &[Kind::Tarball, Kind::Deb, Kind::Wheel], debug)?;
         let deb = packages.iter().find(|file| file.extension().is_some_and(|kind| kind == "deb"));
@@ -185,7 +186,10 @@ impl Fresh {
         fs::create_dir(&place).map_err(|error| format!("{}: {error}", place.display()))?;
         let (reader, installed) = (self.layer("reader"), self.installed());
         let layers: &[&Path] = if is_bare { &[&reader] } else { &[&reader, &installed] };
-        let seen = [(said, "mnt", "rw"), (self.toolchain.as_path(), "opt/rust", "ro")];
+        let built = self.layer("built");
+        fs::create_dir_all(&built).map_err(|error| format!("{}: {error}", built.display()))?;
+        let seen =
+            [(said, "mnt", "rw"), (self.toolchain.as_path(), "opt/rust", "ro"), (&built, &BUILT[1..], "rw")];
         let mut command = self.root.command(layers, &place, script, &seen);
         let end = process::run(command.stdout(Stdio::null()), Instant::now() + CAP);
         end.map_err(|error| format!("unshare: {error}"))
