@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> ExitCode {
         Ok(_) => ExitCode::from(1),
         Err((_, Failure::Output(error))) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err((file, failure)) => {
-            eprintln!("error: {}: {failure}\nhint: name a readable pcap or pcapng file", file.display());
+            eprintln!("error: {}: {failure}\nhint: {}", file.display(), failure.fix());
             ExitCode::from(2)
         }
     }
@@ -235,24 +235,29 @@ fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
     }
 }
 
-/// Why nothing was decoded. `Display` is the cause and what to do about it.
+/// Why nothing was decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The file cannot be opened.
-    #[error("{0}: give a pcap or pcapng file that can be read")]
+    #[error("{0}")]
     Open(io::Error),
     /// The file is no capture.
-    #[error("{0}: {fix}", fix = fix(.0))]
+    #[error("{0}")]
     Capture(Error),
     /// The findings cannot be written.
-    #[error("cannot write the output: {0}: free some space or choose another place")]
+    #[error("cannot write the output: {0}")]
     Output(io::Error),
 }
 
-fn fix(error: &Error) -> &'static str {
-    match error {
-        Error::Compressed(_) => "decompress it first",
-        Error::Io(_) => "give a file that can be read",
-        _ => "give a pcap or pcapng file, such as tcpdump -w or Wireshark write",
+impl Failure {
+    /// What to do about it.
+    #[must_use]
+    pub fn fix(&self) -> &'static str {
+        match self {
+            Self::Output(_) => "free some space or choose another place",
+            Self::Capture(Error::Compressed(_)) => "decompress it first",
+            Self::Open(_) | Self::Capture(Error::Io(_)) => "name a pcap or pcapng file that can be read",
+            Self::Capture(_) => "name a pcap or pcapng file, such as tcpdump -w or Wireshark write",
+        }
     }
 }
