@@ -51,7 +51,7 @@ fn write(dist: &Dist, root: &Path, module: &Path, tag: &str, file: &Path) -> io:
             if name.contains(".so") || name.starts_with("bin/") { 0o755 } else { 0o644 },
         )?;
     }
-    let source = crate::test::workspace();
+    let source = crate::workspace::root();
     wheel.add("uiw/_uiw.abi3.so", &fs::read(module)?, 0o755)?;
     for path in archive::files(&source.join("python/uiw"))? {
         if path.extension().is_some_and(|kind| kind == "py" || kind == "pyi" || kind == "typed") {

@@ -103,6 +103,6 @@ mod tests {
 
     #[test]
     fn the_documents_have_none() {
-        assert_eq!(broken(&crate::test::workspace()), Ok(Vec::new()));
+        assert_eq!(broken(&crate::workspace::root()), Ok(Vec::new()));
     }
 }
