@@ -27,7 +27,7 @@ impl Crates {
     pub(super) fn package(work: PathBuf) -> Result<Self, String> {
         let crates = Self { members: members()?, work };
         let package = |more: &[&str]| {
-            let mut package = crate::test::cargo();
+            let mut package = crate::workspace::cargo();
             package.args(["package", "--quiet", "--no-verify", "--allow-dirty"]).args(more);
             package.args(crates.members.iter().flat_map(|member| ["-p", &member.name]));
             succeed(package.env("CARGO_TARGET_DIR", crates.work.join("target")))
@@ -62,10 +62,10 @@ impl Crates {
         );
         write(&project.join("Cargo.toml"), &manifest)?;
         write(&project.join("src/lib.rs"), "")?;
-        let lock = crate::test::workspace().join("Cargo.lock");
+        let lock = crate::workspace::root().join("Cargo.lock");
         fs::copy(&lock, project.join("Cargo.lock"))
             .map_err(|error| format!("{}: {error}", lock.display()))?;
-        let mut vendor = crate::test::cargo();
+        let mut vendor = crate::workspace::cargo();
         vendor.args(["vendor", "--quiet", "--versioned-dirs"]).arg(folder);
         succeed(vendor.current_dir(project))
     }
@@ -87,7 +87,7 @@ impl Crates {
 }
 
 fn members() -> Result<Vec<Member>, String> {
-    let mut tree = crate::test::cargo();
+    let mut tree = crate::workspace::cargo();
     tree.args(["tree", "--package", FACADE, "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
     let output = tree.output().map_err(|error| format!("cannot run cargo: {error}"))?;
     if !output.status.success() {

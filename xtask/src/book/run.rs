@@ -83,7 +83,7 @@ impl Drop for Work {
 impl Fresh {
     /// Makes the root and the packages. The inner error is what is missing here.
     fn new(debug: bool) -> Result<Result<Self, String>, String> {
-        let folder = crate::install::target()?.join("newcomer");
+        let folder = crate::workspace::target()?.join("newcomer");
         let work = Work(folder.join(format!("work-{}", std::process::id())));
         fs::create_dir_all(&work.0).map_err(|error| format!("{}: {error}", work.0.display()))?;
         let crates = Crates::package(work.0.join("crates"))?;
@@ -100,7 +100,7 @@ impl Fresh {
         let deb = packages.iter().find(|file| file.extension().is_some_and(|kind| kind == "deb"));
         let deb = deb.ok_or("no Debian package was made")?;
         output(Command::new("dpkg-deb").arg("--extract").arg(deb).arg(fresh.installed()))?;
-        let script = crate::test::workspace().join(script::PATH);
+        let script = crate::workspace::root().join(script::PATH);
         let copied = fs::copy(&script, fresh.home().join("newcomer.sh"));
         copied.map_err(|error| format!("{}: {error}", script.display()))?;
         Ok(Ok(fresh))
