@@ -22,7 +22,7 @@ pub(super) struct KeyLog(HashMap<[u8; RANDOM_LEN], Secrets>);
 /// Which records of a direction a secret protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epoch {
-    /// Those of the handshake behind its Hello.
+    /// Those of the handshake, behind the ClientHello or ServerHello.
     Handshake,
     /// The first ones of application data.
     Application,
