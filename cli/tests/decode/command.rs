@@ -61,7 +61,9 @@ fn no_iwarp_is_1_and_no_capture_is_2() {
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.starts_with("error: expected.tsv: not a packet capture"), "{error}");
     assert!(
-        error.ends_with(")\nhint: name a pcap or pcapng file, such as tcpdump -w or Wireshark write\n"),
+        error.ends_with(
+            ")\nhint: name a readable pcap or pcapng file, such as tcpdump -w or Wireshark write\n"
+        ),
         "{error}"
     );
     assert_eq!(error.lines().filter(|line| line.starts_with("hint: ")).count(), 1, "{error}");

@@ -248,4 +248,4 @@ fn equal(a: &Path, b: &Path) -> Result<bool, String> {
 }
 
 /// The longest that a copy may take beyond its cut.
-pub(super) const PATIENCE: Duration = Duration::from_secs(900);
+pub(super) const TIME_OUT: Duration = Duration::from_secs(900);

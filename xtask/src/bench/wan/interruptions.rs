@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use uiw_interop::stock::free_port;
 
-use super::copies::{PATIENCE, same};
+use super::copies::{TIME_OUT, same};
 use super::path::Emulator;
 use super::summary::Figures;
 use super::{Bench, LONG};
@@ -85,7 +85,7 @@ impl Client {
     fn wait_for_half(&mut self, target: &Path, bytes: u64) -> Result<(), String> {
         let journal = target.join("big.uiw-journal");
         let half = JOURNAL_HEAD + (bytes >> 20) / 2 * JOURNAL_RECORD;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIME_OUT;
         while fs::metadata(&journal).map_or(0, |data| data.len()) < half {
             if let Some(status) = self.0.try_wait().map_err(|error| error.to_string())? {
                 return Err(format!("uiw cp ended before half of the file: {status}"));
@@ -99,7 +99,7 @@ impl Client {
     }
 
     fn end(&mut self) -> Result<(), String> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIME_OUT;
         loop {
             match self.0.try_wait().map_err(|error| error.to_string())? {
                 Some(status) if status.success() => return Ok(()),
