@@ -220,7 +220,7 @@ fn a_capture_is_decrypted_and_every_packet_of_it_may_be_missing() {
     let locked = files.uiw(&["decode", "--quiet", "whole"]);
     assert_eq!(locked.status.code(), Some(1), "{locked:?}");
     assert!(
-        text(&locked.stdout).contains("1 connection(s) of TLS: name the file of their secrets"),
+        text(&locked.stdout).contains("1 connection of TLS: name the file of their secrets"),
         "{locked:?}"
     );
     // Other secrets; a file that has none.

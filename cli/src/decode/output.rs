@@ -106,7 +106,8 @@ impl Summary {
         let mut reasons = Vec::new();
         if self.connections == 0 && self.datagrams == 0 {
             reasons.push(if self.locked > 0 {
-                format!("{} connection(s) of TLS: name the file of their secrets with --keylog", self.locked)
+                let connections = number(self.locked.into(), "connection");
+                format!("{connections} of TLS: name the file of their secrets with --keylog")
             } else {
                 "no MPA Request or Reply Frame in the capture: capture from the connection's start on"
                     .to_owned()
