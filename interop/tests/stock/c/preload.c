@@ -175,6 +175,9 @@ static void flags_and_options(void)
 	CHECK(setsockopt(ends[1], SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0);
 	CHECK(read(ends[1], (char[8]){0}, 8) == 4);
 	FAILS(read(ends[1], &byte, 1), EAGAIN);
+	/* A read into no room waits for nothing. */
+	struct iovec none[2] = {{&byte, 0}, {&byte, 0}};
+	CHECK(read(ends[1], &byte, 0) == 0 && readv(ends[1], none, 2) == 0 && readv(ends[1], none, 0) == 0);
 	unpair(ends);
 }
 
