@@ -189,7 +189,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "UIW_PORT_OFFSET",
         values: "a number from -65535 to 65535",
-        what: "added to every port that the program gives to rdma_cm, for programs that use the same one over TCP",
+        what: "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP",
         set: |s, v| match v.parse::<i32>() {
             Ok(offset @ -65535..=65535) => {
                 s.port_offset = offset;

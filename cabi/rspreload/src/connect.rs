@@ -130,8 +130,11 @@ unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: sockl
         }
         let mut real = Address([0; 128]);
         let real_len = sockets::uiw_sockets_target(fd, addr, len, (&raw mut real.0).cast::<c_void>());
+        if real_len < 0 {
+            return real_len;
+        }
         if real_len > 0 {
-            let connected = next::connect(fd, (&raw const real.0).cast(), real_len);
+            let connected = next::connect(fd, (&raw const real.0).cast(), real_len.cast_unsigned());
             let outcome = if connected == 0 { 0 } else { errno() };
             let done = sockets::uiw_sockets_connected(fd, addr, len, outcome);
             if done != ORDINARY {

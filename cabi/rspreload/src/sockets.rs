@@ -29,7 +29,7 @@ unsafe extern "C" {
         addr: *const sockaddr,
         len: socklen_t,
         real: *mut c_void,
-    ) -> socklen_t;
+    ) -> c_int;
     pub(crate) fn uiw_sockets_connected(
         fd: c_int,
         addr: *const sockaddr,

@@ -5,7 +5,7 @@ use crate::reported::{number, parsed};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Hosts, Libraries, Running, User, compile, free_port, uiw};
+use uiw_interop::stock::{Ended, Hosts, Libraries, Network, Running, User, compile, free_port, uiw};
 
 /// `uiw run --sockets` of a program.
 pub(crate) fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
@@ -238,6 +238,42 @@ fn programs_and_ports_of_the_list_stay_on_tcp() {
         Running::start(client).end().well();
         server.end().well();
     }
+}
+
+/// An offset that makes this port one behind 65535: 65543, which was taken for port 7.
+pub(crate) fn offset_beyond_ports(port: u16) -> String {
+    (65_543 - i32::from(port)).to_string()
+}
+
+#[test]
+fn ports_that_the_offset_makes_none_stay_on_tcp() {
+    let Some(_) = uiw_interop::require("iperf3") else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let (number, offset) = (port.to_string(), offset_beyond_ports(port));
+    let options = ["--json", "--port-offset", &offset];
+    let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
+    let mut server = Running::start(with_sockets(&libraries, &options, &server));
+    server.wait_listening(port);
+    let client = ["iperf3", "-c", "127.0.0.1", "-n", "1M", "-p", &number];
+    let client = Running::start(with_sockets(&libraries, &options, &client)).end();
+    assert_eq!(connections(&parsed(&client.well().said), "tcp", "connected"), 2, "{client:?}");
+    server.end().well();
+}
+
+/// Most ports that the system gives are behind those that the offset leaves a number for.
+#[test]
+fn a_program_can_name_every_port_that_it_is_given() {
+    let Some(network) = Network::veth() else { return };
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, "preload.c") else { return };
+    network
+        .inside_server(|| std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 12000"))
+        .unwrap();
+    let command = with_sockets(&libraries, &["--json"], &[program.to_str().unwrap()]);
+    let ended = Running::start(network.server(command)).end();
+    assert_eq!(ended.well().count("sockets are as they should be"), 1);
+    assert!(connections(&parsed(&ended.said), "rsocket", "connected") > 10, "{ended:?}");
 }
 
 /// Each end decides how messages travel. Two that decide differently say so.

@@ -135,8 +135,8 @@ pub unsafe extern "C" fn uiw_sockets_accepted(
     });
 }
 
-/// The address that the system is to connect to in the place of `addr`, as the bytes of `real` (128). Its length, or 0 where the socket stays
-/// one of TCP.
+/// The address that the system is to connect to in the place of `addr`, as the bytes of `real` (128). Its length, 0 where the socket stays
+/// one of TCP, or -1 and `errno`.
 ///
 /// # Safety
 /// `addr` is NULL or `len` readable bytes, `real` has 128 writable ones.
@@ -145,13 +145,13 @@ pub unsafe extern "C" fn uiw_sockets_target(
     addr: *const sockaddr,
     len: socklen_t,
     real: *mut c_void,
-) -> socklen_t {
-    boundary::value(0, || {
+) -> c_int {
+    boundary::number(|| {
         // SAFETY: the caller's promise.
         let (Ok(to), Some(Entry::Plain(_))) = (unsafe { read_address(addr, len) }, table::get(fd)) else {
             return Ok(0);
         };
-        let Some(to) = plain::on_rsockets(to).filter(|to| to.port() != 0) else {
+        let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else {
             table::forget(fd);
             return Ok(0);
         };
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn uiw_sockets_target(
         let bytes = address::bytes(&written);
         // SAFETY: the caller's promise: more than any address has.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), real.cast(), bytes.len()) };
-        Ok(bytes.len() as socklen_t)
+        Ok(bytes.len() as c_int)
     })
 }
 

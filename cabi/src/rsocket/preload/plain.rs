@@ -1,7 +1,7 @@
 //! TCP sockets of a program that may become rsockets.
 
 use crate::boundary::Result;
-use crate::cm::address;
+use crate::cm::{address, ports};
 use crate::fork;
 use crate::rsocket::preload::{Adopted, BITMAP, adopt, config, process};
 use crate::rsocket::sys;
@@ -69,21 +69,36 @@ pub(crate) fn must_encrypt() -> bool {
     Settings::get().is_ok_and(|settings| settings.tls.is_some())
 }
 
-/// The address of the rsockets' port for one of the program; none where it stays on TCP.
-pub(crate) fn on_rsockets(addr: SocketAddr) -> Option<SocketAddr> {
-    let listed = Settings::get().is_ok_and(|settings| settings.stays_on_tcp(&addr.port().to_string()));
-    if listed { None } else { address::shifted(addr) }
+/// The address of the rsockets' port for one of the program; none where it stays on TCP: the port is listed, or the offset makes it none.
+///
+/// # Errors
+/// EADDRNOTAVAIL for a port of which the offset makes none, with TLS.
+pub(crate) fn on_rsockets(addr: SocketAddr) -> Result<Option<SocketAddr>> {
+    if Settings::get()?.stays_on_tcp(&addr.port().to_string()) {
+        return Ok(None);
+    }
+    match address::shifted(addr) {
+        None if must_encrypt() => Err(address::no_port(addr.port())),
+        None => {
+            tracing::info!(%addr, "UIW_PORT_OFFSET makes the port one that is not from 1 to 65535: TCP");
+            Ok(None)
+        }
+        real => Ok(real),
+    }
 }
 
 /// Gives the socket its address, in the program's numbers. False where the caller is to do it.
 ///
 /// # Errors
-/// The system's.
+/// The system's; those of [`on_rsockets`].
 pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
-    let Some(real) = on_rsockets(addr) else {
+    let Some(mut real) = on_rsockets(addr)? else {
         table::forget(fd);
         return Ok(false);
     };
+    if addr.port() == 0 {
+        real.set_port(ports::free_named(real.ip())?);
+    }
     sys::bind(fd, address::bytes(&address::write(real)))?;
     Ok(true)
 }
