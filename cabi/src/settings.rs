@@ -377,7 +377,9 @@ impl Settings {
     pub fn get() -> Result<&'static Self> {
         static SETTINGS: OnceLock<std::result::Result<Settings, String>> = OnceLock::new();
         let settings = SETTINGS.get_or_init(|| {
-            let settings = Self::read(|name| env::var_os(name)?.into_string().ok().filter(|v| !v.is_empty()));
+            // A value that is no text is a wrong one: without it UIW_TLS would be off.
+            let value = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
+            let settings = Self::read(|name| value(name).filter(|value| !value.is_empty()));
             match &settings {
                 Ok(settings) => settings.log_filter().map_or((), log::start),
                 Err(line) => eprintln!("{line}"),

@@ -20,9 +20,12 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
     let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
         && is_stream
         && matches!(protocol, 0 | libc::IPPROTO_TCP);
-    if fd >= 0 && is_tcp {
-        // SAFETY: numbers.
-        unsafe { sockets::uiw_sockets_made(fd, domain) };
+    // SAFETY: numbers.
+    if fd >= 0 && is_tcp && unsafe { sockets::uiw_sockets_made(fd, domain) } != 0 {
+        let reason = errno();
+        // SAFETY: the socket that was just made, which the program does not get.
+        unsafe { next::close(fd) };
+        return fail(reason);
     }
     fd
 }

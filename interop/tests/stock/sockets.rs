@@ -3,6 +3,8 @@
 
 use crate::reported::{number, parsed};
 use serde_json::Value;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Ended, Hosts, Libraries, Network, Running, User, compile, free_port, uiw};
@@ -12,6 +14,14 @@ pub(crate) fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&
     let mut command = libraries.command(User::Same, uiw());
     command.arg("run").arg("--sockets").args(options).arg("--").args(program);
     command.env("UIW_LIB", libraries.folder()).env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS");
+    command
+}
+
+/// A program with librspreload.so in LD_PRELOAD, without `uiw run`.
+fn preloaded(libraries: &Libraries, program: &Path) -> Command {
+    let mut command = libraries.command(User::Same, program);
+    command.env("LD_PRELOAD", libraries.folder().join("rsocket/librspreload.so.1"));
+    command.env("UIW_PORT_OFFSET", "10000").env_remove("LD_LIBRARY_PATH");
     command
 }
 
@@ -59,6 +69,29 @@ fn every_call_does_what_it_does_on_tcp() {
             (connections(&report, "rsocket", "connected"), connections(&report, "rsocket", "accepted"));
         assert!(one > 10 && other > 10, "{report}");
     }
+}
+
+/// Wrong settings do not switch TLS off: a program gets no TCP sockets.
+#[test]
+fn a_program_with_wrong_settings_has_no_tcp_sockets() {
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, "preload_clear.c") else { return };
+    for (name, value) in [("UIW_SHARDS", &b"abc"[..]), ("UIW_PERSONA", b"\xff")] {
+        let mut command = preloaded(&libraries, &program);
+        command.arg("no-socket").env("UIW_TLS", "/nonexistent").env(name, OsStr::from_bytes(value));
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("nothing is in the clear"), 1, "{ended:?}");
+        assert_eq!(ended.count(&format!("uiw: {name}=")), 1, "{ended:?}");
+    }
+}
+
+#[test]
+fn a_message_that_connects_does_not_connect_by_tcp() {
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, "preload_clear.c") else { return };
+    let mut command = preloaded(&libraries, &program);
+    command.arg("fast-open");
+    assert_eq!(Running::start(command).end().well().count("nothing is in the clear"), 1);
 }
 
 #[test]

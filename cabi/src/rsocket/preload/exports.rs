@@ -36,13 +36,10 @@ pub unsafe extern "C" fn uiw_sockets_bits(count: *mut usize) -> *const u64 {
     (&raw const BITMAP).cast()
 }
 
-/// The program has made a TCP socket.
-pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) {
+/// The program has made a TCP socket. -1 and `errno` where it is not to have one.
+pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int {
     process::has_table();
-    boundary::value((), || {
-        plain::made(fd, domain, program_name());
-        Ok(())
-    });
+    boundary::minus_one(|| plain::made(fd, domain, program_name()))
 }
 
 /// Before any use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.

@@ -2,6 +2,7 @@
 
 use crate::boundary::Result;
 use crate::cm::{address, ports};
+use crate::errno::Errno;
 use crate::fork;
 use crate::rsocket::preload::{Adopted, BITMAP, adopt, config, process};
 use crate::rsocket::sys;
@@ -53,20 +54,34 @@ impl Plain {
 }
 
 /// The program has made a socket. It may become an rsocket, unless something says that it stays one of TCP.
-pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) {
-    let stays = match Settings::get() {
-        Ok(settings) => settings.stays_on_tcp(program) || !config::includes(program, domain),
-        // The reason was written to standard error.
-        Err(_) => true,
+///
+/// # Errors
+/// EINVAL where a variable has a bad value: what may be sent in the clear is not known. With TLS EMFILE and EOPNOTSUPP for a socket that
+/// cannot become an rsocket.
+pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
+    if !config::includes(program, domain) || Settings::get()?.stays_on_tcp(program) {
+        return Ok(());
+    }
+    let cannot = match () {
+        () if stack::is_own() => Some(Errno::UNSUPPORTED),
+        () if !BITMAP.has_room(fd) => Some(Errno(libc::EMFILE)),
+        () => None,
     };
-    if !stays && BITMAP.has_room(fd) && !stack::is_own() {
-        table::name(fd, Entry::Plain(Plain::new(NEW, domain == libc::AF_INET6)));
+    match cannot {
+        Some(errno) if must_encrypt() => {
+            Err(errno.because("a socket cannot become an rsocket, and TCP would not be encrypted"))
+        }
+        Some(_) => Ok(()),
+        None => {
+            table::name(fd, Entry::Plain(Plain::new(NEW, domain == libc::AF_INET6)));
+            Ok(())
+        }
     }
 }
 
-/// Whether a connection may not be TCP's alone: with TLS it would not be encrypted.
+/// Whether a connection may not be TCP's alone: with TLS it would not be encrypted. So also where it is not known whether there is TLS.
 pub(crate) fn must_encrypt() -> bool {
-    Settings::get().is_ok_and(|settings| settings.tls.is_some())
+    Settings::get().map_or(true, |settings| settings.tls.is_some())
 }
 
 /// The address of the rsockets' port for one of the program; none where it stays on TCP: the port is listed, or the offset makes it none.

@@ -1,73 +1,23 @@
 /* Every call of TCP sockets that librspreload.so replaces, in a program of TCP alone. It passes on the kernel's TCP as well. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
+#include "tcp.h"
+
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 extern char **environ;
-
-#define CHECK(condition)                                                                    \
-	do {                                                                                    \
-		if (!(condition)) {                                                                 \
-			fprintf(stderr, "%s:%d: %s: %m\n", __FILE__, __LINE__, #condition);             \
-			exit(1);                                                                        \
-		}                                                                                   \
-	} while (0)
-#define FAILS(call, number) CHECK((call) == -1 && errno == (number))
-
-union address {
-	struct sockaddr any;
-	struct sockaddr_in v4;
-	struct sockaddr_in6 v6;
-};
-
-static int family = AF_INET;
-
-static socklen_t loopback(union address *at, int port)
-{
-	memset(at, 0, sizeof *at);
-	if (family == AF_INET6) {
-		at->v6.sin6_family = AF_INET6;
-		at->v6.sin6_addr = in6addr_loopback;
-		at->v6.sin6_port = port;
-		return sizeof at->v6;
-	}
-	at->v4.sin_family = AF_INET;
-	at->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	at->v4.sin_port = port;
-	return sizeof at->v4;
-}
-
-static int listening(union address *at, socklen_t *len)
-{
-	int on = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	CHECK(fd >= 0);
-	*len = loopback(at, 0);
-	CHECK(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
-	CHECK(bind(fd, &at->any, *len) == 0);
-	CHECK(listen(fd, 16) == 0);
-	CHECK(getsockname(fd, &at->any, len) == 0);
-	return fd;
-}
 
 /* A connection: the end that connected and the end that accepted. */
 static void pair(int ends[2])
@@ -91,13 +41,6 @@ static void unpair(int ends[2])
 {
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
 	FAILS(close(ends[0]), EBADF);
-}
-
-static void crosses(int from, int to)
-{
-	char got[6];
-	CHECK(send(from, "cross", 6, MSG_NOSIGNAL) == 6);
-	CHECK(recv(to, got, sizeof got, MSG_WAITALL) == 6 && memcmp(got, "cross", 6) == 0);
 }
 
 static void ends_with(int fd)
