@@ -90,14 +90,29 @@ pub(crate) fn name(number: RawFd, entry: Entry) {
     before.into_iter().for_each(end);
 }
 
-/// Another entry for a number that has one; nothing happens if the program has closed it meanwhile.
-pub(crate) fn exchange(number: RawFd, entry: Entry) {
+/// The epoll set of a number that has one from now on: `set`, unless another thread has given it one meanwhile.
+pub(crate) fn follow(number: RawFd, set: Arc<Epoll>) -> Arc<Epoll> {
+    let before = {
+        let mut table = shard(number).write();
+        match table.0.get(&number) {
+            Some(Entry::Epoll(known)) => return Arc::clone(known),
+            _ => table.0.insert(number, Entry::Epoll(Arc::clone(&set))),
+        }
+    };
+    BITMAP.set(number);
+    before.into_iter().for_each(end);
+    set
+}
+
+/// Another entry for a number that has one. False if the program has closed it meanwhile.
+pub(crate) fn exchange(number: RawFd, entry: Entry) -> bool {
     begin(&entry);
-    let before = match shard(number).write().0.get_mut(&number) {
-        Some(present) => std::mem::replace(present, entry),
-        None => entry,
+    let (before, is_present) = match shard(number).write().0.get_mut(&number) {
+        Some(present) => (std::mem::replace(present, entry), true),
+        None => (entry, false),
     };
     end(before);
+    is_present
 }
 
 /// The number is an ordinary descriptor from now on, and stays open. Returns whether it was another one.

@@ -71,6 +71,17 @@ fn every_call_does_what_it_does_on_tcp() {
     }
 }
 
+#[test]
+fn threads_that_share_epoll_sets_lose_no_member_and_no_event() {
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, "preload_sets.c") else { return };
+    // The program itself is right.
+    let plain = Running::start(libraries.command(User::Same, &program)).end();
+    assert_eq!(plain.well().count("sets are as they should be"), 1);
+    let ended = Running::start(preloaded(&libraries, &program)).end();
+    assert_eq!(ended.well().count("sets are as they should be"), 1);
+}
+
 /// Wrong settings do not switch TLS off: a program gets no TCP sockets.
 #[test]
 fn a_program_with_wrong_settings_has_no_tcp_sockets() {

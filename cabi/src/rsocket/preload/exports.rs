@@ -365,9 +365,7 @@ pub unsafe extern "C" fn uiw_sockets_epoll_ctl(
                     _ => return Ok(ORDINARY),
                 }
                 // The system's opinion of the set is that of a duplicate.
-                let set = Epoll::of_program(set_fd)?;
-                table::name(set_fd, Entry::Epoll(set.clone()));
-                set
+                table::follow(set_fd, Epoll::of_program(set_fd)?)
             }
         };
         if set_fd == fd {
