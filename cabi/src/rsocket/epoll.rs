@@ -55,6 +55,12 @@ struct Asked {
     disabled: bool,
 }
 
+impl Asked {
+    fn new(event: epoll_event) -> Self {
+        Self { events: event.events, data: event.u64, disabled: false }
+    }
+}
+
 impl Member {
     /// Whether the program still has the descriptor.
     fn is_open(&self) -> bool {
@@ -106,27 +112,48 @@ impl Epoll {
     /// # Errors
     /// Its errors.
     pub(crate) fn control(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
-        let Some(Entry::Socket(socket)) = table::get(fd) else { return self.control_ordinary(op, fd, event) };
-        if op == libc::EPOLL_CTL_DEL {
-            let removed = self.members.lock().remove(&fd);
-            return removed.map(drop).ok_or(Errno(libc::ENOENT));
+        loop {
+            if let Some(Entry::Socket(socket)) = table::get(fd) {
+                // It may have become one a moment ago, and its thread may not have come to this set yet.
+                self.becomes_rsocket(fd, &socket);
+                return self.control_rsocket(op, fd, socket, event);
+            }
+            if self.control_ordinary(op, fd, event)? {
+                return Ok(());
+            }
         }
-        let event = event.ok_or(Errno(libc::EFAULT))?;
-        let asked = Asked { events: event.events, data: event.u64, disabled: false };
+    }
+
+    fn control_rsocket(
+        &self,
+        op: c_int,
+        fd: RawFd,
+        socket: Arc<Socket>,
+        event: Option<epoll_event>,
+    ) -> Result<()> {
         let member = {
             let mut members = self.members.lock();
             // A number whose socket was closed is another socket's now.
             let known = members.get(&fd).filter(|member| Arc::ptr_eq(&member.socket, &socket)).cloned();
+            let asked = |event: Option<epoll_event>| event.map(Asked::new).ok_or(Errno(libc::EFAULT));
             match (op, known) {
                 (libc::EPOLL_CTL_ADD, Some(_)) => return Err(Errno(libc::EEXIST)),
-                (libc::EPOLL_CTL_MOD, None) => return Err(Errno(libc::ENOENT)),
                 (libc::EPOLL_CTL_MOD, Some(member)) => {
-                    *member.event.lock() = asked;
+                    *member.event.lock() = asked(event)?;
                     member
                 }
+                (libc::EPOLL_CTL_DEL, Some(_)) => {
+                    members.remove(&fd);
+                    return Ok(());
+                }
+                // In the system's set is one that becomes a socket of the kernel in this moment, and none else.
+                (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => {
+                    drop(members);
+                    return sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event);
+                }
                 (libc::EPOLL_CTL_ADD, None) => {
-                    let woken = Arc::clone(&self.woken);
-                    let member = Arc::new(Member { fd, socket, event: Mutex::new(asked), woken });
+                    let (event, woken) = (Mutex::new(asked(event)?), Arc::clone(&self.woken));
+                    let member = Arc::new(Member { fd, socket, event, woken });
                     members.insert(fd, Arc::clone(&member));
                     member
                 }
@@ -138,28 +165,34 @@ impl Epoll {
         Ok(())
     }
 
-    /// Of a descriptor that is no rsocket.
-    fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
+    /// Of a descriptor that is no rsocket. False if it has become one, and nothing was done.
+    fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<bool> {
         // A socket that is closed already.
         if op == libc::EPOLL_CTL_DEL && self.members.lock().remove(&fd).is_some() {
-            return Ok(());
+            return Ok(true);
         }
+        // Locked, so that a socket which becomes an rsocket is in the system's set and the list, or in none.
+        let mut plain = self.plain.lock();
+        let may_become = match table::get(fd) {
+            Some(Entry::Socket(_)) => return Ok(false),
+            Some(Entry::Plain(plain)) => plain.may_become(),
+            _ => false,
+        };
         sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event)?;
-        match (op, event, table::get(fd)) {
-            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event), Some(Entry::Plain(plain)))
-                if plain.may_become() =>
-            {
-                let asked = Asked { events: event.events, data: event.u64, disabled: false };
-                self.plain.lock().insert(fd, asked);
+        match (op, event) {
+            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) if may_become => {
+                plain.insert(fd, Asked::new(event));
             }
-            _ => drop(self.plain.lock().remove(&fd)),
+            _ => drop(plain.remove(&fd)),
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// A member that was the system's is an rsocket from now on. Called while the number still has the socket of the kernel.
+    /// A member that was the system's is an rsocket from now on. Called while the table has the rsocket and the number the socket of the
+    /// kernel. More than one thread may come: the first moves the member, and the others find it moved.
     pub(crate) fn becomes_rsocket(&self, fd: RawFd, socket: &Arc<Socket>) {
-        let Some(asked) = self.plain.lock().remove(&fd) else { return };
+        let mut plain = self.plain.lock();
+        let Some(asked) = plain.remove(&fd) else { return };
         if sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_err() {
             // It is another socket, of the number of one that was closed.
             return;
@@ -167,10 +200,11 @@ impl Epoll {
         let (socket, woken) = (Arc::clone(socket), Arc::clone(&self.woken));
         let member = Arc::new(Member { fd, socket, event: Mutex::new(asked), woken });
         self.members.lock().insert(fd, Arc::clone(&member));
+        drop(plain);
         Wake::wake(member);
     }
 
-    /// An rsocket among the members is a socket of the kernel from now on.
+    /// An rsocket among the members is a socket of the kernel from now on. Called while the table has the rsocket and the number that socket.
     pub(crate) fn becomes_ordinary(&self, fd: RawFd, socket: &Arc<Socket>) {
         let member = {
             let mut members = self.members.lock();
@@ -217,11 +251,11 @@ impl Epoll {
             else {
                 continue;
             };
-            if revents & poll::FALL_BACK != 0 && fall_back(&member.socket) {
-                // Its events are the system's now.
+            if revents & poll::FALL_BACK != 0 {
+                // Its events are the system's now, or will be, by another thread; where it fails the socket wakes its members.
+                fall_back(&member.socket);
                 continue;
             }
-            let revents = revents & !poll::FALL_BACK;
             events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };
             found += 1;
             if asked.events & EPOLLONESHOT as u32 != 0 {

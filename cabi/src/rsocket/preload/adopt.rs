@@ -112,11 +112,13 @@ fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
     let placeholder = placeholder()?;
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
     for number in table::numbers(is_plain) {
-        for set in table::sets() {
-            set.becomes_rsocket(number, socket);
+        // In this order: a set whose threads wait looks in the table whether its members are open, and moves them by the socket of the kernel.
+        if table::exchange(number, Entry::Socket(Arc::clone(socket))) {
+            for set in table::sets() {
+                set.becomes_rsocket(number, socket);
+            }
+            sys::replace(number, placeholder)?;
         }
-        sys::replace(number, placeholder)?;
-        table::exchange(number, Entry::Socket(Arc::clone(socket)));
     }
     Ok(())
 }
@@ -215,10 +217,10 @@ pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     let is_socket = |entry: &Entry| matches!(entry, Entry::Socket(other) if Arc::ptr_eq(other, socket));
     for number in table::numbers(is_socket) {
         if sys::replace(number, instead.socket.as_raw_fd()).is_ok() {
-            table::forget(number);
             for set in table::sets() {
                 set.becomes_ordinary(number, socket);
             }
+            table::forget(number);
         }
     }
     true

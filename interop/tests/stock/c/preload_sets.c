@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <sys/epoll.h>
 
 static void pair(int listener, const union address *at, socklen_t len, int ends[2])
@@ -67,8 +68,76 @@ static void first_members(int rounds)
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && close(listener) == 0);
 }
 
+/* Accepts one connection after the other, and sends a byte on each. */
+static void *greets(void *listener)
+{
+	for (;;) {
+		char byte;
+		int fd = accept((int)(intptr_t)listener, NULL, NULL);
+		if (fd < 0)
+			return NULL;
+		CHECK(write(fd, "x", 1) == 1);
+		while (read(fd, &byte, 1) > 0) {
+		}
+		close(fd);
+	}
+}
+
+static int shared_set;
+static atomic_uint greeted;
+
+static void *waits(void *unused)
+{
+	for (;;) {
+		struct epoll_event events[8];
+		int found = epoll_wait(shared_set, events, 8, -1);
+		CHECK(found > 0);
+		for (int i = 0; i < found; i++) {
+			if (events[i].data.u32 == 0)
+				return unused;
+			/* One that is not connected is hung up. */
+			if (events[i].events & EPOLLIN && !(events[i].events & EPOLLHUP))
+				atomic_store(&greeted, events[i].data.u32);
+		}
+	}
+}
+
+/* Members begin to connect while threads wait for the set. */
+static void members_connect(unsigned rounds)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), over[2];
+	struct epoll_event event = {.events = EPOLLIN};
+	pthread_t server, waiting[2];
+	shared_set = epoll_create1(EPOLL_CLOEXEC);
+	CHECK(pipe(over) == 0 && epoll_ctl(shared_set, EPOLL_CTL_ADD, over[0], &event) == 0);
+	CHECK(pthread_create(&server, NULL, greets, (void *)(intptr_t)listener) == 0);
+	for (unsigned round = 1; round <= rounds; round++) {
+		int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0), waited = 0;
+		event = (struct epoll_event){.events = EPOLLIN | EPOLLET, .data.u32 = round};
+		CHECK(epoll_ctl(shared_set, EPOLL_CTL_ADD, fd, &event) == 0);
+		for (int i = 0; round == 1 && i < 2; i++)
+			CHECK(pthread_create(&waiting[i], NULL, waits, NULL) == 0);
+		usleep(1000);
+		CHECK(connect(fd, &at.any, len) == 0 || errno == EINPROGRESS);
+		/* It comes at once, or never. */
+		while (atomic_load(&greeted) != round) {
+			CHECK(waited++ < 20000);
+			usleep(1000);
+		}
+		CHECK(epoll_ctl(shared_set, EPOLL_CTL_DEL, fd, NULL) == 0 && close(fd) == 0);
+	}
+	CHECK(write(over[1], "x", 1) == 1);
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_join(waiting[i], NULL) == 0);
+	CHECK(shutdown(listener, SHUT_RD) == 0 && pthread_join(server, NULL) == 0 && close(listener) == 0);
+	CHECK(close(shared_set) == 0 && close(over[0]) == 0 && close(over[1]) == 0);
+}
+
 int main(void)
 {
+	members_connect(100);
 	first_members(3000);
 	puts("sets are as they should be");
 	return 0;
