@@ -1,11 +1,12 @@
 //! The functions of the C library that this library stands in front of.
 
 use libc::{
-    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, sockaddr,
+    FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, sockaddr,
     socklen_t, timespec, timeval,
 };
-use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::mem;
+use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a function that the C library does not have returns.
@@ -19,6 +20,10 @@ impl Failed for c_int {
 
 impl Failed for isize {
     const FAILED: Self = -1;
+}
+
+impl Failed for *mut FILE {
+    const FAILED: Self = ptr::null_mut();
 }
 
 impl Failed for () {
@@ -125,6 +130,9 @@ functions! {
     close = c"close" (fd: c_int) -> c_int;
     close_range = c"close_range" (first: c_uint, last: c_uint, flags: c_int) -> c_int;
     closefrom = c"closefrom" (first: c_int);
+    fclose = c"fclose" (stream: *mut FILE) -> c_int;
+    freopen = c"freopen" (path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    freopen64 = c"freopen64" (path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
     dup = c"dup" (fd: c_int) -> c_int;
     dup2 = c"dup2" (old: c_int, new: c_int) -> c_int;
     dup3 = c"dup3" (old: c_int, new: c_int, flags: c_int) -> c_int;

@@ -37,8 +37,8 @@ unsafe extern "C" {
         outcome: c_int,
     ) -> c_int;
     pub(crate) fn uiw_sockets_on_tcp(addr: *const sockaddr, len: socklen_t);
-    pub(crate) fn uiw_sockets_close(fd: c_int) -> c_int;
     pub(crate) fn uiw_sockets_close_range(first: c_uint, last: c_uint);
+    pub(crate) fn uiw_sockets_closing(fd: c_int);
     pub(crate) fn uiw_sockets_duplicated(old: c_int, new: c_int);
     pub(crate) fn uiw_sockets_address(
         fd: c_int,

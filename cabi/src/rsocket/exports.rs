@@ -362,7 +362,7 @@ pub extern "C" fn repoll_create(flags: c_int) -> c_int {
 fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
     match table::get(fd) {
         Some(Entry::Epoll(set)) => Ok(set),
-        Some(Entry::Inherited) => {
+        Some(Entry::Inherited(_)) => {
             Err(Errno::INHERITED.because("the set was made in the parent, before a fork"))
         }
         _ => Err(Errno::INVAL.because("a descriptor that repoll_create has not made")),

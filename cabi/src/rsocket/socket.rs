@@ -12,6 +12,7 @@ use crate::lock::{Mutex, MutexGuard};
 use crate::rsocket::acceptor::{self, Acceptor};
 use crate::rsocket::connect::{self, Connecting};
 use crate::rsocket::is_exiting;
+use crate::rsocket::preload::Behind;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::service::{self, Closing};
 use crate::rsocket::settings::Sizes;
@@ -21,8 +22,8 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
@@ -127,6 +128,8 @@ pub(crate) struct Socket {
     numbers: AtomicU32,
     /// Whether it may become a socket of the kernel again.
     may_fall_back: AtomicBool,
+    /// What its numbers have, of one that was a socket of the kernel before.
+    behind: OnceLock<Behind>,
 }
 
 /// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
@@ -152,7 +155,18 @@ impl Socket {
             fruitless: AtomicU32::new(0),
             numbers: AtomicU32::new(0),
             may_fall_back: AtomicBool::new(false),
+            behind: OnceLock::new(),
         })
+    }
+
+    /// What its numbers have from now on.
+    pub(crate) fn set_behind(&self, behind: Option<Behind>) {
+        behind.map(|behind| self.behind.set(behind));
+    }
+
+    /// What its numbers have. None where nothing is known of it.
+    pub(crate) fn behind(&self) -> Option<Behind> {
+        self.behind.get().copied()
     }
 
     pub(crate) fn add_number(&self) {

@@ -6,6 +6,7 @@ use crate::errno::Errno;
 use libc::{c_int, c_long, sockaddr, socklen_t};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
@@ -153,6 +154,12 @@ pub(crate) fn option<T: Copy + Default>(fd: RawFd, level: c_int, name: c_int) ->
     // SAFETY: that many bytes, of a type for which every value that the kernel writes is valid: integers and structures of them.
     let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len) };
     (done == 0).then_some(value)
+}
+
+/// The number that distinguishes a socket from every other one that there is or was since the system started; none for other files, and
+/// where the system does not have it.
+pub(crate) fn cookie(fd: RawFd) -> Option<NonZeroU64> {
+    NonZeroU64::new(option::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?)
 }
 
 /// Sets such an option.

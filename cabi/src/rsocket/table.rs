@@ -4,7 +4,7 @@ use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::rsocket::epoll::Epoll;
-use crate::rsocket::preload::{BITMAP, Plain, process};
+use crate::rsocket::preload::{BITMAP, Behind, Plain, process};
 use crate::rsocket::socket::Socket;
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -18,7 +18,28 @@ pub(crate) enum Entry {
     /// A socket of the kernel that may become an rsocket: of the preload library. A fork gives it to the child.
     Plain(Arc<Plain>),
     /// Made before a fork, in the parent: closing it frees the number.
-    Inherited,
+    Inherited(Option<Behind>),
+}
+
+impl Entry {
+    /// What its numbers have. None where nothing is known of it.
+    fn behind(&self) -> Option<Behind> {
+        match self {
+            Self::Socket(socket) => socket.behind(),
+            Self::Plain(plain) => plain.behind(),
+            Self::Inherited(behind) => *behind,
+            Self::Epoll(_) => None,
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Socket(one), Self::Socket(other)) => Arc::ptr_eq(one, other),
+            (Self::Plain(one), Self::Plain(other)) => Arc::ptr_eq(one, other),
+            (Self::Inherited(_), Self::Inherited(_)) => true,
+            _ => false,
+        }
+    }
 }
 
 struct Table(BTreeMap<RawFd, Entry>);
@@ -33,7 +54,8 @@ impl Forked for Table {
     fn in_child(&mut self) {
         for (fd, entry) in &mut self.0 {
             // Locks inside may be held by threads of the parent.
-            match std::mem::replace(entry, Entry::Inherited) {
+            let inherited = Entry::Inherited(entry.behind());
+            match std::mem::replace(entry, inherited) {
                 plain @ Entry::Plain(_) => *entry = plain,
                 // What the system has in it is in it.
                 Entry::Epoll(set) => {
@@ -124,7 +146,7 @@ pub(crate) fn forget(number: RawFd) -> bool {
 
 /// Another number for what is behind `number`.
 pub(crate) fn duplicate(number: RawFd, new: RawFd) {
-    if let Some(entry) = get(number) {
+    if let Some(entry) = present(number) {
         name(new, entry);
     }
 }
@@ -134,6 +156,36 @@ pub(crate) fn get(fd: RawFd) -> Option<Entry> {
     shard(fd).read().0.get(&fd).cloned()
 }
 
+/// As [`get`], of what the program still has: a number that it has closed by a call that is not seen here, and that may be another file's by now,
+/// is ordinary.
+pub(crate) fn present(fd: RawFd) -> Option<Entry> {
+    loop {
+        let entry = get(fd)?;
+        if entry.behind().is_none_or(|behind| behind.is_at(fd)) {
+            return Some(entry);
+        }
+        if process::is_vforked() {
+            // The table is the parent's, which has not closed it.
+            return None;
+        }
+        let stale = {
+            let mut table = shard(fd).write();
+            match table.0.get(&fd) {
+                Some(present) if present.is_same(&entry) => {
+                    BITMAP.clear(fd);
+                    table.0.remove(&fd)
+                }
+                // Another thread has changed what it is.
+                _ => None,
+            }
+        };
+        if let Some(stale) = stale {
+            tracing::info!(fd, "a socket was closed by a call that is not seen");
+            end(stale);
+        }
+    }
+}
+
 /// The socket behind a descriptor.
 ///
 /// # Errors
@@ -141,7 +193,7 @@ pub(crate) fn get(fd: RawFd) -> Option<Entry> {
 pub(crate) fn socket(fd: RawFd) -> Result<Arc<Socket>> {
     match get(fd) {
         Some(Entry::Socket(socket)) => Ok(socket),
-        Some(Entry::Inherited) => {
+        Some(Entry::Inherited(_)) => {
             Err(Errno::INHERITED.because("the rsocket was made in the parent, before a fork"))
         }
         Some(Entry::Epoll(_) | Entry::Plain(_)) | None => {

@@ -311,9 +311,7 @@ fn a_program_can_name_every_port_that_it_is_given() {
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload.c") else { return };
-    network
-        .inside_server(|| std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 12000"))
-        .unwrap();
+    network.inside_server(|| std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 12000")).unwrap();
     let command = with_sockets(&libraries, &["--json"], &[program.to_str().unwrap()]);
     let ended = Running::start(network.server(command)).end();
     assert_eq!(ended.well().count("sockets are as they should be"), 1);

@@ -9,6 +9,7 @@ use crate::rsocket::at_exit;
 use crate::rsocket::connect::{self, Connecting};
 use crate::rsocket::link::Link;
 use crate::rsocket::options::KEEP_IDLE;
+use crate::rsocket::preload::behind::placeholder;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::preload::plain::{self, Plain};
 use crate::rsocket::settings::{self, Sizes};
@@ -19,7 +20,7 @@ use crate::settings::Settings;
 use std::env;
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use uiw_verbs::ConnOptions;
@@ -97,19 +98,10 @@ fn socket(fd: RawFd, ipv6: bool, set: Set) -> Result<Arc<Socket>> {
     Ok(socket)
 }
 
-/// What the numbers of rsockets stand for where a call of the system's own looks.
-fn placeholder() -> Result<RawFd> {
-    static SOCKET: OnceLock<OwnedFd> = OnceLock::new();
-    if let Some(socket) = SOCKET.get() {
-        return Ok(socket.as_raw_fd());
-    }
-    let made = sys::closed_socket()?;
-    Ok(SOCKET.get_or_init(|| made).as_raw_fd())
-}
-
 /// Gives the numbers of `plain` to `socket`.
 fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
     let placeholder = placeholder()?;
+    socket.set_behind(plain.behind().map(|behind| behind.or(&placeholder)));
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
     for number in table::numbers(is_plain) {
         // In this order: a set whose threads wait looks in the table whether its members are open, and moves them by the socket of the kernel.
@@ -117,7 +109,7 @@ fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
             for set in table::sets() {
                 set.becomes_rsocket(number, socket);
             }
-            sys::replace(number, placeholder)?;
+            sys::replace(number, placeholder.fd)?;
         }
     }
     Ok(())

@@ -49,7 +49,7 @@ pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
 }
 
 fn enter(fd: c_int) -> c_int {
-    match table::get(fd) {
+    match table::present(fd) {
         Some(Entry::Plain(plain)) => {
             if plain::enter(fd, &plain) {
                 RSOCKET
@@ -64,17 +64,17 @@ fn enter(fd: c_int) -> c_int {
                 RSOCKET
             }
         }
-        Some(Entry::Inherited) => RSOCKET,
+        Some(Entry::Inherited(_)) => RSOCKET,
         Some(Entry::Epoll(_)) => EPOLL,
         None => ORDINARY,
     }
 }
 
-/// What a descriptor is, without a change: as [`uiw_sockets_enter`].
+/// What a descriptor is, without a change: as [`uiw_sockets_enter`], which is asked next where it may be an rsocket.
 pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
     boundary::value(ORDINARY, || {
         Ok(match table::get(fd) {
-            Some(Entry::Socket(_) | Entry::Inherited) => RSOCKET,
+            Some(Entry::Socket(_) | Entry::Inherited(_)) => RSOCKET,
             Some(Entry::Epoll(_)) => EPOLL,
             Some(Entry::Plain(_)) | None => ORDINARY,
         })
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len:
     boundary::number(|| {
         // SAFETY: the caller's promise.
         let Ok(addr) = (unsafe { read_address(addr, len) }) else { return Ok(ORDINARY) };
-        match table::get(fd) {
+        match table::present(fd) {
             Some(Entry::Plain(_)) => Ok(if plain::bind(fd, addr)? { 0 } else { ORDINARY }),
             _ => Ok(ORDINARY),
         }
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len:
 /// The system has made the socket a listening one.
 pub extern "C" fn uiw_sockets_listening(fd: c_int) {
     boundary::value((), || {
-        if let Some(Entry::Plain(plain)) = table::get(fd) {
+        if let Some(Entry::Plain(plain)) = table::present(fd) {
             plain::listening(&plain);
         }
         Ok(())
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn uiw_sockets_accepted(
     room: socklen_t,
 ) {
     boundary::value((), || {
-        if let Some(Entry::Plain(listening)) = table::get(listening) {
+        if let Some(Entry::Plain(listening)) = table::present(listening) {
             plain::accepted(&listening, fd);
             if let (false, false, Ok(peer)) = (addr.is_null(), len.is_null(), sys::address_as_is(fd, true)) {
                 // SAFETY: the caller's promise.
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn uiw_sockets_target(
 ) -> c_int {
     boundary::number(|| {
         // SAFETY: the caller's promise.
-        let (Ok(to), Some(Entry::Plain(_))) = (unsafe { read_address(addr, len) }, table::get(fd)) else {
+        let (Ok(to), Some(Entry::Plain(_))) = (unsafe { read_address(addr, len) }, table::present(fd)) else {
             return Ok(0);
         };
         let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else {
@@ -206,20 +206,18 @@ pub unsafe extern "C" fn uiw_sockets_on_tcp(addr: *const sockaddr, len: socklen_
     });
 }
 
-/// close(2); 1 where the caller is to do it.
-pub extern "C" fn uiw_sockets_close(fd: c_int) -> c_int {
+/// The number is about to be closed, by the system: its call reports the errors, and may be a point of cancellation.
+pub extern "C" fn uiw_sockets_closing(fd: c_int) {
     if is_vforked() {
-        return ORDINARY;
+        return;
     }
-    boundary::number(|| match table::get(fd) {
-        Some(Entry::Plain(plain)) if plain::enter_to_close(fd, &plain) => table::close(fd).map(|()| 0),
-        // The system's close reports its errors, and may be a point of cancellation.
-        Some(Entry::Plain(_)) | None => {
-            table::forget(fd);
-            Ok(ORDINARY)
+    boundary::value((), || {
+        if let Some(Entry::Plain(plain)) = table::present(fd) {
+            plain::enter_to_close(fd, &plain);
         }
-        Some(_) => table::close(fd).map(|()| 0),
-    })
+        table::forget(fd);
+        Ok(())
+    });
 }
 
 /// close_range(2) is about to close these.
@@ -257,7 +255,7 @@ pub unsafe extern "C" fn uiw_sockets_address(
     len: *mut socklen_t,
     of_peer: c_int,
 ) -> c_int {
-    boundary::number(|| match table::get(fd) {
+    boundary::number(|| match table::present(fd) {
         Some(Entry::Plain(_)) => {
             let real = sys::address_as_is(fd, of_peer != 0)?;
             // SAFETY: the caller's promise.

@@ -10,6 +10,7 @@
 //! fork gives to the child: listeners work in children, and an accepted connection becomes an rsocket in the process that uses it first.
 
 mod adopt;
+mod behind;
 mod bitmap;
 mod config;
 pub mod connections;
@@ -21,5 +22,6 @@ mod sendfile;
 
 use adopt::Adopted;
 pub(crate) use adopt::fall_back;
+pub(crate) use behind::Behind;
 pub(crate) use bitmap::BITMAP;
 pub(crate) use plain::Plain;

@@ -4,7 +4,7 @@ use crate::boundary::Result;
 use crate::cm::{address, ports};
 use crate::errno::Errno;
 use crate::fork;
-use crate::rsocket::preload::{Adopted, BITMAP, adopt, config, process};
+use crate::rsocket::preload::{Adopted, BITMAP, Behind, adopt, behind, config, process};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::settings::Settings;
@@ -28,16 +28,18 @@ const BECOMING: u8 = 3;
 pub(crate) struct Plain {
     state: AtomicU8,
     ipv6: bool,
+    behind: Option<Behind>,
     generation: u32,
     /// See [`process::forks`].
     forks: u32,
 }
 
 impl Plain {
-    fn new(state: u8, ipv6: bool) -> Arc<Self> {
+    fn new(fd: RawFd, state: u8, ipv6: bool) -> Arc<Self> {
         Arc::new(Self {
             state: AtomicU8::new(state),
             ipv6,
+            behind: Behind::of(fd),
             generation: fork::generation(),
             forks: process::forks(),
         })
@@ -45,6 +47,11 @@ impl Plain {
 
     pub(crate) fn ipv6(&self) -> bool {
         self.ipv6
+    }
+
+    /// The socket of the system.
+    pub(crate) fn behind(&self) -> Option<Behind> {
+        self.behind
     }
 
     /// Whether it may be connected, or is.
@@ -56,8 +63,8 @@ impl Plain {
 /// The program has made a socket. It may become an rsocket, unless something says that it stays one of TCP.
 ///
 /// # Errors
-/// EINVAL where a variable has a bad value: what may be sent in the clear is not known. With TLS EMFILE and EOPNOTSUPP for a socket that
-/// cannot become an rsocket.
+/// EINVAL where a variable has a bad value: what may be sent in the clear is not known. EMFILE. With TLS EMFILE and EOPNOTSUPP for a
+/// socket that cannot become an rsocket.
 pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
     if !config::includes(program, domain) || Settings::get()?.stays_on_tcp(program) {
         return Ok(());
@@ -73,7 +80,9 @@ pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
         }
         Some(_) => Ok(()),
         None => {
-            table::name(fd, Entry::Plain(Plain::new(NEW, domain == libc::AF_INET6)));
+            // For the time when no descriptor is left.
+            behind::placeholder()?;
+            table::name(fd, Entry::Plain(Plain::new(fd, NEW, domain == libc::AF_INET6)));
             Ok(())
         }
     }
@@ -126,14 +135,16 @@ pub(crate) fn listening(plain: &Plain) {
 /// The system has accepted a connection.
 pub(crate) fn accepted(listening: &Plain, fd: RawFd) {
     if BITMAP.has_room(fd) {
-        table::name(fd, Entry::Plain(Plain::new(ACCEPTED, listening.ipv6)));
+        table::name(fd, Entry::Plain(Plain::new(fd, ACCEPTED, listening.ipv6)));
     }
 }
 
 /// Before the socket is closed: an accepted connection that was not used becomes an rsocket, whose end the peer sees as one. The system would
 /// reset it, as the peer's Request was not read. After a fork another process may have it, and the system's close says nothing to the peer.
-pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<Plain>) -> bool {
-    plain.forks == process::forks() && enter(fd, plain)
+pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<Plain>) {
+    if plain.forks == process::forks() {
+        enter(fd, plain);
+    }
 }
 
 /// The first use: an accepted connection becomes an rsocket. False where the socket is the kernel's all the same.

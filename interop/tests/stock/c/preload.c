@@ -10,9 +10,11 @@
 #include <spawn.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -397,6 +399,65 @@ static void closes_many(void)
 	CHECK(close(one[1]) == 0 && close(two[1]) == 0);
 }
 
+/* A file with the number of a socket that was closed. */
+static int file_at(int number)
+{
+	int file = memfd_create("file", 0), found;
+	CHECK(file >= 0 && file <= number);
+	if (file == number)
+		return file;
+	found = file_at(number);
+	CHECK(close(file) == 0);
+	return found;
+}
+
+static void is_ordinary(int file)
+{
+	char got[8];
+	CHECK(write(file, "private", 7) == 7 && lseek(file, 0, SEEK_SET) == 0);
+	CHECK(read(file, got, sizeof got) == 7 && memcmp(got, "private", 7) == 0);
+}
+
+/* Sockets that are closed by calls within the C library, and by system calls. */
+static void closes_unseen(void)
+{
+	int ends[2], file;
+	union address at, name;
+	socklen_t len;
+	FILE *stream;
+	pair(ends);
+	crosses(ends[0], ends[1]);
+	CHECK((stream = fdopen(ends[0], "r+")) && fclose(stream) == 0);
+	/* At once, and not only when the number is used again. */
+	ends_with(ends[1]);
+	CHECK((file = file_at(ends[0])) >= 0);
+	is_ordinary(file);
+	CHECK(close(file) == 0 && close(ends[1]) == 0);
+	pair(ends);
+	crosses(ends[0], ends[1]);
+	CHECK((stream = fdopen(ends[0], "r+")) && (stream = freopen("/dev/zero", "r", stream)) && fgetc(stream) == 0);
+	ends_with(ends[1]);
+	CHECK(read(fileno(stream), &(char){1}, 1) == 1 && fclose(stream) == 0 && close(ends[1]) == 0);
+
+	pair(ends);
+	crosses(ends[0], ends[1]);
+	CHECK(syscall(SYS_close, ends[0]) == 0 && (file = file_at(ends[0])) >= 0);
+	is_ordinary(file);
+	ends_with(ends[1]);
+	CHECK(close(file) == 0 && close(ends[1]) == 0);
+	/* Before it was used. */
+	pair(ends);
+	CHECK(syscall(SYS_close, ends[1]) == 0 && (file = file_at(ends[1])) >= 0);
+	is_ordinary(file);
+	CHECK(close(file) == 0 && close(ends[0]) == 0);
+	/* Before it had an address. */
+	int old = socket(family, SOCK_STREAM, 0), fd;
+	CHECK(syscall(SYS_close, old) == 0 && (fd = socket(family, SOCK_DGRAM, 0)) == old);
+	len = loopback(&at, htons(9));
+	CHECK(connect(fd, &at.any, len) == 0 && syscall(SYS_getpeername, fd, &name, &len) == 0 && memcmp(&at, &name, len) == 0);
+	CHECK(close(fd) == 0);
+}
+
 /* A child takes a connection that was accepted before; one that was used stays the parent's. */
 static void forks(void)
 {
@@ -516,6 +577,7 @@ int main(int argc, char **argv)
 	sends_early();
 	files();
 	closes_many();
+	closes_unseen();
 	forks();
 	signals_come();
 	cancels();
