@@ -73,11 +73,17 @@ unsafe fn accepted(
     len: *mut socklen_t,
     room: socklen_t,
 ) -> c_int {
-    if fd >= 0 && is_set(listening) {
-        // SAFETY: the caller's promise.
-        unsafe { sockets::uiw_sockets_accepted(listening, fd, addr, len, room) };
+    if fd < 0 || !is_set(listening) {
+        return fd;
     }
-    fd
+    // SAFETY: the caller's promise.
+    if unsafe { sockets::uiw_sockets_accepted(listening, fd, addr, len, room) } == 0 {
+        return fd;
+    }
+    let reason = errno();
+    // SAFETY: the connection that was just accepted, which the program does not get.
+    unsafe { next::close(fd) };
+    fail(reason)
 }
 
 /// # Safety

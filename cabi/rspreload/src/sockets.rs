@@ -23,7 +23,7 @@ unsafe extern "C" {
         addr: *mut sockaddr,
         len: *mut socklen_t,
         room: socklen_t,
-    );
+    ) -> c_int;
     pub(crate) fn uiw_sockets_target(
         fd: c_int,
         addr: *const sockaddr,

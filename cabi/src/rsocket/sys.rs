@@ -147,6 +147,12 @@ pub(crate) fn connect(fd: RawFd, addr: &[u8]) -> Result<()> {
         .map(drop)
 }
 
+/// Ends both directions of a socket, if it is one that is connected.
+pub(crate) fn shut(fd: RawFd) {
+    // SAFETY: numbers alone.
+    unsafe { libc::syscall(libc::SYS_shutdown, fd, libc::SHUT_RDWR) };
+}
+
 /// An option of a socket that is a plain structure; none where the system does not have it.
 pub(crate) fn option<T: Copy + Default>(fd: RawFd, level: c_int, name: c_int) -> Option<T> {
     let mut value = T::default();

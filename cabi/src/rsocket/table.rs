@@ -56,6 +56,8 @@ impl Forked for Table {
             // Locks inside may be held by threads of the parent.
             let inherited = Entry::Inherited(entry.behind());
             match std::mem::replace(entry, inherited) {
+                // A thread of the parent makes an rsocket of it, and the child has no such thread.
+                Entry::Plain(plain) if plain.is_becoming() => {}
                 plain @ Entry::Plain(_) => *entry = plain,
                 // What the system has in it is in it.
                 Entry::Epoll(set) => {
@@ -262,4 +264,25 @@ pub(crate) fn sets() -> Vec<Arc<Epoll>> {
         }));
     });
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_does_not_use_what_a_thread_of_the_parent_makes_an_rsocket_of() {
+        // Numbers that no descriptor of this process has.
+        let (becoming, accepted, closed) = (1_048_573, 1_048_574, 1_048_575);
+        let mut table = Table::NEW;
+        for (fd, is_becoming) in [(becoming, true), (accepted, false), (closed, false)] {
+            table.0.insert(fd, Entry::Plain(Plain::of_test(is_becoming)));
+        }
+        [becoming, accepted].iter().for_each(|fd| BITMAP.set(*fd));
+        table.in_child();
+        [becoming, accepted].iter().for_each(|fd| BITMAP.clear(*fd));
+        assert!(matches!(table.0.get(&becoming), Some(Entry::Inherited(_))));
+        assert!(matches!(table.0.get(&accepted), Some(Entry::Plain(_))));
+        assert_eq!(table.0.len(), 2);
+    }
 }

@@ -96,13 +96,26 @@ fn a_program_with_wrong_settings_has_no_tcp_sockets() {
     }
 }
 
+/// What a program under the library says in one of the modes of `preload_clear.c`.
+pub(crate) fn nothing_is_in_the_clear(libraries: &Libraries, mode: &str, tls: Option<&Path>) {
+    let Some(program) = compiled(libraries, "preload_clear.c") else { return };
+    let mut command = preloaded(libraries, &program);
+    command.arg(mode);
+    if let Some(tls) = tls {
+        command.env("UIW_TLS", tls);
+    }
+    assert_eq!(Running::start(command).end().well().count("nothing is in the clear"), 1);
+}
+
+/// A connection that cannot become an rsocket is not one of TCP.
+#[test]
+fn a_connection_that_finds_no_descriptor_fails() {
+    nothing_is_in_the_clear(&Libraries::get(), "no-descriptor", None);
+}
+
 #[test]
 fn a_message_that_connects_does_not_connect_by_tcp() {
-    let libraries = Libraries::get();
-    let Some(program) = compiled(&libraries, "preload_clear.c") else { return };
-    let mut command = preloaded(&libraries, &program);
-    command.arg("fast-open");
-    assert_eq!(Running::start(command).end().well().count("nothing is in the clear"), 1);
+    nothing_is_in_the_clear(&Libraries::get(), "fast-open", None);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Stock programs with `UIW_TLS`.
 
-use crate::sockets::{offset_beyond_ports, with_sockets};
+use crate::sockets::{nothing_is_in_the_clear, offset_beyond_ports, with_sockets};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -230,6 +230,14 @@ fn sockets_of_programs_are_encrypted() {
         plain.set_nonblocking(true).unwrap();
         assert_eq!(plain.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
+}
+
+#[test]
+fn sockets_that_cannot_be_encrypted_fail() {
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    nothing_is_in_the_clear(&libraries, "no-identity", Some(&ends.path("none")));
+    nothing_is_in_the_clear(&libraries, "no-descriptor", Some(&ends.path("one")));
 }
 
 /// A port that the offset makes none stays on TCP, which would not be encrypted.

@@ -9,7 +9,7 @@ use crate::rsocket::at_exit;
 use crate::rsocket::connect::{self, Connecting};
 use crate::rsocket::link::Link;
 use crate::rsocket::options::KEEP_IDLE;
-use crate::rsocket::preload::behind::placeholder;
+use crate::rsocket::preload::behind::{Placeholder, placeholder};
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::preload::plain::{self, Plain};
 use crate::rsocket::settings::{self, Sizes};
@@ -100,8 +100,13 @@ fn socket(fd: RawFd, ipv6: bool, set: Set) -> Result<Arc<Socket>> {
 
 /// Gives the numbers of `plain` to `socket`.
 fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
-    let placeholder = placeholder()?;
-    socket.set_behind(plain.behind().map(|behind| behind.or(&placeholder)));
+    give_numbers(plain, socket, Some(placeholder()?));
+    Ok(())
+}
+
+/// As [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which neither sends nor receives any more.
+fn give_numbers(plain: &Arc<Plain>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
+    socket.set_behind(plain.behind().map(|behind| behind.or(placeholder.as_ref())));
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
     for number in table::numbers(is_plain) {
         // In this order: a set whose threads wait looks in the table whether its members are open, and moves them by the socket of the kernel.
@@ -109,10 +114,22 @@ fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
             for set in table::sets() {
                 set.becomes_rsocket(number, socket);
             }
-            sys::replace(number, placeholder.fd)?;
+            if !placeholder.is_some_and(|placeholder| sys::replace(number, placeholder.fd).is_ok()) {
+                sys::shut(number);
+            }
         }
     }
-    Ok(())
+}
+
+/// A connection that cannot become an rsocket is none of the program's over TCP either: its bytes are those of MPA, and with TLS it would be
+/// neither encrypted nor authenticated. Its numbers get an rsocket whose connection has failed.
+pub(super) fn refuse(fd: RawFd, plain: &Arc<Plain>, errno: Errno) {
+    let socket = Socket::new(plain.ipv6(), set_of(fd));
+    if let Ok(flags) = sys::status_flags(fd) {
+        socket.lock().status_flags = flags;
+    }
+    socket.fail(errno);
+    give_numbers(plain, &socket, placeholder().ok());
 }
 
 /// An accepted connection becomes an rsocket, which waits for the Request of its peer.

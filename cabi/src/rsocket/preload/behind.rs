@@ -25,8 +25,8 @@ impl Behind {
         Some(Self { own: sys::cookie(fd)?, placeholder: None })
     }
 
-    pub(super) fn or(self, placeholder: &Placeholder) -> Self {
-        Self { placeholder: placeholder.cookie, ..self }
+    pub(super) fn or(self, placeholder: Option<&Placeholder>) -> Self {
+        Self { placeholder: placeholder.and_then(|placeholder| placeholder.cookie), ..self }
     }
 
     /// Whether one of them is behind the number.

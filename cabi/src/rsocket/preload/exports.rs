@@ -45,7 +45,8 @@ pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int {
 /// Before any use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
 /// 1: the descriptor is the system's, 2: it is an rsocket, 3: an epoll set with rsockets.
 pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
-    boundary::value(ORDINARY, || Ok(enter(fd)))
+    // What fails here is no reason to use the system's socket, which may be one to be encrypted.
+    boundary::value(RSOCKET, || Ok(enter(fd)))
 }
 
 fn enter(fd: c_int) -> c_int {
@@ -106,7 +107,7 @@ pub extern "C" fn uiw_sockets_listening(fd: c_int) {
     });
 }
 
-/// The system has accepted `fd`; the peer's address becomes the program's.
+/// The system has accepted `fd`; the peer's address becomes the program's. -1 and `errno` where the program is not to have the connection.
 ///
 /// # Safety
 /// `addr` and `len` are NULL or what accept(2) has filled, `room` bytes at most.
@@ -116,10 +117,10 @@ pub unsafe extern "C" fn uiw_sockets_accepted(
     addr: *mut sockaddr,
     len: *mut socklen_t,
     room: socklen_t,
-) {
-    boundary::value((), || {
+) -> c_int {
+    boundary::minus_one(|| {
         if let Some(Entry::Plain(listening)) = table::present(listening) {
-            plain::accepted(&listening, fd);
+            plain::accepted(&listening, fd)?;
             if let (false, false, Ok(peer)) = (addr.is_null(), len.is_null(), sys::address_as_is(fd, true)) {
                 // SAFETY: the caller's promise.
                 unsafe {
@@ -129,7 +130,7 @@ pub unsafe extern "C" fn uiw_sockets_accepted(
             }
         }
         Ok(())
-    });
+    })
 }
 
 /// The address that the system is to connect to in the place of `addr`, as the bytes of `real` (128). Its length, 0 where the socket stays

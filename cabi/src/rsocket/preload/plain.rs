@@ -3,7 +3,6 @@
 use crate::boundary::Result;
 use crate::cm::{address, ports};
 use crate::errno::Errno;
-use crate::fork;
 use crate::rsocket::preload::{Adopted, BITMAP, Behind, adopt, behind, config, process};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
@@ -29,20 +28,13 @@ pub(crate) struct Plain {
     state: AtomicU8,
     ipv6: bool,
     behind: Option<Behind>,
-    generation: u32,
     /// See [`process::forks`].
     forks: u32,
 }
 
 impl Plain {
     fn new(fd: RawFd, state: u8, ipv6: bool) -> Arc<Self> {
-        Arc::new(Self {
-            state: AtomicU8::new(state),
-            ipv6,
-            behind: Behind::of(fd),
-            generation: fork::generation(),
-            forks: process::forks(),
-        })
+        Arc::new(Self { state: AtomicU8::new(state), ipv6, behind: Behind::of(fd), forks: process::forks() })
     }
 
     pub(crate) fn ipv6(&self) -> bool {
@@ -52,6 +44,11 @@ impl Plain {
     /// The socket of the system.
     pub(crate) fn behind(&self) -> Option<Behind> {
         self.behind
+    }
+
+    /// Whether a thread makes an rsocket of it.
+    pub(crate) fn is_becoming(&self) -> bool {
+        self.state.load(Ordering::Acquire) == BECOMING
     }
 
     /// Whether it may be connected, or is.
@@ -133,10 +130,15 @@ pub(crate) fn listening(plain: &Plain) {
 }
 
 /// The system has accepted a connection.
-pub(crate) fn accepted(listening: &Plain, fd: RawFd) {
-    if BITMAP.has_room(fd) {
-        table::name(fd, Entry::Plain(Plain::new(fd, ACCEPTED, listening.ipv6)));
+///
+/// # Errors
+/// EMFILE for a number that cannot be an rsocket's.
+pub(crate) fn accepted(listening: &Plain, fd: RawFd) -> Result<()> {
+    if !BITMAP.has_room(fd) {
+        return Err(Errno(libc::EMFILE).because("an accepted connection has a number that no rsocket has"));
     }
+    table::name(fd, Entry::Plain(Plain::new(fd, ACCEPTED, listening.ipv6)));
+    Ok(())
 }
 
 /// Before the socket is closed: an accepted connection that was not used becomes an rsocket, whose end the peer sees as one. The system would
@@ -147,24 +149,19 @@ pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<Plain>) {
     }
 }
 
-/// The first use: an accepted connection becomes an rsocket. False where the socket is the kernel's all the same.
+/// The first use: an accepted connection becomes an rsocket, which has failed where it cannot. False where it is no connection yet.
 pub(crate) fn enter(fd: RawFd, plain: &Arc<Plain>) -> bool {
     let begun = plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
     match begun {
         Ok(_) => {
-            let adopted = adopt::accepted(fd, plain);
-            if let Err(error) = &adopted {
-                tracing::warn!(%error, "an accepted connection does not become an rsocket");
-                plain.state.store(ACCEPTED, Ordering::Release);
+            if let Err(error) = adopt::accepted(fd, plain) {
+                tracing::warn!(%error, "an accepted connection does not become an rsocket, and is ended");
+                adopt::refuse(fd, plain, error);
             }
-            adopted.is_ok()
+            true
         }
-        // In a fork of the process whose thread had begun.
-        Err(BECOMING) if plain.generation != fork::generation() => false,
         Err(BECOMING) => {
-            while plain.state.load(Ordering::Acquire) == BECOMING
-                && matches!(table::get(fd), Some(Entry::Plain(_)))
-            {
+            while matches!(table::get(fd), Some(Entry::Plain(other)) if Arc::ptr_eq(&other, plain)) {
                 thread::yield_now();
             }
             matches!(table::get(fd), Some(Entry::Socket(_)))
@@ -183,5 +180,16 @@ pub(crate) fn connected(fd: RawFd, plain: &Arc<Plain>, to: SocketAddr, pending: 
         return Ok(());
     }
     let how = if pending { Adopted::Connecting(to) } else { Adopted::Connected(to) };
-    adopt::connecting(fd, plain, how).inspect_err(|_| plain.state.store(NEW, Ordering::Release))
+    adopt::connecting(fd, plain, how).inspect_err(|error| {
+        tracing::warn!(%error, "a connection does not become an rsocket, and is ended");
+        adopt::refuse(fd, plain, *error);
+    })
+}
+
+#[cfg(test)]
+impl Plain {
+    /// An accepted connection, of which a thread makes an rsocket or not.
+    pub(crate) fn of_test(is_becoming: bool) -> Arc<Self> {
+        Self::new(-1, if is_becoming { BECOMING } else { ACCEPTED }, false)
+    }
 }
