@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::rsocket::addresses::{program_name, reachable, read_address, write_address};
 use crate::rsocket::at_exit;
 use crate::rsocket::epoll::Epoll;
-use crate::rsocket::options::{self, KEEP_IDLE, Value};
+use crate::rsocket::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT, Value};
 use crate::rsocket::poll::{self, Sets};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::socket::{Phase, Set, Socket};
@@ -50,6 +50,7 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
             no_delay: false,
             oob_inline: false,
             linger: None,
+            orphan_timeout: ORPHAN_TIMEOUT,
             receive_timeout: None,
             send_timeout: None,
         };

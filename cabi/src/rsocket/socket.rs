@@ -43,6 +43,8 @@ pub(crate) struct Set {
     pub(crate) oob_inline: bool,
     /// SO_LINGER: on, and for how many seconds.
     pub(crate) linger: Option<c_int>,
+    /// TCP_LINGER2: how long a connection waits for its peer to accept it after the program has closed it.
+    pub(crate) orphan_timeout: Duration,
     /// SO_RCVTIMEO and SO_SNDTIMEO.
     pub(crate) receive_timeout: Option<Duration>,
     pub(crate) send_timeout: Option<Duration>,
@@ -369,7 +371,10 @@ impl Socket {
         if let Some(needs_task) = state.close_early() {
             drop(state);
             // Its task closes it.
-            if needs_task && let Err(error) = self.spawn_early() {
+            if !needs_task {
+                // It has a task, which finds that the program has closed it.
+                self.wake(None);
+            } else if let Err(error) = self.spawn_early() {
                 tracing::warn!(%error, "a closed rsocket does not wait for its connection");
             }
             return;

@@ -71,15 +71,23 @@ fn every_call_does_what_it_does_on_tcp() {
     }
 }
 
+/// A program that says the same on TCP, as it is right, and under the library.
+fn says_on_both(source: &str, said: &str) {
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, source) else { return };
+    for command in [libraries.command(User::Same, &program), preloaded(&libraries, &program)] {
+        assert_eq!(Running::start(command).end().well().count(said), 1);
+    }
+}
+
 #[test]
 fn threads_that_share_epoll_sets_lose_no_member_and_no_event() {
-    let libraries = Libraries::get();
-    let Some(program) = compiled(&libraries, "preload_sets.c") else { return };
-    // The program itself is right.
-    let plain = Running::start(libraries.command(User::Same, &program)).end();
-    assert_eq!(plain.well().count("sets are as they should be"), 1);
-    let ended = Running::start(preloaded(&libraries, &program)).end();
-    assert_eq!(ended.well().count("sets are as they should be"), 1);
+    says_on_both("preload_sets.c", "sets are as they should be");
+}
+
+#[test]
+fn connections_that_no_peer_accepts_end() {
+    says_on_both("preload_orphans.c", "nothing is left");
 }
 
 /// Wrong settings do not switch TLS off: a program gets no TCP sockets.

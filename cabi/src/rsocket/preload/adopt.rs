@@ -8,7 +8,7 @@ use crate::rsocket::addresses::reachable;
 use crate::rsocket::at_exit;
 use crate::rsocket::connect::{self, Connecting};
 use crate::rsocket::link::Link;
-use crate::rsocket::options::KEEP_IDLE;
+use crate::rsocket::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT};
 use crate::rsocket::preload::behind::{Placeholder, placeholder};
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::preload::plain::{self, Plain};
@@ -74,6 +74,8 @@ fn set_of(fd: RawFd) -> Set {
         keep_idle: sys::option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE).unwrap_or(KEEP_IDLE),
         no_delay: flag(libc::IPPROTO_TCP, libc::TCP_NODELAY),
         oob_inline: flag(libc::SOL_SOCKET, libc::SO_OOBINLINE),
+        orphan_timeout: sys::option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2)
+            .map_or(ORPHAN_TIMEOUT, options::orphan_timeout),
         linger: linger.filter(|[on, _]| *on != 0).map(|[_, seconds]| seconds),
         receive_timeout: time(libc::SO_RCVTIMEO),
         send_timeout: time(libc::SO_SNDTIMEO),
