@@ -74,6 +74,8 @@ pub(crate) struct Instead {
     pub(crate) socket: OwnedFd,
     /// What the program connects to, in its numbers.
     pub(crate) to: SocketAddr,
+    /// The program's TCP_SYNCNT, where the attempt by rsockets has another one; otherwise 0.
+    pub(crate) syn_retries: c_int,
 }
 
 impl Opened {

@@ -75,7 +75,8 @@ fn every_call_does_what_it_does_on_tcp() {
 fn says_on_both(source: &str, said: &str) {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, source) else { return };
-    for command in [libraries.command(User::Same, &program), preloaded(&libraries, &program)] {
+    for mut command in [libraries.command(User::Same, &program), preloaded(&libraries, &program)] {
+        command.env("UIW_SOCKETS_TIMEOUT", "3s");
         assert_eq!(Running::start(command).end().well().count(said), 1);
     }
 }
@@ -83,6 +84,12 @@ fn says_on_both(source: &str, said: &str) {
 #[test]
 fn threads_that_share_epoll_sets_lose_no_member_and_no_event() {
     says_on_both("preload_sets.c", "sets are as they should be");
+}
+
+/// A firewall drops packets to the port of rsockets without a word.
+#[test]
+fn a_plain_server_is_reached_where_the_port_of_rsockets_does_not_answer() {
+    says_on_both("preload_dropped.c", "the server is reached");
 }
 
 #[test]

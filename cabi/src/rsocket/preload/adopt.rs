@@ -171,7 +171,7 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
     };
     // With TLS the connection is not TCP's alone.
     let instead = if pending && !plain::must_encrypt() {
-        Some(Instead { socket: sys::duplicate(fd)?, to })
+        Some(Instead { socket: sys::duplicate(fd)?, to, syn_retries: plain.take_syn_retries() })
     } else {
         None
     };
@@ -210,6 +210,7 @@ fn restore(fd: RawFd, flags: c_int, set: &Set) {
 /// The peer has no rsockets: TCP is tried over the same numbers. False when that fails at once; the rsocket has the error.
 pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     let Some((instead, flags, set)) = socket.take_instead() else { return false };
+    plain::unlimit_attempt(instead.socket.as_raw_fd(), instead.syn_retries);
     let to = address::write(instead.to);
     let connect = || sys::connect(instead.socket.as_raw_fd(), address::bytes(&to));
     // The first call only says that the attempt before has failed: the engine has taken the error.

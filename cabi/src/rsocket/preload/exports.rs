@@ -146,13 +146,15 @@ pub unsafe extern "C" fn uiw_sockets_target(
 ) -> c_int {
     boundary::number(|| {
         // SAFETY: the caller's promise.
-        let (Ok(to), Some(Entry::Plain(_))) = (unsafe { read_address(addr, len) }, table::present(fd)) else {
+        let (Ok(to), Some(Entry::Plain(plain))) = (unsafe { read_address(addr, len) }, table::present(fd))
+        else {
             return Ok(0);
         };
         let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else {
             table::forget(fd);
             return Ok(0);
         };
+        plain::limit_attempt(fd, &plain);
         let written = address::write(to);
         let bytes = address::bytes(&written);
         // SAFETY: the caller's promise: more than any address has.
@@ -187,6 +189,7 @@ pub unsafe extern "C" fn uiw_sockets_connected(
             }
             _ => {
                 tracing::info!(peer = %to, error = %Errno(outcome), "the peer has no rsockets: TCP");
+                plain::unlimit_attempt(fd, plain.take_syn_retries());
                 table::forget(fd);
                 Ok(ORDINARY)
             }

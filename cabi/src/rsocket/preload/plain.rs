@@ -12,7 +12,7 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::thread;
 
 /// How far a socket is.
@@ -28,13 +28,21 @@ pub(crate) struct Plain {
     state: AtomicU8,
     ipv6: bool,
     behind: Option<Behind>,
+    /// TCP_SYNCNT of the program, where the attempt to connect by rsockets has another one; otherwise 0.
+    syn_retries: AtomicI32,
     /// See [`process::forks`].
     forks: u32,
 }
 
 impl Plain {
     fn new(fd: RawFd, state: u8, ipv6: bool) -> Arc<Self> {
-        Arc::new(Self { state: AtomicU8::new(state), ipv6, behind: Behind::of(fd), forks: process::forks() })
+        Arc::new(Self {
+            state: AtomicU8::new(state),
+            ipv6,
+            behind: Behind::of(fd),
+            syn_retries: AtomicI32::new(0),
+            forks: process::forks(),
+        })
     }
 
     pub(crate) fn ipv6(&self) -> bool {
@@ -44,6 +52,11 @@ impl Plain {
     /// The socket of the system.
     pub(crate) fn behind(&self) -> Option<Behind> {
         self.behind
+    }
+
+    /// What the program's TCP_SYNCNT was before [`limit_attempt`]; 0 where it is unchanged.
+    pub(crate) fn take_syn_retries(&self) -> c_int {
+        self.syn_retries.swap(0, Ordering::Relaxed)
     }
 
     /// Whether a thread makes an rsocket of it.
@@ -122,6 +135,28 @@ pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
     }
     sys::bind(fd, address::bytes(&address::write(real)))?;
     Ok(true)
+}
+
+/// Before the system connects the socket to the rsockets' port: where nothing answers, as behind a firewall that drops packets, it gives up soon
+/// enough for TCP. With TLS there is no other way.
+pub(crate) fn limit_attempt(fd: RawFd, plain: &Plain) {
+    let asked = Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
+    let own = sys::option::<c_int>(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT);
+    if let (Some(asked), Some(own)) = (asked, own)
+        && own > asked
+        && sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, asked).is_ok()
+    {
+        plain.syn_retries.store(own, Ordering::Relaxed);
+    }
+}
+
+/// Before the system connects it to the program's port: as often as the program said.
+pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
+    if syn_retries > 0
+        && let Err(error) = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, syn_retries)
+    {
+        tracing::warn!(%error, "TCP_SYNCNT of the program's socket is lost");
+    }
 }
 
 /// The system has made the socket a listening one.

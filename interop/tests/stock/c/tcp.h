@@ -26,9 +26,9 @@ union address {
 	struct sockaddr_in6 v6;
 };
 
-static int family = AF_INET;
+__attribute__((unused)) static int family = AF_INET;
 
-static socklen_t loopback(union address *at, int port)
+static inline socklen_t loopback(union address *at, int port)
 {
 	memset(at, 0, sizeof *at);
 	if (family == AF_INET6) {
@@ -43,7 +43,7 @@ static socklen_t loopback(union address *at, int port)
 	return sizeof at->v4;
 }
 
-static int listening(union address *at, socklen_t *len)
+static inline int listening(union address *at, socklen_t *len)
 {
 	int on = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	CHECK(fd >= 0);
@@ -55,7 +55,7 @@ static int listening(union address *at, socklen_t *len)
 	return fd;
 }
 
-static void crosses(int from, int to)
+static inline void crosses(int from, int to)
 {
 	char got[6];
 	CHECK(send(from, "cross", 6, MSG_NOSIGNAL) == 6);
