@@ -254,6 +254,7 @@ exports! {
     "uiw_sockets_select" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_select;
     "uiw_sockets_sendfile" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_sendfile;
     "uiw_sockets_target" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_target;
+    "uiw_sockets_waiting" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_waiting;
 }
 
 include!(concat!(env!("OUT_DIR"), "/private.rs"));

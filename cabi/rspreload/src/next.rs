@@ -1,5 +1,6 @@
 //! The functions of the C library that this library stands in front of.
 
+use crate::waiting::{Cleanup, Routine};
 use libc::{
     FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, sockaddr,
     socklen_t, timespec, timeval,
@@ -41,6 +42,11 @@ fn find(found: &AtomicUsize, name: &CStr) -> usize {
         }
         address => address,
     }
+}
+
+/// Whether the C library has handlers for threads that are cancelled, outside of the macros of its headers.
+pub(crate) fn has_cleanup() -> bool {
+    [&found::cleanup_push, &found::cleanup_pop].iter().all(|found| found.load(Ordering::Relaxed) != 0)
 }
 
 /// The type of a function by those of its arguments, of the variadic one, and of its result.
@@ -127,6 +133,8 @@ functions! {
     epoll_wait = c"epoll_wait" (set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int;
     epoll_pwait = c"epoll_pwait" (set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2 = c"epoll_pwait2" (set: c_int, events: *mut epoll_event, most: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    cleanup_push = c"_pthread_cleanup_push" (handler: *mut Cleanup, routine: Routine, argument: *mut c_void);
+    cleanup_pop = c"_pthread_cleanup_pop" (handler: *mut Cleanup, execute: c_int);
     close = c"close" (fd: c_int) -> c_int;
     close_range = c"close_range" (first: c_uint, last: c_uint, flags: c_int) -> c_int;
     closefrom = c"closefrom" (first: c_int);

@@ -7,7 +7,8 @@ use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
 use crate::lock::Mutex;
-use crate::rsocket::preload::fall_back;
+use crate::rsocket::preload::waiting::WAITING;
+use crate::rsocket::preload::{fall_back, placeholder};
 use crate::rsocket::socket::Socket;
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::wait::{self, Limit};
@@ -18,11 +19,19 @@ use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+/// How often a set is looked at while it is always ready.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// A set.
 pub(crate) struct Epoll {
     /// The system's, a duplicate of the program's descriptor.
     fd: OwnedFd,
+    /// The number that the program has for it.
+    number: RawFd,
+    /// The descriptor that wakes threads which wait by the system's call, while it is in the set: see [`WAITING`].
+    marker: Mutex<Option<RawFd>>,
     members: Mutex<BTreeMap<RawFd, Arc<Member>>>,
     /// Members of the system's set that may become rsockets.
     plain: Mutex<BTreeMap<RawFd, Asked>>,
@@ -100,11 +109,45 @@ impl Epoll {
     /// # Errors
     /// EMFILE
     pub(crate) fn of_program(fd: RawFd) -> Result<Arc<Self>> {
-        Ok(Self::over(sys::duplicate(fd)?))
+        Ok(Arc::new(Self {
+            fd: sys::duplicate(fd)?,
+            number: fd,
+            marker: Mutex::default(),
+            members: Mutex::default(),
+            plain: Mutex::default(),
+            woken: Arc::default(),
+        }))
     }
 
-    fn over(fd: OwnedFd) -> Arc<Self> {
-        Arc::new(Self { fd, members: Mutex::default(), plain: Mutex::default(), woken: Arc::default() })
+    /// Threads that wait for the set by the system's call return from there. Called when the table has the set.
+    pub(crate) fn wake_system(&self) {
+        let mut marker = self.marker.lock();
+        if marker.is_some() || !WAITING.any(self.number) {
+            return;
+        }
+        let event = epoll_event { events: libc::EPOLLIN as u32, u64: WAITING.marker() };
+        let entered = placeholder().and_then(|placeholder| {
+            sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_ADD, placeholder.fd, Some(event))?;
+            Ok(placeholder.fd)
+        });
+        match entered {
+            Ok(fd) => *marker = Some(fd),
+            Err(error) => {
+                tracing::warn!(%error, "threads that wait for an epoll set do not see its rsockets")
+            }
+        }
+    }
+
+    /// Whether the marker is in the set, from where it goes with the last thread.
+    fn has_marker(&self) -> bool {
+        let mut marker = self.marker.lock();
+        if let Some(fd) = *marker
+            && !WAITING.any(self.number)
+            && sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_ok()
+        {
+            *marker = None;
+        }
+        marker.is_some()
     }
 
     /// epoll_ctl(2).
@@ -275,7 +318,11 @@ impl Epoll {
         if events.is_empty() {
             return Ok(0);
         }
-        sys::epoll_now(self.fd.as_raw_fd(), events)
+        let found = sys::epoll_now(self.fd.as_raw_fd(), events)?;
+        let is_marker = |event: &epoll_event| event.u64 == WAITING.marker();
+        let Some(at) = events[..found].iter().position(is_marker) else { return Ok(found) };
+        events.copy_within(at + 1..found, at);
+        Ok(found - 1)
     }
 
     /// epoll_wait(2).
@@ -289,7 +336,13 @@ impl Epoll {
             if found > 0 || limit.has_passed() {
                 return Ok(found);
             }
-            let mut others = vec![libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+            // With the marker the set is always ready.
+            let (mut others, limit) = if self.has_marker() {
+                (Vec::new(), limit.at_most(LOOK_EVERY))
+            } else {
+                let set = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                (vec![set], limit.clone())
+            };
             let any = |cx: &mut Context<'_>| {
                 let mut woken = self.woken.0.lock();
                 if !woken.members.is_empty() {
@@ -303,7 +356,7 @@ impl Epoll {
             let members: Vec<_> = self.members.lock().values().cloned().collect();
             let arm = || members.iter().for_each(|member| member.socket.arm());
             let device = if members.is_empty() { None } else { Some(engine::get()?) };
-            wait::until_or(device.as_ref(), &mut others, limit, arm, any)?;
+            wait::until_or(device.as_ref(), &mut others, &limit, arm, any)?;
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::rsocket::epoll::Epoll;
-use crate::rsocket::preload::{BITMAP, Behind, Plain, process};
+use crate::rsocket::preload::{BITMAP, Behind, Plain, process, waiting};
 use crate::rsocket::socket::Socket;
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -67,6 +67,7 @@ impl Forked for Table {
                 other => std::mem::forget(other),
             }
         }
+        waiting::forked();
         self.0.retain(|fd, _| BITMAP.is_set(*fd));
         process::has_table();
     }
@@ -120,10 +121,12 @@ pub(crate) fn follow(number: RawFd, set: Arc<Epoll>) -> Arc<Epoll> {
         let mut table = shard(number).write();
         match table.0.get(&number) {
             Some(Entry::Epoll(known)) => return Arc::clone(known),
-            _ => table.0.insert(number, Entry::Epoll(Arc::clone(&set))),
+            _ => {
+                BITMAP.set(number);
+                table.0.insert(number, Entry::Epoll(Arc::clone(&set)))
+            }
         }
     };
-    BITMAP.set(number);
     before.into_iter().for_each(end);
     set
 }

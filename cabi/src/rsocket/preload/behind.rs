@@ -38,7 +38,7 @@ impl Behind {
 /// What the numbers of rsockets stand for where a call of the system's own looks: a socket that reads as closed.
 #[derive(Clone, Copy)]
 pub(crate) struct Placeholder {
-    pub(super) fd: RawFd,
+    pub(crate) fd: RawFd,
     cookie: Option<NonZeroU64>,
 }
 
@@ -57,7 +57,7 @@ static PLACEHOLDER: ForkSafe<Known> = ForkSafe::new();
 ///
 /// # Errors
 /// EMFILE
-pub(super) fn placeholder() -> Result<Placeholder> {
+pub(crate) fn placeholder() -> Result<Placeholder> {
     // A program may close every number that it does not know, and the number is another file's then.
     let is_there = |known: &Placeholder| known.cookie.is_none() || sys::cookie(known.fd) == known.cookie;
     let before = PLACEHOLDER.read().0;

@@ -10,6 +10,7 @@ use crate::rsocket::poll::{self, Sets};
 use crate::rsocket::preload::bitmap::Bitmap;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::preload::process::{self, is_vforked};
+use crate::rsocket::preload::waiting::{WAITING, Waiting};
 use crate::rsocket::preload::{BITMAP, fall_back, ioctl, plain, sendfile};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
@@ -34,6 +35,17 @@ pub unsafe extern "C" fn uiw_sockets_bits(count: *mut usize) -> *const u64 {
     // SAFETY: the caller's promise.
     unsafe { *count = size_of::<Bitmap>() * 8 };
     (&raw const BITMAP).cast()
+}
+
+/// How many threads wait for an epoll set by the system's call, for the caller to count, by the number of the set modulo their own number. Their address is what
+/// an event has that is not the program's.
+///
+/// # Safety
+/// `count` can be written.
+pub unsafe extern "C" fn uiw_sockets_waiting(count: *mut usize) -> *const u32 {
+    // SAFETY: the caller's promise.
+    unsafe { *count = Waiting::len() };
+    (&raw const WAITING).cast()
 }
 
 /// The program has made a TCP socket. -1 and `errno` where it is not to have one.
@@ -367,7 +379,9 @@ pub unsafe extern "C" fn uiw_sockets_epoll_ctl(
                     _ => return Ok(ORDINARY),
                 }
                 // The system's opinion of the set is that of a duplicate.
-                table::follow(set_fd, Epoll::of_program(set_fd)?)
+                let set = table::follow(set_fd, Epoll::of_program(set_fd)?);
+                set.wake_system();
+                set
             }
         };
         if set_fd == fd {

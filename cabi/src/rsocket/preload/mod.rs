@@ -19,9 +19,10 @@ mod ioctl;
 mod plain;
 pub(crate) mod process;
 mod sendfile;
+pub(crate) mod waiting;
 
 use adopt::Adopted;
 pub(crate) use adopt::fall_back;
-pub(crate) use behind::Behind;
+pub(crate) use behind::{Behind, placeholder};
 pub(crate) use bitmap::BITMAP;
 pub(crate) use plain::Plain;
