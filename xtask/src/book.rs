@@ -83,6 +83,9 @@ fn documents(root: &Path) -> Result<BTreeMap<PathBuf, Page>, String> {
         .current_dir(root)
         .output()
         .map_err(|error| format!("cannot run git: {error}"))?;
+    if !listed.status.success() {
+        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr).trim()));
+    }
     let mut documents = BTreeMap::new();
     for path in String::from_utf8_lossy(&listed.stdout).lines().map(PathBuf::from) {
         let text =

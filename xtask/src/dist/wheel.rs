@@ -15,7 +15,7 @@ use crate::install::{self, Built};
 const PYTHON: &str = "cp311-abi3";
 
 /// What is in it beside the module, by the path below the prefix. Links cannot be, and a service is no matter of an environment.
-const PARTS: [&str; 3] = ["bin/uiw", "lib/uiw/lib", "share/"];
+const PARTS: [&str; 4] = ["bin/uiw", "lib/uiw/lib", "lib/uiw/rsocket/lib", "share/"];
 
 pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
     let foreign = dist.needs.foreign();

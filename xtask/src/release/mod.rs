@@ -1,7 +1,6 @@
 //! `cargo xtask release`: the checklist of a release, and its tag.
 
 mod changelog;
-mod links;
 mod versions;
 mod wire;
 
@@ -110,10 +109,7 @@ fn xtask(args: &[&str]) -> Result<(), String> {
 
 /// What the documents say of the source, and where they lead.
 fn docs() -> Result<(), String> {
-    let broken = links::broken(&workspace::root())?;
-    if !broken.is_empty() {
-        return Err(format!("links to what is not there:\n{}", broken.join("\n")));
-    }
+    xtask(&["book", "--check"])?;
     let mut doc = cargo();
     doc.args(["doc", "--quiet", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "-Dwarnings");
     let status = doc.status().map_err(|error| format!("cargo doc: {error}"))?;
