@@ -50,7 +50,7 @@ pub(crate) struct Cleanup {
     routine: Option<Routine>,
     argument: *mut c_void,
     cancel_type: c_int,
-    before: *mut Cleanup,
+    before: *mut Self,
 }
 
 /// Such a handler.

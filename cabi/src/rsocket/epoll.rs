@@ -133,7 +133,7 @@ impl Epoll {
         match entered {
             Ok(fd) => *marker = Some(fd),
             Err(error) => {
-                tracing::warn!(%error, "threads that wait for an epoll set do not see its rsockets")
+                tracing::warn!(%error, "threads that wait for an epoll set do not see its rsockets");
             }
         }
     }

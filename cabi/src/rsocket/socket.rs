@@ -165,7 +165,10 @@ impl Socket {
 
     /// What its numbers have from now on.
     pub(crate) fn set_behind(&self, behind: Option<Behind>) {
-        behind.map(|behind| self.behind.set(behind));
+        if let Some(behind) = behind {
+            // The first one stays: numbers are given once.
+            let _ = self.behind.set(behind);
+        }
     }
 
     /// What its numbers have. None where nothing is known of it.

@@ -116,7 +116,7 @@ fn give_numbers(plain: &Arc<Plain>, socket: &Arc<Socket>, placeholder: Option<Pl
             for set in table::sets() {
                 set.becomes_rsocket(number, socket);
             }
-            if !placeholder.is_some_and(|placeholder| sys::replace(number, placeholder.fd).is_ok()) {
+            if placeholder.is_none_or(|placeholder| sys::replace(number, placeholder.fd).is_err()) {
                 sys::shut(number);
             }
         }
