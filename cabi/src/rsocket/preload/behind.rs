@@ -20,7 +20,7 @@ pub(crate) struct Behind {
 }
 
 impl Behind {
-    /// The socket that is there. None where the system cannot tell sockets apart.
+    /// The socket that is there. None where the system does not distinguish sockets.
     pub(super) fn of(fd: RawFd) -> Option<Self> {
         Some(Self { own: sys::cookie(fd)?, placeholder: None })
     }
@@ -58,7 +58,7 @@ static PLACEHOLDER: ForkSafe<Known> = ForkSafe::new();
 /// # Errors
 /// EMFILE
 pub(crate) fn placeholder() -> Result<Placeholder> {
-    // A program may close every number that it does not know, and the number is another file's then.
+    // A program may close every number that it has not made, and the number is another file's then.
     let is_there = |known: &Placeholder| known.cookie.is_none() || sys::cookie(known.fd) == known.cookie;
     let before = PLACEHOLDER.read().0;
     if let Some(known) = before.filter(is_there) {

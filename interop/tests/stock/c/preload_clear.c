@@ -1,4 +1,4 @@
-/* What a program under librspreload.so must not send or receive in the clear. It knows nothing of rsockets; "raw" calls go past the library,
+/* What a program under librspreload.so must not send or receive in the clear. It is one of TCP alone; "raw" calls go past the library,
    and are those of a peer without one. */
 #define _GNU_SOURCE
 #include "tcp.h"
