@@ -152,8 +152,8 @@ unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: sockl
         }
         let connected = next::connect(fd, addr, len);
         let outcome = if connected == 0 { 0 } else { errno() };
-        if matches!(outcome, 0 | libc::EINPROGRESS) {
-            sockets::uiw_sockets_on_tcp(addr, len);
+        if matches!(outcome, 0 | libc::EINPROGRESS | libc::EINTR) {
+            sockets::uiw_sockets_on_tcp(fd, addr, len);
             if outcome != 0 {
                 return fail(outcome);
             }

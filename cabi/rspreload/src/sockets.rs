@@ -37,7 +37,7 @@ unsafe extern "C" {
         len: socklen_t,
         outcome: c_int,
     ) -> c_int;
-    pub(crate) fn uiw_sockets_on_tcp(addr: *const sockaddr, len: socklen_t);
+    pub(crate) fn uiw_sockets_on_tcp(fd: c_int, addr: *const sockaddr, len: socklen_t);
     pub(crate) fn uiw_sockets_close_range(first: c_uint, last: c_uint);
     pub(crate) fn uiw_sockets_closing(fd: c_int);
     pub(crate) fn uiw_sockets_duplicated(old: c_int, new: c_int);

@@ -115,7 +115,7 @@ fn a_program_with_wrong_settings_has_no_tcp_sockets() {
 pub(crate) fn nothing_is_in_the_clear(libraries: &Libraries, mode: &str, tls: Option<&Path>) {
     let Some(program) = compiled(libraries, "preload_clear.c") else { return };
     let mut command = preloaded(libraries, &program);
-    command.arg(mode);
+    command.arg(mode).env("UIW_SOCKETS_TCP", free_port().to_string());
     if let Some(tls) = tls {
         command.env("UIW_TLS", tls);
     }

@@ -287,6 +287,7 @@ fn sockets_that_cannot_be_encrypted_fail() {
     let ends = Ends::new(&libraries);
     nothing_is_in_the_clear(&libraries, "no-identity", Some(&ends.path("none")));
     nothing_is_in_the_clear(&libraries, "no-descriptor", Some(&ends.path("one")));
+    nothing_is_in_the_clear(&libraries, "another-port", Some(&ends.path("one")));
 }
 
 /// A port that the offset makes none stays on TCP, which would not be encrypted.

@@ -162,10 +162,11 @@ pub unsafe extern "C" fn uiw_sockets_target(
         else {
             return Ok(0);
         };
-        let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else {
-            table::forget(fd);
-            return Ok(0);
-        };
+        if to.port() == 0 && plain::must_encrypt() {
+            return Err(Errno(libc::ECONNREFUSED).because("a connection to port 0"));
+        }
+        // Until TCP is connected the socket stays one that may become an rsocket, by another attempt.
+        let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else { return Ok(0) };
         plain::limit_attempt(fd, &plain);
         let written = address::write(to);
         let bytes = address::bytes(&written);
@@ -209,14 +210,15 @@ pub unsafe extern "C" fn uiw_sockets_connected(
     })
 }
 
-/// A socket that could have become an rsocket is connected, or connects, by TCP.
+/// A socket that could have become an rsocket is connected, or connects, by TCP, and is the system's from now on.
 ///
 /// # Safety
 /// `addr` is NULL or `len` readable bytes.
-pub unsafe extern "C" fn uiw_sockets_on_tcp(addr: *const sockaddr, len: socklen_t) {
+pub unsafe extern "C" fn uiw_sockets_on_tcp(fd: c_int, addr: *const sockaddr, len: socklen_t) {
     boundary::value((), || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise. An address of another family, which is none, ends a connection.
         let address = address::plain(unsafe { read_address(addr, len) }?);
+        table::forget(fd);
         connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
         Ok(())
     });

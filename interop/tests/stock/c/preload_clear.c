@@ -149,9 +149,24 @@ static void no_identity(void)
 	CHECK(close(listener) == 0);
 }
 
+/* After the port of the list, which nobody listens at, another one: it is not of the list. */
+static void another_port(int listed)
+{
+	union address at;
+	socklen_t len = loopback(&at, htons(listed));
+	int fd = socket(AF_INET, SOCK_STREAM, 0), plain = syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	FAILS(connect(fd, &at.any, len), ECONNREFUSED);
+	CHECK(syscall(SYS_listen, plain, 5) == 0 && syscall(SYS_getsockname, plain, &at, &len) == 0);
+	FAILS(connect(fd, &at.any, len), ECONNREFUSED);
+	len = loopback(&at, 0);
+	FAILS(connect(fd, &at.any, len), ECONNREFUSED);
+	FAILS(syscall(SYS_accept4, plain, NULL, NULL, 0), EAGAIN);
+	CHECK(close(fd) == 0);
+}
+
 int main(int argc, char **argv)
 {
-	CHECK(argc == 2);
+	CHECK(argc >= 2);
 	if (strcmp(argv[1], "no-socket") == 0)
 		no_socket();
 	else if (strcmp(argv[1], "fast-open") == 0)
@@ -160,6 +175,8 @@ int main(int argc, char **argv)
 		no_descriptor();
 	else if (strcmp(argv[1], "no-identity") == 0)
 		no_identity();
+	else if (strcmp(argv[1], "another-port") == 0 && getenv("UIW_SOCKETS_TCP"))
+		another_port(atoi(getenv("UIW_SOCKETS_TCP")));
 	else
 		return 2;
 	puts("nothing is in the clear");
