@@ -149,7 +149,7 @@ static void no_identity(void)
 	CHECK(close(listener) == 0);
 }
 
-/* After the port of the list, which nobody listens at, another one: it is not of the list. */
+/* After the port of the list, at which nothing listens, another one: it is not of the list. */
 static void another_port(int listed)
 {
 	union address at;
