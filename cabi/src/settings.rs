@@ -189,7 +189,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "UIW_PORT_OFFSET",
         values: "a number from -65535 to 65535",
-        what: "added to every port that the program gives to rdma_cm, for programs that use the same one over TCP",
+        what: "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP",
         set: |s, v| match v.parse::<i32>() {
             Ok(offset @ -65535..=65535) => {
                 s.port_offset = offset;
@@ -206,6 +206,13 @@ pub const VARIABLES: &[Variable] = &[
             s.sockets_on_tcp = v.split(',').map(|part| part.trim().to_owned()).collect();
             Ok(())
         },
+    },
+    Variable {
+        name: "UIW_SOCKETS_TIMEOUT",
+        values: "a time such as 3s or 1m; 0 is the system's own",
+        what: "how long librspreload.so waits for the port of rsockets to answer before it connects by TCP, rounded up to 3s, 7s, 15s, 31s or 63s, \
+               when TCP has repeated its SYN (default: 7s)",
+        set: |s, v| v.parse().map(|time| s.sockets_timeout = Some(time)),
     },
     Variable {
         name: "UIW_FAULT",
@@ -303,6 +310,8 @@ pub struct Settings {
     pub port_offset: i32,
     /// Programs and ports whose sockets are no rsockets.
     pub sockets_on_tcp: Vec<String>,
+    /// How long the port of rsockets may take to answer before TCP is tried, if set.
+    pub sockets_timeout: Option<DeadAfter>,
     /// Injected faults of TCP streams, with the seed of the random ones.
     pub faults: Option<(u64, Faults)>,
     /// Injected faults of calls, completions and events.
@@ -362,6 +371,9 @@ const DEAD_AFTER: Duration = Duration::from_secs(60);
 /// seconds to recover from losses in a row.
 const MIN_DEAD_AFTER: Duration = Duration::from_secs(20);
 
+/// Without `UIW_SOCKETS_TIMEOUT`: two repetitions. With one, a path that loses a packet in fifty would have a connection in 600 take another way.
+const SOCKETS_TIMEOUT: Duration = Duration::from_secs(7);
+
 impl Settings {
     /// After how long without any acknowledgement a peer is dead, for a queue pair whose attributes give up after `retries`.
     #[must_use]
@@ -377,7 +389,9 @@ impl Settings {
     pub fn get() -> Result<&'static Self> {
         static SETTINGS: OnceLock<std::result::Result<Settings, String>> = OnceLock::new();
         let settings = SETTINGS.get_or_init(|| {
-            let settings = Self::read(|name| env::var_os(name)?.into_string().ok().filter(|v| !v.is_empty()));
+            // A value that is no text is a wrong one: without it UIW_TLS would be off.
+            let value = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
+            let settings = Self::read(|name| value(name).filter(|value| !value.is_empty()));
             match &settings {
                 Ok(settings) => settings.log_filter().map_or((), log::start),
                 Err(line) => eprintln!("{line}"),
@@ -413,6 +427,15 @@ impl Settings {
     #[must_use]
     pub fn stays_on_tcp(&self, name: &str) -> bool {
         self.sockets_on_tcp.iter().any(|listed| listed == name)
+    }
+
+    /// How often TCP repeats the SYN to a port of rsockets before the plain port is tried; none is as often as it does without.
+    #[must_use]
+    pub fn sockets_syn_retries(&self) -> Option<i32> {
+        let DeadAfter(time) = self.sockets_timeout.unwrap_or(DeadAfter(Some(SOCKETS_TIMEOUT)));
+        let time = time?;
+        // The first waits for a second, and each for twice as long as the one before.
+        (1..=5).find(|retries| Duration::from_secs((2 << retries) - 1) >= time)
     }
 
     /// Whether queue pairs complete requests only when the peer has placed them.
@@ -645,6 +668,14 @@ mod tests {
     }
 
     #[test]
+    fn repetitions_of_a_syn_are_as_long_as_the_variable_says() {
+        let of = |value| read("UIW_SOCKETS_TIMEOUT", value).unwrap().sockets_syn_retries();
+        assert_eq!(Settings::default().sockets_syn_retries(), Some(2));
+        assert_eq!(["2s", "3s", "4s", "7s", "8s", "1m"].map(of), [1, 1, 2, 2, 3, 5].map(Some));
+        assert_eq!(["64s", "0"].map(of), [None; 2]);
+    }
+
+    #[test]
     fn bad_values_are_named_with_their_rule() {
         for (name, value) in [
             ("UIW_PERSONA", "quantum"),
@@ -663,6 +694,7 @@ mod tests {
             ("UIW_DEAD_AFTER", "99999h"),
             ("UIW_DEAD_AFTER", "\u{e9}"),
             ("UIW_QP_PORTS", "9-8"),
+            ("UIW_SOCKETS_TIMEOUT", "soon"),
             ("UIW_QP_PORTS", "0-8"),
             ("UIW_PORT_OFFSET", "70000"),
             ("UIW_LLP", "packet:eth0"),

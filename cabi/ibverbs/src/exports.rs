@@ -237,8 +237,8 @@ exports! {
     "uiw_sockets_address" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_address;
     "uiw_sockets_bind" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_bind;
     "uiw_sockets_bits" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_bits;
-    "uiw_sockets_close" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_close;
     "uiw_sockets_close_range" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_close_range;
+    "uiw_sockets_closing" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_closing;
     "uiw_sockets_connected" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_connected;
     "uiw_sockets_duplicated" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_duplicated;
     "uiw_sockets_enter" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_enter;
@@ -254,6 +254,7 @@ exports! {
     "uiw_sockets_select" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_select;
     "uiw_sockets_sendfile" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_sendfile;
     "uiw_sockets_target" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_target;
+    "uiw_sockets_waiting" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_waiting;
 }
 
 include!(concat!(env!("OUT_DIR"), "/private.rs"));

@@ -1,9 +1,9 @@
 //! Closing and duplicating descriptors.
 
 use crate::bits::is_set;
-use crate::next;
-use crate::sockets::{self, ORDINARY};
-use std::ffi::{c_int, c_uint};
+use crate::{errno, fail, next, sockets};
+use libc::FILE;
+use std::ffi::{c_char, c_int, c_uint};
 
 /// # Safety
 /// As for the C library's, here and below.
@@ -12,12 +12,59 @@ unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     // SAFETY: the caller's promise, here and below.
     unsafe {
         if is_set(fd) {
-            let closed = sockets::uiw_sockets_close(fd);
-            if closed != ORDINARY {
-                return closed;
-            }
+            sockets::uiw_sockets_closing(fd);
         }
         next::close(fd)
+    }
+}
+
+/// The C library closes the number of `stream` without a call of `close` that is seen.
+///
+/// # Safety
+/// As for fclose(3).
+unsafe fn closing(stream: *mut FILE) {
+    let before = errno();
+    // SAFETY: the caller's promise. A stream without a number has -1.
+    let fd = unsafe { libc::fileno(stream) };
+    if is_set(fd) {
+        // SAFETY: a number.
+        unsafe { sockets::uiw_sockets_closing(fd) };
+    }
+    fail(before);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        closing(stream);
+        next::fclose(stream)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn freopen(
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+) -> *mut FILE {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        closing(stream);
+        next::freopen(path, mode, stream)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn freopen64(
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+) -> *mut FILE {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        closing(stream);
+        next::freopen64(path, mode, stream)
     }
 }
 

@@ -20,9 +20,12 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
     let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
         && is_stream
         && matches!(protocol, 0 | libc::IPPROTO_TCP);
-    if fd >= 0 && is_tcp {
-        // SAFETY: numbers.
-        unsafe { sockets::uiw_sockets_made(fd, domain) };
+    // SAFETY: numbers.
+    if fd >= 0 && is_tcp && unsafe { sockets::uiw_sockets_made(fd, domain) } != 0 {
+        let reason = errno();
+        // SAFETY: the socket that was just made, which the program does not get.
+        unsafe { next::close(fd) };
+        return fail(reason);
     }
     fd
 }
@@ -70,11 +73,17 @@ unsafe fn accepted(
     len: *mut socklen_t,
     room: socklen_t,
 ) -> c_int {
-    if fd >= 0 && is_set(listening) {
-        // SAFETY: the caller's promise.
-        unsafe { sockets::uiw_sockets_accepted(listening, fd, addr, len, room) };
+    if fd < 0 || !is_set(listening) {
+        return fd;
     }
-    fd
+    // SAFETY: the caller's promise.
+    if unsafe { sockets::uiw_sockets_accepted(listening, fd, addr, len, room) } == 0 {
+        return fd;
+    }
+    let reason = errno();
+    // SAFETY: the connection that was just accepted, which the program does not get.
+    unsafe { next::close(fd) };
+    fail(reason)
 }
 
 /// # Safety
@@ -130,8 +139,11 @@ unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: sockl
         }
         let mut real = Address([0; 128]);
         let real_len = sockets::uiw_sockets_target(fd, addr, len, (&raw mut real.0).cast::<c_void>());
+        if real_len < 0 {
+            return real_len;
+        }
         if real_len > 0 {
-            let connected = next::connect(fd, (&raw const real.0).cast(), real_len);
+            let connected = next::connect(fd, (&raw const real.0).cast(), real_len.cast_unsigned());
             let outcome = if connected == 0 { 0 } else { errno() };
             let done = sockets::uiw_sockets_connected(fd, addr, len, outcome);
             if done != ORDINARY {
@@ -140,8 +152,8 @@ unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: sockl
         }
         let connected = next::connect(fd, addr, len);
         let outcome = if connected == 0 { 0 } else { errno() };
-        if matches!(outcome, 0 | libc::EINPROGRESS) {
-            sockets::uiw_sockets_on_tcp(addr, len);
+        if matches!(outcome, 0 | libc::EINPROGRESS | libc::EINTR) {
+            sockets::uiw_sockets_on_tcp(fd, addr, len);
             if outcome != 0 {
                 return fail(outcome);
             }

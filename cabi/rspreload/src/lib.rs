@@ -6,6 +6,7 @@
 //!
 //! * Functions of the C library at which a thread may be cancelled unwind from there through the functions here, which therefore hold
 //!   nothing with a destructor and are `extern "C-unwind"`.
+//! * A wait for an epoll set is counted, as the first rsocket that enters the set makes the wait another one.
 //! * Nothing is allocated and no lock is taken for a descriptor whose bit is not set, so signal handlers may call what they may call of
 //!   the C library's. The C library's functions are looked up when this library is loaded.
 
@@ -17,6 +18,7 @@ mod options;
 mod sockets;
 mod transfer;
 mod wait;
+mod waiting;
 
 use std::ffi::c_int;
 
@@ -24,6 +26,7 @@ use std::ffi::c_int;
 extern "C" fn load() {
     next::find_all();
     bits::find();
+    waiting::find();
 }
 
 #[used]

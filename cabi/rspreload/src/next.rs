@@ -1,11 +1,13 @@
 //! The functions of the C library that this library stands in front of.
 
+use crate::waiting::{Cleanup, Routine};
 use libc::{
-    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, sockaddr,
+    FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, sockaddr,
     socklen_t, timespec, timeval,
 };
-use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::mem;
+use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a function that the C library does not have returns.
@@ -19,6 +21,10 @@ impl Failed for c_int {
 
 impl Failed for isize {
     const FAILED: Self = -1;
+}
+
+impl Failed for *mut FILE {
+    const FAILED: Self = ptr::null_mut();
 }
 
 impl Failed for () {
@@ -36,6 +42,11 @@ fn find(found: &AtomicUsize, name: &CStr) -> usize {
         }
         address => address,
     }
+}
+
+/// Whether the C library has handlers for threads that are cancelled, outside of the macros of its headers.
+pub(crate) fn has_cleanup() -> bool {
+    [&found::cleanup_push, &found::cleanup_pop].iter().all(|found| found.load(Ordering::Relaxed) != 0)
 }
 
 /// The type of a function by those of its arguments, of the variadic one, and of its result.
@@ -122,9 +133,14 @@ functions! {
     epoll_wait = c"epoll_wait" (set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int;
     epoll_pwait = c"epoll_pwait" (set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2 = c"epoll_pwait2" (set: c_int, events: *mut epoll_event, most: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    cleanup_push = c"_pthread_cleanup_push" (handler: *mut Cleanup, routine: Routine, argument: *mut c_void);
+    cleanup_pop = c"_pthread_cleanup_pop" (handler: *mut Cleanup, execute: c_int);
     close = c"close" (fd: c_int) -> c_int;
     close_range = c"close_range" (first: c_uint, last: c_uint, flags: c_int) -> c_int;
     closefrom = c"closefrom" (first: c_int);
+    fclose = c"fclose" (stream: *mut FILE) -> c_int;
+    freopen = c"freopen" (path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    freopen64 = c"freopen64" (path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
     dup = c"dup" (fd: c_int) -> c_int;
     dup2 = c"dup2" (old: c_int, new: c_int) -> c_int;
     dup3 = c"dup3" (old: c_int, new: c_int, flags: c_int) -> c_int;

@@ -12,7 +12,8 @@ pub(crate) const RSOCKET: c_int = 2;
 
 unsafe extern "C" {
     pub(crate) fn uiw_sockets_bits(count: *mut usize) -> *const u64;
-    pub(crate) fn uiw_sockets_made(fd: c_int, domain: c_int);
+    pub(crate) fn uiw_sockets_waiting(count: *mut usize) -> *const u32;
+    pub(crate) fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int;
     pub(crate) fn uiw_sockets_enter(fd: c_int) -> c_int;
     pub(crate) fn uiw_sockets_kind(fd: c_int) -> c_int;
     pub(crate) fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
@@ -23,22 +24,22 @@ unsafe extern "C" {
         addr: *mut sockaddr,
         len: *mut socklen_t,
         room: socklen_t,
-    );
+    ) -> c_int;
     pub(crate) fn uiw_sockets_target(
         fd: c_int,
         addr: *const sockaddr,
         len: socklen_t,
         real: *mut c_void,
-    ) -> socklen_t;
+    ) -> c_int;
     pub(crate) fn uiw_sockets_connected(
         fd: c_int,
         addr: *const sockaddr,
         len: socklen_t,
         outcome: c_int,
     ) -> c_int;
-    pub(crate) fn uiw_sockets_on_tcp(addr: *const sockaddr, len: socklen_t);
-    pub(crate) fn uiw_sockets_close(fd: c_int) -> c_int;
+    pub(crate) fn uiw_sockets_on_tcp(fd: c_int, addr: *const sockaddr, len: socklen_t);
     pub(crate) fn uiw_sockets_close_range(first: c_uint, last: c_uint);
+    pub(crate) fn uiw_sockets_closing(fd: c_int);
     pub(crate) fn uiw_sockets_duplicated(old: c_int, new: c_int);
     pub(crate) fn uiw_sockets_address(
         fd: c_int,

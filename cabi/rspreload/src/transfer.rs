@@ -1,6 +1,6 @@
 //! Moving bytes.
 
-use crate::bits::is_rsocket;
+use crate::bits::{is_rsocket, is_set};
 use crate::{fail, next, sockets};
 use libc::{iovec, mmsghdr, msghdr, off_t, off64_t, sockaddr, socklen_t, timespec};
 use std::ffi::{c_int, c_uint, c_void};
@@ -152,6 +152,12 @@ unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: usize, f
     of!(fd, sockets::rsend(fd, buffer, len, flags), next::send(fd, buffer, len, flags))
 }
 
+/// Whether a call would connect a socket that may become an rsocket: by TCP, past `connect`. It is refused as by a system
+/// without TCP Fast Open, and programs connect then.
+fn connects(fd: c_int, flags: c_int) -> bool {
+    flags & libc::MSG_FASTOPEN != 0 && is_set(fd) && !is_rsocket(fd)
+}
+
 /// The address of a TCP socket means nothing, as it is connected.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn sendto(
@@ -162,11 +168,17 @@ unsafe extern "C-unwind" fn sendto(
     addr: *const sockaddr,
     addr_len: socklen_t,
 ) -> isize {
+    if connects(fd, flags) {
+        return fail(libc::EOPNOTSUPP) as isize;
+    }
     of!(fd, sockets::rsend(fd, buffer, len, flags), next::sendto(fd, buffer, len, flags, addr, addr_len))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+    if connects(fd, flags) {
+        return fail(libc::EOPNOTSUPP) as isize;
+    }
     of!(fd, sockets::rsendmsg(fd, message, flags), next::sendmsg(fd, message, flags))
 }
 
@@ -177,6 +189,9 @@ unsafe extern "C-unwind" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
+    if connects(fd, flags) {
+        return fail(libc::EOPNOTSUPP);
+    }
     of!(fd, send_all(fd, messages, count, flags), next::sendmmsg(fd, messages, count, flags))
 }
 

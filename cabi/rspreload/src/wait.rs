@@ -1,11 +1,21 @@
 //! Waiting for descriptors.
 
 use crate::bits::{is_rsocket, is_set};
-use crate::{next, sockets};
+use crate::{next, sockets, waiting};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::ffi::c_int;
 use std::ptr;
 use std::slice;
+
+/// Nanoseconds of a second.
+const SECOND: i64 = 1_000_000_000;
+
+fn now() -> timespec {
+    let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for a time. It makes no system call where the C library has the clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now
+}
 
 /// A time that may be for ever.
 struct Time(Option<timespec>);
@@ -18,6 +28,46 @@ impl Time {
 
     fn as_ptr(&self) -> *const timespec {
         self.0.as_ref().map_or(ptr::null(), ptr::from_ref)
+    }
+
+    /// As poll(2) has it: a part of a millisecond counts as one.
+    fn milliseconds(&self) -> c_int {
+        let ms = |time: &timespec| {
+            time.tv_sec.saturating_mul(1000).saturating_add((time.tv_nsec + 999_999) / 1_000_000)
+        };
+        self.0.as_ref().map_or(-1, |time| c_int::try_from(ms(time)).unwrap_or(c_int::MAX))
+    }
+
+    /// Whether there is no wait.
+    fn is_none(&self) -> bool {
+        self.0.is_some_and(|time| time.tv_sec == 0 && time.tv_nsec == 0)
+    }
+
+    /// When it is over, of a wait that has an end. A time that is none is left to the system.
+    fn end(&self) -> Option<timespec> {
+        let time = self.0.filter(|time| time.tv_sec >= 0 && (0..SECOND).contains(&time.tv_nsec))?;
+        let now = now();
+        let nanos = now.tv_nsec + time.tv_nsec;
+        Some(timespec {
+            tv_sec: now.tv_sec.saturating_add(time.tv_sec + nanos / SECOND),
+            tv_nsec: nanos % SECOND,
+        })
+    }
+
+    /// What is left until then.
+    fn until(end: Option<timespec>) -> Self {
+        let now = now();
+        Self(end.map(|end| {
+            let (mut seconds, mut nanos) = (end.tv_sec - now.tv_sec, end.tv_nsec - now.tv_nsec);
+            if nanos < 0 {
+                (seconds, nanos) = (seconds - 1, nanos + SECOND);
+            }
+            if seconds < 0 {
+                timespec { tv_sec: 0, tv_nsec: 0 }
+            } else {
+                timespec { tv_sec: seconds, tv_nsec: nanos }
+            }
+        }))
     }
 }
 
@@ -169,6 +219,40 @@ unsafe extern "C-unwind" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *
     }
 }
 
+/// Waits for a set: by the system's call, or where it has rsockets, also from when it gets one.
+///
+/// # Safety
+/// As for epoll_pwait2(2); `system` is the system's call for the time that it gets.
+unsafe fn wait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    time: Time,
+    mask: *const sigset_t,
+    system: impl Fn(&Time) -> c_int,
+) -> c_int {
+    let end = time.end();
+    let mut time = time;
+    loop {
+        // A call that does not wait needs no count.
+        let counted = if time.is_none() { None } else { waiting::begin(set) };
+        if counted.is_none() && is_set(set) {
+            // SAFETY: the caller's promise, here and below.
+            return unsafe { sockets::uiw_sockets_epoll_wait(set, events, most, time.as_ptr(), mask) };
+        }
+        let found = match counted {
+            Some(count) => waiting::counted(count, || system(&time)),
+            None => system(&time),
+        };
+        // SAFETY: as above: the system has filled so many.
+        let (had_marker, found) = unsafe { waiting::without_marker(events, found) };
+        if found != 0 || !had_marker {
+            return found;
+        }
+        time = Time::until(end);
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn epoll_wait(
     set: c_int,
@@ -178,11 +262,9 @@ unsafe extern "C-unwind" fn epoll_wait(
 ) -> c_int {
     // SAFETY: the caller's promise, here and below.
     unsafe {
-        if is_set(set) {
-            let time = Time::of_milliseconds(timeout);
-            return sockets::uiw_sockets_epoll_wait(set, events, most, time.as_ptr(), ptr::null());
-        }
-        next::epoll_wait(set, events, most, timeout)
+        wait(set, events, most, Time::of_milliseconds(timeout), ptr::null(), |time| {
+            next::epoll_wait(set, events, most, time.milliseconds())
+        })
     }
 }
 
@@ -196,11 +278,9 @@ unsafe extern "C-unwind" fn epoll_pwait(
 ) -> c_int {
     // SAFETY: the caller's promise, here and below.
     unsafe {
-        if is_set(set) {
-            let time = Time::of_milliseconds(timeout);
-            return sockets::uiw_sockets_epoll_wait(set, events, most, time.as_ptr(), mask);
-        }
-        next::epoll_pwait(set, events, most, timeout, mask)
+        wait(set, events, most, Time::of_milliseconds(timeout), mask, |time| {
+            next::epoll_pwait(set, events, most, time.milliseconds(), mask)
+        })
     }
 }
 
@@ -214,9 +294,8 @@ unsafe extern "C-unwind" fn epoll_pwait2(
 ) -> c_int {
     // SAFETY: the caller's promise, here and below.
     unsafe {
-        if is_set(set) {
-            return sockets::uiw_sockets_epoll_wait(set, events, most, timeout, mask);
-        }
-        next::epoll_pwait2(set, events, most, timeout, mask)
+        wait(set, events, most, Time(timeout.as_ref().copied()), mask, |time| {
+            next::epoll_pwait2(set, events, most, time.as_ptr(), mask)
+        })
     }
 }

@@ -69,7 +69,7 @@ pub(crate) fn bytes(address: &rdma_sockaddr) -> &[u8] {
     &address.0[..len]
 }
 
-/// The address with its real port; another family stays another one. None where no port has the number.
+/// The address with its real port; another family stays another one. None where the offset makes the port none.
 pub(crate) fn shifted(address: SocketAddr) -> Option<SocketAddr> {
     let mut address = address;
     if address.port() != 0 {
@@ -85,8 +85,7 @@ pub(crate) fn shifted(address: SocketAddr) -> Option<SocketAddr> {
 pub(crate) fn real(address: SocketAddr) -> Result<SocketAddr> {
     let mut address = plain(address);
     if address.port() != 0 {
-        let port = real_port(address.port(), offset())
-            .ok_or_else(|| Errno(libc::EADDRNOTAVAIL).because("UIW_PORT_OFFSET makes the port 0"))?;
+        let port = real_port(address.port(), offset()).ok_or_else(|| no_port(address.port()))?;
         address.set_port(port);
     }
     Ok(address)
@@ -96,19 +95,26 @@ fn offset() -> i32 {
     Settings::get().map_or(0, |settings| settings.port_offset)
 }
 
-/// Modulo 65536, so that every port but one that would be 0 has a number, at both ends of a connection the same.
+/// The error of a port of the program for which there is no real one.
+pub(crate) fn no_port(program: u16) -> Errno {
+    Errno(libc::EADDRNOTAVAIL)
+        .because(format_args!("UIW_PORT_OFFSET makes port {program} one that is not from 1 to 65535"))
+}
+
+/// None where the sum is no port. It does not wrap: a dynamic port would become that of a service (55558 and 10,000 that of ssh).
 fn real_port(program: u16, offset: i32) -> Option<u16> {
-    let real = (i32::from(program) + offset).rem_euclid(1 << 16) as u16;
-    (real != 0).then_some(real)
+    u16::try_from(i32::from(program) + offset).ok().filter(|real| *real != 0)
 }
 
-/// The number that the program has for a real port.
+/// The number that the program has for a real port. One that it cannot have (see [`has_program_port`]), as a connection's own port may be,
+/// wraps at 65536: each has another number, which is for display.
 pub(crate) fn program_port(real: u16) -> u16 {
-    shifted_back(real, offset())
+    (i32::from(real) - offset()).rem_euclid(1 << 16) as u16
 }
 
-fn shifted_back(real: u16, offset: i32) -> u16 {
-    (i32::from(real) - offset).rem_euclid(1 << 16) as u16
+/// Whether the program can name the real port: whether it can be what the system gives for port 0.
+pub(crate) fn has_program_port(real: u16) -> bool {
+    real_port(real, -offset()).is_some()
 }
 
 /// An IPv4-mapped IPv6 address as the IPv4 address.
@@ -144,16 +150,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_wrap_and_both_ends_agree() {
+    fn offsets_do_not_wrap_and_both_ends_agree() {
         for offset in [-65535, -40000, -1, 0, 1, 10000, 40000, 65535] {
             for program in [1u16, 80, 7471, 32768, 65535] {
                 match real_port(program, offset) {
-                    Some(real) => assert_eq!(shifted_back(real, offset), program, "{offset}"),
-                    None => assert_eq!((i32::from(program) + offset) % 65536, 0),
+                    Some(real) => assert_eq!(real_port(real, -offset), Some(program), "{offset}"),
+                    None => assert!(!(1..=65535).contains(&(i32::from(program) + offset)), "{offset}"),
                 }
             }
         }
         assert_eq!(real_port(7471, 1000), Some(8471));
+        assert_eq!((real_port(55535, 10_000), real_port(55536, 10_000)), (Some(65535), None));
+        // The port of ssh, and one that only root may have.
+        assert_eq!((real_port(55558, 10_000), real_port(56000, 10_000)), (None, None));
+        assert_eq!((real_port(5001, -5000), real_port(5000, -5000)), (Some(1), None));
     }
 
     #[test]

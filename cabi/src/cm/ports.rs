@@ -8,10 +8,11 @@ use crate::lock::RwLock;
 use crate::stack;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
 
 /// Ports that are asked of the system until one can be shown to the program.
-const PORT_TRIES: usize = 16;
+const PORT_TRIES: usize = 64;
 
 /// A port that an id has.
 #[derive(Clone, Copy)]
@@ -85,6 +86,9 @@ pub(crate) fn reserve(
         if stack::is_own() {
             let port = if at.port() == 0 { stack::any_port() } else { at.port() };
             let bound = SocketAddr::new(at.ip(), port);
+            if at.port() == 0 && !address::has_program_port(port) {
+                continue;
+            }
             match take(Port { at: bound, datagrams, reuse, holder }, None) {
                 Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
                 taken => return taken.map(|reservation| (bound, reservation)),
@@ -107,7 +111,7 @@ pub(crate) fn reserve(
             .local_addr()?
             .as_socket()
             .ok_or_else(|| Errno::INVAL.because("the system bound to no IP address"))?;
-        if address::program_port(bound.port()) == 0 {
+        if at.port() == 0 && !address::has_program_port(bound.port()) {
             continue;
         }
         match take(Port { at: bound, datagrams, reuse, holder }, Some(socket)) {
@@ -117,6 +121,38 @@ pub(crate) fn reserve(
         }
     }
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
+}
+
+/// A port that the system has free for the address `ip` and that the program can name, where port 0 might give another one; 0 where it does not.
+///
+/// # Errors
+/// EADDRNOTAVAIL, and the system's.
+pub(crate) fn free_named(ip: IpAddr) -> Result<u16> {
+    let (first, last) = system_ports();
+    // The ports that the program can name are a range, too.
+    if address::has_program_port(first) && address::has_program_port(last) {
+        return Ok(0);
+    }
+    let at = SocketAddr::new(ip, 0);
+    for _ in 0..PORT_TRIES {
+        let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
+        socket.bind(&at.into())?;
+        let port = socket.local_addr()?.as_socket().map_or(0, |bound| bound.port());
+        if address::has_program_port(port) {
+            return Ok(port);
+        }
+    }
+    Err(Errno(libc::EADDRNOTAVAIL).because("no port is free that UIW_PORT_OFFSET has a number for"))
+}
+
+/// The first and the last port that the system gives for port 0.
+fn system_ports() -> (u16, u16) {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut words = text.split_whitespace().map(str::parse);
+    match (words.next(), words.next()) {
+        (Some(Ok(first)), Some(Ok(last))) => (first, last),
+        _ => (32768, 60999),
+    }
 }
 
 /// Records a port, unless another id of this process has it.

@@ -3,14 +3,18 @@
 //! TCP takes them while the peer has not accepted the connection, and a program of one thread may send first and accept then. An rsocket
 //! has room for them where the kernel's connection stands: a task of the service sends them when the peer answers. A blocking call waits for
 //! the answer before, as most peers give it at once.
+//!
+//! A socket that the program has closed meanwhile waits for a bounded time, as one of TCP that no process has any more: a peer that never accepts
+//! would keep a connection for each that is closed.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
-use crate::rsocket::service::{self, Closing};
+use crate::rsocket::service::{self, Closing, Timer};
 use crate::rsocket::socket::{Phase, Socket, State};
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// How long a blocking call waits for the peer's answer before its bytes are kept. Most peers answer in much less.
@@ -75,6 +79,16 @@ impl State {
     }
 }
 
+impl State {
+    /// The program has closed the socket, and the peer has not answered: the next close cuts the connection.
+    fn give_up(&mut self) {
+        if let Some(opened) = &mut self.opened {
+            (opened.early, opened.has_task) = (VecDeque::new(), false);
+        }
+        self.set.linger = Some(0);
+    }
+}
+
 impl Socket {
     /// Keeps bytes that are sent before the connection is made; how many.
     ///
@@ -103,12 +117,21 @@ impl Socket {
         if kept == 0 { Err(Errno::AGAIN) } else { Ok(kept as u64) }
     }
 
+    /// Whether the time for which it waits without a number has passed. The first call begins it.
+    fn is_over(&self, limit: &mut Option<Timer>, cx: &mut Context<'_>) -> bool {
+        if limit.is_none() {
+            *limit = Timer::after(self.lock().set.orphan_timeout).ok();
+        }
+        limit.as_mut().is_none_or(|limit| Pin::new(limit).poll(cx).is_ready())
+    }
+
     /// Sends what is kept when the peer answers.
     pub(super) fn spawn_early(self: &Arc<Self>) -> Result<()> {
         let (socket, closing) = (Arc::clone(self), Closing::new());
         service::spawn(async move {
+            let mut limit = None;
             std::future::poll_fn(|cx| {
-                socket.poll(cx, |state| match state.flush_early() {
+                let flushed = socket.poll(cx, |state| match state.flush_early() {
                     Err(Errno::AGAIN) => Poll::Pending,
                     _ if state.is_beginning() => Poll::Pending,
                     _ => {
@@ -117,7 +140,13 @@ impl Socket {
                         }
                         Poll::Ready(())
                     }
-                })
+                });
+                if flushed.is_pending() && socket.has_no_number() && socket.is_over(&mut limit, cx) {
+                    tracing::info!("a closed rsocket does not wait any longer for its peer to accept it");
+                    socket.lock().give_up();
+                    return Poll::Ready(());
+                }
+                flushed
             })
             .await;
             socket.wake(None);

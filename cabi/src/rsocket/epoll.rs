@@ -7,7 +7,8 @@ use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
 use crate::lock::Mutex;
-use crate::rsocket::preload::fall_back;
+use crate::rsocket::preload::waiting::WAITING;
+use crate::rsocket::preload::{fall_back, placeholder};
 use crate::rsocket::socket::Socket;
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::wait::{self, Limit};
@@ -18,11 +19,19 @@ use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+/// How often a set is looked at while it is always ready.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// A set.
 pub(crate) struct Epoll {
     /// The system's, a duplicate of the program's descriptor.
     fd: OwnedFd,
+    /// The number that the program has for it.
+    number: RawFd,
+    /// The descriptor that wakes threads which wait by the system's call, while it is in the set: see [`WAITING`].
+    marker: Mutex<Option<RawFd>>,
     members: Mutex<BTreeMap<RawFd, Arc<Member>>>,
     /// Members of the system's set that may become rsockets.
     plain: Mutex<BTreeMap<RawFd, Asked>>,
@@ -53,6 +62,12 @@ struct Asked {
     data: u64,
     /// EPOLLONESHOT has reported it.
     disabled: bool,
+}
+
+impl Asked {
+    fn new(event: epoll_event) -> Self {
+        Self { events: event.events, data: event.u64, disabled: false }
+    }
 }
 
 impl Member {
@@ -94,11 +109,45 @@ impl Epoll {
     /// # Errors
     /// EMFILE
     pub(crate) fn of_program(fd: RawFd) -> Result<Arc<Self>> {
-        Ok(Self::over(sys::duplicate(fd)?))
+        Ok(Arc::new(Self {
+            fd: sys::duplicate(fd)?,
+            number: fd,
+            marker: Mutex::default(),
+            members: Mutex::default(),
+            plain: Mutex::default(),
+            woken: Arc::default(),
+        }))
     }
 
-    fn over(fd: OwnedFd) -> Arc<Self> {
-        Arc::new(Self { fd, members: Mutex::default(), plain: Mutex::default(), woken: Arc::default() })
+    /// Threads that wait for the set by the system's call return from there. Called when the table has the set.
+    pub(crate) fn wake_system(&self) {
+        let mut marker = self.marker.lock();
+        if marker.is_some() || !WAITING.any(self.number) {
+            return;
+        }
+        let event = epoll_event { events: libc::EPOLLIN as u32, u64: WAITING.marker() };
+        let entered = placeholder().and_then(|placeholder| {
+            sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_ADD, placeholder.fd, Some(event))?;
+            Ok(placeholder.fd)
+        });
+        match entered {
+            Ok(fd) => *marker = Some(fd),
+            Err(error) => {
+                tracing::warn!(%error, "threads that wait for an epoll set do not see its rsockets");
+            }
+        }
+    }
+
+    /// Whether the marker is in the set, from where it goes with the last thread.
+    fn has_marker(&self) -> bool {
+        let mut marker = self.marker.lock();
+        if let Some(fd) = *marker
+            && !WAITING.any(self.number)
+            && sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_ok()
+        {
+            *marker = None;
+        }
+        marker.is_some()
     }
 
     /// epoll_ctl(2).
@@ -106,27 +155,48 @@ impl Epoll {
     /// # Errors
     /// Its errors.
     pub(crate) fn control(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
-        let Some(Entry::Socket(socket)) = table::get(fd) else { return self.control_ordinary(op, fd, event) };
-        if op == libc::EPOLL_CTL_DEL {
-            let removed = self.members.lock().remove(&fd);
-            return removed.map(drop).ok_or(Errno(libc::ENOENT));
+        loop {
+            if let Some(Entry::Socket(socket)) = table::get(fd) {
+                // It may have become one a moment ago, and its thread may not have come to this set yet.
+                self.becomes_rsocket(fd, &socket);
+                return self.control_rsocket(op, fd, socket, event);
+            }
+            if self.control_ordinary(op, fd, event)? {
+                return Ok(());
+            }
         }
-        let event = event.ok_or(Errno(libc::EFAULT))?;
-        let asked = Asked { events: event.events, data: event.u64, disabled: false };
+    }
+
+    fn control_rsocket(
+        &self,
+        op: c_int,
+        fd: RawFd,
+        socket: Arc<Socket>,
+        event: Option<epoll_event>,
+    ) -> Result<()> {
         let member = {
             let mut members = self.members.lock();
             // A number whose socket was closed is another socket's now.
             let known = members.get(&fd).filter(|member| Arc::ptr_eq(&member.socket, &socket)).cloned();
+            let asked = |event: Option<epoll_event>| event.map(Asked::new).ok_or(Errno(libc::EFAULT));
             match (op, known) {
                 (libc::EPOLL_CTL_ADD, Some(_)) => return Err(Errno(libc::EEXIST)),
-                (libc::EPOLL_CTL_MOD, None) => return Err(Errno(libc::ENOENT)),
                 (libc::EPOLL_CTL_MOD, Some(member)) => {
-                    *member.event.lock() = asked;
+                    *member.event.lock() = asked(event)?;
                     member
                 }
+                (libc::EPOLL_CTL_DEL, Some(_)) => {
+                    members.remove(&fd);
+                    return Ok(());
+                }
+                // In the system's set is one that becomes a socket of the kernel in this moment, and none else.
+                (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => {
+                    drop(members);
+                    return sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event);
+                }
                 (libc::EPOLL_CTL_ADD, None) => {
-                    let woken = Arc::clone(&self.woken);
-                    let member = Arc::new(Member { fd, socket, event: Mutex::new(asked), woken });
+                    let (event, woken) = (Mutex::new(asked(event)?), Arc::clone(&self.woken));
+                    let member = Arc::new(Member { fd, socket, event, woken });
                     members.insert(fd, Arc::clone(&member));
                     member
                 }
@@ -138,28 +208,34 @@ impl Epoll {
         Ok(())
     }
 
-    /// Of a descriptor that is no rsocket.
-    fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
+    /// Of a descriptor that is no rsocket. False if it has become one, and nothing was done.
+    fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<bool> {
         // A socket that is closed already.
         if op == libc::EPOLL_CTL_DEL && self.members.lock().remove(&fd).is_some() {
-            return Ok(());
+            return Ok(true);
         }
+        // Locked, so that a socket which becomes an rsocket is in the system's set and the list, or in none.
+        let mut plain = self.plain.lock();
+        let may_become = match table::get(fd) {
+            Some(Entry::Socket(_)) => return Ok(false),
+            Some(Entry::Plain(plain)) => plain.may_become(),
+            _ => false,
+        };
         sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event)?;
-        match (op, event, table::get(fd)) {
-            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event), Some(Entry::Plain(plain)))
-                if plain.may_become() =>
-            {
-                let asked = Asked { events: event.events, data: event.u64, disabled: false };
-                self.plain.lock().insert(fd, asked);
+        match (op, event) {
+            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) if may_become => {
+                plain.insert(fd, Asked::new(event));
             }
-            _ => drop(self.plain.lock().remove(&fd)),
+            _ => drop(plain.remove(&fd)),
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// A member that was the system's is an rsocket from now on. Called while the number still has the socket of the kernel.
+    /// A member that was the system's is an rsocket from now on. Called while the table has the rsocket and the number the socket of the
+    /// kernel. More than one thread may come: the first moves the member, and the others find it moved.
     pub(crate) fn becomes_rsocket(&self, fd: RawFd, socket: &Arc<Socket>) {
-        let Some(asked) = self.plain.lock().remove(&fd) else { return };
+        let mut plain = self.plain.lock();
+        let Some(asked) = plain.remove(&fd) else { return };
         if sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_err() {
             // It is another socket, of the number of one that was closed.
             return;
@@ -167,10 +243,11 @@ impl Epoll {
         let (socket, woken) = (Arc::clone(socket), Arc::clone(&self.woken));
         let member = Arc::new(Member { fd, socket, event: Mutex::new(asked), woken });
         self.members.lock().insert(fd, Arc::clone(&member));
+        drop(plain);
         Wake::wake(member);
     }
 
-    /// An rsocket among the members is a socket of the kernel from now on.
+    /// An rsocket among the members is a socket of the kernel from now on. Called while the table has the rsocket and the number that socket.
     pub(crate) fn becomes_ordinary(&self, fd: RawFd, socket: &Arc<Socket>) {
         let member = {
             let mut members = self.members.lock();
@@ -217,11 +294,11 @@ impl Epoll {
             else {
                 continue;
             };
-            if revents & poll::FALL_BACK != 0 && fall_back(&member.socket) {
-                // Its events are the system's now.
+            if revents & poll::FALL_BACK != 0 {
+                // Its events are the system's now, or will be, by another thread; where it fails the socket wakes its members.
+                fall_back(&member.socket);
                 continue;
             }
-            let revents = revents & !poll::FALL_BACK;
             events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };
             found += 1;
             if asked.events & EPOLLONESHOT as u32 != 0 {
@@ -241,7 +318,11 @@ impl Epoll {
         if events.is_empty() {
             return Ok(0);
         }
-        sys::epoll_now(self.fd.as_raw_fd(), events)
+        let found = sys::epoll_now(self.fd.as_raw_fd(), events)?;
+        let is_marker = |event: &epoll_event| event.u64 == WAITING.marker();
+        let Some(at) = events[..found].iter().position(is_marker) else { return Ok(found) };
+        events.copy_within(at + 1..found, at);
+        Ok(found - 1)
     }
 
     /// epoll_wait(2).
@@ -255,7 +336,13 @@ impl Epoll {
             if found > 0 || limit.has_passed() {
                 return Ok(found);
             }
-            let mut others = vec![libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+            // With the marker the set is always ready.
+            let (mut others, limit) = if self.has_marker() {
+                (Vec::new(), limit.at_most(LOOK_EVERY))
+            } else {
+                let set = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                (vec![set], limit.clone())
+            };
             let any = |cx: &mut Context<'_>| {
                 let mut woken = self.woken.0.lock();
                 if !woken.members.is_empty() {
@@ -269,7 +356,7 @@ impl Epoll {
             let members: Vec<_> = self.members.lock().values().cloned().collect();
             let arm = || members.iter().for_each(|member| member.socket.arm());
             let device = if members.is_empty() { None } else { Some(engine::get()?) };
-            wait::until_or(device.as_ref(), &mut others, limit, arm, any)?;
+            wait::until_or(device.as_ref(), &mut others, &limit, arm, any)?;
         }
     }
 }

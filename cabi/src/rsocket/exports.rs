@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::rsocket::addresses::{program_name, reachable, read_address, write_address};
 use crate::rsocket::at_exit;
 use crate::rsocket::epoll::Epoll;
-use crate::rsocket::options::{self, KEEP_IDLE, Value};
+use crate::rsocket::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT, Value};
 use crate::rsocket::poll::{self, Sets};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::socket::{Phase, Set, Socket};
@@ -50,6 +50,7 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
             no_delay: false,
             oob_inline: false,
             linger: None,
+            orphan_timeout: ORPHAN_TIMEOUT,
             receive_timeout: None,
             send_timeout: None,
         };
@@ -362,7 +363,7 @@ pub extern "C" fn repoll_create(flags: c_int) -> c_int {
 fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
     match table::get(fd) {
         Some(Entry::Epoll(set)) => Ok(set),
-        Some(Entry::Inherited) => {
+        Some(Entry::Inherited(_)) => {
             Err(Errno::INHERITED.because("the set was made in the parent, before a fork"))
         }
         _ => Err(Errno::INVAL.because("a descriptor that repoll_create has not made")),

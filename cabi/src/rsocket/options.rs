@@ -18,6 +18,8 @@ const RDMA_ROUTE: c_int = 4;
 
 /// Seconds before the first probe of an idle connection, as the system has it.
 pub(crate) const KEEP_IDLE: c_int = 7200;
+/// TCP_LINGER2 of a system that has another default than that of Linux, or none.
+pub(crate) const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
 /// What a program gets as the size of a segment.
 const SEGMENT: c_int = 2048;
 
@@ -45,6 +47,11 @@ fn check_unconnected(state: &State) -> Result<()> {
 /// As much of a number as fits.
 fn bounded(value: c_int) -> u16 {
     u16::try_from(value.max(0)).unwrap_or(u16::MAX)
+}
+
+/// TCP_LINGER2: seconds; 0 and less, with which the system has its own time or none, are the default.
+pub(crate) fn orphan_timeout(value: c_int) -> Duration {
+    u64::try_from(value).ok().filter(|value| *value > 0).map_or(ORPHAN_TIMEOUT, Duration::from_secs)
 }
 
 /// SO_SNDBUF and SO_RCVBUF are doubled, as the system's are.
@@ -122,6 +129,7 @@ pub(crate) fn set(
             return Err(Errno::INVAL.because("TCP_KEEPIDLE of no seconds"));
         }
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => set.keep_idle = value,
+        (libc::IPPROTO_TCP, libc::TCP_LINGER2) => set.orphan_timeout = orphan_timeout(value),
         (
             libc::IPPROTO_TCP,
             libc::TCP_KEEPCNT
@@ -132,7 +140,6 @@ pub(crate) fn set(
             | libc::TCP_CORK
             | libc::TCP_DEFER_ACCEPT
             | libc::TCP_NOTSENT_LOWAT
-            | libc::TCP_LINGER2
             | libc::TCP_SYNCNT
             | libc::TCP_USER_TIMEOUT,
         ) => {}
@@ -190,6 +197,7 @@ pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Value> {
         }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int(set.no_delay.into()),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => Ok(Value::Int(set.keep_idle)),
+        (libc::IPPROTO_TCP, libc::TCP_LINGER2) => int(set.orphan_timeout.as_secs() as u32),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL) => Ok(Value::Int(1)),
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => Ok(Value::Int(SEGMENT)),
         (libc::IPPROTO_TCP, libc::TCP_INFO) => {

@@ -4,25 +4,100 @@
 use crate::boundary::Result;
 use crate::fork::{ForkSafe, Forked};
 use crate::signals::Held;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
+use std::time::{Duration, Instant};
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The thread sleeps here for most of its time, with locks whose waiting threads no list has: see `lock.rs`.
 #[derive(Default)]
 struct Queue {
-    woken: Mutex<VecDeque<Arc<Task>>>,
+    state: Mutex<State>,
     any: Condvar,
 }
 
+#[derive(Default)]
+struct State {
+    woken: VecDeque<Arc<Task>>,
+    /// By time, and by a number of their own.
+    timers: BTreeMap<(Instant, u64), Waker>,
+    next_timer: u64,
+}
+
 impl Queue {
-    fn woken(&self) -> MutexGuard<'_, VecDeque<Arc<Task>>> {
-        self.woken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next task. Timers that are due wake theirs before.
+    fn next(&self) -> Arc<Task> {
+        let mut state = self.lock();
+        loop {
+            let first = state.timers.first_entry();
+            let left = first.as_ref().map(|timer| timer.key().0.saturating_duration_since(Instant::now()));
+            if let (Some(timer), Some(Duration::ZERO)) = (first, left) {
+                let waker = timer.remove();
+                // It takes the lock.
+                drop(state);
+                waker.wake();
+                state = self.lock();
+                continue;
+            }
+            if let Some(task) = state.woken.pop_front() {
+                return task;
+            }
+            state = match left {
+                None => self.any.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => self.any.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+}
+
+/// Ready after a time, for tasks of the service.
+pub(crate) struct Timer {
+    key: (Instant, u64),
+    queue: Arc<Queue>,
+}
+
+impl Timer {
+    /// # Errors
+    /// EAGAIN when the system gives no thread.
+    pub(crate) fn after(time: Duration) -> Result<Self> {
+        let queue = queue()?;
+        let number = {
+            let mut state = queue.lock();
+            state.next_timer += 1;
+            state.next_timer
+        };
+        // No time that is in use is longer than an Instant has.
+        let at = Instant::now() + time.min(Duration::from_secs(1 << 31));
+        Ok(Self { key: (at, number), queue })
+    }
+}
+
+impl Future for Timer {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if Instant::now() >= self.key.0 {
+            return Poll::Ready(());
+        }
+        // The thread looks at its timers when it has polled this task.
+        self.queue.lock().timers.insert(self.key, cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        let timer = self.queue.lock().timers.remove(&self.key);
+        drop(timer);
     }
 }
 
@@ -35,7 +110,7 @@ struct Task {
 impl Wake for Task {
     fn wake(self: Arc<Self>) {
         let queue = Arc::clone(&self.queue);
-        queue.woken().push_back(self);
+        queue.lock().woken.push_back(self);
         queue.any.notify_one();
     }
 }
@@ -112,15 +187,7 @@ fn queue() -> Result<Arc<Queue>> {
 
 fn run(queue: &Queue) {
     loop {
-        let task = {
-            let mut woken = queue.woken();
-            loop {
-                match woken.pop_front() {
-                    Some(task) => break task,
-                    None => woken = queue.any.wait(woken).unwrap_or_else(PoisonError::into_inner),
-                }
-            }
-        };
+        let task = queue.next();
         let waker = Waker::from(Arc::clone(&task));
         let mut job = task.job.lock();
         let ended =

@@ -12,6 +12,7 @@ use crate::lock::{Mutex, MutexGuard};
 use crate::rsocket::acceptor::{self, Acceptor};
 use crate::rsocket::connect::{self, Connecting};
 use crate::rsocket::is_exiting;
+use crate::rsocket::preload::Behind;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::service::{self, Closing};
 use crate::rsocket::settings::Sizes;
@@ -21,8 +22,8 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub(crate) struct Set {
     pub(crate) oob_inline: bool,
     /// SO_LINGER: on, and for how many seconds.
     pub(crate) linger: Option<c_int>,
+    /// TCP_LINGER2: how long a connection waits for its peer to accept it after the program has closed it.
+    pub(crate) orphan_timeout: Duration,
     /// SO_RCVTIMEO and SO_SNDTIMEO.
     pub(crate) receive_timeout: Option<Duration>,
     pub(crate) send_timeout: Option<Duration>,
@@ -71,6 +74,8 @@ pub(crate) struct Instead {
     pub(crate) socket: OwnedFd,
     /// What the program connects to, in its numbers.
     pub(crate) to: SocketAddr,
+    /// The program's TCP_SYNCNT, where the attempt by rsockets has another one; otherwise 0.
+    pub(crate) syn_retries: c_int,
 }
 
 impl Opened {
@@ -127,6 +132,8 @@ pub(crate) struct Socket {
     numbers: AtomicU32,
     /// Whether it may become a socket of the kernel again.
     may_fall_back: AtomicBool,
+    /// What its numbers have, of one that was a socket of the kernel before.
+    behind: OnceLock<Behind>,
 }
 
 /// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
@@ -152,7 +159,21 @@ impl Socket {
             fruitless: AtomicU32::new(0),
             numbers: AtomicU32::new(0),
             may_fall_back: AtomicBool::new(false),
+            behind: OnceLock::new(),
         })
+    }
+
+    /// What its numbers have from now on.
+    pub(crate) fn set_behind(&self, behind: Option<Behind>) {
+        if let Some(behind) = behind {
+            // The first one stays: numbers are given once.
+            let _ = self.behind.set(behind);
+        }
+    }
+
+    /// What its numbers have. None where nothing is known of it.
+    pub(crate) fn behind(&self) -> Option<Behind> {
+        self.behind.get().copied()
     }
 
     pub(crate) fn add_number(&self) {
@@ -355,7 +376,10 @@ impl Socket {
         if let Some(needs_task) = state.close_early() {
             drop(state);
             // Its task closes it.
-            if needs_task && let Err(error) = self.spawn_early() {
+            if !needs_task {
+                // It has a task, which finds that the program has closed it.
+                self.wake(None);
+            } else if let Err(error) = self.spawn_early() {
                 tracing::warn!(%error, "a closed rsocket does not wait for its connection");
             }
             return;

@@ -6,6 +6,7 @@ use crate::errno::Errno;
 use libc::{c_int, c_long, sockaddr, socklen_t};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
@@ -146,6 +147,12 @@ pub(crate) fn connect(fd: RawFd, addr: &[u8]) -> Result<()> {
         .map(drop)
 }
 
+/// Ends both directions of a socket, if it is one that is connected.
+pub(crate) fn shut(fd: RawFd) {
+    // SAFETY: numbers alone.
+    unsafe { libc::syscall(libc::SYS_shutdown, fd, libc::SHUT_RDWR) };
+}
+
 /// An option of a socket that is a plain structure; none where the system does not have it.
 pub(crate) fn option<T: Copy + Default>(fd: RawFd, level: c_int, name: c_int) -> Option<T> {
     let mut value = T::default();
@@ -153,6 +160,12 @@ pub(crate) fn option<T: Copy + Default>(fd: RawFd, level: c_int, name: c_int) ->
     // SAFETY: that many bytes, of a type for which every value that the kernel writes is valid: integers and structures of them.
     let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len) };
     (done == 0).then_some(value)
+}
+
+/// The number that distinguishes a socket from every other one that there is or was since the system started; none for other files, and
+/// where the system does not have it.
+pub(crate) fn cookie(fd: RawFd) -> Option<NonZeroU64> {
+    NonZeroU64::new(option::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?)
 }
 
 /// Sets such an option.

@@ -4,7 +4,7 @@ use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::rsocket::epoll::Epoll;
-use crate::rsocket::preload::{BITMAP, Plain, process};
+use crate::rsocket::preload::{BITMAP, Behind, Plain, process, waiting};
 use crate::rsocket::socket::Socket;
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -18,7 +18,28 @@ pub(crate) enum Entry {
     /// A socket of the kernel that may become an rsocket: of the preload library. A fork gives it to the child.
     Plain(Arc<Plain>),
     /// Made before a fork, in the parent: closing it frees the number.
-    Inherited,
+    Inherited(Option<Behind>),
+}
+
+impl Entry {
+    /// What its numbers have. None where nothing is known of it.
+    fn behind(&self) -> Option<Behind> {
+        match self {
+            Self::Socket(socket) => socket.behind(),
+            Self::Plain(plain) => plain.behind(),
+            Self::Inherited(behind) => *behind,
+            Self::Epoll(_) => None,
+        }
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Socket(one), Self::Socket(other)) => Arc::ptr_eq(one, other),
+            (Self::Plain(one), Self::Plain(other)) => Arc::ptr_eq(one, other),
+            (Self::Inherited(_), Self::Inherited(_)) => true,
+            _ => false,
+        }
+    }
 }
 
 struct Table(BTreeMap<RawFd, Entry>);
@@ -33,7 +54,10 @@ impl Forked for Table {
     fn in_child(&mut self) {
         for (fd, entry) in &mut self.0 {
             // Locks inside may be held by threads of the parent.
-            match std::mem::replace(entry, Entry::Inherited) {
+            let inherited = Entry::Inherited(entry.behind());
+            match std::mem::replace(entry, inherited) {
+                // A thread of the parent makes an rsocket of it, and the child has no such thread.
+                Entry::Plain(plain) if plain.is_becoming() => {}
                 plain @ Entry::Plain(_) => *entry = plain,
                 // What the system has in it is in it.
                 Entry::Epoll(set) => {
@@ -43,6 +67,7 @@ impl Forked for Table {
                 other => std::mem::forget(other),
             }
         }
+        waiting::forked();
         self.0.retain(|fd, _| BITMAP.is_set(*fd));
         process::has_table();
     }
@@ -90,14 +115,31 @@ pub(crate) fn name(number: RawFd, entry: Entry) {
     before.into_iter().for_each(end);
 }
 
-/// Another entry for a number that has one; nothing happens if the program has closed it meanwhile.
-pub(crate) fn exchange(number: RawFd, entry: Entry) {
+/// The epoll set of a number that has one from now on: `set`, unless another thread has given it one meanwhile.
+pub(crate) fn follow(number: RawFd, set: Arc<Epoll>) -> Arc<Epoll> {
+    let before = {
+        let mut table = shard(number).write();
+        match table.0.get(&number) {
+            Some(Entry::Epoll(known)) => return Arc::clone(known),
+            _ => {
+                BITMAP.set(number);
+                table.0.insert(number, Entry::Epoll(Arc::clone(&set)))
+            }
+        }
+    };
+    before.into_iter().for_each(end);
+    set
+}
+
+/// Another entry for a number that has one. False if the program has closed it meanwhile.
+pub(crate) fn exchange(number: RawFd, entry: Entry) -> bool {
     begin(&entry);
-    let before = match shard(number).write().0.get_mut(&number) {
-        Some(present) => std::mem::replace(present, entry),
-        None => entry,
+    let (before, is_present) = match shard(number).write().0.get_mut(&number) {
+        Some(present) => (std::mem::replace(present, entry), true),
+        None => (entry, false),
     };
     end(before);
+    is_present
 }
 
 /// The number is an ordinary descriptor from now on, and stays open. Returns whether it was another one.
@@ -109,7 +151,7 @@ pub(crate) fn forget(number: RawFd) -> bool {
 
 /// Another number for what is behind `number`.
 pub(crate) fn duplicate(number: RawFd, new: RawFd) {
-    if let Some(entry) = get(number) {
+    if let Some(entry) = present(number) {
         name(new, entry);
     }
 }
@@ -119,6 +161,36 @@ pub(crate) fn get(fd: RawFd) -> Option<Entry> {
     shard(fd).read().0.get(&fd).cloned()
 }
 
+/// As [`get`], of what the program still has: a number that it has closed by a call that is not seen here, and that may be another file's by now,
+/// is ordinary.
+pub(crate) fn present(fd: RawFd) -> Option<Entry> {
+    loop {
+        let entry = get(fd)?;
+        if entry.behind().is_none_or(|behind| behind.is_at(fd)) {
+            return Some(entry);
+        }
+        if process::is_vforked() {
+            // The table is the parent's, which has not closed it.
+            return None;
+        }
+        let stale = {
+            let mut table = shard(fd).write();
+            match table.0.get(&fd) {
+                Some(present) if present.is_same(&entry) => {
+                    BITMAP.clear(fd);
+                    table.0.remove(&fd)
+                }
+                // Another thread has changed what it is.
+                _ => None,
+            }
+        };
+        if let Some(stale) = stale {
+            tracing::info!(fd, "a socket was closed by a call that is not seen");
+            end(stale);
+        }
+    }
+}
+
 /// The socket behind a descriptor.
 ///
 /// # Errors
@@ -126,7 +198,7 @@ pub(crate) fn get(fd: RawFd) -> Option<Entry> {
 pub(crate) fn socket(fd: RawFd) -> Result<Arc<Socket>> {
     match get(fd) {
         Some(Entry::Socket(socket)) => Ok(socket),
-        Some(Entry::Inherited) => {
+        Some(Entry::Inherited(_)) => {
             Err(Errno::INHERITED.because("the rsocket was made in the parent, before a fork"))
         }
         Some(Entry::Epoll(_) | Entry::Plain(_)) | None => {
@@ -195,4 +267,25 @@ pub(crate) fn sets() -> Vec<Arc<Epoll>> {
         }));
     });
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_does_not_use_what_a_thread_of_the_parent_makes_an_rsocket_of() {
+        // Numbers that no descriptor of this process has.
+        let (becoming, accepted, closed) = (1_048_573, 1_048_574, 1_048_575);
+        let mut table = Table::NEW;
+        for (fd, is_becoming) in [(becoming, true), (accepted, false), (closed, false)] {
+            table.0.insert(fd, Entry::Plain(Plain::of_test(is_becoming)));
+        }
+        [becoming, accepted].iter().for_each(|fd| BITMAP.set(*fd));
+        table.in_child();
+        [becoming, accepted].iter().for_each(|fd| BITMAP.clear(*fd));
+        assert!(matches!(table.0.get(&becoming), Some(Entry::Inherited(_))));
+        assert!(matches!(table.0.get(&accepted), Some(Entry::Plain(_))));
+        assert_eq!(table.0.len(), 2);
+    }
 }

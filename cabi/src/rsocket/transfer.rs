@@ -297,13 +297,25 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int)
     })
 }
 
+/// Receives as read(2): into no room nothing, at once, where recv(2) waits.
+///
+/// # Safety
+/// As for [`buffers`].
+unsafe fn read(fd: c_int, list: &[iovec]) -> Result<isize> {
+    if length(list)? == 0 {
+        return table::socket(fd).map(|_| 0);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { receive(fd, list, 0) }
+}
+
 /// `rread`.
 ///
 /// # Safety
 /// As for [`rrecv`].
 pub unsafe extern "C" fn rread(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
     // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { receive(fd, &one(buffer, len)?, 0) })
+    boundary::size(|| unsafe { read(fd, &one(buffer, len)?) })
 }
 
 /// The number of elements of a list.
@@ -317,7 +329,7 @@ fn count(count: c_int) -> Result<usize> {
 /// As for readv(2).
 pub unsafe extern "C" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> isize {
     // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { receive(fd, buffers(list, count(len)?)?, 0) })
+    boundary::size(|| unsafe { read(fd, buffers(list, count(len)?)?) })
 }
 
 /// `rsend`. There is no SIGPIPE, as rdma-core has none.

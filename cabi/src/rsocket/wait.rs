@@ -19,7 +19,7 @@ const DRIVE: Duration = Duration::from_millis(5);
 const DRIVE_BETWEEN: Duration = Duration::from_micros(50);
 
 /// How long a wait may last, and which signals are blocked meanwhile.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Limit<'a> {
     /// None is for ever.
     deadline: Option<Instant>,
@@ -37,6 +37,12 @@ impl<'a> Limit<'a> {
     /// Milliseconds as poll(2) has them: less than none is for ever.
     pub(crate) fn of_milliseconds(ms: i32) -> Self {
         u64::try_from(ms).map_or_else(|_| Self::default(), |ms| Self::within(Duration::from_millis(ms)))
+    }
+
+    /// The same, but at most for `time`.
+    pub(crate) fn at_most(&self, time: Duration) -> Self {
+        let deadline = [self.deadline, Instant::now().checked_add(time)].into_iter().flatten().min();
+        Self { deadline, ..self.clone() }
     }
 
     pub(crate) fn with_mask(self, mask: Option<&'a libc::sigset_t>) -> Self {

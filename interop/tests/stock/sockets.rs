@@ -3,15 +3,25 @@
 
 use crate::reported::{number, parsed};
 use serde_json::Value;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Hosts, Libraries, Running, User, compile, free_port, uiw};
+use uiw_interop::stock::{Ended, Hosts, Libraries, Network, Running, User, compile, free_port, uiw};
 
 /// `uiw run --sockets` of a program.
 pub(crate) fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
     let mut command = libraries.command(User::Same, uiw());
     command.arg("run").arg("--sockets").args(options).arg("--").args(program);
     command.env("UIW_LIB", libraries.folder()).env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS");
+    command
+}
+
+/// A program with librspreload.so in LD_PRELOAD, without `uiw run`.
+fn preloaded(libraries: &Libraries, program: &Path) -> Command {
+    let mut command = libraries.command(User::Same, program);
+    command.env("LD_PRELOAD", libraries.folder().join("rsocket/librspreload.so.1"));
+    command.env("UIW_PORT_OFFSET", "10000").env_remove("LD_LIBRARY_PATH");
     command
 }
 
@@ -59,6 +69,68 @@ fn every_call_does_what_it_does_on_tcp() {
             (connections(&report, "rsocket", "connected"), connections(&report, "rsocket", "accepted"));
         assert!(one > 10 && other > 10, "{report}");
     }
+}
+
+/// A program that says the same on TCP, as it is right, and under the library.
+fn says_on_both(source: &str, said: &str) {
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, source) else { return };
+    for mut command in [libraries.command(User::Same, &program), preloaded(&libraries, &program)] {
+        command.env("UIW_SOCKETS_TIMEOUT", "3s");
+        assert_eq!(Running::start(command).end().well().count(said), 1);
+    }
+}
+
+#[test]
+fn threads_that_share_epoll_sets_lose_no_member_and_no_event() {
+    says_on_both("preload_sets.c", "sets are as they should be");
+}
+
+/// A firewall drops packets to the port of rsockets without a word.
+#[test]
+fn a_plain_server_is_reached_where_the_port_of_rsockets_does_not_answer() {
+    says_on_both("preload_dropped.c", "the server is reached");
+}
+
+#[test]
+fn connections_that_no_peer_accepts_end() {
+    says_on_both("preload_orphans.c", "nothing is left");
+}
+
+/// Wrong settings do not switch TLS off: a program gets no TCP sockets.
+#[test]
+fn a_program_with_wrong_settings_has_no_tcp_sockets() {
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, "preload_clear.c") else { return };
+    for (name, value) in [("UIW_SHARDS", &b"abc"[..]), ("UIW_PERSONA", b"\xff")] {
+        let mut command = preloaded(&libraries, &program);
+        command.arg("no-socket").env("UIW_TLS", "/nonexistent").env(name, OsStr::from_bytes(value));
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("nothing is in the clear"), 1, "{ended:?}");
+        assert_eq!(ended.count(&format!("uiw: {name}=")), 1, "{ended:?}");
+    }
+}
+
+/// What a program under the library says in one of the modes of `preload_clear.c`.
+pub(crate) fn nothing_is_in_the_clear(libraries: &Libraries, mode: &str, tls: Option<&Path>) {
+    let Some(program) = compiled(libraries, "preload_clear.c") else { return };
+    let mut command = preloaded(libraries, &program);
+    command.arg(mode).env("UIW_SOCKETS_TCP", free_port().to_string());
+    if let Some(tls) = tls {
+        command.env("UIW_TLS", tls);
+    }
+    assert_eq!(Running::start(command).end().well().count("nothing is in the clear"), 1);
+}
+
+/// A connection that cannot become an rsocket is not one of TCP.
+#[test]
+fn a_connection_that_finds_no_descriptor_fails() {
+    nothing_is_in_the_clear(&Libraries::get(), "no-descriptor", None);
+}
+
+#[test]
+fn a_message_that_connects_does_not_connect_by_tcp() {
+    nothing_is_in_the_clear(&Libraries::get(), "fast-open", None);
 }
 
 #[test]
@@ -238,6 +310,40 @@ fn programs_and_ports_of_the_list_stay_on_tcp() {
         Running::start(client).end().well();
         server.end().well();
     }
+}
+
+/// An offset that makes this port one behind 65535: 65543, which was taken for port 7.
+pub(crate) fn offset_beyond_ports(port: u16) -> String {
+    (65_543 - i32::from(port)).to_string()
+}
+
+#[test]
+fn ports_that_the_offset_makes_none_stay_on_tcp() {
+    let Some(_) = uiw_interop::require("iperf3") else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let (number, offset) = (port.to_string(), offset_beyond_ports(port));
+    let options = ["--json", "--port-offset", &offset];
+    let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
+    let mut server = Running::start(with_sockets(&libraries, &options, &server));
+    server.wait_listening(port);
+    let client = ["iperf3", "-c", "127.0.0.1", "-n", "1M", "-p", &number];
+    let client = Running::start(with_sockets(&libraries, &options, &client)).end();
+    assert_eq!(connections(&parsed(&client.well().said), "tcp", "connected"), 2, "{client:?}");
+    server.end().well();
+}
+
+/// Most ports that the system gives are behind those that the offset leaves a number for.
+#[test]
+fn a_program_can_name_every_port_that_it_is_given() {
+    let Some(network) = Network::veth() else { return };
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, "preload.c") else { return };
+    network.inside_server(|| std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "1024 12000")).unwrap();
+    let command = with_sockets(&libraries, &["--json"], &[program.to_str().unwrap()]);
+    let ended = Running::start(network.server(command)).end();
+    assert_eq!(ended.well().count("sockets are as they should be"), 1);
+    assert!(connections(&parsed(&ended.said), "rsocket", "connected") > 10, "{ended:?}");
 }
 
 /// Each end decides how messages travel. Two that decide differently say so.

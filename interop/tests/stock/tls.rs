@@ -1,6 +1,6 @@
 //! Stock programs with `UIW_TLS`.
 
-use crate::sockets::with_sockets;
+use crate::sockets::{nothing_is_in_the_clear, offset_beyond_ports, with_sockets};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -279,4 +279,33 @@ fn sockets_of_programs_are_encrypted() {
         plain.set_nonblocking(true).unwrap();
         assert_eq!(plain.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
+}
+
+#[test]
+fn sockets_that_cannot_be_encrypted_fail() {
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    nothing_is_in_the_clear(&libraries, "no-identity", Some(&ends.path("none")));
+    nothing_is_in_the_clear(&libraries, "no-descriptor", Some(&ends.path("one")));
+    nothing_is_in_the_clear(&libraries, "another-port", Some(&ends.path("one")));
+}
+
+/// A port that the offset makes none stays on TCP, which would not be encrypted.
+#[test]
+fn sockets_of_ports_that_the_offset_makes_none_are_refused() {
+    let Some(_) = uiw_interop::require("iperf3") else { return };
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    let plain = std::net::TcpListener::bind(("127.0.0.1", free_port())).unwrap();
+    let taken = plain.local_addr().unwrap().port();
+    for (port, role) in [(free_port(), &["-s", "-1"]), (taken, &["-c", "127.0.0.1"])] {
+        let number = port.to_string();
+        let words = [&["iperf3"], &role[..], &["-p", &number]].concat();
+        let mut command = with_sockets(&libraries, &["--port-offset", &offset_beyond_ports(port)], &words);
+        command.env("UIW_TLS", ends.path("one"));
+        let ended = Running::start(command).end();
+        assert!(ended.code != 0 && ended.count("Cannot assign requested address") > 0, "{ended:?}");
+    }
+    plain.set_nonblocking(true).unwrap();
+    assert_eq!(plain.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
 }

@@ -8,7 +8,8 @@ use crate::rsocket::addresses::reachable;
 use crate::rsocket::at_exit;
 use crate::rsocket::connect::{self, Connecting};
 use crate::rsocket::link::Link;
-use crate::rsocket::options::KEEP_IDLE;
+use crate::rsocket::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT};
+use crate::rsocket::preload::behind::{Placeholder, placeholder};
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::preload::plain::{self, Plain};
 use crate::rsocket::settings::{self, Sizes};
@@ -19,7 +20,7 @@ use crate::settings::Settings;
 use std::env;
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use uiw_verbs::ConnOptions;
@@ -73,6 +74,8 @@ fn set_of(fd: RawFd) -> Set {
         keep_idle: sys::option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE).unwrap_or(KEEP_IDLE),
         no_delay: flag(libc::IPPROTO_TCP, libc::TCP_NODELAY),
         oob_inline: flag(libc::SOL_SOCKET, libc::SO_OOBINLINE),
+        orphan_timeout: sys::option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2)
+            .map_or(ORPHAN_TIMEOUT, options::orphan_timeout),
         linger: linger.filter(|[on, _]| *on != 0).map(|[_, seconds]| seconds),
         receive_timeout: time(libc::SO_RCVTIMEO),
         send_timeout: time(libc::SO_SNDTIMEO),
@@ -97,28 +100,38 @@ fn socket(fd: RawFd, ipv6: bool, set: Set) -> Result<Arc<Socket>> {
     Ok(socket)
 }
 
-/// What the numbers of rsockets stand for where a call of the system's own looks.
-fn placeholder() -> Result<RawFd> {
-    static SOCKET: OnceLock<OwnedFd> = OnceLock::new();
-    if let Some(socket) = SOCKET.get() {
-        return Ok(socket.as_raw_fd());
-    }
-    let made = sys::closed_socket()?;
-    Ok(SOCKET.get_or_init(|| made).as_raw_fd())
-}
-
 /// Gives the numbers of `plain` to `socket`.
 fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
-    let placeholder = placeholder()?;
+    give_numbers(plain, socket, Some(placeholder()?));
+    Ok(())
+}
+
+/// As [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which neither sends nor receives any more.
+fn give_numbers(plain: &Arc<Plain>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
+    socket.set_behind(plain.behind().map(|behind| behind.or(placeholder.as_ref())));
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
     for number in table::numbers(is_plain) {
-        for set in table::sets() {
-            set.becomes_rsocket(number, socket);
+        // In this order: a set whose threads wait looks in the table whether its members are open, and moves them by the socket of the kernel.
+        if table::exchange(number, Entry::Socket(Arc::clone(socket))) {
+            for set in table::sets() {
+                set.becomes_rsocket(number, socket);
+            }
+            if placeholder.is_none_or(|placeholder| sys::replace(number, placeholder.fd).is_err()) {
+                sys::shut(number);
+            }
         }
-        sys::replace(number, placeholder)?;
-        table::exchange(number, Entry::Socket(Arc::clone(socket)));
     }
-    Ok(())
+}
+
+/// A connection that cannot become an rsocket is none of the program's over TCP either: its bytes are those of MPA, and with TLS it would be
+/// neither encrypted nor authenticated. Its numbers get an rsocket whose connection has failed.
+pub(super) fn refuse(fd: RawFd, plain: &Arc<Plain>, errno: Errno) {
+    let socket = Socket::new(plain.ipv6(), set_of(fd));
+    if let Ok(flags) = sys::status_flags(fd) {
+        socket.lock().status_flags = flags;
+    }
+    socket.fail(errno);
+    give_numbers(plain, &socket, placeholder().ok());
 }
 
 /// An accepted connection becomes an rsocket, which waits for the Request of its peer.
@@ -158,7 +171,7 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
     };
     // With TLS the connection is not TCP's alone.
     let instead = if pending && !plain::must_encrypt() {
-        Some(Instead { socket: sys::duplicate(fd)?, to })
+        Some(Instead { socket: sys::duplicate(fd)?, to, syn_retries: plain.take_syn_retries() })
     } else {
         None
     };
@@ -197,6 +210,7 @@ fn restore(fd: RawFd, flags: c_int, set: &Set) {
 /// The peer has no rsockets: TCP is tried over the same numbers. False when that fails at once; the rsocket has the error.
 pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     let Some((instead, flags, set)) = socket.take_instead() else { return false };
+    plain::unlimit_attempt(instead.socket.as_raw_fd(), instead.syn_retries);
     let to = address::write(instead.to);
     let connect = || sys::connect(instead.socket.as_raw_fd(), address::bytes(&to));
     // The first call only says that the attempt before has failed: the engine has taken the error.
@@ -215,10 +229,10 @@ pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     let is_socket = |entry: &Entry| matches!(entry, Entry::Socket(other) if Arc::ptr_eq(other, socket));
     for number in table::numbers(is_socket) {
         if sys::replace(number, instead.socket.as_raw_fd()).is_ok() {
-            table::forget(number);
             for set in table::sets() {
                 set.becomes_ordinary(number, socket);
             }
+            table::forget(number);
         }
     }
     true

@@ -10,6 +10,7 @@ use crate::rsocket::poll::{self, Sets};
 use crate::rsocket::preload::bitmap::Bitmap;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::preload::process::{self, is_vforked};
+use crate::rsocket::preload::waiting::{WAITING, Waiting};
 use crate::rsocket::preload::{BITMAP, fall_back, ioctl, plain, sendfile};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
@@ -36,23 +37,32 @@ pub unsafe extern "C" fn uiw_sockets_bits(count: *mut usize) -> *const u64 {
     (&raw const BITMAP).cast()
 }
 
-/// The program has made a TCP socket.
-pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) {
+/// How many threads wait for an epoll set by the system's call, for the caller to count, by the number of the set modulo their own number. Their address is what
+/// an event has that is not the program's.
+///
+/// # Safety
+/// `count` can be written.
+pub unsafe extern "C" fn uiw_sockets_waiting(count: *mut usize) -> *const u32 {
+    // SAFETY: the caller's promise.
+    unsafe { *count = Waiting::len() };
+    (&raw const WAITING).cast()
+}
+
+/// The program has made a TCP socket. -1 and `errno` where it is not to have one.
+pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int {
     process::has_table();
-    boundary::value((), || {
-        plain::made(fd, domain, program_name());
-        Ok(())
-    });
+    boundary::minus_one(|| plain::made(fd, domain, program_name()))
 }
 
 /// Before any use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
 /// 1: the descriptor is the system's, 2: it is an rsocket, 3: an epoll set with rsockets.
 pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
-    boundary::value(ORDINARY, || Ok(enter(fd)))
+    // What fails here is no reason to use the system's socket, which may be one to be encrypted.
+    boundary::value(RSOCKET, || Ok(enter(fd)))
 }
 
 fn enter(fd: c_int) -> c_int {
-    match table::get(fd) {
+    match table::present(fd) {
         Some(Entry::Plain(plain)) => {
             if plain::enter(fd, &plain) {
                 RSOCKET
@@ -67,17 +77,17 @@ fn enter(fd: c_int) -> c_int {
                 RSOCKET
             }
         }
-        Some(Entry::Inherited) => RSOCKET,
+        Some(Entry::Inherited(_)) => RSOCKET,
         Some(Entry::Epoll(_)) => EPOLL,
         None => ORDINARY,
     }
 }
 
-/// What a descriptor is, without a change: as [`uiw_sockets_enter`].
+/// What a descriptor is, without a change: as [`uiw_sockets_enter`], which is asked next where it may be an rsocket.
 pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
     boundary::value(ORDINARY, || {
         Ok(match table::get(fd) {
-            Some(Entry::Socket(_) | Entry::Inherited) => RSOCKET,
+            Some(Entry::Socket(_) | Entry::Inherited(_)) => RSOCKET,
             Some(Entry::Epoll(_)) => EPOLL,
             Some(Entry::Plain(_)) | None => ORDINARY,
         })
@@ -92,7 +102,7 @@ pub unsafe extern "C" fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len:
     boundary::number(|| {
         // SAFETY: the caller's promise.
         let Ok(addr) = (unsafe { read_address(addr, len) }) else { return Ok(ORDINARY) };
-        match table::get(fd) {
+        match table::present(fd) {
             Some(Entry::Plain(_)) => Ok(if plain::bind(fd, addr)? { 0 } else { ORDINARY }),
             _ => Ok(ORDINARY),
         }
@@ -102,14 +112,14 @@ pub unsafe extern "C" fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len:
 /// The system has made the socket a listening one.
 pub extern "C" fn uiw_sockets_listening(fd: c_int) {
     boundary::value((), || {
-        if let Some(Entry::Plain(plain)) = table::get(fd) {
+        if let Some(Entry::Plain(plain)) = table::present(fd) {
             plain::listening(&plain);
         }
         Ok(())
     });
 }
 
-/// The system has accepted `fd`; the peer's address becomes the program's.
+/// The system has accepted `fd`; the peer's address becomes the program's. -1 and `errno` where the program is not to have the connection.
 ///
 /// # Safety
 /// `addr` and `len` are NULL or what accept(2) has filled, `room` bytes at most.
@@ -119,10 +129,10 @@ pub unsafe extern "C" fn uiw_sockets_accepted(
     addr: *mut sockaddr,
     len: *mut socklen_t,
     room: socklen_t,
-) {
-    boundary::value((), || {
-        if let Some(Entry::Plain(listening)) = table::get(listening) {
-            plain::accepted(&listening, fd);
+) -> c_int {
+    boundary::minus_one(|| {
+        if let Some(Entry::Plain(listening)) = table::present(listening) {
+            plain::accepted(&listening, fd)?;
             if let (false, false, Ok(peer)) = (addr.is_null(), len.is_null(), sys::address_as_is(fd, true)) {
                 // SAFETY: the caller's promise.
                 unsafe {
@@ -132,11 +142,11 @@ pub unsafe extern "C" fn uiw_sockets_accepted(
             }
         }
         Ok(())
-    });
+    })
 }
 
-/// The address that the system is to connect to in the place of `addr`, as the bytes of `real` (128). Its length, or 0 where the socket stays
-/// one of TCP.
+/// The address that the system is to connect to in the place of `addr`, as the bytes of `real` (128). Its length, 0 where the socket stays
+/// one of TCP, or -1 and `errno`.
 ///
 /// # Safety
 /// `addr` is NULL or `len` readable bytes, `real` has 128 writable ones.
@@ -145,21 +155,24 @@ pub unsafe extern "C" fn uiw_sockets_target(
     addr: *const sockaddr,
     len: socklen_t,
     real: *mut c_void,
-) -> socklen_t {
-    boundary::value(0, || {
+) -> c_int {
+    boundary::number(|| {
         // SAFETY: the caller's promise.
-        let (Ok(to), Some(Entry::Plain(_))) = (unsafe { read_address(addr, len) }, table::get(fd)) else {
+        let (Ok(to), Some(Entry::Plain(plain))) = (unsafe { read_address(addr, len) }, table::present(fd))
+        else {
             return Ok(0);
         };
-        let Some(to) = plain::on_rsockets(to).filter(|to| to.port() != 0) else {
-            table::forget(fd);
-            return Ok(0);
-        };
+        if to.port() == 0 && plain::must_encrypt() {
+            return Err(Errno(libc::ECONNREFUSED).because("a connection to port 0"));
+        }
+        // Until TCP is connected the socket stays one that may become an rsocket, by another attempt.
+        let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else { return Ok(0) };
+        plain::limit_attempt(fd, &plain);
         let written = address::write(to);
         let bytes = address::bytes(&written);
         // SAFETY: the caller's promise: more than any address has.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), real.cast(), bytes.len()) };
-        Ok(bytes.len() as socklen_t)
+        Ok(bytes.len() as c_int)
     })
 }
 
@@ -189,6 +202,7 @@ pub unsafe extern "C" fn uiw_sockets_connected(
             }
             _ => {
                 tracing::info!(peer = %to, error = %Errno(outcome), "the peer has no rsockets: TCP");
+                plain::unlimit_attempt(fd, plain.take_syn_retries());
                 table::forget(fd);
                 Ok(ORDINARY)
             }
@@ -196,33 +210,32 @@ pub unsafe extern "C" fn uiw_sockets_connected(
     })
 }
 
-/// A socket that could have become an rsocket is connected, or connects, by TCP.
+/// A socket that could have become an rsocket is connected, or connects, by TCP, and is the system's from now on.
 ///
 /// # Safety
 /// `addr` is NULL or `len` readable bytes.
-pub unsafe extern "C" fn uiw_sockets_on_tcp(addr: *const sockaddr, len: socklen_t) {
+pub unsafe extern "C" fn uiw_sockets_on_tcp(fd: c_int, addr: *const sockaddr, len: socklen_t) {
     boundary::value((), || {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise. An address of another family, which is none, ends a connection.
         let address = address::plain(unsafe { read_address(addr, len) }?);
+        table::forget(fd);
         connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
         Ok(())
     });
 }
 
-/// close(2); 1 where the caller is to do it.
-pub extern "C" fn uiw_sockets_close(fd: c_int) -> c_int {
+/// The number is about to be closed, by the system: its call reports the errors, and may be a point of cancellation.
+pub extern "C" fn uiw_sockets_closing(fd: c_int) {
     if is_vforked() {
-        return ORDINARY;
+        return;
     }
-    boundary::number(|| match table::get(fd) {
-        Some(Entry::Plain(plain)) if plain::enter_to_close(fd, &plain) => table::close(fd).map(|()| 0),
-        // The system's close reports its errors, and may be a point of cancellation.
-        Some(Entry::Plain(_)) | None => {
-            table::forget(fd);
-            Ok(ORDINARY)
+    boundary::value((), || {
+        if let Some(Entry::Plain(plain)) = table::present(fd) {
+            plain::enter_to_close(fd, &plain);
         }
-        Some(_) => table::close(fd).map(|()| 0),
-    })
+        table::forget(fd);
+        Ok(())
+    });
 }
 
 /// close_range(2) is about to close these.
@@ -260,7 +273,7 @@ pub unsafe extern "C" fn uiw_sockets_address(
     len: *mut socklen_t,
     of_peer: c_int,
 ) -> c_int {
-    boundary::number(|| match table::get(fd) {
+    boundary::number(|| match table::present(fd) {
         Some(Entry::Plain(_)) => {
             let real = sys::address_as_is(fd, of_peer != 0)?;
             // SAFETY: the caller's promise.
@@ -368,8 +381,8 @@ pub unsafe extern "C" fn uiw_sockets_epoll_ctl(
                     _ => return Ok(ORDINARY),
                 }
                 // The system's opinion of the set is that of a duplicate.
-                let set = Epoll::of_program(set_fd)?;
-                table::name(set_fd, Entry::Epoll(set.clone()));
+                let set = table::follow(set_fd, Epoll::of_program(set_fd)?);
+                set.wake_system();
                 set
             }
         };

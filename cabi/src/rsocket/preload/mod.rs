@@ -10,6 +10,7 @@
 //! fork gives to the child: listeners work in children, and an accepted connection becomes an rsocket in the process that uses it first.
 
 mod adopt;
+mod behind;
 mod bitmap;
 mod config;
 pub mod connections;
@@ -18,8 +19,10 @@ mod ioctl;
 mod plain;
 pub(crate) mod process;
 mod sendfile;
+pub(crate) mod waiting;
 
 use adopt::Adopted;
 pub(crate) use adopt::fall_back;
+pub(crate) use behind::{Behind, placeholder};
 pub(crate) use bitmap::BITMAP;
 pub(crate) use plain::Plain;

@@ -24,6 +24,6 @@ pub(super) fn forks() -> u32 {
 }
 
 /// Whether this is a child of vfork(2).
-pub(super) fn is_vforked() -> bool {
+pub(crate) fn is_vforked() -> bool {
     PROCESS.load(Ordering::Relaxed) != sys::process()
 }

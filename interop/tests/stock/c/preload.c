@@ -1,73 +1,25 @@
 /* Every call of TCP sockets that librspreload.so replaces, in a program of TCP alone. It passes on the kernel's TCP as well. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
+#include "tcp.h"
+
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 extern char **environ;
-
-#define CHECK(condition)                                                                    \
-	do {                                                                                    \
-		if (!(condition)) {                                                                 \
-			fprintf(stderr, "%s:%d: %s: %m\n", __FILE__, __LINE__, #condition);             \
-			exit(1);                                                                        \
-		}                                                                                   \
-	} while (0)
-#define FAILS(call, number) CHECK((call) == -1 && errno == (number))
-
-union address {
-	struct sockaddr any;
-	struct sockaddr_in v4;
-	struct sockaddr_in6 v6;
-};
-
-static int family = AF_INET;
-
-static socklen_t loopback(union address *at, int port)
-{
-	memset(at, 0, sizeof *at);
-	if (family == AF_INET6) {
-		at->v6.sin6_family = AF_INET6;
-		at->v6.sin6_addr = in6addr_loopback;
-		at->v6.sin6_port = port;
-		return sizeof at->v6;
-	}
-	at->v4.sin_family = AF_INET;
-	at->v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	at->v4.sin_port = port;
-	return sizeof at->v4;
-}
-
-static int listening(union address *at, socklen_t *len)
-{
-	int on = 1, fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	CHECK(fd >= 0);
-	*len = loopback(at, 0);
-	CHECK(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
-	CHECK(bind(fd, &at->any, *len) == 0);
-	CHECK(listen(fd, 16) == 0);
-	CHECK(getsockname(fd, &at->any, len) == 0);
-	return fd;
-}
 
 /* A connection: the end that connected and the end that accepted. */
 static void pair(int ends[2])
@@ -91,13 +43,6 @@ static void unpair(int ends[2])
 {
 	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0);
 	FAILS(close(ends[0]), EBADF);
-}
-
-static void crosses(int from, int to)
-{
-	char got[6];
-	CHECK(send(from, "cross", 6, MSG_NOSIGNAL) == 6);
-	CHECK(recv(to, got, sizeof got, MSG_WAITALL) == 6 && memcmp(got, "cross", 6) == 0);
 }
 
 static void ends_with(int fd)
@@ -175,6 +120,9 @@ static void flags_and_options(void)
 	CHECK(setsockopt(ends[1], SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0);
 	CHECK(read(ends[1], (char[8]){0}, 8) == 4);
 	FAILS(read(ends[1], &byte, 1), EAGAIN);
+	/* A read into no room waits for nothing. */
+	struct iovec none[2] = {{&byte, 0}, {&byte, 0}};
+	CHECK(read(ends[1], &byte, 0) == 0 && readv(ends[1], none, 2) == 0 && readv(ends[1], none, 0) == 0);
 	unpair(ends);
 }
 
@@ -451,6 +399,65 @@ static void closes_many(void)
 	CHECK(close(one[1]) == 0 && close(two[1]) == 0);
 }
 
+/* A file with the number of a socket that was closed. */
+static int file_at(int number)
+{
+	int file = memfd_create("file", 0), found;
+	CHECK(file >= 0 && file <= number);
+	if (file == number)
+		return file;
+	found = file_at(number);
+	CHECK(close(file) == 0);
+	return found;
+}
+
+static void is_ordinary(int file)
+{
+	char got[8];
+	CHECK(write(file, "private", 7) == 7 && lseek(file, 0, SEEK_SET) == 0);
+	CHECK(read(file, got, sizeof got) == 7 && memcmp(got, "private", 7) == 0);
+}
+
+/* Sockets that are closed by calls within the C library, and by system calls. */
+static void closes_unseen(void)
+{
+	int ends[2], file;
+	union address at, name;
+	socklen_t len;
+	FILE *stream;
+	pair(ends);
+	crosses(ends[0], ends[1]);
+	CHECK((stream = fdopen(ends[0], "r+")) && fclose(stream) == 0);
+	/* At once, and not only when the number is used again. */
+	ends_with(ends[1]);
+	CHECK((file = file_at(ends[0])) >= 0);
+	is_ordinary(file);
+	CHECK(close(file) == 0 && close(ends[1]) == 0);
+	pair(ends);
+	crosses(ends[0], ends[1]);
+	CHECK((stream = fdopen(ends[0], "r+")) && (stream = freopen("/dev/zero", "r", stream)) && fgetc(stream) == 0);
+	ends_with(ends[1]);
+	CHECK(read(fileno(stream), &(char){1}, 1) == 1 && fclose(stream) == 0 && close(ends[1]) == 0);
+
+	pair(ends);
+	crosses(ends[0], ends[1]);
+	CHECK(syscall(SYS_close, ends[0]) == 0 && (file = file_at(ends[0])) >= 0);
+	is_ordinary(file);
+	ends_with(ends[1]);
+	CHECK(close(file) == 0 && close(ends[1]) == 0);
+	/* Before it was used. */
+	pair(ends);
+	CHECK(syscall(SYS_close, ends[1]) == 0 && (file = file_at(ends[1])) >= 0);
+	is_ordinary(file);
+	CHECK(close(file) == 0 && close(ends[0]) == 0);
+	/* Before it had an address. */
+	int old = socket(family, SOCK_STREAM, 0), fd;
+	CHECK(syscall(SYS_close, old) == 0 && (fd = socket(family, SOCK_DGRAM, 0)) == old);
+	len = loopback(&at, htons(9));
+	CHECK(connect(fd, &at.any, len) == 0 && syscall(SYS_getpeername, fd, &name, &len) == 0 && memcmp(&at, &name, len) == 0);
+	CHECK(close(fd) == 0);
+}
+
 /* A child takes a connection that was accepted before; one that was used stays the parent's. */
 static void forks(void)
 {
@@ -570,6 +577,7 @@ int main(int argc, char **argv)
 	sends_early();
 	files();
 	closes_many();
+	closes_unseen();
 	forks();
 	signals_come();
 	cancels();

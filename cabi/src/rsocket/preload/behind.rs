@@ -1,0 +1,75 @@
+//! Which socket of the system is behind a number.
+//!
+//! A program may close a number by a call that is not seen here: a system call of its own, or one of the C library's that closes within. The
+//! system gives the number to the next file, whose bytes would be the rsocket's. So before a number is used, the socket behind it is compared by
+//! its cookie: a system call for each call on a socket, a tenth of a microsecond.
+
+use crate::boundary::Result;
+use crate::fork::{ForkSafe, Forked};
+use crate::rsocket::sys;
+use std::num::NonZeroU64;
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+
+/// The sockets of the system that a number may have.
+#[derive(Clone, Copy)]
+pub(crate) struct Behind {
+    /// The program's own.
+    own: NonZeroU64,
+    /// What is there in its place, once it is an rsocket.
+    placeholder: Option<NonZeroU64>,
+}
+
+impl Behind {
+    /// The socket that is there. None where the system does not distinguish sockets.
+    pub(super) fn of(fd: RawFd) -> Option<Self> {
+        Some(Self { own: sys::cookie(fd)?, placeholder: None })
+    }
+
+    pub(super) fn or(self, placeholder: Option<&Placeholder>) -> Self {
+        Self { placeholder: placeholder.and_then(|placeholder| placeholder.cookie), ..self }
+    }
+
+    /// Whether one of them is behind the number.
+    pub(crate) fn is_at(&self, fd: RawFd) -> bool {
+        sys::cookie(fd).is_some_and(|cookie| cookie == self.own || Some(cookie) == self.placeholder)
+    }
+}
+
+/// What the numbers of rsockets stand for where a call of the system's own looks: a socket that reads as closed.
+#[derive(Clone, Copy)]
+pub(crate) struct Placeholder {
+    pub(crate) fd: RawFd,
+    cookie: Option<NonZeroU64>,
+}
+
+struct Known(Option<Placeholder>);
+
+impl Forked for Known {
+    const NEW: Self = Self(None);
+
+    /// A child has the same descriptors.
+    fn in_child(&mut self) {}
+}
+
+static PLACEHOLDER: ForkSafe<Known> = ForkSafe::new();
+
+/// The process's. Its first socket makes it, so that it is there when no descriptor is left.
+///
+/// # Errors
+/// EMFILE
+pub(crate) fn placeholder() -> Result<Placeholder> {
+    // A program may close every number that it has not made, and the number is another file's then.
+    let is_there = |known: &Placeholder| known.cookie.is_none() || sys::cookie(known.fd) == known.cookie;
+    let before = PLACEHOLDER.read().0;
+    if let Some(known) = before.filter(is_there) {
+        return Ok(known);
+    }
+    let made = sys::duplicate(sys::closed_socket()?.as_raw_fd())?;
+    let cookie = sys::cookie(made.as_raw_fd());
+    let mut known = PLACEHOLDER.write();
+    match known.0 {
+        // Another thread was faster.
+        Some(other) if before.is_none_or(|before| before.cookie != other.cookie) => Ok(other),
+        _ => Ok(*known.0.insert(Placeholder { fd: made.into_raw_fd(), cookie })),
+    }
+}

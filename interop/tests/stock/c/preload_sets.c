@@ -1,0 +1,267 @@
+/* Epoll sets that several threads use at once, in a program of TCP alone. It passes on the kernel's TCP as well. */
+#define _GNU_SOURCE
+#include "tcp.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+
+static void pair(int listener, const union address *at, socklen_t len, int ends[2])
+{
+	ends[0] = socket(family, SOCK_STREAM, 0);
+	CHECK(ends[0] >= 0 && connect(ends[0], &at->any, len) == 0);
+	ends[1] = accept(listener, NULL, NULL);
+	CHECK(ends[1] >= 0);
+	/* Before the first use an accepted connection is the kernel's. */
+	crosses(ends[0], ends[1]);
+}
+
+static int set_of_first, first;
+/* How many of the two threads have come to a point, which none leaves before the other has come. */
+static atomic_int arrived;
+
+static void meet(int *met)
+{
+	*met += 2;
+	atomic_fetch_add(&arrived, 1);
+	while (atomic_load(&arrived) < *met)
+		;
+}
+
+static void *adds(void *unused)
+{
+	int met = 0;
+	struct epoll_event event = {.events = EPOLLIN};
+	for (;;) {
+		meet(&met);
+		if (set_of_first < 0)
+			return unused;
+		CHECK(epoll_ctl(set_of_first, EPOLL_CTL_ADD, first, &event) == 0);
+		meet(&met);
+	}
+}
+
+/* Two threads add the first two members of a set at once: both are in it. */
+static void first_members(int rounds)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), ends[2], met = 0;
+	struct epoll_event event = {.events = EPOLLIN};
+	pthread_t thread;
+	pair(listener, &at, len, ends);
+	first = ends[1];
+	CHECK(pthread_create(&thread, NULL, adds, NULL) == 0);
+	for (int round = 0; round < rounds; round++) {
+		set_of_first = epoll_create1(EPOLL_CLOEXEC);
+		meet(&met);
+		CHECK(epoll_ctl(set_of_first, EPOLL_CTL_ADD, ends[0], &event) == 0);
+		meet(&met);
+		CHECK(epoll_ctl(set_of_first, EPOLL_CTL_MOD, ends[0], &event) == 0);
+		CHECK(epoll_ctl(set_of_first, EPOLL_CTL_MOD, ends[1], &event) == 0);
+		CHECK(close(set_of_first) == 0);
+	}
+	set_of_first = -1;
+	meet(&met);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && close(listener) == 0);
+}
+
+/* Accepts one connection after the other, and sends a byte on each. */
+static void *greets(void *listener)
+{
+	for (;;) {
+		char byte;
+		int fd = accept((int)(intptr_t)listener, NULL, NULL);
+		if (fd < 0)
+			return NULL;
+		CHECK(write(fd, "x", 1) == 1);
+		while (read(fd, &byte, 1) > 0) {
+		}
+		close(fd);
+	}
+}
+
+static int shared_set;
+static atomic_uint greeted;
+
+static void *waits(void *unused)
+{
+	for (;;) {
+		struct epoll_event events[8];
+		int found = epoll_wait(shared_set, events, 8, -1);
+		CHECK(found > 0);
+		for (int i = 0; i < found; i++) {
+			if (events[i].data.u32 == 0)
+				return unused;
+			/* One that is not connected is hung up. */
+			if (events[i].events & EPOLLIN && !(events[i].events & EPOLLHUP))
+				atomic_store(&greeted, events[i].data.u32);
+		}
+	}
+}
+
+/* Members begin to connect while threads wait for the set. */
+static void members_connect(unsigned rounds)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), over[2];
+	struct epoll_event event = {.events = EPOLLIN};
+	pthread_t server, waiting[2];
+	shared_set = epoll_create1(EPOLL_CLOEXEC);
+	CHECK(pipe(over) == 0 && epoll_ctl(shared_set, EPOLL_CTL_ADD, over[0], &event) == 0);
+	CHECK(pthread_create(&server, NULL, greets, (void *)(intptr_t)listener) == 0);
+	for (unsigned round = 1; round <= rounds; round++) {
+		int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0), waited = 0;
+		event = (struct epoll_event){.events = EPOLLIN | EPOLLET, .data.u32 = round};
+		CHECK(epoll_ctl(shared_set, EPOLL_CTL_ADD, fd, &event) == 0);
+		for (int i = 0; round == 1 && i < 2; i++)
+			CHECK(pthread_create(&waiting[i], NULL, waits, NULL) == 0);
+		usleep(1000);
+		CHECK(connect(fd, &at.any, len) == 0 || errno == EINPROGRESS);
+		/* It comes at once, or never. */
+		while (atomic_load(&greeted) != round) {
+			CHECK(waited++ < 20000);
+			usleep(1000);
+		}
+		CHECK(epoll_ctl(shared_set, EPOLL_CTL_DEL, fd, NULL) == 0 && close(fd) == 0);
+	}
+	CHECK(write(over[1], "x", 1) == 1);
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_join(waiting[i], NULL) == 0);
+	CHECK(shutdown(listener, SHUT_RD) == 0 && pthread_join(server, NULL) == 0 && close(listener) == 0);
+	CHECK(close(shared_set) == 0 && close(over[0]) == 0 && close(over[1]) == 0);
+}
+
+enum { WAITING = 4 };
+
+struct waits_for_one {
+	int set, how;
+	struct epoll_event event;
+};
+
+static void *waits_for_one(void *argument)
+{
+	struct waits_for_one *wait = argument;
+	struct timespec minute = {.tv_sec = 60};
+	int found = -1;
+	errno = ENOSYS;
+	if (wait->how == 0)
+		found = epoll_wait(wait->set, &wait->event, 1, -1);
+	if (wait->how == 1)
+		found = epoll_pwait(wait->set, &wait->event, 1, 60000, NULL);
+	if (wait->how == 2)
+		found = epoll_pwait2(wait->set, &wait->event, 1, &minute, NULL);
+	if (found < 0 && errno == ENOSYS)
+		found = epoll_wait(wait->set, &wait->event, 1, 60000);
+	CHECK(found == 1);
+	return NULL;
+}
+
+/* Threads wait for a set; then sockets that are connected enter it. Each thread has one of the events, and nothing else comes. */
+static void sockets_enter(void)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), ends[WAITING][2], ordinary[2], set = epoll_create1(EPOLL_CLOEXEC), count, seen = 0;
+	struct epoll_event event = {.events = EPOLLIN, .data.u32 = 99}, events[WAITING + 2];
+	struct waits_for_one waiting[WAITING];
+	pthread_t threads[WAITING];
+	CHECK(pipe(ordinary) == 0 && epoll_ctl(set, EPOLL_CTL_ADD, ordinary[0], &event) == 0);
+	for (int i = 0; i < WAITING; i++)
+		pair(listener, &at, len, ends[i]);
+	for (int i = 0; i < WAITING; i++) {
+		waiting[i] = (struct waits_for_one){.set = set, .how = i};
+		CHECK(pthread_create(&threads[i], NULL, waits_for_one, &waiting[i]) == 0);
+	}
+	/* Most are in their wait by now. */
+	usleep(20000);
+	for (int i = 0; i < WAITING; i++) {
+		event = (struct epoll_event){.events = EPOLLIN | EPOLLONESHOT, .data.u32 = i};
+		CHECK(epoll_ctl(set, EPOLL_CTL_ADD, ends[i][1], &event) == 0);
+		usleep(1000);
+		CHECK(write(ends[i][0], "x", 1) == 1);
+	}
+	for (int i = 0; i < WAITING; i++) {
+		CHECK(pthread_join(threads[i], NULL) == 0 && waiting[i].event.events == EPOLLIN);
+		CHECK(waiting[i].event.data.u32 < WAITING && !(seen & 1 << waiting[i].event.data.u32));
+		seen |= 1 << waiting[i].event.data.u32;
+	}
+	/* Nothing is left in the set but what the program has put there. */
+	CHECK(epoll_wait(set, events, WAITING + 2, 5) == 0);
+	CHECK(poll(&(struct pollfd){.fd = set, .events = POLLIN}, 1, 5) == 0);
+	CHECK(write(ordinary[1], "x", 1) == 1);
+	CHECK((count = epoll_wait(set, events, WAITING + 2, -1)) == 1 && events[0].data.u32 == 99);
+	for (int i = 0; i < WAITING; i++)
+		CHECK(close(ends[i][0]) == 0 && close(ends[i][1]) == 0);
+	CHECK(close(listener) == 0 && close(set) == 0 && close(ordinary[0]) == 0 && close(ordinary[1]) == 0);
+}
+
+static void *waits_in_vain(void *set)
+{
+	struct epoll_event event;
+	CHECK(epoll_wait((int)(intptr_t)set, &event, 1, 300) == 0);
+	return NULL;
+}
+
+/* The time of a wait is the same, though a socket enters the set meanwhile. */
+static void times_out(void)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), ends[2], set = epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = {.events = EPOLLIN};
+	pthread_t thread;
+	pair(listener, &at, len, ends);
+	CHECK(pthread_create(&thread, NULL, waits_in_vain, (void *)(intptr_t)set) == 0);
+	usleep(20000);
+	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && close(listener) == 0 && close(set) == 0);
+}
+
+static void *waits_for_ever(void *set)
+{
+	struct epoll_event event;
+	epoll_wait((int)(intptr_t)set, &event, 1, -1);
+	return NULL;
+}
+
+/* A thread is cancelled in its wait, and a socket enters the set after that. */
+static void cancels(void)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), ends[2], ordinary[2], set = epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u32 = 1};
+	pthread_t thread;
+	void *result;
+	CHECK(pipe(ordinary) == 0 && epoll_ctl(set, EPOLL_CTL_ADD, ordinary[0], &event) == 0);
+	pair(listener, &at, len, ends);
+	CHECK(pthread_create(&thread, NULL, waits_for_ever, (void *)(intptr_t)set) == 0);
+	usleep(1000);
+	CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+	event.data.u32 = 2;
+	CHECK(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0);
+	CHECK(epoll_wait(set, &event, 1, 20) == 0);
+	CHECK(write(ordinary[1], "x", 1) == 1 && epoll_wait(set, &event, 1, -1) == 1 && event.data.u32 == 1);
+	CHECK(write(ends[1], "x", 1) == 1 && epoll_wait(set, &event, 1, -1) == 1 && event.data.u32 == 2);
+	CHECK(epoll_wait(set, &event, 1, 0) == 0);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && close(listener) == 0 && close(set) == 0);
+	CHECK(close(ordinary[0]) == 0 && close(ordinary[1]) == 0);
+}
+
+int main(void)
+{
+	cancels();
+	for (int i = 0; i < 20; i++)
+		sockets_enter();
+	times_out();
+	members_connect(100);
+	first_members(3000);
+	puts("sets are as they should be");
+	return 0;
+}
