@@ -255,6 +255,16 @@ fn a_stripe_with_requests_is_not_drained() {
     end.drained(0, ms(1));
 }
 
+/// The program may report it of a stripe that ended for another reason meanwhile.
+#[test]
+fn only_a_dead_stripe_is_drained() {
+    let mut end = initiator(1);
+    end.drained(0, ms(1));
+    assert_eq!(end.poll_action(ms(100)), None);
+    end.post(IDEMPOTENT, 1).unwrap();
+    assert_eq!(starts(&mut end), [(0, 1)]);
+}
+
 #[test]
 fn offers_that_do_not_fit_are_rejected() {
     let mut end = acceptor(2);
@@ -353,6 +363,12 @@ fn messages_come_on_stripe_0_in_order() {
     let expected = Violation::Number { given: 1, expected: 2 };
     assert_eq!(end.received(0, &message(1), ms(1)), Err(expected));
     assert_eq!(end.ended(), Some(End::Violation(expected)));
+    let mut end = acceptor(2);
+    assert_eq!(
+        end.received(0, &message(2), ms(1)),
+        Err(Violation::Number { given: 2, expected: 1 }),
+        "one is missing"
+    );
     let mut end = acceptor(2);
     let expected = Violation::Stripe { number: 1, index: 1 };
     assert_eq!(end.received(1, &message(1), ms(1)), Err(expected));
