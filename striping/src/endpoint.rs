@@ -6,6 +6,7 @@ use crate::stripes::{JoinFailure, Phase, Stripe};
 use crate::wire::{Header, Kind, Reason};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::fmt;
 use core::time::Duration;
 
 /// Which end it is.
@@ -108,6 +109,20 @@ pub enum End {
     Local,
 }
 
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("closed in order"),
+            Self::Request => f.write_str("a request failed"),
+            Self::TimedOut => f.write_str("a stripe was lost and could not be replaced in time"),
+            Self::Aborted => f.write_str("the peer has ended the connection"),
+            Self::Rejected(reason) => reason.fmt(f),
+            Self::Violation(violation) => write!(f, "the peer broke a rule: {violation}"),
+            Self::Local => f.write_str("ended by this end"),
+        }
+    }
+}
+
 /// What a Send of the peer was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
@@ -115,6 +130,13 @@ pub enum Received {
     Message,
     /// Nothing for the program.
     Control,
+    /// The peer's end of a stripe is dead: for [`Endpoint::peer_died`].
+    Dead {
+        /// The stripe.
+        index: u8,
+        /// Its generation.
+        generation: u32,
+    },
 }
 
 /// What happened to stripes and requests so far.
@@ -412,11 +434,11 @@ impl<E> Endpoint<E> {
     ///
     /// # Errors
     /// [`Violation`]; the connection has ended then.
-    pub fn received(&mut self, index: u8, header: &Header, now: Duration) -> Result<Received, Violation> {
-        self.take(index, header, now).inspect_err(|violation| self.end(End::Violation(*violation)))
+    pub fn received(&mut self, index: u8, header: &Header) -> Result<Received, Violation> {
+        self.take(index, header).inspect_err(|violation| self.end(End::Violation(*violation)))
     }
 
-    fn take(&mut self, index: u8, header: &Header, now: Duration) -> Result<Received, Violation> {
+    fn take(&mut self, index: u8, header: &Header) -> Result<Received, Violation> {
         let number = header.number;
         match header.kind {
             Kind::Abort => {
@@ -424,11 +446,8 @@ impl<E> Endpoint<E> {
                 return Ok(Received::Control);
             }
             Kind::Dead { index, generation } => {
-                let stripe = self.stripe(index).ok_or(Violation::Index { index })?;
-                if stripe.generation == generation && stripe.phase == Phase::Up {
-                    self.kill(index, now);
-                }
-                return Ok(Received::Control);
+                self.stripe(index).ok_or(Violation::Index { index })?;
+                return Ok(Received::Dead { index, generation });
             }
             Kind::Closed if self.may_be_closed() => {
                 self.requests.prove();
@@ -456,6 +475,14 @@ impl<E> Endpoint<E> {
         self.close();
         self.end_if_closed();
         Ok(Received::Control)
+    }
+
+    /// The peer has reported ([`Received::Dead`]) that its end of a stripe is dead.
+    pub fn peer_died(&mut self, index: u8, generation: u32, now: Duration) {
+        let is_that_one = |stripe: &mut Stripe| stripe.generation == generation && stripe.phase == Phase::Up;
+        if self.end.is_none() && self.stripe(index).is_some_and(is_that_one) {
+            self.kill(index, now);
+        }
     }
 
     /// Whether the peer sends no message any more.
@@ -523,6 +550,12 @@ impl<E> Endpoint<E> {
     }
 
     // ---- time ------------------------------------------------------------------------------------------------
+
+    /// Whether every stripe is up: nothing depends on the time then.
+    #[must_use]
+    pub fn all_up(&self) -> bool {
+        self.stripes.iter().all(|stripe| stripe.phase == Phase::Up)
+    }
 
     /// When [`Endpoint::handle_timeout`] is due.
     #[must_use]

@@ -237,7 +237,7 @@ fn an_offer_waits_until_the_old_queue_pair_is_drained() {
     assert_eq!(end.poll_action(ms(1)), Some(Action::Kill { index: 0 }));
     assert_eq!(end.poll_action(ms(1)), None);
     // A message that came before the queue pair was in the error state counts.
-    assert_eq!(end.received(0, &message(1), ms(2)), Ok(Received::Message));
+    assert_eq!(end.received(0, &message(1)), Ok(Received::Message));
     end.finished(0, 1, Finish::Unknown);
     end.drained(0, ms(2));
     assert_eq!(end.poll_action(ms(2)), Some(Action::Accept { index: 0, generation: 1, delivered: 1 }));
@@ -350,28 +350,30 @@ fn a_dead_stripe_is_reported_to_the_initiator() {
     assert_eq!(end.poll_action(ms(1)), Some(Action::Report { on: 1, index: 0, generation: 0 }));
     let mut peer = initiator(3);
     let report = |generation| Header { kind: Kind::Dead { index: 0, generation }, number: 0 };
-    assert_eq!(peer.received(1, &report(1), ms(2)), Ok(Received::Control));
+    assert_eq!(peer.received(1, &report(1)), Ok(Received::Dead { index: 0, generation: 1 }));
+    peer.peer_died(0, 1, ms(2));
     assert_eq!(peer.poll_action(ms(2)), None, "of another generation");
-    assert_eq!(peer.received(1, &report(0), ms(2)), Ok(Received::Control));
+    assert_eq!(peer.received(1, &report(0)), Ok(Received::Dead { index: 0, generation: 0 }));
+    peer.peer_died(0, 0, ms(2));
     assert_eq!(peer.poll_action(ms(2)), Some(Action::Kill { index: 0 }));
 }
 
 #[test]
 fn messages_come_on_stripe_0_in_order() {
     let mut end = acceptor(2);
-    assert_eq!(end.received(0, &message(1), ms(1)), Ok(Received::Message));
+    assert_eq!(end.received(0, &message(1)), Ok(Received::Message));
     let expected = Violation::Number { given: 1, expected: 2 };
-    assert_eq!(end.received(0, &message(1), ms(1)), Err(expected));
+    assert_eq!(end.received(0, &message(1)), Err(expected));
     assert_eq!(end.ended(), Some(End::Violation(expected)));
     let mut end = acceptor(2);
     assert_eq!(
-        end.received(0, &message(2), ms(1)),
+        end.received(0, &message(2)),
         Err(Violation::Number { given: 2, expected: 1 }),
         "one is missing"
     );
     let mut end = acceptor(2);
     let expected = Violation::Stripe { number: 1, index: 1 };
-    assert_eq!(end.received(1, &message(1), ms(1)), Err(expected));
+    assert_eq!(end.received(1, &message(1)), Err(expected));
 }
 
 #[test]
@@ -386,7 +388,7 @@ fn both_ends_close() {
     outcomes(&mut end);
     assert_eq!(end.ended(), None, "the peer has not closed");
     let close = Header { kind: Kind::Close, number: 1 };
-    assert_eq!(end.received(0, &close, ms(1)), Ok(Received::Control));
+    assert_eq!(end.received(0, &close), Ok(Received::Control));
     assert_eq!(end.ended(), Some(End::Closed));
     assert_eq!(end.poll_action(ms(1)), Some(Action::Confirm { on: 0 }));
     assert_eq!(end.poll_action(ms(1)), Some(Action::Disconnect { index: 1 }));
@@ -401,9 +403,9 @@ fn the_close_of_the_peer_is_answered() {
     let mut end = acceptor(1);
     end.post(Op::Message, 1).unwrap();
     let close = Header { kind: Kind::Close, number: 1 };
-    end.received(0, &close, ms(1)).unwrap();
+    end.received(0, &close).unwrap();
     assert_eq!(end.close_number(), Some(2));
-    assert_eq!(end.received(0, &message(2), ms(1)), Err(Violation::BehindClose { number: 2 }));
+    assert_eq!(end.received(0, &message(2)), Err(Violation::BehindClose { number: 2 }));
 }
 
 #[test]
@@ -411,12 +413,12 @@ fn that_the_peer_is_over_proves_that_it_has_everything() {
     for by_message in [false, true] {
         let mut end = initiator(1);
         end.post(ONCE, 1).unwrap();
-        end.received(0, &Header { kind: Kind::Close, number: 1 }, ms(1)).unwrap();
+        end.received(0, &Header { kind: Kind::Close, number: 1 }).unwrap();
         starts(&mut end);
         die(&mut end, 0, &[1, 2], ms(1));
         end.poll_action(ms(100)).unwrap();
         if by_message {
-            end.received(0, &Header { kind: Kind::Closed, number: 0 }, ms(1)).unwrap();
+            end.received(0, &Header { kind: Kind::Closed, number: 0 }).unwrap();
         } else {
             end.join_failed(0, JoinFailure::Rejected(Reason::Closed), ms(101));
         }
@@ -424,7 +426,7 @@ fn that_the_peer_is_over_proves_that_it_has_everything() {
         assert_eq!(outcomes(&mut end), [Outcome::Placed, Outcome::Placed]);
     }
     let mut end = initiator(1);
-    assert_eq!(end.received(0, &Header { kind: Kind::Closed, number: 0 }, ms(1)), Err(Violation::Closed));
+    assert_eq!(end.received(0, &Header { kind: Kind::Closed, number: 0 }), Err(Violation::Closed));
 }
 
 #[test]

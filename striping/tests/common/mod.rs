@@ -256,9 +256,15 @@ impl World {
                     assert_eq!(responder.placed.insert(number, 1), None, "delivered twice");
                     responder.last_message = number;
                 }
-                let received = self.ends[to].endpoint.received(index, &header, self.now);
-                let is_program = header.kind == Kind::Send;
-                assert_eq!(received, Ok(if is_program { Received::Message } else { Received::Control }));
+                let endpoint = &mut self.ends[to].endpoint;
+                match endpoint.received(index, &header) {
+                    Ok(Received::Message) => assert_eq!(header.kind, Kind::Send),
+                    Ok(Received::Control) => {}
+                    Ok(Received::Dead { index, generation }) => {
+                        endpoint.peer_died(index, generation, self.now)
+                    }
+                    Err(violation) => panic!("{violation}"),
+                }
                 number
             }
             Item::Proof(number) => {
