@@ -197,6 +197,12 @@ impl<E> Endpoint<E> {
         0..self.stripes.len() as u8
     }
 
+    /// How many stripes it has.
+    #[must_use]
+    pub fn stripes(&self) -> u8 {
+        self.stripes.len() as u8
+    }
+
     fn is_up(&self, index: u8) -> bool {
         self.stripes.get(usize::from(index)).is_some_and(|stripe| stripe.phase == Phase::Up)
     }

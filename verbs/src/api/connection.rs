@@ -80,6 +80,14 @@ impl Half {
         &self.dispatcher.channel
     }
 
+    /// Begins to connect to `peer`.
+    pub(super) fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+        let half = Self::new(pd, settings)?;
+        let options = Arc::new(settings.options.clone());
+        cm::connect(half.qp(), None, peer, &options, &settings.private_data, half.channel())?;
+        Ok(half)
+    }
+
     /// Waits until the connection stands.
     pub(super) async fn established(self) -> Result<Connection> {
         let abandon = Abandon(Some(&self.dispatcher));
@@ -120,10 +128,7 @@ impl Connection {
     /// [`Error::Refused`], [`Error::Rejected`], [`Error::TimedOut`], [`Error::PeerStartup`] and the like: each is one line
     /// that names the end at fault. [`Error::Startup`] for illegal settings.
     pub async fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
-        let half = Half::new(pd, settings)?;
-        let options = Arc::new(settings.options.clone());
-        cm::connect(half.qp(), None, peer, &options, &settings.private_data, half.channel())?;
-        half.established().await
+        Half::connect(pd, peer, settings)?.established().await
     }
 
     /// Sends the buffer as one message.
@@ -300,13 +305,23 @@ impl Connection {
         kept: T,
     ) -> (std::result::Result<Wc, WcError>, T) {
         let request = Request { op, sges: Vec::new(), flags: SendFlags::empty() };
-        let ticket = self.dispatcher.submit(request, Box::new(kept));
-        let waiting = Waiting { dispatcher: &self.dispatcher, ticket, over: false };
-        let (result, kept) = waiting.await;
+        let (result, kept) = self.post(request, Box::new(kept)).await;
         match kept.downcast::<T>() {
             Ok(kept) => (result, *kept),
             Err(_) => unreachable!("the ticket was made with a T"),
         }
+    }
+
+    /// Posts a request whose elements lie in `buffer`, which comes back with its outcome.
+    pub(super) fn post(&self, request: Request, buffer: AnyBuffer) -> Posted {
+        let dispatcher = Arc::clone(&self.dispatcher);
+        Posted { ticket: dispatcher.submit(request, buffer), dispatcher, over: false }
+    }
+
+    /// The oldest message; an error when none will come, as the receives were flushed.
+    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<std::result::Result<Message, WcError>> {
+        let received = ready!(self.dispatcher.poll_message(cx))?;
+        Poll::Ready(Ok(Message::new(Arc::clone(&self.dispatcher), received)))
     }
 
     fn start<B: IoBuf>(&self, op: SendOp, buffer: Mr<B>) -> Op<B> {
@@ -349,14 +364,14 @@ fn is_flush(error: &WcError) -> bool {
     matches!(error, WcError::Completed { status: WcStatus::Flushed, reason: None, .. })
 }
 
-/// A request of the engine's own that a future waits for.
-struct Waiting<'a> {
-    dispatcher: &'a Arc<Handle>,
+/// A request of the engine's own that a future waits for. Dropping it detaches the request.
+pub(super) struct Posted {
+    dispatcher: Arc<Handle>,
     ticket: u64,
     over: bool,
 }
 
-impl Future for Waiting<'_> {
+impl Future for Posted {
     type Output = OpDone;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpDone> {
@@ -366,7 +381,7 @@ impl Future for Waiting<'_> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Posted {
     fn drop(&mut self) {
         if !self.over {
             self.dispatcher.detach(self.ticket);
