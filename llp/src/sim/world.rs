@@ -1,6 +1,7 @@
 //! Everything behind the lock of a network: the clock, what travels, and how connections begin and end.
 
 mod datagrams;
+mod single;
 mod transfer;
 
 use std::{
