@@ -99,11 +99,22 @@ impl Simulation {
     /// # Panics
     /// When they are not over after [`TIMEOUT`] of virtual time.
     pub(crate) fn run<A: Future, B: Future>(&self, a: A, b: B) -> (A::Output, B::Output) {
+        self.run_with(a, b, |_| {})
+    }
+
+    /// As [`Simulation::run`]; calls `each` before each round, with its number.
+    pub(crate) fn run_with<A: Future, B: Future>(
+        &self,
+        a: A,
+        b: B,
+        mut each: impl FnMut(u64),
+    ) -> (A::Output, B::Output) {
         let (mut a, mut b) = (pin!(a), pin!(b));
         let (mut done_a, mut done_b) = (None, None);
         let start = self.now();
         let mut idle = 0;
-        loop {
+        for round in 0.. {
+            each(round);
             let before = done_a.is_some() || done_b.is_some();
             poll_once(a.as_mut(), &mut done_a);
             poll_once(b.as_mut(), &mut done_b);
