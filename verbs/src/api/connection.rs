@@ -239,14 +239,19 @@ impl Connection {
         &self,
         cx: &mut Context<'_>,
     ) -> Poll<std::result::Result<Option<Message>, WcError>> {
-        match ready!(self.dispatcher.poll_message(cx)) {
-            Ok(received) => Poll::Ready(Ok(Some(Message::new(Arc::clone(&self.dispatcher), received)))),
-            // The receives were flushed because the connection has ended: its end says how.
-            Err(error) if is_flush(&error) => {
-                let ending = ready!(self.dispatcher.poll_ended(cx));
-                Poll::Ready(if ending.orderly { Ok(None) } else { Err(error) })
+        if let Poll::Ready(Some(message)) = self.poll_message(cx) {
+            return Poll::Ready(Ok(Some(message)));
+        }
+        let ending = ready!(self.dispatcher.poll_ended(cx));
+        let (status, reason, peer) = (WcStatus::Flushed, ending.reason, self.dispatcher.peer());
+        match self.dispatcher.poll_message(cx) {
+            Poll::Ready(Ok(received)) => {
+                Poll::Ready(Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))))
             }
-            Err(error) => Poll::Ready(Err(error)),
+            Poll::Ready(Err(error)) if !is_flush(&error) => Poll::Ready(Err(error)),
+            // Either the receives were flushed because the connection has ended, or none was posted, as the program has all messages.
+            _ if ending.orderly => Poll::Ready(Ok(None)),
+            _ => Poll::Ready(Err(WcError::Completed { status, reason, peer })),
         }
     }
 
@@ -318,10 +323,19 @@ impl Connection {
         Posted { ticket: dispatcher.submit(request, buffer), dispatcher, over: false }
     }
 
-    /// The oldest message; an error when none will come, as the receives were flushed.
-    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<std::result::Result<Message, WcError>> {
-        let received = ready!(self.dispatcher.poll_message(cx))?;
-        Poll::Ready(Ok(Message::new(Arc::clone(&self.dispatcher), received)))
+    /// The oldest message; `None` when the connection has ended, and none will come.
+    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Message>> {
+        let next = |cx: &mut Context<'_>| match self.dispatcher.poll_message(cx) {
+            Poll::Ready(Ok(received)) => Some(Message::new(Arc::clone(&self.dispatcher), received)),
+            Poll::Ready(Err(_)) | Poll::Pending => None,
+        };
+        if let Some(message) = next(cx) {
+            return Poll::Ready(Some(message));
+        }
+        // The receives need not have been flushed: none is posted while the program has all messages.
+        ready!(self.dispatcher.poll_ended(cx));
+        // The last ones were reported before the end.
+        Poll::Ready(next(cx))
     }
 
     fn start<B: IoBuf>(&self, op: SendOp, buffer: Mr<B>) -> Op<B> {

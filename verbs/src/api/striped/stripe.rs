@@ -107,8 +107,8 @@ impl Stripe {
         };
         if !self.is_closed {
             match connection.poll_message(cx) {
-                Poll::Ready(Ok(message)) => return Poll::Ready(Event::Message(message)),
-                Poll::Ready(Err(_)) => {
+                Poll::Ready(Some(message)) => return Poll::Ready(Event::Message(message)),
+                Poll::Ready(None) => {
                     self.is_closed = true;
                     return Poll::Ready(Event::Died);
                 }
