@@ -375,6 +375,9 @@ fn one_end_is_reset_and_the_other_gets_what_was_sent_before() {
     pair.network.advance(MS);
     assert_eq!(recv(&mut *pair.server, 9).unwrap(), b"late");
     assert_eq!(kind(recv(&mut *pair.server, 9)), ErrorKind::WouldBlock, "it is not notified");
+    pair.client.abort();
+    pair.network.advance(10 * MS);
+    assert_eq!(kind(recv(&mut *pair.server, 9)), ErrorKind::WouldBlock, "nor by the end itself");
     // TCP answers what it sends by a reset, once the end is closed.
     drop(pair.client);
     send(&mut *pair.server, b"answer").unwrap();

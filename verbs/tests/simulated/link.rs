@@ -19,6 +19,9 @@ pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Virtual time after which a conversation counts as stuck.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Rounds of a device in which it polls its stack once.
+const POLL_STACK_EVERY: u32 = 32;
+
 /// What is between the two.
 enum Medium {
     /// Streams of bytes.
@@ -84,11 +87,31 @@ impl Simulation {
         }
     }
 
+    /// Moves the clock to what is due next: on the network, or a timer of a device before that.
+    fn step(&self, network: &Network) -> bool {
+        let now = network.now();
+        let timer = [&self.client, &self.server].iter().filter_map(|device| device.deadline()).min();
+        match (timer, network.next_event()) {
+            (Some(timer), Some(next)) if now < timer && timer < next => {
+                network.advance(timer - now);
+                true
+            }
+            _ => network.step(),
+        }
+    }
+
     /// One round of both drivers and the network. False when nothing moved.
     pub(crate) fn round(&self) -> bool {
-        let work = self.client.pump() + self.server.pump();
+        let mut work = self.client.pump() + self.server.pump();
+        // A device with few connections polls its stack only now and then: it is given the chance before the time passes.
+        for _ in 0..POLL_STACK_EVERY {
+            if work > 0 {
+                break;
+            }
+            work += self.client.pump() + self.server.pump();
+        }
         let moved = match &self.medium {
-            Medium::Streams(network) => network.step(),
+            Medium::Streams(network) => self.step(network),
             Medium::Frames(_) => false,
         };
         work > 0 || moved

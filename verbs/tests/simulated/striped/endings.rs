@@ -170,7 +170,8 @@ fn a_death_that_only_the_acceptor_notices_is_reported() {
         })
         .collect();
     let (client, server) = scene.simulation.network().connections(CLIENT, SERVER)[1];
-    scene.simulation.network().delay(client, server, Duration::from_secs(100));
+    // What the initiator sends there would be answered by a reset.
+    scene.simulation.network().delay(server, client, Duration::from_secs(3600));
     scene.simulation.network().reset_end(server, client);
     for result in scene.run(join_all(writes)) {
         result.unwrap();

@@ -1,7 +1,7 @@
 //! Streams that are cut at 1,000 random points, with what is on its way delayed: nothing shows above.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join;
 use uiw_llp::sim::{Link, Network, Random, Split};
@@ -13,29 +13,52 @@ use crate::link::{CLIENT, SERVER, Simulation};
 
 const REQUESTS: usize = 60;
 
-/// Cuts one stream: at both ends, or at one of them, with what it has sent still on its way for a while.
-fn cut(network: &Network, random: &mut Random) -> bool {
-    let connections = network.connections(CLIENT, SERVER);
-    if connections.is_empty() {
-        return false;
+/// Cuts streams, and keeps those of which the initiator's end has not noticed yet.
+struct Cutter<'a> {
+    network: &'a Network,
+    random: Random,
+    /// When probes find that the other end is gone.
+    unnoticed: Vec<(Instant, SocketAddr, SocketAddr)>,
+}
+
+impl Cutter<'_> {
+    /// Cuts one stream: at both ends, or at one of them, with what it has sent still on its way for a while. False: there is none.
+    fn cut(&mut self) -> bool {
+        let (network, random) = (self.network, &mut self.random);
+        let connections = network.connections(CLIENT, SERVER);
+        if connections.is_empty() {
+            return false;
+        }
+        let (client, server) = connections[random.below(connections.len())];
+        let late = Duration::from_millis(random.below(500) as u64);
+        match random.below(4) {
+            0 => {
+                network.reset_end(client, server);
+                network.reset_end(server, client);
+            }
+            1 => {
+                network.delay(client, server, late);
+                network.reset_end(server, client);
+                let noticed = network.now() + late + Duration::from_millis(random.below(200) as u64);
+                self.unnoticed.push((noticed, client, server));
+            }
+            _ => {
+                network.delay(server, client, late);
+                network.reset_end(client, server);
+            }
+        }
+        true
     }
-    let (client, server) = connections[random.below(connections.len())];
-    let late = Duration::from_millis(random.below(1500) as u64);
-    match random.below(4) {
-        0 => {
-            network.reset_end(client, server);
-            network.reset_end(server, client);
-        }
-        1 => {
-            network.delay(client, server, late);
-            network.reset_end(server, client);
-        }
-        _ => {
-            network.delay(server, client, late);
-            network.reset_end(client, server);
-        }
+
+    fn notice(&mut self) {
+        let (network, now) = (self.network, self.network.now());
+        self.unnoticed.retain(|(at, client, server)| {
+            if *at <= now {
+                network.reset_end(*client, *server);
+            }
+            *at > now
+        });
     }
-    true
 }
 
 pub(super) struct Outcome {
@@ -88,6 +111,7 @@ fn exchange_with(seed: u64, at: &[u64], idempotent: bool) -> Outcome {
     let connecting = Striped::connect(&pds[0], listener.local_addr(), &settings);
     let ((client, server), ()) = simulation.run(both(connecting, &listener), async {});
     let (mut next, mut cuts, mut rounds) = (0, 0, 0);
+    let mut cutter = Cutter { network: simulation.network(), random, unnoticed: Vec::new() };
     let (of_client, of_server) = simulation.run_with(
         async {
             let outcome = exchange(&client, &pds[0], &plans[0], &plans[1], idempotent).await;
@@ -103,8 +127,9 @@ fn exchange_with(seed: u64, at: &[u64], idempotent: bool) -> Outcome {
             rounds = round;
             while at.get(next).is_some_and(|at| *at <= round) {
                 next += 1;
-                cuts += usize::from(cut(simulation.network(), &mut random));
+                cuts += usize::from(cutter.cut());
             }
+            cutter.notice();
         },
     );
     let (((client_statuses, client_messages), client_end), ((server_statuses, server_messages), server_end)) =
