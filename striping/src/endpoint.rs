@@ -30,9 +30,9 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// 4 stripes, 128 requests, 60 s.
+    /// 4 stripes, 128 requests, 15 minutes.
     fn default() -> Self {
-        Self { stripes: 4, depth: 128, recovery_timeout: Duration::from_secs(60) }
+        Self { stripes: 4, depth: 128, recovery_timeout: Duration::from_secs(15 * 60) }
     }
 }
 

@@ -21,6 +21,8 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Rounds of a device in which it polls its stack once.
 const POLL_STACK_EVERY: u32 = 32;
+/// Time that does not pass before both devices have polled their stacks.
+const PAUSE: Duration = Duration::from_millis(4);
 
 /// What is between the two.
 enum Medium {
@@ -87,11 +89,23 @@ impl Simulation {
         }
     }
 
-    /// Moves the clock to what is due next: on the network, or a timer of a device before that.
+    /// A device with few connections polls its stack only now and then: it is given the chance before a longer time passes. True when
+    /// it has done something.
+    fn poll_before_pause(&self) -> bool {
+        let is_pause = self.next_due().is_none_or(|at| at > self.now() + PAUSE);
+        is_pause && (0..POLL_STACK_EVERY).any(|_| self.client.pump() + self.server.pump() > 0)
+    }
+
+    /// When something is due: on the network of streams, or a timer of a device.
+    fn next_due(&self) -> Option<Instant> {
+        let timers = [&self.client, &self.server].into_iter().filter_map(|device| device.deadline());
+        timers.chain(self.network().next_event()).min()
+    }
+
+    /// Moves the clock to what is due next.
     fn step(&self, network: &Network) -> bool {
         let now = network.now();
-        let timer = [&self.client, &self.server].iter().filter_map(|device| device.deadline()).min();
-        match (timer, network.next_event()) {
+        match (self.next_due(), network.next_event()) {
             (Some(timer), Some(next)) if now < timer && timer < next => {
                 network.advance(timer - now);
                 true
@@ -102,15 +116,9 @@ impl Simulation {
 
     /// One round of both drivers and the network. False when nothing moved.
     pub(crate) fn round(&self) -> bool {
-        let mut work = self.client.pump() + self.server.pump();
-        // A device with few connections polls its stack only now and then: it is given the chance before the time passes.
-        for _ in 0..POLL_STACK_EVERY {
-            if work > 0 {
-                break;
-            }
-            work += self.client.pump() + self.server.pump();
-        }
+        let work = self.client.pump() + self.server.pump();
         let moved = match &self.medium {
+            Medium::Streams(_) if work == 0 && self.poll_before_pause() => true,
             Medium::Streams(network) => self.step(network),
             Medium::Frames(_) => false,
         };

@@ -12,6 +12,10 @@ const CONTROL_DEPTH: u32 = 4;
 /// Receives of a stripe other than 0, and bytes of each: for messages of the connection itself.
 const CONTROL_RECEIVES: u32 = 4;
 const CONTROL_SIZE: u32 = 64;
+/// A stripe that acknowledges nothing for so long is replaced: the death of a stripe costs less than that of a connection.
+const DEAD_AFTER: Duration = Duration::from_secs(30);
+/// As long as an ordinary connection waits for a silent peer. Longer than `dead_after` of the peer, which may notice a death later.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Bytes of private data of an MPA frame of revision 2.
 const MAX_PRIVATE_DATA: u64 = 508;
 
@@ -41,10 +45,10 @@ pub struct StripedSettings {
 impl Default for StripedSettings {
     fn default() -> Self {
         Self {
-            conn: ConnSettings::default(),
+            conn: ConnSettings::default().dead_after(DEAD_AFTER),
             stripes: 4,
             max_stripes: MAX_STRIPES,
-            recovery_timeout: Duration::from_secs(60),
+            recovery_timeout: RECOVERY_TIMEOUT,
         }
     }
 }
@@ -52,7 +56,8 @@ impl Default for StripedSettings {
 impl StripedSettings {
     /// Settings of each stripe, of which `send_depth` counts for each by itself, `recv_depth`, `recv_size` and `max_message` for the
     /// connection, and `private_data`, at most 472 bytes, is the program's. Completions are acknowledged and there is no fall-back to MPA
-    /// revision 1, whatever they say. Default: [`ConnSettings::default`].
+    /// revision 1, whatever they say. Default: [`ConnSettings::default`] with a `dead_after` of 30 s.
+    /// Without TLS, any program that reads the stream can join it: see the page "Striped connections".
     #[must_use]
     pub fn conn(mut self, conn: ConnSettings) -> Self {
         self.conn = conn;
@@ -73,7 +78,8 @@ impl StripedSettings {
         self
     }
 
-    /// How long a stripe may be dead until it is replaced; after that, the connection ends. Default: 60 s.
+    /// How long a stripe may be dead until it is replaced; after that, the connection ends. Default: 15 minutes. It should be longer
+    /// than `dead_after` of the peer, which may notice the death of a stripe only then.
     #[must_use]
     pub fn recovery_timeout(mut self, timeout: Duration) -> Self {
         self.recovery_timeout = timeout;
