@@ -282,6 +282,8 @@ impl<E> Endpoint<E> {
             self.end_if_closed();
         } else if self.requests.has_failed() {
             self.end(End::Request);
+        } else {
+            self.end_if_alone();
         }
         Some(done)
     }
@@ -346,6 +348,7 @@ impl<E> Endpoint<E> {
         }
         stripe.go_down(now);
         self.accept(index);
+        self.end_if_alone();
     }
 
     /// The acceptor answers the Request that waits.
@@ -411,7 +414,8 @@ impl<E> Endpoint<E> {
         }
         if self.role == Role::Acceptor {
             self.accept(index);
-        } else if failure == JoinFailure::Rejected(Reason::Closed) && self.may_be_closed() {
+            self.end_if_alone();
+        } else if failure == JoinFailure::Rejected(Reason::Closed) && self.peer_may_have_close() {
             self.requests.prove();
             self.end(End::Closed);
         } else if self.lacks_only_proof_of_close() {
@@ -423,9 +427,9 @@ impl<E> Endpoint<E> {
         }
     }
 
-    /// Whether both ends have posted a Close.
-    fn may_be_closed(&self) -> bool {
-        self.peer_has_closed && self.close.is_some()
+    /// Whether the Close was sent.
+    fn peer_may_have_close(&self) -> bool {
+        self.close.is_some() && self.requests.all_sent()
     }
 
     /// The peer has everything but this end's Close, or has that as well and its proof was lost.
@@ -455,7 +459,7 @@ impl<E> Endpoint<E> {
                 self.stripe(index).ok_or(Violation::Index { index })?;
                 return Ok(Received::Dead { index, generation });
             }
-            Kind::Closed if self.may_be_closed() => {
+            Kind::Closed if self.peer_has_closed && self.peer_may_have_close() => {
                 self.requests.prove();
                 self.end(End::Closed);
                 return Ok(Received::Control);
@@ -503,6 +507,16 @@ impl<E> Endpoint<E> {
         // The initiator joins first if it has to: the peer may still lack the proof that it is closed.
         let can_confirm = self.role == Role::Acceptor || self.indices().any(|index| self.is_up(index));
         if self.close_is_placed && self.peer_has_closed && can_confirm {
+            self.end(End::Closed);
+        }
+    }
+
+    /// An acceptor that lacks only the proof for its Close, and has no stripe 0 to get it on, does not wait: an initiator that lacks that
+    /// Close gets [`Reason::Closed`].
+    fn end_if_alone(&mut self) {
+        let first = self.stripes.first();
+        let has_none = first.is_some_and(|stripe| stripe.phase == Phase::Down && !stripe.is_offered);
+        if self.role == Role::Acceptor && has_none && self.lacks_only_proof_of_close() {
             self.end(End::Closed);
         }
     }

@@ -429,6 +429,50 @@ fn that_the_peer_is_over_proves_that_it_has_everything() {
     assert_eq!(end.received(0, &Header { kind: Kind::Closed, number: 0 }), Err(Violation::Closed));
 }
 
+/// The stripe that had the proof is dead, and the initiator need not come back.
+#[test]
+fn an_acceptor_that_lacks_only_the_proof_for_its_close_does_not_wait() {
+    let close = Header { kind: Kind::Close, number: 1 };
+    for is_first_lost in [false, true] {
+        let mut end = acceptor(2);
+        end.post(ONCE, LARGE).unwrap();
+        assert_eq!(starts(&mut end), [(0, 1)]);
+        end.received(0, &close).unwrap();
+        assert_eq!(starts(&mut end), [(0, 2)]);
+        if !is_first_lost {
+            end.finished(0, 1, Finish::Placed);
+            outcomes(&mut end);
+        }
+        end.died(0, ms(1));
+        for number in if is_first_lost { vec![1, 2] } else { vec![2] } {
+            end.finished(0, number, Finish::Unknown);
+        }
+        end.drained(0, ms(1));
+        assert_eq!(end.ended(), (!is_first_lost).then_some(End::Closed));
+        let offer = end.offer(2, 0, 1, ms(2));
+        assert_eq!(offer, if is_first_lost { Ok(()) } else { Err(Reason::Closed) });
+    }
+    // The initiator lacks the acceptor's Close; the reason has it.
+    let mut end = initiator(1);
+    end.post(ONCE, 1).unwrap();
+    end.close();
+    starts(&mut end);
+    die(&mut end, 0, &[1, 2], ms(1));
+    end.poll_action(ms(100)).unwrap();
+    end.join_failed(0, JoinFailure::Rejected(Reason::Closed), ms(101));
+    assert_eq!(end.ended(), Some(End::Closed));
+    assert_eq!(outcomes(&mut end), [Outcome::Placed, Outcome::Placed]);
+    // Without a Close it is of no use.
+    let mut end = initiator(1);
+    end.post(ONCE, 1).unwrap();
+    starts(&mut end);
+    die(&mut end, 0, &[1], ms(1));
+    end.poll_action(ms(100)).unwrap();
+    end.join_failed(0, JoinFailure::Rejected(Reason::Closed), ms(101));
+    assert_eq!(end.ended(), Some(End::Rejected(Reason::Closed)));
+    assert_eq!(outcomes(&mut end), [Outcome::Lost]);
+}
+
 #[test]
 fn a_rejection_ends_the_connection_and_every_request() {
     let mut end = initiator(2);

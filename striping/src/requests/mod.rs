@@ -314,6 +314,11 @@ impl<E> Requests<E> {
         }
     }
 
+    /// Whether every message that was posted was sent, and not taken back since.
+    pub(crate) fn all_sent(&self) -> bool {
+        self.sent == self.messages
+    }
+
     /// Whether the connection has ended, or a failure was reported.
     pub(crate) fn has_failed(&self) -> bool {
         matches!(self.mode, Mode::Failing | Mode::Flushing)
