@@ -1,6 +1,6 @@
 //! The stripes of a connection that is being set up by an acceptor.
 
-use super::settings::StripedSettings;
+use super::settings::{StripedSettings, check_acknowledged};
 use crate::api::connection::Connection;
 use crate::api::listener::Incoming;
 use crate::cm::ConnInfo;
@@ -85,7 +85,10 @@ impl Group {
                 Place::Established(_) => {}
                 Place::Empty => is_ready = false,
                 Place::SetUp(future) => match future.as_mut().poll(cx) {
-                    Poll::Ready(Ok(connection)) => *place = Place::Established(connection),
+                    Poll::Ready(Ok(connection)) => {
+                        check_acknowledged(&connection)?;
+                        *place = Place::Established(connection);
+                    }
                     Poll::Ready(Err(error)) => {
                         *place = Place::Empty;
                         return Poll::Ready(Err(error));

@@ -100,7 +100,7 @@ impl Striped {
     ///
     /// # Errors
     /// As [`Connection::connect`](crate::Connection::connect), of whichever stripe failed first; [`Error::StripeRejected`] with the peer's
-    /// reason, [`Error::PeerStripe`] where it accepts ordinary connections; [`Error::Limit`] and [`Error::Zero`] for settings.
+    /// reason, [`Error::PeerStripe`] where it accepts ordinary connections, [`Error::Unsupported`] where its IRD is 0; [`Error::Limit`] and [`Error::Zero`] for settings.
     pub async fn connect(pd: &Pd, peer: SocketAddr, settings: &StripedSettings) -> Result<Self> {
         settings.check(pd.device().limits())?;
         let mut token = [0; 16];
@@ -120,6 +120,7 @@ impl Striped {
         let connections = connected.map_err(|error| with_reason(error, peer))?;
         let mut info: Option<ConnInfo> = None;
         for (connection, index) in connections.iter().zip(0u8..) {
+            settings::check_acknowledged(connection)?;
             let own = connection.info();
             let private_data = match Join::parse(&own.private_data) {
                 Ok((Join::Reply(reply), rest)) if (reply.stripes, reply.index) == (stripes, index) => {

@@ -112,7 +112,9 @@ impl Shared {
         let is_same_peer = joined.identity == self.info.peer_identity;
         let mut state = self.state.lock();
         match delivered {
-            Some(delivered) if is_same_peer => state.endpoint.joined(index, delivered, now),
+            Some(delivered) if is_same_peer && joined.is_acknowledged => {
+                state.endpoint.joined(index, delivered, now);
+            }
             _ => {
                 tracing::warn!(peer = %self.info.peer, index, is_same_peer, "another peer has accepted a stripe");
                 state.endpoint.abort();

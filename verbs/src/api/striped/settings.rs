@@ -1,5 +1,6 @@
 //! What striped connections are made with.
 
+use crate::api::connection::Connection;
 use crate::api::settings::ConnSettings;
 use crate::error::{Error, Result};
 use crate::options::Limits;
@@ -18,6 +19,17 @@ const DEAD_AFTER: Duration = Duration::from_secs(30);
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// Bytes of private data of an MPA frame of revision 2.
 const MAX_PRIVATE_DATA: u64 = 508;
+
+/// Whether completions of a stripe are acknowledged: by Reads.
+///
+/// # Errors
+/// [`Error::Unsupported`] where the peer lets this end make no Reads.
+pub(super) fn check_acknowledged(connection: &Connection) -> Result<()> {
+    match connection.info().negotiated.ord {
+        0 => Err(Error::Unsupported { what: "an IRD of at least 1, which striped connections need" }),
+        _ => Ok(()),
+    }
+}
 
 /// What a striped connection is made with, at [`Striped::connect`](crate::Striped::connect) and
 /// [`StripedListener::bind`](crate::StripedListener::bind).
@@ -55,8 +67,8 @@ impl Default for StripedSettings {
 
 impl StripedSettings {
     /// Settings of each stripe, of which `send_depth` counts for each by itself, `recv_depth`, `recv_size` and `max_message` for the
-    /// connection, and `private_data`, at most 472 bytes, is the program's. Completions are acknowledged and there is no fall-back to MPA
-    /// revision 1, whatever they say. Default: [`ConnSettings::default`] with a `dead_after` of 30 s.
+    /// connection, and `private_data`, at most 472 bytes, is the program's. Completions are acknowledged, either side may send first, and
+    /// there is no fall-back to MPA revision 1, whatever they say. IRD and ORD are at least 1. Default: [`ConnSettings::default`] with a `dead_after` of 30 s.
     /// Without TLS, any program that reads the stream can join it: see the page "Striped connections".
     #[must_use]
     pub fn conn(mut self, conn: ConnSettings) -> Self {
@@ -99,6 +111,12 @@ impl StripedSettings {
                 limit,
             });
         }
+        if self.conn.options.ord == 0 {
+            return Err(Error::Zero { what: "ORD of a striped connection" });
+        }
+        if self.conn.options.ird == 0 {
+            return Err(Error::Zero { what: "IRD of a striped connection" });
+        }
         self.of_stripe(0, Vec::new()).check(limits)
     }
 
@@ -108,6 +126,7 @@ impl StripedSettings {
         conn.private_data = private_data;
         conn.options.acknowledged = true;
         conn.options.fallback = false;
+        conn.options.peer_to_peer = true;
         conn.options.outlives_peer = false;
         conn.send_depth = conn.send_depth.saturating_add(CONTROL_DEPTH);
         if index == 0 {

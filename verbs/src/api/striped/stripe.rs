@@ -1,5 +1,6 @@
 //! One stripe: its connection, what is posted on it, and its set-up.
 
+use super::settings::check_acknowledged;
 use crate::api::buf::Mr;
 use crate::api::connection::{Connection, Half, Posted};
 use crate::api::dispatcher::{AnyBuffer, Request};
@@ -57,6 +58,8 @@ pub(super) struct Joined {
     pub(super) identity: Option<Arc<PeerIdentity>>,
     /// The count of messages in the peer's Request, where this end has accepted.
     pub(super) delivered: Option<u64>,
+    /// Completions say that a request is placed.
+    pub(super) is_acknowledged: bool,
 }
 
 struct Joining {
@@ -129,13 +132,14 @@ impl Stripe {
             Ok(connection) => {
                 let info = connection.info();
                 let (private_data, identity) = (info.private_data.clone(), info.peer_identity.clone());
+                let is_acknowledged = check_acknowledged(&connection).is_ok();
                 let is_dying = self.is_dying;
                 *self = Self { is_dying, ..Self::up(connection) };
                 if is_dying {
                     // It was given up meanwhile.
                     self.kill();
                 }
-                Event::Joined(Joined { private_data, identity, delivered })
+                Event::Joined(Joined { private_data, identity, delivered, is_acknowledged })
             }
             Err(error) => {
                 *self = Self::default();

@@ -312,7 +312,10 @@ fn illegal_settings_and_buffers_are_refused() {
     let scene = Scene::new(&settings(2));
     let to = scene.listener.local_addr();
     let long = ConnSettings::default().private_data(vec![0; 473]);
-    for wrong in [settings(0), settings(65), settings(2).max_stripes(0), settings(2).conn(long)] {
+    let (ord, ird) = (ConnSettings::default().ord(0), ConnSettings::default().ird(0));
+    let with = |conn| settings(2).conn(conn);
+    let all = [settings(0), settings(65), settings(2).max_stripes(0), with(long), with(ord), with(ird)];
+    for wrong in all {
         let refused = scene.run(Striped::connect(&scene.client_pd, to, &wrong)).unwrap_err();
         assert!(matches!(refused, Error::Limit { .. } | Error::Zero { .. }), "{refused}");
     }

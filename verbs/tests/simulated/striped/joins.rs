@@ -243,6 +243,33 @@ fn the_number_of_stripes_and_of_set_ups_is_limited() {
     assert_eq!(reason(scene.connect(with_token(256))), Reason::Busy);
 }
 
+/// Without Reads no completion would be the proof that a request is placed.
+#[test]
+fn a_peer_without_ird_is_refused() {
+    let scene = Scene::new(&settings(1));
+    let request = Join::Request(Request { stripes: 1, ..request(0, 0) }).emit(b"");
+    let mut without = by_hand(&request);
+    without.options.ird = 0;
+    let to = scene.listener.local_addr();
+    let stripe = scene.run(Connection::connect(&scene.pd, to, &without)).unwrap();
+    scene.run(stripe.ended());
+    assert_eq!(scene.listener.failures(), 1);
+
+    let port = SocketAddr::new(SERVER, 4792);
+    let listener = Listener::bind(&scene.acceptor_pd, port, &ConnSettings::default()).unwrap();
+    let settings = settings(1);
+    let accept = async {
+        let incoming = listener.incoming().await.unwrap();
+        let reply = Join::Reply(Reply { stripes: 1, index: 0, generation: 0, delivered: 0 });
+        let mut without = by_hand(&reply.emit(b""));
+        without.options.ird = 0;
+        incoming.accept(&scene.acceptor_pd, &without).await
+    };
+    let connecting = async { Striped::connect(&scene.pd, port, &settings).await.map(|_| ()) };
+    let (refused, _) = scene.run(join(connecting, accept));
+    assert!(matches!(refused, Err(Error::Unsupported { .. })), "{refused:?}");
+}
+
 #[test]
 fn ordinary_and_striped_connections_do_not_mix() {
     let scene = Scene::new(&settings(2));
