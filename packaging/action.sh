@@ -22,10 +22,12 @@ case $INPUT_PERSONA in
 	;;
 esac
 
+# The runner's files name it, for steps that may run elsewhere.
+mkdir -p "$prefix"
+prefix=$(cd "$prefix" && pwd)
 if [ -x "$prefix/bin/uiw" ]; then
 	echo "uiw is in $prefix"
 elif [ -n "$INPUT_PACKAGE" ]; then
-	mkdir -p "$prefix"
 	tar -xf "$INPUT_PACKAGE" --strip-components=1 -C "$prefix"
 else
 	(cd "$source" && cargo xtask install --prefix "$prefix")

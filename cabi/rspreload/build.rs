@@ -1,30 +1,16 @@
 //! The need for `libibverbs.so.1`, which has the sockets, in the folder above that of this library.
-//!
-//! The linker must read the needed library to get its SONAME. So a library without anything but that name is made here first: the real
-//! one need not be built before, and its names are bound by the loader.
 
 use std::env;
 use std::error::Error;
-use std::fs;
 use std::path::Path;
-use std::process::Command;
+
+#[path = "../named.rs"]
+mod named;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
-    let out = env::var("OUT_DIR")?;
-    let out = Path::new(&out);
-    let source = out.join("named.rs");
-    fs::write(&source, "")?;
-    let named = out.join("libibverbs-named.so");
-    let status = Command::new(env::var_os("RUSTC").ok_or("cargo sets RUSTC")?)
-        .args(["--crate-type", "cdylib", "--crate-name", "named"])
-        .args(["-C", "link-arg=-Wl,-soname,libibverbs.so.1"])
-        .args(["--target", &env::var("TARGET")?, "-o"])
-        .args([&named, &source])
-        .status()?;
-    if !status.success() {
-        return Err(format!("rustc: {status}").into());
-    }
+    println!("cargo:rerun-if-changed=../named.rs");
+    let named = named::libibverbs(Path::new(&env::var("OUT_DIR")?))?;
     for argument in [
         "-Wl,-soname,librspreload.so.1".to_owned(),
         "-Wl,-rpath,$ORIGIN/..:$ORIGIN".to_owned(),

@@ -113,7 +113,9 @@ fn main() -> ExitCode {
         return failure.exit.into();
     }
     let result = match cli.command {
-        Command::Decode(args) => return decode::run(&args),
+        Command::Decode(args) => {
+            return decode::run(&decode::Args { keylog: cli.global.keylog, ..args });
+        }
         Command::Run(args) => return run::run(&args, &cli.global),
         Command::Generate(args) => generate::run(&args, command_line()),
         command => run_command(&command, &cli.global),
@@ -151,12 +153,18 @@ fn command_line() -> clap::Command {
         ("stat", &["llp", "pcap", "tls", "keylog"]),
         ("wan", &["llp", "pcap", "tls", "keylog"]),
         ("conform", &["llp", "pcap", "tls", "keylog"]),
-        ("decode", &["llp", "pcap", "tls", "keylog"]),
+        ("decode", &["llp", "pcap", "tls"]),
         ("generate", &["llp", "pcap", "tls", "keylog"]),
     ] {
         let hidden = command.get_arguments().filter(|arg| refused.contains(&arg.get_id().as_str()));
         let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
         command = command.mut_subcommand(name, |command| command.args(hidden));
+    }
+    let keylog = command.get_arguments().find(|arg| arg.get_id() == "keylog").cloned();
+    if let Some(keylog) = keylog {
+        let keylog = keylog
+            .help("Secrets of TLS connections, as --keylog and UIW_KEYLOG of other commands write them");
+        command = command.mut_subcommand("decode", |command| command.arg(keylog));
     }
     command
 }
@@ -175,11 +183,16 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
         | Command::Stat(_)
         | Command::Doctor(_)
         | Command::Wan(_)
-        | Command::Decode(_)
         | Command::Generate(_) => {
             let why = "this command makes no connections";
             global.without_llp(why)?;
             global.without_tls(why)?;
+            global.without_pcap(why)
+        }
+        Command::Decode(_) => {
+            let why = "this command makes no connections";
+            global.without_llp(why)?;
+            global.without_tls_file(why)?;
             global.without_pcap(why)
         }
         Command::Conform(_) => {

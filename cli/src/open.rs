@@ -3,7 +3,7 @@
 use crate::fail::{Exit, Failure, Result};
 use crate::key;
 use std::io::{ErrorKind, IsTerminal};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use tracing_subscriber::EnvFilter;
@@ -34,7 +34,7 @@ pub(crate) struct Global {
     /// Encrypt every connection by TLS 1.3, as this file says (docs/tls.md); UIW_TLS does the same
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) tls: Option<PathBuf>,
-    /// Append the secrets of TLS connections to a file, with which Wireshark decrypts a capture; UIW_KEYLOG does the same
+    /// Append the secrets of TLS connections to a file, by which `uiw decode` and Wireshark decrypt a capture; UIW_KEYLOG does the same
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) keylog: Option<PathBuf>,
     /// Increase log verbosity (repeatable, up to three times). UIW_LOG sets it per module
@@ -57,6 +57,14 @@ impl FromStr for Named {
     }
 }
 
+/// A usage error if a file is named.
+fn without_file(option: &str, file: Option<&Path>, why: &str) -> Result<()> {
+    match file {
+        Some(path) => Err(Failure::usage(format!("{option} {}", path.display()), why, "leave it out")),
+        None => Ok(()),
+    }
+}
+
 impl Global {
     /// Refuses `--llp` for a command that would do nothing with it.
     pub(crate) fn without_llp(&self, why: &str) -> Result<()> {
@@ -68,13 +76,13 @@ impl Global {
 
     /// The same for `--tls` and `--keylog`.
     pub(crate) fn without_tls(&self, why: &str) -> Result<()> {
-        for (option, value) in [("--tls", &self.tls), ("--keylog", &self.keylog)] {
-            if let Some(path) = value {
-                let what = format!("{option} {}", path.display());
-                return Err(Failure::usage(what, why, "leave it out"));
-            }
-        }
-        Ok(())
+        self.without_tls_file(why)?;
+        without_file("--keylog", self.keylog.as_deref(), why)
+    }
+
+    /// The same for `--tls` alone.
+    pub(crate) fn without_tls_file(&self, why: &str) -> Result<()> {
+        without_file("--tls", self.tls.as_deref(), why)
     }
 
     /// The same for `--pcap`.

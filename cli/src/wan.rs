@@ -14,6 +14,7 @@ pub(crate) const HELP: &str = "\
 Every frame that comes in at one interface leaves by the other, as the options say; they hold for each direction by itself. It runs
 until Ctrl-C or SIGTERM, then prints what became of the frames. Needs CAP_NET_RAW. The interfaces should have no addresses of their
 own: best is a network namespace with one end of a veth pair to each side.
+It warns where frames leave more than a millisecond late: then use --realtime or a smaller --rate.
 Super-packets are segmented and checksums completed as hardware would do it, so the path carries frames as on a wire. VLAN tags
 are not carried. The same --seed loses the same frames, counted from the first.
 
@@ -65,6 +66,9 @@ pub(crate) struct Args {
     /// Random seed; by default a new one each time, which is printed
     #[arg(long)]
     seed: Option<u64>,
+    /// Real-time scheduling (SCHED_FIFO), for frames in time on a busy machine; needs CAP_SYS_NICE and a second processor
+    #[arg(long)]
+    realtime: bool,
     /// One JSON object when frames are carried, and one at the end
     #[arg(long)]
     json: bool,
@@ -151,6 +155,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let stop = Stop::on_signal()?;
     let mut bridge =
         Bridge::open([&args.a, &args.b], &profile, seed).map_err(|error| refused(args, &error))?;
+    bridge.set_realtime(args.realtime);
     if args.json {
         text::json(&json!({ "carrying": [args.a, args.b], "seed": seed, "queue": profile.queue_bytes() }));
     } else {
@@ -158,7 +163,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let start = Instant::now();
     bridge.run(stop.fd()).map_err(|error| {
-        Failure::new(Exit::Failed, "the path failed", error, "see `ip link` for the interfaces' state")
+        let fix = match error.kind() {
+            ErrorKind::PermissionDenied => "`--realtime` needs CAP_SYS_NICE: run as root, or leave it out",
+            _ => "see `ip link` for the interfaces' state",
+        };
+        Failure::new(Exit::Failed, "the path failed", error, fix)
     })?;
     let seconds = start.elapsed().as_secs_f64();
     let sides = [(Side::A, &args.a, &args.b), (Side::B, &args.b, &args.a)];

@@ -5,6 +5,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use uiw_cli::decode;
+use uiw_cli::pcap::Reader;
 
 /// Files of one test: a configuration for each name.
 struct Files(PathBuf);
@@ -162,4 +164,72 @@ fn keys_are_made_shown_and_pinned_once() {
         let failed = files.uiw(arguments);
         assert!(!failed.status.success() && text(&failed.stderr).contains(why), "{arguments:?}: {failed:?}");
     }
+}
+
+/// A capture without its packet `left_out`, as pcap.
+fn without(capture: &[u8], left_out: u64) -> Vec<u8> {
+    let mut reader = Reader::new(capture).unwrap();
+    let mut packets = Vec::new();
+    let mut link = 0;
+    while let Some(packet) = reader.next_packet().unwrap() {
+        link = packet.link.0;
+        if packet.number != left_out {
+            let length = u32::try_from(packet.bytes.len()).unwrap();
+            packets.extend([0, 0, length, length].into_iter().flat_map(u32::to_be_bytes));
+            packets.extend(packet.bytes);
+        }
+    }
+    let header = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 262_144, link];
+    [header.into_iter().flat_map(u32::to_be_bytes).collect(), packets].concat()
+}
+
+#[test]
+fn a_capture_is_decrypted_and_every_packet_of_it_may_be_missing() {
+    let files = Files::new(&["one", "two"]);
+    files.pin("one", "two");
+    files.pin("two", "one");
+    let server = Server::start(&files, "one");
+    let perf =
+        ["--tls", "two", "--keylog", "keys", "--pcap", "whole", "perf", &server.address, "--op", "send"];
+    let done = files.uiw(&[&perf[..], &["--size", "900", "--iterations", "50", "--seconds", "20"]].concat());
+    assert!(done.status.success(), "{done:?}");
+    let decode = |file: &str, keylog: &str| {
+        let args = decode::Args {
+            files: vec![files.0.join(file)],
+            quiet: true,
+            keylog: Some(files.0.join(keylog)),
+            ..decode::Args::default()
+        };
+        decode::run_to(&args, &mut std::io::sink())
+    };
+    let whole = decode("whole", "keys").unwrap();
+    assert!(whole.followed() && whole.locked == 0, "{whole:?}");
+    assert!(whole.messages["Send"] > 50 && whole.crc_good == whole.fpdus, "{whole:?}");
+    // The same by the command; without the secrets it names what it lacks.
+    assert!(files.uiw(&["decode", "--quiet", "--keylog", "keys", "whole"]).status.success());
+    let locked = files.uiw(&["decode", "--quiet", "whole"]);
+    assert_eq!(locked.status.code(), Some(1), "{locked:?}");
+    assert!(
+        text(&locked.stdout).contains("1 connection(s) of TLS: name the file of their secrets"),
+        "{locked:?}"
+    );
+    // Other secrets; a file that has none.
+    fs::write(files.0.join("others"), "# nothing\n").unwrap();
+    assert_eq!(decode("whole", "others").unwrap().locked, 1);
+    fs::write(files.0.join("wrong"), "CLIENT_TRAFFIC_SECRET_0 12 34\n").unwrap();
+    let wrong = files.uiw(&["decode", "--keylog", "wrong", "whole"]);
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+    assert!(text(&wrong.stderr).starts_with("error: wrong: line 1: the random"), "{wrong:?}");
+
+    let capture = fs::read(files.0.join("whole")).unwrap();
+    let (mut resumed, mut good) = (0, 0);
+    for number in 1..=whole.packets {
+        fs::write(files.0.join("part"), without(&capture, number)).unwrap();
+        let part = decode("part", "keys").unwrap();
+        assert_eq!((part.departures, part.crc_bad), (0, 0), "without packet {number}: {part:?}");
+        resumed += part.resumed;
+        good += u64::from(part.fpdus * 10 >= whole.fpdus * 8);
+    }
+    // All but those of the handshake, and those that carry most of the messages at once.
+    assert!(resumed > 0 && good * 2 > whole.packets, "{resumed} resumed, {good} of {} well", whole.packets);
 }

@@ -23,6 +23,8 @@ mod bridge;
 mod chance;
 mod direction;
 #[cfg(feature = "smoltcp")]
+mod schedule;
+#[cfg(feature = "smoltcp")]
 pub(crate) mod segments;
 #[cfg(all(test, feature = "smoltcp"))]
 mod tests;

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::future::Future;
 use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uiw::{Message, Pd};
 
@@ -82,7 +83,7 @@ impl Device {
         let settings = settings(private_data, max_message)?;
         let peer = resolve(py, address)?;
         let connected = wait(py, &self.0, timeout, uiw::Connection::connect(&self.0.pd, peer, &settings))?;
-        Ok(Connection { domain: self.0.clone(), inner: connected.map_err(raise)? })
+        Ok(Connection::new(&self.0, connected.map_err(raise)?))
     }
 
     /// Listens; port 0 takes a free one.
@@ -126,7 +127,7 @@ impl Listener {
     #[pyo3(signature = (*, timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Connection> {
         let accepted = wait(py, &self.domain, timeout, self.inner.accept())?;
-        Ok(Connection { domain: self.domain.clone(), inner: accepted.map_err(raise)? })
+        Ok(Connection::new(&self.domain, accepted.map_err(raise)?))
     }
 }
 
@@ -135,9 +136,19 @@ impl Listener {
 pub(crate) struct Connection {
     domain: Domain,
     inner: uiw::Connection,
+    /// A message that found no room in the object of `recv_into`: the next call returns it.
+    kept: Mutex<Option<Message>>,
 }
 
 impl Connection {
+    fn new(domain: &Domain, inner: uiw::Connection) -> Self {
+        Self { domain: domain.clone(), inner, kept: Mutex::default() }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<Message>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn wait<F: Future + Send>(&self, py: Python<'_>, timeout: Option<f64>, future: F) -> PyResult<F::Output>
     where
         F::Output: Send,
@@ -146,7 +157,11 @@ impl Connection {
     }
 
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Message>> {
-        self.wait(py, timeout, self.inner.recv())?.map_err(raise)
+        let kept = self.kept().take();
+        match kept {
+            Some(message) => Ok(Some(message)),
+            None => self.wait(py, timeout, self.inner.recv())?.map_err(raise),
+        }
     }
 }
 
@@ -164,10 +179,11 @@ impl Connection {
         PyBytes::new(py, &self.inner.info().private_data)
     }
 
-    /// Sends the bytes of `data` as one message.
-    fn send(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Sends the bytes of `data` as one message. After a time-out it may still arrive.
+    #[pyo3(signature = (data, *, timeout=None))]
+    fn send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
         let memory = self.domain.pd.register(buffer::copy(data)?).map_err(raise)?;
-        self.wait(py, None, self.inner.send(memory))?.map(drop).map_err(raise)
+        self.wait(py, timeout, self.inner.send(memory))?.map(drop).map_err(raise)
     }
 
     /// The next message; `None` when the connection was closed in order.
@@ -176,7 +192,8 @@ impl Connection {
         Ok(self.next(py, timeout)?.map(|message| PyBytes::new(py, &message)))
     }
 
-    /// The next message, into `target`: how many bytes it has, or `None` when the connection was closed in order.
+    /// The next message, into `target`: how many bytes it has, or `None` when the connection was closed in order. A message that is longer
+    /// than `target` is left for the next call.
     #[pyo3(signature = (target, *, timeout=None))]
     fn recv_into(
         &self,
@@ -186,37 +203,69 @@ impl Connection {
     ) -> PyResult<Option<usize>> {
         buffer::writable(target)?;
         let Some(message) = self.next(py, timeout)? else { return Ok(None) };
-        buffer::fill(target, &message)?;
+        if let Err(error) = buffer::fill(target, &message) {
+            *self.kept() = Some(message);
+            return Err(error);
+        }
         Ok(Some(message.len()))
     }
 
     /// Writes the bytes of `data` to a peer's memory. The peer's program does not learn of it.
-    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>, remote: &Remote) -> PyResult<()> {
+    #[pyo3(signature = (data, remote, *, timeout=None))]
+    fn write(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        remote: &Remote,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
         let memory = self.domain.pd.register(buffer::copy(data)?).map_err(raise)?;
-        self.wait(py, None, self.inner.write(memory, remote.0))?.map(drop).map_err(raise)
+        self.wait(py, timeout, self.inner.write(memory, remote.0))?.map(drop).map_err(raise)
     }
 
     /// Reads a peer's memory.
-    fn read<'py>(&self, py: Python<'py>, remote: &Remote) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes = self.fetch(py, remote.0)?;
+    #[pyo3(signature = (remote, *, timeout=None))]
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        remote: &Remote,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.fetch(py, remote.0, timeout)?;
         Ok(PyBytes::new(py, &bytes))
     }
 
     /// Reads as many bytes of a peer's memory as `target` has.
-    fn read_into(&self, py: Python<'_>, target: &Bound<'_, PyAny>, remote: &Remote) -> PyResult<()> {
+    #[pyo3(signature = (target, remote, *, timeout=None))]
+    fn read_into(
+        &self,
+        py: Python<'_>,
+        target: &Bound<'_, PyAny>,
+        remote: &Remote,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
         let bytes = buffer::writable(target)?;
         let part = remote.0.slice(0..bytes as u64).map_err(raise)?;
-        buffer::fill(target, &self.fetch(py, part)?)
+        buffer::fill(target, &self.fetch(py, part, timeout)?)
     }
 
     /// Adds to eight bytes of a peer's memory, atomically; returns what they were.
-    fn fetch_add(&self, py: Python<'_>, remote: &Remote, add: u64) -> PyResult<u64> {
-        self.wait(py, None, self.inner.fetch_add(remote.0, add))?.map_err(raise)
+    #[pyo3(signature = (remote, add, *, timeout=None))]
+    fn fetch_add(&self, py: Python<'_>, remote: &Remote, add: u64, timeout: Option<f64>) -> PyResult<u64> {
+        self.wait(py, timeout, self.inner.fetch_add(remote.0, add))?.map_err(raise)
     }
 
     /// Replaces eight bytes of a peer's memory if they are `compare`, atomically; returns what they were.
-    fn compare_swap(&self, py: Python<'_>, remote: &Remote, compare: u64, swap: u64) -> PyResult<u64> {
-        self.wait(py, None, self.inner.compare_swap(remote.0, compare, swap))?.map_err(raise)
+    #[pyo3(signature = (remote, compare, swap, *, timeout=None))]
+    fn compare_swap(
+        &self,
+        py: Python<'_>,
+        remote: &Remote,
+        compare: u64,
+        swap: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        self.wait(py, timeout, self.inner.compare_swap(remote.0, compare, swap))?.map_err(raise)
     }
 
     /// Closes in order: what was sent before arrives.
@@ -240,11 +289,9 @@ impl Connection {
 }
 
 impl Connection {
-    fn fetch(&self, py: Python<'_>, remote: uiw::RemoteMr) -> PyResult<Vec<u8>> {
-        let bytes = usize::try_from(remote.len)
-            .map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))?;
-        let memory = self.domain.pd.register(vec![0; bytes]).map_err(raise)?;
-        let (_, memory) = self.wait(py, None, self.inner.read(memory, remote))?.map_err(raise)?;
+    fn fetch(&self, py: Python<'_>, remote: uiw::RemoteMr, timeout: Option<f64>) -> PyResult<Vec<u8>> {
+        let memory = self.domain.pd.register(buffer::for_read(remote.len)?).map_err(raise)?;
+        let (_, memory) = self.wait(py, timeout, self.inner.read(memory, remote))?.map_err(raise)?;
         Ok(memory.into_inner())
     }
 }

@@ -272,8 +272,7 @@ impl AsyncConnection {
     }
 
     fn read(&self, remote: &Remote) -> PyResult<u64> {
-        let bytes = remote.0.len.try_into().unwrap_or(usize::MAX);
-        let memory = self.connection.pd().register(vec![0; bytes]).map_err(raise)?;
+        let memory = self.connection.pd().register(buffer::for_read(remote.0.len)?).map_err(raise)?;
         let read = self.connection.read(memory, remote.0);
         Ok(self.tasks.start(async move {
             let (_, memory) = read.await.map_err(raise)?;

@@ -73,6 +73,50 @@ def test_a_call_that_is_cancelled_loses_no_message():
     run(main)
 
 
+def test_a_call_that_is_cancelled_as_it_ends_loses_nothing():
+    async def main(device, client, server):
+        for n in range(200):
+            waiting = asyncio.create_task(server.recv())
+            await asyncio.sleep(0)
+            await client.send(b"%d" % n)
+            # The message is there at times, and the task has not run since.
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert await asyncio.wait_for(server.recv(), 20) == b"%d" % n
+        listener = device.listen(("127.0.0.1", 0))
+        for _ in range(20):
+            waiting = asyncio.create_task(listener.accept())
+            await asyncio.sleep(0)
+            mine = await device.connect(listener.address)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            theirs = waiting.result() if not waiting.cancelled() else await listener.accept()
+            await asyncio.gather(mine.close(), theirs.close())
+
+    run(main)
+
+
+def test_a_name_is_looked_up_beside_the_loop():
+    async def main(device, client, server):
+        listener = device.listen(("127.0.0.1", 0))
+        _, port = listener.address
+        mine, theirs = await asyncio.gather(device.connect(("localhost", port)), listener.accept())
+        await asyncio.gather(mine.close(), theirs.close())
+        with pytest.raises(OSError):
+            await device.connect(("no-such-name.invalid", 1))
+
+    run(main)
+
+
+def test_a_length_of_a_peers():
+    async def main(_, client, server):
+        with pytest.raises(ValueError, match="1099511627776 bytes"):
+            await client.read(uiw.Remote(bytes(8) + (2**40).to_bytes(8, "big") + bytes(4)))
+
+    run(main)
+
+
 def test_the_peer_closes_and_is_absent():
     async def main(device, client, server):
         closing = asyncio.create_task(client.close())

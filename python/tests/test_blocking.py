@@ -56,6 +56,8 @@ def test_messages_into_objects(pair):
     client.send(b"123456789")
     with pytest.raises(BufferError):
         server.recv_into(target, timeout=20)
+    # It is left for the next call.
+    assert server.recv(timeout=20) == b"123456789"
     with pytest.raises(TypeError):
         client.send("text")
     numbers = array.array("H", [0, 0])
@@ -98,6 +100,35 @@ def test_what_is_not_granted_is_refused(pair):
     client.write(b"not granted", memory.remote())
     with pytest.raises(OSError):
         client.recv(timeout=20)
+
+
+def test_a_length_of_a_peers(pair):
+    client, _, _ = pair
+    with pytest.raises(ValueError, match="1099511627776 bytes"):
+        client.read(uiw.Remote(bytes(8) + (2**40).to_bytes(8, "big") + bytes(4)))
+
+
+def test_every_wait_has_a_limit(pair):
+    client, server, device = pair
+    memory = device.memory(16, read=True, write=True, atomic=True)
+    remote = memory.remote()
+    for call in (
+        lambda: client.read(remote, timeout=20),
+        lambda: client.read_into(bytearray(8), remote, timeout=20),
+        lambda: client.write(b"here", remote, timeout=20),
+        lambda: client.fetch_add(remote, 1, timeout=20),
+        lambda: client.compare_swap(remote, 1, 2, timeout=20),
+    ):
+        call()
+    with pytest.raises(TimeoutError):
+        while True:
+            # The peer takes none: its credits end.
+            client.send(bytes(1 << 20), timeout=0.2)
+    while True:
+        try:
+            assert len(server.recv(timeout=1)) == 1 << 20
+        except TimeoutError:
+            break
 
 
 def test_errors_are_those_of_python(pair):

@@ -15,6 +15,9 @@ b'good day'
 """
 
 import asyncio
+import ipaddress
+import socket
+from collections import deque
 
 from ._uiw import AsyncDevice as _AsyncDevice
 
@@ -40,16 +43,20 @@ class _Driver:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        for future in self.futures.values():
+        for future, _ in self.futures.values():
             future.cancel()
         self.futures.clear()
 
     def step(self):
         for number, result, error in self.core.step():
-            future = self.futures.pop(number, None)
-            if future is None or future.done():
+            future, kept = self.futures.pop(number, (None, None))
+            if future is None:
                 continue
-            if error is None:
+            if future.done():
+                # Cancelled: its task runs after this.
+                if error is None and kept is not None:
+                    kept.append(result)
+            elif error is None:
                 future.set_result(result)
             else:
                 future.set_exception(error)
@@ -67,18 +74,32 @@ class _Driver:
         self.timer = None
         self.step()
 
-    async def call(self, number):
+    async def call(self, number, kept=None):
+        """Waits for a call. If it is cancelled when it is done already, its result goes to ``kept``."""
         if not self.fds:
             self.core.cancel(number)
             raise RuntimeError("the device is closed")
-        future = self.futures[number] = self.loop.create_future()
+        future = self.loop.create_future()
+        self.futures[number] = (future, kept)
         self.step()
         try:
             return await future
         except asyncio.CancelledError:
-            self.futures.pop(number, None)
-            self.core.cancel(number)
+            if self.futures.pop(number, None) is not None:
+                self.core.cancel(number)
+            elif kept is not None and future.done() and not future.cancelled() and future.exception() is None:
+                kept.append(future.result())
             raise
+
+    async def resolved(self, address):
+        """The first address of a name, looked up beside the event loop."""
+        host, port = address
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            found = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            host, port = found[0][4][:2]
+        return host, port
 
 
 class Device:
@@ -89,6 +110,7 @@ class Device:
 
     async def connect(self, address, *, private_data=None, max_message=None):
         """Connects to a listener."""
+        address = await self._driver.resolved(address)
         number = self._driver.core.connect(address, private_data, max_message)
         return Connection(self._driver, await self._driver.call(number))
 
@@ -111,6 +133,7 @@ class Listener:
     def __init__(self, driver, core):
         self._driver = driver
         self._core = core
+        self._kept = deque()
 
     @property
     def address(self):
@@ -118,8 +141,12 @@ class Listener:
         return self._core.address
 
     async def accept(self):
-        """The next peer that connects."""
-        return Connection(self._driver, await self._driver.call(self._core.accept()))
+        """The next peer that connects. A call that is cancelled loses no peer."""
+        if self._kept:
+            core = self._kept.popleft()
+        else:
+            core = await self._driver.call(self._core.accept(), self._kept)
+        return Connection(self._driver, core)
 
 
 class Connection:
@@ -128,6 +155,7 @@ class Connection:
     def __init__(self, driver, core):
         self._driver = driver
         self._core = core
+        self._kept = deque()
 
     @property
     def peer(self):
@@ -145,7 +173,9 @@ class Connection:
 
     async def recv(self):
         """The next message; ``None`` when the connection was closed in order. A call that is cancelled loses no message."""
-        return await self._driver.call(self._core.recv())
+        if self._kept:
+            return self._kept.popleft()
+        return await self._driver.call(self._core.recv(), self._kept)
 
     async def write(self, data, remote):
         """Writes the bytes of ``data`` to a peer's memory. The peer's program does not learn of it."""

@@ -29,7 +29,7 @@ pub(crate) struct Options {
 
 /// Runs `cargo xtask book`.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    match make(&crate::test::workspace(), options.check) {
+    match make(&crate::workspace::root(), options.check) {
         Ok(said) => {
             println!("{said}");
             ExitCode::SUCCESS
@@ -69,7 +69,7 @@ fn make(root: &Path, check_only: bool) -> Result<String, Vec<String>> {
     if check_only {
         return Ok(checked);
     }
-    let target = crate::install::target().map_err(one)?;
+    let target = crate::workspace::target().map_err(one)?;
     let folder = target.join("book");
     assemble(root, &folder, &documents, &chapters).map_err(one)?;
     build(&folder, &target).map_err(one)?;
@@ -83,6 +83,9 @@ fn documents(root: &Path) -> Result<BTreeMap<PathBuf, Page>, String> {
         .current_dir(root)
         .output()
         .map_err(|error| format!("cannot run git: {error}"))?;
+    if !listed.status.success() {
+        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr).trim()));
+    }
     let mut documents = BTreeMap::new();
     for path in String::from_utf8_lossy(&listed.stdout).lines().map(PathBuf::from) {
         let text =
@@ -141,7 +144,7 @@ fn build(folder: &Path, target: &Path) -> Result<(), String> {
     let program = tools.join("bin/mdbook");
     let version = Command::new(&program).arg("--version").output();
     if !version.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains(MDBOOK)) {
-        let mut install = crate::test::cargo();
+        let mut install = crate::workspace::cargo();
         install.args([
             "install",
             "mdbook",

@@ -15,7 +15,7 @@ pub(crate) fn export(commit: &str, tree: &Path) -> Result<(), String> {
     fs::create_dir_all(&new).map_err(|error| format!("{}: {error}", new.display()))?;
     let mut archive = Command::new("git")
         .args(["archive", "--format=tar", commit])
-        .current_dir(crate::test::workspace())
+        .current_dir(crate::workspace::root())
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|error| format!("git: {error}"))?;

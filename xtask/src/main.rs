@@ -2,6 +2,7 @@
 
 mod bench;
 mod book;
+mod conform;
 mod dist;
 mod history;
 mod install;
@@ -16,6 +17,7 @@ mod report;
 mod requirements;
 mod symbols;
 mod test;
+mod workspace;
 
 use std::process::ExitCode;
 
@@ -63,6 +65,8 @@ enum Chore {
 enum Interop {
     /// The Linux kernel's siw driver in a virtual machine: the whole matrix, both ways round.
     Siw(uiw_siw::matrix::Options),
+    /// `uiw conform` on a scripted peer that breaks every requirement, one at a time, and fifty times on uiw.
+    Conform,
     /// NIXL's wheel from PyPI, on the C libraries.
     Nixl(nixl::Options),
 }
@@ -81,6 +85,7 @@ fn main() -> ExitCode {
             process::on_interrupt(uiw_siw::test_vm::sweep);
             uiw_siw::matrix::main(&options)
         }
+        Chore::Interop(Interop::Conform) => conform::run(),
         Chore::Interop(Interop::Nixl(options)) => nixl::run(&options),
         Chore::Install(options) => install::run(&options),
         Chore::Dist(options) => dist::run(&options),

@@ -1,7 +1,7 @@
 //! `cargo xtask models`: the models of the progress engine (`verbs/models`), with more schedules than `cargo test` runs.
 
-use std::process::{Command, ExitCode};
-use std::{env, io};
+use std::io;
+use std::process::ExitCode;
 
 /// Options of `cargo xtask models`.
 #[derive(clap::Args)]
@@ -23,12 +23,8 @@ const TOOLS: [&[&str]; 2] = [
 /// Runs both tools.
 pub(crate) fn run(options: &Options) -> ExitCode {
     let passes = |args: &&[&str]| -> io::Result<bool> {
-        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo
-            .current_dir(crate::test::workspace())
-            .args(*args)
-            .args(&options.only)
-            .env("LOOM_MAX_PREEMPTIONS", "3");
+        let mut cargo = crate::workspace::cargo();
+        cargo.args(*args).args(&options.only).env("LOOM_MAX_PREEMPTIONS", "3");
         Ok(cargo.status()?.success())
     };
     let mut passed = true;

@@ -1,7 +1,7 @@
 //! `cargo xtask interop nixl`: NIXL's wheel from PyPI on the C libraries. It is too large for `cargo xtask test`.
 
 use std::process::{Command, ExitCode};
-use std::{env, fs, io};
+use std::{fs, io};
 
 /// Options of `cargo xtask interop nixl`.
 #[derive(clap::Args)]
@@ -27,9 +27,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 }
 
 fn install_and_test(options: &Options) -> io::Result<bool> {
-    let workspace = crate::test::workspace();
-    let target = env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| workspace.join("target"), |given| workspace.join(given));
+    let target = crate::workspace::target().map_err(io::Error::other)?;
     let (folder, mark) = (target.join("nixl"), target.join("nixl").join(format!("has-{}", options.version)));
     if !mark.exists() {
         fs::create_dir_all(&target)?;
@@ -43,8 +41,8 @@ fn install_and_test(options: &Options) -> io::Result<bool> {
         }
         fs::write(&mark, "")?;
     }
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(workspace).args(["test", "-p", "uiw-interop", "--test", "stock", "--", "nixl::"]);
+    let mut cargo = crate::workspace::cargo();
+    cargo.args(["test", "-p", "uiw-interop", "--test", "stock", "--", "nixl::"]);
     succeeds(cargo.env("UIW_NIXL_PYTHON", folder.join("bin/python")))
 }
 

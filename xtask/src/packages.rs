@@ -32,6 +32,8 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "readelf", package: "binutils", tests: SIW },
     Need { program: "xz", package: "xz-utils", tests: SIW },
     Need { program: "setpriv", package: "util-linux", tests: SIW },
+    Need { program: "socat", package: "socat", tests: "siw: *tls_proxy*" },
+    Need { program: "text2pcap", package: "wireshark-common", tests: "interop: stock tls::rping*" },
     Need { program: "rping", package: "rdmacm-utils", tests: "interop: stock rping::* cm::*" },
     Need { program: "ibv_rc_pingpong", package: "ibverbs-utils", tests: "interop: stock utilities::*" },
     Need { program: "ibstat", package: "infiniband-diags", tests: "interop: stock utilities::*ibstat*" },

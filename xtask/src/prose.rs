@@ -49,7 +49,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     // An entry of the allow list that matches nothing is out of date, but only with respect to the workspace.
     let result = match &options.root {
         Some(root) => findings(root).map(|(findings, _)| (findings, Vec::new())),
-        None => findings(&crate::test::workspace()),
+        None => findings(&crate::workspace::root()),
     };
     match result {
         Ok((findings, unused)) => {

@@ -50,8 +50,8 @@ struct Clone {
 
 impl Clone {
     fn new() -> io::Result<Self> {
-        let workspace = crate::test::workspace();
-        let target = crate::install::target().map_err(io::Error::other)?.join("publishable");
+        let workspace = crate::workspace::root();
+        let target = crate::workspace::target().map_err(io::Error::other)?.join("publishable");
         let root = target.join(format!("clone-{}", std::process::id()));
         fs::create_dir_all(&target)?;
         let cloned = Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&root).status()?;

@@ -48,7 +48,7 @@ pub(crate) struct Trace {
 }
 
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let trace = match Trace::read(&crate::test::workspace()) {
+    let trace = match Trace::read(&crate::workspace::root()) {
         Ok(trace) => trace,
         Err(error) => {
             eprintln!("xtask: {error}");
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn every_sentence_is_claimed_by_a_test_or_has_a_reason() {
-        let trace = Trace::read(&crate::test::workspace()).unwrap();
+        let trace = Trace::read(&crate::workspace::root()).unwrap();
         assert!(trace.rows.values().filter(|row| row.wanted).count() > 400);
         assert_eq!(trace.wrong, [""; 0]);
         assert_eq!(trace.missing(|_| true), [""; 0]);
@@ -208,7 +208,7 @@ mod tests {
     /// The table of bugs that others had names tests, and there are tests of these names.
     #[test]
     fn tests_named_for_classic_bugs_are_there() {
-        let workspace = crate::test::workspace();
+        let workspace = crate::workspace::root();
         let readme = fs::read_to_string(workspace.join("interop/README.md")).unwrap();
         let names = scan::functions(&workspace).unwrap();
         let lines: Vec<&str> = readme

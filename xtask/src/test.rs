@@ -11,6 +11,7 @@ use crate::packages;
 use crate::process::{self, End};
 use crate::report::{Parser, Skip, Tally};
 use crate::requirements::Trace;
+use crate::workspace::{cargo, root};
 
 /// The longest that everything together may take.
 const CAP: Duration = Duration::from_secs(45 * 60);
@@ -216,7 +217,7 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
 /// Whether every sentence of the RFCs is proved by a test that has just passed. Counts as one test.
 fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
     println!("== requirements: cargo xtask requirements");
-    let wrong = Trace::read(&workspace()).map_or_else(|error| vec![error], |trace| trace.judge(passed));
+    let wrong = Trace::read(&root()).map_or_else(|error| vec![error], |trace| trace.judge(passed));
     for line in &wrong {
         println!("{line}");
     }
@@ -225,18 +226,6 @@ fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
     } else {
         Tally { failed: 1, ..Tally::default() }
     }
-}
-
-/// The Cargo that runs us, in the workspace's folder.
-pub(crate) fn cargo() -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(workspace());
-    command
-}
-
-pub(crate) fn workspace() -> PathBuf {
-    let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    Path::new(&here).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
 fn has_component(component: &str) -> bool {
@@ -248,7 +237,7 @@ fn has_component(component: &str) -> bool {
 fn has_target(target: &str, no_install: bool) -> bool {
     let succeeds = |program: &str, args: &[&str]| {
         let mut command = Command::new(program);
-        command.args(args).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir(workspace());
+        command.args(args).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir(root());
         command.output().ok().filter(|output| output.status.success())
     };
     let is_here = || {

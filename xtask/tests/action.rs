@@ -27,6 +27,7 @@ impl Runner {
         let mut command = Command::new("bash");
         command
             .arg(source("packaging/action.sh"))
+            .current_dir(&self.folder.0)
             .env_remove("LD_LIBRARY_PATH")
             .env_remove("PKG_CONFIG_PATH");
         for name in ["PREFIX", "PACKAGE", "PERSONA"] {
@@ -96,9 +97,10 @@ fn later_steps_run_stock_programs() {
         ],
     );
     let runner = Runner::new("unpacked");
-    let unpacked = package.join("unpacked");
-    let step = runner.step(&[("PREFIX", unpacked.to_str().unwrap()), ("PACKAGE", file.to_str().unwrap())]);
+    // Of the step's own folder; later steps may run in others.
+    let step = runner.step(&[("PREFIX", "unpacked"), ("PACKAGE", file.to_str().unwrap())]);
     assert!(step.status.success(), "{step:?}");
+    assert!(Path::new(&runner.values("output")["prefix"]).is_absolute(), "{step:?}");
     exchange(&runner);
 }
 

@@ -9,6 +9,7 @@ use uiw_rdmap::ReadRequest;
 use uiw_rdmap::wire::Control;
 
 const MARKER_INTERVAL: u64 = 512;
+const MARKER_LEN: u64 = 4;
 const CRC_LEN: usize = 4;
 const KEY_LEN: usize = 16;
 
@@ -114,13 +115,15 @@ pub(super) fn fpdu(tx: &mut FpduTx, ulpdu: &[u8], fields: &Values) -> Vec<u8> {
         bytes[lead..lead + 2].copy_from_slice(&(length as u16).to_be_bytes());
     }
     let end = bytes.len() - CRC_LEN;
-    if let Some(value) = fields.get("pad")
-        && !tx.markers()
-    {
-        bytes[end - pad..end].fill(value as u8);
+    let first = (MARKER_INTERVAL - start % MARKER_INTERVAL) % MARKER_INTERVAL;
+    if let Some(value) = fields.get("pad") {
+        let is_marker = |at: &usize| {
+            tx.markers() && *at as u64 >= first && (*at as u64 - first) % MARKER_INTERVAL < MARKER_LEN
+        };
+        let places: Vec<usize> = (0..end).rev().filter(|at| !is_marker(at)).take(pad).collect();
+        places.into_iter().for_each(|at| bytes[at] = value as u8);
     }
     if tx.markers() {
-        let first = (MARKER_INTERVAL - start % MARKER_INTERVAL) % MARKER_INTERVAL;
         for at in (first as usize..end).step_by(MARKER_INTERVAL as usize) {
             let reserved = (fields.number("marker-reserved", 0) as u16).to_be_bytes();
             let flipped = (fields.number("marker-xor", 0) as u16).to_be_bytes();
@@ -177,6 +180,21 @@ mod tests {
         assert_eq!((&bytes[..4], &bytes[512..516]), (&[1, 2, 0, 4][..], &[1, 2, 1, 0xF8][..]));
         let end = bytes.len() - 4;
         assert_eq!(bytes[end..], crc32c(&bytes[..end]).to_le_bytes());
+    }
+
+    #[test]
+    fn a_pad_is_changed_before_and_behind_a_marker() {
+        let mut fields = Values::default();
+        fields.set("pad", 0xFF);
+        // The first Marker has four bytes and the length two; with 503 bytes the second Marker stands between PAD and CRC.
+        for (len, places) in [(5, 11..12), (499, 505..508), (503, 509..512)] {
+            let mut tx = FpduTx::new(true, true);
+            let bytes = fpdu(&mut tx, &vec![0; len], &fields);
+            let end = bytes.len() - CRC_LEN;
+            let changed: Vec<usize> = (6..end).filter(|at| bytes[*at] == 0xFF).collect();
+            assert_eq!(changed, places.collect::<Vec<_>>(), "a ULPDU of {len} bytes");
+            assert_eq!(bytes[end..], crc32c(&bytes[..end]).to_le_bytes());
+        }
     }
 
     #[test]

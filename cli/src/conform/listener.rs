@@ -7,6 +7,9 @@ use super::values::Values;
 use crate::fail::{Exit, Failure, Result};
 use serde_json::{Value as Json, json};
 
+/// Attempts to get a Reply, where none is refused.
+const TRIES: u32 = 3;
+
 /// What was found out before the first case.
 #[derive(Clone, Debug)]
 pub(super) struct Listener {
@@ -34,13 +37,21 @@ pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
         let mut session = Session::new(target);
         let result = session.start(values);
         session.finish(false);
-        (result.map_err(|Stop(why)| why), session.reply)
+        let closed = session.link.is_some_and(|link| link.ended.is_some());
+        (result.map_err(|Stop(why)| why), session.reply, closed)
     };
     target.enhanced = true;
-    let (mut usual, mut reply) = begun(target, &[]);
+    let (mut usual, mut reply, mut closed) = begun(target, &[]);
+    // A lost packet says nothing of the revision; an end does.
+    for _ in 1..TRIES {
+        if reply.is_some() || closed {
+            break;
+        }
+        (usual, reply, closed) = begun(target, &[]);
+    }
     if reply.is_none() {
         target.enhanced = false;
-        (usual, reply) = begun(target, &[]);
+        (usual, reply, _) = begun(target, &[]);
     }
     let Some(reply) = reply else {
         let why = usual.err().unwrap_or_default();
@@ -48,9 +59,9 @@ pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
         return Err(Failure::new(Exit::Unreachable, format!("cannot ask {}", target.address), why, fix));
     };
     let enhanced = reply.enhanced.is_some();
-    let (_, without_crc) = begun(target, &[("crc", 0)]);
+    let (_, without_crc, _) = begun(target, &[("crc", 0)]);
     // What is wrong with its Markers is for the cases to show.
-    let (_, with_markers) = begun(target, &[("markers", 1)]);
+    let (_, with_markers, _) = begun(target, &[("markers", 1)]);
     let granted = with_markers.is_some_and(|reply| !reply.rejects());
     let about = if partner { about(target) } else { None };
     Ok(Listener {

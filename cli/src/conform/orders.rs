@@ -60,7 +60,9 @@ impl Session<'_> {
                 Ok(())
             }
             Err(Stop(why)) => {
-                self.judged.broken(judges, why.clone());
+                if !self.is_overdue {
+                    self.judged.broken(judges, why.clone());
+                }
                 Err(Stop(why))
             }
         }
@@ -85,7 +87,7 @@ impl Session<'_> {
     fn answer(&mut self, kind: Kind) -> Result<Talk, Stop> {
         let limit = self.stall();
         loop {
-            let item = self.item(limit);
+            let item = self.item(limit)?;
             match item {
                 Item::Segment(segment, Some(message))
                     if matches!(segment.kind(), Some(FrameKind::Send | FrameKind::SendSolicited)) =>

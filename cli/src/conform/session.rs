@@ -22,7 +22,7 @@ const NUDGE: Duration = Duration::from_millis(50);
 const NUDGES: u32 = 5;
 /// How long the listener's end is awaited where no case is about it.
 const LINGER: Duration = Duration::from_millis(300);
-/// How often something may come before a case has lasted too long.
+/// A case lasts as long as this many stalls at most.
 const STALLS: u32 = 100;
 /// Round trips that a time limit has at least.
 const ROUND_TRIPS: u32 = 40;
@@ -85,7 +85,9 @@ pub(super) struct Session<'a> {
     pub(super) variables: Variables,
     pub(super) judged: Judgements,
     pub(super) transcript: Transcript,
-    bound: Instant,
+    begun: Instant,
+    /// It has lasted too long: that it stopped says nothing of the listener.
+    pub(super) is_overdue: bool,
 }
 
 impl<'a> Session<'a> {
@@ -105,7 +107,8 @@ impl<'a> Session<'a> {
             variables: Variables::default(),
             judged: Judgements::default(),
             transcript: Transcript::new(),
-            bound: Instant::now() + target.stall * STALLS,
+            begun: Instant::now(),
+            is_overdue: false,
         }
     }
 
@@ -220,7 +223,7 @@ impl<'a> Session<'a> {
             }
         }
         self.send_startup(FrameKind::Request, request, 0)?;
-        match self.item(self.stall()) {
+        match self.item(self.stall())? {
             Item::Reply(reply) if reply.rejects() => {
                 Err(Stop("the listener rejected the connection".to_owned()))
             }
@@ -262,7 +265,7 @@ impl<'a> Session<'a> {
         let mut nudges = 0;
         loop {
             let wait = if nudges < NUDGES { NUDGE.max(self.round_trip() * 2) } else { self.stall() };
-            match self.item(wait) {
+            match self.item(wait)? {
                 Item::Segment(segment, _) if segment.kind() == Some(FrameKind::ReadResponse) => {
                     self.judged.keep(&IDS[..3]);
                     self.checker.forget_sent();
@@ -297,24 +300,37 @@ impl<'a> Session<'a> {
     }
 
     /// What comes next, if anything does while `limit` passes without a byte.
-    pub(super) fn item(&mut self, limit: Duration) -> Item {
+    ///
+    /// # Errors
+    /// When the case has lasted too long; nothing is judged by that.
+    pub(super) fn item(&mut self, limit: Duration) -> Result<Item, Stop> {
+        let bound = self.begun + self.stall() * STALLS;
         loop {
             if let Some(item) = self.buffered(true) {
-                return item;
+                return Ok(item);
             }
-            let until = (Instant::now() + limit).min(self.bound);
-            let Some(link) = self.link.as_mut() else { return Item::End(Ending::Fin) };
-            match link.more(until) {
+            let until = Instant::now() + limit;
+            let Some(link) = self.link.as_mut() else { return Ok(Item::End(Ending::Fin)) };
+            match link.more(until.min(bound)) {
                 More::Bytes => {}
+                More::Late if bound < until => {
+                    self.is_overdue = true;
+                    let seconds = self.begun.elapsed().as_secs_f64();
+                    self.transcript.line("  the case has lasted too long");
+                    return Err(Stop(format!(
+                        "the case had not ended after {seconds:.1} s: try a larger --stall"
+                    )));
+                }
                 More::Late => {
                     self.transcript.line(&format!("  nothing for {:.3} s", limit.as_secs_f64()));
                     // Part of a frame, and no more of it as long as something must move.
                     let stalled = limit >= self.stall();
-                    return if stalled { self.buffered(false).unwrap_or(Item::Late) } else { Item::Late };
+                    let cut = if stalled { self.buffered(false) } else { None };
+                    return Ok(cut.unwrap_or(Item::Late));
                 }
                 More::Ended(ending) => {
                     self.transcript.line(if ending == Ending::Fin { "< fin" } else { "< reset" });
-                    return self.buffered(false).unwrap_or(Item::End(ending));
+                    return Ok(self.buffered(false).unwrap_or(Item::End(ending)));
                 }
             }
         }
@@ -431,7 +447,7 @@ impl<'a> Session<'a> {
         }
         let _ = self.fin();
         let limit = self.stall().min(LINGER.max(self.round_trip() * 4));
-        while matches!(self.item(limit), Item::Segment(..)) {}
+        while matches!(self.item(limit), Ok(Item::Segment(..))) {}
     }
 
     /// This end says no more.

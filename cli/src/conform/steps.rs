@@ -96,7 +96,7 @@ impl Session<'_> {
     fn expect(&mut self, one_of: &[Expected]) -> Result<(), Stop> {
         let limit = self.stall();
         loop {
-            let item = self.item(limit);
+            let item = self.item(limit)?;
             if let Item::Broken(what) = item {
                 return Err(Stop(what));
             }
@@ -176,7 +176,7 @@ impl Session<'_> {
         let mut asked = false;
         loop {
             let limit = if asked { self.stall() } else { GRACE.max(self.round_trip() * 10) };
-            let item = self.item(limit);
+            let item = self.item(limit)?;
             match item {
                 Item::Segment(segment, _) if segment.kind() == Some(FrameKind::Terminate) => {
                     self.judged.keep(judges);
@@ -221,7 +221,7 @@ impl Session<'_> {
         const IDS: [&str; 2] = ["RFC5040-7-02", "RFC5041-3-12"];
         self.fin()?;
         loop {
-            match self.item(self.stall()) {
+            match self.item(self.stall())? {
                 Item::End(_) => {
                     self.judged.keep(&IDS);
                     self.judged.keep(&["RFC5040-5.4-08"]);
@@ -242,7 +242,7 @@ impl Session<'_> {
     fn message(&mut self, expected: &Expected) -> Result<(), Stop> {
         let limit = self.stall();
         loop {
-            let item = self.item(limit);
+            let item = self.item(limit)?;
             match item {
                 Item::Segment(_, Some(message)) if message.first.kind() == Some(expected.kind) => {
                     self.judged.keep(&expected.judges);

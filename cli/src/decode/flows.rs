@@ -5,13 +5,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use uiw_mpa::wire::startup::{FrameKind, KEY_REPLY, KEY_REQUEST};
 
 use super::connection::{Connection, Findings, Side, other};
 use super::event::{Event, Record};
+use super::keylog::KeyLog;
 use super::packet::Segment;
 use super::reassembly::{Chunk, Stream};
+use super::tls;
 
 /// Connections followed at a time. Above it those that are not iWARP are forgotten.
 const MAX_FLOWS: usize = 65_536;
@@ -37,8 +40,19 @@ pub(super) struct Moment {
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     table: BTreeMap<(SocketAddr, SocketAddr), Flow>,
-    /// iWARP connections so far.
+    /// Connections so far.
+    pub(super) counts: Counts,
+    /// Secrets of TLS connections.
+    pub(super) keys: Option<Arc<KeyLog>>,
+}
+
+/// Connections so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    /// Those of iWARP.
     pub(super) connections: u32,
+    /// Those of TLS whose secrets are not there.
+    pub(super) locked: u32,
 }
 
 #[derive(Debug)]
@@ -55,6 +69,16 @@ struct Flow {
     /// Packets so far.
     arrived: u64,
     state: State,
+    cover: Cover,
+}
+
+/// What is around the bytes of MPA.
+#[derive(Debug)]
+enum Cover {
+    /// Nothing was captured yet. TLS is followed if there are secrets.
+    Unknown(Option<Arc<KeyLog>>),
+    Nothing,
+    Tls(Box<tls::Session>),
 }
 
 /// A segment that waits for what it acknowledges.
@@ -122,13 +146,13 @@ impl Flows {
             self.table.retain(|_, flow| matches!(flow.state, State::Iwarp { .. }));
         }
         let key = (segment.from.min(segment.to), segment.from.max(segment.to));
-        let flow = self.table.entry(key).or_insert_with(|| Flow::new(key));
+        let flow = self.table.entry(key).or_insert_with(|| Flow::new(key, self.keys.clone()));
         let side = usize::from(segment.from != key.0);
         if segment.syn && flow.is_reused(side, segment.sequence) {
-            flow.finish("the next connection of these ports begins", at, &mut self.connections, sink);
-            *flow = Flow::new(key);
+            flow.finish("the next connection of these ports begins", at, &mut self.counts, sink);
+            *flow = Flow::new(key, self.keys.clone());
         }
-        flow.arrive(side, segment, at, &mut self.connections, sink);
+        flow.arrive(side, segment, at, &mut self.counts, sink);
     }
 
     /// The end of the capture.
@@ -137,13 +161,13 @@ impl Flows {
         flows.sort_by_key(Flow::id);
         for mut flow in flows {
             let how = if flow.reset { "RST" } else { "the capture ends" };
-            flow.finish(how, at, &mut self.connections, sink);
+            flow.finish(how, at, &mut self.counts, sink);
         }
     }
 }
 
 impl Flow {
-    fn new((low, high): (SocketAddr, SocketAddr)) -> Self {
+    fn new((low, high): (SocketAddr, SocketAddr), keys: Option<Arc<KeyLog>>) -> Self {
         Self {
             ends: [low, high],
             streams: [None, None],
@@ -153,6 +177,7 @@ impl Flow {
             late_bytes: 0,
             arrived: 0,
             state: State::watching(),
+            cover: Cover::Unknown(keys),
         }
     }
 
@@ -184,14 +209,14 @@ impl Flow {
         side: Side,
         segment: &Segment<'_>,
         at: Moment,
-        connections: &mut u32,
+        counts: &mut Counts,
         sink: &mut dyn FnMut(&Record),
     ) {
         self.arrived += 1;
         let header = Header::of(segment);
         let says = !segment.payload.is_empty() || header.cut > 0 || header.syn || header.fin || header.rst;
         if says && self.late.is_empty() && self.is_ready(side, &header, segment.payload) {
-            return self.take(side, &header, segment.payload, at, connections, sink);
+            return self.take(side, &header, segment.payload, at, counts, sink);
         }
         if says {
             self.late_bytes += segment.payload.len();
@@ -199,7 +224,7 @@ impl Flow {
             self.late.push_back(Late { side, at, arrived, header, payload });
         }
         while let Some(late) = self.next_late() {
-            self.take(late.side, &late.header, &late.payload, late.at, connections, sink);
+            self.take(late.side, &late.header, &late.payload, late.at, counts, sink);
         }
     }
 
@@ -248,7 +273,7 @@ impl Flow {
         header: &Header,
         payload: &[u8],
         at: Moment,
-        connections: &mut u32,
+        counts: &mut Counts,
         sink: &mut dyn FnMut(&Record),
     ) {
         // A last byte may be a FIN that is not in the capture.
@@ -261,22 +286,22 @@ impl Flow {
             stream.give_up_to(acknowledged, &mut chunks);
             for chunk in chunks {
                 let mut findings = Findings::new();
-                self.chunk(other(side), chunk, connections, &mut findings);
+                self.chunk(other(side), chunk, counts, &mut findings);
                 self.report(&mut findings, at, sink);
             }
         }
-        self.segment(side, header, payload, connections, &mut |flow, findings| {
+        self.segment(side, header, payload, counts, &mut |flow, findings| {
             flow.report(findings, at, sink);
         });
         if self.is_over() {
-            self.finish("FIN", at, connections, sink);
+            self.finish("FIN", at, counts, sink);
             return;
         }
         if header.rst && matches!(self.state, State::Iwarp { .. }) {
             let whole = |stream: &Option<Stream>| stream.as_ref().is_none_or(|stream| !stream.has_hole());
             let in_order = self.streams[side].as_ref().is_none_or(|stream| stream.is_next(header.sequence));
             if in_order && self.late.is_empty() && self.streams.iter().all(whole) {
-                return self.finish("RST", at, connections, sink);
+                return self.finish("RST", at, counts, sink);
             }
             self.reset = true;
         }
@@ -288,7 +313,7 @@ impl Flow {
         side: Side,
         header: &Header,
         payload: &[u8],
-        connections: &mut u32,
+        counts: &mut Counts,
         report: &mut dyn FnMut(&Self, &mut Findings),
     ) {
         if matches!(self.state, State::Done) {
@@ -320,7 +345,7 @@ impl Flow {
         }
         for chunk in chunks {
             let mut findings = Findings::new();
-            self.chunk(side, chunk, connections, &mut findings);
+            self.chunk(side, chunk, counts, &mut findings);
             if missed
                 && let State::Iwarp { connection, .. } = &mut self.state
                 && connection.has_frame(side)
@@ -357,7 +382,32 @@ impl Flow {
         }
     }
 
-    fn chunk(&mut self, side: Side, chunk: Chunk, connections: &mut u32, findings: &mut Findings) {
+    fn chunk(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
+        if let (Cover::Unknown(keys), Chunk::Bytes(bytes)) = (&mut self.cover, &chunk) {
+            let keys = keys.take();
+            counts.locked += u32::from(keys.is_none() && tls::begins(bytes));
+            self.cover = match keys {
+                Some(keys) if tls::begins(bytes) => Cover::Tls(Box::new(tls::Session::new(keys))),
+                _ => Cover::Nothing,
+            };
+        }
+        let Cover::Tls(session) = &mut self.cover else { return self.plain(side, chunk, counts, findings) };
+        let was_locked = session.is_locked();
+        let chunks = session.take(side, chunk);
+        let is_locked = session.is_locked() && !was_locked;
+        for (side, chunk) in chunks {
+            self.plain(side, chunk, counts, findings);
+        }
+        match &mut self.state {
+            State::Iwarp { connection, .. } if is_locked => {
+                connection.end(side, "a record of TLS cannot be decrypted", findings);
+            }
+            _ => counts.locked += u32::from(is_locked),
+        }
+    }
+
+    /// The next piece of what MPA sees.
+    fn plain(&mut self, side: Side, chunk: Chunk, counts: &mut Counts, findings: &mut Findings) {
         match (&mut self.state, chunk) {
             (State::Iwarp { connection, .. }, chunk) => connection.feed(side, chunk, findings),
             (State::Watching { openings }, Chunk::Bytes(bytes)) => {
@@ -373,7 +423,7 @@ impl Flow {
                 }
                 match FrameKind::detect(key) {
                     Err(_) => self.ignore(),
-                    Ok(Some(_)) if key.len() == KEY_LEN => self.promote(side, connections, findings),
+                    Ok(Some(_)) if key.len() == KEY_LEN => self.promote(side, counts, findings),
                     Ok(_) => {}
                 }
             }
@@ -389,11 +439,11 @@ impl Flow {
     }
 
     /// The Key is whole: an iWARP connection.
-    fn promote(&mut self, side: Side, connections: &mut u32, findings: &mut Findings) {
+    fn promote(&mut self, side: Side, counts: &mut Counts, findings: &mut Findings) {
         let State::Watching { openings } = &mut self.state else { return };
         let mut openings = std::mem::take(openings);
         let mut connection = Box::new(Connection::new());
-        *connections += 1;
+        counts.connections += 1;
         for side in [side, other(side)] {
             let Opening { missing, bytes } = std::mem::take(&mut openings[side]);
             if missing > 0 {
@@ -403,19 +453,21 @@ impl Flow {
                 connection.feed(side, Chunk::Bytes(bytes), findings);
             }
         }
-        self.state = State::Iwarp { id: *connections, connection };
+        self.state = State::Iwarp { id: counts.connections, connection };
     }
 
     /// Nothing more will come.
-    fn finish(&mut self, how: &str, at: Moment, connections: &mut u32, sink: &mut dyn FnMut(&Record)) {
+    fn finish(&mut self, how: &str, at: Moment, counts: &mut Counts, sink: &mut dyn FnMut(&Record)) {
         // Nothing comes any more that they could wait for.
         while !self.late.is_empty() {
             let ready =
                 self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
             let Some(late) = self.late.remove(ready.unwrap_or(0)) else { break };
-            self.take(late.side, &late.header, &late.payload, late.at, connections, sink);
+            self.take(late.side, &late.header, &late.payload, late.at, counts, sink);
         }
-        let State::Iwarp { connection, .. } = &mut self.state else { return };
+        if !matches!(self.state, State::Iwarp { .. }) {
+            return;
+        }
         let mut findings = Findings::new();
         for side in [0, 1] {
             let mut chunks = Vec::new();
@@ -423,9 +475,10 @@ impl Flow {
                 stream.finish(&mut chunks);
             }
             for chunk in chunks {
-                connection.feed(side, chunk, &mut findings);
+                self.chunk(side, chunk, counts, &mut findings);
             }
         }
+        let State::Iwarp { connection, .. } = &mut self.state else { return };
         for side in [0, 1] {
             connection.close(side, how, &mut findings);
             if let Some(Stream { repeated, retransmissions, .. }) = self.streams[side] {

@@ -7,6 +7,8 @@
 //!                              port                                 Markers
 //! ```
 //!
+//! With a key log, `tls` decrypts what is between `reassembly` and `connection`, by the secrets that `keylog` reads.
+//!
 //! Datagrams between uiw peers go from `packet` to `datagrams`, each by itself. `tunnel` finds packets within packets.
 //!
 //! Captures lack packets, and have them in another order than they were sent. `flows` looks at a segment when what it acknowledges was looked at, and
@@ -21,6 +23,7 @@ mod datagrams;
 mod event;
 mod flows;
 mod framing;
+mod keylog;
 mod message;
 mod output;
 mod packet;
@@ -32,12 +35,14 @@ mod select;
 mod startup;
 mod statistics;
 mod terminate;
+mod tls;
 mod tunnel;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 pub use event::{
     Crc, Datagram, Departure, Event, Fpdu, Message, Negotiated, Record, Segment, Startup, Terminate,
@@ -48,6 +53,7 @@ pub use select::Which;
 use crate::pcap::{Error, Packet, Reader};
 use datagrams::Datagrams;
 use flows::{Flows, Moment};
+use keylog::KeyLog;
 use output::{Print, Printer};
 use packet::Content;
 use statistics::Statistics;
@@ -74,6 +80,9 @@ pub struct Args {
     /// Instead of each finding: messages by operation with their sizes, the time from Reads and atomics to their answers, retransmissions
     #[arg(long, conflicts_with = "quiet")]
     pub statistics: bool,
+    /// Secrets of TLS connections, as `--keylog` of other commands writes them.
+    #[arg(skip)]
+    pub keylog: Option<PathBuf>,
 }
 
 /// Runs `uiw decode`, printing to standard output.
@@ -84,7 +93,7 @@ pub fn run(args: &Args) -> ExitCode {
         Ok(_) => ExitCode::from(1),
         Err((_, Failure::Output(error))) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err((file, failure)) => {
-            eprintln!("error: {}: {failure}\nhint: name a readable pcap or pcapng file", file.display());
+            eprintln!("error: {}: {failure}\nhint: {}", file.display(), failure.hint());
             ExitCode::from(2)
         }
     }
@@ -103,6 +112,10 @@ pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, (PathBuf, Fai
     let mut printer = Printer::new(out, args.json, print);
     let mut statistics = args.statistics.then(Statistics::default);
     let mut decoder = Decoder { selection: args.connection.clone(), ..Decoder::default() };
+    if let Some(path) = &args.keylog {
+        let log = KeyLog::read(path).map_err(|wrong| (path.clone(), Failure::KeyLog(wrong)))?;
+        decoder.flows.keys = Some(Arc::new(log));
+    }
     let mut sink = |printer: &mut Printer<'_>, record: &Record| {
         printer.record(record);
         if let Some(statistics) = &mut statistics {
@@ -219,8 +232,9 @@ impl Decoder {
         let Self { mut flows, mut summary, last, selection, .. } = self;
         flows.finish(last, &mut |record| summary.take(record, &selection, sink));
         if selection.is_empty() {
-            summary.connections = flows.connections;
+            summary.connections = flows.counts.connections;
         }
+        summary.locked = flows.counts.locked;
         summary
     }
 }
@@ -235,24 +249,33 @@ fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
     }
 }
 
-/// Why nothing was decoded. `Display` is the cause and what to do about it.
+/// Why nothing was decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The file cannot be opened.
-    #[error("{0}: give a pcap or pcapng file that can be read")]
+    #[error("{0}")]
     Open(io::Error),
     /// The file is no capture.
-    #[error("{0}: {fix}", fix = fix(.0))]
+    #[error("{0}")]
     Capture(Error),
+    /// The file of secrets cannot be read, or is none.
+    #[error("{0}")]
+    KeyLog(keylog::Wrong),
     /// The findings cannot be written.
-    #[error("cannot write the output: {0}: free some space or choose another place")]
+    #[error("cannot write the output: {0}")]
     Output(io::Error),
 }
 
-fn fix(error: &Error) -> &'static str {
-    match error {
-        Error::Compressed(_) => "decompress it first",
-        Error::Io(_) => "give a file that can be read",
-        _ => "give a pcap or pcapng file, such as tcpdump -w or Wireshark write",
+impl Failure {
+    /// What to do about it.
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::Capture(Error::Compressed(_)) => "decompress it first",
+            Self::Open(_) | Self::Capture(_) => {
+                "name a readable pcap or pcapng file, such as tcpdump -w or Wireshark write"
+            }
+            Self::KeyLog(_) => "name a file that --keylog or UIW_KEYLOG of another command has written",
+            Self::Output(_) => "free some space or choose another place",
+        }
     }
 }

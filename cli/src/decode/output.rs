@@ -16,6 +16,8 @@ pub struct Summary {
     pub packets: u64,
     /// iWARP connections.
     pub connections: u32,
+    /// TLS connections whose secrets are not there, of iWARP or not.
+    pub locked: u32,
     /// MPA Request and Reply Frames.
     pub startup_frames: u64,
     /// FPDUs.
@@ -102,9 +104,12 @@ impl Summary {
     fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.connections == 0 && self.datagrams == 0 {
-            reasons.push(
-                "no MPA Request or Reply Frame in the capture: capture from the connection's start on".into(),
-            );
+            reasons.push(if self.locked > 0 {
+                format!("{} connection(s) of TLS: name the file of their secrets with --keylog", self.locked)
+            } else {
+                "no MPA Request or Reply Frame in the capture: capture from the connection's start on"
+                    .to_owned()
+            });
         }
         if self.missing_bytes > 0 {
             reasons.push(format!("{} bytes are missing from the capture", self.missing_bytes));

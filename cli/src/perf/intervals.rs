@@ -26,7 +26,7 @@ impl Interval {
     }
 
     fn seconds(&self) -> f64 {
-        (self.to - self.from).as_secs_f64()
+        (self.to - self.from).as_secs_f64().max(1e-9)
     }
 
     pub(super) fn line(&self) -> String {
@@ -95,9 +95,11 @@ impl<F: FnMut(&Interval)> Intervals<F> {
         Ok(Self { progress, size, every, from, before, last, round_trips, over: Vec::new(), show })
     }
 
-    /// The measurement is over. A last interval that is shorter than the others is one, unless it is a moment.
-    pub(super) fn end(mut self) -> Vec<Interval> {
-        if self.every.is_some_and(|every| self.last.0 >= self.from + every / 10) {
+    /// The measurement is over, after `messages` in `elapsed`. The last interval has what is left and is shorter than the others.
+    pub(super) fn end(mut self, messages: u64, elapsed: Duration) -> Vec<Interval> {
+        self.last = (elapsed.max(self.from), messages);
+        // Without a message it is one unless it is a moment.
+        if self.every.is_some_and(|every| messages > self.before || self.last.0 >= self.from + every / 10) {
             self.close();
         }
         self.progress.clear();
@@ -162,8 +164,7 @@ mod tests {
         intervals.so_far(5, second / 2);
         intervals.so_far(20, second);
         intervals.so_far(20, second * 3);
-        intervals.so_far(24, second * 7 / 2);
-        let over = intervals.end();
+        let over = intervals.end(24, second * 7 / 2);
         assert_eq!(shown, 3);
         let seen: Vec<_> = over.iter().map(|i| (i.from, i.to, i.messages, i.bytes)).collect();
         let expected = [
@@ -182,7 +183,8 @@ mod tests {
         intervals.so_far(1, second);
         intervals.round_trip(2_000);
         intervals.so_far(2, second * 2);
-        let over = intervals.end();
+        let over = intervals.end(2, second * 2);
+        assert_eq!(over.len(), 2);
         let most = |interval: &Interval| interval.json()["round_trip_us"]["max"].as_f64().unwrap();
         assert!(most(&over[0]) >= 999.0 && most(&over[1]) < 3.0, "{over:?}");
     }

@@ -190,7 +190,8 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
             }
         })?;
         let outcome = Run::connect(device, pd, peer, &plan)?.measure(&mut watch)?;
-        let intervals = watch.end();
+        let own = outcome.messages - outcome.by_server.unwrap_or(0);
+        let intervals = watch.end(own, Duration::from_secs_f64(outcome.seconds));
         args.draw(&plan, &outcome, &intervals)?;
         if args.json || args.json_stream {
             let mut result = report::result(&plan, &outcome);

@@ -225,7 +225,8 @@ impl Talk {
             return None;
         }
         let text = bytes[Self::TEXT..].split(|byte| *byte == 0).next().unwrap_or_default();
-        let wrong = (number(40) != 0).then(|| String::from_utf8_lossy(text).into_owned());
+        let shown = || String::from_utf8_lossy(text).chars().filter(|char| !char.is_control()).collect();
+        let wrong = (number(40) != 0).then(shown);
         let memory =
             Remote { addr: u64::from(number(24)) << 32 | u64::from(number(28)), rkey: STag(number(32)) };
         Some(Self { kind, order, memory, revocable: number(36), wrong })

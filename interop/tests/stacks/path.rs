@@ -115,6 +115,24 @@ fn a_path_that_damages() {
 
 /// The share of lost frames and the way's time are those that were asked for.
 #[test]
+fn an_emulator_of_the_real_time_class() {
+    let Some(path) = Path::new(&["--delay", "1ms", "--realtime"]) else { return };
+    let mut command = Command::new(uiw());
+    command.args(["serve", "--listen", "10.77.0.1:7174"]);
+    let mut server = Running::start(path.network.server(command));
+    server.wait_saying("listening on");
+    let mut command = Command::new(uiw());
+    command.args(["ping", "10.77.0.1", "-c", "3"]);
+    Running::start(path.network.client(command)).end().is_well();
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", path.wan.id())).expect("it runs");
+    let behind_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    // proc(5): field 41 is the policy, the first one behind the name is field 3; 1 is SCHED_FIFO.
+    assert_eq!(behind_name.split_whitespace().nth(41 - 3), Some("1"), "{stat}");
+    let _ = server.stop();
+    let _ = path.end();
+}
+
+#[test]
 fn the_path_is_as_asked() {
     let Some(path) = Path::new(&["--delay", "3ms", "--loss", "2%", "--seed", "5"]) else { return };
     let mut command = Command::new(uiw());

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Ended, Libraries, Running, User, free_port, uiw};
+use uiw_interop::tshark::Tshark;
 
 /// Two ends with raw public keys, which accept each other.
 struct Ends {
@@ -109,9 +110,57 @@ fn rping_and_its_plaintext() {
     assert_eq!((count(b"MPA ID Req Frame"), count(b"MPA ID Rep Frame")), (1, 1), "{text}");
     // The server reads what the client has, and the client gets it back by a Write.
     assert_eq!(count(b"rdma-ping-7: "), 2, "{text}");
+    same_by_uiw(&text, &capture);
     // The third byte of flags has C: CRC32C stays on (RFC 5044 section 7.1).
     let request = plaintext.windows(16).position(|bytes| bytes == b"MPA ID Req Frame").unwrap();
     assert_ne!(plaintext[request + 16] & 0x40, 0);
+}
+
+/// What tshark has decrypted, as TCP again and dissected by tshark, is what `uiw decode` finds by the same secrets.
+fn same_by_uiw(followed: &str, capture: &Path) {
+    let (Some(text2pcap), Some(tshark)) = (uiw_interop::require("text2pcap"), Tshark::require()) else {
+        return;
+    };
+    // The server's lines are indented.
+    let packets: String = followed
+        .lines()
+        .filter(|line| !line.trim().is_empty() && line.trim().bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .map(|line| {
+            let direction = if line.starts_with('\t') { 'I' } else { 'O' };
+            let bytes: Vec<String> = line
+                .trim()
+                .as_bytes()
+                .chunks(2)
+                .map(|digits| String::from_utf8_lossy(digits).into_owned())
+                .collect();
+            format!("{direction}\n000000 {}\n", bytes.join(" "))
+        })
+        .collect();
+    let (clear, wrapped) = (capture.with_extension("txt"), capture.with_extension("clear.pcap"));
+    fs::write(&clear, packets).unwrap();
+    let made = Command::new(text2pcap)
+        .args(["-q", "-D", "-T", "40000,7174"])
+        .args([&clear, &wrapped])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let dissected = tshark.dissect(&wrapped).unwrap();
+    let mut command = Command::new(uiw());
+    command
+        .args(["decode", "--quiet", "--json", "--keylog"])
+        .arg(capture.with_extension("keys"))
+        .arg(capture);
+    let decoded = command.output().unwrap();
+    assert!(decoded.status.success(), "{decoded:?}");
+    let said = String::from_utf8(decoded.stdout).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (summary["startup_frames"].as_u64(), summary["crc_bad"].as_u64()),
+        (Some(2), Some(0)),
+        "{summary}"
+    );
+    assert_eq!(summary["crc_good"].as_u64(), Some(dissected.fpdus.len() as u64), "{summary}");
+    assert!(dissected.fpdus.len() > 60, "{summary}");
 }
 
 #[test]

@@ -47,7 +47,7 @@ pub struct TcpStream {
     kind: Kind,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Connection {
     Pending,
     Made,
@@ -141,6 +141,12 @@ impl Stream for TcpStream {
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         match syscall::recv(self.socket()?.as_fd(), bufs) {
             Ok(0) if IoVecMut::total(bufs) == 0 => Err(no_bytes()),
+            // With MPTCP, a connection that was reset before it was accepted has no error of its own.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotConnected && self.connection == Connection::Made =>
+            {
+                Err(io::ErrorKind::ConnectionReset.into())
+            }
             received => received,
         }
     }

@@ -20,6 +20,12 @@ const TRIM_DELAYS: [Duration; 3] = if cfg!(test) {
 pub(crate) struct Trim {
     /// Bulk disconnects that no trim has followed yet. A thread waits to trim unless this is 0.
     due: AtomicU32,
+    /// Threads that were started.
+    #[cfg(test)]
+    threads: AtomicU32,
+    /// Trims that they have made.
+    #[cfg(test)]
+    trims: AtomicU32,
 }
 
 impl Trim {
@@ -31,6 +37,8 @@ impl Trim {
         if self.due.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
         }
+        #[cfg(test)]
+        self.threads.fetch_add(1, Ordering::AcqRel);
         let own = Arc::clone(self);
         if let Err(error) = crate::thread::spawn("uiw-trim", move || own.run()) {
             tracing::debug!(%error, "the thread that trims memory cannot be started");
@@ -47,6 +55,8 @@ impl Trim {
                 let is_quiet = self.due.load(Ordering::Acquire) == seen;
                 if is_quiet {
                     uiw_mem::give_back_free_pages();
+                    #[cfg(test)]
+                    self.trims.fetch_add(1, Ordering::AcqRel);
                 }
                 is_quiet
             });
@@ -79,8 +89,13 @@ mod tests {
             trim.bulk_disconnect(true);
         }
         quiet(&trim);
-        // It starts another one, which alone resets the count.
+        let counts = || [&trim.threads, &trim.trims].map(|count| count.load(Ordering::Acquire));
+        let [threads, trims] = counts();
+        // A thread that has ended in the meantime is followed by another one.
+        assert!((1..20).contains(&threads), "{threads} threads");
+        assert!(trims >= threads * 3, "{trims} trims of {threads} threads");
         trim.bulk_disconnect(true);
         quiet(&trim);
+        assert_eq!(counts(), [threads + 1, trims + 3]);
     }
 }

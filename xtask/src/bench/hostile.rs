@@ -218,7 +218,7 @@ impl Drop for Server {
 
 /// The program, beside ours.
 fn uiw() -> Result<Command, String> {
-    Ok(Command::new(crate::install::target()?.join("release/uiw")))
+    Ok(Command::new(crate::workspace::target()?.join("release/uiw")))
 }
 
 /// So many connections, each with `begin` done to it; what the server refuses is left out.

@@ -14,6 +14,7 @@ mod siw;
 mod speed;
 mod stacks;
 mod tls;
+mod wan;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,8 @@ pub(crate) enum Bench {
     Datagrams(datagrams::Options),
     /// Writes of 1 MiB over TLS beside rustls over bare sockets
     Tls(tls::Options),
+    /// Emulated long paths: Writes beside bare TCP, `uiw cp` beside rclone and tar, cuts
+    Wan(wan::Options),
     /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
     Perftest(perftest::Options),
     /// UCX and libfabric over TCP beside `uiw perf` and raw TCP
@@ -55,6 +58,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Connects(options) => connects::run(options),
         Bench::Datagrams(options) => datagrams::run(options),
         Bench::Tls(options) => tls::run(options),
+        Bench::Wan(options) => wan::run(options),
         Bench::Perftest(options) => perftest::run(options),
         Bench::Peers(options) => peers::run(options),
         Bench::Siw(options) => siw::run(options),

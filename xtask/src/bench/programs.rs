@@ -55,7 +55,7 @@ impl Scratch {
     /// When they cannot be built.
     pub(crate) fn libraries(&self) -> Result<PathBuf, String> {
         let folder = self.folder.join("lib");
-        build_libraries(&crate::test::workspace(), &crate::install::target()?, &folder)?;
+        build_libraries(&crate::workspace::root(), &crate::workspace::target()?, &folder)?;
         Ok(folder)
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::crates::{Crate, Crates};
 use super::{Dist, sums};
+use crate::install::{PACKAGES, PYTHON};
 
 pub(super) fn make(dist: &Dist) -> Result<PathBuf, String> {
     let file = dist.out.join(format!("uiw-{}.cdx.json", dist.version));
@@ -27,10 +28,8 @@ fn of(crates: &Crates, version: &str, timestamp: &str) -> Value {
             json!({ "ref": url(one), "dependsOn": uses })
         })
         .collect();
-    let programs = crates
-        .0
-        .values()
-        .filter(|one| ["uiw-cli", "uiw-ibverbs", "uiw-rdmacm", "uiw-python"].contains(&one.name.as_str()));
+    let programs =
+        crates.0.values().filter(|one| PACKAGES.iter().chain(&PYTHON).any(|name| *name == one.name));
     edges.push(json!({ "ref": root, "dependsOn": programs.map(url).collect::<Vec<_>>() }));
     json!({
         "$schema": "http://cyclonedx.org/schema/bom-1.5.schema.json",

@@ -130,6 +130,7 @@ fn wheel(dist: &Dist, package: &Path) -> Result<(), String> {
     pip(&words.iter().map(OsStr::new).chain([package.as_os_str()]).collect::<Vec<_>>())?;
     output(in_network(&root.join("bin")).args(["sh", "-c", RPING]))?;
     output(in_network(&root.join("bin")).args(["python", "-B", "-c", EXAMPLES]))?;
+    output(in_network(&root.join("bin")).args(["uiw", "run", "--sockets", "--", "true"]))?;
     pip(&["uninstall", "--yes", "uiw"].map(OsStr::new))?;
     same(&before, &files(&root)?)
 }

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::install::{PACKAGES, PYTHON, cargo};
+use crate::install::{PACKAGES, PYTHON};
+use crate::workspace::cargo;
 
 /// One crate.
 #[derive(Clone, Debug)]
@@ -50,7 +51,7 @@ impl Crates {
         let metadata = text(cargo().args(["metadata", "--locked", "--format-version", "1"]))?;
         let metadata: Value =
             serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
-        let lock = crate::test::workspace().join("Cargo.lock");
+        let lock = crate::workspace::root().join("Cargo.lock");
         let lock = fs::read_to_string(&lock).map_err(|error| format!("{}: {error}", lock.display()))?;
         let mut crates = BTreeMap::new();
         for package in metadata["packages"].as_array().into_iter().flatten() {

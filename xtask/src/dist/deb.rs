@@ -65,7 +65,7 @@ fn fill(dist: &Dist, root: &Path, arch: &str) -> io::Result<()> {
     let doc = root.join("usr/share/doc/uiw");
     fs::remove_file(doc.join("LICENSE-APACHE"))?;
     fs::remove_file(doc.join("LICENSE-MIT"))?;
-    let source = crate::test::workspace();
+    let source = crate::workspace::root();
     let mit = fs::read_to_string(source.join("LICENSE-MIT"))?;
     // Lines of a field begin with a space, empty ones with a point.
     let mit = mit.lines().map(|line| if line.is_empty() { " .\n".to_owned() } else { format!(" {line}\n") });

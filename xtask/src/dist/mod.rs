@@ -111,7 +111,7 @@ impl Drop for Dist {
 impl Dist {
     fn make(options: &Options) -> Result<Self, String> {
         let built = Built::portable(options.debug)?;
-        let target = install::target()?;
+        let target = crate::workspace::target()?;
         let out = options.out.clone().unwrap_or_else(|| target.join("dist"));
         let files = ["uiw", "libibverbs.so", "librdmacm.so", "librspreload.so", "lib_uiw.so"]
             .map(|name| built.file(name));
@@ -206,7 +206,7 @@ fn time() -> Result<OffsetDateTime, String> {
             .ok_or_else(|| "SOURCE_DATE_EPOCH: not a number of seconds".to_owned());
     }
     let mut git = Command::new("git");
-    git.args(["log", "-1", "--format=%ct"]).current_dir(crate::test::workspace());
+    git.args(["log", "-1", "--format=%ct"]).current_dir(crate::workspace::root());
     let committed = git.output().ok().filter(|output| output.status.success());
     let committed = committed.and_then(|output| parse(&String::from_utf8_lossy(&output.stdout)));
     // A source tree without its history.

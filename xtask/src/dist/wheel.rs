@@ -15,7 +15,7 @@ use crate::install::{self, Built};
 const PYTHON: &str = "cp311-abi3";
 
 /// What is in it beside the module, by the path below the prefix. Links cannot be, and a service is no matter of an environment.
-const PARTS: [&str; 3] = ["bin/uiw", "lib/uiw/lib", "share/"];
+const PARTS: [&str; 4] = ["bin/uiw", "lib/uiw/lib", "lib/uiw/rsocket/lib", "share/"];
 
 pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
     let foreign = dist.needs.foreign();
@@ -51,7 +51,7 @@ fn write(dist: &Dist, root: &Path, module: &Path, tag: &str, file: &Path) -> io:
             if name.contains(".so") || name.starts_with("bin/") { 0o755 } else { 0o644 },
         )?;
     }
-    let source = crate::test::workspace();
+    let source = crate::workspace::root();
     wheel.add("uiw/_uiw.abi3.so", &fs::read(module)?, 0o755)?;
     for path in archive::files(&source.join("python/uiw"))? {
         if path.extension().is_some_and(|kind| kind == "py" || kind == "pyi" || kind == "typed") {

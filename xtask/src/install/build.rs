@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::workspace::{cargo, target};
+
 /// The program, the two libraries, the man pages and the completions.
 #[derive(Debug)]
 pub(crate) struct Built {
@@ -90,23 +92,4 @@ fn run(command: &mut Command) -> Result<(), String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let status = command.status().map_err(|error| format!("cannot run {program}: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("{program}: {status}")) }
-}
-
-/// Where Cargo puts what it builds.
-pub(crate) fn target() -> Result<PathBuf, String> {
-    let output = cargo()
-        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
-        .output()
-        .map_err(|error| format!("cannot run cargo: {error}"))?;
-    let metadata: serde_json::Value =
-        serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))?;
-    let folder = metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
-    Ok(folder.into())
-}
-
-/// The Cargo that runs us, in the workspace's folder.
-pub(crate) fn cargo() -> Command {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(crate::test::workspace());
-    command
 }

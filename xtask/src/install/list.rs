@@ -27,7 +27,7 @@ const LIBRARIES: [(&str, &str, &str); 2] =
 
 /// Every file, in the order in which they are installed.
 pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<File>, String> {
-    let source = crate::test::workspace();
+    let source = crate::workspace::root();
     let read = |path: &str| {
         fs::read_to_string(source.join(path))
             .map_err(|error| format!("{}: {error}", source.join(path).display()))

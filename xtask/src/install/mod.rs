@@ -9,7 +9,7 @@ mod manifest;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub(crate) use build::{Built, PACKAGES, PYTHON, cargo, target};
+pub(crate) use build::{Built, PACKAGES, PYTHON};
 pub(crate) use layout::Layout;
 use manifest::Manifest;
 

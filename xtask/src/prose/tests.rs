@@ -166,7 +166,7 @@ fn former_tree() -> Option<Folder> {
     git.args(["archive", "--format=tar", "-o"])
         .arg(&archive)
         .arg(FORMER)
-        .current_dir(crate::test::workspace());
+        .current_dir(crate::workspace::root());
     if !git.output().is_ok_and(|output| output.status.success()) {
         return None;
     }

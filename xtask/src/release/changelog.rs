@@ -7,7 +7,7 @@ use super::VERSION;
 const UNRELEASED: &str = "## Unreleased";
 
 pub(super) fn check() -> Result<(), String> {
-    let path = crate::test::workspace().join("CHANGELOG.md");
+    let path = crate::workspace::root().join("CHANGELOG.md");
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     released(&text, VERSION, "").map(drop)
 }

@@ -1,7 +1,6 @@
 //! `cargo xtask release`: the checklist of a release, and its tag.
 
 mod changelog;
-mod links;
 mod versions;
 mod wire;
 
@@ -9,9 +8,8 @@ use std::env;
 use std::fs;
 use std::process::{Command, ExitCode};
 
-use crate::install::cargo;
 use crate::report::Tally;
-use crate::test::workspace;
+use crate::workspace::{self, cargo};
 
 /// Options of `cargo xtask release`.
 #[derive(clap::Args)]
@@ -82,7 +80,7 @@ fn name_of_tag() -> String {
 
 /// What git prints; an error when it fails.
 fn git(args: &[&str]) -> Result<String, String> {
-    let output = Command::new("git").args(args).current_dir(workspace()).output();
+    let output = Command::new("git").args(args).current_dir(workspace::root()).output();
     let output = output.map_err(|error| format!("git: {error}"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
@@ -111,10 +109,7 @@ fn xtask(args: &[&str]) -> Result<(), String> {
 
 /// What the documents say of the source, and where they lead.
 fn docs() -> Result<(), String> {
-    let broken = links::broken(&workspace())?;
-    if !broken.is_empty() {
-        return Err(format!("links to what is not there:\n{}", broken.join("\n")));
-    }
+    xtask(&["book", "--check"])?;
     let mut doc = cargo();
     doc.args(["doc", "--quiet", "--no-deps", "--workspace"]).env("RUSTDOCFLAGS", "-Dwarnings");
     let status = doc.status().map_err(|error| format!("cargo doc: {error}"))?;
@@ -126,7 +121,7 @@ fn docs() -> Result<(), String> {
 
 /// Gives the changes their version, commits that, and tags it.
 fn tag() -> Result<(), String> {
-    let path = workspace().join("CHANGELOG.md");
+    let path = workspace::root().join("CHANGELOG.md");
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let today = time::OffsetDateTime::now_utc().date();
     fs::write(&path, changelog::released(&text, VERSION, &today.to_string())?)

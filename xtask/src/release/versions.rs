@@ -7,7 +7,7 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use super::VERSION;
-use crate::install::cargo;
+use crate::workspace::cargo;
 
 /// Documents that name the oldest Rust.
 const DOCUMENTS: [&str; 3] = ["README.md", "docs/installing.md", "docs/compatibility.md"];
@@ -21,7 +21,7 @@ pub(super) fn check() -> Result<(), String> {
     let packages = metadata["packages"].as_array().cloned().unwrap_or_default();
     let mut wrong = different(&packages, VERSION);
     let rust = packages.iter().find_map(|package| package["rust_version"].as_str()).unwrap_or_default();
-    wrong.extend(documents(&crate::test::workspace(), rust)?);
+    wrong.extend(documents(&crate::workspace::root(), rust)?);
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::git;
 use crate::bench::programs::{build_libraries, cargo_build, command};
-use crate::{history, install};
+use crate::history;
 
 /// What is run beside the new one until there is a tag.
 const FIRST: &str = "02b5a5a";
@@ -80,7 +80,7 @@ pub(super) fn check() -> Result<(), String> {
 impl Version {
     /// Builds what is not built yet.
     fn of_commit(commit: &str) -> Result<Self, String> {
-        let folder = install::target()?.join(format!("baseline-{commit}"));
+        let folder = crate::workspace::target()?.join(format!("baseline-{commit}"));
         let (tree, target) = (folder.join("tree"), folder.join("target"));
         if !tree.is_dir() {
             history::export(commit, &tree)?;
@@ -93,8 +93,8 @@ impl Version {
     }
 
     fn of_workspace() -> Result<Self, String> {
-        let target = install::target()?;
-        Self::build("this", &crate::test::workspace(), &target, &target.join("release/lib"), "uiw-cli")
+        let target = crate::workspace::target()?;
+        Self::build("this", &crate::workspace::root(), &target, &target.join("release/lib"), "uiw-cli")
     }
 
     fn build(

@@ -9,6 +9,7 @@ mod rping;
 mod startup;
 mod stock;
 mod sums;
+mod tls;
 
 use crate::case::{Case, Setting};
 
@@ -17,6 +18,7 @@ use crate::case::{Case, Setting};
 pub fn all() -> Vec<Case> {
     let mut cases = rping::cases();
     cases.extend(stock::cases());
+    cases.extend(tls::cases());
     cases.extend(ops::cases());
     cases.extend(own_tcp::cases());
     cases.extend(startup::cases());

@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict};
+use crate::guest::Job;
 use crate::test_vm::RPING;
 use std::time::Duration;
 
@@ -29,41 +30,63 @@ fn rping(
     size: u32,
     rounds: u32,
 ) -> Result<Verdict> {
-    let crc = if setting.crc { "on" } else { "off" };
-    let (size, rounds) = (size.to_string(), rounds.to_string());
     match direction {
         Direction::Ours => {
-            let own = bench.guest_own(setting.family)?;
-            let server =
-                bench.serve_guest(&format!("rping -s -P -a {own} -p {RPING} -S {size}"), RPING, TIMEOUT)?;
+            let _server = serve(bench, setting, size)?;
             let to = bench.guest_at(setting.family, RPING)?;
-            let mut args = vec!["ping", &to, "--rping", "-c", &rounds, "-s", &size, "--crc", crc, "--json"];
-            args.extend(super::profile(setting));
-            let output = bench.run_uiw(&args, TIMEOUT)?;
-            drop(server);
-            let summary = output.out.lines().last().unwrap_or_default();
-            let whole =
-                summary.contains("\"verified\":true") && summary.contains(&format!("\"rounds\":{rounds}"));
-            Ok(Verdict::of(
-                output.is_ok() && whole,
-                if whole { String::new() } else { output.last_line().to_owned() },
-            ))
+            from_uiw(bench, setting, &[], &to, size, rounds)
         }
         Direction::Theirs => {
-            let mut args = vec!["serve", "--crc", crc];
-            args.extend(super::profile(setting));
+            let args = [&["serve"], &super::wire(setting)[..]].concat();
             let (_server, port) = bench.serve_uiw(&args, setting.family)?;
-            let host = bench.host(setting.family)?;
-            // -V: the client compares what comes back. With -v it would print every round.
-            let script = format!("rping -c -a {host} -p {port} -C {rounds} -S {size} -V");
-            let output = bench.guest().run(&script, TIMEOUT)?;
-            // rping's exit code says whether its teardown went well; what it prints are mismatches and errors.
-            let complaint = output.out.lines().find(|line| !line.contains("DISCONNECT"));
-            Ok(match complaint {
-                Some(line) => Verdict::Fail(line.to_owned()),
-                None if output.is_ok() => Verdict::pass(),
-                None => Verdict::Fail(format!("exit code {}", output.status)),
-            })
+            from_siw(bench, setting, port, size, rounds)
         }
     }
+}
+
+/// rping's server in the guest.
+pub(super) fn serve(bench: &Bench, setting: &Setting, size: u32) -> Result<Job> {
+    let own = bench.guest_own(setting.family)?;
+    bench.serve_guest(&format!("rping -s -P -a {own} -p {RPING} -S {size}"), RPING, TIMEOUT)
+}
+
+/// `uiw ping --rping`, with the global options `global`, at a server of rping.
+pub(super) fn from_uiw(
+    bench: &Bench,
+    setting: &Setting,
+    global: &[&str],
+    to: &str,
+    size: u32,
+    rounds: u32,
+) -> Result<Verdict> {
+    let (size, rounds) = (size.to_string(), rounds.to_string());
+    let ping = ["ping", to, "--rping", "-c", &rounds, "-s", &size, "--json"];
+    let output = bench.run_uiw(&[global, &ping, &super::wire(setting)].concat(), TIMEOUT)?;
+    let summary = output.out.lines().last().unwrap_or_default();
+    let whole = summary.contains("\"verified\":true") && summary.contains(&format!("\"rounds\":{rounds}"));
+    Ok(Verdict::of(
+        output.is_ok() && whole,
+        if whole { String::new() } else { output.last_line().to_owned() },
+    ))
+}
+
+/// rping in the guest at a port of the host's.
+pub(super) fn from_siw(
+    bench: &Bench,
+    setting: &Setting,
+    port: u16,
+    size: u32,
+    rounds: u32,
+) -> Result<Verdict> {
+    let host = bench.host(setting.family)?;
+    // -V: the client compares what comes back. With -v it would print every round.
+    let script = format!("rping -c -a {host} -p {port} -C {rounds} -S {size} -V");
+    let output = bench.guest().run(&script, TIMEOUT)?;
+    // rping's exit code says whether its teardown went well; what it prints are mismatches and errors.
+    let complaint = output.out.lines().find(|line| !line.contains("DISCONNECT"));
+    Ok(match complaint {
+        Some(line) => Verdict::Fail(line.to_owned()),
+        None if output.is_ok() => Verdict::pass(),
+        None => Verdict::Fail(format!("exit code {}", output.status)),
+    })
 }

@@ -126,9 +126,9 @@ struct Bench {
 impl Bench {
     fn new(cases: &[&Case]) -> Result<Self, String> {
         let scratch = Scratch::new()?;
-        let target = crate::install::target()?;
+        let target = crate::workspace::target()?;
         let example = ["-p", "uiw-verbs", "--example", "rounds"];
-        programs::cargo_build(&crate::test::workspace(), &target, &example)?;
+        programs::cargo_build(&crate::workspace::root(), &target, &example)?;
         let c = match cases.iter().any(|case| case.is_c()) {
             true => Some((scratch.compile("rounds")?, scratch.libraries()?)),
             false => None,

@@ -45,13 +45,13 @@ impl Baseline {
     /// # Errors
     /// When the repository does not have the commit, or the build fails.
     pub(super) fn build() -> Result<Self, String> {
-        let folder = crate::install::target()?.join(format!("baseline-{COMMIT}"));
+        let folder = crate::workspace::target()?.join(format!("baseline-{COMMIT}"));
         let (tree, target) = (folder.join("tree"), folder.join("target"));
         if !tree.is_dir() {
             crate::history::export(COMMIT, &tree)?;
         }
         add_constructors(&tree.join(QP))?;
-        place(&crate::test::workspace().join(EXAMPLE), &tree.join(EXAMPLE))?;
+        place(&crate::workspace::root().join(EXAMPLE), &tree.join(EXAMPLE))?;
         eprintln!("xtask: the engine of {COMMIT}:");
         programs::cargo_build(&tree, &target, &["-p", "uiw-verbs", "--example", "threads"])?;
         let libraries = folder.join("lib");

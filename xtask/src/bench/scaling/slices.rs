@@ -90,9 +90,9 @@ const MARGIN: Duration = Duration::from_secs(60);
 impl Programs {
     /// Builds what these rows need.
     pub(super) fn build(scratch: &Scratch, rows: &[Row], base: Option<Baseline>) -> Result<Self, String> {
-        let target = crate::install::target()?;
+        let target = crate::workspace::target()?;
         let example = ["-p", "uiw-verbs", "--example", "threads"];
-        programs::cargo_build(&crate::test::workspace(), &target, &example)?;
+        programs::cargo_build(&crate::workspace::root(), &target, &example)?;
         let mut c = HashMap::new();
         for variant in rows.iter().flat_map(|row| &row.variants) {
             let name = match variant.program {

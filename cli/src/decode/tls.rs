@@ -1,0 +1,357 @@
+//! TLS 1.3 (RFC 8446) below MPA: the records of a captured connection, decrypted by the secrets of a key log.
+
+use std::sync::Arc;
+
+use aws_lc_rs::aead::{self, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::hkdf::{self, KeyType, Prk};
+
+use super::connection::{Side, other};
+use super::keylog::{Epoch, KeyLog, RANDOM_LEN, Role, Secrets};
+use super::reassembly::Chunk;
+
+/// Type, version and length of a record.
+const HEADER_LEN: usize = 5;
+/// Bytes of an encrypted record at most (section 5.2).
+const MAX_RECORD: usize = (1 << 14) + 256;
+/// Bytes of handshake messages that may be incomplete.
+const MAX_HANDSHAKE: usize = 1 << 17;
+/// Bytes of records that wait for the other direction's Hello.
+const MAX_WAITING: usize = 1 << 20;
+/// Records that may be missing from the capture in one place.
+const MAX_MISSING: u64 = 4096;
+const NONCE_LEN: usize = 12;
+
+const CHANGE_CIPHER_SPEC: u8 = 20;
+const HANDSHAKE: u8 = 22;
+const APPLICATION_DATA: u8 = 23;
+const CLIENT_HELLO: u8 = 1;
+const SERVER_HELLO: u8 = 2;
+const FINISHED: u8 = 20;
+const KEY_UPDATE: u8 = 24;
+
+/// Whether a stream that begins so is one of TLS: a handshake record.
+pub(super) fn begins(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&HANDSHAKE)
+}
+
+/// What protects records of a connection.
+#[derive(Clone, Copy, Debug)]
+struct Suite {
+    hash: hkdf::Algorithm,
+    cipher: &'static aead::Algorithm,
+}
+
+impl Suite {
+    /// By its number (section B.4).
+    fn of(number: u16) -> Option<Self> {
+        let (hash, cipher) = match number {
+            0x1301 => (hkdf::HKDF_SHA256, &aead::AES_128_GCM),
+            0x1302 => (hkdf::HKDF_SHA384, &aead::AES_256_GCM),
+            0x1303 => (hkdf::HKDF_SHA256, &aead::CHACHA20_POLY1305),
+            _ => return None,
+        };
+        Some(Self { hash, cipher })
+    }
+
+    /// HKDF-Expand-Label (section 7.1) without a context.
+    fn expand(self, secret: &[u8], label: &str, len: usize) -> Option<Vec<u8>> {
+        struct Len(usize);
+        impl KeyType for Len {
+            fn len(&self) -> usize {
+                self.0
+            }
+        }
+        let label = format!("tls13 {label}");
+        let info = [&(len as u16).to_be_bytes()[..], &[label.len() as u8], label.as_bytes(), &[0]].concat();
+        let mut out = vec![0; len];
+        let secret = Prk::new_less_safe(self.hash, secret);
+        secret.expand(&[&info], Len(len)).and_then(|okm| okm.fill(&mut out)).ok()?;
+        Some(out)
+    }
+}
+
+/// The key of one direction, and the number of its next record.
+#[derive(Debug)]
+struct Keys {
+    suite: Suite,
+    secret: Vec<u8>,
+    key: LessSafeKey,
+    iv: [u8; NONCE_LEN],
+    next: u64,
+}
+
+impl Keys {
+    fn new(suite: Suite, secret: &[u8]) -> Option<Self> {
+        let key = suite.expand(secret, "key", suite.cipher.key_len())?;
+        let key = LessSafeKey::new(UnboundKey::new(suite.cipher, &key).ok()?);
+        let iv = suite.expand(secret, "iv", NONCE_LEN)?.try_into().ok()?;
+        Some(Self { suite, secret: secret.to_vec(), key, iv, next: 0 })
+    }
+
+    /// Those behind a KeyUpdate (section 7.2).
+    fn updated(&self) -> Option<Self> {
+        let secret = self.suite.expand(&self.secret, "traffic upd", self.suite.hash.len())?;
+        Self::new(self.suite, &secret)
+    }
+
+    /// The content of a record and its type; `number` is the record's.
+    fn open(&self, record: &[u8], number: u64) -> Option<(u8, Vec<u8>)> {
+        let (header, sealed) = record.split_at(HEADER_LEN);
+        let mut nonce = self.iv;
+        for (byte, number) in nonce[NONCE_LEN - 8..].iter_mut().zip(number.to_be_bytes()) {
+            *byte ^= number;
+        }
+        let mut sealed = sealed.to_vec();
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let inner = self.key.open_in_place(nonce, Aad::from(header), &mut sealed).ok()?;
+        // Zeros are padding; the byte in front of them is the type (section 5.2).
+        let end = inner.iter().rposition(|byte| *byte != 0)?;
+        Some((inner[end], inner[..end].to_vec()))
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    log: Arc<KeyLog>,
+    client: Option<Side>,
+    secrets: Option<Secrets>,
+    suite: Option<Suite>,
+    halves: [Half; 2],
+}
+
+/// One direction.
+#[derive(Debug, Default)]
+struct Half {
+    phase: Phase,
+    records: Vec<u8>,
+    /// Handshake messages of which a part came.
+    handshake: Vec<u8>,
+    keys: Option<Keys>,
+    /// Bytes of the stream that are not in the capture, in front of `records`.
+    missing: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Clear,
+    Handshake,
+    Application,
+    /// It cannot be followed.
+    Ended,
+}
+
+impl Session {
+    pub(super) fn new(log: Arc<KeyLog>) -> Self {
+        Self { log, client: None, secrets: None, suite: None, halves: Default::default() }
+    }
+
+    /// Whether a direction cannot be followed: its secrets are not in the key log, or its records are not TLS 1.3.
+    pub(super) fn is_locked(&self) -> bool {
+        self.halves.iter().any(|half| half.phase == Phase::Ended)
+    }
+
+    /// The next piece of a direction's stream. What it contains, of either direction.
+    pub(super) fn take(&mut self, side: Side, chunk: Chunk) -> Vec<(Side, Chunk)> {
+        let half = &mut self.halves[side];
+        match chunk {
+            _ if half.phase == Phase::Ended => {}
+            Chunk::Bytes(bytes) => half.records.extend(bytes),
+            // Without the Hellos nothing can be followed.
+            Chunk::Missing(_) if half.phase != Phase::Application => half.end(),
+            Chunk::Missing(bytes) => {
+                half.missing += bytes + half.records.len() as u64;
+                half.records.clear();
+            }
+        }
+        let mut out = Vec::new();
+        for side in [side, other(side)] {
+            self.records(side, &mut out);
+        }
+        out
+    }
+
+    /// Looks at the records of a direction that are whole.
+    fn records(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) {
+        loop {
+            let half = &mut self.halves[side];
+            if half.missing > 0 && !half.resume(side, out) {
+                return;
+            }
+            let Some(record) = half.record() else { return };
+            let (kind, is_clear) = (record[0], half.phase == Phase::Clear);
+            let known = match kind {
+                CHANGE_CIPHER_SPEC => Some(()),
+                HANDSHAKE if is_clear => {
+                    half.handshake.extend_from_slice(&record[HEADER_LEN..]);
+                    half.records.drain(..record.len());
+                    self.hellos(side);
+                    continue;
+                }
+                // An alert.
+                21 if is_clear => Some(()),
+                APPLICATION_DATA if is_clear => match self.begin(side) {
+                    Begin::Done => continue,
+                    Begin::Later => return,
+                    Begin::Never => None,
+                },
+                APPLICATION_DATA => {
+                    let number = half.keys.as_ref().map_or(0, |keys| keys.next);
+                    half.keys.as_ref().and_then(|keys| keys.open(&record, number)).map(|(kind, content)| {
+                        self.content(side, kind, content, out);
+                    })
+                }
+                _ => None,
+            };
+            let half = &mut self.halves[side];
+            match known {
+                Some(()) => drop(half.records.drain(..record.len().min(half.records.len()))),
+                None => return half.end(),
+            }
+        }
+    }
+
+    /// The first encrypted record of a direction.
+    fn begin(&mut self, side: Side) -> Begin {
+        let (Some(client), Some(suite)) = (self.client, self.suite) else {
+            let waits = self.halves[side].records.len() < MAX_WAITING;
+            return if waits && !self.is_locked() { Begin::Later } else { Begin::Never };
+        };
+        let role = role(side, client);
+        let secret = self.secrets.as_ref().and_then(|secrets| secrets.of(Epoch::Handshake, role));
+        let half = &mut self.halves[side];
+        half.keys = secret.and_then(|secret| Keys::new(suite, secret));
+        half.phase = Phase::Handshake;
+        half.handshake.clear();
+        if half.keys.is_some() { Begin::Done } else { Begin::Never }
+    }
+
+    /// Looks at the handshake messages in the clear.
+    fn hellos(&mut self, side: Side) {
+        while let Some((kind, body)) = self.halves[side].message() {
+            match kind {
+                CLIENT_HELLO => {
+                    let random = body.get(2..).and_then(|rest| rest.first_chunk::<RANDOM_LEN>());
+                    self.client = Some(side);
+                    self.secrets = random.and_then(|random| self.log.of(random)).cloned();
+                }
+                SERVER_HELLO => {
+                    // Version, random, session; then the cipher suite. A HelloRetryRequest has the same one.
+                    let session = body.get(2 + RANDOM_LEN).map_or(0, |len| usize::from(*len));
+                    let suite =
+                        body.get(2 + RANDOM_LEN + 1 + session..).and_then(|rest| rest.first_chunk::<2>());
+                    self.suite = suite.and_then(|number| Suite::of(u16::from_be_bytes(*number)));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The content of an encrypted record, whose number was the next.
+    fn content(&mut self, side: Side, kind: u8, content: Vec<u8>, out: &mut Vec<(Side, Chunk)>) {
+        let half = &mut self.halves[side];
+        if let Some(keys) = &mut half.keys {
+            keys.next += 1;
+        }
+        match kind {
+            APPLICATION_DATA if !content.is_empty() => out.push((side, Chunk::Bytes(content))),
+            HANDSHAKE => {
+                half.handshake.extend(content);
+                while let Some((kind, _)) = self.halves[side].message() {
+                    let half = &mut self.halves[side];
+                    let keys = match (kind, half.phase) {
+                        (FINISHED, Phase::Handshake) => {
+                            half.phase = Phase::Application;
+                            let role = role(side, self.client.unwrap_or_default());
+                            let secret = self
+                                .secrets
+                                .as_ref()
+                                .and_then(|secrets| secrets.of(Epoch::Application, role));
+                            secret.zip(self.suite).and_then(|(secret, suite)| Keys::new(suite, secret))
+                        }
+                        (KEY_UPDATE, Phase::Application) => half.keys.as_ref().and_then(Keys::updated),
+                        _ => continue,
+                    };
+                    half.keys = keys;
+                }
+            }
+            // An alert: close_notify is the end of what is sent, which the FIN shows as well.
+            _ => {}
+        }
+    }
+}
+
+/// What can be done with a first encrypted record.
+enum Begin {
+    Done,
+    /// Once the other direction's Hello is there.
+    Later,
+    Never,
+}
+
+fn role(side: Side, client: Side) -> Role {
+    if side == client { Role::Client } else { Role::Server }
+}
+
+impl Half {
+    fn end(&mut self) {
+        *self = Self { phase: Phase::Ended, ..Self::default() };
+    }
+
+    /// The first record, if it is whole. What is no record ends the direction.
+    fn record(&mut self) -> Option<Vec<u8>> {
+        let header = self.records.first_chunk::<HEADER_LEN>()?;
+        let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
+        if header[1] != 3 || len > MAX_RECORD {
+            self.end();
+            return None;
+        }
+        self.records.get(..HEADER_LEN + len).map(<[u8]>::to_vec)
+    }
+
+    /// The first handshake message, if it is whole.
+    fn message(&mut self) -> Option<(u8, Vec<u8>)> {
+        if self.handshake.len() > MAX_HANDSHAKE {
+            self.end();
+        }
+        let head = self.handshake.first_chunk::<4>()?;
+        let (kind, len) = (head[0], u32::from_be_bytes([0, head[1], head[2], head[3]]) as usize);
+        let body = self.handshake.get(4..4 + len)?.to_vec();
+        self.handshake.drain(..4 + len);
+        Some((kind, body))
+    }
+
+    /// Finds the first record behind missing bytes: what looks like one, and is authentic by one of the numbers that it may have.
+    fn resume(&mut self, side: Side, out: &mut Vec<(Side, Chunk)>) -> bool {
+        let Some(keys) = &mut self.keys else { return false };
+        let mut at = 0;
+        while let Some(header) = self.records.get(at..).and_then(|rest| rest.first_chunk::<HEADER_LEN>()) {
+            let len = usize::from(u16::from_be_bytes([header[3], header[4]]));
+            if header[..3] != [APPLICATION_DATA, 3, 3] || len > MAX_RECORD {
+                at += 1;
+                continue;
+            }
+            // It may be one, of which the rest is to come.
+            let Some(record) = self.records.get(at..at + HEADER_LEN + len) else { break };
+            let missing = self.missing + at as u64;
+            let shortest = (HEADER_LEN + keys.suite.cipher.tag_len() + 1) as u64;
+            let most = (missing / shortest + 1).min(MAX_MISSING);
+            let number = (keys.next..=keys.next + most).find(|number| keys.open(record, *number).is_some());
+            let Some(number) = number else {
+                at += 1;
+                continue;
+            };
+            // What the records took beside their content is known where they were of the usual length only.
+            let beside = (number - keys.next) * shortest;
+            out.push((side, Chunk::Missing(missing.saturating_sub(beside).max(1))));
+            keys.next = number;
+            self.records.drain(..at);
+            self.missing = 0;
+            return true;
+        }
+        self.missing += at as u64;
+        self.records.drain(..at);
+        false
+    }
+}

@@ -1,0 +1,115 @@
+//! TLS 1.3 between uiw and a proxy in front of siw, which has none: the proxy, by OpenSSL, ends TLS and passes the clear stream on.
+
+use super::rping;
+use crate::bench::Bench;
+use crate::case::{Case, Direction, Setting, Verdict};
+use crate::shell::need;
+use crate::test_vm::RPING;
+use crate::{Error, Result};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The name in the certificate.
+const NAME: &str = "uiw.test";
+/// What uiw reads.
+const CONFIG: &str =
+    "mode x509\nkey leaf.key\ncertificate leaf.crt\nauthority ca.crt\nserver-name uiw.test\n";
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("rping 64, 20 rounds, TLS proxy", |b, s, d| behind_proxy(b, s, d, 64)).short(),
+        Case::new("rping 65535, 20 rounds, TLS proxy", |b, s, d| behind_proxy(b, s, d, 65_535)),
+    ]
+}
+
+fn behind_proxy(bench: &mut Bench, setting: &Setting, direction: Direction, size: u32) -> Result<Verdict> {
+    need(&[("socat", "socat"), ("openssl", "openssl")])?;
+    let keys = Keys::new()?;
+    let config = keys.path("tls.conf");
+    let host = bench.net().listen(setting.family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+    let (certificate, key, authority) = (keys.path("leaf.crt"), keys.path("leaf.key"), keys.path("ca.crt"));
+    let tls = format!(
+        "cert={certificate},key={key},cafile={authority},verify=1,commonname={NAME},openssl-min-proto-version=TLS1.3"
+    );
+    // A half-closed stream is passed on for so many seconds.
+    let proxy = |from: String, to: String| vec!["-t10".to_owned(), from, to];
+    let socat = bench.net().command("socat");
+    match direction {
+        Direction::Ours => {
+            let _server = rping::serve(bench, setting, size)?;
+            let guest = bench.guest_at(setting.family, RPING)?;
+            let (_proxy, port) = bench.serve_stock(socat, |port| {
+                let tls = tls.replace(&format!("commonname={NAME},"), "");
+                proxy(format!("OPENSSL-LISTEN:{port},bind={host},{tls}"), format!("TCP:{guest}"))
+            })?;
+            let to = SocketAddr::new(host, port).to_string();
+            rping::from_uiw(bench, setting, &["--tls", &config], &to, size, 20)
+        }
+        Direction::Theirs => {
+            let args = [&["--tls", &config, "serve"], &super::wire(setting)[..]].concat();
+            let (_server, own) = bench.serve_uiw(&args, setting.family)?;
+            let own = SocketAddr::new(host, own);
+            let (_proxy, port) = bench.serve_stock(socat, |port| {
+                proxy(format!("TCP-LISTEN:{port},bind={host}"), format!("OPENSSL:{own},{tls}"))
+            })?;
+            rping::from_siw(bench, setting, port, size, 20)
+        }
+    }
+}
+
+/// A certificate for both ends, and the authority that has signed it. Removed when dropped.
+struct Keys(PathBuf);
+
+impl Keys {
+    fn new() -> Result<Self> {
+        let folder = std::env::temp_dir().join(format!("uiw-siw-tls-{}", std::process::id()));
+        let failed = |error: std::io::Error| Error::Failed(format!("{}: {error}", folder.display()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir(&folder).map_err(failed)?;
+        let keys = Self(folder.clone());
+        let usual =
+            ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-batch"];
+        keys.certificate(
+            &[&usual[..], &["-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt"]].concat(),
+        )?;
+        let own = [
+            "-subj",
+            "/CN=uiw.test",
+            "-keyout",
+            "leaf.key",
+            "-out",
+            "leaf.crt",
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+        ];
+        let names =
+            ["-addext", "subjectAltName=DNS:uiw.test", "-addext", "basicConstraints=critical,CA:FALSE"];
+        keys.certificate(&[&usual[..], &own, &names].concat())?;
+        fs::write(keys.0.join("tls.conf"), CONFIG).map_err(failed)?;
+        Ok(keys)
+    }
+
+    fn certificate(&self, arguments: &[&str]) -> Result<()> {
+        let output =
+            Command::new("openssl").args(["req", "-x509"]).args(arguments).current_dir(&self.0).output();
+        let output = output.map_err(|error| Error::Failed(format!("openssl: {error}")))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(Error::Failed(format!("openssl req: {}", String::from_utf8_lossy(&output.stderr).trim())))
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
