@@ -165,6 +165,8 @@ pub struct Endpoint<E> {
     close: Option<u64>,
     close_is_placed: bool,
     peer_has_closed: bool,
+    /// The peer has received the Close.
+    peer_is_over: bool,
     end: Option<End>,
     counts: Counts,
 }
@@ -184,6 +186,7 @@ impl<E> Endpoint<E> {
             close: None,
             close_is_placed: false,
             peer_has_closed: false,
+            peer_is_over: false,
             end: None,
             counts: Counts::default(),
         }
@@ -416,8 +419,8 @@ impl<E> Endpoint<E> {
             self.accept(index);
             self.end_if_alone();
         } else if failure == JoinFailure::Rejected(Reason::Closed) && self.peer_may_have_close() {
-            self.requests.prove();
-            self.end(End::Closed);
+            self.peer_is_over = true;
+            self.end_if_proven();
         } else if self.lacks_only_proof_of_close() {
             self.end(End::Closed);
         } else if let JoinFailure::Rejected(reason) = failure
@@ -459,9 +462,9 @@ impl<E> Endpoint<E> {
                 self.stripe(index).ok_or(Violation::Index { index })?;
                 return Ok(Received::Dead { index, generation });
             }
-            Kind::Closed if self.peer_has_closed && self.peer_may_have_close() => {
-                self.requests.prove();
-                self.end(End::Closed);
+            Kind::Closed if self.peer_may_have_close() => {
+                self.peer_is_over = true;
+                self.end_if_proven();
                 return Ok(Received::Control);
             }
             Kind::Closed => return Err(Violation::Closed),
@@ -484,6 +487,7 @@ impl<E> Endpoint<E> {
         self.peer_has_closed = true;
         self.close();
         self.end_if_closed();
+        self.end_if_proven();
         Ok(Received::Control)
     }
 
@@ -507,6 +511,15 @@ impl<E> Endpoint<E> {
         // The initiator joins first if it has to: the peer may still lack the proof that it is closed.
         let can_confirm = self.role == Role::Acceptor || self.indices().any(|index| self.is_up(index));
         if self.close_is_placed && self.peer_has_closed && can_confirm {
+            self.end(End::Closed);
+        }
+    }
+
+    /// The peer is over, so it has everything. An initiator is over only when it has the acceptor's Close; its own, on stripe 0, may still be
+    /// to be taken here. An acceptor may have lost its Close, and be over without it.
+    fn end_if_proven(&mut self) {
+        if self.peer_is_over && (self.peer_has_closed || self.role == Role::Initiator) {
+            self.requests.prove();
             self.end(End::Closed);
         }
     }

@@ -425,8 +425,23 @@ fn that_the_peer_is_over_proves_that_it_has_everything() {
         assert_eq!(end.ended(), Some(End::Closed));
         assert_eq!(outcomes(&mut end), [Outcome::Placed, Outcome::Placed]);
     }
+    let closed = Header { kind: Kind::Closed, number: 0 };
     let mut end = initiator(1);
-    assert_eq!(end.received(0, &Header { kind: Kind::Closed, number: 0 }), Err(Violation::Closed));
+    assert_eq!(end.received(0, &closed), Err(Violation::Closed));
+    // The acceptor has lost its Close with stripe 0, and reports its end on another one.
+    let mut end = initiator(2);
+    end.close();
+    assert_eq!(starts(&mut end), [(0, 1)]);
+    assert_eq!(end.received(1, &closed), Ok(Received::Control));
+    assert_eq!(end.ended(), Some(End::Closed));
+    // The initiator's Close is on stripe 0, and is taken later than what came on another stripe.
+    let mut end = acceptor(2);
+    end.close();
+    assert_eq!(starts(&mut end), [(0, 1)]);
+    assert_eq!(end.received(1, &closed), Ok(Received::Control));
+    assert_eq!(end.ended(), None);
+    assert_eq!(end.received(0, &Header { kind: Kind::Close, number: 1 }), Ok(Received::Control));
+    assert_eq!(end.ended(), Some(End::Closed));
 }
 
 /// The stripe that had the proof is dead, and the initiator need not come back.

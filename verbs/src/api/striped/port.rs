@@ -226,18 +226,15 @@ impl Port {
     fn route(&self, incoming: Incoming, io: &mut Io) {
         let peer = incoming.peer_addr();
         let parsed = Join::parse(incoming.private_data()).map(|(join, rest)| (join, rest.to_vec()));
-        let (request, private_data) = match parsed {
-            Ok((Join::Request(request), private_data)) => (request, private_data),
-            Ok(_) | Err(_) => {
-                tracing::warn!(%peer, "a peer that is no striped connection is rejected");
-                let reply = match parsed {
-                    Err(JoinError::Version(_)) => Join::Rejection(Reason::Version).emit(b""),
-                    _ => Vec::new(),
-                };
-                // Fails when the peer is gone.
-                let _ = incoming.reject(&reply);
-                return;
-            }
+        let Ok((Join::Request(request), private_data)) = parsed else {
+            tracing::warn!(%peer, "a peer that is no striped connection is rejected");
+            let reply = match parsed {
+                Err(JoinError::Version(_)) => Join::Rejection(Reason::Version).emit(b""),
+                _ => Vec::new(),
+            };
+            // Fails when the peer is gone.
+            let _ = incoming.reject(&reply);
+            return;
         };
         let connection = self.state.lock().connections.get(&request.token).and_then(Weak::upgrade);
         let reason = match connection {

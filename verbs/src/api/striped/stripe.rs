@@ -172,7 +172,7 @@ impl Stripe {
     /// Closes in order.
     pub(super) fn disconnect(&mut self) {
         self.is_dying = true;
-        if !self.connection.as_ref().is_some_and(|connection| connection.qp().disconnect().is_ok()) {
+        if self.connection.as_ref().is_none_or(|connection| connection.qp().disconnect().is_err()) {
             self.kill();
         }
     }
