@@ -261,7 +261,7 @@ impl World {
                     Ok(Received::Message) => assert_eq!(header.kind, Kind::Send),
                     Ok(Received::Control) => {}
                     Ok(Received::Dead { index, generation }) => {
-                        endpoint.peer_died(index, generation, self.now)
+                        endpoint.peer_died(index, generation, self.now);
                     }
                     Err(violation) => panic!("{violation}"),
                 }

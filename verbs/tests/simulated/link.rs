@@ -98,7 +98,7 @@ impl Simulation {
 
     /// When something is due: on the network of streams, or a timer of a device.
     fn next_due(&self) -> Option<Instant> {
-        let timers = [&self.client, &self.server].into_iter().filter_map(|device| device.deadline());
+        let timers = [&self.client, &self.server].into_iter().filter_map(Device::deadline);
         timers.chain(self.network().next_event()).min()
     }
 
