@@ -5,6 +5,7 @@ mod endings;
 mod faults;
 mod ops;
 mod own_tcp;
+mod registration;
 mod rping;
 mod startup;
 mod stock;
@@ -19,6 +20,7 @@ pub fn all() -> Vec<Case> {
     let mut cases = rping::cases();
     cases.extend(stock::cases());
     cases.extend(tls::cases());
+    cases.extend(registration::cases());
     cases.extend(ops::cases());
     cases.extend(own_tcp::cases());
     cases.extend(startup::cases());

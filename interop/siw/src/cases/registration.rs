@@ -1,0 +1,44 @@
+//! `ibv_reg_mr` of memory of every kind: `guest/registration.c` on siw and on uiw. The answers are those of ARCHITECTURE.md, "Registered memory".
+
+use crate::bench::Bench;
+use crate::cache::Cache;
+use crate::case::{Case, Direction, Setting, Verdict};
+use crate::{Error, Result};
+use std::time::Duration;
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Where the two differ; QUIRKS.md, "Memory", has the reasons.
+const DIFFERENT: [(&str, &str); 3] = [
+    ("beyond 2^64: registered", "beyond 2^64: EINVAL"),
+    ("beyond what a program has: registered", "beyond what a program has: EFAULT"),
+    ("no access, read: registered", "no access, read: EFAULT"),
+];
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![Case::new("errno of ibv_reg_mr", compare).directions(Direction::OURS).short()]
+}
+
+fn compare(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
+    let siw = bench.guest().run("registration", TIMEOUT)?;
+    let program = Cache::open()?.made("registration").display().to_string();
+    let mut command = bench.stock(&program, "libibverbs-dev", setting)?;
+    let uiw = crate::shell::run(&mut command, TIMEOUT)?;
+    for (whose, output) in [("siw", &siw), ("uiw", &uiw)] {
+        if !output.is_ok() || output.out.lines().count() < 20 {
+            return Err(Error::Failed(format!("registration on {whose}: {}", output.last_line())));
+        }
+    }
+    let pairs: Vec<_> = siw.out.lines().zip(uiw.out.lines()).collect();
+    let different: Vec<(&str, &str)> =
+        pairs.iter().map(|(siw, uiw)| (siw.trim(), uiw.trim())).filter(|(siw, uiw)| siw != uiw).collect();
+    let is_right = different == DIFFERENT && siw.out.lines().count() == uiw.out.lines().count();
+    let seen = if is_right {
+        format!("{} answers, {} differ as QUIRKS.md says", pairs.len(), different.len())
+    } else {
+        let listed: Vec<String> =
+            different.iter().map(|(siw, uiw)| format!("siw: {siw}, uiw: {uiw}")).collect();
+        format!("these differ: {}", listed.join("; "))
+    };
+    Ok(Verdict::of(is_right, seen))
+}
