@@ -4,7 +4,7 @@ use crate::fail::{Exit, Failure, Result};
 use crate::text;
 use serde_json::json;
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use uiw_llp::tls::{KeyError, PinnedKeys, PublicKey, SecretKey};
@@ -115,12 +115,20 @@ pub(crate) fn failure(error: KeyError) -> Failure {
         Some((what, why)) => (what.to_owned(), why.to_owned()),
         None => ("TLS".to_owned(), error.to_string()),
     };
-    let fix = match error {
+    let fix = match &error {
         KeyError::Readable { .. } => "chmod 600 it",
         KeyError::Writable { .. } => "chmod go-w it",
         KeyError::Owner { .. } => "chown it",
-        KeyError::File { .. } => "check the path and the permissions of the file",
+        KeyError::File { source, .. } => match source.kind() {
+            ErrorKind::AlreadyExists => "choose another name: a key is never replaced",
+            ErrorKind::NotFound => {
+                "`uiw key new` makes a key, `uiw key pin` a file of pinned keys; docs/tls.md has the file of --tls"
+            }
+            _ => "check the path and the permissions of the file",
+        },
         _ => "see docs/tls.md, and `uiw key --help`",
     };
+    // The library's text ends with what the hint says.
+    let why = why.strip_suffix(fix).map_or(why.as_str(), |why| why.trim_end_matches(": "));
     Failure::new(Exit::Usage, what, why, fix)
 }

@@ -255,8 +255,15 @@ fn wrong_arguments(error: &clap::Error) -> ExitCode {
     }
     let commands: Vec<_> = Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let named = std::env::args().skip(1).find(|word| commands.contains(word));
-    let help = named.map_or_else(|| "uiw --help".to_owned(), |name| format!("uiw {name} --help"));
-    let failure = Failure::usage("invalid command line", why.join(" "), format!("see `{help}`"));
+    let hint = match named.as_deref() {
+        // The program of `uiw run` and its arguments.
+        Some("run") if error.kind() == clap::error::ErrorKind::UnknownArgument => {
+            "`--` goes in front of the program, as in `uiw run -- PROGRAM`; see `uiw run --help`".to_owned()
+        }
+        Some(name) => format!("see `uiw {name} --help`"),
+        None => "see `uiw --help`".to_owned(),
+    };
+    let failure = Failure::usage("invalid command line", why.join(" "), hint);
     eprintln!("{failure}");
     failure.exit.into()
 }

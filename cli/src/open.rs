@@ -3,6 +3,7 @@
 use crate::fail::{Exit, Failure, Result};
 use crate::key;
 use std::io::{ErrorKind, IsTerminal};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
@@ -139,6 +140,13 @@ impl TlsFile {
 }
 
 impl Opener {
+    /// The address at which a peer reaches what listens without a choice of the user's: this machine alone with the kernel's TCP, otherwise the
+    /// first one of the stack, which has no others.
+    pub(crate) fn own_address(&self) -> IpAddr {
+        let first = self.llp.own().and_then(|(_, config)| config.addresses.first());
+        first.map_or(Ipv4Addr::LOCALHOST.into(), |(address, _)| *address)
+    }
+
     /// A log of what `filter` names is written to standard error, unless `-v` or UIW_LOG choose another one.
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
         let set = crate::env::settings();

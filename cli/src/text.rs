@@ -4,6 +4,7 @@ use crate::fail::{Exit, Failure, Result};
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
+pub(crate) use uiw_cli::number::{grouped, number};
 
 /// Bytes a second, in GB/s, MB/s or kB/s.
 pub(crate) fn rate(bytes_per_second: f64) -> String {
@@ -12,19 +13,6 @@ pub(crate) fn rate(bytes_per_second: f64) -> String {
         r if r >= 1e6 => format!("{:.1} MB/s", r / 1e6),
         r => format!("{:.1} kB/s", r / 1e3),
     }
-}
-
-/// A number with a separator every three digits.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
 }
 
 /// Microseconds.

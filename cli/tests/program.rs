@@ -619,6 +619,11 @@ fn options_of_every_command_are_heeded_or_refused() {
     fails(&["--pcap", capture.to_str().unwrap(), "wan", "a", "b"], 2, "makes no connections");
     assert!(!capture.exists(), "a capture that nothing would be written to");
     fails(&["--llp", "quic", "serve"], 2, "or xdp:IFACE,ip=ADDR/PREFIX\nhint: see `uiw serve --help`");
+    fails(
+        &["run", "rping", "-v"],
+        2,
+        "found\nhint: `--` goes in front of the program, as in `uiw run -- PROGRAM`;",
+    );
 
     let folder = std::env::temp_dir().join(format!("uiw-{}-lib", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

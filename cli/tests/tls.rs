@@ -3,6 +3,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use uiw_cli::decode;
@@ -154,11 +155,20 @@ fn keys_are_made_shown_and_pinned_once() {
     files.pin("two", "one");
     let again = files.uiw(&["key", "pin", "two.pins", "pem", "another name"]);
     assert!(text(&again.stderr).contains("it is pinned as `one`"), "{again:?}");
+    fs::copy(files.0.join("one.pem"), files.0.join("open.pem")).unwrap();
+    fs::set_permissions(files.0.join("open.pem"), fs::Permissions::from_mode(0o644)).unwrap();
     for (arguments, why) in [
-        (&["key", "new", "one.pem"][..], "File exists"),
+        (
+            &["key", "new", "one.pem"][..],
+            "File exists (os error 17)\nhint: choose another name: a key is never",
+        ),
         (&["key", "pin", "pins", "AAAA", "x"], "no SubjectPublicKeyInfo"),
         (&["key", "pin", "pins", key.trim(), " "], "no name"),
-        (&["ping", "127.0.0.1:9", "--tls", "nowhere"], "No such file"),
+        (
+            &["ping", "127.0.0.1:9", "--tls", "nowhere"],
+            "No such file or directory (os error 2)\nhint: `uiw key new` makes a",
+        ),
+        (&["key", "show", "open.pem"], "others can read this private key (mode 0644)\nhint: chmod 600 it\n"),
         (&["demo", "--tls", "one"], "leave it out"),
     ] {
         let failed = files.uiw(arguments);
@@ -210,7 +220,7 @@ fn a_capture_is_decrypted_and_every_packet_of_it_may_be_missing() {
     let locked = files.uiw(&["decode", "--quiet", "whole"]);
     assert_eq!(locked.status.code(), Some(1), "{locked:?}");
     assert!(
-        text(&locked.stdout).contains("1 connection(s) of TLS: name the file of their secrets"),
+        text(&locked.stdout).contains("1 connection of TLS: name the file of their secrets"),
         "{locked:?}"
     );
     // Other secrets; a file that has none.

@@ -78,6 +78,8 @@ impl Suspect {
             // RFC 6581 section 8: the peer's judgement of our Reply.
             (2, 0, 6) if !initiator => return Some(Self::Ord),
             (2, 0, 7) if !initiator => return Some(Self::RtrKinds),
+            // RFC 5044 section 8: the CRC or a Marker was wrong, so the bytes were damaged, whatever they were.
+            (2, 0, 2 | 3) => return None,
             _ => {}
         }
         if !initiator {
@@ -179,6 +181,26 @@ mod tests {
             let error = Error::PeerRefusal { peer: peer(), refusal };
             assert_eq!(Suspect::of_connect(&ConnOptions::default(), &error), Some(expected));
         }
+    }
+
+    #[test]
+    fn a_first_terminate() {
+        let negotiated = Negotiated {
+            revision: 2,
+            enhanced: true,
+            crc: true,
+            markers_tx: false,
+            markers_rx: false,
+            ird: 1,
+            ord: 1,
+            peer_to_peer: true,
+            rtr: Some(Rtr::Write),
+            rtr_kinds: RtrKinds::ALL,
+        };
+        let of = |codes| Suspect::of_first_terminate(&ConnOptions::default(), &negotiated, true, codes);
+        assert_eq!(of((1, 1, 0)), Some(Suspect::CapabilityExchange));
+        // Damaged on the way.
+        assert_eq!((of((2, 0, 2)), of((2, 0, 3))), (None, None));
     }
 
     #[test]

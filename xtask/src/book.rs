@@ -1,12 +1,20 @@
 //! `cargo xtask book`: the documents of the repository as one book.
 //!
 //! Documents link to each other as files of the repository, so that they can be read there. For the book they are copied to one folder, and
-//! links are rewritten. A link that leads nowhere is an error, in every document of the repository.
+//! links are rewritten. A link that leads nowhere is an error, in every document of the repository. The commands of the pages are run by
+//! `cargo xtask book --run`.
 
+mod commands;
+mod crates;
 mod page;
+mod root;
+mod run;
+mod script;
 #[cfg(test)]
 mod tests;
+mod transcript;
 
+use commands::Commands;
 use page::{Page, Wrong};
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,20 +28,30 @@ const MDBOOK: &str = "0.5.4";
 #[derive(clap::Args)]
 #[command(after_help = "\
 The book is made of docs/SUMMARY.md and the documents that it names, by mdBook, which is installed below the target folder on first use.
-Every link of every document is checked. Exit code 1 when a link leads nowhere or the book cannot be made.")]
+Every link of every document is checked. Exit code 1 when a link leads nowhere or the book cannot be made.
+--run runs the commands of the pages and docs/newcomer.sh, each in a fresh Debian that has the packages of `cargo xtask dist` and nothing of the source tree, and
+compares what they print with what the book says. This needs root, mmdebstrap, and Debian's archive for the first time. A page that cannot be run here is
+skipped by name; commands that are never run are listed by page in xtask/src/book/commands.rs with the reason.")]
 pub(crate) struct Options {
     /// Check the links and make no book
     #[arg(long)]
     check: bool,
+    /// Run the commands of the pages and make no book
+    #[arg(long, conflicts_with = "check")]
+    run: bool,
+    /// Only pages whose name contains this
+    #[arg(long, value_name = "SUBSTR", requires = "run")]
+    only: Option<String>,
+    /// Run what a debug build makes: quicker to build, slower to run
+    #[arg(long, requires = "run")]
+    debug: bool,
 }
 
 /// Runs `cargo xtask book`.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    match make(&crate::workspace::root(), options.check) {
-        Ok(said) => {
-            println!("{said}");
-            ExitCode::SUCCESS
-        }
+    match make(&crate::workspace::root(), options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(wrong) => {
             for line in wrong {
                 eprintln!("xtask: {line}");
@@ -43,37 +61,49 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
 }
 
-/// Checks the links of all documents, and makes the book in `target/book` unless `check_only`. What is wrong, line by line.
-fn make(root: &Path, check_only: bool) -> Result<String, Vec<String>> {
+/// Checks the links and the commands of all documents, and makes the book in `target/book` or runs the commands if that is asked for. False when a command
+/// failed; what is wrong with the documents, line by line.
+fn make(root: &Path, options: &Options) -> Result<bool, Vec<String>> {
     let one = |error: String| vec![error];
     let documents = documents(root).map_err(one)?;
     let summary = documents
         .get(Path::new("docs/SUMMARY.md"))
         .ok_or_else(|| one("docs/SUMMARY.md is missing".to_owned()))?;
     let chapters = chapters(summary, &documents)?;
-    let wrong: Vec<_> = documents
-        .iter()
-        .flat_map(|(path, page)| {
-            let wrong = page.links().filter_map(|link| page::check(root, path, &link.to, &documents).err());
-            wrong.map(|wrong: Wrong| format!("{}: {wrong}", path.display())).collect::<Vec<_>>()
-        })
-        .collect();
-    if !wrong.is_empty() {
-        return Err(wrong);
+    check_links(root, &documents)?;
+    let script = root.join(script::PATH);
+    let script =
+        fs::read_to_string(&script).map_err(|error| one(format!("{}: {error}", script.display())))?;
+    let book = chapters.keys().map(PathBuf::as_path).chain([Path::new("README.md")]);
+    let commands = Commands::of_book(&documents, book, &script)?;
+    if options.run {
+        return run::run(&commands, options.only.as_deref(), options.debug).map_err(one);
     }
-    let checked = format!(
+    println!(
         "{} documents, {} of them in the book: every link leads somewhere",
         documents.len(),
         chapters.len()
     );
-    if check_only {
-        return Ok(checked);
+    if !options.check {
+        let target = crate::workspace::target().map_err(one)?;
+        let folder = target.join("book");
+        assemble(root, &folder, &documents, &chapters).map_err(one)?;
+        build(&folder, &target).map_err(one)?;
+        println!("{}", folder.join("html/index.html").display());
     }
-    let target = crate::workspace::target().map_err(one)?;
-    let folder = target.join("book");
-    assemble(root, &folder, &documents, &chapters).map_err(one)?;
-    build(&folder, &target).map_err(one)?;
-    Ok(format!("{checked}\n{}", folder.join("html/index.html").display()))
+    Ok(true)
+}
+
+/// Checks every link of every document.
+fn check_links(root: &Path, documents: &BTreeMap<PathBuf, Page>) -> Result<(), Vec<String>> {
+    let wrong: Vec<_> = documents
+        .iter()
+        .flat_map(|(path, page)| {
+            let wrong = page.links().filter_map(|link| page::check(root, path, &link.to, documents).err());
+            wrong.map(|wrong: Wrong| format!("{}: {wrong}", path.display())).collect::<Vec<_>>()
+        })
+        .collect();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
 /// Every document of the repository, by its path.

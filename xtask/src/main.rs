@@ -3,6 +3,7 @@
 mod bench;
 mod book;
 mod conform;
+mod debian;
 mod dist;
 mod history;
 mod install;

@@ -87,6 +87,7 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "systemd-analyze", package: "systemd", tests: INSTALL },
     Need { program: "dpkg-deb", package: "dpkg", tests: DIST },
     Need { program: "mmdebstrap", package: "mmdebstrap", tests: DIST },
+    Need { program: "mount", package: "mount", tests: DIST },
     Need { program: "python3", package: "python3-venv", tests: DIST },
     Need { program: RDMA_CORE_TESTS, package: "rdma-core", tests: "interop: stock python::*" },
     Need { program: PYVERBS, package: "python3-pyverbs", tests: "interop: stock python::*" },
@@ -96,8 +97,8 @@ pub(crate) const NEEDS: &[Need] = &[
 const SIW: &str = "interop/siw: siw::*";
 /// The tests of what is installed.
 const INSTALL: &str = "xtask: install *";
-/// The test of the packages for users.
-const DIST: &str = "xtask: dist *";
+/// The tests of the packages for users, and of the book's commands with these packages.
+const DIST: &str = "xtask: dist * book *";
 const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
 /// QEMU's block driver for iSCSI.
 const ISCSI_DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";

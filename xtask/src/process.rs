@@ -3,8 +3,7 @@
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -14,8 +13,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// How long a child that has exited may leave its output open (a process it forgot) before the group is ended.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The process group that is running now, for the interrupt handler; 0 = none.
-static CURRENT: AtomicI32 = AtomicI32::new(0);
+/// The process groups that are running now, for the interrupt handler.
+static RUNNING: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// How a child ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,10 +27,14 @@ pub(crate) enum End {
     TimedOut,
 }
 
-/// Ends the running process group when the user interrupts, so that no process remains.
+fn running() -> MutexGuard<'static, Vec<i32>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the running process groups when the user interrupts, so that no process remains.
 pub(crate) fn handle_interrupts() {
     let installed = ctrlc::set_handler(|| {
-        kill_group(CURRENT.load(Ordering::SeqCst));
+        running().iter().copied().for_each(kill_group);
         std::process::exit(130);
     });
     if let Err(error) = installed {
@@ -97,7 +100,7 @@ impl Group {
     fn spawn(command: &mut Command) -> io::Result<Self> {
         let child = command.process_group(0).spawn()?;
         let id = i32::try_from(child.id()).unwrap_or(0);
-        CURRENT.store(id, Ordering::SeqCst);
+        running().push(id);
         Ok(Self { child, id })
     }
 
@@ -132,7 +135,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         kill_group(self.id);
-        CURRENT.store(0, Ordering::SeqCst);
+        running().retain(|id| *id != self.id);
     }
 }
 

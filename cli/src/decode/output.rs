@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::event::{Crc, Datagram, Event, Fpdu, Message, Negotiated, Record, Segment};
 use super::select::Which;
+use crate::number::number;
 
 /// What a capture held.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -105,7 +106,8 @@ impl Summary {
         let mut reasons = Vec::new();
         if self.connections == 0 && self.datagrams == 0 {
             reasons.push(if self.locked > 0 {
-                format!("{} connection(s) of TLS: name the file of their secrets with --keylog", self.locked)
+                let connections = number(self.locked.into(), "connection");
+                format!("{connections} of TLS: name the file of their secrets with --keylog")
             } else {
                 "no MPA Request or Reply Frame in the capture: capture from the connection's start on"
                     .to_owned()
@@ -115,7 +117,8 @@ impl Summary {
             reasons.push(format!("{} bytes are missing from the capture", self.missing_bytes));
         }
         if self.not_followed > 0 {
-            reasons.push(format!("{} direction(s) could not be decoded to the end", self.not_followed));
+            let directions = number(self.not_followed, "direction");
+            reasons.push(format!("{directions} could not be decoded to the end"));
         }
         for link in &self.unknown_links {
             reasons.push(format!("link type {link} is not understood"));
@@ -131,8 +134,11 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} packets, {} iWARP connection(s), {} startup frames, {} FPDUs",
-            self.packets, self.connections, self.startup_frames, self.fpdus
+            "{}, {}, {}, {}",
+            number(self.packets, "packet"),
+            number(self.connections.into(), "iWARP connection"),
+            number(self.startup_frames, "startup frame"),
+            number(self.fpdus, "FPDU"),
         )?;
         writeln!(
             f,
@@ -154,7 +160,7 @@ impl fmt::Display for Summary {
                 writeln!(f, "{count} {what}")?;
             }
         }
-        writeln!(f, "{} departure(s) from the RFCs", self.departures)?;
+        writeln!(f, "{} from the RFCs", number(self.departures, "departure"))?;
         for reason in self.reasons() {
             writeln!(f, "not followed: {reason}")?;
         }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use uiw_rdmap::Opcode;
 
 use super::event::{Event, Record};
+use crate::number::number;
 
 /// Requests that wait for their answer, of one kind and one direction.
 const MAX_WAITING: usize = 65_536;
@@ -237,13 +238,16 @@ pub(super) fn text(lines: &[Line]) -> String {
             } => {
                 writeln!(
                     out,
-                    "[{connection}] {from} > {to}: {seconds:.6} s, {retransmissions} segments ({repeated_bytes} bytes) sent again, \
-                     {missing_bytes} bytes missing"
+                    "[{connection}] {from} > {to}: {seconds:.6} s, {} ({repeated_bytes} bytes) sent again, \
+                     {missing_bytes} bytes missing",
+                    number(*retransmissions, "segment"),
                 )
             }
             Line::Messages { operation, messages, bytes, least, mean, most, .. } => writeln!(
                 out,
-                "  {operation}: {messages} messages, {bytes} bytes; sizes from {least} to {most}, on average {mean:.1}"
+                "  {operation}: {}, {}; sizes from {least} to {most}, on average {mean:.1}",
+                number(*messages, "message"),
+                number(*bytes, "byte"),
             ),
             Line::Latency { operation, answers, least_us, median_us, p99_us, most_us, .. } => writeln!(
                 out,

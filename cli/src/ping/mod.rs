@@ -178,9 +178,9 @@ fn summary(args: &Args, peer: SocketAddr, mut times: Vec<Duration>) {
         return;
     }
     text::line(format!(
-        "{} round trips ({op}, {} bytes), all verified: min {}, avg {}, p50 {}, p99 {}, max {}",
-        times.len(),
-        args.size,
+        "{} ({op}, {}), all verified: min {}, avg {}, p50 {}, p99 {}, max {}",
+        text::number(times.len() as u64, "round trip"),
+        text::number(args.size.into(), "byte"),
         text::micros(min),
         text::micros(avg),
         text::micros(p50),

@@ -2,7 +2,8 @@
 
 use super::cannot_run;
 use crate::fail::{Failure, Result};
-use crate::stat::{datagrams, number, operations};
+use crate::stat::{datagrams, operations};
+use crate::text::number;
 use rustix::fs::{FlockOperation, Mode, OFlags, fcntl_lock};
 use rustix::process::{Pid, Signal, geteuid, getpgrp, kill_process};
 use rustix::termios::tcgetpgrp;

@@ -10,7 +10,7 @@ mod sessions;
 mod shares;
 mod transfer;
 
-use crate::args::{ConnArgs, PeerOptions, listen, receive_memory};
+use crate::args::{ConnArgs, DEFAULT_PORT, PeerOptions, listen, receive_memory};
 use crate::fail::{BUSY, Exit, Failure, Result};
 use crate::open::Opener;
 use crate::perf::raw;
@@ -39,8 +39,9 @@ const BACKLOG: u32 = 1024;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where to listen: ADDR:PORT, ADDR, :PORT (all addresses) or PORT (this machine only); port 0 takes a free one
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7174", value_parser = listen)]
-    listen: SocketAddr,
+    /// [default: 127.0.0.1:7174; with --llp packet: or xdp: port 7174 of its first address]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = listen)]
+    listen: Option<SocketAddr>,
     #[command(flatten)]
     conn: ConnArgs,
     /// Memory for partly received FPDUs and messages without a receive, of all connections together: bytes, at least 256K
@@ -81,7 +82,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         let why = "a file of --tls or UIW_TLS is named";
         return Err(Failure::usage("--clear", why, "leave one of them out"));
     }
-    let is_default = !args.share.is_empty() && !args.listen.ip().is_loopback() && !args.clear;
+    let address = args.listen.unwrap_or_else(|| SocketAddr::new(opener.own_address(), DEFAULT_PORT));
+    let is_default = !args.share.is_empty() && !address.ip().is_loopback() && !args.clear;
     let opener = &if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
     // SIGHUP makes a service read its files again, if it has any; a server in a terminal ends with the terminal.
     let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {
@@ -102,7 +104,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
     let mut peer_options = args.conn.peer_options();
     peer_options.own.dead_after.get_or_insert(DEAD_AFTER);
-    serve(&opener.device_with(limits)?, args, &peer_options, &stop)
+    serve(&opener.device_with(limits)?, address, args, &peer_options, &stop)
 }
 
 /// What all connections share.
@@ -129,8 +131,13 @@ impl Server {
     }
 }
 
-fn serve(device: &Device, args: &Args, peer_options: &PeerOptions, stop: &Arc<Stop>) -> Result<()> {
-    let address = args.listen;
+fn serve(
+    device: &Device,
+    address: SocketAddr,
+    args: &Args,
+    peer_options: &PeerOptions,
+    stop: &Arc<Stop>,
+) -> Result<()> {
     let DeadAfter(idle) = args.idle_timeout;
     let shares = Shares::open(&args.share)?;
     let channel = Arc::new(CmChannel::default());

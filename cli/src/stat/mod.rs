@@ -11,7 +11,7 @@ use collect::{Collected, Process};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-pub(crate) use show::{datagrams, number, operations};
+pub(crate) use show::{datagrams, operations};
 
 /// Show the counters of running programs.
 #[derive(Clone, Debug, clap::Args)]

@@ -2,7 +2,7 @@
 
 use super::Process;
 use crate::text;
-use crate::text::grouped;
+use crate::text::{grouped, number};
 use serde_json::{Value, json};
 use std::time::Duration;
 use uiw_verbs::counters::{
@@ -126,11 +126,6 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
             text::line(format!("    {}", line.join(", ")));
         }
     }
-}
-
-/// A number and what it counts.
-pub(crate) fn number(number: u64, what: &str) -> String {
-    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
 fn directions(moved: Directions, rates: Option<Rates>) -> String {

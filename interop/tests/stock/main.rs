@@ -1,6 +1,5 @@
 //! Stock programs on our two C libraries.
 
-mod book;
 mod c_programs;
 mod capture;
 mod cm;

@@ -1,6 +1,6 @@
 //! A document: its links and headings.
 
-use pulldown_cmark::{Event, LinkType, Options, Parser, Tag, TagEnd};
+use pulldown_cmark::{CodeBlockKind, Event, LinkType, Options, Parser, Tag, TagEnd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
@@ -10,6 +10,7 @@ pub(super) struct Page {
     text: String,
     links: Vec<Link>,
     anchors: BTreeSet<String>,
+    has_commands: bool,
 }
 
 /// A link to a file or to a place in it.
@@ -39,6 +40,7 @@ impl Page {
     pub(super) fn new(text: String) -> Self {
         let (mut links, mut anchors) = (Vec::new(), BTreeSet::new());
         let mut heading: Option<String> = None;
+        let mut has_commands = false;
         for (event, range) in Parser::new_ext(&text, Options::ENABLE_TABLES).into_offset_iter() {
             match event {
                 Event::Start(Tag::Link { link_type: LinkType::Inline, dest_url, .. })
@@ -56,6 +58,10 @@ impl Page {
                         });
                     }
                 }
+                Event::Start(Tag::CodeBlock(CodeBlockKind::Indented)) => has_commands = true,
+                Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(language))) => {
+                    has_commands |= matches!(&*language, "sh" | "shell" | "bash");
+                }
                 Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
                 Event::End(TagEnd::Heading(_)) => anchors.extend(heading.take().map(|words| anchor(&words))),
                 Event::Text(words) | Event::Code(words) => {
@@ -66,11 +72,21 @@ impl Page {
                 _ => {}
             }
         }
-        Self { text, links, anchors }
+        Self { text, links, anchors, has_commands }
     }
 
     pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter()
+    }
+
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it has commands for a shell, outside of its `console` blocks, which are run: `sh` blocks. A block that is indented has no
+    /// language, so it counts too.
+    pub(super) fn has_commands(&self) -> bool {
+        self.has_commands
     }
 
     /// The text as a page of the book: a link to another page names it as it is named there, any other one

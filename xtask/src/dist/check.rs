@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Dist, Kind, archive, oci};
+use super::{Dist, Kind, archive};
+use crate::debian;
 use crate::report::Tally;
 
 /// A check of one package: the programs that it needs, and the function that makes it.
@@ -138,8 +139,8 @@ fn wheel(dist: &Dist, package: &Path) -> Result<(), String> {
 fn deb(dist: &Dist, package: &Path) -> Result<(), String> {
     let root = dist.work.join("root");
     let mut make = Command::new("mmdebstrap");
-    make.args(["--variant=apt", "--include=rdmacm-utils,ibverbs-utils", oci::SUITE]).arg(&root);
-    output(make.args(oci::sources()))?;
+    make.args(["--variant=apt", "--include=rdmacm-utils,ibverbs-utils", debian::SUITE]).arg(&root);
+    output(make.args(debian::sources()))?;
     let copied = fs::copy(package, root.join("root/uiw.deb"));
     copied.map_err(|error| format!("{}: {error}", root.display()))?;
     let within = |script: &str| {

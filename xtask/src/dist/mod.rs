@@ -24,6 +24,7 @@ use time::format_description::well_known::Rfc3339;
 use crate::install::{self, Built, Layout};
 use crates::Crates;
 use glibc::Needs;
+pub(crate) use sums::hex as sha256;
 
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
@@ -82,6 +83,12 @@ pub(crate) fn run(options: &Options) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Makes packages of these kinds in a folder. Gives their files.
+pub(crate) fn make(out: &Path, only: &[Kind], debug: bool) -> Result<Vec<PathBuf>, String> {
+    let options = Options { out: Some(out.to_path_buf()), only: only.to_vec(), debug, check: false };
+    Ok(std::mem::take(&mut Dist::make(&options)?.made).into_iter().map(|(_, file)| file).collect())
 }
 
 /// Everything that the packages have in common, and those made so far.

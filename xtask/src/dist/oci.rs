@@ -8,9 +8,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use super::{Dist, Kind, archive, sums};
-
-/// The Debian in the image.
-pub(super) const SUITE: &str = "bookworm";
+use crate::debian;
 
 pub(super) fn make(dist: &Dist) -> Result<PathBuf, String> {
     let package =
@@ -44,7 +42,7 @@ fn root(dist: &Dist, package: &Path) -> Result<Vec<u8>, String> {
     make.arg(format!("--customize-hook=rm \"$1/{name}\""));
     // Lists and caches that the next `apt-get update` makes anew.
     make.arg("--customize-hook=rm -rf \"$1\"/var/cache/ldconfig/* \"$1\"/var/log/*.log \"$1\"/var/log/apt/*");
-    make.args([SUITE, "-"]).args(sources()).current_dir(&folder);
+    make.args([debian::SUITE, "-"]).args(debian::sources()).current_dir(&folder);
     let mut child = make
         .stdout(Stdio::piped())
         .spawn()
@@ -56,13 +54,6 @@ fn root(dist: &Dist, package: &Path) -> Result<Vec<u8>, String> {
         .and_then(|status| read.map(|_| status))
         .map_err(|error| format!("mmdebstrap: {error}"))?;
     if status.success() { Ok(tar) } else { Err(format!("mmdebstrap: {status}")) }
-}
-
-/// Where this system has its packages from, if it is a Debian of the same suite; otherwise mmdebstrap's own choice.
-pub(super) fn sources() -> Option<&'static str> {
-    ["/etc/apt/sources.list", "/etc/apt/sources.list.d/debian.sources"]
-        .into_iter()
-        .find(|file| fs::read_to_string(file).is_ok_and(|text| text.contains(SUITE)))
 }
 
 /// Writes the layout (OCI image specification 1.0): blobs by their sums, and the index that names them.

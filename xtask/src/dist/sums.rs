@@ -12,7 +12,7 @@ pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
 }
 
 /// As `sha256sum` writes it.
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     sha256(bytes).iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text

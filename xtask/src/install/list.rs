@@ -7,9 +7,12 @@ use super::file::{Content, File};
 use super::{Built, Layout};
 
 /// Files of the source tree that are installed as they are.
-const COPIES: [(&str, &str); 4] = [
+const COPIES: [(&str, &str); 7] = [
     ("packaging/valgrind.supp", "share/uiw/valgrind.supp"),
     ("docs/uiw.lua", "share/uiw/uiw.lua"),
+    ("examples/c/client.c", "share/doc/uiw/examples/c/client.c"),
+    ("examples/c/common.h", "share/doc/uiw/examples/c/common.h"),
+    ("examples/c/server.c", "share/doc/uiw/examples/c/server.c"),
     ("LICENSE-MIT", "share/doc/uiw/LICENSE-MIT"),
     ("LICENSE-APACHE", "share/doc/uiw/LICENSE-APACHE"),
 ];

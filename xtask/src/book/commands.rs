@@ -1,0 +1,118 @@
+//! The commands of the book: which are run, and which are not, and why.
+
+use super::Page;
+use super::script::Script;
+use super::transcript::{self, Section};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
+const NOT_RUN: &[(&str, &str)] = &[
+    ("BENCHMARKS.md", "measurements beside rclone, for an hour"),
+    ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
+    ("README.md", "the installation from the source tree; the rest is in docs/quick-start.md"),
+    ("docs/debugging.md", "gdb asks its user"),
+    ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
+    ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
+    ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
+    ("docs/run-your-program.md", "containers; UCX, MPI and NIXL on several hosts, by interop/tests/stock"),
+    ("docs/tls.md", "Wireshark, by interop/tests/stock/tls.rs"),
+    ("docs/wan.md", "two links between two hosts, by interop/tests/stacks"),
+    ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),
+];
+
+/// The pages' sections with commands, and the script's. What is wrong with them, line by line: a page with commands that are neither run nor excused, an
+/// excuse that no page needs, a script that is not what the pages have.
+pub(super) struct Commands<'a> {
+    pub(super) pages: BTreeMap<PathBuf, Vec<Section>>,
+    /// With their titles.
+    pub(super) script: Vec<(&'a str, Section)>,
+}
+
+impl<'a> Commands<'a> {
+    /// Those of the documents of the book.
+    pub(super) fn of_book(
+        documents: &BTreeMap<PathBuf, Page>,
+        book: impl Iterator<Item = &'a Path>,
+        script: &'a str,
+    ) -> Result<Self, Vec<String>> {
+        Self::of(documents, book, script, NOT_RUN)
+    }
+
+    fn of(
+        documents: &BTreeMap<PathBuf, Page>,
+        book: impl Iterator<Item = &'a Path>,
+        script: &'a str,
+        not_run: &[(&str, &str)],
+    ) -> Result<Self, Vec<String>> {
+        let mut wrong = Vec::new();
+        let mut pages = BTreeMap::new();
+        let mut excused: Vec<_> = not_run.iter().map(|(page, _)| Path::new(page)).collect();
+        for path in book {
+            let Some(page) = documents.get(path) else { continue };
+            match transcript::sections(page.text()) {
+                Ok(sections) if sections.is_empty() => {}
+                Ok(sections) => drop(pages.insert(path.to_owned(), sections)),
+                Err(error) => wrong.push(format!("{}: {error}", path.display())),
+            }
+            let place = excused.iter().position(|other| *other == path);
+            match (place, page.has_commands()) {
+                (None, true) => wrong.push(format!(
+                    "{}: commands that are not run: make them a `console` block, or name the page in NOT_RUN with the reason",
+                    path.display()
+                )),
+                (Some(place), true) => drop(excused.swap_remove(place)),
+                (_, false) => {}
+            }
+        }
+        wrong.extend(
+            excused.iter().map(|page| format!("NOT_RUN: {} has no command that is not run", page.display())),
+        );
+        match Script::parse(script).of_pages(&pages) {
+            Ok(script) if wrong.is_empty() => return Ok(Self { pages, script }),
+            Ok(_) => {}
+            Err(lines) => wrong.extend(lines),
+        }
+        Err(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: &str = "# Run\n\n## A\n\n```console\n$ true\n```\n";
+    const NOT: &str = "# Not\n\n```sh\ntrue\n```\n";
+    const INDENTED: &str = "# Indented\n\n    true\n";
+    const SCRIPT: &str = "set -eu\n\necho '== run.md: A'\ntrue\n";
+
+    fn wrong(not_run: &[&str], script: &str) -> Vec<String> {
+        let documents: BTreeMap<_, _> = [("run.md", RUN), ("not.md", NOT), ("indented.md", INDENTED)]
+            .map(|(path, text)| (PathBuf::from(path), Page::new(text.to_owned())))
+            .into();
+        let not_run: Vec<_> = not_run.iter().map(|page| (*page, "a reason")).collect();
+        let book = documents.keys().map(PathBuf::as_path);
+        match Commands::of(&documents, book, script, &not_run) {
+            Ok(commands) => {
+                assert_eq!((commands.pages.len(), commands.script.len()), (1, 1));
+                Vec::new()
+            }
+            Err(wrong) => wrong,
+        }
+    }
+
+    #[test]
+    fn the_list_of_what_is_not_run_is_exact() {
+        assert!(wrong(&["not.md", "indented.md"], SCRIPT).is_empty());
+        for (not_run, page) in [
+            (&["not.md"][..], "indented.md"),
+            (&["indented.md"], "not.md"),
+            (&["not.md", "indented.md", "run.md"], "run.md"),
+            (&["not.md", "indented.md", "absent.md"], "absent.md"),
+        ] {
+            let wrong = wrong(not_run, SCRIPT);
+            assert!(matches!(&wrong[..], [line] if line.contains(page)), "{not_run:?}: {wrong:?}");
+        }
+        assert_eq!(wrong(&["not.md", "indented.md"], &SCRIPT.replace("\ntrue", "\nfalse")).len(), 1);
+    }
+}

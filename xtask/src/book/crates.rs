@@ -1,0 +1,133 @@
+//! The crates as a reader gets them: packages of this workspace and of their dependencies, in a folder that stands for crates.io.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::dist::sha256;
+
+/// The crate that a reader adds to a project.
+const FACADE: &str = "uiw";
+
+/// The crates of this workspace that the facade is made of, packaged.
+pub(super) struct Crates {
+    /// Where they are put together.
+    work: PathBuf,
+    members: Vec<Member>,
+}
+
+struct Member {
+    name: String,
+    version: String,
+}
+
+impl Crates {
+    /// Packages them. What is built of them is built in the fresh root.
+    pub(super) fn package(work: PathBuf) -> Result<Self, String> {
+        let crates = Self { members: members()?, work };
+        let package = |more: &[&str]| {
+            let mut package = crate::workspace::cargo();
+            package.args(["package", "--quiet", "--no-verify", "--allow-dirty"]).args(more);
+            package.args(crates.members.iter().flat_map(|member| ["-p", &member.name]));
+            succeed(package.env("CARGO_TARGET_DIR", crates.work.join("target")))
+        };
+        // What the workspace was built from is here, so that no network is needed.
+        package(&["--offline"]).or_else(|_| package(&[]))?;
+        for member in &crates.members {
+            unpack(&crates.archive(member), &crates.sources())?;
+        }
+        Ok(crates)
+    }
+
+    fn archive(&self, member: &Member) -> PathBuf {
+        self.work.join(format!("target/package/{}-{}.crate", member.name, member.version))
+    }
+
+    fn sources(&self) -> PathBuf {
+        self.work.join("sources")
+    }
+
+    /// Puts what they need of others into `folder`, in the versions that are locked here. Crates for other platforms are among them, which Cargo may have to
+    /// fetch.
+    pub(super) fn vendor(&self, folder: &Path) -> Result<(), String> {
+        let project = self.work.join("project");
+        let patches = self.members.iter().map(|Member { name, version }| {
+            format!("{name} = {{ path = \"{}/{name}-{version}\" }}\n", self.sources().display())
+        });
+        let manifest = format!(
+            "[package]\nname = \"vendored\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[dependencies]\n{FACADE} = \"*\"\n\n\
+             [workspace]\n\n[patch.crates-io]\n{}",
+            patches.collect::<String>()
+        );
+        write(&project.join("Cargo.toml"), &manifest)?;
+        write(&project.join("src/lib.rs"), "")?;
+        let lock = crate::workspace::root().join("Cargo.lock");
+        fs::copy(&lock, project.join("Cargo.lock"))
+            .map_err(|error| format!("{}: {error}", lock.display()))?;
+        let mut vendor = crate::workspace::cargo();
+        vendor.args(["vendor", "--quiet", "--versioned-dirs"]).arg(folder);
+        succeed(vendor.current_dir(project))
+    }
+
+    /// Puts the packages themselves into `folder`, and what makes Cargo use it in place of crates.io into `config`. `folder` is seen as `place` then,
+    /// and what Cargo builds of all crates goes to `built`, so that it is built once in a run.
+    pub(super) fn place(&self, folder: &Path, place: &str, built: &str, config: &Path) -> Result<(), String> {
+        for member in &self.members {
+            let archive = self.archive(member);
+            unpack(&archive, folder)?;
+            let bytes = fs::read(&archive).map_err(|error| format!("{}: {error}", archive.display()))?;
+            let sums = format!("{{\"files\":{{}},\"package\":\"{}\"}}", sha256(&bytes));
+            let unpacked = folder.join(format!("{}-{}", member.name, member.version));
+            write(&unpacked.join(".cargo-checksum.json"), &sums)?;
+        }
+        let text = "[source.crates-io]\nreplace-with = \"packaged\"\n[source.packaged]\n";
+        write(config, &format!("{text}directory = \"{place}\"\n[build]\nbuild-dir = \"{built}\"\n"))
+    }
+}
+
+fn members() -> Result<Vec<Member>, String> {
+    let mut tree = crate::workspace::cargo();
+    tree.args(["tree", "--package", FACADE, "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
+    let output = tree.output().map_err(|error| format!("cannot run cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{tree:?}: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    // `name vVERSION (folder)`; those from elsewhere have no folder.
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut members: Vec<Member> = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        if let (Some(name), Some(version), Some(folder)) = (words.next(), words.next(), words.next())
+            && folder.starts_with("(/")
+            && !members.iter().any(|member| member.name == name)
+        {
+            let version = version.trim_start_matches('v').to_owned();
+            members.push(Member { name: name.to_owned(), version });
+        }
+    }
+    Ok(members)
+}
+
+fn unpack(archive: &Path, folder: &Path) -> Result<(), String> {
+    let unpack = || -> io::Result<()> {
+        let file = flate2::read::GzDecoder::new(fs::File::open(archive)?);
+        tar::Archive::new(file).unpack(folder)
+    };
+    unpack().map_err(|error| format!("{}: {error}", archive.display()))
+}
+
+fn write(file: &Path, text: &str) -> Result<(), String> {
+    let folder = file.parent().map(PathBuf::from).unwrap_or_default();
+    let written = fs::create_dir_all(folder).and_then(|()| fs::write(file, text));
+    written.map_err(|error| format!("{}: {error}", file.display()))
+}
+
+/// Runs a command and keeps what it says unless it fails.
+fn succeed(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("cannot run cargo: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}

@@ -1,0 +1,118 @@
+//! A fresh Debian for each page: made once by mmdebstrap and kept below the target folder, used below a layer in memory that takes
+//! all changes and is gone with the page's processes.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fs;
+use std::hash::{Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::debian;
+
+/// What the pages' commands need of Debian: stock programs, a C compiler with rdma-core's headers, Python.
+const PACKAGES: &[&str] = &[
+    "rdmacm-utils",
+    "ibverbs-utils",
+    "perftest",
+    "gcc",
+    "libc6-dev",
+    "libibverbs-dev",
+    "librdmacm-dev",
+    "python3-venv",
+    "iproute2",
+    "curl",
+    "tcpdump",
+    "valgrind",
+];
+
+/// Programs without which there is no fresh root.
+pub(super) const PROGRAMS: &[&str] = &["mmdebstrap", "unshare", "chroot", "mount"];
+
+/// Run by `unshare` in namespaces of its own: puts the layers together and becomes the shell in them. Arguments: the lower layers, the place of the
+/// root, the script; then in threes a folder, the place in the root where it is seen, and `ro` or `rw`.
+const ENTER: &str = r#"
+set -eu
+layers=$1 root=$2 script=$3
+shift 3
+mount -t tmpfs -o mode=755 uiw "$root"
+mkdir "$root/changes" "$root/work" "$root/all"
+mount -t overlay overlay -o "lowerdir=$layers,upperdir=$root/changes,workdir=$root/work" "$root/all"
+mount -t proc proc "$root/all/proc"
+mount -t sysfs sysfs "$root/all/sys"
+mount --rbind /dev "$root/all/dev"
+while [ $# -gt 2 ]; do
+    mkdir -p "$root/all/$2"
+    mount --bind "$1" "$root/all/$2"
+    mount -o "remount,bind,$3" "$root/all/$2"
+    shift 3
+done
+ip link set lo up
+exec chroot "$root/all" /usr/bin/env -i -C /root HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
+    PATH=/opt/rust/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -c "$script"
+"#;
+
+/// The Debian without anything of uiw.
+pub(super) struct Root {
+    layer: PathBuf,
+}
+
+impl Root {
+    /// The one that was made before, if it has the same packages; otherwise a new one, below `folder`.
+    pub(super) fn get(folder: &Path) -> Result<Self, String> {
+        let mut hasher = DefaultHasher::new();
+        (debian::SUITE, PACKAGES).hash(&mut hasher);
+        let name = format!("root-{:016x}", hasher.finish());
+        let layer = folder.join(&name);
+        if !layer.exists() {
+            let failed = |error: std::io::Error| format!("{}: {error}", folder.display());
+            for entry in fs::read_dir(folder).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                if entry.file_name().to_string_lossy().starts_with("root-") {
+                    let _ = fs::remove_dir_all(entry.path());
+                }
+            }
+            make(&layer)?;
+        }
+        Ok(Self { layer })
+    }
+
+    /// A command that runs a shell script in the root, in namespaces of its own for mounts, processes and the network.
+    /// `layers` are folders whose files lie above Debian's, the first one on top; `seen` are folders, where they are seen, and whether they can be written (`ro`, `rw`).
+    pub(super) fn command(
+        &self,
+        layers: &[&Path],
+        place: &Path,
+        script: &str,
+        seen: &[(&Path, &str, &str)],
+    ) -> Command {
+        let layers = layers.iter().copied().chain([self.layer.as_path()]);
+        let layers: Vec<_> = layers.map(|layer| layer.display().to_string()).collect();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "--", "sh", "-c", ENTER, "sh"]);
+        command.arg(layers.join(":")).arg(place).arg(script);
+        for (folder, to, mode) in seen {
+            command.arg(folder).args([to, mode]);
+        }
+        command
+    }
+}
+
+/// Makes the Debian. Only a whole one gets its name.
+fn make(layer: &Path) -> Result<(), String> {
+    let partial = layer.with_extension(format!("partial-{}", std::process::id()));
+    eprintln!("xtask: making a Debian in {}", layer.display());
+    let mut make = Command::new("mmdebstrap");
+    make.args(["--quiet", "--variant=apt"]).arg(format!("--include={}", PACKAGES.join(",")));
+    make.arg(debian::SUITE).arg(&partial).args(debian::sources());
+    let made = make.output().map_err(|error| format!("mmdebstrap: {error}")).and_then(|output| {
+        if output.status.success() {
+            return fs::rename(&partial, layer).map_err(|error| format!("{}: {error}", layer.display()));
+        }
+        Err(format!("mmdebstrap: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
+    });
+    if made.is_err() {
+        let _ = fs::remove_dir_all(&partial);
+    }
+    // Another process may have made the same one meanwhile.
+    if layer.exists() { Ok(()) } else { made }
+}

@@ -1,0 +1,230 @@
+//! The commands of a page, the files that it shows, and what it says that the commands print.
+//!
+//! A `console` block has commands behind `$ `, continued by `> `, and what they print. A block below a line that is nothing but
+//! `` `NAME`: `` is the file of this name. In what is printed `[..]` stands for any characters of a line, and a line `...` for any lines.
+
+/// What a reader of the page does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Types a command.
+    Command { command: String, printed: Vec<String> },
+    /// Writes a file.
+    File { name: String, text: String },
+}
+
+/// The steps below one heading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Section {
+    pub(super) heading: String,
+    pub(super) steps: Vec<Step>,
+}
+
+/// What the lines of a fenced block are.
+enum Block {
+    /// Text outside of any block.
+    None,
+    Console,
+    File,
+    Other,
+}
+
+impl Step {
+    /// As a shell takes it, with an end of line.
+    pub(super) fn script(&self) -> String {
+        match self {
+            Self::Command { command, .. } => format!("{command}\n"),
+            Self::File { name, text } => format!("cat > {name} <<'END'\n{text}END\n"),
+        }
+    }
+
+    pub(super) fn printed(&self) -> &[String] {
+        match self {
+            Self::Command { printed, .. } => printed,
+            Self::File { .. } => &[],
+        }
+    }
+}
+
+/// The sections of a page that have steps. Files count only where the page has commands.
+pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
+    let mut sections = vec![Section { heading: String::new(), steps: Vec::new() }];
+    let (mut block, mut before) = (Block::None, "");
+    // A block within a list is indented with it.
+    let mut indent = 0;
+    for line in page.lines() {
+        if matches!(block, Block::None) {
+            indent = line.find("```").filter(|at| line[..*at].trim().is_empty()).unwrap_or(0);
+        }
+        let kept = line.len() - line.trim_start().len();
+        let line = &line[indent.min(kept)..];
+        let steps = &mut sections.last_mut().ok_or("no section")?.steps;
+        match (&mut block, line.strip_prefix("```")) {
+            (Block::None, Some(language)) => {
+                block = match (named(before), language) {
+                    (Some(name), _) => {
+                        steps.push(Step::File { name: name.to_owned(), text: String::new() });
+                        Block::File
+                    }
+                    (None, "console") => Block::Console,
+                    (None, _) => Block::Other,
+                }
+            }
+            (_, Some(_)) => block = Block::None,
+            (Block::None, None) => {
+                if let Some(heading) = line.strip_prefix('#') {
+                    let heading = heading.trim_start_matches('#').trim().to_owned();
+                    sections.push(Section { heading, steps: Vec::new() });
+                }
+            }
+            (Block::Console, None) => add(steps, line)?,
+            (Block::File, None) => {
+                if let Some(Step::File { text, .. }) = steps.last_mut() {
+                    text.push_str(line);
+                    text.push('\n');
+                }
+            }
+            (Block::Other, None) => {}
+        }
+        if !line.is_empty() {
+            before = line;
+        }
+    }
+    sections.retain(|section| section.steps.iter().any(|step| matches!(step, Step::Command { .. })));
+    Ok(sections)
+}
+
+/// The name of a file that a line announces.
+fn named(line: &str) -> Option<&str> {
+    line.strip_prefix('`')?.strip_suffix("`:").filter(|name| !name.contains(['`', ' ']))
+}
+
+/// Adds a line of a console block.
+fn add(steps: &mut Vec<Step>, line: &str) -> Result<(), String> {
+    if let Some(command) = line.strip_prefix("$ ") {
+        steps.push(Step::Command { command: command.to_owned(), printed: Vec::new() });
+        return Ok(());
+    }
+    match (steps.last_mut(), line.strip_prefix("> ")) {
+        (Some(Step::Command { command, printed }), Some(more)) if printed.is_empty() => {
+            command.push('\n');
+            command.push_str(more);
+        }
+        (Some(Step::Command { printed, .. }), _) => printed.push(line.to_owned()),
+        _ => return Err(format!("a console block begins with `$ `: {line}")),
+    }
+    Ok(())
+}
+
+/// Whether lines are as they are expected.
+pub(super) fn fits(expected: &[String], lines: &[&str]) -> bool {
+    match expected.split_first() {
+        None => lines.is_empty(),
+        Some((line, rest)) if line == "..." => (0..=lines.len()).any(|skipped| fits(rest, &lines[skipped..])),
+        Some((line, rest)) => {
+            lines.split_first().is_some_and(|(first, others)| is_like(line, first) && fits(rest, others))
+        }
+    }
+}
+
+fn is_like(pattern: &str, line: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once("[..]") else { return pattern == line };
+    let Some(mut line) = line.strip_prefix(first) else { return false };
+    let mut parts: Vec<_> = rest.split("[..]").collect();
+    let last = parts.pop().unwrap_or_default();
+    for part in parts {
+        match line.find(part) {
+            Some(at) => line = &line[at + part.len()..],
+            None => return false,
+        }
+    }
+    line.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = "\
+# Title
+
+```sh
+not run
+```
+
+## First
+
+```console
+$ one > two
+$ three \\
+> four
+five
+  > six
+```
+
+`src/a.rs`:
+
+```rust,no_run
+fn main() {}
+```
+
+```console
+$ cargo run
+```
+
+* within a list
+
+  ```console
+  $ listed
+    indented
+  ```
+
+## Second
+
+`b.txt`:
+
+```text
+b
+```
+";
+
+    fn command(command: &str, printed: &[&str]) -> Step {
+        Step::Command {
+            command: command.to_owned(),
+            printed: printed.iter().map(|line| (*line).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn commands_output_and_files() {
+        let sections = sections(PAGE).unwrap();
+        let file = Step::File { name: "src/a.rs".to_owned(), text: "fn main() {}\n".to_owned() };
+        assert_eq!(file.script(), "cat > src/a.rs <<'END'\nfn main() {}\nEND\n");
+        let steps = vec![
+            command("one > two", &[]),
+            command("three \\\nfour", &["five", "  > six"]),
+            file,
+            command("cargo run", &[]),
+            command("listed", &["  indented"]),
+        ];
+        assert_eq!(sections, [Section { heading: "First".to_owned(), steps }]);
+        assert!(super::sections("```console\nprinted\n```\n").is_err());
+    }
+
+    #[test]
+    fn lines_are_compared_with_patterns() {
+        let is = |expected: &[&str], printed: &str| {
+            let expected: Vec<_> = expected.iter().map(|line| (*line).to_owned()).collect();
+            fits(&expected, &printed.lines().collect::<Vec<_>>())
+        };
+        assert!(is(&["a[..]c"], "abcc") && is(&["a[..]"], "a") && is(&["[..]c"], "c") && is(&[""], "\n"));
+        assert!(is(&["[..] b [..] d"], "a b c d") && is(&["[..]"], "\n") && is(&[], ""));
+        assert!(
+            !is(&["a[..]c"], "abcd")
+                && !is(&["a"], "ab")
+                && !is(&["[..]x"], "y")
+                && !is(&["ab[..]bc"], "abc")
+        );
+        assert!(is(&["a", "...", "d"], "a\nb\nc\nd") && is(&["...", "d"], "d") && is(&["..."], ""));
+        assert!(!is(&["a", "...", "d"], "a\nb") && !is(&["a"], "a\nb") && !is(&["a", "b"], "a"));
+    }
+}
