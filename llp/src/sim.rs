@@ -118,6 +118,22 @@ impl Network {
         self.lock().cut(a.into(), b.into());
     }
 
+    /// The addresses of both ends of each established connection from `a` to `b`, the oldest first: for [`Network::reset_end`] and
+    /// [`Network::delay`].
+    pub fn connections(&self, a: impl Into<IpAddr>, b: impl Into<IpAddr>) -> Vec<(SocketAddr, SocketAddr)> {
+        self.lock().connections(a.into(), b.into())
+    }
+
+    /// Resets the end at `local` of its connection with `peer`. The other end is not notified: what was sent to it before still arrives.
+    pub fn reset_end(&self, local: SocketAddr, peer: SocketAddr) {
+        self.lock().reset_end(local, peer);
+    }
+
+    /// What is on its way from `peer` to the end at `local` arrives later by `by`; what is sent behind it does not overtake it.
+    pub fn delay(&self, local: SocketAddr, peer: SocketAddr, by: Duration) {
+        self.lock().delay(local, peer, by);
+    }
+
     fn lock(&self) -> MutexGuard<'_, World> {
         self.world.lock()
     }

@@ -4,7 +4,7 @@
 use crate::cm::{CloseReason, ConnInfo};
 use crate::{
     Access, BoundWindow, ConnSettings, Device, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result,
-    SharedMr, Wc, WcError,
+    SharedMr, StripedMessage, StripedOp, StripedSettings, Wc, WcError, striping,
 };
 use std::io;
 use std::net::SocketAddr;
@@ -193,6 +193,155 @@ impl Listener {
     /// The asynchronous face of the same listener: [`crate::Listener::failures`], for one.
     #[must_use]
     pub fn as_async(&self) -> &crate::Listener {
+        &self.inner
+    }
+}
+
+/// A striped connection whose calls wait. [`StripedOp`]s of it can be collected and waited for later with [`StripedOp::wait`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = striped()?;
+/// client.send_copy(b"good day")?;
+/// assert_eq!(server.recv()?.as_deref(), Some(&b"good day"[..]));
+/// client.disconnect()?;
+/// assert!(server.recv()?.is_none(), "closed in order");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Striped {
+    device: Device,
+    inner: crate::Striped,
+}
+
+impl Striped {
+    /// Connects all stripes to `peer`, at the same time.
+    ///
+    /// # Errors
+    /// As [`crate::Striped::connect`].
+    pub fn connect(pd: &Pd, peer: SocketAddr, settings: &StripedSettings) -> Result<Self> {
+        let device = pd.device().to_handle();
+        let inner = device.block_on(crate::Striped::connect(pd, peer, settings))?;
+        Ok(Self { device, inner })
+    }
+
+    /// Sends the buffer as one message.
+    pub fn send<B: IoBuf>(&self, buffer: Mr<B>) -> StripedOp<B> {
+        self.inner.send(buffer)
+    }
+
+    /// Writes the buffer into the peer's memory: see [`crate::Striped::write`].
+    pub fn write<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> StripedOp<B> {
+        self.inner.write(buffer, to)
+    }
+
+    /// Writes the buffer into the peer's memory, also more than once: see [`crate::Striped::write_idempotent`].
+    pub fn write_idempotent<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> StripedOp<B> {
+        self.inner.write_idempotent(buffer, to)
+    }
+
+    /// Reads the peer's memory into the buffer.
+    pub fn read<B: IoBufMut>(&self, buffer: Mr<B>, from: RemoteMr) -> StripedOp<B> {
+        self.inner.read(buffer, from)
+    }
+
+    /// Sends a copy of `message` and waits until the peer has received it.
+    ///
+    /// # Errors
+    /// [`WcError`].
+    pub fn send_copy(&self, message: &[u8]) -> std::result::Result<Wc, WcError> {
+        self.device.block_on(self.inner.send_copy(message))
+    }
+
+    /// Waits for the next message; `None` when the connection was closed in order, by whichever side.
+    ///
+    /// # Errors
+    /// As [`crate::Striped::recv`].
+    pub fn recv(&self) -> std::result::Result<Option<StripedMessage>, WcError> {
+        self.device.block_on(self.inner.recv())
+    }
+
+    /// As [`Striped::recv`], for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`WcError::TimedOut`] when no message came; as [`Striped::recv`].
+    pub fn recv_timeout(&self, timeout: Duration) -> std::result::Result<Option<StripedMessage>, WcError> {
+        let received = self.device.block_on_for(timeout, self.inner.recv());
+        received.unwrap_or(Err(WcError::TimedOut { after: timeout }))
+    }
+
+    /// Closes in order and waits until both ends have.
+    ///
+    /// # Errors
+    /// As [`crate::Striped::disconnect`].
+    pub fn disconnect(&self) -> Result<striping::End> {
+        self.device.block_on(self.inner.disconnect())
+    }
+
+    /// Waits until the connection has ended.
+    pub fn ended(&self) -> striping::End {
+        self.device.block_on(self.inner.ended())
+    }
+
+    /// The asynchronous face of the same connection.
+    #[must_use]
+    pub fn as_async(&self) -> &crate::Striped {
+        &self.inner
+    }
+
+    /// The asynchronous face of the same connection.
+    #[must_use]
+    pub fn into_async(self) -> crate::Striped {
+        self.inner
+    }
+}
+
+/// A port on which peers may connect striped connections.
+///
+/// ```
+/// use uiw_verbs::blocking::StripedListener;
+/// use uiw_verbs::{Device, StripedSettings};
+/// let pd = Device::open()?.alloc_pd()?;
+/// let listener = StripedListener::bind(&pd, ([127, 0, 0, 1], 0).into(), &StripedSettings::default())?;
+/// println!("connect to {}", listener.local_addr());
+/// # Ok::<(), uiw_verbs::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct StripedListener {
+    device: Device,
+    inner: crate::StripedListener,
+}
+
+impl StripedListener {
+    /// Listens on `local`.
+    ///
+    /// # Errors
+    /// As [`crate::StripedListener::bind`].
+    pub fn bind(pd: &Pd, local: SocketAddr, settings: &StripedSettings) -> Result<Self> {
+        let inner = crate::StripedListener::bind(pd, local, settings)?;
+        Ok(Self { device: pd.device().to_handle(), inner })
+    }
+
+    /// The address it listens on.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+
+    /// Waits for the next peer of which all stripes are established.
+    ///
+    /// # Errors
+    /// As [`crate::StripedListener::accept`].
+    pub fn accept(&self) -> Result<Striped> {
+        let inner = self.device.block_on(self.inner.accept())?;
+        Ok(Striped { device: self.device.clone(), inner })
+    }
+
+    /// The asynchronous face of the same listener.
+    #[must_use]
+    pub fn as_async(&self) -> &crate::StripedListener {
         &self.inner
     }
 }

@@ -43,7 +43,8 @@ pub mod tokio;
 
 pub use api::{
     AcceptFailure, BoundWindow, ByteStream, ConnSettings, Connection, Incoming, IoBuf, IoBufMut, Listener,
-    Message, Mr, Op, OpError, RegisterError, SharedMr, WcError,
+    Message, Mr, Op, OpError, RegisterError, SharedMr, Striped, StripedListener, StripedMessage, StripedOp,
+    StripedSettings, WcError,
 };
 pub use comp_channel::CompChannel;
 pub use cq::{Arm, Cq, CqOptions};
@@ -69,3 +70,4 @@ pub use uiw_mem::{Access, Memory, WindowType};
 pub use uiw_mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};
 pub use uiw_rdmap::Origin;
 pub use uiw_stream::{CapabilityExchange, FpduSize};
+pub use uiw_striping as striping;

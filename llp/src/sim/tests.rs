@@ -359,3 +359,41 @@ fn an_aborted_stream_has_released_its_addresses() {
     while network.step() {}
     assert!(again.connect_result().unwrap());
 }
+
+#[test]
+fn one_end_is_reset_and_the_other_gets_what_was_sent_before() {
+    let mut pair = Pair::with(1, Link { latency: 5 * MS, ..Link::default() });
+    let (local, peer) = (pair.client.local_addr(), pair.client.peer_addr());
+    assert_eq!(pair.network.connections(A, B), [(local, peer)]);
+    send(&mut *pair.client, b"late").unwrap();
+    pair.network.delay(peer, local, 100 * MS);
+    pair.network.reset_end(local, peer);
+    assert_eq!(kind(recv(&mut *pair.client, 1)), ErrorKind::ConnectionReset);
+    assert_eq!(pair.network.connections(A, B), []);
+    pair.network.advance(104 * MS);
+    assert_eq!(kind(recv(&mut *pair.server, 9)), ErrorKind::WouldBlock);
+    pair.network.advance(MS);
+    assert_eq!(recv(&mut *pair.server, 9).unwrap(), b"late");
+    assert_eq!(kind(recv(&mut *pair.server, 9)), ErrorKind::WouldBlock, "it is not notified");
+    pair.client.abort();
+    pair.network.advance(10 * MS);
+    assert_eq!(kind(recv(&mut *pair.server, 9)), ErrorKind::WouldBlock, "nor by the end itself");
+    // TCP answers what it sends by a reset, once the end is closed.
+    drop(pair.client);
+    send(&mut *pair.server, b"answer").unwrap();
+    pair.network.advance(10 * MS);
+    assert_eq!(kind(recv(&mut *pair.server, 9)), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn what_is_sent_behind_delayed_bytes_does_not_overtake_them() {
+    let mut pair = Pair::with(1, Link { latency: 5 * MS, ..Link::default() });
+    let (local, peer) = (pair.server.local_addr(), pair.server.peer_addr());
+    send(&mut *pair.client, b"one ").unwrap();
+    pair.network.delay(local, peer, 100 * MS);
+    send(&mut *pair.client, b"two").unwrap();
+    pair.network.advance(104 * MS);
+    assert_eq!(kind(recv(&mut *pair.server, 9)), ErrorKind::WouldBlock);
+    pair.network.advance(MS);
+    assert_eq!(recv(&mut *pair.server, 9).unwrap(), b"one two");
+}

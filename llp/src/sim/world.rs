@@ -1,6 +1,7 @@
 //! Everything behind the lock of a network: the clock, what travels, and how connections begin and end.
 
 mod datagrams;
+mod single;
 mod transfer;
 
 use std::{
@@ -390,8 +391,12 @@ impl World {
         if let Some(end) = self.ends.get_mut(&id)
             && end.state != State::Closed
         {
+            // One that has failed has no connection any more, and sends nothing.
+            let had_failed = matches!(end.state, State::Failed(_));
             end.state = State::Closed;
-            self.post(id, Packet::Reset);
+            if !had_failed {
+                self.post(id, Packet::Reset);
+            }
         }
     }
 

@@ -80,6 +80,14 @@ impl Half {
         &self.dispatcher.channel
     }
 
+    /// Begins to connect to `peer`.
+    pub(super) fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+        let half = Self::new(pd, settings)?;
+        let options = Arc::new(settings.options.clone());
+        cm::connect(half.qp(), None, peer, &options, &settings.private_data, half.channel())?;
+        Ok(half)
+    }
+
     /// Waits until the connection stands.
     pub(super) async fn established(self) -> Result<Connection> {
         let abandon = Abandon(Some(&self.dispatcher));
@@ -120,10 +128,7 @@ impl Connection {
     /// [`Error::Refused`], [`Error::Rejected`], [`Error::TimedOut`], [`Error::PeerStartup`] and the like: each is one line
     /// that names the end at fault. [`Error::Startup`] for illegal settings.
     pub async fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
-        let half = Half::new(pd, settings)?;
-        let options = Arc::new(settings.options.clone());
-        cm::connect(half.qp(), None, peer, &options, &settings.private_data, half.channel())?;
-        half.established().await
+        Half::connect(pd, peer, settings)?.established().await
     }
 
     /// Sends the buffer as one message.
@@ -234,14 +239,19 @@ impl Connection {
         &self,
         cx: &mut Context<'_>,
     ) -> Poll<std::result::Result<Option<Message>, WcError>> {
-        match ready!(self.dispatcher.poll_message(cx)) {
-            Ok(received) => Poll::Ready(Ok(Some(Message::new(Arc::clone(&self.dispatcher), received)))),
-            // The receives were flushed because the connection has ended: its end says how.
-            Err(error) if is_flush(&error) => {
-                let ending = ready!(self.dispatcher.poll_ended(cx));
-                Poll::Ready(if ending.orderly { Ok(None) } else { Err(error) })
+        if let Poll::Ready(Some(message)) = self.poll_message(cx) {
+            return Poll::Ready(Ok(Some(message)));
+        }
+        let ending = ready!(self.dispatcher.poll_ended(cx));
+        let (status, reason, peer) = (WcStatus::Flushed, ending.reason, self.dispatcher.peer());
+        match self.dispatcher.poll_message(cx) {
+            Poll::Ready(Ok(received)) => {
+                Poll::Ready(Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))))
             }
-            Err(error) => Poll::Ready(Err(error)),
+            Poll::Ready(Err(error)) if !is_flush(&error) => Poll::Ready(Err(error)),
+            // Either the receives were flushed because the connection has ended, or none was posted, as the program has all messages.
+            _ if ending.orderly => Poll::Ready(Ok(None)),
+            _ => Poll::Ready(Err(WcError::Completed { status, reason, peer })),
         }
     }
 
@@ -300,13 +310,32 @@ impl Connection {
         kept: T,
     ) -> (std::result::Result<Wc, WcError>, T) {
         let request = Request { op, sges: Vec::new(), flags: SendFlags::empty() };
-        let ticket = self.dispatcher.submit(request, Box::new(kept));
-        let waiting = Waiting { dispatcher: &self.dispatcher, ticket, over: false };
-        let (result, kept) = waiting.await;
+        let (result, kept) = self.post(request, Box::new(kept)).await;
         match kept.downcast::<T>() {
             Ok(kept) => (result, *kept),
             Err(_) => unreachable!("the ticket was made with a T"),
         }
+    }
+
+    /// Posts a request whose elements lie in `buffer`, which comes back with its outcome.
+    pub(super) fn post(&self, request: Request, buffer: AnyBuffer) -> Posted {
+        let dispatcher = Arc::clone(&self.dispatcher);
+        Posted { ticket: dispatcher.submit(request, buffer), dispatcher, over: false }
+    }
+
+    /// The oldest message; `None` when the connection has ended, and none will come.
+    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Message>> {
+        let next = |cx: &mut Context<'_>| match self.dispatcher.poll_message(cx) {
+            Poll::Ready(Ok(received)) => Some(Message::new(Arc::clone(&self.dispatcher), received)),
+            Poll::Ready(Err(_)) | Poll::Pending => None,
+        };
+        if let Some(message) = next(cx) {
+            return Poll::Ready(Some(message));
+        }
+        // The receives need not have been flushed: none is posted while the program has all messages.
+        ready!(self.dispatcher.poll_ended(cx));
+        // The last ones were reported before the end.
+        Poll::Ready(next(cx))
     }
 
     fn start<B: IoBuf>(&self, op: SendOp, buffer: Mr<B>) -> Op<B> {
@@ -349,14 +378,14 @@ fn is_flush(error: &WcError) -> bool {
     matches!(error, WcError::Completed { status: WcStatus::Flushed, reason: None, .. })
 }
 
-/// A request of the engine's own that a future waits for.
-struct Waiting<'a> {
-    dispatcher: &'a Arc<Handle>,
+/// A request of the engine's own that a future waits for. Dropping it detaches the request.
+pub(super) struct Posted {
+    dispatcher: Arc<Handle>,
     ticket: u64,
     over: bool,
 }
 
-impl Future for Waiting<'_> {
+impl Future for Posted {
     type Output = OpDone;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpDone> {
@@ -366,7 +395,7 @@ impl Future for Waiting<'_> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Posted {
     fn drop(&mut self) {
         if !self.over {
             self.dispatcher.detach(self.ticket);

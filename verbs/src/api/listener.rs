@@ -111,7 +111,7 @@ impl Listener {
         self.handshakes.take_failure()
     }
 
-    fn poll_incoming(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming>> {
+    pub(super) fn poll_incoming(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming>> {
         loop {
             match ready!(self.channel.poll_pop(cx)).kind {
                 CmEventKind::ConnectRequest(request) => {
@@ -203,7 +203,7 @@ impl Incoming {
         self.begin(pd, settings)?.established().await
     }
 
-    fn begin(self, pd: &Pd, settings: &ConnSettings) -> Result<Half> {
+    pub(super) fn begin(self, pd: &Pd, settings: &ConnSettings) -> Result<Half> {
         let half = Half::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
         self.request.accept(half.qp(), Some(&options), &settings.private_data, Some(half.channel()))?;

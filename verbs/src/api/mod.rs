@@ -15,6 +15,7 @@ mod message;
 mod op;
 mod settings;
 mod shared;
+mod striped;
 
 pub use buf::{IoBuf, IoBufMut, Mr, RegisterError};
 pub use byte_stream::ByteStream;
@@ -25,3 +26,4 @@ pub use message::Message;
 pub use op::{Op, OpError, WcError};
 pub use settings::ConnSettings;
 pub use shared::{BoundWindow, SharedMr};
+pub use striped::{Striped, StripedListener, StripedMessage, StripedOp, StripedSettings};

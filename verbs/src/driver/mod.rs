@@ -8,6 +8,7 @@
 //! No thread holds the locks of two shards.
 
 mod affinity;
+mod alarm;
 mod closed;
 mod core;
 mod drive;
@@ -27,6 +28,7 @@ mod trim;
 mod watch;
 
 pub(crate) use self::core::{Core, Slot};
+pub(crate) use alarm::{Alarm, AlarmSlot};
 pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;
 #[cfg(feature = "tokio")]

@@ -19,6 +19,11 @@ pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Virtual time after which a conversation counts as stuck.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Rounds of a device in which it polls its stack once.
+const POLL_STACK_EVERY: u32 = 32;
+/// Time that does not pass before both devices have polled their stacks.
+const PAUSE: Duration = Duration::from_millis(4);
+
 /// What is between the two.
 enum Medium {
     /// Streams of bytes.
@@ -84,11 +89,37 @@ impl Simulation {
         }
     }
 
+    /// A device with few connections polls its stack only now and then: it is given the chance before a longer time passes. True when
+    /// it has done something.
+    fn poll_before_pause(&self) -> bool {
+        let is_pause = self.next_due().is_none_or(|at| at > self.now() + PAUSE);
+        is_pause && (0..POLL_STACK_EVERY).any(|_| self.client.pump() + self.server.pump() > 0)
+    }
+
+    /// When something is due: on the network of streams, or a timer of a device.
+    fn next_due(&self) -> Option<Instant> {
+        let timers = [&self.client, &self.server].into_iter().filter_map(Device::deadline);
+        timers.chain(self.network().next_event()).min()
+    }
+
+    /// Moves the clock to what is due next.
+    fn step(&self, network: &Network) -> bool {
+        let now = network.now();
+        match (self.next_due(), network.next_event()) {
+            (Some(timer), Some(next)) if now < timer && timer < next => {
+                network.advance(timer - now);
+                true
+            }
+            _ => network.step(),
+        }
+    }
+
     /// One round of both drivers and the network. False when nothing moved.
     pub(crate) fn round(&self) -> bool {
         let work = self.client.pump() + self.server.pump();
         let moved = match &self.medium {
-            Medium::Streams(network) => network.step(),
+            Medium::Streams(_) if work == 0 && self.poll_before_pause() => true,
+            Medium::Streams(network) => self.step(network),
             Medium::Frames(_) => false,
         };
         work > 0 || moved
@@ -99,11 +130,22 @@ impl Simulation {
     /// # Panics
     /// When they are not over after [`TIMEOUT`] of virtual time.
     pub(crate) fn run<A: Future, B: Future>(&self, a: A, b: B) -> (A::Output, B::Output) {
+        self.run_with(a, b, |_| {})
+    }
+
+    /// As [`Simulation::run`]; calls `each` before each round, with its number.
+    pub(crate) fn run_with<A: Future, B: Future>(
+        &self,
+        a: A,
+        b: B,
+        mut each: impl FnMut(u64),
+    ) -> (A::Output, B::Output) {
         let (mut a, mut b) = (pin!(a), pin!(b));
         let (mut done_a, mut done_b) = (None, None);
         let start = self.now();
         let mut idle = 0;
-        loop {
+        for round in 0.. {
+            each(round);
             let before = done_a.is_some() || done_b.is_some();
             poll_once(a.as_mut(), &mut done_a);
             poll_once(b.as_mut(), &mut done_b);

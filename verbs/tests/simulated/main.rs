@@ -12,4 +12,5 @@ mod raw;
 mod segments;
 mod slow;
 mod splits;
+mod striped;
 mod timers;

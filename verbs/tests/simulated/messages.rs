@@ -8,7 +8,7 @@ use std::time::Duration;
 use uiw_llp::sim::{Link, Split};
 use uiw_verbs::{ConnSettings, Connection, WcError, WcStatus};
 
-use crate::link::Simulation;
+use crate::link::{CLIENT, SERVER, Simulation};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -135,4 +135,31 @@ fn long_messages_that_are_kept_are_bounded() {
         }
         assert_eq!(number, 10);
     });
+}
+
+/// No receive is posted then, and so none is flushed.
+#[test]
+fn the_end_is_reported_while_the_program_keeps_every_message() {
+    for orderly in [true, false] {
+        let simulation = Simulation::new(1, Link::default());
+        let ((_, client), (_, server)) = simulation.connect(&ConnSettings::default().recv_depth(2));
+        let (kept, ()) = simulation.run(
+            async {
+                let first = server.recv().await.unwrap().unwrap();
+                [first, server.recv().await.unwrap().unwrap()]
+            },
+            async {
+                client.send_copy(b"one").await.unwrap();
+                client.send_copy(b"two").await.unwrap();
+            },
+        );
+        if orderly {
+            client.qp().disconnect().unwrap();
+        } else {
+            simulation.network().cut(CLIENT, SERVER);
+        }
+        let (received, ()) = simulation.run(server.recv(), async {});
+        assert_eq!(received.is_ok_and(|message| message.is_none()), orderly);
+        drop(kept);
+    }
 }

@@ -1,0 +1,38 @@
+//! Faults of single connections.
+
+use super::{End, State, World};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+impl World {
+    /// Addresses of the established connections from `a` to `b`, the oldest first.
+    pub(in crate::sim) fn connections(&self, a: IpAddr, b: IpAddr) -> Vec<(SocketAddr, SocketAddr)> {
+        let is_one =
+            |end: &&End| end.held && end.state == State::Made && (end.local.ip(), end.peer.ip()) == (a, b);
+        self.ends.values().filter(is_one).map(|end| (end.local, end.peer)).collect()
+    }
+
+    pub(in crate::sim) fn reset_end(&mut self, local: SocketAddr, peer: SocketAddr) {
+        for end in self.ends.values_mut() {
+            if (end.local, end.peer) == (local, peer) && end.state == State::Made {
+                end.state = State::Failed(ErrorKind::ConnectionReset);
+                end.inbound.clear();
+            }
+        }
+    }
+
+    pub(in crate::sim) fn delay(&mut self, local: SocketAddr, peer: SocketAddr, by: Duration) {
+        for end in self.ends.values_mut() {
+            if (end.local, end.peer) == (local, peer) {
+                for (due, _) in &mut end.inbound {
+                    *due += by;
+                }
+            }
+            // What is sent later does not overtake it.
+            if (end.peer, end.local) == (local, peer) {
+                end.last_due += by;
+            }
+        }
+    }
+}

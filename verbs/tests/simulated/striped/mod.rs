@@ -1,0 +1,6 @@
+//! Striped connections.
+
+mod endings;
+mod joins;
+mod model;
+mod program;
