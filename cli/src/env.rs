@@ -20,8 +20,16 @@ pub(crate) enum Obeys {
 }
 
 /// Variables that no command can obey: they are about what a C program sees.
-const OF_C_PROGRAMS: [&str; 6] =
-    ["UIW_PERSONA", "UIW_UD", "UIW_QP_PORTS", "UIW_LID_MAP", "UIW_PORT_OFFSET", "UIW_TLS_UD"];
+const OF_C_PROGRAMS: [&str; 8] = [
+    "UIW_PERSONA",
+    "UIW_UD",
+    "UIW_QP_PORTS",
+    "UIW_LID_MAP",
+    "UIW_PORT_OFFSET",
+    "UIW_TLS_UD",
+    "UIW_SOCKETS_TCP",
+    "UIW_SOCKETS_TIMEOUT",
+];
 /// Variables that a command with both ends obeys.
 const OF_BOTH_ENDS: [&str; 5] = ["UIW_PCAP", "UIW_COUNTERS", "UIW_LOG", "UIW_SHARDS", "UIW_FAULT"];
 

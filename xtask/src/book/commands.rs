@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 /// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
 const NOT_RUN: &[(&str, &str)] = &[
-    ("BENCHMARKS.md", "measurements beside rclone, for an hour"),
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
     ("README.md", "the installation from the source tree; the rest is in docs/quick-start.md"),
     ("docs/debugging.md", "gdb asks its user"),

@@ -21,14 +21,14 @@ const fn request(index: u8, generation: u32) -> Request {
     Request { stripes: 2, index, generation, token: TOKEN, delivered: 0 }
 }
 
-fn by_hand(private_data: &[u8]) -> ConnSettings {
+fn with_private_data(private_data: &[u8]) -> ConnSettings {
     let options = ConnOptions::default().acknowledged(true).no_receive_timeout(Duration::MAX);
     ConnSettings::default().options(options).private_data(private_data)
 }
 
 /// A scripted initiator connects a stripe.
 async fn connect(pd: &Pd, to: SocketAddr, request: Request) -> uiw_verbs::Result<Connection> {
-    Connection::connect(pd, to, &by_hand(&Join::Request(request).emit(b""))).await
+    Connection::connect(pd, to, &with_private_data(&Join::Request(request).emit(b""))).await
 }
 
 fn reply_of(connection: &Connection) -> Reply {
@@ -248,7 +248,7 @@ fn the_number_of_stripes_and_of_set_ups_is_limited() {
 fn a_peer_without_ird_is_refused() {
     let scene = Scene::new(&settings(1));
     let request = Join::Request(Request { stripes: 1, ..request(0, 0) }).emit(b"");
-    let mut without = by_hand(&request);
+    let mut without = with_private_data(&request);
     without.options.ird = 0;
     let to = scene.listener.local_addr();
     let stripe = scene.run(Connection::connect(&scene.pd, to, &without)).unwrap();
@@ -261,7 +261,7 @@ fn a_peer_without_ird_is_refused() {
     let accept = async {
         let incoming = listener.incoming().await.unwrap();
         let reply = Join::Reply(Reply { stripes: 1, index: 0, generation: 0, delivered: 0 });
-        let mut without = by_hand(&reply.emit(b""));
+        let mut without = with_private_data(&reply.emit(b""));
         without.options.ird = 0;
         incoming.accept(&scene.acceptor_pd, &without).await
     };
@@ -275,12 +275,12 @@ fn ordinary_and_striped_connections_do_not_mix() {
     let scene = Scene::new(&settings(2));
     let to = scene.listener.local_addr();
     for private_data in [&b""[..], b"text", &[0; 64]] {
-        let ordinary = scene.run(Connection::connect(&scene.pd, to, &by_hand(private_data)));
+        let ordinary = scene.run(Connection::connect(&scene.pd, to, &with_private_data(private_data)));
         assert!(matches!(ordinary, Err(Error::Rejected { private_data, .. }) if private_data.is_empty()));
     }
     let mut other_version = Join::Request(request(0, 0)).emit(b"");
     other_version[4] = 2;
-    let rejected = scene.run(Connection::connect(&scene.pd, to, &by_hand(&other_version)));
+    let rejected = scene.run(Connection::connect(&scene.pd, to, &with_private_data(&other_version)));
     assert_eq!(reason(rejected), Reason::Version);
 
     let ordinary = SocketAddr::new(SERVER, 4792);
@@ -298,7 +298,7 @@ async fn accept(listener: &Listener, pd: &Pd, delivered: u64) -> Connection {
     let Ok((Join::Request(request), _)) = Join::parse(incoming.private_data()) else { panic!("no Request") };
     let Request { stripes, index, generation, .. } = request;
     let reply = Join::Reply(Reply { stripes, index, generation, delivered });
-    incoming.accept(pd, &by_hand(&reply.emit(b""))).await.unwrap()
+    incoming.accept(pd, &with_private_data(&reply.emit(b""))).await.unwrap()
 }
 
 #[test]
