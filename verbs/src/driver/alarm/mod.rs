@@ -1,30 +1,15 @@
 //! Alarms: a task that a shard wakes at a time, for what has timers and no connection.
 
+mod slot;
+
+pub(crate) use slot::AlarmSlot;
+
 use super::{Core, Driver, Shard, Slot};
-use crate::driver::Services;
 use crate::error::{Error, Result};
-use crate::notify::Wake;
 use std::sync::Arc;
 use std::task::Waker;
 use uiw_llp::Token;
 use uiw_stream::Time;
-
-/// The shard's side of an alarm.
-pub(crate) struct AlarmSlot {
-    /// When it is due; [`Time::NEVER`] where it is not set.
-    at: Time,
-    waker: Waker,
-}
-
-impl AlarmSlot {
-    /// An entry of it has come up, which may be stale.
-    pub(crate) fn on_timer(&mut self, services: &mut Services) {
-        if self.at <= services.now {
-            self.at = Time::NEVER;
-            services.wakes.push(Wake::Waker(self.waker.clone()));
-        }
-    }
-}
 
 /// An alarm on a shard of a device. Dropping it turns it off.
 pub(crate) struct Alarm {
