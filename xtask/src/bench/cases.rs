@@ -66,22 +66,13 @@ pub(crate) struct Pick {
 }
 
 impl Pick {
-    /// The cases asked for of `bench` `name`, which has these round trips.
+    /// The cases asked for of a benchmark that has these round trips.
     ///
     /// # Errors
     /// The exit code when there is nothing to measure: the names were asked for and are printed, or no row is called so.
-    pub(crate) fn cases(&self, name: &str, round_trips: &[Case]) -> Result<Vec<Case>, ExitCode> {
-        let wanted = |case: &&Case| self.only.as_ref().is_none_or(|only| case.name().contains(only));
-        let cases: Vec<_> = STREAMS.iter().chain(round_trips).filter(wanted).copied().collect();
-        if cases.is_empty() {
-            eprintln!("xtask: no row has this in its name; see `cargo xtask bench {name} --list`");
-            return Err(ExitCode::from(2));
-        }
-        if self.list {
-            cases.iter().for_each(|case| println!("{}", case.name()));
-            return Err(ExitCode::SUCCESS);
-        }
-        Ok(cases)
+    pub(crate) fn cases(&self, round_trips: &[Case]) -> Result<Vec<Case>, ExitCode> {
+        let cases = STREAMS.iter().chain(round_trips).copied();
+        super::chosen(cases, Case::name, self.only.as_deref(), self.list)
     }
 
     pub(crate) fn format(&self) -> Format {

@@ -66,7 +66,12 @@ const ATTACKS: [(&str, usize, Attack); 7] = [
 
 /// Runs the attacks.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    match attacks(options) {
+    let attacks = match super::chosen(&ATTACKS, |attack| attack.0.to_owned(), options.only.as_deref(), false)
+    {
+        Ok(attacks) => attacks,
+        Err(exit) => return exit,
+    };
+    match measure(attacks) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(why) => {
@@ -76,11 +81,9 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
 }
 
-fn attacks(options: &Options) -> Result<bool, String> {
+fn measure(attacks: Vec<&(&str, usize, Attack)>) -> Result<bool, String> {
     super::speed::build()?;
-    let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
-    let (silent, others): (Vec<_>, Vec<_>) =
-        ATTACKS.iter().filter(|(name, ..)| wanted(name)).partition(|(name, ..)| *name == SILENT);
+    let (silent, others): (Vec<_>, Vec<_>) = attacks.into_iter().partition(|(name, ..)| *name == SILENT);
     let mut good = true;
     for (server_options, attacks) in [(&[][..], others), (&["--receive-memory", SHORT_MEMORY], silent)] {
         if !attacks.is_empty() {

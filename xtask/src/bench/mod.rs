@@ -47,6 +47,32 @@ pub(crate) enum Bench {
     Siw(siw::Options),
 }
 
+/// The rows whose name contains what was asked for; or what to exit with, where the names alone were asked for, or no row has it.
+pub(crate) fn chosen<R>(
+    rows: impl IntoIterator<Item = R>,
+    name: impl Fn(&R) -> String,
+    only: Option<&str>,
+    list: bool,
+) -> Result<Vec<R>, ExitCode> {
+    let rows: Vec<R> = rows.into_iter().collect();
+    let names = || rows.iter().map(&name).collect::<Vec<_>>();
+    let has = |row: &R| only.is_none_or(|only| name(row).contains(only));
+    if !rows.iter().any(has) {
+        eprintln!(
+            "error: no row has `{}` in its name\nhint: the rows are: {}",
+            only.unwrap_or_default(),
+            names().join("; ")
+        );
+        return Err(ExitCode::from(2));
+    }
+    let rows: Vec<R> = rows.into_iter().filter(has).collect();
+    if list {
+        rows.iter().for_each(|row| println!("{}", name(row)));
+        return Err(ExitCode::SUCCESS);
+    }
+    Ok(rows)
+}
+
 /// Runs a benchmark.
 pub(crate) fn run(bench: &Bench) -> ExitCode {
     match bench {
@@ -62,5 +88,20 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Perftest(options) => perftest::run(options),
         Bench::Peers(options) => peers::run(options),
         Bench::Siw(options) => siw::run(options),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_chosen_by_a_part_of_their_names() {
+        let of = |only, list| chosen(["one", "two"], |row| (*row).to_owned(), only, list);
+        assert_eq!(of(None, false), Ok(vec!["one", "two"]));
+        assert_eq!(of(Some("w"), false), Ok(vec!["two"]));
+        assert_eq!(of(Some("w"), true), Err(ExitCode::SUCCESS));
+        // A run that measures nothing is no success.
+        assert_eq!(of(Some("three"), false), Err(ExitCode::from(2)));
     }
 }

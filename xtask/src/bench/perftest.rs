@@ -86,7 +86,11 @@ struct Round {
 
 /// Runs the rows.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    match rows(options) {
+    let rows = match super::chosen(ROWS, |row| row.name(), options.only.as_deref(), false) {
+        Ok(rows) => rows,
+        Err(exit) => return exit,
+    };
+    match measure(&rows, options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(why) => {
@@ -96,11 +100,9 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
 }
 
-fn rows(options: &Options) -> Result<bool, String> {
-    let wanted = |row: &&Row| options.only.as_ref().is_none_or(|only| row.name().contains(only));
-    let rows: Vec<_> = ROWS.iter().filter(wanted).collect();
-    if rows.is_empty() || options.rounds == 0 {
-        return Err("no row has this in its name, or no round is to be run".to_owned());
+fn measure(rows: &[&Row], options: &Options) -> Result<bool, String> {
+    if options.rounds == 0 {
+        return Err("no round is to be run".to_owned());
     }
     let bench = Bench::new()?;
     if options.markdown {

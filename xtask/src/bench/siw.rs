@@ -48,7 +48,7 @@ const ROUND_TRIPS: [Case; 3] = [ping_pong("write", 64), ping_pong("read", 64), p
 
 /// Runs the rows.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let cases = match options.pick.cases("siw", &ROUND_TRIPS) {
+    let cases = match options.pick.cases(&ROUND_TRIPS) {
         Ok(cases) => cases,
         Err(code) => return code,
     };

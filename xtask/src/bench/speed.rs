@@ -118,16 +118,10 @@ struct Measured {
 
 /// Runs the rows.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let rows = ROWS.iter().filter(|row| options.only.as_ref().is_none_or(|only| row.name.contains(only)));
-    let rows: Vec<_> = rows.collect();
-    if options.list {
-        rows.iter().for_each(|row| println!("{}", row.name));
-        return ExitCode::SUCCESS;
-    }
-    if rows.is_empty() {
-        eprintln!("xtask: no row has this in its name; see `cargo xtask bench speed --list`");
-        return ExitCode::from(2);
-    }
+    let rows = match super::chosen(ROWS, |row| row.name.to_owned(), options.only.as_deref(), options.list) {
+        Ok(rows) => rows,
+        Err(exit) => return exit,
+    };
     if let Err(why) = build() {
         eprintln!("xtask: {why}");
         return ExitCode::FAILURE;

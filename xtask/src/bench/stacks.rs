@@ -22,8 +22,8 @@ pub(crate) struct Options {
     #[arg(long)]
     list: bool,
     /// Slices of each side
-    #[arg(long, default_value_t = 9)]
-    slices: usize,
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    slices: u32,
     /// Seconds of a slice; on emulated paths six times as long
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
@@ -162,18 +162,10 @@ struct Programs {
 
 /// Runs the rows.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let wanted = |row: &&Row| options.only.as_ref().is_none_or(|only| row.name.contains(only));
-    let rows: Vec<_> = ROWS.iter().filter(wanted).collect();
-    if options.list {
-        rows.iter().for_each(|row| println!("{}", row.name));
-        return ExitCode::SUCCESS;
-    }
-    if rows.is_empty() || options.slices == 0 {
-        eprintln!(
-            "xtask: no row has this in its name, or no slice was asked for; see `cargo xtask bench stacks --list`"
-        );
-        return ExitCode::from(2);
-    }
+    let rows = match super::chosen(ROWS, |row| row.name.to_owned(), options.only.as_deref(), options.list) {
+        Ok(rows) => rows,
+        Err(exit) => return exit,
+    };
     let programs = match build() {
         Ok(programs) => programs,
         Err(why) => {
@@ -358,7 +350,7 @@ fn once(row: &Row, place: &Place, options: &Options, programs: &Programs) -> Res
     // Theirs, ours, theirs again.
     let subject = [row.theirs, row.ours, row.theirs];
     let mut slices = [const { Vec::new() }; 3];
-    for round in 0..options.slices {
+    for round in 0..options.slices as usize {
         // The order changes from round to round.
         for step in 0..subject.len() {
             let turn = (round + step) % subject.len();

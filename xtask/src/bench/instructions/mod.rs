@@ -77,7 +77,11 @@ impl Case {
 
 /// Counts.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    match cases(options) {
+    let cases = match super::chosen(CASES, |case| case.name.to_owned(), options.only.as_deref(), false) {
+        Ok(cases) => cases,
+        Err(exit) => return exit,
+    };
+    match measure(&cases, options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(why) => {
@@ -87,13 +91,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
 }
 
-fn cases(options: &Options) -> Result<bool, String> {
-    let wanted = |case: &&Case| options.only.as_ref().is_none_or(|only| case.name.contains(only.as_str()));
-    let cases: Vec<_> = CASES.iter().filter(wanted).collect();
-    if cases.is_empty() {
-        return Err("no case has this in its name".to_owned());
-    }
-    let mut bench = Bench::new(&cases)?;
+fn measure(cases: &[&Case], options: &Options) -> Result<bool, String> {
+    let mut bench = Bench::new(cases)?;
     if options.tsv {
         println!("{}", figures::HEAD);
     } else {

@@ -116,7 +116,7 @@ impl Peer {
 
 /// Runs the rows.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let cases = match options.pick.cases("peers", &ROUND_TRIPS) {
+    let cases = match options.pick.cases(&ROUND_TRIPS) {
         Ok(cases) => cases,
         Err(code) => return code,
     };

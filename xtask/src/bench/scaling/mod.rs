@@ -49,16 +49,13 @@ pub(crate) struct Options {
 
 /// Runs the rows.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let mut rows = rows::all();
-    rows.retain(|row| options.only.as_ref().is_none_or(|only| row.name.contains(only)));
-    if options.list {
-        rows.iter().for_each(|row| println!("{}", row.name));
-        return ExitCode::SUCCESS;
-    }
-    if rows.is_empty() || options.rounds == 0 || options.seconds <= 0.0 {
-        eprintln!(
-            "xtask: no row has this in its name, or nothing is to be run; see `cargo xtask bench scaling --list`"
-        );
+    let rows = super::chosen(rows::all(), |row| row.name.clone(), options.only.as_deref(), options.list);
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(exit) => return exit,
+    };
+    if options.rounds == 0 || options.seconds <= 0.0 {
+        eprintln!("error: --rounds or --seconds is 0\nhint: leave them out");
         return ExitCode::from(2);
     }
     crate::process::handle_interrupts();

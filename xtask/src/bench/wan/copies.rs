@@ -12,7 +12,7 @@ use uiw_interop::stock::{Running, free_port, noise};
 
 use super::path::Network;
 use super::summary::Figures;
-use super::{Bench, Cell, LONG, LONG_RATE, output};
+use super::{Bench, Cell, LONG, LONG_RATE, in_turns, output};
 
 /// Files of the row of many.
 const FILES: u32 = 10_000;
@@ -24,45 +24,53 @@ const ROUNDS: u32 = 3;
 const FIRST_SEED: u32 = 100;
 
 impl Bench<'_> {
-    /// A large file beside rclone with eight streams, or beside the line.
-    pub(super) fn file(&self, congestion: &str, of_line: bool) -> Result<Figures, String> {
+    /// A large file beside rclone with eight streams.
+    pub(super) fn file(&self, congestion: &str) -> Result<Figures, String> {
         let network = self.network()?;
         network.set_congestion(congestion)?;
         let source = self.source()?;
-        let (mut ratios, mut seconds) = (Vec::new(), Vec::new());
+        let rounds = self.options.rounds.min(ROUNDS);
+        self.beside(
+            &network,
+            LONG,
+            rounds,
+            || self.copy(&network, &source, "big", congestion),
+            || self.rclone(&network, &source),
+        )
+    }
+
+    /// A large file beside the line.
+    pub(super) fn file_of_line(&self, congestion: &str) -> Result<Figures, String> {
+        let network = self.network()?;
+        let source = self.source()?;
+        let mut seconds = Vec::new();
         for round in 0..self.options.rounds.min(ROUNDS) {
-            let seed = FIRST_SEED + round;
-            let ours = || -> Result<f64, String> {
-                let _path = network.carry(&LONG.options(seed))?;
-                self.copy(&network, &source, "big", congestion)
-            };
-            if of_line {
-                let took = ours()?;
-                ratios.push(self.bytes() as f64 * 8.0 / took / LONG_RATE);
-                seconds.push((took, f64::NAN));
-                continue;
-            }
-            let theirs = || -> Result<f64, String> {
-                let _path = network.carry(&LONG.options(seed))?;
-                self.rclone(&network, &source)
-            };
-            let pair = if round.is_multiple_of(2) {
-                let ours = ours()?;
-                (ours, theirs()?)
-            } else {
-                let theirs = theirs()?;
-                (ours()?, theirs)
-            };
-            ratios.push(pair.1 / pair.0);
-            seconds.push(pair);
+            let _path = network.carry(&LONG.options(FIRST_SEED + round))?;
+            seconds.push(self.copy(&network, &source, "big", congestion)?);
         }
-        let listed: Vec<String> = seconds
-            .iter()
-            .map(|(ours, theirs)| {
-                if theirs.is_nan() { format!("{ours:.1} s") } else { format!("{ours:.1} and {theirs:.1} s") }
-            })
-            .collect();
-        Ok(Figures::new(ratios, format!("{} MiB: {}", self.options.mebibytes, listed.join(", "))))
+        let shares = seconds.iter().map(|took| self.bytes() as f64 * 8.0 / took / LONG_RATE).collect();
+        let listed: Vec<String> = seconds.iter().map(|took| format!("{took:.1} s")).collect();
+        Ok(Figures::new(shares, listed.join(", ")))
+    }
+
+    /// How many times as long as `ours` `theirs` takes on this path, in each round.
+    fn beside(
+        &self,
+        network: &Network,
+        path: Cell,
+        rounds: u32,
+        ours: impl Fn() -> Result<f64, String>,
+        theirs: impl Fn() -> Result<f64, String>,
+    ) -> Result<Figures, String> {
+        let carried = |round, what: &dyn Fn() -> Result<f64, String>| {
+            let _path = network.carry(&path.options(FIRST_SEED + round))?;
+            what()
+        };
+        let pairs = in_turns(rounds, |round| carried(round, &ours), |round| carried(round, &theirs))?;
+        let listed: Vec<String> =
+            pairs.iter().map(|(ours, theirs)| format!("{ours:.1} and {theirs:.1} s")).collect();
+        let ratios = pairs.iter().map(|(ours, theirs)| theirs / ours).collect();
+        Ok(Figures::new(ratios, listed.join(", ")))
     }
 
     /// Bytes of the large file.
@@ -174,28 +182,13 @@ impl Bench<'_> {
             let content = [&number.to_be_bytes()[..], &content[4..]].concat();
             fs::write(folder.join(format!("{number:05}")), content).map_err(failed)?;
         }
-        let (mut ratios, mut seconds) = (Vec::new(), Vec::new());
-        for round in 0..self.options.rounds {
-            let options = FILES_PATH.options(FIRST_SEED + round);
-            let ours = || -> Result<f64, String> {
-                let _path = network.carry(&options)?;
-                self.copy(&network, &source, "", "cubic")
-            };
-            let theirs = || -> Result<f64, String> {
-                let _path = network.carry(&options)?;
-                self.tar(&network, &source)
-            };
-            let pair = if round.is_multiple_of(2) {
-                let ours = ours()?;
-                (ours, theirs()?)
-            } else {
-                let theirs = theirs()?;
-                (ours()?, theirs)
-            };
-            ratios.push(pair.1 / pair.0);
-            seconds.push(format!("{:.1} and {:.1} s", pair.0, pair.1));
-        }
-        Ok(Figures::new(ratios, seconds.join(", ")))
+        self.beside(
+            &network,
+            FILES_PATH,
+            self.options.rounds,
+            || self.copy(&network, &source, "", "cubic"),
+            || self.tar(&network, &source),
+        )
     }
 
     /// Seconds of tar.

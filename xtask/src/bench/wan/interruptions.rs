@@ -1,15 +1,15 @@
 //! `uiw cp` across a path that is cut, and a server that is killed.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use uiw_interop::stock::free_port;
+use uiw_interop::stock::{Running, free_port};
 
 use super::copies::{TIME_OUT, same};
-use super::path::Emulator;
+use super::path::{Emulator, Network};
 use super::summary::Figures;
 use super::{Bench, LONG};
 
@@ -23,34 +23,32 @@ const ABSENCE: Duration = Duration::from_secs(10);
 impl Bench<'_> {
     /// The path is cut when half of the file has arrived.
     pub(super) fn cut(&self) -> Result<Figures, String> {
-        let network = self.network()?;
-        let (source, target) = (self.source()?, self.fresh("target")?);
-        let at = format!("{}:{}", network.server_address(), free_port());
-        let _server = self.serve(&network, &source, &at, "bbr")?;
-        let path = network.carry(&LONG.options(SEED))?;
-        let client = network.client(self.client(&at, "big", &target, "bbr")?);
-        let mut client = Client::start(client)?;
-        client.wait_for_half(&target, self.bytes())?;
-        let before = path.end()?.to_client;
+        let half = self.half()?;
+        let before = half.path.end()?.to_client;
         thread::sleep(Duration::from_secs(self.options.cut_seconds.into()));
-        let path = network.carry(&LONG.options(SEED + 1))?;
-        self.completed(client, path, before, &source, &target)
+        let path = half.network.carry(&LONG.options(SEED + 1))?;
+        self.completed(half.client, path, before, &half.source, &half.target)
     }
 
     /// The server is killed when half of the file has arrived, and is started again.
     pub(super) fn killed(&self) -> Result<Figures, String> {
+        let half = self.half()?;
+        drop(half.server);
+        thread::sleep(ABSENCE);
+        let _server = self.serve(&half.network, &half.source, &half.at, "bbr")?;
+        self.completed(half.client, half.path, 0, &half.source, &half.target)
+    }
+
+    /// A copy of which half has arrived.
+    fn half(&self) -> Result<Half, String> {
         let network = self.network()?;
         let (source, target) = (self.source()?, self.fresh("target")?);
         let at = format!("{}:{}", network.server_address(), free_port());
         let server = self.serve(&network, &source, &at, "bbr")?;
         let path = network.carry(&LONG.options(SEED))?;
-        let client = network.client(self.client(&at, "big", &target, "bbr")?);
-        let mut client = Client::start(client)?;
+        let mut client = Client::start(network.client(self.client(&at, "big", &target, "bbr")?))?;
         client.wait_for_half(&target, self.bytes())?;
-        let _ = server.stop();
-        thread::sleep(ABSENCE);
-        let _server = self.serve(&network, &source, &at, "bbr")?;
-        self.completed(client, path, 0, &source, &target)
+        Ok(Half { client, server, path, network, source, target, at })
     }
 
     /// Waits for the client; the MiB that reached it beyond the file's.
@@ -70,6 +68,17 @@ impl Bench<'_> {
         let note = format!("done {took:.1} s after that, headers of frames included");
         Ok(Figures::new(vec![more as f64 / f64::from(1 << 20)], note))
     }
+}
+
+/// A copy of which half has arrived, and all that it needs. The programs are killed before the network is removed.
+struct Half {
+    client: Client,
+    server: Running,
+    path: Emulator,
+    network: Network,
+    source: PathBuf,
+    target: PathBuf,
+    at: String,
 }
 
 /// `uiw cp` that runs. Killed when dropped.

@@ -56,8 +56,10 @@ struct Row {
 
 /// What is measured.
 enum What {
-    /// A file of this size by `uiw cp` beside rclone, or beside the line.
-    File { congestion: &'static str, of_line: bool },
+    /// A file by `uiw cp` beside rclone.
+    File { congestion: &'static str },
+    /// The same beside the line.
+    FileOfLine { congestion: &'static str },
     /// Many small files beside tar over a bare connection.
     Files,
     /// The path is cut at half.
@@ -111,11 +113,10 @@ const LONG_RATE: f64 = 200e6;
 
 fn rows() -> Vec<Row> {
     let row = |name: &str, bar, what| Row { name: name.to_owned(), bar, what };
-    let file = |congestion, of_line| What::File { congestion, of_line };
     let mut rows = vec![
-        row("file, cubic, beside rclone", Bar::AtLeast(1.1), file("cubic", false)),
-        row("file, bbr, beside rclone", Bar::AtLeast(1.1), file("bbr", false)),
-        row("file, bbr, of the line", Bar::AtLeast(0.85), file("bbr", true)),
+        row("file, cubic, beside rclone", Bar::AtLeast(1.1), What::File { congestion: "cubic" }),
+        row("file, bbr, beside rclone", Bar::AtLeast(1.1), What::File { congestion: "bbr" }),
+        row("file, bbr, of the line", Bar::AtLeast(0.85), What::FileOfLine { congestion: "bbr" }),
         row("10,000 files of 4 KiB, beside tar", Bar::AtLeast(0.5), What::Files),
         row("path cut at half, MiB more than the file", Bar::AtMost(64.0), What::Cut),
         row("server killed at half, MiB more than the file", Bar::AtMost(64.0), What::Killed),
@@ -133,16 +134,10 @@ fn rows() -> Vec<Row> {
 
 /// Runs the rows.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let wanted = |row: &Row| options.only.as_ref().is_none_or(|only| row.name.contains(only));
-    let rows: Vec<Row> = rows().into_iter().filter(wanted).collect();
-    if options.list {
-        rows.iter().for_each(|row| println!("{}", row.name));
-        return ExitCode::SUCCESS;
-    }
-    if rows.is_empty() {
-        eprintln!("error: no row has this in its name\nhint: see `cargo xtask bench wan --list`");
-        return ExitCode::from(2);
-    }
+    let rows = match super::chosen(rows(), |row| row.name.clone(), options.only.as_deref(), options.list) {
+        Ok(rows) => rows,
+        Err(exit) => return exit,
+    };
     let bench = match Bench::new(options) {
         Ok(bench) => bench,
         Err(why) => {
@@ -185,7 +180,8 @@ impl<'a> Bench<'a> {
 
     fn measure(&self, row: &Row) -> Result<Figures, String> {
         match row.what {
-            What::File { congestion, of_line } => self.file(congestion, of_line),
+            What::File { congestion } => self.file(congestion),
+            What::FileOfLine { congestion } => self.file_of_line(congestion),
             What::Files => self.files(),
             What::Cut => self.cut(),
             What::Killed => self.killed(),
@@ -227,6 +223,24 @@ impl Drop for Folder {
     }
 }
 
+/// A figure of ours and one of theirs in each round. They take turns at coming first.
+fn in_turns(
+    rounds: u32,
+    ours: impl Fn(u32) -> Result<f64, String>,
+    theirs: impl Fn(u32) -> Result<f64, String>,
+) -> Result<Vec<(f64, f64)>, String> {
+    let pair = |round: u32| {
+        if round.is_multiple_of(2) {
+            let ours = ours(round)?;
+            Ok((ours, theirs(round)?))
+        } else {
+            let theirs = theirs(round)?;
+            Ok((ours(round)?, theirs))
+        }
+    };
+    (0..rounds).map(pair).collect()
+}
+
 /// Runs a program to its end.
 fn output(mut command: Command) -> Result<Output, String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
@@ -240,6 +254,21 @@ fn output(mut command: Command) -> Result<Output, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn both_come_first_in_turns() {
+        let order = std::cell::RefCell::new(String::new());
+        let figure = |what: char, round: u32| {
+            order.borrow_mut().push(what);
+            Ok(f64::from(round) + if what == 'o' { 0.0 } else { 0.5 })
+        };
+        let pairs = in_turns(3, |round| figure('o', round), |round| figure('t', round)).unwrap();
+        assert_eq!(
+            (pairs, order.into_inner().as_str()),
+            (vec![(0.0, 0.5), (1.0, 1.5), (2.0, 2.5)], "ottoot")
+        );
+        assert_eq!(in_turns(1, |_| Ok(1.0), |_| Err("no".to_owned())), Err("no".to_owned()));
+    }
 
     #[test]
     fn the_matrix_has_each_cell_once() {

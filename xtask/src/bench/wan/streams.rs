@@ -13,7 +13,7 @@ use uiw_interop::stock::{Running, free_port};
 
 use super::path::Network;
 use super::summary::Figures;
-use super::{Bench, Cell, LONG, output};
+use super::{Bench, Cell, LONG, in_turns, output};
 
 /// Bytes of a bare write.
 const BLOCK: usize = 1 << 20;
@@ -46,26 +46,15 @@ impl Bench<'_> {
     fn pairs(&self, cell: Cell, congestion: &str, count: u32) -> Result<Vec<(f64, f64)>, String> {
         let network = self.network()?;
         let home = self.fresh("perf")?;
-        let ours = |seed| -> Result<f64, String> {
-            let _path = network.carry(&cell.options(seed))?;
+        let ours = |round| -> Result<f64, String> {
+            let _path = network.carry(&cell.options(FIRST_SEED + round))?;
             self.perf(&network, &home, congestion, &[])
         };
-        let bare = |seed| -> Result<f64, String> {
-            let _path = network.carry(&cell.options(seed))?;
+        let bare = |round| -> Result<f64, String> {
+            let _path = network.carry(&cell.options(FIRST_SEED + round))?;
             bare(&network, congestion, Duration::from_secs(self.options.seconds.into()))
         };
-        let seeds = (0..count).map(|number| (number, FIRST_SEED + number));
-        seeds
-            .map(|(number, seed)| {
-                if number % 2 == 0 {
-                    let ours = ours(seed)?;
-                    Ok((ours, bare(seed)?))
-                } else {
-                    let bare = bare(seed)?;
-                    Ok((ours(seed)?, bare))
-                }
-            })
-            .collect()
+        in_turns(count, ours, bare)
     }
 
     /// Bits a second of Writes of 1 MiB.
@@ -89,22 +78,12 @@ impl Bench<'_> {
         let network = self.network()?;
         let home = self.fresh("tls")?;
         let config = self.tls_file(&home)?;
-        let rate = |seed, tls: &[&str]| -> Result<f64, String> {
-            let _path = network.carry(&LONG.options(seed))?;
+        let rate = |round, tls: &[&str]| -> Result<f64, String> {
+            let _path = network.carry(&LONG.options(FIRST_SEED + round))?;
             self.perf(&network, &home, "bbr", tls)
         };
-        let pair = |number: u32| {
-            let seed = FIRST_SEED + number;
-            let encrypted = ["--tls", config.as_str()];
-            if number.is_multiple_of(2) {
-                let with = rate(seed, &encrypted)?;
-                Ok((with, rate(seed, &[])?))
-            } else {
-                let without = rate(seed, &[])?;
-                Ok((rate(seed, &encrypted)?, without))
-            }
-        };
-        let pairs = (0..self.options.rounds).map(pair).collect::<Result<Vec<_>, String>>()?;
+        let encrypted = ["--tls", config.as_str()];
+        let pairs = in_turns(self.options.rounds, |round| rate(round, &encrypted), |round| rate(round, &[]))?;
         let note = note(&pairs);
         Ok(Figures::new(ratios(&pairs), note))
     }
