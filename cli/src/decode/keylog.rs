@@ -57,7 +57,7 @@ impl KeyLog {
         Self::parse(&std::fs::read_to_string(path)?)
     }
 
-    fn parse(text: &str) -> Result<Self, Wrong> {
+    pub(super) fn parse(text: &str) -> Result<Self, Wrong> {
         let mut all: HashMap<_, Secrets> = HashMap::new();
         for (number, line) in text.lines().enumerate() {
             let wrong = |why| Wrong::Line { line: number + 1, why };

@@ -355,3 +355,148 @@ impl Half {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::crypto::aws_lc_rs as provider;
+    use rustls::crypto::{CryptoProvider, SupportedKxGroup};
+    use rustls::pki_types::{PrivatePkcs8KeyDer, ServerName};
+    use rustls::{
+        ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+        SupportedCipherSuite,
+    };
+    use std::io::{Read as _, Write as _};
+    use std::sync::Mutex;
+
+    /// A key log in memory.
+    #[derive(Debug, Default)]
+    struct Lines(Mutex<String>);
+
+    impl rustls::KeyLog for Lines {
+        fn log(&self, label: &str, random: &[u8], secret: &[u8]) {
+            let digits = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            let line = format!("{label} {} {}\n", digits(random), digits(secret));
+            self.0.lock().unwrap().push_str(&line);
+        }
+    }
+
+    /// Both ends of rustls with this suite, and what they have logged. Each end has the groups named.
+    fn ends(
+        suite: SupportedCipherSuite,
+        groups: [&[&'static dyn SupportedKxGroup]; 2],
+    ) -> ([Connection; 2], Arc<Lines>) {
+        let of = |groups: &[&'static dyn SupportedKxGroup]| {
+            let usual = provider::default_provider();
+            Arc::new(CryptoProvider { cipher_suites: vec![suite], kx_groups: groups.to_vec(), ..usual })
+        };
+        let made = rcgen::generate_simple_self_signed(["uiw.test".to_owned()]).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(made.cert.der().clone()).unwrap();
+        let lines = Arc::new(Lines::default());
+        let client = ClientConfig::builder_with_provider(of(groups[0]));
+        let client = client.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
+        let mut client = client.with_root_certificates(roots).with_no_client_auth();
+        client.key_log = lines.clone();
+        let server = ServerConfig::builder_with_provider(of(groups[1]));
+        let server = server.with_protocol_versions(&[&rustls::version::TLS13]).unwrap().with_no_client_auth();
+        let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+        let server = server.with_single_cert(vec![made.cert.der().clone()], key.into()).unwrap();
+        let name = ServerName::try_from("uiw.test").unwrap();
+        let client = ClientConnection::new(Arc::new(client), name).unwrap();
+        ([client.into(), ServerConnection::new(Arc::new(server)).unwrap().into()], lines)
+    }
+
+    /// Takes what `from` has to send to the other end. The bytes.
+    fn carry(ends: &mut [Connection; 2], from: Side) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while ends[from].wants_write() {
+            ends[from].write_tls(&mut bytes).unwrap();
+        }
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            ends[other(from)].read_tls(&mut rest).unwrap();
+            ends[other(from)].process_new_packets().unwrap();
+            // What is not read takes room.
+            let mut text = [0; 1 << 16];
+            while ends[other(from)].reader().read(&mut text).is_ok_and(|len| len > 0) {}
+        }
+        bytes
+    }
+
+    /// What a session makes of pieces of so many bytes, by direction.
+    fn followed(wire: &[(Side, Vec<u8>)], lines: &Lines, piece: usize) -> ([Vec<u8>; 2], bool) {
+        let log = KeyLog::parse(&lines.0.lock().unwrap()).unwrap();
+        let mut session = Session::new(Arc::new(log));
+        let mut content = [Vec::new(), Vec::new()];
+        for (side, bytes) in wire {
+            for piece in bytes.chunks(piece) {
+                for (side, chunk) in session.take(*side, Chunk::Bytes(piece.to_vec())) {
+                    let Chunk::Bytes(bytes) = chunk else { panic!("nothing is missing") };
+                    content[side].extend(bytes);
+                }
+            }
+        }
+        (content, session.is_locked())
+    }
+
+    /// What passes between the ends: the handshake, and text in both directions before and behind updates of the keys.
+    fn conversation(ends: &mut [Connection; 2]) -> (Vec<(Side, Vec<u8>)>, [Vec<u8>; 2]) {
+        let mut wire = Vec::new();
+        while ends.iter().any(|end| end.is_handshaking()) {
+            for side in [0, 1] {
+                wire.push((side, carry(ends, side)));
+            }
+        }
+        let mut said = [Vec::new(), Vec::new()];
+        for round in 0..4u8 {
+            for side in [0, 1] {
+                let text = vec![round * 2 + side as u8; 40_000];
+                ends[side].writer().write_all(&text).unwrap();
+                said[side].extend(text);
+                wire.push((side, carry(ends, side)));
+            }
+            // An update of this end's keys asks the other end for one of its own.
+            ends[usize::from(round % 2)].refresh_traffic_keys().unwrap();
+        }
+        (wire, said)
+    }
+
+    #[test]
+    fn every_suite_is_decrypted_also_behind_updates_of_the_keys() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        for suite in provider::ALL_CIPHER_SUITES.iter().filter(|suite| suite.tls13().is_some()) {
+            let (mut ends, lines) = ends(*suite, [groups, groups]);
+            let (wire, said) = conversation(&mut ends);
+            for piece in [1, 1000, usize::MAX] {
+                assert!(
+                    followed(&wire, &lines, piece) == (said.clone(), false),
+                    "{suite:?}, pieces of {piece}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_second_client_hello_is_followed() {
+        // The client's first group is none of the server's, which answers with a HelloRetryRequest.
+        let client: &[&'static dyn SupportedKxGroup] =
+            &[provider::kx_group::X25519, provider::kx_group::SECP256R1];
+        let server: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::SECP256R1];
+        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_128_GCM_SHA256, [client, server]);
+        let (wire, said) = conversation(&mut ends);
+        assert!(followed(&wire, &lines, 1000) == (said, false));
+    }
+
+    #[test]
+    fn another_ciphertext_ends_the_direction() {
+        let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
+        let (mut ends, lines) = ends(provider::cipher_suite::TLS13_AES_256_GCM_SHA384, [groups, groups]);
+        let (mut wire, said) = conversation(&mut ends);
+        let last = wire.last_mut().unwrap();
+        last.1[100] ^= 1;
+        let (content, is_locked) = followed(&wire, &lines, 1000);
+        assert!(is_locked && content[0] == said[0] && said[1].starts_with(&content[1]));
+        assert!(content[1].len() < said[1].len());
+    }
+}
