@@ -16,7 +16,9 @@ use uiw_llp::Spec;
 use uiw_llp::capture::PcapFile;
 use uiw_llp::fault::{Faults, Flip, Split};
 use uiw_llp::tls::Tls;
-use uiw_verbs::{CapabilityExchange, ConnOptions, FaultPlan, FaultPlanError, FpduSize, Revision, RtrKinds};
+use uiw_verbs::{
+    CapabilityExchange, ConnOptions, FaultPlan, FaultPlanError, FpduSize, Revision, RtrKinds, StableTx,
+};
 
 /// One environment variable.
 pub struct Variable {
@@ -94,9 +96,9 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "UIW_STABLE_TX",
-        values: "on or off",
-        what: "copy every source before its CRC is computed, for programs that rewrite buffers in flight",
-        set: |s, v| switch(v).map(|on| s.conn.stable_tx = on),
+        values: "on, off or writes",
+        what: "copy sources of every request, of none, or of Writes [default] before their CRC is computed: they may be rewritten in flight",
+        set: |s, v| stable_tx(v).map(|whose| s.stable_tx = Some(whose)),
     },
     Variable {
         name: "UIW_CONGESTION",
@@ -298,6 +300,8 @@ pub struct Settings {
     pub ird: Option<u16>,
     /// Acknowledged completion, if set.
     pub acknowledged: Option<bool>,
+    /// Whose payload is copied before its CRC is computed, if set.
+    pub stable_tx: Option<StableTx>,
     /// Unreliable datagrams, if set.
     pub ud: Option<bool>,
     /// Shards of the device, if set.
@@ -444,6 +448,13 @@ impl Settings {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
     }
 
+    /// Whose payload is copied before its CRC is computed: without `UIW_STABLE_TX` that of Writes, as programs replicate memory that
+    /// others rewrite meanwhile (QEMU's migration does), and adapters carry that.
+    #[must_use]
+    pub fn stable_tx(&self) -> StableTx {
+        self.stable_tx.unwrap_or(StableTx::Writes)
+    }
+
     /// Whether programs can have UD queue pairs.
     #[must_use]
     pub fn offers_ud(&self) -> bool {
@@ -521,6 +532,15 @@ pub fn capability_exchange(text: &str) -> std::result::Result<CapabilityExchange
         "off" | "0" => Ok(CapabilityExchange::Off),
         "assume" => Ok(CapabilityExchange::Assume),
         _ => Err("expected on, off or assume"),
+    }
+}
+
+fn stable_tx(text: &str) -> std::result::Result<StableTx, &'static str> {
+    match text {
+        "on" | "1" => Ok(StableTx::On),
+        "off" | "0" => Ok(StableTx::Off),
+        "writes" => Ok(StableTx::Writes),
+        _ => Err("expected on, off or writes"),
     }
 }
 
@@ -618,7 +638,9 @@ mod tests {
         );
         assert_eq!(read("UIW_CAPABILITIES", "assume").unwrap().conn.capabilities, CapabilityExchange::Assume);
         assert_eq!(read("UIW_FPDU", "1424").unwrap().conn.fpdu, FpduSize::Fixed(1424));
-        assert!(read("UIW_STABLE_TX", "1").unwrap().conn.stable_tx);
+        assert_eq!(read("UIW_STABLE_TX", "1").unwrap().stable_tx, Some(StableTx::On));
+        assert_eq!(read("UIW_STABLE_TX", "writes").unwrap().stable_tx, Some(StableTx::Writes));
+        assert_eq!(read("UIW_STABLE_TX", "off").unwrap().stable_tx, Some(StableTx::Off));
         assert_eq!(read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(), Some("bbr"));
         assert_eq!(read("UIW_MSS", "1300").unwrap().conn.stream.max_segment, Some(1300));
         assert_eq!(read("UIW_DEAD_AFTER", "0").unwrap().dead_after, Some(DeadAfter(None)));

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_int, c_uint};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use uiw_cabi::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
 use uiw_cabi::abi::{
@@ -458,6 +459,70 @@ fn requests_and_elements_may_be_at_any_address() {
     drop((a, b));
     // SAFETY: it is not used any more.
     assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
+}
+
+/// Memory that nobody may access but its owner, who rewrites it meanwhile as a machine does that migrates: the peer gets some of what was
+/// there, and every CRC is right.
+#[test]
+fn a_source_may_be_rewritten_while_it_is_written_to_the_peer() {
+    const LENGTH: usize = 1 << 20;
+    const WRITES: u64 = 200;
+    let opened = open();
+    let (a, b) = (End::new(opened, false), End::new(opened, false));
+    a.connect(&b);
+    b.connect(&a);
+    let source: Vec<AtomicU64> = (0..LENGTH as u64 / 8).map(AtomicU64::new).collect();
+    let mut target = vec![0u8; LENGTH];
+    // SAFETY: both stay until the regions are deregistered; nothing here looks at the target meanwhile.
+    let (from, to) = unsafe {
+        let from = mr::ibv_reg_mr(a.pd, source.as_ptr().cast_mut().cast(), LENGTH, 0);
+        let to = mr::ibv_reg_mr(b.pd, target.as_mut_ptr().cast(), LENGTH, ACCESS);
+        assert!(!from.is_null() && !to.is_null());
+        (from, to)
+    };
+    // SAFETY: regions of ours.
+    let (lkey, rkey) = unsafe { ((*from).lkey, (*to).rkey) };
+    /// Set when the Writes are over, by a failed assertion as well.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for word in &source {
+                    word.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        let _over = Over(&over);
+        for id in 0..WRITES {
+            // SAFETY: inside of the regions.
+            let posted = a.build(id, |qp| unsafe {
+                (*qp).wr_rdma_write.unwrap()(qp, rkey, target.as_ptr().addr() as u64);
+                (*qp).wr_set_sge.unwrap()(qp, lkey, source.as_ptr().addr() as u64, LENGTH as u32);
+            });
+            assert_eq!(posted, 0);
+            a.done(id);
+        }
+        // The answer comes behind everything that was written.
+        // SAFETY: inside of the regions.
+        let posted = a.build(WRITES, |qp| unsafe {
+            (*qp).wr_rdma_read.unwrap()(qp, b.rkey(), b.address(0));
+            (*qp).wr_set_sge.unwrap()(qp, (*a.mr).lkey, a.address(0), 8);
+        });
+        assert_eq!(posted, 0);
+        a.done(WRITES);
+    });
+    // SAFETY: each once.
+    unsafe {
+        assert_eq!((mr::ibv_dereg_mr(from), mr::ibv_dereg_mr(to)), (0, 0));
+        drop((a, b));
+        assert_eq!(open::ibv_close_device(opened), 0);
+    }
 }
 
 #[test]

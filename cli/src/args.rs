@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 use uiw_cabi::settings::{self, DeadAfter};
-use uiw_verbs::{CapabilityExchange, ConnOptions, FpduSize, PeerProfile, Revision, RtrKinds};
+use uiw_verbs::{CapabilityExchange, ConnOptions, FpduSize, PeerProfile, Revision, RtrKinds, StableTx};
 
 /// rping's port, and so the one of `uiw serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
@@ -159,7 +159,7 @@ impl ConnArgs {
             markers: self.markers || set.conn.markers,
             fpdu: self.fpdu.unwrap_or(Fpdu(set.conn.fpdu)),
             peer: self.peer,
-            stable_tx: self.stable_tx || set.conn.stable_tx,
+            stable_tx: self.stable_tx || set.stable_tx.is_some_and(|whose| whose != StableTx::Off),
             congestion: self.congestion.clone().or_else(|| set.conn.stream.congestion.clone()),
             own: OwnOptions {
                 dead_after: self.dead_after.or(set.dead_after),
@@ -247,7 +247,7 @@ impl PeerOptions {
             .crc(self.crc)
             .markers(self.markers)
             .fpdu(self.fpdu.0)
-            .stable_tx(self.stable_tx)
+            .stable_tx(if self.stable_tx { StableTx::On } else { StableTx::Off })
             .profile(match self.peer {
                 Some(Peer::SiwGso) => PeerProfile::SiwGso,
                 None => PeerProfile::Rfc,

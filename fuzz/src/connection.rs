@@ -12,7 +12,7 @@ use std::time::Duration;
 use uiw_llp::sim::{Link, Network, Split};
 use uiw_llp::{ListenOptions, Stack, StreamOptions, Token};
 use uiw_verbs::{
-    CapabilityExchange, ConnOptions, Device, DeviceOptions, Limits, Progress, Revision, RtrKinds,
+    CapabilityExchange, ConnOptions, Device, DeviceOptions, Limits, Progress, Revision, RtrKinds, StableTx,
 };
 
 use crate::input::Input;
@@ -147,6 +147,6 @@ fn options_of(input: &mut Input<'_>) -> ConnOptions {
             CapabilityExchange::On,
         ]))
         .acknowledged(bits & 16 != 0)
-        .stable_tx(bits & 32 != 0)
+        .stable_tx(input.pick(&[StableTx::Off, StableTx::Writes, StableTx::On]))
         .no_receive_timeout(Duration::from_millis(input.pick(&[500, 0, 5000])))
 }

@@ -11,7 +11,9 @@ use uiw_ddp::{Header, STag, Tagged, Untagged};
 use uiw_mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds};
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
-use uiw_stream::{CapabilityExchange, Config, Event, FpduSize, Op, Piece, Remote, Stream, Time, Transmit};
+use uiw_stream::{
+    CapabilityExchange, Config, Event, FpduSize, Op, Piece, Remote, StableTx, Stream, Time, Transmit,
+};
 
 use crate::input::Input;
 use host::{MEMORY, TestHost};
@@ -122,7 +124,7 @@ fn config(input: &mut Input<'_>) -> Config {
     config.capabilities =
         input.pick(&[CapabilityExchange::Assume, CapabilityExchange::Off, CapabilityExchange::On]);
     config.acknowledged = bits & 16 != 0;
-    config.stable_source = bits & 32 != 0;
+    config.stable_tx = input.pick(&[StableTx::Off, StableTx::Writes, StableTx::On]);
     config.fallback = bits & 64 == 0;
     config.no_receive_timeout = Duration::from_millis(input.pick(&[500, 0, 5000]));
     config

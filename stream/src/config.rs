@@ -24,6 +24,25 @@ pub enum FpduSize {
     Fixed(u16),
 }
 
+/// Whose payload is copied before its CRC is computed. Bytes that change between their CRC and TCP's copy of them end the stream: the peer
+/// terminates it with a CRC error (RFC 5044 section 8). Memory that peers can access is always copied.
+///
+/// ```
+/// use uiw_stream::{Config, StableTx};
+/// let config = Config { stable_tx: StableTx::Writes, ..Config::default() };
+/// # let _ = config;
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StableTx {
+    /// None: no source changes before its request completes.
+    #[default]
+    Off,
+    /// Writes, for programs that replicate live memory. A Send's message is complete when it is posted.
+    Writes,
+    /// Every request, for callers that rewrite buffers in flight.
+    On,
+}
+
 /// Settings of one stream.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -33,8 +52,8 @@ pub struct Config {
     pub fpdu: FpduSize,
     /// The capability exchange with the peer.
     pub capabilities: CapabilityExchange,
-    /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight.
-    pub stable_source: bool,
+    /// Whose payload is copied before its CRC is computed.
+    pub stable_tx: StableTx,
     /// A Write or Send completes when a zero-length Read behind it has returned, or with the status of the peer's Terminate,
     /// instead of when TCP has taken its bytes. Needs an ORD of at least 1; otherwise it has no effect.
     pub acknowledged: bool,
@@ -58,7 +77,7 @@ impl Default for Config {
             startup: startup::Config::default(),
             fpdu: FpduSize::Auto,
             capabilities: CapabilityExchange::On,
-            stable_source: false,
+            stable_tx: StableTx::Off,
             acknowledged: false,
             fallback: true,
             startup_timeout: Duration::from_secs(10),

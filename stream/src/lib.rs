@@ -53,7 +53,7 @@ mod timers;
 mod common;
 
 pub use capabilities::{Capabilities, CapabilityExchange, PeerKind};
-pub use config::{Config, FpduSize};
+pub use config::{Config, FpduSize, StableTx};
 pub use error::{AccessError, AtomicError, ConnError, LocalError, StartupFailure};
 pub use event::{Ended, Established, Event, Named};
 pub use host::{Answer, Host, Payload, ReceiveError, Received, ReceivedKind, SourceGone, Traffic, Wait};

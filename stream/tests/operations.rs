@@ -6,7 +6,7 @@ use common::{MEMORY, Pair, at, config_with, pattern};
 use proptest::prelude::*;
 use std::time::Duration;
 use uiw_ddp::STag;
-use uiw_stream::{CapabilityExchange, Config, FpduSize, Op, PeerKind, Received, ReceivedKind};
+use uiw_stream::{CapabilityExchange, Config, FpduSize, Op, PeerKind, Received, ReceivedKind, StableTx};
 
 /// Where things are in the memory of each end.
 const WRITTEN: u64 = 0;
@@ -131,7 +131,7 @@ fn setting(bits: u32) -> Config {
     config_with(|config| {
         config.startup.crc = bits & 1 == 0;
         config.startup.want_markers = bits & 2 != 0;
-        config.stable_source = bits & 4 != 0;
+        config.stable_tx = if bits & 4 == 0 { StableTx::Off } else { StableTx::On };
         config.acknowledged = bits & 8 != 0;
         config.startup.ord = if bits & 16 == 0 { 4 } else { 1 };
         config.fpdu = match bits >> 5 & 3 {
@@ -187,6 +187,24 @@ fn payloads_are_sent_from_where_they_lie_unless_they_may_change() {
         pair.run();
         assert_eq!(pair.ends[0].from_memory, if bits == 0 { len } else { 0 }, "{bits:#x}");
         assert_eq!(pair.ends[1].from_memory, 0, "{bits:#x}");
+    }
+}
+
+#[test]
+fn which_requests_are_copied_first() {
+    for (whose, sends, writes) in
+        [(StableTx::Off, true, true), (StableTx::Writes, true, false), (StableTx::On, false, false)]
+    {
+        let config = config_with(|config| config.stable_tx = whose);
+        let mut pair = Pair::open(config.clone(), config);
+        pair.receives(1, 1, 60_000);
+        let mut counted = 0;
+        for (op, gathered) in [(Op::Send, sends), (Op::Write { remote: at(0) }, writes)] {
+            pair.ends[0].post(op, &pattern(60_000, 1));
+            pair.run();
+            counted += if gathered { 60_000 } else { 0 };
+            assert_eq!(pair.ends[0].from_memory, counted, "{whose:?}");
+        }
     }
 }
 

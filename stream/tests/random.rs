@@ -8,7 +8,7 @@ mod common;
 use common::{Decision, Pair, at, config_with, pattern};
 use std::time::Duration;
 use uiw_mpa::startup::{Revision, RtrKinds};
-use uiw_stream::{CapabilityExchange, Config, FpduSize, LocalError, Op, Stream, Time};
+use uiw_stream::{CapabilityExchange, Config, FpduSize, LocalError, Op, StableTx, Stream, Time};
 
 /// SplitMix64.
 struct Random(u64);
@@ -56,7 +56,7 @@ fn random_config(random: &mut Random) -> Config {
             random.pick(&[FpduSize::Auto, FpduSize::Segment, FpduSize::Large, FpduSize::Fixed(128)]);
         config.capabilities =
             random.pick(&[CapabilityExchange::On, CapabilityExchange::Off, CapabilityExchange::Assume]);
-        config.stable_source = random.one_in(4);
+        config.stable_tx = random.pick(&[StableTx::Off, StableTx::Off, StableTx::Writes, StableTx::On]);
         config.acknowledged = random.one_in(3);
         config.no_receive_timeout =
             random.pick(&[Duration::from_secs(1), Duration::ZERO, Duration::from_millis(10), Duration::MAX]);

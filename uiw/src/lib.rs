@@ -60,8 +60,8 @@ pub use uiw_verbs::{
     AcceptFailure, Access, BoundWindow, ByteStream, CapabilityExchange, ConnOptions, ConnSettings,
     Connection, Device, DeviceOptions, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener, Message,
     Mr, Op, OpError, Pd, PeerProfile, Progress, RegisterError, RemoteMr, Result, Revision, RtrKinds,
-    SharedMr, StreamOptions, Striped, StripedListener, StripedMessage, StripedOp, StripedSettings, Wc,
-    WcError, WcOpcode, WcStatus, WireReason, blocking,
+    SharedMr, StableTx, StreamOptions, Striped, StripedListener, StripedMessage, StripedOp, StripedSettings,
+    Wc, WcError, WcOpcode, WcStatus, WireReason, blocking,
 };
 
 /// Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`raw::cm`](uiw_verbs::cm)). The

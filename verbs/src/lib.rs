@@ -69,5 +69,5 @@ pub use uiw_llp::StreamOptions;
 pub use uiw_mem::{Access, Memory, WindowType};
 pub use uiw_mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};
 pub use uiw_rdmap::Origin;
-pub use uiw_stream::{CapabilityExchange, FpduSize};
+pub use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
 pub use uiw_striping as striping;

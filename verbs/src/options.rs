@@ -7,7 +7,7 @@ use uiw_counters::Publish;
 use uiw_llp::StreamOptions;
 use uiw_llp::capture::PcapFile;
 use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
-use uiw_stream::{CapabilityExchange, FpduSize};
+use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
 
 /// A departure from the RFCs for the sake of one kind of peer.
 ///
@@ -104,8 +104,8 @@ options! {
         capabilities: CapabilityExchange = CapabilityExchange::On,
         /// A named departure from the RFCs, for one kind of peer. Default: none.
         profile: PeerProfile = PeerProfile::Rfc,
-        /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight. Default: false.
-        stable_tx: bool = false,
+        /// Whose payload is copied before its CRC is computed, for callers that rewrite buffers in flight. Default: [`StableTx::Off`].
+        stable_tx: StableTx = StableTx::Off,
         /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
         /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
         /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1. Default: false.
@@ -178,7 +178,7 @@ impl ConnOptions {
             startup: self.startup(),
             fpdu: self.fpdu,
             capabilities: self.capabilities,
-            stable_source: self.stable_tx,
+            stable_tx: self.stable_tx,
             acknowledged: self.acknowledged,
             fallback: self.fallback,
             startup_timeout: self.startup_timeout,

@@ -34,6 +34,7 @@ pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOpt
     const RETRIES: u8 = 7;
     let attributes = set.ack_timeout.and_then(|timeout| acknowledgement_time(timeout, RETRIES));
     options.stream.dead_after = settings.dead_after(attributes);
+    options.stable_tx = settings.stable_tx();
     options.refused_retry_time = REFUSED_RETRY_TIME;
     options.stream.tos = set.tos;
     options.stream.v6_only = set.v6_only;

@@ -81,6 +81,7 @@ impl Worker {
             .ird(settings.ird.unwrap_or(limit))
             .ord(settings.ord.unwrap_or(limit))
             .acknowledged(settings.acknowledged())
+            .stable_tx(settings.stable_tx())
             .dead_after(settings.dead_after(None))
             .outlives_peer(true)
             // As on InfiniBand, a Send waits for its receive.

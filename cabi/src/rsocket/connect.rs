@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::cm::{self, ConnInfo};
-use uiw_verbs::{ConnOptions, Error, Qp};
+use uiw_verbs::{ConnOptions, Error, Qp, StableTx};
 
 /// A connection that is being made.
 pub(crate) struct Connecting {
@@ -45,6 +45,8 @@ pub(crate) fn options(set: &Set) -> Result<Arc<ConnOptions>> {
     let mut options = ConnOptions::clone(&*params::conn_options(set, 1, 1)?);
     // A program that connects to a port where nothing listens may want to use TCP then.
     options.refused_retry_time = Duration::ZERO;
+    // What is written comes from the library's own buffers.
+    options.stable_tx = Settings::get()?.stable_tx.unwrap_or(StableTx::Off);
     // The protocol allows a message that finds no receive to wait for one.
     options.no_receive_timeout = Duration::MAX;
     Ok(Arc::new(options))

@@ -440,8 +440,11 @@ mod tests {
         (content, session.is_locked())
     }
 
+    /// Records, by who sent them.
+    type Wire = Vec<(Side, Vec<u8>)>;
+
     /// What passes between the ends: the handshake, and text in both directions before and behind updates of the keys.
-    fn conversation(ends: &mut [Connection; 2]) -> (Vec<(Side, Vec<u8>)>, [Vec<u8>; 2]) {
+    fn conversation(ends: &mut [Connection; 2]) -> (Wire, [Vec<u8>; 2]) {
         let mut wire = Vec::new();
         while ends.iter().any(|end| end.is_handshaking()) {
             for side in [0, 1] {

@@ -1,14 +1,17 @@
 //! Programs that run for a bounded time, and what they said.
 
+use super::patience::Patience;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// The longest that a program of a test may run.
+/// The longest that a test waits for a program.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// The longest that a killed program takes to end.
+const KILLED: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// A program that runs. Killed when dropped.
@@ -17,7 +20,7 @@ pub struct Running {
     name: String,
     said: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
-    until: Instant,
+    patience: Patience,
 }
 
 /// A program that has ended.
@@ -48,7 +51,7 @@ impl Running {
         if let Some(err) = child.stderr.take() {
             readers.push(collect(err, &said));
         }
-        Self { child, name, said, readers, until: Instant::now() + TIMEOUT }
+        Self { child, name, said, readers, patience: Patience::new(TIMEOUT) }
     }
 
     /// Waits until it listens on TCP port `port`.
@@ -75,7 +78,7 @@ impl Running {
                 assert!(done(self), "{}: {status} before `{what}`:\n{}", self.name, self.said());
                 return;
             }
-            assert!(Instant::now() < self.until, "{}: no `{what}` in time:\n{}", self.name, self.said());
+            assert!(!self.patience.is_over(), "{}: no `{what}` in time:\n{}", self.name, self.said());
             thread::sleep(LOOK_EVERY);
         }
     }
@@ -97,7 +100,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 break status;
             }
-            assert!(Instant::now() < self.until, "{} does not end:\n{}", self.name, self.said());
+            assert!(!self.patience.is_over(), "{} does not end:\n{}", self.name, self.said());
             thread::sleep(LOOK_EVERY);
         };
         self.join();
@@ -114,6 +117,7 @@ impl Running {
         let early = self.child.try_wait().expect("a child");
         assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
         let _ = self.child.kill();
+        self.patience = Patience::new(KILLED);
         self.end()
     }
 

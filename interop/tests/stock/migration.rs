@@ -6,10 +6,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
-use uiw_interop::stock::{Libraries, Network, Running, free_port, noise};
+use std::time::Duration;
+use uiw_interop::stock::{Libraries, Network, Patience, Running, free_port, noise};
 
 const LONGEST: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Where the pattern is in the machine's memory, above what firmware uses.
 const AT: &str = "0x2000000";
 const LEN: usize = 32 << 20;
@@ -33,15 +34,15 @@ fn machine(libraries: &Libraries, monitor: &Path, more: &[&str]) -> Command {
 
 /// Says a line to a monitor, and returns all that it has said until it asks for the next.
 fn say(monitor: &Path, line: &str) -> String {
-    let until = Instant::now() + LONGEST;
+    let mut patience = Patience::new(LONGEST);
     let mut stream = loop {
         match UnixStream::connect(monitor) {
             Ok(stream) => break stream,
-            Err(error) => assert!(Instant::now() < until, "{}: {error}", monitor.display()),
+            Err(error) => assert!(!patience.is_over(), "{}: {error}", monitor.display()),
         }
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(LOOK_EVERY);
     };
-    stream.set_read_timeout(Some(LONGEST)).unwrap();
+    stream.set_read_timeout(Some(LOOK_EVERY)).unwrap();
     writeln!(stream, "{line}").unwrap();
     let mut said = String::new();
     let mut bytes = [0; 4096];
@@ -51,6 +52,7 @@ fn say(monitor: &Path, line: &str) -> String {
             Ok(0) => break,
             Ok(count) => said.push_str(&String::from_utf8_lossy(&bytes[..count])),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
+            Err(error) if error.kind() == ErrorKind::WouldBlock && !patience.is_over() => {}
             Err(error) => panic!("{line}: {error}: {said}"),
         }
     }
@@ -77,14 +79,14 @@ fn memory_arrives_unchanged() {
     // The destination has its monitor when it listens.
     say(&there, "info status");
     say(&here, &format!("migrate -d {to}"));
-    let until = Instant::now() + LONGEST;
+    let mut patience = Patience::new(LONGEST);
     let status = loop {
         let status = say(&here, "info migrate");
         if !status.contains("Migration status: active") && !status.contains("Migration status: setup") {
             break status;
         }
-        assert!(Instant::now() < until, "{status}");
-        std::thread::sleep(Duration::from_millis(100));
+        assert!(!patience.is_over(), "{status}");
+        std::thread::sleep(LOOK_EVERY);
     };
     assert!(
         status.contains("Migration status: completed"),

@@ -4,15 +4,15 @@ use crate::reported::{number, report, run};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
-use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, uiw};
+use std::time::Duration;
+use uiw_interop::stock::{Ended, Libraries, Patience, Running, User, compile, free_port, uiw};
 
 /// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does cannot be seen by its number.
 fn until(connected: impl Fn(&Ended) -> bool, client: impl Fn() -> Command) -> Ended {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut patience = Patience::new(Duration::from_secs(60));
     loop {
         let ended = Running::start(client()).end();
-        if connected(&ended) || Instant::now() > deadline {
+        if connected(&ended) || patience.is_over() {
             return ended;
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -3,6 +3,7 @@
 use super::Sender;
 use super::gathered::GatheredFpdu;
 use super::message::{End, Message, MessageHeader, Source, missing_extension};
+use crate::config::StableTx;
 use crate::error::{AccessError, ConnError, LocalError};
 use crate::host::{Host, Payload, SourceGone, Traffic};
 use crate::shared::Shared;
@@ -166,9 +167,14 @@ impl<M> Sender<M> {
         self.queue.end_fpdu();
     }
 
-    /// Whether an FPDU with `len` bytes of payload may be sent from where the payload lies.
-    fn may_gather(&self, len: u32, shared: &Shared) -> bool {
-        len >= GATHER_MIN && !self.fpdu.markers() && !shared.config.stable_source
+    /// Whether an FPDU of `message` with `len` bytes of payload may be sent from where the payload lies.
+    fn may_gather(&self, message: &Message, len: u32, shared: &Shared) -> bool {
+        let copies = match shared.config.stable_tx {
+            StableTx::Off => false,
+            StableTx::Writes => matches!(message.header, MessageHeader::Tagged { .. }),
+            StableTx::On => true,
+        };
+        len >= GATHER_MIN && !self.fpdu.markers() && !copies
     }
 
     /// Bytes of payload that the next FPDU of `message` has room for.
@@ -188,7 +194,7 @@ impl<M> Sender<M> {
         if left == 0 {
             return Ok(false);
         }
-        let gathers = self.may_gather(room.min(left), shared);
+        let gathers = self.may_gather(message, room.min(left), shared);
         let payload = match &message.source {
             Source::Request { id } => host
                 .request_payload(*id, message.offset, left)
@@ -248,7 +254,7 @@ impl<M> Sender<M> {
         let len = self.room(message).min(message.left());
         let start = self.begin_fpdu(&message.segment_header(len));
         let from = message.offset..message.offset + len;
-        let gathers = self.may_gather(len, shared)
+        let gathers = self.may_gather(message, len, shared)
             && matches!(message.source, Source::Request { .. } | Source::Inbound { .. });
         if gathers {
             let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);

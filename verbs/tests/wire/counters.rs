@@ -3,7 +3,7 @@
 use crate::common::{End, pair_of};
 use std::time::Duration;
 use uiw_verbs::counters::{Directions, Operations};
-use uiw_verbs::{ConnOptions, FpduSize, Remote, STag, SendOp, WcStatus};
+use uiw_verbs::{ConnOptions, FpduSize, Remote, STag, SendOp, StableTx, WcStatus};
 
 /// The same traffic as the other end counts it.
 fn mirrored(traffic: Operations) -> Operations {
@@ -27,7 +27,7 @@ fn both_ends_count_the_same_payload() {
         plain().acknowledged(true),
         plain().markers(true).crc(false),
         plain().fpdu(FpduSize::Fixed(128)),
-        plain().stable_tx(true),
+        plain().stable_tx(StableTx::On),
     ] {
         let (a, b) = pair_of(End::new(), End::new(), &options);
         for (wr_id, length) in [(1, 8192), (2, 1), (3, 0)] {

@@ -12,7 +12,7 @@ use uiw_rdmap::Opcode;
 use uiw_verbs::{
     Access, Arm, AsyncEvent, Bind, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, Error,
     FastRegister, Pd, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge,
-    SrqAttr, WcOpcode, WcStatus, WindowType,
+    SrqAttr, StableTx, WcOpcode, WcStatus, WindowType,
 };
 
 fn read(remote: Remote) -> SendOp {
@@ -800,7 +800,7 @@ fn request_outlives_its_listener() {
 
 #[test]
 fn large_messages_from_private_memory() {
-    for stable_tx in [false, true] {
+    for stable_tx in [StableTx::Off, StableTx::Writes, StableTx::On] {
         let options = ConnOptions::default().stable_tx(stable_tx);
         let private = || End::made(Make { memory: 3 << 20, access: Access::LOCAL_WRITE, ..Make::default() });
         let (a, b) = pair_of(private(), private(), &options);
