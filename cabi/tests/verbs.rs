@@ -461,8 +461,8 @@ fn requests_and_elements_may_be_at_any_address() {
     assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
 }
 
-/// Memory that nobody may access but its owner, who rewrites it meanwhile as a machine does that migrates: the peer gets some of what was
-/// there, and every CRC is right.
+/// A region without access for peers, which its program rewrites meanwhile, as a machine that migrates does: each CRC is right, and the peer
+/// gets some of what was there.
 #[test]
 fn a_source_may_be_rewritten_while_it_is_written_to_the_peer() {
     const LENGTH: usize = 1 << 20;

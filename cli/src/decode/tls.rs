@@ -440,7 +440,7 @@ mod tests {
         (content, session.is_locked())
     }
 
-    /// Records, by who sent them.
+    /// Records with their senders.
     type Wire = Vec<(Side, Vec<u8>)>;
 
     /// What passes between the ends: the handshake, and text in both directions before and behind updates of the keys.

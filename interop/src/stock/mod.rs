@@ -4,13 +4,13 @@
 mod hosts;
 mod network;
 mod noise;
-mod patience;
 mod process;
 mod programs;
+mod wait_limit;
 
 pub use hosts::Hosts;
 pub use network::{Network, free_port};
 pub use noise::noise;
-pub use patience::Patience;
 pub use process::{Ended, Running, listens};
 pub use programs::{Libraries, User, compile, ordinary, uiw};
+pub use wait_limit::WaitLimit;

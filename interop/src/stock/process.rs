@@ -1,6 +1,6 @@
 //! Programs that run for a bounded time, and what they said.
 
-use super::patience::Patience;
+use super::wait_limit::WaitLimit;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -20,7 +20,7 @@ pub struct Running {
     name: String,
     said: Arc<Mutex<String>>,
     readers: Vec<JoinHandle<()>>,
-    patience: Patience,
+    limit: WaitLimit,
 }
 
 /// A program that has ended.
@@ -51,7 +51,7 @@ impl Running {
         if let Some(err) = child.stderr.take() {
             readers.push(collect(err, &said));
         }
-        Self { child, name, said, readers, patience: Patience::new(TIMEOUT) }
+        Self { child, name, said, readers, limit: WaitLimit::new(TIMEOUT) }
     }
 
     /// Waits until it listens on TCP port `port`.
@@ -78,7 +78,7 @@ impl Running {
                 assert!(done(self), "{}: {status} before `{what}`:\n{}", self.name, self.said());
                 return;
             }
-            assert!(!self.patience.is_over(), "{}: no `{what}` in time:\n{}", self.name, self.said());
+            assert!(!self.limit.is_over(), "{}: no `{what}` in time:\n{}", self.name, self.said());
             thread::sleep(LOOK_EVERY);
         }
     }
@@ -100,7 +100,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 break status;
             }
-            assert!(!self.patience.is_over(), "{} does not end:\n{}", self.name, self.said());
+            assert!(!self.limit.is_over(), "{} does not end:\n{}", self.name, self.said());
             thread::sleep(LOOK_EVERY);
         };
         self.join();
@@ -117,7 +117,7 @@ impl Running {
         let early = self.child.try_wait().expect("a child");
         assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
         let _ = self.child.kill();
-        self.patience = Patience::new(KILLED);
+        self.limit = WaitLimit::new(KILLED);
         self.end()
     }
 

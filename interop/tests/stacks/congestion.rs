@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
-use uiw_interop::stock::{Network, Patience, Running, uiw};
+use uiw_interop::stock::{Network, Running, WaitLimit, uiw};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::{ListenOptions, Stack, Stream, StreamOptions, Token};
 
@@ -34,9 +34,9 @@ fn connected(network: &Network, asked: &str) -> String {
     network.inside_client(|| {
         let mut stack = TcpStack::new().unwrap();
         let mut stream = stack.connect(None, to, &options(asked), Token(1)).unwrap();
-        let mut patience = Patience::new(Duration::from_secs(20));
+        let mut limit = WaitLimit::new(Duration::from_secs(20));
         while !stream.connect_result().unwrap() {
-            assert!(!patience.is_over(), "no connection");
+            assert!(!limit.is_over(), "no connection");
             thread::sleep(Duration::from_millis(1));
         }
         congestion(&*stream)
@@ -51,11 +51,11 @@ fn accepted(network: &Network, asked: &str) -> String {
     let mut listener = network.inside_server(|| stack.listen(any, &listen, Token(1)).unwrap());
     let to = listener.local_addr();
     let _client = network.inside_client(|| std::net::TcpStream::connect(to).unwrap());
-    let mut patience = Patience::new(Duration::from_secs(20));
+    let mut limit = WaitLimit::new(Duration::from_secs(20));
     loop {
         match listener.accept(Token(2)) {
             Ok(stream) => return congestion(&*stream),
-            Err(error) => assert!(!patience.is_over(), "{error}"),
+            Err(error) => assert!(!limit.is_over(), "{error}"),
         }
         thread::sleep(Duration::from_millis(1));
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::thread;
 use std::time::Duration;
-use uiw_interop::stock::{Libraries, Patience, Running, User, free_port};
+use uiw_interop::stock::{Libraries, Running, User, WaitLimit, free_port};
 use uiw_interop::tshark::Tshark;
 use uiw_verbs::blocking::Connection;
 use uiw_verbs::{ConnSettings, Device};
@@ -26,9 +26,9 @@ fn of_a_program_that_is_killed_while_it_waits() {
     let connection =
         Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &ConnSettings::default()).unwrap();
     // The connection stands and nothing more comes: what there was is written all the same.
-    let mut patience = Patience::new(Duration::from_secs(60));
+    let mut limit = WaitLimit::new(Duration::from_secs(60));
     while fs::metadata(&file).map_or(0, |file| file.len()) < SOME {
-        assert!(!patience.is_over(), "nothing was written while the program lived");
+        assert!(!limit.is_over(), "nothing was written while the program lived");
         thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(server.stop().code, 128 + 9);

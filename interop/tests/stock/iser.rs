@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use uiw_interop::stock::{Libraries, Network, Patience, Running, User, free_port, noise};
+use uiw_interop::stock::{Libraries, Network, Running, User, WaitLimit, free_port, noise};
 
 /// QEMU's block driver for iSCSI.
 const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";
@@ -42,10 +42,10 @@ fn an_image_is_written_and_read_back() {
     let mut command = libraries.command(User::Same, "tgtd");
     command.args(["-f", "--iser", &portals[0], "--iscsi", &portals[1]]).env("TGT_IPC_SOCKET", &socket);
     let target = Running::start(network.server(command));
-    let mut patience = Patience::new(Duration::from_secs(60));
+    let mut limit = WaitLimit::new(Duration::from_secs(60));
     let new = ["target", "--op", "new", "--tid", "1", "-T", TARGET];
     while administer(&socket, &new) != 0 {
-        assert!(!patience.is_over(), "{}", target.said());
+        assert!(!limit.is_over(), "{}", target.said());
         std::thread::sleep(Duration::from_millis(100));
     }
     let disk_name = disk.to_str().unwrap();

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use uiw_interop::stock::{Libraries, Network, Patience, Running, free_port, noise};
+use uiw_interop::stock::{Libraries, Network, Running, WaitLimit, free_port, noise};
 
 const LONGEST: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -34,11 +34,11 @@ fn machine(libraries: &Libraries, monitor: &Path, more: &[&str]) -> Command {
 
 /// Says a line to a monitor, and returns all that it has said until it asks for the next.
 fn say(monitor: &Path, line: &str) -> String {
-    let mut patience = Patience::new(LONGEST);
+    let mut limit = WaitLimit::new(LONGEST);
     let mut stream = loop {
         match UnixStream::connect(monitor) {
             Ok(stream) => break stream,
-            Err(error) => assert!(!patience.is_over(), "{}: {error}", monitor.display()),
+            Err(error) => assert!(!limit.is_over(), "{}: {error}", monitor.display()),
         }
         std::thread::sleep(LOOK_EVERY);
     };
@@ -52,7 +52,7 @@ fn say(monitor: &Path, line: &str) -> String {
             Ok(0) => break,
             Ok(count) => said.push_str(&String::from_utf8_lossy(&bytes[..count])),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
-            Err(error) if error.kind() == ErrorKind::WouldBlock && !patience.is_over() => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock && !limit.is_over() => {}
             Err(error) => panic!("{line}: {error}: {said}"),
         }
     }
@@ -79,13 +79,13 @@ fn memory_arrives_unchanged() {
     // The destination has its monitor when it listens.
     say(&there, "info status");
     say(&here, &format!("migrate -d {to}"));
-    let mut patience = Patience::new(LONGEST);
+    let mut limit = WaitLimit::new(LONGEST);
     let status = loop {
         let status = say(&here, "info migrate");
         if !status.contains("Migration status: active") && !status.contains("Migration status: setup") {
             break status;
         }
-        assert!(!patience.is_over(), "{status}");
+        assert!(!limit.is_over(), "{status}");
         std::thread::sleep(LOOK_EVERY);
     };
     assert!(

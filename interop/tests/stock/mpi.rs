@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use uiw_interop::stock::{Hosts, Libraries, Network, Patience, Running, User, uiw};
+use uiw_interop::stock::{Hosts, Libraries, Network, Running, User, WaitLimit, uiw};
 
 const RANKS: u8 = 8;
 
@@ -161,9 +161,9 @@ fn a_killed_rank_ends_the_job(mpi: &Mpi) {
     let ended = job.start(mpi, &hosts, "--persona roce", &["3"]).end();
     assert_ne!(ended.code, 0, "{ended:?}");
     assert_eq!((ended.count("rank 3 will kill itself"), ended.count("is done")), (1, 0), "{ended:?}");
-    let mut patience = Patience::new(Duration::from_secs(30));
+    let mut limit = WaitLimit::new(Duration::from_secs(30));
     while !hosts.processes().is_empty() {
-        assert!(!patience.is_over(), "left: {:?}", hosts.processes());
+        assert!(!limit.is_over(), "left: {:?}", hosts.processes());
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -5,14 +5,14 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use uiw_interop::stock::{Ended, Libraries, Patience, Running, User, compile, free_port, uiw};
+use uiw_interop::stock::{Ended, Libraries, Running, User, WaitLimit, compile, free_port, uiw};
 
 /// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does cannot be seen by its number.
 fn until(connected: impl Fn(&Ended) -> bool, client: impl Fn() -> Command) -> Ended {
-    let mut patience = Patience::new(Duration::from_secs(60));
+    let mut limit = WaitLimit::new(Duration::from_secs(60));
     loop {
         let ended = Running::start(client()).end();
-        if connected(&ended) || patience.is_over() {
+        if connected(&ended) || limit.is_over() {
             return ended;
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -8,12 +8,12 @@ const LONGEST_STEP: Duration = Duration::from_secs(1);
 /// Time that a test may still wait. It shrinks by the time between looks, and by a second at most: a virtual machine may stand still for
 /// minutes, and what the test waits for has stood still with it.
 #[derive(Debug)]
-pub struct Patience {
+pub struct WaitLimit {
     left: Duration,
     looked: Instant,
 }
 
-impl Patience {
+impl WaitLimit {
     /// `time`, from now on.
     #[must_use]
     pub fn new(time: Duration) -> Self {
@@ -35,12 +35,12 @@ mod tests {
 
     #[test]
     fn a_machine_that_stands_still_costs_one_step() {
-        let mut patience = Patience::new(Duration::from_secs(3));
+        let mut limit = WaitLimit::new(Duration::from_secs(3));
         for _ in 0..2 {
-            patience.looked -= Duration::from_secs(600);
-            assert!(!patience.is_over());
+            limit.looked -= Duration::from_secs(600);
+            assert!(!limit.is_over());
         }
-        patience.looked -= Duration::from_secs(600);
-        assert!(patience.is_over());
+        limit.looked -= Duration::from_secs(600);
+        assert!(limit.is_over());
     }
 }
