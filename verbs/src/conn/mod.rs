@@ -11,7 +11,7 @@ mod transmit;
 pub(crate) use host::{HostState, QpHost};
 
 use crate::cm::{CmSide, HalfOpen};
-use crate::driver::{OwnEnd, Services, Shared};
+use crate::driver::{HeldBytes, OwnEnd, Services, Shared};
 use crate::options::ConnOptions;
 use crate::qp::QpInner;
 use liveness::{Liveness, Verdict};
@@ -54,12 +54,12 @@ pub(crate) struct Conn {
     state: HostState,
     partial: PartialFpdu,
     /// Bytes counted against the receive memory budget.
-    counted: usize,
+    counted: HeldBytes,
     /// When the FPDU began of which a part is kept.
     partial_since: Time,
     /// Set while the socket is not read, as the receive memory budget is short.
     starved: Option<Starved>,
-    /// The stack was told how long the FPDU is that comes.
+    /// The stack knows how long the FPDU is that comes.
     reads_whole: bool,
     /// The peer's FIN was read while a Send waits for a receive: it counts behind what is kept.
     eof: bool,
@@ -115,7 +115,7 @@ impl Conn {
             qp: None,
             state: HostState::new(token, services.counters.unassigned()),
             partial: PartialFpdu::default(),
-            counted: 0,
+            counted: HeldBytes::default(),
             partial_since: Time::NEVER,
             starved: None,
             reads_whole: false,
@@ -164,7 +164,7 @@ impl Conn {
     /// blame, as a Send waits for a receive or the socket is not read.
     pub(crate) fn partial_since(&self) -> Option<Time> {
         let waits = self.starved.is_none() && !self.stream.is_stalled();
-        (self.counted > 0 && self.stream.is_open() && waits).then_some(self.partial_since)
+        (self.counted.held > 0 && self.stream.is_open() && waits).then_some(self.partial_since)
     }
 
     /// Its queue pair is gone, and its peer still waits for answers.
@@ -360,8 +360,8 @@ impl Conn {
         if self.stream.is_reset() {
             self.socket.abort();
         }
-        services.shared.budget.count(self.counted, 0);
-        self.counted = 0;
+        services.shared.budget.count(self.counted, HeldBytes::default());
+        self.counted = HeldBytes::default();
         services.pool.give(self.partial.replace_buffer(Vec::new()));
         if let Some(buffer) = self.stream.take_buffer() {
             services.pool.give(buffer);

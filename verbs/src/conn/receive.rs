@@ -2,7 +2,7 @@
 //! stack's own memory.
 
 use super::Conn;
-use crate::driver::{RX_STAGING, Services};
+use crate::driver::{HeldBytes, RX_STAGING, Services};
 use std::io;
 use std::time::Duration;
 use uiw_llp::{Readable, Rest};
@@ -16,6 +16,8 @@ const STARTUP_BYTES: usize = 4096;
 const FRONT: usize = 512;
 /// Bytes of the longest FPDU, with Markers, and of what is read behind it.
 const WHOLE: usize = 128 << 10;
+/// Reads of FPDUs that take the place of one that fills the staging.
+const WHOLE_READS: usize = 4;
 /// The shortest and the longest time after which a socket that is not read is asked again.
 const STARVED_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
@@ -190,7 +192,9 @@ impl Conn {
         let mut have = begun;
         staging[..have].copy_from_slice(self.partial.bytes());
         self.partial.clear();
-        for _ in 0..services.turn {
+        // As many bytes in a turn, if its FPDUs are large.
+        let turn = if reads == Reads::Whole { services.turn * WHOLE_READS } else { services.turn };
+        for _ in 0..turn {
             let mut end = staging.len();
             match self.peek(have, services) {
                 PeekResult::Elsewhere if reads == Reads::Whole => match self.end_of_whole(have) {
@@ -339,10 +343,16 @@ impl Conn {
 
     /// Counts what this connection keeps against the receive memory budget.
     fn count_held(&mut self, services: &mut Services) {
-        let counted = self.partial.len() + self.stream.parked_len();
-        services.shared.budget.count(self.counted, counted);
-        self.counted = counted;
-        self.state.counters.set_held(counted);
+        let (partial, parked) = (self.partial.len(), self.stream.parked_len());
+        let held = if self.reads_whole {
+            // The first bytes of an FPDU do not count: every connection may have them.
+            HeldBytes { held: if partial < 2 * FRONT { 0 } else { partial }, of_whole: parked }
+        } else {
+            HeldBytes { held: partial + parked, of_whole: 0 }
+        };
+        services.shared.budget.count(self.counted, held);
+        self.counted = held;
+        self.state.counters.set_held(partial + parked);
     }
 
     /// Reads start-up frames. Bytes behind a frame belong to Full Operation and stay in the buffer.

@@ -35,7 +35,7 @@ pub(crate) use pool::Pool;
 pub(crate) use progress::ActiveTask;
 pub(crate) use services::{RX_STAGING, Services};
 pub(crate) use shard::Shard;
-pub(crate) use shared::{OwnEnd, Shared};
+pub(crate) use shared::{HeldBytes, OwnEnd, Shared};
 pub(crate) use timers::Timers;
 pub(crate) use watch::Watch;
 

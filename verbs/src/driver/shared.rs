@@ -61,17 +61,27 @@ impl Limits {
 }
 
 /// The receive memory budget: bytes that connections keep between rounds, the front of an FPDU or everything behind a Send that
-/// waits for a receive. One bound for all connections of a device. The last eighth of it is for connections that keep next to nothing:
-/// whole FPDUs are read for them while it lasts.
+/// waits for a receive. One bound for all connections of a device. An eighth of it is for Sends that wait on connections of which whole
+/// FPDUs are read, as the rest is used up.
 #[derive(Debug)]
 pub(crate) struct Budget {
     held: AtomicUsize,
+    of_whole: AtomicUsize,
     limit: usize,
+}
+
+/// What one connection holds of a [`Budget`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HeldBytes {
+    /// Of a connection that is read as far as its socket has bytes.
+    pub(crate) held: usize,
+    /// Of one of which whole FPDUs are read.
+    pub(crate) of_whole: usize,
 }
 
 impl Budget {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { held: AtomicUsize::new(0), limit }
+        Self { held: AtomicUsize::new(0), of_whole: AtomicUsize::new(0), limit }
     }
 
     /// Whether another `bytes` may be held by a connection that is read as far as its socket has bytes.
@@ -81,7 +91,7 @@ impl Budget {
 
     /// Whether another `bytes` may be held by a connection of which whole FPDUs are read.
     pub(crate) fn has_room_for_whole(&self, bytes: usize) -> bool {
-        self.held.load(Ordering::Relaxed) + bytes <= self.limit
+        self.of_whole.load(Ordering::Relaxed) + bytes <= self.limit / 8
     }
 
     /// Whether so much is free that holders of partial FPDUs may go on: `bytes`, or most of a small budget.
@@ -90,11 +100,15 @@ impl Budget {
     }
 
     /// What one connection holds has changed.
-    pub(crate) fn count(&self, before: usize, after: usize) {
-        if before < after {
-            self.held.fetch_add(after - before, Ordering::Relaxed);
-        } else if before > after {
-            self.held.fetch_sub(before - after, Ordering::Relaxed);
+    pub(crate) fn count(&self, before: HeldBytes, after: HeldBytes) {
+        for (total, before, after) in
+            [(&self.held, before.held, after.held), (&self.of_whole, before.of_whole, after.of_whole)]
+        {
+            if before < after {
+                total.fetch_add(after - before, Ordering::Relaxed);
+            } else if before > after {
+                total.fetch_sub(before - after, Ordering::Relaxed);
+            }
         }
     }
 }
