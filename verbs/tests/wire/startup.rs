@@ -302,9 +302,9 @@ fn bytes_do_not_extend_the_startup_timeout() {
     for byte in bytes {
         peer.raw(&[byte]);
         match std::io::Read::read(&mut peer.stream, &mut [0; 16]) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Ok(0) => break,
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
             other => panic!("{other:?}"),
         }
     }
