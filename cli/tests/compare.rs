@@ -56,26 +56,6 @@ impl Server {
         assert_eq!(self.child.wait().unwrap().code(), Some(0), "{log}");
         log
     }
-
-    /// The ports on which the process listens, as the system has them.
-    fn ports(&self) -> Vec<u16> {
-        let process = format!("/proc/{}", self.child.id());
-        let descriptors = std::fs::read_dir(format!("{process}/fd")).unwrap().flatten();
-        let links = descriptors.flat_map(|entry| std::fs::read_link(entry.path()));
-        let links: Vec<_> = links.map(|link| link.to_string_lossy().into_owned()).collect();
-        let mut ports = Vec::new();
-        for table in ["tcp", "tcp6"] {
-            for line in std::fs::read_to_string(format!("{process}/net/{table}")).unwrap().lines() {
-                let fields: Vec<_> = line.split_whitespace().collect();
-                // 0A is LISTEN.
-                if fields[3] == "0A" && links.contains(&format!("socket:[{}]", fields[9])) {
-                    let (_, port) = fields[1].rsplit_once(':').unwrap();
-                    ports.push(u16::from_str_radix(port, 16).unwrap());
-                }
-            }
-        }
-        ports
-    }
 }
 
 impl Drop for Server {
@@ -83,6 +63,26 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The ports on which the process listens, as the system has them.
+fn ports(process: u32) -> Vec<u16> {
+    let process = format!("/proc/{process}");
+    let descriptors = std::fs::read_dir(format!("{process}/fd")).unwrap().flatten();
+    let links = descriptors.flat_map(|entry| std::fs::read_link(entry.path()));
+    let links: Vec<_> = links.map(|link| link.to_string_lossy().into_owned()).collect();
+    let mut ports = Vec::new();
+    for table in ["tcp", "tcp6"] {
+        for line in std::fs::read_to_string(format!("{process}/net/{table}")).unwrap().lines() {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            // 0A is LISTEN.
+            if fields[3] == "0A" && links.contains(&format!("socket:[{}]", fields[9])) {
+                let (_, port) = fields[1].rsplit_once(':').unwrap();
+                ports.push(u16::from_str_radix(port, 16).unwrap());
+            }
+        }
+    }
+    ports
 }
 
 /// Copies until the end of the stream, which it passes on.
@@ -112,14 +112,15 @@ fn forward(server: SocketAddr, each: impl Fn() + Send + 'static) -> SocketAddr {
 
 #[test]
 fn a_comparison_uses_one_port() {
-    let server = Arc::new(Server::with(&["--listen", "127.0.0.2:0"]));
+    let server = Server::with(&["--listen", "127.0.0.2:0"]);
     let at: SocketAddr = server.address.parse().unwrap();
     let connections = Arc::new(AtomicUsize::new(0));
     let listening = Arc::new(Mutex::new(Vec::new()));
-    let (count, seen, process) = (Arc::clone(&connections), Arc::clone(&listening), Arc::clone(&server));
+    // The thread outlives the test.
+    let (count, seen, process) = (Arc::clone(&connections), Arc::clone(&listening), server.child.id());
     let host = forward(at, move || {
         count.fetch_add(1, Ordering::SeqCst);
-        seen.lock().unwrap().extend(process.ports());
+        seen.lock().unwrap().extend(ports(process));
     });
     for (extra, raw) in [
         // Four connections of raw TCP to choose the size of writes (two tries of two sizes), then two a slice.
