@@ -55,7 +55,7 @@ impl TlsWatch {
                 match self.look().map(|config| config.and_then(|config| tls.replace(config))) {
                     None => {}
                     Some(Ok(())) => {
-                        tracing::info!(file = %self.file.display(), "the files of TLS were read again")
+                        tracing::info!(file = %self.file.display(), "the files of TLS were read again");
                     }
                     // As when the first one is wrong: who has changed them is to see it without a log, too.
                     Some(Err(error)) => eprintln!(

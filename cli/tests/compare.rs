@@ -223,7 +223,7 @@ fn raw_tcp_without_a_comparison_is_refused() {
     std::thread::scope(|scope| {
         for number in 0..64 {
             scope.spawn(move || {
-                (0..8).for_each(|_| refused(to, &order(number, "to-client", 1, 0), "no comparison"))
+                (0..8).for_each(|_| refused(to, &order(number, "to-client", 1, 0), "no comparison"));
             });
         }
     });

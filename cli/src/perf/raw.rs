@@ -393,7 +393,7 @@ mod tests {
             private_data: private_data.to_vec(),
         };
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut ask = |reply: Frame| {
+        let ask = |reply: Frame| {
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (mut server, _) = listener.accept().unwrap();
             server.write_all(&[&reply.emit()[..], b"raw"].concat()).unwrap();
