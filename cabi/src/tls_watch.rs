@@ -1,9 +1,9 @@
 //! The files of TLS, which are read again when they have changed: `UIW_TLS`, and what it names.
 //!
 //! A service reads its configuration again on SIGHUP. That signal belongs to the program here, whose default is to end, and which may
-//! block it, wait for it or have a handler: so the files themselves are watched. They are looked at, not read, in intervals: that works
-//! on every file system and for links that change, and takes no descriptor, of which the program may expect particular numbers. Files
-//! that are being written are not read: they must be the same in two looks.
+//! block it, wait for it or have a handler: so the files themselves are watched. A thread compares their times, sizes and inodes in intervals:
+//! that works on every file system and for links that change, and takes no descriptor, of which the program may expect particular
+//! numbers. Files that are being written are not read: they must have been the same for an interval.
 
 use crate::tls::{self, TlsOptions};
 use std::io;
@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 use uiw_llp::tls::{KeyError, Tls, TlsConfig};
 
-/// Between two looks.
+/// The interval.
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// What distinguishes two contents of a file; no content: `None`.
@@ -57,7 +57,7 @@ impl TlsWatch {
                     Some(Ok(())) => {
                         tracing::info!(file = %self.file.display(), "the files of TLS were read again");
                     }
-                    // As when the first one is wrong: who has changed them is to see it without a log, too.
+                    // As when the first one is wrong: the operator sees it without a log, too.
                     Some(Err(error)) => eprintln!(
                         "uiw: {}={}: {error}: the configuration of TLS before holds on",
                         tls::VARIABLE,

@@ -180,7 +180,7 @@ pub(crate) struct SliceOrder {
     pub(crate) congestion: Option<String>,
 }
 
-/// Who sends on a connection of raw TCP.
+/// Which end sends on a connection of raw TCP, and how it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum SliceKind {

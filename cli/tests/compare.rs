@@ -1,4 +1,4 @@
-//! `uiw perf --compare`: raw TCP comes to the port of iWARP, and whoever else asks for it is refused.
+//! `uiw perf --compare`: raw TCP comes to the port of iWARP, and is refused there without a comparison.
 
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -252,7 +252,7 @@ fn a_comparison_has_two_connections_at_a_time_and_they_end_with_it() {
             assert_eq!(&bytes, message);
         }
     }
-    // What is over makes room: the answer of eight bytes comes when it does.
+    // Another one is admitted when one is over: the answer of eight bytes comes when it does.
     let [mut done, mut open] = slices;
     done.shutdown(Shutdown::Write).unwrap();
     done.read_exact(&mut [0; 8]).unwrap();
