@@ -8,6 +8,7 @@ use crate::inherited;
 use crate::settings::Settings;
 use crate::signals::Held;
 use crate::stack;
+use crate::tls_watch::TlsWatch;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Once, OnceLock};
 use std::time::{Duration, Instant};
@@ -84,6 +85,8 @@ impl Engine {
             return Ok(device.clone());
         }
         let settings = Settings::get()?;
+        let watch =
+            settings.tls.as_ref().map(|file| TlsWatch::new(file, &settings.tls_options)).transpose()?;
         let tls = settings.tls().map_err(|line| {
             // An error number alone would not name the file.
             eprintln!("{line}");
@@ -101,10 +104,13 @@ impl Engine {
                 .progress_hooks(PROGRESS_HOOKS)
                 .lenient_invalidate(true)
                 .shards(settings.shards)
-                .tls(tls)
+                .tls(tls.clone())
                 .counters(counters::of_library(settings))
                 .faults(settings.plan.clone()),
         )?;
+        if let (Some(watch), Some(tls)) = (watch, tls) {
+            watch.start(tls)?;
+        }
         drop(held);
         self.sockets = device.wait_fds().to_vec();
         // As siw: peers may invalidate a plain region with Send with Invalidate.

@@ -48,4 +48,5 @@ mod stack;
 pub mod strings;
 pub mod sysfs;
 pub mod tls;
+mod tls_watch;
 pub mod users;

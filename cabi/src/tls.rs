@@ -148,24 +148,40 @@ pub fn read(file: &Path, options: &TlsOptions) -> Result<TlsConfig, KeyError> {
     }
 }
 
+/// The file and those that it names, as far as it can be read.
+pub(crate) fn files(file: &Path) -> Vec<PathBuf> {
+    let mut files = vec![file.to_owned()];
+    if let Ok(text) = read_protected(file)
+        && let Ok(lines) = Lines::read(file, &text)
+    {
+        files.extend([lines.key, lines.pinned, lines.certificate, lines.authority].into_iter().flatten());
+    }
+    files
+}
+
 #[cfg(test)]
-mod tests {
-    use super::*;
+pub(crate) mod directory {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
 
-    struct Directory(PathBuf);
+    /// A directory of one test.
+    pub(crate) struct Directory(PathBuf);
 
     impl Directory {
-        fn new() -> Self {
+        pub(crate) fn new() -> Self {
             let number = getrandom::u64().unwrap();
             let path = std::env::temp_dir().join(format!("uiw-tls-{}-{number:x}", std::process::id()));
             fs::create_dir(&path).unwrap();
             Self(path)
         }
 
-        fn write(&self, name: &str, text: &str) -> PathBuf {
-            let path = self.0.join(name);
+        pub(crate) fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+
+        pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+            let path = self.path(name);
             fs::write(&path, text).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
             path
@@ -177,20 +193,28 @@ mod tests {
             let _ = fs::remove_dir_all(&self.0);
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::directory::Directory;
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn files_and_what_is_wrong_with_them() {
         let directory = Directory::new();
         let key = SecretKey::generate().unwrap();
-        key.write(&directory.0.join("key.pem")).unwrap();
+        key.write(&directory.path("key.pem")).unwrap();
         directory.write("pins", &format!("{} self\n", key.public_key()));
         let read = |text: &str| {
-            let options = TlsOptions { key_log: Some(directory.0.join("log")), ..TlsOptions::default() };
+            let options = TlsOptions { key_log: Some(directory.path("log")), ..TlsOptions::default() };
             read(&directory.write("tls", text), &options).map(drop).map_err(|error| error.to_string())
         };
         let good = "# ours\nmode raw\nkey key.pem\npinned pins\nallow self\nallow node*\n";
         assert_eq!(read(good), Ok(()));
-        let log = fs::metadata(directory.0.join("log")).unwrap();
+        let log = fs::metadata(directory.path("log")).unwrap();
         assert_eq!(log.permissions().mode() & 0o777, 0o600, "it decrypts everything");
         for (text, why) in [
             ("", "tls: no line `key FILE`"),

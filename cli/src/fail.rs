@@ -128,8 +128,7 @@ impl Failure {
                 no(format!("no answer within {after:?}"), "check the address and firewalls on the way")
             }
             Error::Rejected { private_data, .. } => {
-                let text: String =
-                    String::from_utf8_lossy(private_data).chars().filter(|c| !c.is_control()).collect();
+                let text = printable(private_data);
                 let said = if text.is_empty() { String::new() } else { format!(", saying \"{text}\"") };
                 no(format!("the peer rejected the connection{said}"), "see the peer's messages")
             }
@@ -178,6 +177,11 @@ pub(crate) fn suspicion(suspect: Suspect) -> String {
     });
     let options: Vec<_> = options.collect();
     format!("{}: try {} (docs/nics.md)", suspect.reason(), options.join(" "))
+}
+
+/// Private data of a peer as text.
+pub(crate) fn printable(private_data: &[u8]) -> String {
+    String::from_utf8_lossy(private_data).chars().filter(|c| !c.is_control()).collect()
 }
 
 /// What a server says that may accept a little later.

@@ -225,7 +225,9 @@ pub(crate) fn completions(
                 });
             }
             Wait::Descriptor => sleep_on_channel(cq),
-            Wait::Spin => spin.empty(),
+            Wait::Spin => {
+                spin.empty();
+            }
         }
     }
 }

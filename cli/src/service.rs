@@ -8,7 +8,8 @@ use std::fmt;
 
 const PING: &[u8] = b"uiw-ping/1 ";
 const PERF: &[u8] = b"uiw-perf/1 ";
-const RAW: &[u8] = b"uiw-raw/1 ";
+const RAW: &[u8] = b"uiw-raw/2 ";
+const SLICE: &[u8] = b"uiw-slice/1 ";
 const CP: &[u8] = b"uiw-cp/1 ";
 
 /// What a client asks for.
@@ -18,8 +19,10 @@ pub(crate) enum Service {
     Ping(PingOrder),
     /// One measurement.
     Perf(PerfOrder),
-    /// A port for raw TCP beside the measurements.
+    /// Raw TCP beside the measurements: stands as long as the comparison runs.
     Raw,
+    /// One connection of raw TCP, which is iWARP's up to the Reply.
+    Slice(SliceOrder),
     /// One connection of a transfer of files.
     Cp(CpOrder),
     /// The peer is not a `uiw` client.
@@ -157,7 +160,38 @@ pub(crate) struct PerfReply {
 /// The server's private data in its Reply to a client that requests raw TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RawReply {
-    pub(crate) port: u16,
+    /// By which the comparison's connections of raw TCP name it.
+    pub(crate) token: u64,
+}
+
+/// What a connection of raw TCP does. Behind the server's Reply there is no MPA.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SliceOrder {
+    pub(crate) token: u64,
+    pub(crate) kind: SliceKind,
+    /// Bytes of one write, or of a message.
+    pub(crate) buffer: u32,
+    /// Bytes of memory that the writes come from, one behind the other, and the reads go to: as much as the messages of a
+    /// measurement beside it, or the caches would serve one of the two better.
+    pub(crate) memory: u32,
+    /// How long the server writes.
+    pub(crate) millis: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) congestion: Option<String>,
+}
+
+/// Which end sends on a connection of raw TCP, and how it waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SliceKind {
+    /// The client writes until it is done.
+    ToServer,
+    /// The server writes for a time.
+    ToClient,
+    /// Messages there and back; both ends poll.
+    PingPongSpin,
+    /// Messages there and back; both ends block.
+    PingPongBlock,
 }
 
 /// What the server answers to an empty Send.
@@ -179,7 +213,8 @@ impl Service {
         }
         let known =
             parse(private_data, PING).map(Self::Ping).or_else(|| parse(private_data, PERF).map(Self::Perf));
-        match known.or_else(|| parse(private_data, CP).map(Self::Cp)) {
+        let known = known.or_else(|| parse(private_data, CP).map(Self::Cp));
+        match known.or_else(|| parse(private_data, SLICE).map(Self::Slice)) {
             Some(service) => service,
             None if private_data.starts_with(b"uiw-") => {
                 let end = private_data.iter().position(|&byte| byte == b' ').unwrap_or(private_data.len());
@@ -194,7 +229,8 @@ impl Service {
         match self {
             Self::Ping(_) => "ping",
             Self::Perf(_) => "perf",
-            Self::Raw => "raw TCP",
+            Self::Raw => "comparison with raw TCP",
+            Self::Slice(_) => "raw TCP",
             Self::Cp(_) => "cp",
             Self::Foreign => "rping or echo",
             Self::Unknown(name) => name,
@@ -207,6 +243,7 @@ impl Service {
             Self::Ping(order) => with_json(PING, order),
             Self::Perf(order) => with_json(PERF, order),
             Self::Raw => RAW.to_vec(),
+            Self::Slice(order) => with_json(SLICE, order),
             Self::Cp(order) => with_json(CP, order),
             Self::Foreign | Self::Unknown(_) => Vec::new(),
         }
@@ -252,6 +289,14 @@ mod tests {
             Service::Ping(PingOrder { size: 9, peer_options: PeerOptions::default() }),
             Service::Perf(perf()),
             Service::Raw,
+            Service::Slice(SliceOrder {
+                token: u64::MAX,
+                kind: SliceKind::PingPongSpin,
+                buffer: u32::MAX,
+                memory: u32::MAX,
+                millis: u32::MAX,
+                congestion: Some("a-long-congestion".into()),
+            }),
             Service::Cp(CpOrder {
                 share: "s".repeat(64),
                 token: u64::MAX,
@@ -273,6 +318,8 @@ mod tests {
         assert_eq!(Service::of(b""), Service::Foreign);
         assert_eq!(Service::of(b"hello"), Service::Foreign);
         assert_eq!(Service::of(b"uiw-perf/2 {}"), Service::Unknown("uiw-perf/2".into()));
+        assert_eq!(Service::of(b"uiw-raw/1 "), Service::Unknown("uiw-raw/1".into()), "by a port of its own");
+        assert_eq!(Service::of(b"uiw-slice/1 {}"), Service::Unknown("uiw-slice/1".into()));
         assert_eq!(Service::of(b"uiw-ping/1 garbage"), Service::Unknown("uiw-ping/1".into()));
     }
 }

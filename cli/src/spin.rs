@@ -19,15 +19,20 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    /// A poll found nothing: spins, from the 2,000th on lets others have the core, and after a second sleeps in between.
-    pub(crate) fn empty(&mut self) {
+    /// A poll found nothing: spins, from the 2,000th on lets others have the core, and after a second sleeps in between. Returns how long
+    /// the wait has lasted, from the 2,000th on.
+    pub(crate) fn empty(&mut self) -> Duration {
         if self.empty < SPINS {
             self.empty += 1;
             std::hint::spin_loop();
-        } else if self.since.get_or_insert_with(Instant::now).elapsed() < TIMEOUT {
+            return Duration::ZERO;
+        }
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        if waited < TIMEOUT {
             thread::yield_now();
         } else {
             thread::sleep(NAP);
         }
+        waited
     }
 }

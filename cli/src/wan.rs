@@ -63,6 +63,9 @@ pub(crate) struct Args {
     /// Bytes that wait for the line at most, such as 64K, 1M or 1G; by default what the line sends in a round trip, at least 256K
     #[arg(long, value_name = "BYTES", value_parser = queue)]
     queue: Option<usize>,
+    /// IP packets longer than this are lost, and no message (ICMP) says so
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..))]
+    max_packet: Option<u16>,
     /// Random seed; by default a new one each time, which is printed
     #[arg(long)]
     seed: Option<u64>,
@@ -137,6 +140,7 @@ impl Args {
             damage: self.damage,
             rate: self.rate,
             queue: self.queue,
+            max_packet: self.max_packet.map(usize::from),
         }
     }
 }
@@ -215,6 +219,7 @@ fn as_json(counts: &Counts, port: PortCounts, seconds: f64) -> Value {
         "lost": counts.lost,
         "runs": counts.runs,
         "queue_full": counts.queue_full,
+        "too_long": counts.too_long,
         "too_many": counts.too_many,
         "duplicated": counts.duplicated,
         "reordered": counts.reordered,
@@ -238,11 +243,12 @@ fn print(from: &str, to: &str, counts: &Counts, port: PortCounts, seconds: f64) 
         counts.delivered_bytes as f64 * 8.0 / seconds / 1e6
     ));
     text::line(format!(
-        "    lost {} ({:.3} %) in {} runs, queue full {}, doubled {}, overtaken {}, damaged {}",
+        "    lost {} ({:.3} %) in {} runs, queue full {}, too long {}, doubled {}, overtaken {}, damaged {}",
         counts.lost,
         share(counts.lost),
         counts.runs,
         counts.queue_full,
+        counts.too_long,
         counts.duplicated,
         counts.reordered,
         counts.damaged

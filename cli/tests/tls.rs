@@ -243,3 +243,16 @@ fn a_capture_is_decrypted_and_every_packet_of_it_may_be_missing() {
     // All but those of the handshake, and those that carry most of the messages at once.
     assert!(resumed > 0 && good * 2 > whole.packets, "{resumed} resumed, {good} of {} well", whole.packets);
 }
+
+/// Raw TCP would be a clear connection to a port that has none.
+#[test]
+fn a_comparison_with_raw_tcp_is_refused_by_a_server_with_tls() {
+    let files = Files::new(&["server", "client"]);
+    files.pin("server", "client");
+    files.pin("client", "server");
+    let server = Server::start(&files, "server");
+    let compared = files.uiw(&["perf", &server.address, "--compare", "--slices", "1", "--tls", "client"]);
+    let error = text(&compared.stderr);
+    assert_eq!(compared.status.code(), Some(3), "{error}");
+    assert!(error.contains("raw TCP needs the kernel's TCP, without TLS"), "{error}");
+}

@@ -76,7 +76,10 @@ impl RxToken for Rx<'_> {
 impl TxToken for Tx<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
         let (mut f, mut result) = (Some(f), None);
-        self.0.borrow_mut().transmit(len, None, &mut |bytes| result = f.take().map(|f| f(bytes)));
+        self.0.borrow_mut().transmit(len, &mut |bytes| {
+            result = f.take().map(|f| f(bytes));
+            None
+        });
         result.expect("there was room")
     }
 }

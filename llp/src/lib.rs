@@ -236,6 +236,17 @@ pub trait Stream: Any + Send {
         Err(io::Error::new(io::ErrorKind::Unsupported, "streams of this stack cannot move to another one"))
     }
 
+    /// Gives up the socket of the kernel that carries the bytes of this stream as they are. It is non-blocking, and what is sent and
+    /// received over it does not pass through the stack any more. The stream has left the event set of its stack, and everything but
+    /// addresses answers `NotConnected`, as after [`Stream::abort`]; the connection stays as it is.
+    ///
+    /// # Errors
+    /// `Unsupported`: there is no such socket, as the TCP is in this process or the bytes are encrypted; the stream stays as it was.
+    /// `NotConnected`: it was aborted or given up, or is not connected yet.
+    fn take_socket(&mut self) -> io::Result<OwnedFd> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the stream is no socket of the kernel"))
+    }
+
     /// The identity of the peer, if the stack has verified it; it is there as soon as the connection is made.
     fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
         None

@@ -16,6 +16,7 @@ mod listener;
 mod mss;
 mod netdev;
 pub mod packet;
+mod path_mtu;
 pub mod pipe;
 mod stream;
 mod stretch;

@@ -60,6 +60,8 @@ pub struct Profile {
     /// Bytes that wait for the line at most; a frame beyond is lost. `None`: what the line sends in a round trip
     /// (twice `delay` and `jitter`), at least 256 KiB.
     pub queue: Option<usize>,
+    /// Bytes of the longest IP packet that passes; `None`: any. A longer one is lost, and no message says so.
+    pub max_packet: Option<usize>,
 }
 
 /// What is wrong with a profile.

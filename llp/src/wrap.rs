@@ -149,6 +149,11 @@ pub trait StreamHooks: Send + 'static {
         inner.detach()
     }
 
+    /// See [`Stream::take_socket`]: no hook sees what is sent and received over the socket.
+    fn take_socket(&mut self, inner: &mut dyn Stream) -> io::Result<OwnedFd> {
+        inner.take_socket()
+    }
+
     /// Comes before the inner stream is dropped.
     fn before_drop(&mut self, _inner: &mut dyn Stream) {}
 }
@@ -363,6 +368,10 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
 
     fn detach(&mut self) -> io::Result<()> {
         self.hooks.detach(&mut *self.inner)
+    }
+
+    fn take_socket(&mut self) -> io::Result<OwnedFd> {
+        self.hooks.take_socket(&mut *self.inner)
     }
 
     fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {

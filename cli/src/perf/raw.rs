@@ -1,28 +1,26 @@
 //! Raw TCP beside a measurement: the same machines, the same processes, the same kind of thread, as fast as sockets get.
 
-use crate::fail::{Failure, Result};
-use crate::qp_setup::{Depths, Half, Until, Wait};
-use crate::service::{RawReply, Service};
+use crate::fail::{Failure, Refusal, Result, printable};
+use crate::qp_setup::{Depths, Half, Wait};
+use crate::service::{RawReply, Service, SliceKind, SliceOrder};
 use crate::spin::Spin;
-use crate::stop::Stop;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
-use uiw_verbs::cm::ConnRequest;
+use uiw_mpa::startup::{Config, Initiator, Outcome, Revision};
+use uiw_mpa::wire::startup::HEADER_LEN;
 use uiw_verbs::{ConnOptions, Device, Pd};
 
 /// Largest buffer of a reader or writer.
-const MAX_BUFFER: u32 = 4 << 20;
+pub(crate) const MAX_BUFFER: u32 = 4 << 20;
 /// Most memory that a connection's bytes come from, or go to.
-const MAX_MEMORY: u32 = 64 << 20;
-/// Connections served at a time: one a direction.
-const AT_ONCE: usize = 2;
-/// Bytes of memory that serving them takes at most.
-pub(crate) const MEMORY: u64 = AT_ONCE as u64 * (MAX_MEMORY as u64 + MAX_BUFFER as u64);
+pub(crate) const MAX_MEMORY: u32 = 64 << 20;
+/// Connections of a comparison at a time: one a direction.
+pub(crate) const AT_ONCE: usize = 2;
 /// A reader of small writes asks for this many bytes.
 const MIN_READ: usize = 64_000;
 /// A peer that stops in the middle.
-const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Where a measurement's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,173 +31,73 @@ pub(crate) enum Way {
     Both,
 }
 
-/// What a raw connection does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// The client writes until it is done.
-    ToServer,
-    /// The server writes for a time.
-    ToClient,
-    /// Messages there and back; both ends poll.
-    PingPongSpin,
-    /// Messages there and back; both ends block.
-    PingPongBlock,
-}
-
-/// The first bytes on a raw connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
-    kind: Kind,
-    /// Bytes of one write, or of a message.
-    buffer: u32,
-    /// Bytes of memory that the writes come from, one behind the other, and the reads go to: as much as the messages of a
-    /// measurement beside it, or the caches would serve one of the two better.
-    memory: u32,
-    /// How long the server writes.
-    millis: u32,
-    /// Congestion control by name, padded with zeros.
-    congestion: [u8; 16],
-}
-
-impl Header {
-    const LEN: usize = 29;
-
-    fn to_bytes(self) -> [u8; Self::LEN] {
-        let mut out = [0; Self::LEN];
-        out[0] = self.kind as u8;
-        out[1..5].copy_from_slice(&self.buffer.to_be_bytes());
-        out[5..9].copy_from_slice(&self.millis.to_be_bytes());
-        out[9..13].copy_from_slice(&self.memory.to_be_bytes());
-        out[13..].copy_from_slice(&self.congestion);
-        out
-    }
-
-    fn from_bytes(bytes: &[u8; Self::LEN]) -> Option<Self> {
-        let kind = match bytes[0] {
-            0 => Kind::ToServer,
-            1 => Kind::ToClient,
-            2 => Kind::PingPongSpin,
-            3 => Kind::PingPongBlock,
-            _ => return None,
-        };
-        let number = |at: usize| bytes[at..at + 4].iter().fold(0, |n, &byte| n << 8 | u32::from(byte));
-        let (buffer, memory) = (number(1), number(9));
-        let mut congestion = [0; 16];
-        congestion.copy_from_slice(&bytes[13..]);
-        let sane = (1..=MAX_BUFFER).contains(&buffer) && memory <= MAX_MEMORY;
-        sane.then_some(Self { kind, buffer, memory, millis: number(5), congestion })
-    }
-}
-
 /// Processor time of this process so far.
 pub(crate) fn cpu_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Serves raw connections as long as the iWARP connection stands that asked for them.
-pub(crate) fn serve(device: &Device, pd: &Pd, stop: &Stop, request: ConnRequest) -> Result<()> {
-    let peer = request.peer_addr();
-    let failed = |error: io::Error| Failure::local(format!("cannot serve raw TCP to {peer}"), error);
-    let listener = TcpListener::bind((request.local_addr().ip(), 0)).map_err(failed)?;
-    let port = listener.local_addr().map_err(failed)?.port();
-    let reply = serde_json::to_vec(&RawReply { port }).unwrap_or_default();
-    let half = Half::new(device, pd, &Depths::new(1, 1))?;
-    crate::qp_setup::post_recvs(&half.qp, [(0, None)])?;
-    let link = half.accept(request, &ConnOptions::default(), &reply, Until::stop(stop))?;
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(|| accept_all(&listener, peer));
-        }
-        // The connection says nothing more; its end is what is waited for.
-        let _ = link.next(Wait::Sleep, Until::stop(stop));
-        // Ends the other threads' accepts.
-        let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
-    });
-    Ok(())
-}
-
-fn accept_all(listener: &TcpListener, peer: SocketAddr) {
-    while let Ok((stream, from)) = listener.accept() {
-        if from.ip() != peer.ip() {
-            continue;
-        }
-        if let Err(error) = serve_one(stream) {
-            tracing::info!(%peer, %error, "raw connection");
-        }
-    }
-}
-
-fn serve_one(mut stream: TcpStream) -> io::Result<()> {
-    prepare(&stream)?;
-    let mut header = [0; Header::LEN];
-    stream.read_exact(&mut header)?;
-    let Some(header) = Header::from_bytes(&header) else { return Err(io::ErrorKind::InvalidData.into()) };
-    set_congestion(&stream, &header.congestion)?;
-    let before = cpu_ns();
-    let mut buffer = vec![0x5A; header.buffer as usize];
-    match header.kind {
-        Kind::ToServer => {
-            let mut ring = Ring::of_reader(header.buffer, header.memory);
-            while stream.read(ring.next())? > 0 {}
-        }
-        Kind::ToClient => {
-            let mut ring = Ring::new(buffer.len(), header.memory);
-            write_until(
-                &mut stream,
-                &mut ring,
-                Instant::now() + Duration::from_millis(header.millis.into()),
-            )?;
-        }
-        Kind::PingPongSpin => {
-            stream.set_nonblocking(true)?;
-            while read_spinning(&mut stream, &mut buffer)? {
-                write_spinning(&mut stream, &buffer)?;
-            }
-            stream.set_nonblocking(false)?;
-        }
-        Kind::PingPongBlock => {
-            while read_message(&mut stream, &mut buffer)? {
-                stream.write_all(&buffer)?;
-            }
-        }
-    }
-    stream.write_all(&(cpu_ns() - before).to_be_bytes())
-}
-
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+/// Time-outs, and congestion control.
+pub(crate) fn prepare(stream: &TcpStream, timeout: Duration, congestion: Option<&str>) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    match congestion {
+        Some(name) => Ok(rustix::net::sockopt::set_tcp_congestion(stream, name)?),
+        None => Ok(()),
+    }
 }
 
-fn set_congestion(stream: &TcpStream, name: &[u8; 16]) -> io::Result<()> {
-    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-    match std::str::from_utf8(&name[..end]) {
-        Ok("") => Ok(()),
-        Ok(name) => Ok(rustix::net::sockopt::set_tcp_congestion(stream, name)?),
-        Err(_) => Err(io::ErrorKind::InvalidData.into()),
+/// MPA's start-up, by which a port of iWARP lets raw TCP in (docs/compatibility.md): an order in the private data of the Request, and the Reply.
+/// No byte behind the Reply is read.
+fn start_up(stream: &mut TcpStream, order: &[u8]) -> io::Result<()> {
+    // No FPDU will follow: nothing is negotiated.
+    let config = Config { revision: Revision::One, peer_to_peer: false, crc: false, ..Config::default() };
+    let initiator = Initiator::new(config, order).map_err(io::Error::other)?;
+    stream.write_all(&initiator.request())?;
+    let mut reply = vec![0; HEADER_LEN];
+    stream.read_exact(&mut reply)?;
+    loop {
+        let outcome =
+            initiator.reply(&reply).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        match outcome {
+            Some((_, Outcome::Accepted { .. })) => return Ok(()),
+            Some((_, Outcome::Rejected { private_data, .. })) => {
+                let why = format!("the peer rejected it, saying \"{}\"", printable(&private_data));
+                return Err(io::Error::other(why));
+            }
+            None => {
+                let mut next = [0];
+                stream.read_exact(&mut next)?;
+                reply.extend(next);
+            }
+        }
     }
 }
 
 /// Memory that is used piece by piece, from its start again behind its end.
-struct Ring {
+pub(crate) struct Ring {
     bytes: Vec<u8>,
     piece: usize,
     at: usize,
 }
 
 impl Ring {
-    fn new(piece: usize, memory: u32) -> Self {
+    pub(crate) fn new(piece: usize, memory: u32) -> Self {
         Self { bytes: vec![0xA5; piece.max(memory as usize)], piece, at: 0 }
     }
 
+    /// Bytes of memory that a reader takes; a writer takes no more.
+    pub(crate) fn len_of_reader(buffer: u32, memory: u32) -> usize {
+        (buffer.max(memory) as usize).max(MIN_READ)
+    }
+
     /// Many small writes are read together.
-    fn of_reader(buffer: u32, memory: u32) -> Self {
+    pub(crate) fn of_reader(buffer: u32, memory: u32) -> Self {
         Self::new((buffer as usize).max(MIN_READ), memory)
     }
 
-    fn next(&mut self) -> &mut [u8] {
+    pub(crate) fn next(&mut self) -> &mut [u8] {
         if self.at + self.piece > self.bytes.len() {
             self.at = 0;
         }
@@ -209,7 +107,7 @@ impl Ring {
     }
 }
 
-fn write_until(stream: &mut TcpStream, ring: &mut Ring, deadline: Instant) -> io::Result<u64> {
+pub(crate) fn write_until(stream: &mut TcpStream, ring: &mut Ring, deadline: Instant) -> io::Result<u64> {
     let mut bytes = 0;
     loop {
         stream.write_all(ring.next())?;
@@ -221,7 +119,7 @@ fn write_until(stream: &mut TcpStream, ring: &mut Ring, deadline: Instant) -> io
 }
 
 /// One whole message; false at the end of the stream.
-fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
+pub(crate) fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
     let mut got = 0;
     while got < buffer.len() {
         match stream.read(&mut buffer[got..])? {
@@ -232,30 +130,46 @@ fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
     Ok(true)
 }
 
-fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
+/// As [`read_message`], of a socket that does not block.
+pub(crate) fn read_spinning(
+    stream: &mut TcpStream,
+    buffer: &mut [u8],
+    timeout: Duration,
+) -> io::Result<bool> {
     let mut got = 0;
     let mut spin = Spin::default();
     while got < buffer.len() {
         match stream.read(&mut buffer[got..]) {
             Ok(0) => return Ok(false),
-            Ok(n) => got += n,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => spin.empty(),
+            Ok(n) => {
+                got += n;
+                spin = Spin::default();
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause(&mut spin, timeout)?,
             Err(error) => return Err(error),
         }
     }
     Ok(true)
 }
 
-fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8], timeout: Duration) -> io::Result<()> {
     let mut spin = Spin::default();
     while !bytes.is_empty() {
         match stream.write(bytes) {
-            Ok(n) => bytes = &bytes[n..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => spin.empty(),
+            Ok(n) => {
+                bytes = &bytes[n..];
+                spin = Spin::default();
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause(&mut spin, timeout)?,
             Err(error) => return Err(error),
         }
     }
     Ok(())
+}
+
+/// A socket that does not block has no time-out of its own.
+fn pause(spin: &mut Spin, timeout: Duration) -> io::Result<()> {
+    if spin.empty() < timeout { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
 }
 
 /// Keeps the last bytes of a stream: what stands behind the data.
@@ -280,15 +194,16 @@ impl Measured {
     }
 }
 
-/// The client's side: where the server's raw port is.
+/// The client's side: what the server gave it to be let in with.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     server: SocketAddr,
-    congestion: [u8; 16],
+    token: u64,
+    congestion: Option<String>,
 }
 
 impl Client {
-    /// Asks `peer` for a raw port. The connection returned must live as long as the client.
+    /// Asks `peer` for raw TCP on its port. The connection returned must live as long as the client.
     pub(crate) fn open(
         device: &Device,
         pd: &Pd,
@@ -296,23 +211,31 @@ impl Client {
         congestion: Option<&str>,
     ) -> Result<(Self, crate::qp_setup::Link)> {
         let half = Half::new(device, pd, &Depths::new(1, 1))?;
-        let link = half.connect(peer, &ConnOptions::default(), &Service::Raw.private_data())?;
+        let asked = half.connect(peer, &ConnOptions::default(), &Service::Raw.private_data());
+        let link = asked.map_err(|failure| match failure.refusal {
+            Some(Refusal::Rejected) => failure.with_fix(
+                "the `uiw serve` there must be of this version, on the kernel's TCP and without TLS (docs/wan.md)",
+            ),
+            _ => failure,
+        })?;
         let reply: RawReply = serde_json::from_slice(&link.info.private_data)
             .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
-        let mut name = [0; 16];
-        for (to, from) in name.iter_mut().zip(congestion.unwrap_or_default().bytes()) {
-            *to = from;
-        }
-        Ok((Self { server: SocketAddr::new(peer.ip(), reply.port), congestion: name }, link))
+        let congestion = congestion.map(str::to_owned);
+        Ok((Self { server: peer, token: reply.token, congestion }, link))
     }
 
-    fn connect(&self, kind: Kind, buffer: u32, memory: u32, time: Duration) -> io::Result<TcpStream> {
+    fn connect(&self, kind: SliceKind, buffer: u32, memory: u32, time: Duration) -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect(self.server)?;
-        prepare(&stream)?;
-        set_congestion(&stream, &self.congestion)?;
-        let millis = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        let memory = memory.min(MAX_MEMORY);
-        stream.write_all(&Header { kind, buffer, memory, millis, congestion: self.congestion }.to_bytes())?;
+        prepare(&stream, TIMEOUT, self.congestion.as_deref())?;
+        let order = Service::Slice(SliceOrder {
+            token: self.token,
+            kind,
+            buffer,
+            memory: memory.min(MAX_MEMORY),
+            millis: u32::try_from(time.as_millis()).unwrap_or(u32::MAX),
+            congestion: self.congestion.clone(),
+        });
+        start_up(&mut stream, &order.private_data())?;
         Ok(stream)
     }
 
@@ -348,7 +271,7 @@ impl Client {
 
     fn write(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
         let mut ring = Ring::new(buffer as usize, memory);
-        let mut stream = self.connect(Kind::ToServer, buffer, memory, time)?;
+        let mut stream = self.connect(SliceKind::ToServer, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
         let bytes = write_until(&mut stream, &mut ring, start + time)?;
         stream.shutdown(std::net::Shutdown::Write)?;
@@ -364,7 +287,7 @@ impl Client {
 
     fn read(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
         let mut ring = Ring::of_reader(buffer, memory);
-        let mut stream = self.connect(Kind::ToClient, buffer, memory, time)?;
+        let mut stream = self.connect(SliceKind::ToClient, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
         let (mut bytes, mut answer) = (0, [0; 8]);
         loop {
@@ -404,7 +327,7 @@ impl Client {
         mut each: impl FnMut(Duration),
     ) -> io::Result<Measured> {
         let spin = wait == Wait::Spin;
-        let kind = if spin { Kind::PingPongSpin } else { Kind::PingPongBlock };
+        let kind = if spin { SliceKind::PingPongSpin } else { SliceKind::PingPongBlock };
         let mut stream = self.connect(kind, size, size, time)?;
         stream.set_nonblocking(spin)?;
         let mut bytes = vec![0; size as usize];
@@ -413,12 +336,12 @@ impl Client {
         let mut now = start;
         while now < start + time {
             if spin {
-                write_spinning(&mut stream, &bytes)?;
+                write_spinning(&mut stream, &bytes, TIMEOUT)?;
             } else {
                 stream.write_all(&bytes)?;
             }
             let whole = if spin {
-                read_spinning(&mut stream, &mut bytes)?
+                read_spinning(&mut stream, &mut bytes, TIMEOUT)?
             } else {
                 read_message(&mut stream, &mut bytes)?
             };
@@ -455,13 +378,33 @@ mod tests {
         }
     }
 
+    /// What the server sends behind its Reply belongs to the measurement.
     #[test]
-    fn header_comes_back() {
-        let mut congestion = [0; 16];
-        congestion[..3].copy_from_slice(b"bbr");
-        let header =
-            Header { kind: Kind::PingPongBlock, buffer: 64_000, memory: 1 << 20, millis: 200, congestion };
-        assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header));
-        assert_eq!(Header::from_bytes(&[9; Header::LEN]), None);
+    fn start_up_takes_the_reply_and_no_byte_more() {
+        use uiw_mpa::wire::startup::{Frame, FrameKind};
+        let reply = |reject, private_data: &[u8]| Frame {
+            kind: FrameKind::Reply,
+            markers: false,
+            crc: false,
+            reject,
+            enhanced: None,
+            reserved: 0,
+            revision: 1,
+            private_data: private_data.to_vec(),
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let ask = |reply: Frame| {
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut server, _) = listener.accept().unwrap();
+            server.write_all(&[&reply.emit()[..], b"raw"].concat()).unwrap();
+            drop(server);
+            let started = start_up(&mut client, b"order").map_err(|error| error.to_string());
+            let mut rest = Vec::new();
+            let _ = client.read_to_end(&mut rest);
+            (started, rest)
+        };
+        assert_eq!(ask(reply(false, b"some")), (Ok(()), b"raw".to_vec()));
+        let (refused, _) = ask(reply(true, b"not\nyou"));
+        assert_eq!(refused.unwrap_err(), "the peer rejected it, saying \"notyou\"");
     }
 }

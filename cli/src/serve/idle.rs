@@ -32,6 +32,11 @@ impl Idle {
         Self { limit, watched: Mutex::default() }
     }
 
+    /// For how long connections may be idle.
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
     pub(super) fn watch(&self, link: &Link) {
         let watched =
             Watched { qp: Arc::downgrade(&link.qp), peer: link.peer(), moved: 0, since: Instant::now() };

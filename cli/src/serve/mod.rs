@@ -1,11 +1,13 @@
 //! `uiw serve`: the reference server, and the shares of `uiw cp`. One thread accepts; each connection has a thread of its own, which sleeps in the device.
 
 mod budget;
+mod comparisons;
 mod foreign;
 mod idle;
 mod opposite;
 pub(crate) mod perf;
 mod ping;
+mod raw;
 mod sessions;
 mod shares;
 mod transfer;
@@ -13,13 +15,13 @@ mod transfer;
 use crate::args::{ConnArgs, DEFAULT_PORT, PeerOptions, listen, receive_memory};
 use crate::fail::{BUSY, Exit, Failure, Result};
 use crate::open::Opener;
-use crate::perf::raw;
 use crate::qp_setup::Link;
 use crate::service::Service;
 use crate::stop::Stop;
 use crate::text;
 use crate::trust::Trust;
 use budget::Budget;
+use comparisons::Comparisons;
 use idle::Idle;
 use sessions::Sessions;
 use shares::{ShareArg, Shares};
@@ -118,6 +120,7 @@ struct Server {
     budget: Budget,
     shares: Shares,
     transfers: Transfers,
+    comparisons: Comparisons,
     /// `None`: connections may be idle for any time.
     idle: Option<Idle>,
 }
@@ -154,6 +157,7 @@ fn serve(
         budget: Budget::default(),
         shares,
         transfers: Transfers::default(),
+        comparisons: Comparisons::default(),
         idle: idle.map(Idle::new),
     });
     let own = Arc::clone(&server);
@@ -233,10 +237,10 @@ fn memory(service: &Service) -> u64 {
     match service {
         Service::Ping(order) => ping::memory(order.size),
         Service::Perf(order) => perf::memory(order),
-        Service::Raw => raw::MEMORY,
+        Service::Slice(order) => raw::memory(order),
         Service::Cp(order) => transfer::memory(order),
         Service::Foreign => foreign::MEMORY,
-        Service::Unknown(_) => 0,
+        Service::Raw | Service::Unknown(_) => 0,
     }
 }
 
@@ -249,7 +253,7 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
     if let Err(busy) = server.sessions.enter(peer.ip()) {
         tracing::warn!(%peer, %busy, "connection rejected");
-        let _ = request.reject(BUSY.as_bytes());
+        let _ = request.reject(format!("{BUSY}: {busy}").as_bytes());
         return;
     }
     let own = Arc::clone(server);
@@ -293,12 +297,13 @@ fn session(server: &Server, request: ConnRequest, service: Service) -> Result<()
     match service {
         Service::Ping(order) => ping::serve(server, request, &order),
         Service::Perf(order) => perf::serve(server, request, &order),
-        Service::Raw => raw::serve(&server.device, &server.pd, &server.stop, request),
+        Service::Raw => raw::compare(server, request),
+        Service::Slice(order) => raw::slice(server, request, &order),
         Service::Cp(order) => transfer::serve(server, request, &order),
         Service::Foreign => foreign::serve(server, request),
         Service::Unknown(name) => {
             let peer = request.peer_addr();
-            let _ = request.reject(b"unknown uiw service");
+            let _ = request.reject(format!("unknown uiw service: {name:.100}").as_bytes());
             Err(Failure::lost(peer, format!("asks for `{name}`, which this version does not have")))
         }
     }

@@ -113,6 +113,45 @@ fn a_path_that_damages() {
     soak(Stack::Packet, Stack::Kernel, &rough);
 }
 
+/// Packets of more than 1,300 bytes vanish, in both directions, and no message says so. smoltcp goes on by itself.
+#[test]
+fn a_path_that_loses_long_packets_without_a_message() {
+    for (client, server) in
+        [(Stack::Packet, Stack::Packet), (Stack::Xdp, Stack::Packet), (Stack::Packet, Stack::Xdp)]
+    {
+        let Some(path) = Path::new(&["--delay", "1ms", "--max-packet", "1300"]) else { return };
+        let port = uiw_interop::stock::free_port();
+        let address = server.addresses()[0];
+        let mut command = Command::new(uiw());
+        command.args(["--llp", &server.spec(11), "serve", "--listen", &format!("{address}:{port}")]);
+        let mut serve = Running::start(path.network.server(command));
+        serve.wait_saying("listening on");
+        for operation in ["write", "read", "send"] {
+            let mut command = Command::new(uiw());
+            command.args([
+                "--llp",
+                &client.spec(12),
+                "perf",
+                &format!("{address}:{port}"),
+                "--op",
+                operation,
+            ]);
+            command.args(["--size", "100000", "--validate", "--seconds", "60", "--iterations", "50"]);
+            let ended = Running::start(path.network.client(command)).end();
+            assert_eq!(
+                ended.code,
+                0,
+                "{client:?} to {server:?}, {operation}: {}{}",
+                ended.said,
+                serve.said()
+            );
+        }
+        let _ = serve.stop();
+        let ways = path.end();
+        assert!(ways.iter().all(|way| way["too_long"].as_u64() > Some(0)), "{ways:?}");
+    }
+}
+
 /// The share of lost frames and the way's time are those that were asked for.
 #[test]
 fn an_emulator_of_the_real_time_class() {

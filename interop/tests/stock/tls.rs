@@ -182,6 +182,56 @@ fn peers_that_do_not_fit() {
     }
 }
 
+/// The files of a program that runs: a key that is added is accepted, a wrong file changes nothing, and the connection of a key that is removed
+/// ends, and no other.
+#[test]
+fn files_that_change_are_read_again() {
+    let Some(_) = uiw_interop::require("rping") else { return };
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    let pins = ends.path("one.pins");
+    let port = free_port();
+    let number = port.to_string();
+    let serve = ["-s", "-P", "-V", "-a", "127.0.0.1", "-p", &number];
+    let mut server = command(&libraries, "rping", &serve, Some(Path::new("one")));
+    // A relative path holds in the directory in which the program began.
+    server.current_dir(&ends.folder);
+    let mut server = Running::start(server);
+    server.wait_listening(port);
+    let client = |name: &str, count: &[&str]| {
+        let arguments = [&["-c", "-V", "-a", "127.0.0.1", "-p", &number], count].concat();
+        Running::start(command(&libraries, "rping", &arguments, Some(&ends.path(name))))
+    };
+    let mut lasting = client("two", &[]);
+    lasting.wait_saying("identity=one");
+    let refused = client("unpinned", &["-C", "5"]).end();
+    assert!(refused.code != 0 && refused.said.contains("alert CertificateUnknown"), "{refused:?}");
+
+    let key = ends.path("unpinned.pub");
+    ends.key(&["pin", pins.to_str().unwrap(), key.to_str().unwrap(), "added"]);
+    server.wait_saying("the files of TLS were read again");
+    client("unpinned", &["-C", "5"]).end().well();
+    let both = fs::read_to_string(&pins).unwrap();
+    fs::write(&pins, "no key\n").unwrap();
+    server.wait_saying("the configuration of TLS before holds on");
+    client("unpinned", &["-C", "5"]).end().well();
+    assert!(!server.said().contains("is not accepted any more"), "{}", server.said());
+
+    let mut added = client("unpinned", &[]);
+    added.wait_saying("identity=one");
+    let rest: String =
+        both.lines().filter(|line| !line.ends_with(" two")).flat_map(|line| [line, "\n"]).collect();
+    fs::write(ends.path("new"), rest).unwrap();
+    fs::rename(ends.path("new"), &pins).unwrap();
+    let ended = lasting.end();
+    // rping ends well when its peer disconnects.
+    assert!(ended.said.contains("DISCONNECT EVENT"), "{ended:?}");
+    server.wait_saying("is not accepted any more");
+    client("unpinned", &["-C", "5"]).end().well();
+    let _ = added.stop();
+    assert_eq!(server.stop().count("is not accepted any more"), 1);
+}
+
 /// A pair that is connected out of band: the initiator of TCP is the client of TLS, and a queue pair number is believed only behind it.
 #[test]
 fn perftest_out_of_band() {

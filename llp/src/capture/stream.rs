@@ -1,6 +1,6 @@
 //! A stream, and the conversation that is written down for it.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, os::fd::OwnedFd};
 
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -24,7 +24,7 @@ pub struct CaptureStream {
     to_itself: bool,
     /// The handshake was written.
     begun: bool,
-    /// A RST was written, or FINs of both sides.
+    /// A RST was written, or FINs of both sides, or the socket was given up.
     ended: bool,
     /// Next sequence numbers.
     ours: u32,
@@ -202,6 +202,11 @@ impl StreamHooks for CaptureStream {
     fn abort(&mut self, inner: &mut dyn Stream) {
         inner.abort();
         self.reset(true);
+    }
+
+    /// The capture of the connection ends here, without a FIN: it goes on elsewhere.
+    fn take_socket(&mut self, inner: &mut dyn Stream) -> io::Result<OwnedFd> {
+        inner.take_socket().inspect(|_| self.end())
     }
 
     fn before_drop(&mut self, _inner: &mut dyn Stream) {

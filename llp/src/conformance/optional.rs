@@ -7,7 +7,7 @@ use super::{Check, Stop, Verdict, ensure, unexpected};
 use crate::{
     Interest, ListenOptions, Listener, OptionError, Readable, RecvBuf, Rest, Stream, StreamOptions, Token,
 };
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -20,6 +20,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check::new("segment_size", "the effective segment size is one", segment_size),
     Check::new("info", "what a stream reports of itself is no more than was", info),
     Check::new("to_itself", "a stream to itself receives what it sends, and its own FIN", to_itself),
+    Check::new("take_socket", "a stream gives up its socket, or stays as it is", take_socket),
     Check::new("readable", "what can be received is counted, up to the FIN", readable),
     Check::new(
         "peek_takes_nothing",
@@ -140,6 +141,43 @@ fn to_itself(s: &mut Session) -> Verdict {
     expect_kind("recv of nothing", recv(&mut *stream, 1), ErrorKind::WouldBlock)?;
     stream.shutdown().map_err(unexpected("shutdown"))?;
     s.expect_fin(HERE, &mut *stream)
+}
+
+/// The socket has what came and was not received, and carries what follows; a stream that has none is unharmed by the question.
+fn take_socket(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    let ends = (server.local_addr(), server.peer_addr());
+    s.send_all(HERE, &mut *client, b"before")?;
+    s.wait_idle()?;
+    let socket = match server.take_socket() {
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            s.expect(THERE, &mut *server, b"before")?;
+            return Err(Stop::NotOffered("its socket"));
+        }
+        socket => std::net::TcpStream::from(socket.map_err(unexpected("take_socket"))?),
+    };
+    ensure!((server.local_addr(), server.peer_addr()) == ends, "the stream has lost its addresses");
+    expect_kind("recv without the socket", recv(&mut *server, 1), ErrorKind::NotConnected)?;
+    expect_kind("send without the socket", send(&mut *server, b"x"), ErrorKind::NotConnected)?;
+    expect_kind("take_socket once more", server.take_socket(), ErrorKind::NotConnected)?;
+    server.abort();
+    drop(server);
+    s.send_all(HERE, &mut *client, b" and behind")?;
+    let mut got = Vec::new();
+    s.until("the bytes reach the socket", |_| {
+        let mut bytes = [0; 32];
+        match (&socket).read(&mut bytes) {
+            Ok(count) => got.extend_from_slice(&bytes[..count]),
+            Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "the socket: {error}"),
+        }
+        Ok(got.len() >= b"before and behind".len())
+    })?;
+    same(&got, b"before and behind")?;
+    s.never("an event of a stream without its socket", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
+    (&socket).write_all(b"back").map_err(unexpected("writing to the socket"))?;
+    s.expect(HERE, &mut *client, b"back")?;
+    drop(socket);
+    s.expect_fin(HERE, &mut *client)
 }
 
 fn ask(stream: &mut dyn Stream, wanted: usize) -> Verdict<Readable> {

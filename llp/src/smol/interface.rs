@@ -8,7 +8,7 @@ mod wake;
 use super::SmolConfig;
 use super::addr::{endpoint, plain};
 use super::flow::{Checksum, Flow, Kind, classify, neighbour};
-use super::link::{Frame, Link, Port, Segmentation, Sender, longest_packet};
+use super::link::{Frame, Link, Port, Segmentation, longest_packet};
 use super::mss;
 use crate::{Clock, Event, Interest, ListenOptions, Rest, StreamOptions, Token};
 use conn::{Conn, Owner};
@@ -260,22 +260,21 @@ impl<L: Link> SmolInterface<L> {
         };
         let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
         let (mtu, cuts) = (self.mtu(), self.link.capabilities().segmentation.is_some());
-        let Conn { sockets, stretch, segmentation, queue, .. } = &mut self.conns[id];
+        let conn = &mut self.conns[id];
         // The checksum was looked at before, and is not again.
         if cuts && let Some(size) = mss::limit(bytes, mtu) {
-            *segmentation = Some(Segmentation { size });
+            conn.segmentation = Some(Segmentation { size });
         }
-        let segmentation = *segmentation;
-        self.link.send_for(*queue);
-        if let Some(mut parts) = stretch.has_come(bytes, emss) {
+        self.link.send_for(conn.queue);
+        if let Some(mut parts) = conn.has_come(bytes, emss, now) {
             while let Some(part) = parts.next() {
-                let sender = Some(Sender { stretch, segmentation });
-                let mut port = Port { link: &mut self.link, frame: Some(part), sender };
+                let (sender, sockets) = conn.sender(now);
+                let mut port = Port { link: &mut self.link, frame: Some(part), sender: Some(sender) };
                 self.iface.poll_ingress_single(now, &mut port, sockets);
             }
         }
-        let sender = Some(Sender { stretch, segmentation });
-        let mut port = Port { link: &mut self.link, frame: Some(bytes), sender };
+        let (sender, sockets) = conn.sender(now);
+        let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: Some(sender) };
         let result = self.iface.poll_ingress_single(now, &mut port, sockets);
         if result == PollIngressSingleResult::SocketStateChanged {
             self.state_changed(id);
@@ -337,9 +336,9 @@ impl<L: Link> SmolInterface<L> {
         self.link.send_for(conn.queue);
         let mut changed = false;
         for _ in 0..BURSTS {
-            let sender = Some(Sender { stretch: &mut conn.stretch, segmentation: conn.segmentation });
-            let mut port = Port { link: &mut self.link, frame: None, sender };
-            if self.iface.poll_egress(now, &mut port, &mut conn.sockets) == PollResult::None {
+            let (sender, sockets) = conn.sender(now);
+            let mut port = Port { link: &mut self.link, frame: None, sender: Some(sender) };
+            if self.iface.poll_egress(now, &mut port, sockets) == PollResult::None {
                 break;
             }
             changed = true;

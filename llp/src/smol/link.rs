@@ -1,7 +1,9 @@
 //! Links: where Ethernet frames come from and go to. And the little that makes one a device of smoltcp's for one frame.
 
 use super::mss;
-use super::stretch::Stretch;
+use super::path_mtu::PathMtu;
+use super::stretch::{Stretch, TCP_HEADER};
+use crate::wan::segments::cut_tcp;
 use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::time::Instant as Tick;
 use std::io;
@@ -64,8 +66,8 @@ pub trait Link: Send {
     /// Whether [`Link::transmit`] has room now.
     fn has_room(&mut self) -> bool;
 
-    /// Sends a frame of `len` bytes that `fill` writes. It may be kept until [`Link::flush`].
-    fn transmit(&mut self, len: usize, segmentation: Option<Segmentation>, fill: &mut dyn FnMut(&mut [u8]));
+    /// Sends a frame of `len` bytes that `fill` writes, which then says how it is to be cut. It may be kept until [`Link::flush`].
+    fn transmit(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> Option<Segmentation>);
 
     /// Frames given so far leave.
     fn flush(&mut self);
@@ -124,13 +126,24 @@ pub(super) struct Port<'a, L: Link> {
 /// A connection as far as its segments on the link go.
 pub(super) struct Sender<'a> {
     pub(super) stretch: &'a mut Stretch,
+    pub(super) path: &'a mut PathMtu,
     /// Of links that cut.
     pub(super) segmentation: Option<Segmentation>,
+    /// In microseconds of the stack's clock.
+    pub(super) now: i64,
 }
 
 impl Sender<'_> {
     fn again(&mut self) -> Sender<'_> {
-        Sender { stretch: self.stretch, segmentation: self.segmentation }
+        Sender { stretch: self.stretch, path: self.path, segmentation: self.segmentation, now: self.now }
+    }
+
+    /// A frame leaves, over a link whose packets have up to `mtu` bytes. Returns in how many bytes of payload it is to be cut.
+    fn has_left(&mut self, frame: &[u8], mtu: usize) -> Option<usize> {
+        let (at, start, len) = self.stretch.has_left(frame).filter(|(_, _, len)| *len > 0)?;
+        let headers = at + TCP_HEADER - ETHERNET_HEADER;
+        let whole = self.segmentation.map_or(mtu - headers, |cut| usize::from(cut.size));
+        self.path.has_left((start, len), headers, whole, self.now)
     }
 }
 
@@ -213,15 +226,22 @@ impl<L: Link> TxToken for Tx<'_, L> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
         let (mut f, mut result, mut sender) = (Some(f), None, self.sender);
         let Capabilities { mtu, segmentation: cuts, .. } = self.link.capabilities();
-        let segmentation = sender.as_ref().and_then(|sender| sender.segmentation);
-        self.link.transmit(len, segmentation, &mut |bytes| {
+        let mtu = longest_packet(mtu);
+        if cuts.is_none()
+            && let Some(sender) = &mut sender
+            && sender.path.may_cut()
+            && let Some(f) = f.take()
+        {
+            return cut(self.link, sender, mtu, len, f);
+        }
+        self.link.transmit(len, &mut |bytes| {
             result = f.take().map(|f| f(bytes));
             if cuts.is_some() {
-                mss::limit(bytes, longest_packet(mtu));
+                mss::limit(bytes, mtu);
             }
-            if let Some(sender) = &mut sender {
-                sender.stretch.has_left(bytes);
-            }
+            let sender = sender.as_mut()?;
+            let size = sender.has_left(bytes, mtu).and_then(|size| u16::try_from(size).ok());
+            size.map(|size| Segmentation { size }).or(sender.segmentation)
         });
         match (result, f) {
             (Some(result), _) => result,
@@ -230,6 +250,30 @@ impl<L: Link> TxToken for Tx<'_, L> {
             (None, None) => unreachable!("what was called has a result"),
         }
     }
+}
+
+/// Sends a frame of `len` bytes that `f` writes by a link that does not cut, in as many pieces as its path needs.
+fn cut<L: Link, R>(
+    link: &mut L,
+    sender: &mut Sender<'_>,
+    mtu: usize,
+    len: usize,
+    f: impl FnOnce(&mut [u8]) -> R,
+) -> R {
+    let mut frame = vec![0; len];
+    let result = f(&mut frame);
+    let mut send = |piece: &[u8]| {
+        link.transmit(piece.len(), &mut |bytes| {
+            bytes.copy_from_slice(piece);
+            None
+        });
+    };
+    let size = sender.has_left(&frame, mtu);
+    let is_cut = size.is_some_and(|size| cut_tcp(&frame, size, &mut |piece| send(&piece)));
+    if !is_cut {
+        send(&frame);
+    }
+    result
 }
 
 #[cfg(test)]

@@ -180,14 +180,14 @@ impl Link for PacketLink {
         self.waiting.len() < WAITING
     }
 
-    fn transmit(&mut self, len: usize, segmentation: Option<Segmentation>, fill: &mut dyn FnMut(&mut [u8])) {
+    fn transmit(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> Option<Segmentation>) {
         let mut buffer = self.free.pop().unwrap_or_default();
         let whole = HEADER + len;
         if buffer.len() < whole {
             // Once for its life: to set 64 KiB to zero for every frame costs a twentieth of the throughput.
             buffer.resize(whole, 0);
         }
-        fill(&mut buffer[HEADER..whole]);
+        let segmentation = fill(&mut buffer[HEADER..whole]);
         virtio::complete(&mut buffer[..whole], segmentation);
         self.waiting.push_back((buffer, whole));
         // Room may be short; order is kept.

@@ -162,7 +162,7 @@ impl Link for PipeLink {
         self.out.lock().frames.len() < DEPTH
     }
 
-    fn transmit(&mut self, len: usize, _: Option<Segmentation>, fill: &mut dyn FnMut(&mut [u8])) {
+    fn transmit(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> Option<Segmentation>) {
         let mut frame = self.out.lock().free.pop().unwrap_or_default();
         frame.resize(len, 0);
         fill(&mut frame);

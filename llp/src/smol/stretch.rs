@@ -31,14 +31,20 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    /// A frame with a TCP segment has left.
-    pub(super) fn has_left(&mut self, frame: &[u8]) {
-        if let Some((at, bytes)) = segment_of(frame) {
-            let segment = TcpPacket::new_unchecked(&frame[at..at + bytes]);
-            let flags = usize::from(segment.syn()) + usize::from(segment.fin());
-            let len = bytes.saturating_sub(usize::from(segment.header_len())) + flags;
-            self.sent = sequence(segment.seq_number()).wrapping_add(len as u32);
-        }
+    /// A frame has left. Of a TCP segment, where it begins in the frame, the number of its first byte, and the bytes of its payload.
+    pub(super) fn has_left(&mut self, frame: &[u8]) -> Option<(usize, u32, usize)> {
+        let (at, bytes) = segment_of(frame)?;
+        let segment = TcpPacket::new_unchecked(&frame[at..at + bytes]);
+        let flags = usize::from(segment.syn()) + usize::from(segment.fin());
+        let (start, len) =
+            (sequence(segment.seq_number()), bytes.saturating_sub(usize::from(segment.header_len())));
+        self.sent = start.wrapping_add((len + flags) as u32);
+        Some((at, start, len))
+    }
+
+    /// The first byte that the peer has not acknowledged.
+    pub(super) fn acknowledged(&self) -> u32 {
+        self.acknowledged
     }
 
     /// Everything that could be sent was. `queued`: bytes that are not acknowledged, sent or not.

@@ -2,6 +2,7 @@
 
 mod congestion;
 mod datagrams;
+mod path_mtu;
 
 use super::pipe::{PipeLink, pipe};
 use super::{SmolConfig, SmolStack};

@@ -275,8 +275,8 @@ impl Link for XdpLink {
         self.sockets[self.sending].has_room()
     }
 
-    fn transmit(&mut self, len: usize, _: Option<Segmentation>, fill: &mut dyn FnMut(&mut [u8])) {
-        self.sockets[self.sending].transmit(len, &mut self.scratch, fill);
+    fn transmit(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> Option<Segmentation>) {
+        self.sockets[self.sending].transmit(len, &mut self.scratch, &mut |bytes| _ = fill(bytes));
     }
 
     fn flush(&mut self) {

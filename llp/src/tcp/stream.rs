@@ -29,7 +29,7 @@ const EMSS_DEFAULT: usize = 536;
 /// A connection of the kernel's TCP.
 #[derive(Debug)]
 pub struct TcpStream {
-    /// `None` after an abort.
+    /// `None` after an abort, and when it was given up.
     socket: Option<Socket>,
     /// The event set that it is in; `None` while it is detached.
     epoll: Option<Arc<OwnedFd>>,
@@ -264,6 +264,14 @@ impl Stream for TcpStream {
         self.socket()?;
         self.leave_set();
         Ok(())
+    }
+
+    fn take_socket(&mut self) -> io::Result<OwnedFd> {
+        if self.connection != Connection::Made {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        self.leave_set();
+        self.socket.take().map(OwnedFd::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -35,6 +35,8 @@ pub struct Counts {
     pub runs: u64,
     /// Lost because the queue was full.
     pub queue_full: u64,
+    /// Lost because their packets were longer than [`Profile::max_packet`].
+    pub too_long: u64,
     /// Lost because more than 256 MiB were on their way.
     pub too_many: u64,
     /// Delivered twice.
@@ -116,6 +118,10 @@ impl Direction {
     pub fn offer(&mut self, now: Duration, bytes: Vec<u8>) {
         self.counts.offered += 1;
         self.counts.offered_bytes += bytes.len() as u64;
+        if self.profile.max_packet.is_some_and(|longest| bytes.len() > SPARED + longest) {
+            self.counts.too_long += 1;
+            return;
+        }
         let Some(sent) = self.line(now, bytes.len()) else {
             self.counts.queue_full += 1;
             return;

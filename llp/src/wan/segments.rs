@@ -31,6 +31,16 @@ pub(crate) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -
     true
 }
 
+/// Gives `each` the segments of a TCP packet, with `size` bytes of payload each. False when it is none or fits; nothing was given then.
+pub(crate) fn cut_tcp(frame: &[u8], size: usize, each: &mut dyn FnMut(Vec<u8>)) -> bool {
+    let Some(packet) = Packet::locate(frame, false, size) else { return false };
+    let is_longer = frame.len() - packet.payload > size;
+    if is_longer {
+        packet.cut(frame, each);
+    }
+    is_longer
+}
+
 /// Completes the checksum at `start + offset`, where the sum of the pseudo-header stands.
 fn complete(frame: &mut [u8], start: usize, offset: usize) -> Option<()> {
     let sum = fold(sum(frame.get(start..)?));
@@ -81,6 +91,10 @@ impl Packet {
             GSO_UDP_L4 => true,
             _ => return None,
         };
+        Self::locate(frame, is_udp, header.gso_size())
+    }
+
+    fn locate(frame: &[u8], is_udp: bool, size: usize) -> Option<Self> {
         let kind: [u8; 2] = frame.get(12..ETHERNET)?.try_into().ok()?;
         let (transport, protocol) = match kind {
             IPV4 => {
@@ -96,7 +110,6 @@ impl Packet {
         }
         let header_len = if is_udp { 8 } else { usize::from(*frame.get(transport + 12)? >> 4) * 4 };
         let payload = transport + header_len;
-        let size = header.gso_size();
         let sane = size > 0 && header_len >= if is_udp { 8 } else { 20 };
         (sane && transport >= ETHERNET + 20 && payload < frame.len()).then_some(Self {
             is_v4: kind == IPV4,

@@ -8,10 +8,11 @@ use crate::options::ConnOptions;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 use uiw_counters::Refusal;
-use uiw_llp::{ListenOptions, PeerIdentity, Token};
+use uiw_llp::{ListenOptions, PeerIdentity, Stream as Socket, Token};
 use uiw_mpa::startup::Request;
 use uiw_stream::Stream;
 
@@ -365,6 +366,7 @@ pub struct ConnRequest {
     max_reply: usize,
     pub(super) options: Arc<ConnOptions>,
     peer_identity: Option<Arc<PeerIdentity>>,
+    has_socket: bool,
     pub(super) decided: bool,
 }
 
@@ -373,25 +375,25 @@ impl ConnRequest {
         driver: Arc<Driver>,
         (token, half_open): (Token, Option<&HalfOpen>),
         id: ConnId,
-        (local, peer): (SocketAddr, SocketAddr),
+        socket: &dyn Socket,
         request: &Request,
         options: Arc<ConnOptions>,
-        peer_identity: Option<Arc<PeerIdentity>>,
     ) -> Self {
         Self {
             driver,
             token,
             listener: half_open.map(|half| half.listener),
             id,
-            local,
-            peer,
+            local: socket.local_addr(),
+            peer: socket.peer_addr(),
             private_data: request.private_data().to_vec(),
             ird: request.ird(),
             ord: request.ord(),
             revision: request.revision(),
             max_reply: request.max_reply_private_data(),
             options,
-            peer_identity,
+            peer_identity: socket.peer_identity(),
+            has_socket: socket.fd().is_some(),
             decided: false,
         }
     }
@@ -476,6 +478,53 @@ impl ConnRequest {
         // A connection that comes back is dropped here, without a lock.
         self.token = to.call(move |core| core.adopt(conn)).map_err(|_| Error::NotConnected)?;
         Ok(())
+    }
+
+    /// Whether the connection is a socket of the kernel that carries MPA as it is: what [`ConnRequest::take_socket`] takes.
+    #[must_use]
+    pub fn has_socket(&self) -> bool {
+        self.has_socket
+    }
+
+    /// Takes the socket out of the device, in place of an answer: the program sends the Reply by itself, and what follows on the
+    /// connection is its own. The socket is non-blocking. Nothing but the Request was read from it, and nothing was sent. The request
+    /// is decided then.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+    /// # fn main() -> Result<(), AnyError> {
+    /// use std::io::{Read, Write};
+    /// use std::sync::Arc;
+    /// use uiw_mpa::startup::{Config, Initiator};
+    /// use uiw_verbs::cm::{self, CmEventKind};
+    /// let server = End::new()?;
+    /// let options = Arc::new(uiw_verbs::ConnOptions::default());
+    /// let listener = cm::Listener::bind(&server.device, ([127, 0, 0, 1], 0).into(), 16, &options, &server.channel)?;
+    /// let mut client = std::net::TcpStream::connect(listener.local_addr())?;
+    /// client.write_all(&Initiator::new(Config::default(), b"something else")?.request())?;
+    /// let CmEventKind::ConnectRequest(mut request) = server.event() else { return Err("no request".into()) };
+    /// assert_eq!(request.private_data(), b"something else");
+    /// let socket = std::net::TcpStream::from(request.take_socket()?);
+    /// (&socket).write_all(b"as you like")?;
+    /// drop(socket);
+    /// let mut said = String::new();
+    /// client.read_to_string(&mut said)?;
+    /// assert_eq!(said, "as you like");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Io`] where the connection has no socket ([`ConnRequest::has_socket`]), or the peer has sent bytes behind its Request, which
+    /// must wait for the Reply (RFC 5044 section 7.1.2): the request is still to be decided. [`Error::NotConnected`] when the peer has gone
+    /// away.
+    pub fn take_socket(&mut self) -> Result<OwnedFd> {
+        let token = self.token;
+        let socket = self.driver.shard(token).call(move |core| {
+            core.with_conn(token, |conn, _| conn.take_socket()).unwrap_or(Err(Error::NotConnected))
+        })?;
+        self.decided = true;
+        Ok(socket)
     }
 
     /// Rejects, with private data for the peer.

@@ -8,6 +8,7 @@ use crate::options::ConnOptions;
 use crate::qp::{Path, QpInner, QpState};
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Refusal;
@@ -120,6 +121,25 @@ impl Conn {
         self.cm.forget();
         self.transmit(services);
         Ok(())
+    }
+
+    /// The application takes the socket in place of an answer: the connection ends here, and the peer notices nothing.
+    pub(crate) fn take_socket(&mut self) -> Result<OwnedFd> {
+        const WHAT: &str = "taking the socket";
+        if self.stream.request().is_none() {
+            return Err(Error::NotConnected);
+        }
+        if !self.partial.is_empty() {
+            let behind =
+                io::Error::new(io::ErrorKind::InvalidData, "the peer has sent bytes behind its Request");
+            return Err(Error::io(WHAT)(behind));
+        }
+        let socket = self.socket.take_socket().map_err(Error::io(WHAT))?;
+        self.cm.forget();
+        self.stream.abandon_startup();
+        // Nothing has failed.
+        while self.stream.poll_event().is_some() {}
+        Ok(socket)
     }
 
     /// The listener is gone: a peer that has sent no Request is not answered any more.

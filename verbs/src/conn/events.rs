@@ -56,10 +56,9 @@ impl Conn {
             driver,
             (self.token, self.half_open.as_ref()),
             self.cm.id,
-            (self.socket.local_addr(), self.socket.peer_addr()),
+            &*self.socket,
             request,
             Arc::clone(&self.options),
-            self.socket.peer_identity(),
         );
         self.cm.report(CmEventKind::ConnectRequest(request), &mut services.wakes);
         // Nothing may come before our Reply; a peer that hangs up is noticed all the same.

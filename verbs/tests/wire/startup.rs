@@ -4,6 +4,8 @@ use crate::common::{End, Make, closed_addr, initiator_opt, next_request, pair_of
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
 use crate::simulation::{any_port, now, until};
 use crate::transport::pass;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_mpa::startup::RtrKinds;
@@ -210,6 +212,65 @@ fn a_dropped_listener_rejects_pending_requests() {
     assert!(silent.rest().is_empty());
 }
 
+#[test]
+fn a_socket_is_taken_in_place_of_an_answer() {
+    let end = End::tcp();
+    let listener = end.listen(&plain());
+    let mut client = TcpStream::connect(listener.local_addr()).unwrap();
+    client.write_all(&frame(FrameKind::Request, 1, b"raw").emit()).unwrap();
+    let mut asked = end.request();
+    assert!(asked.has_socket());
+    let socket = TcpStream::from(asked.take_socket().unwrap());
+    assert!(matches!(asked.take_socket(), Err(Error::NotConnected)));
+    drop(asked);
+    socket.set_nonblocking(false).unwrap();
+    client.write_all(b"there").unwrap();
+    let mut bytes = [0; 5];
+    (&socket).read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"there");
+    (&socket).write_all(b"and back").unwrap();
+    // The connection is the program's alone.
+    drop((end, listener));
+    drop(socket);
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"and back", "no Reply");
+}
+
+#[test]
+fn a_socket_that_cannot_be_taken_leaves_the_request_to_be_decided() {
+    let end = End::new();
+    let listener = end.listen(&plain());
+    let mut peer = Peer::connect(listener.local_addr());
+    peer.raw(&request(1).emit());
+    let mut asked = end.request();
+    assert!(!asked.has_socket(), "the simulated network has none");
+    let refused = asked.take_socket().unwrap_err();
+    assert!(
+        matches!(&refused, Error::Io { source, .. } if source.kind() == ErrorKind::Unsupported),
+        "{refused}"
+    );
+    asked.reject(b"no socket").unwrap();
+    assert_eq!(peer.startup_frame().private_data, b"no socket");
+
+    // Bytes behind the Request were read with it.
+    let end = End::tcp();
+    let listener = end.listen(&plain());
+    let mut client = TcpStream::connect(listener.local_addr()).unwrap();
+    client.write_all(&[&request(1).emit()[..], b"early"].concat()).unwrap();
+    let mut asked = end.request();
+    let refused = asked.take_socket().unwrap_err();
+    assert!(
+        matches!(&refused, Error::Io { source, .. } if source.kind() == ErrorKind::InvalidData),
+        "{refused}"
+    );
+    asked.reject(b"too early").unwrap();
+    let mut got = Vec::new();
+    client.read_to_end(&mut got).unwrap();
+    let (reply, _) = Frame::parse(&got).unwrap().unwrap();
+    assert_eq!((reply.reject, &*reply.private_data), (true, &b"too early"[..]));
+}
+
 // [test:RFC5044-7.1.2-16]
 #[test]
 fn responder_gives_up_on_a_silent_initiator() {
@@ -241,9 +302,9 @@ fn bytes_do_not_extend_the_startup_timeout() {
     for byte in bytes {
         peer.raw(&[byte]);
         match std::io::Read::read(&mut peer.stream, &mut [0; 16]) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Ok(0) => break,
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
             other => panic!("{other:?}"),
         }
     }

@@ -3,8 +3,9 @@
 use super::super::SmolConfig;
 use super::super::addr::endpoint;
 use super::super::flow::Flow;
-use super::super::link::Segmentation;
-use super::super::stretch::Stretch;
+use super::super::link::{Segmentation, Sender};
+use super::super::path_mtu::PathMtu;
+use super::super::stretch::{Parts, Stretch};
 use super::CLOCK;
 use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
 use smoltcp::iface::{Context, SocketHandle, SocketSet};
@@ -43,6 +44,7 @@ pub(super) struct Conn {
     pub(super) sockets: SocketSet<'static>,
     handle: SocketHandle,
     pub(super) stretch: Stretch,
+    path: PathMtu,
     /// Known from the peer's SYN on.
     pub(super) segmentation: Option<Segmentation>,
     pub(super) flow: Flow,
@@ -86,6 +88,11 @@ fn congestion_control(name: Option<&str>) -> io::Result<CongestionControl> {
     }
 }
 
+/// Since the beginning of the stack.
+fn micros(now: Tick) -> i64 {
+    now.total_micros() / i64::from(CLOCK)
+}
+
 fn scaled(time: Duration) -> smoltcp::time::Duration {
     let micros = time.as_micros().saturating_mul(u128::from(CLOCK));
     smoltcp::time::Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
@@ -123,6 +130,7 @@ impl Conn {
             sockets,
             handle,
             stretch: Stretch::default(),
+            path: PathMtu::default(),
             segmentation: None,
             queue: flow.hash(),
             flow,
@@ -179,6 +187,19 @@ impl Conn {
 
     fn socket_mut(&mut self) -> &mut Socket<'static> {
         self.sockets.get_mut(self.handle)
+    }
+
+    /// What its segments need on the link, and its socket.
+    pub(super) fn sender(&mut self, now: Tick) -> (Sender<'_>, &mut SocketSet<'static>) {
+        let Self { stretch, path, segmentation, sockets, .. } = self;
+        (Sender { stretch, path, segmentation: *segmentation, now: micros(now) }, sockets)
+    }
+
+    /// A frame with a segment of the peer has come: see [`Stretch::has_come`].
+    pub(super) fn has_come(&mut self, frame: &[u8], emss: usize, now: Tick) -> Option<Parts> {
+        let parts = self.stretch.has_come(frame, emss);
+        self.path.is_acknowledged(self.stretch.acknowledged(), micros(now));
+        parts
     }
 
     pub(super) fn is_opening(&self) -> bool {

@@ -46,7 +46,10 @@ fn frame(bytes: &mut [u8]) {
 fn fill_up(link: &mut XdpLink, len: usize) -> usize {
     let mut sent = 0;
     while link.has_room() {
-        link.transmit(len, None, &mut frame);
+        link.transmit(len, &mut |bytes| {
+            frame(bytes);
+            None
+        });
         sent += 1;
     }
     sent
@@ -75,7 +78,10 @@ fn frames_for_sending_run_out_and_come_back() {
             assert!(sent > 100, "{sent} frames had room");
             for _ in 0..3 {
                 let mut filled = false;
-                link.transmit(mtu + 14, None, &mut |_| filled = true);
+                link.transmit(mtu + 14, &mut |_| {
+                    filled = true;
+                    None
+                });
                 assert!(!filled, "a frame without room is not built");
                 all_back(&mut link, all);
                 assert_eq!(fill_up(&mut link, mtu + 14), sent, "as many as before");

@@ -1,0 +1,166 @@
+//! The files of TLS, which are read again when they have changed: `UIW_TLS`, and what it names.
+//!
+//! A service reads its configuration again on SIGHUP. That signal belongs to the program here, whose default is to end, and which may
+//! block it, wait for it or have a handler: so the files themselves are watched. A thread compares their times, sizes and inodes in intervals:
+//! that works on every file system and for links that change, and takes no descriptor, of which the program may expect particular
+//! numbers. Files that are being written are not read: they must have been the same for an interval.
+
+use crate::tls::{self, TlsOptions};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+use uiw_llp::tls::{KeyError, Tls, TlsConfig};
+
+/// The interval.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// What distinguishes two contents of a file; no content: `None`.
+type Stamp = Option<(u64, u64, u64, [i64; 4])>;
+
+/// The files, and which contents of them hold.
+pub(crate) struct TlsWatch {
+    file: PathBuf,
+    options: TlsOptions,
+    /// The first one and those that it names.
+    files: Vec<PathBuf>,
+    /// As they were when they were read.
+    read: Vec<Stamp>,
+    /// As they were at the last look.
+    seen: Vec<Stamp>,
+}
+
+impl TlsWatch {
+    /// Before the files are read for the first time.
+    ///
+    /// # Errors
+    /// The working directory is gone, and the file is relative to it.
+    pub(crate) fn new(file: &Path, options: &TlsOptions) -> io::Result<Self> {
+        // The program may change its directory.
+        let file = std::path::absolute(file)?;
+        let files = tls::files(&file);
+        let read = stamps(&files);
+        Ok(Self { file, options: options.clone(), files, seen: read.clone(), read })
+    }
+
+    /// Watches until the end of the process, on a thread that has the signal mask of this one.
+    ///
+    /// # Errors
+    /// There is no room for a thread.
+    pub(crate) fn start(mut self, tls: Tls) -> io::Result<()> {
+        let watch = move || {
+            loop {
+                thread::sleep(PERIOD);
+                match self.look().map(|config| config.and_then(|config| tls.replace(config))) {
+                    None => {}
+                    Some(Ok(())) => {
+                        tracing::info!(file = %self.file.display(), "the files of TLS were read again");
+                    }
+                    // As when the first one is wrong: the operator sees it without a log, too.
+                    Some(Err(error)) => eprintln!(
+                        "uiw: {}={}: {error}: the configuration of TLS before holds on",
+                        tls::VARIABLE,
+                        self.file.display()
+                    ),
+                }
+            }
+        };
+        thread::Builder::new().name("uiw-tls".to_owned()).spawn(watch)?;
+        Ok(())
+    }
+
+    /// Another configuration, or what is wrong with it, once for each content of the files.
+    fn look(&mut self) -> Option<Result<TlsConfig, KeyError>> {
+        let found = stamps(&self.files);
+        let is_written = std::mem::replace(&mut self.seen, found) != self.seen;
+        if is_written || self.seen == self.read {
+            return None;
+        }
+        // Others may be named now.
+        self.files = tls::files(&self.file);
+        self.seen = stamps(&self.files);
+        let config = tls::read(&self.file, &self.options);
+        if stamps(&self.files) != self.seen {
+            return None;
+        }
+        self.read.clone_from(&self.seen);
+        Some(config)
+    }
+}
+
+fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
+    let stamp = |file: &PathBuf| {
+        let about = std::fs::metadata(file).ok()?;
+        let times = [about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()];
+        Some((about.dev(), about.ino(), about.size(), times))
+    };
+    files.iter().map(stamp).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls::directory::Directory;
+    use uiw_llp::tls::SecretKey;
+
+    /// A configuration that accepts one peer, and its watch.
+    fn watched() -> (Directory, TlsWatch) {
+        let directory = Directory::new();
+        let key = SecretKey::generate().unwrap();
+        key.write(&directory.path("key.pem")).unwrap();
+        directory.write("pins", &format!("{} peer\n", key.public_key()));
+        let file = directory.write("tls", "mode raw\nkey key.pem\npinned pins\n");
+        let watch = TlsWatch::new(&file, &TlsOptions::default()).unwrap();
+        (directory, watch)
+    }
+
+    fn is_quiet(watch: &mut TlsWatch) -> bool {
+        (0..3).all(|_| watch.look().is_none())
+    }
+
+    /// Looks until the files have come to rest.
+    fn read_again(watch: &mut TlsWatch) -> Result<(), String> {
+        assert!(watch.look().is_none(), "a change is only noted at first");
+        let config = watch.look().expect("a change that lasts");
+        assert!(is_quiet(watch), "once");
+        config.map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn changes_are_read_once_they_last() {
+        let (directory, mut watch) = watched();
+        assert!(is_quiet(&mut watch));
+        let pins = std::fs::read_to_string(directory.path("pins")).unwrap();
+        directory.write("pins", &format!("{pins}# another\n"));
+        assert_eq!(read_again(&mut watch), Ok(()));
+        // Written in parts: the part is not read.
+        directory.write("pins", "");
+        assert!(watch.look().is_none());
+        directory.write("pins", &pins);
+        assert_eq!(read_again(&mut watch), Ok(()));
+        // Another file in its place, as `mv` puts it there.
+        directory.write("pins.new", &pins);
+        std::fs::rename(directory.path("pins.new"), directory.path("pins")).unwrap();
+        assert_eq!(read_again(&mut watch), Ok(()));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_once_and_what_is_named_then_is_watched() {
+        let (directory, mut watch) = watched();
+        directory.write("pins", "no key\n");
+        assert!(read_again(&mut watch).unwrap_err().contains("pins"));
+        std::fs::remove_file(directory.path("pins")).unwrap();
+        assert!(read_again(&mut watch).unwrap_err().contains("No such file"));
+        directory.write("tls", "mode raw\nkey key.pem\npinned others\n");
+        assert!(read_again(&mut watch).unwrap_err().contains("others"));
+        let key = SecretKey::read(&directory.path("key.pem")).unwrap();
+        directory.write("others", &format!("{} other\n", key.public_key()));
+        assert_eq!(read_again(&mut watch), Ok(()));
+        // The first file alone is known when it is wrong.
+        directory.write("tls", "words\n");
+        assert!(read_again(&mut watch).unwrap_err().contains("tls:1"));
+        directory.write("tls", "mode raw\nkey key.pem\npinned others\n");
+        assert_eq!(read_again(&mut watch), Ok(()));
+    }
+}

@@ -1,0 +1,154 @@
+//! Raw TCP beside measurements of `uiw perf --compare`, on the port of iWARP.
+
+use super::Server;
+use super::comparisons::Admission;
+use crate::fail::{Failure, Result};
+use crate::perf::raw::{
+    MAX_BUFFER, MAX_MEMORY, Ring, TIMEOUT, cpu_ns, prepare, read_message, read_spinning, write_spinning,
+    write_until,
+};
+use crate::qp_setup::{Depths, Half, Until, Wait};
+use crate::service::{RawReply, SliceKind, SliceOrder};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+use uiw_mpa::wire::startup::{Frame, FrameKind};
+use uiw_verbs::cm::ConnRequest;
+
+/// Bytes of memory that a connection of raw TCP takes.
+pub(super) fn memory(order: &SliceOrder) -> u64 {
+    // What is above is refused: see `check`.
+    let (buffer, memory) = (order.buffer.min(MAX_BUFFER), order.memory.min(MAX_MEMORY));
+    u64::from(buffer) + Ring::len_of_reader(buffer, memory) as u64
+}
+
+fn refuse(request: ConnRequest, why: &str) -> Result<()> {
+    let peer = request.peer_addr();
+    let _ = request.reject(why.as_bytes());
+    Err(Failure::lost(peer, format!("refused: {why}")))
+}
+
+/// Stands for a comparison until its client closes. Its connections of raw TCP come to the same port.
+pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
+    let peer = request.peer_addr();
+    if !request.has_socket() {
+        return refuse(request, "raw TCP needs the kernel's TCP, without TLS");
+    }
+    let running = server
+        .comparisons
+        .begin(peer.ip())
+        .map_err(|error| Failure::local("cannot get a random number", error))?;
+    let reply = serde_json::to_vec(&RawReply { token: running.token }).unwrap_or_default();
+    let half = Half::new(&server.device, &server.pd, &Depths::new(1, 1))?;
+    crate::qp_setup::post_recvs(&half.qp, [(0, None)])?;
+    let options = server.peer_options.options();
+    let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
+    let limit = server.idle.as_ref().map(super::Idle::limit);
+    loop {
+        let now = Instant::now();
+        let idle_since = running.idle_since().unwrap_or(now);
+        let deadline = limit.and_then(|limit| idle_since.checked_add(limit));
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            tracing::warn!(%peer, "idle connection closed");
+            return Ok(());
+        }
+        // The client says nothing: what completes is the end of the connection.
+        let next = link.next(Wait::Sleep, Until { deadline, ..Until::stop(&server.stop) });
+        if server.stop.is_set() || !matches!(next, Ok(None)) {
+            return Ok(());
+        }
+    }
+}
+
+/// Serves one connection of raw TCP.
+pub(super) fn slice(server: &Server, mut request: ConnRequest, order: &SliceOrder) -> Result<()> {
+    let peer = request.peer_addr();
+    if let Err(why) = check(order) {
+        return refuse(request, &why);
+    }
+    let admission = match server.comparisons.admit(order.token, peer.ip()) {
+        Ok(admission) => admission,
+        Err(why) => return refuse(request, &why.to_string()),
+    };
+    let socket = match request.take_socket() {
+        Ok(socket) => socket,
+        Err(error) => return refuse(request, &error.to_string()),
+    };
+    let timeout = server.idle.as_ref().map_or(TIMEOUT, |idle| idle.limit().min(TIMEOUT));
+    serve(socket.into(), request.revision(), order, admission, timeout).map_err(|error| failed(peer, error))
+}
+
+fn failed(peer: SocketAddr, error: io::Error) -> Failure {
+    Failure::lost(format!("raw TCP with {peer}"), error)
+}
+
+fn check(order: &SliceOrder) -> std::result::Result<(), String> {
+    if !(1..=MAX_BUFFER).contains(&order.buffer) || order.memory > MAX_MEMORY {
+        return Err(format!("asks for messages of {} bytes in {} of memory", order.buffer, order.memory));
+    }
+    Ok(())
+}
+
+fn serve(
+    mut stream: TcpStream,
+    revision: u8,
+    order: &SliceOrder,
+    admission: Admission,
+    timeout: Duration,
+) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    admission.attach(&stream)?;
+    if let Err(error) = prepare(&stream, timeout, order.congestion.as_deref()) {
+        stream.write_all(&reply(revision, Some(&error.to_string())))?;
+        return Err(error);
+    }
+    stream.write_all(&reply(revision, None))?;
+    let before = cpu_ns();
+    exchange(&mut stream, order, timeout)?;
+    // The client's next connection may come as soon as it has the answer.
+    drop(admission);
+    stream.write_all(&(cpu_ns() - before).to_be_bytes())
+}
+
+/// The server's Reply, which admits the connection or says why not.
+fn reply(revision: u8, refusal: Option<&str>) -> Vec<u8> {
+    let frame = Frame {
+        kind: FrameKind::Reply,
+        markers: false,
+        crc: false,
+        reject: refusal.is_some(),
+        enhanced: None,
+        reserved: 0,
+        revision,
+        private_data: refusal.unwrap_or_default().as_bytes().to_vec(),
+    };
+    frame.emit()
+}
+
+fn exchange(stream: &mut TcpStream, order: &SliceOrder, timeout: Duration) -> io::Result<()> {
+    match order.kind {
+        SliceKind::ToServer => {
+            let mut ring = Ring::of_reader(order.buffer, order.memory);
+            while stream.read(ring.next())? > 0 {}
+        }
+        SliceKind::ToClient => {
+            let mut ring = Ring::new(order.buffer as usize, order.memory);
+            write_until(stream, &mut ring, Instant::now() + Duration::from_millis(order.millis.into()))?;
+        }
+        SliceKind::PingPongSpin => {
+            let mut buffer = vec![0x5A; order.buffer as usize];
+            stream.set_nonblocking(true)?;
+            while read_spinning(stream, &mut buffer, timeout)? {
+                write_spinning(stream, &buffer, timeout)?;
+            }
+            stream.set_nonblocking(false)?;
+        }
+        SliceKind::PingPongBlock => {
+            let mut buffer = vec![0x5A; order.buffer as usize];
+            while read_message(stream, &mut buffer)? {
+                stream.write_all(&buffer)?;
+            }
+        }
+    }
+    Ok(())
+}
