@@ -72,7 +72,7 @@ fn length(list: &[iovec]) -> Result<usize> {
     list.iter()
         .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
         .filter(|sum| isize::try_from(*sum).is_ok())
-        .ok_or(Errno::INVAL.because("the sum of the buffers' lengths exceeds SSIZE_MAX"))
+        .ok_or_else(|| Errno::INVAL.because("the sum of the buffers' lengths exceeds SSIZE_MAX"))
 }
 
 /// Receives into buffers.
