@@ -116,6 +116,22 @@ impl Running {
         Ended { code, said: self.said(), name: std::mem::take(&mut self.name) }
     }
 
+    /// As [`Running::end`], for programs that may hang by themselves: nothing where it has not ended within `time`, and then it is killed.
+    ///
+    /// # Panics
+    /// As there.
+    #[must_use]
+    pub fn end_within(mut self, time: Duration) -> Option<Ended> {
+        let mut limit = WaitLimit::new(time);
+        while self.child.try_wait().expect("a child").is_none() {
+            if limit.is_over() {
+                return None;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        Some(self.end())
+    }
+
     /// Ends it from outside, for servers that never end by themselves.
     ///
     /// # Panics

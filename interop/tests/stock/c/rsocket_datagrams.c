@@ -1,6 +1,7 @@
 /*
  * Datagram rsockets beside UDP: every case runs on both, with the same result. Arguments: "udp" for plain sockets alone (which
- * librspreload.so may make rsockets), "serve" for a socket that answers with what it gets, "ipv6".
+ * librspreload.so may make rsockets), "alone" without children, "ipv6"; "say" for a socket that says what it gets and sends it back,
+ * "answer ADDRESS PORT" for one that sends it back alone, and "ask ADDRESS PORT COUNT" for one that compares what comes back.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -343,6 +344,8 @@ static void *answer(void *argument)
 	return NULL;
 }
 
+static unsigned echoes = ECHOES;
+
 static void *ask(void *argument)
 {
 	const address *to = argument;
@@ -350,7 +353,7 @@ static void *ask(void *argument)
 	int fd = CALL(socket, family, SOCK_DGRAM, 0);
 
 	CHECK(fd >= 0 && CALL(connect, fd, &to->sa, length()) == 0);
-	for (unsigned i = 0; i < ECHOES; i++) {
+	for (unsigned i = 0; i < echoes; i++) {
 		size_t len = 4 + i * 37 % 1600;
 
 		fill(sent, len, i);
@@ -423,7 +426,7 @@ static void both_families(void)
 }
 
 /* What rsockets alone have. */
-static void sets_and_children(void)
+static void sets_and_children(bool with_child)
 {
 	/* Newer than the header of this system. */
 	int (*create)(int) = dlsym(RTLD_DEFAULT, "repoll_create");
@@ -446,8 +449,7 @@ static void sets_and_children(void)
 	}
 	CHECK(write(pipes[1], "x", 1) == 1);
 	CHECK(repoll_wait(set, &event, 1, -1) == 1 && event.data.u32 == 8);
-	pid_t child = fork();
-	CHECK(child >= 0);
+	pid_t child = with_child ? fork() : -1;
 	if (child == 0) {
 		CHECK(rrecv(a, &byte, 1, MSG_DONTWAIT) == -1 && errno == EIO);
 		CHECK(rclose(a) == 0 && rclose(b) == 0);
@@ -455,7 +457,8 @@ static void sets_and_children(void)
 		exchange((a = bound(&at_a), a), (b = bound(&at_b), b), &at_b);
 		_exit(0);
 	}
-	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	if (with_child)
+		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	exchange(b, a, &at_a);
 	CHECK(rclose(a) == 0 && rclose(b) == 0 && rclose(set) == 0);
 	/* The port is free, in every process. */
@@ -487,7 +490,7 @@ static void all(void)
 }
 
 /* Says each message that comes, and sends it back. */
-static int serve(void)
+static int say(void)
 {
 	address own, from;
 	char buffer[4096], text[INET6_ADDRSTRLEN];
@@ -507,15 +510,37 @@ static int serve(void)
 	}
 }
 
+/* One end of an echo between hosts, over IPv4. */
+static int one_end(char **arguments)
+{
+	address at = loopback(htons(atoi(arguments[2])));
+	int fd;
+
+	CHECK(inet_pton(AF_INET, arguments[1], &at.v4.sin_addr) == 1);
+	if (!strcmp(arguments[0], "ask")) {
+		echoes = atoi(arguments[3]);
+		ask(&at);
+		puts("datagrams are as they should be");
+		return 0;
+	}
+	fd = rsocket(AF_INET, SOCK_DGRAM, 0);
+	CHECK(fd >= 0 && rbind(fd, &at.sa, sizeof at.v4) == 0);
+	answer(&fd);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
-	bool only_udp = false;
+	bool only_udp = false, with_child = true;
 
 	signal(SIGPIPE, SIG_IGN);
 	for (int i = 1; i < argc; i++) {
-		if (!strcmp(argv[i], "serve"))
-			return serve();
+		if (!strcmp(argv[i], "say"))
+			return say();
+		if (!strcmp(argv[i], "ask") || !strcmp(argv[i], "answer"))
+			return one_end(argv + i);
 		only_udp |= !strcmp(argv[i], "udp");
+		with_child &= strcmp(argv[i], "alone") != 0;
 		family = !strcmp(argv[i], "ipv6") ? AF_INET6 : family;
 	}
 	rs = false;
@@ -533,7 +558,7 @@ int main(int argc, char **argv)
 	if (!only_udp) {
 		rs = true;
 		all();
-		sets_and_children();
+		sets_and_children(with_child);
 	}
 	puts("datagrams are as they should be");
 	return 0;
