@@ -191,6 +191,25 @@ fn sockets_that_the_configuration_names_are_rsockets() {
     }
 }
 
+/// Debian's library makes rsockets of every UDP socket.
+#[test]
+fn sockets_under_the_library_of_rdma_core() {
+    let library = Path::new("/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so");
+    if !library.exists() {
+        uiw_interop::skip("librspreload.so of rdma-core");
+        return;
+    }
+    let libraries = Libraries::get();
+    let Some(program) = program(&libraries) else { return };
+    for (persona, are_rsockets) in [("roce", 1), ("iwarp", 0)] {
+        let mut command = libraries.command(User::Same, &program);
+        command.arg("udp").env("LD_PRELOAD", library).env("UIW_PERSONA", persona);
+        let ended = Running::start(command).end();
+        let found = ended.well().count("sockets are rsockets");
+        assert_eq!((found, ended.count("datagrams are as they should be")), (are_rsockets, 1), "{persona}");
+    }
+}
+
 /// The program that says what it receives and sends it back.
 struct Victim<'a> {
     running: Running,

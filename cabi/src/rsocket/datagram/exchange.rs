@@ -1,4 +1,4 @@
-//! What comes over UDP: the queue pair numbers of peers, and messages of peers that do not know ours.
+//! What comes over UDP: the queue pair numbers of peers, and messages of peers that have not learnt ours.
 
 use crate::errno::Errno;
 use crate::rsocket::datagram::endpoint::Endpoint;

@@ -3,7 +3,7 @@
 //! ```text
 //!   socket     one socket: state, lock, waiting threads; its addresses
 //!   transfer   sending and receiving ─► peers: the way to each ─► endpoint: UD queue pairs and their memory
-//!   exchange   what comes over UDP: queue pair numbers, and messages of peers that do not know ours
+//!   exchange   what comes over UDP: queue pair numbers, and messages of peers that have not learnt ours
 //!   watch      the thread that waits for that
 //!   options    socket options
 //!   wire       the two headers

@@ -225,7 +225,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The bytes that rdma-core writes, by hand.
+    /// The bytes that rdma-core writes.
     #[test]
     fn headers_have_the_bytes_of_rdma_core() {
         let data = ExchangeHeader { operation: Operation::Data, qpn: 0x12_3456, address: ip("10.0.0.1") };

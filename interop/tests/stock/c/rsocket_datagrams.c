@@ -174,7 +174,7 @@ static void one_peer(void)
 	char buffer[16];
 	socklen_t len = sizeof none;
 
-	/* The third one knows the way. */
+	/* The third one has exchanged queue pairs with it. */
 	exchange(c, a, &at_a);
 	CHECK(CALL(send, a, "x", 1, 0) == -1 && errno == EDESTADDRREQ);
 	CHECK(CALL(getpeername, a, &none.sa, &len) == -1 && errno == ENOTCONN);
