@@ -20,8 +20,8 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
         return fd;
     }
     let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
-    // SAFETY: numbers.
     let refused = match (kind, protocol) {
+        // SAFETY: numbers.
         (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => unsafe { sockets::uiw_sockets_made(fd, domain) },
         // SAFETY: as above.
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => unsafe {
