@@ -356,7 +356,7 @@ impl Datagram {
         }
         let own = sys::address_as_is(state.udp()?, false)?.ip().to_canonical();
         let local: IpAddr = if own.is_unspecified() { address::source_for(peer)?.ip() } else { own };
-        let Some(endpoint) = &mut state.endpoint else { return Err(Errno::INVAL) };
+        let Some(endpoint) = &mut state.endpoint else { return Err(unbegun()) };
         let way = Way::new(local, endpoint.queue_pair(local)?);
         state.peers.add(peer, way);
         Ok(way)
@@ -417,6 +417,11 @@ impl Datagram {
         drop((udp, endpoint));
         self.wake(None);
     }
+}
+
+/// The error of a socket that has neither an address nor a peer and has not sent.
+pub(super) fn unbegun() -> Errno {
+    Errno::INVAL.because("a datagram rsocket receives once it is bound, connected or has sent")
 }
 
 /// An address by which a peer is found: an IPv4 address is none of IPv6, and what distinguishes no peers is 0.

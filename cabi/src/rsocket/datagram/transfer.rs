@@ -4,7 +4,7 @@ use crate::boundary::Result;
 use crate::cm::address;
 use crate::errno::Errno;
 use crate::rsocket::datagram::peers::Way;
-use crate::rsocket::datagram::socket::{Datagram, Message, State};
+use crate::rsocket::datagram::socket::{Datagram, Message, State, unbegun};
 use crate::rsocket::datagram::wire::{ExchangeHeader, MAX_MESSAGE, MessageHeader, Operation};
 use crate::rsocket::is_exiting;
 use crate::rsocket::sys;
@@ -104,7 +104,7 @@ impl Datagram {
         self.begin(state)?;
         let way = self.way(state, peer)?;
         let header_len = MessageHeader::len_for(&way.local);
-        let State { endpoint: Some(endpoint), peers, port, .. } = state else { return Err(Errno::INVAL) };
+        let State { endpoint: Some(endpoint), peers, port, .. } = state else { return Err(unbegun()) };
         let fits = header_len + message.len() <= endpoint.max_payload(way.queue_pair);
         if fits && !endpoint.has_room() {
             return Err(Errno::AGAIN);
@@ -137,7 +137,7 @@ impl Datagram {
         message: &[u8],
     ) -> Result<()> {
         let udp = state.udp()?;
-        let Some(endpoint) = &state.endpoint else { return Err(Errno::INVAL) };
+        let Some(endpoint) = &state.endpoint else { return Err(unbegun()) };
         let header = ExchangeHeader { operation, qpn: endpoint.number(way.queue_pair), address: way.local };
         let to = address::write(self.mapped(peer));
         sys::send_message(udp, [header.emit().as_slice(), message], address::bytes(&to))
@@ -165,9 +165,7 @@ impl Datagram {
             return Err(error);
         }
         let Some(endpoint) = &state.endpoint else {
-            return Err(
-                Errno::INVAL.because("a datagram rsocket receives once it is bound, connected or has sent")
-            );
+            return Err(unbegun());
         };
         let Some(message) = state.messages.front() else {
             let end = Taken { copied: 0, len: 0, from: None };
