@@ -1,8 +1,9 @@
-//! rsockets: private data, and the receiving half of a connection with a peer that keeps the protocol and breaks it. What is read must be what a
+//! rsockets: private data, the headers of datagrams, and the receiving half of a connection with a peer that keeps the protocol and breaks it. What is read must be what a
 //! peer may have written, in order, and inside of the buffer.
 
 use crate::input::Input;
 use std::collections::VecDeque;
+use uiw_cabi::rsocket::datagram::wire::{ExchangeHeader, MessageHeader};
 use uiw_cabi::rsocket::receiver::{Receiver, Violation};
 use uiw_cabi::rsocket::wire::{ConnData, Mapping, Message, Order, Target};
 
@@ -73,11 +74,41 @@ fn formats(input: &mut Input<'_>) {
     }
 }
 
+/// The bytes as they are, and with a front that is right: what is read is written again as it was, but for fields that are reserved.
+fn datagram_headers(bytes: &[u8]) {
+    let mut fronts = vec![bytes.to_vec()];
+    for (version, exchange, message) in [(4, 16, 8), (6, 28, 24)] {
+        let operation = bytes.first().map_or(0, |first| first % 8);
+        fronts.push([&[0x55, 0x55, 0x55, 0x55, version, operation, exchange, 0, 0], bytes].concat());
+        fronts.push([&[version, message], bytes].concat());
+    }
+    for packet in fronts {
+        if let Ok((header, message)) = ExchangeHeader::parse(&packet) {
+            let len = ExchangeHeader::len_for(&header.address);
+            assert!(header.qpn <= 0xFF_FFFF && packet.len() - len == message.len());
+            let mut expected = packet[..len].to_vec();
+            (expected[7], expected[8]) = (0, 0);
+            assert_eq!(header.emit().as_slice(), expected);
+        }
+        if let Ok((header, message)) = MessageHeader::parse(&packet) {
+            let len = MessageHeader::len_for(&header.from.ip());
+            assert_eq!(packet.len() - len, message.len());
+            let mut expected = packet[..len].to_vec();
+            if len == 24 {
+                // The flow label.
+                expected[4..8].fill(0);
+            }
+            assert_eq!(header.emit().as_slice(), expected);
+        }
+    }
+}
+
 /// The target.
 ///
 /// # Panics
 /// When a promise is broken.
 pub fn run(bytes: &[u8]) {
+    datagram_headers(bytes);
     let mut input = Input::new(bytes);
     formats(&mut input);
     let half = 1 + input.u32() % 5000;

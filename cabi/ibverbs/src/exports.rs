@@ -249,10 +249,12 @@ exports! {
     "uiw_sockets_kind" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_kind;
     "uiw_sockets_listening" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_listening;
     "uiw_sockets_made" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_made;
+    "uiw_sockets_made_datagram" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_made_datagram;
     "uiw_sockets_on_tcp" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_on_tcp;
     "uiw_sockets_poll" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_poll;
     "uiw_sockets_select" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_select;
     "uiw_sockets_sendfile" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_sendfile;
+    "uiw_sockets_sendto" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_sendto;
     "uiw_sockets_target" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_target;
     "uiw_sockets_waiting" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_waiting;
 }

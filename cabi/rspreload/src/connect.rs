@@ -16,12 +16,20 @@ struct Address([u8; 128]);
 unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the caller's promise, here and below.
     let fd = unsafe { next::socket(domain, kind, protocol) };
-    let is_stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
-    let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
-        && is_stream
-        && matches!(protocol, 0 | libc::IPPROTO_TCP);
-    // SAFETY: numbers.
-    if fd >= 0 && is_tcp && unsafe { sockets::uiw_sockets_made(fd, domain) } != 0 {
+    if fd < 0 || !matches!(domain, libc::AF_INET | libc::AF_INET6) {
+        return fd;
+    }
+    let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    let refused = match (kind, protocol) {
+        // SAFETY: numbers.
+        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => unsafe { sockets::uiw_sockets_made(fd, domain) },
+        // SAFETY: as above.
+        (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => unsafe {
+            sockets::uiw_sockets_made_datagram(fd, domain)
+        },
+        _ => 0,
+    };
+    if refused != 0 {
         let reason = errno();
         // SAFETY: the socket that was just made, which the program does not get.
         unsafe { next::close(fd) };

@@ -14,6 +14,15 @@ unsafe extern "C" {
     pub(crate) fn uiw_sockets_bits(count: *mut usize) -> *const u64;
     pub(crate) fn uiw_sockets_waiting(count: *mut usize) -> *const u32;
     pub(crate) fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int;
+    pub(crate) fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int;
+    pub(crate) fn uiw_sockets_sendto(
+        fd: c_int,
+        buffer: *const c_void,
+        len: usize,
+        flags: c_int,
+        addr: *const sockaddr,
+        addr_len: socklen_t,
+    ) -> isize;
     pub(crate) fn uiw_sockets_enter(fd: c_int) -> c_int;
     pub(crate) fn uiw_sockets_kind(fd: c_int) -> c_int;
     pub(crate) fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;

@@ -158,7 +158,6 @@ fn connects(fd: c_int, flags: c_int) -> bool {
     flags & libc::MSG_FASTOPEN != 0 && is_set(fd) && !is_rsocket(fd)
 }
 
-/// The address of a TCP socket means nothing, as it is connected.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn sendto(
     fd: c_int,
@@ -171,7 +170,11 @@ unsafe extern "C-unwind" fn sendto(
     if connects(fd, flags) {
         return fail(libc::EOPNOTSUPP) as isize;
     }
-    of!(fd, sockets::rsend(fd, buffer, len, flags), next::sendto(fd, buffer, len, flags, addr, addr_len))
+    of!(
+        fd,
+        sockets::uiw_sockets_sendto(fd, buffer, len, flags, addr, addr_len),
+        next::sendto(fd, buffer, len, flags, addr, addr_len)
+    )
 }
 
 #[unsafe(no_mangle)]

@@ -35,7 +35,7 @@ mod request_id;
 mod resolve;
 mod resolved;
 mod routes;
-mod sidr;
+pub(crate) mod sidr;
 mod sync;
 #[cfg(test)]
 mod tests;

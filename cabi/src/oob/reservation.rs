@@ -5,6 +5,7 @@ use super::worker::Worker;
 use super::{RetryPolicy, Target};
 use crate::boundary::Result;
 use crate::context::Context;
+use crate::device::netdev::NetDev;
 use crate::fork::{self, ForkSafe, Forked};
 use crate::settings::Settings;
 use std::io;
@@ -62,15 +63,14 @@ pub(crate) struct QpnReservation {
 }
 
 impl QpnReservation {
-    /// A number on the context's device, of the block of a shard. Its port is bound, and not listened on yet.
-    pub(crate) fn new(context: &Context, shard: usize) -> Result<Self> {
-        let netdev = context.device.netdev()?;
+    /// A number on a network device, of the block of a shard. Its port is bound, and not listened on yet.
+    pub(crate) fn new(netdev: &NetDev, engine: &uiw_verbs::Device, shard: usize) -> Result<Self> {
         let offers_ud = Settings::get()?.offers_ud();
         let bind = |addresses: &[SocketAddr]| match uiw_datagram::max_payload(netdev.mtu as usize) {
-            Some(longest) if offers_ud => bind_datagrams(&context.engine, addresses, shard, longest),
+            Some(longest) if offers_ud => bind_datagrams(engine, addresses, shard, longest),
             _ => Ok(None),
         };
-        Ok(Self { slot: ports().take(&netdev, shard, &bind)?, generation: fork::generation() })
+        Ok(Self { slot: ports().take(netdev, shard, &bind)?, generation: fork::generation() })
     }
 
     /// The UDP port; `None` where datagrams are not offered.
@@ -79,9 +79,8 @@ impl QpnReservation {
     }
 
     /// Binds the UDP port at addresses that the device has been given since.
-    pub(crate) fn bind_new_addresses(&self, context: &Context) -> Result<()> {
-        let Some(port) = self.datagrams() else { return Ok(()) };
-        let netdev = context.device.netdev()?;
+    pub(crate) fn bind_new_addresses(&self, netdev: &NetDev) {
+        let Some(port) = self.datagrams() else { return };
         for (ip, _) in &netdev.addresses {
             let scope = match netdev.socket_address(*ip, 0) {
                 SocketAddr::V6(v6) => v6.scope_id(),
@@ -91,7 +90,6 @@ impl QpnReservation {
                 tracing::debug!(%error, address = %ip, "no datagrams at this address");
             }
         }
-        Ok(())
     }
 
     /// The queue pair number.

@@ -153,7 +153,8 @@ unsafe fn create_qp(
         max_inline: init.cap.max_inline_data,
     };
     let context = &domain.context;
-    let reservation = QpnReservation::new(context, recv_cq.engine.shard())?;
+    let reservation =
+        QpnReservation::new(&context.device.netdev()?, &context.engine, recv_cq.engine.shard())?;
     let engine_init = QpInit::new(&send_cq.engine, &recv_cq.engine)
         .cap(cap)
         .signal_all(init.sq_sig_all != 0)

@@ -46,7 +46,7 @@ pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<Qp
         Some(QpState::Init) if now != QpState::Reset => Ok(()),
         Some(to) => {
             if to == QpState::Init {
-                object.reservation.bind_new_addresses(&object.context)?;
+                object.reservation.bind_new_addresses(&object.context.device.netdev()?);
             }
             object.engine.modify(to).map_err(Into::into)
         }

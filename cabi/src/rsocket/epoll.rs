@@ -7,12 +7,14 @@ use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
 use crate::lock::Mutex;
+use crate::rsocket::any::AnySocket;
 use crate::rsocket::preload::waiting::WAITING;
 use crate::rsocket::preload::{fall_back, placeholder};
+use crate::rsocket::ready::FALL_BACK;
 use crate::rsocket::socket::Socket;
+use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::wait::{self, Limit};
-use crate::rsocket::{poll, sys};
 use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_short};
@@ -51,7 +53,7 @@ struct WokenState {
 /// An rsocket in a set.
 struct Member {
     fd: RawFd,
-    socket: Arc<Socket>,
+    socket: AnySocket,
     event: Mutex<Asked>,
     woken: Arc<Woken>,
 }
@@ -73,7 +75,7 @@ impl Asked {
 impl Member {
     /// Whether the program still has the descriptor.
     fn is_open(&self) -> bool {
-        matches!(table::get(self.fd), Some(Entry::Socket(socket)) if Arc::ptr_eq(&socket, &self.socket))
+        table::get(self.fd).and_then(Entry::socket).is_some_and(|socket| socket.is(&self.socket))
     }
 }
 
@@ -156,9 +158,11 @@ impl Epoll {
     /// Its errors.
     pub(crate) fn control(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
         loop {
-            if let Some(Entry::Socket(socket)) = table::get(fd) {
-                // It may have become one a moment ago, and its thread may not have come to this set yet.
-                self.becomes_rsocket(fd, &socket);
+            if let Some(socket) = table::get(fd).and_then(Entry::socket) {
+                if let AnySocket::Stream(stream) = &socket {
+                    // It may have become one a moment ago, and its thread may not have come to this set yet.
+                    self.becomes_rsocket(fd, stream);
+                }
                 return self.control_rsocket(op, fd, socket, event);
             }
             if self.control_ordinary(op, fd, event)? {
@@ -171,13 +175,13 @@ impl Epoll {
         &self,
         op: c_int,
         fd: RawFd,
-        socket: Arc<Socket>,
+        socket: AnySocket,
         event: Option<epoll_event>,
     ) -> Result<()> {
         let member = {
             let mut members = self.members.lock();
             // A number whose socket was closed is another socket's now.
-            let known = members.get(&fd).filter(|member| Arc::ptr_eq(&member.socket, &socket)).cloned();
+            let known = members.get(&fd).filter(|member| member.socket.is(&socket)).cloned();
             let asked = |event: Option<epoll_event>| event.map(Asked::new).ok_or(Errno(libc::EFAULT));
             match (op, known) {
                 (libc::EPOLL_CTL_ADD, Some(_)) => return Err(Errno(libc::EEXIST)),
@@ -217,7 +221,7 @@ impl Epoll {
         // Locked, so that a socket which becomes an rsocket is in the system's set and the list, or in none.
         let mut plain = self.plain.lock();
         let may_become = match table::get(fd) {
-            Some(Entry::Socket(_)) => return Ok(false),
+            Some(Entry::Socket(_) | Entry::Datagram(_)) => return Ok(false),
             Some(Entry::Plain(plain)) => plain.may_become(),
             _ => false,
         };
@@ -240,7 +244,7 @@ impl Epoll {
             // It is another socket, of the number of one that was closed.
             return;
         }
-        let (socket, woken) = (Arc::clone(socket), Arc::clone(&self.woken));
+        let (socket, woken) = (AnySocket::Stream(Arc::clone(socket)), Arc::clone(&self.woken));
         let member = Arc::new(Member { fd, socket, event: Mutex::new(asked), woken });
         self.members.lock().insert(fd, Arc::clone(&member));
         drop(plain);
@@ -252,7 +256,7 @@ impl Epoll {
         let member = {
             let mut members = self.members.lock();
             match members.get(&fd) {
-                Some(member) if Arc::ptr_eq(&member.socket, socket) => members.remove(&fd),
+                Some(member) if member.socket.is_stream(socket) => members.remove(&fd),
                 _ => None,
             }
         };
@@ -290,13 +294,15 @@ impl Epoll {
             }
             let waker = Waker::from(Arc::clone(&member));
             let wanted = (asked.events & 0x3FFF) as c_short;
-            let Poll::Ready(revents) = poll::poll(&member.socket, wanted, &mut Context::from_waker(&waker))
+            let Poll::Ready(revents) = member.socket.poll_ready(wanted, &mut Context::from_waker(&waker))
             else {
                 continue;
             };
-            if revents & poll::FALL_BACK != 0 {
+            if let AnySocket::Stream(stream) = &member.socket
+                && revents & FALL_BACK != 0
+            {
                 // Its events are the system's now, or will be, by another thread; where it fails the socket wakes its members.
-                fall_back(&member.socket);
+                fall_back(stream);
                 continue;
             }
             events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };

@@ -4,7 +4,9 @@ use crate::boundary::{self, Result};
 use crate::engine;
 use crate::errno::Errno;
 use crate::rsocket::addresses::{program_name, reachable, read_address, write_address};
+use crate::rsocket::any::AnySocket;
 use crate::rsocket::at_exit;
+use crate::rsocket::datagram::{self, Datagram};
 use crate::rsocket::epoll::Epoll;
 use crate::rsocket::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT, Value};
 use crate::rsocket::poll::{self, Sets};
@@ -12,15 +14,16 @@ use crate::rsocket::settings::Sizes;
 use crate::rsocket::socket::{Phase, Set, Socket};
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::wait::Limit;
-use crate::rsocket::{acceptor, connect};
+use crate::rsocket::{acceptor, connect, sys};
 use crate::settings::Settings;
 use libc::{sockaddr, socklen_t};
 use std::ffi::{c_int, c_long, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::slice;
 
-/// `rsocket`. Datagrams are not offered.
+/// `rsocket`.
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     boundary::number(|| {
         let flags = kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
@@ -29,43 +32,63 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
             libc::AF_INET6 => true,
             _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another family than IPv4 and IPv6")),
         };
-        if kind & !flags != libc::SOCK_STREAM {
-            return Err(Errno::UNSUPPORTED.because("rsockets are streams; datagrams are not offered"));
-        }
-        if protocol != 0 && protocol != libc::IPPROTO_TCP {
-            return Err(Errno::UNSUPPORTED.because("an rsocket of another protocol than TCP"));
-        }
+        let is_stream = match (kind & !flags, protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => true,
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => false,
+            _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another kind than TCP and UDP")),
+        };
         // Bad settings are reported before the first connection.
         if Settings::get()?.stays_on_tcp(program_name()) {
             return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP has the program"));
         }
         engine::before_exit(at_exit);
-        let set = Set {
-            sizes: Sizes::of_system(),
-            reuse: false,
-            v6_only: false,
-            tos: None,
-            keep_alive: false,
-            keep_idle: KEEP_IDLE,
-            no_delay: false,
-            oob_inline: false,
-            linger: None,
-            orphan_timeout: ORPHAN_TIMEOUT,
-            receive_timeout: None,
-            send_timeout: None,
-        };
-        let socket = Socket::new(ipv6, set);
-        {
-            let mut state = socket.lock();
-            if flags & libc::SOCK_NONBLOCK != 0 {
-                state.status_flags |= libc::O_NONBLOCK;
-            }
-            if flags & libc::SOCK_CLOEXEC != 0 {
-                state.descriptor_flags = libc::FD_CLOEXEC;
-            }
+        let fd = if is_stream {
+            table::add(Entry::Socket(Socket::new(ipv6, new_set())))
+        } else {
+            new_datagram(domain)
+        }?;
+        let socket = table::socket(fd)?;
+        if flags & libc::SOCK_NONBLOCK != 0 {
+            socket.set_status_flags(socket.status_flags() | libc::O_NONBLOCK);
         }
-        table::add(Entry::Socket(socket))
+        if flags & libc::SOCK_CLOEXEC != 0 {
+            socket.set_descriptor_flags(libc::FD_CLOEXEC);
+        }
+        Ok(fd)
     })
+}
+
+/// What a new stream has set.
+fn new_set() -> Set {
+    Set {
+        sizes: Sizes::of_system(),
+        reuse: false,
+        v6_only: false,
+        tos: None,
+        keep_alive: false,
+        keep_idle: KEEP_IDLE,
+        no_delay: false,
+        oob_inline: false,
+        linger: None,
+        orphan_timeout: ORPHAN_TIMEOUT,
+        receive_timeout: None,
+        send_timeout: None,
+    }
+}
+
+/// A datagram rsocket, whose descriptor is its UDP socket.
+///
+/// # Errors
+/// EOPNOTSUPP where there are no datagrams; EMFILE.
+fn new_datagram(domain: c_int) -> Result<c_int> {
+    if let Some(reason) = Datagram::missing()? {
+        // A program that goes on with the system's UDP would leave its user without a reason.
+        tracing::warn!("no rsocket for datagrams: {reason}");
+        return Err(Errno::UNSUPPORTED.because(reason));
+    }
+    let udp = sys::udp_socket(domain)?;
+    let socket = Datagram::new(udp.as_raw_fd(), domain == libc::AF_INET6, Sizes::of_system(), 0, None)?;
+    Ok(table::add_as(udp, Entry::Datagram(socket)))
 }
 
 /// `rbind`.
@@ -76,13 +99,17 @@ pub unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t)
     boundary::minus_one(|| {
         let socket = table::socket(fd)?;
         // SAFETY: the caller's promise.
-        connect::bind(&socket, unsafe { read_address(addr, len) }?)
+        let to = unsafe { read_address(addr, len) }?;
+        match socket {
+            AnySocket::Stream(socket) => connect::bind(&socket, to),
+            AnySocket::Datagram(socket) => socket.bind(to),
+        }
     })
 }
 
 /// `rlisten`.
 pub extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
-    boundary::minus_one(|| acceptor::listen(&table::socket(fd)?, backlog))
+    boundary::minus_one(|| acceptor::listen(&table::stream(fd)?, backlog))
 }
 
 /// `raccept`.
@@ -91,7 +118,7 @@ pub extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
 /// `addr` and `len` are NULL or as for accept(2).
 pub unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     boundary::number(|| {
-        let socket = table::socket(fd)?;
+        let socket = table::stream(fd)?;
         let nonblocking = socket.is_nonblocking(0);
         let new = socket.complete(nonblocking, |state| match &state.phase {
             Phase::Listening(acceptor) => acceptor.take().ok_or(Errno::AGAIN),
@@ -128,8 +155,12 @@ pub unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut sockl
 /// `addr` is NULL or `len` readable bytes.
 pub unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     boundary::minus_one(|| {
-        let socket = table::socket(fd)?;
-        // SAFETY: the caller's promise.
+        let socket = match table::socket(fd)? {
+            AnySocket::Stream(socket) => socket,
+            // SAFETY: the caller's promise, here and below.
+            AnySocket::Datagram(socket) => return socket.connect(unsafe { peer_of_datagrams(addr, len) }?),
+        };
+        // SAFETY: as above.
         let to = reachable(unsafe { read_address(addr, len) }?);
         if Settings::get()?.stays_on_tcp(&to.port().to_string()) {
             return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP has the port"));
@@ -148,6 +179,25 @@ pub unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen
     })
 }
 
+/// The peer that a datagram socket is to have; none for AF_UNSPEC.
+///
+/// # Safety
+/// `addr` is NULL or `len` readable bytes.
+unsafe fn peer_of_datagrams(addr: *const sockaddr, len: socklen_t) -> Result<Option<SocketAddr>> {
+    // SAFETY: the caller's promise, here and below; the family is there.
+    let family = unsafe {
+        if addr.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
+            return Err(Errno::INVAL.because("an address that is shorter than its family"));
+        }
+        (&raw const (*addr).sa_family).read_unaligned()
+    };
+    match c_int::from(family) {
+        libc::AF_UNSPEC => Ok(None),
+        // SAFETY: as above.
+        _ => unsafe { read_address(addr, len) }.map(Some),
+    }
+}
+
 /// `rshutdown`.
 pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     boundary::minus_one(|| {
@@ -157,6 +207,10 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             libc::SHUT_WR => (false, true),
             libc::SHUT_RDWR => (true, true),
             _ => return Err(Errno::INVAL.because("a direction that rshutdown does not have")),
+        };
+        let socket = match socket {
+            AnySocket::Stream(socket) => socket,
+            AnySocket::Datagram(socket) => return socket.shutdown(read, write),
         };
         let done = socket.look(None, |state| state.shutdown(read, write));
         // Threads that wait for what will not come.
@@ -176,11 +230,16 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
 /// As for getpeername(2).
 pub unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     boundary::minus_one(|| {
-        let peer = table::socket(fd)?.look(None, |state| {
-            let peer = state.peer.filter(|_| state.has_peer())?;
-            Some(state.shown(peer))
-        });
-        let peer = peer.ok_or_else(|| Errno(libc::ENOTCONN).because("the rsocket has no peer"))?;
+        let peer = match table::socket(fd)? {
+            AnySocket::Datagram(socket) => socket.address(true)?,
+            AnySocket::Stream(socket) => {
+                let peer = socket.look(None, |state| {
+                    let peer = state.peer.filter(|_| state.has_peer())?;
+                    Some(state.shown(peer))
+                });
+                peer.ok_or_else(|| Errno(libc::ENOTCONN).because("the rsocket has no peer"))?
+            }
+        };
         // SAFETY: the caller's promise.
         unsafe { write_address(peer, addr, len) }
     })
@@ -192,10 +251,14 @@ pub unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut 
 /// As for getsockname(2).
 pub unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     boundary::minus_one(|| {
-        let local = table::socket(fd)?.look(None, |state| {
-            let any = if state.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-            state.shown(state.local.unwrap_or(SocketAddr::new(any, 0)))
-        });
+        let local = match table::socket(fd)? {
+            AnySocket::Datagram(socket) => socket.address(false)?,
+            AnySocket::Stream(socket) => socket.look(None, |state| {
+                let any =
+                    if state.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+                state.shown(state.local.unwrap_or(SocketAddr::new(any, 0)))
+            }),
+        };
         // SAFETY: the caller's promise.
         unsafe { write_address(local, addr, len) }
     })
@@ -219,7 +282,13 @@ pub unsafe extern "C" fn rsetsockopt(
         }
         // SAFETY: the caller's promise.
         let bytes = unsafe { slice::from_raw_parts(value.cast::<u8>(), len as usize) };
-        if options::set_time(&socket, level, name, bytes)? {
+        let time = options::time_of(level, name, bytes)?;
+        let socket = match socket {
+            AnySocket::Stream(socket) => socket,
+            AnySocket::Datagram(socket) => return datagram::set_option(&socket, level, name, bytes, time),
+        };
+        if let Some(time) = time {
+            options::set_time(&socket, name, time);
             return Ok(());
         }
         let int = |at: usize| {
@@ -250,6 +319,17 @@ pub unsafe extern "C" fn rgetsockopt(
         if value.is_null() || len.is_null() {
             return Err(Errno(libc::EFAULT).null());
         }
+        let socket = match socket {
+            AnySocket::Stream(socket) => socket,
+            AnySocket::Datagram(socket) => {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let to = slice::from_raw_parts_mut(value.cast::<u8>(), *len as usize);
+                    *len = datagram::option(&socket, level, name, to)? as socklen_t;
+                }
+                return Ok(());
+            }
+        };
         let answer = options::get(&socket, level, name)?;
         let mut bytes = [0u8; size_of::<libc::tcp_info>()];
         let full = match answer {
@@ -287,17 +367,16 @@ pub unsafe extern "C" fn rgetsockopt(
 pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     boundary::number(|| {
         let socket = table::socket(fd)?;
-        let mut state = socket.lock();
         let argument = argument as c_int;
         match command {
-            libc::F_GETFL => Ok(state.status_flags),
+            libc::F_GETFL => Ok(socket.status_flags()),
             libc::F_SETFL => {
-                state.status_flags = libc::O_RDWR | argument & !libc::O_ACCMODE;
+                socket.set_status_flags(libc::O_RDWR | argument & !libc::O_ACCMODE);
                 Ok(0)
             }
-            libc::F_GETFD => Ok(state.descriptor_flags),
+            libc::F_GETFD => Ok(socket.descriptor_flags()),
             libc::F_SETFD => {
-                state.descriptor_flags = argument;
+                socket.set_descriptor_flags(argument);
                 Ok(0)
             }
             _ => Err(Errno::UNSUPPORTED.because("a command that rfcntl does not have")),

@@ -2,15 +2,15 @@
 
 use crate::boundary::Result;
 use crate::errno::Errno;
+use crate::rsocket::buffer::Buffer;
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::wire::{ConnData, Mapping, Message, Order, Target, Variant};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use uiw_mem::Region;
 use uiw_verbs::{
-    Access, Cq, CqOptions, Device, Memory, Pd, Qp, QpCap, QpInit, QpState, RawMr, RecvWr, Remote, STag,
-    SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
+    Access, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp,
+    SendWr, Sge, Wc, WcStatus,
 };
 
 /// Receives beyond the credits that the peer has, for credits, mappings and control messages.
@@ -25,46 +25,6 @@ const WORD: u32 = 4;
 const RECEIVE: u64 = 1 << 63;
 /// Completions that are handled before receives are posted again.
 const BATCH: usize = 64;
-
-/// Registered memory of ours, which only copies reach.
-struct Buffer {
-    region: Arc<Region>,
-    mr: RawMr,
-}
-
-impl Buffer {
-    fn new(pd: &Pd, len: usize, access: Access) -> Result<Self> {
-        let memory = Memory::owned(len)?;
-        // SAFETY: the ring of the sending half gives a byte to one request at a time, and does not write it before the request has
-        // completed; what peers reach is shared whatever is said here.
-        let memory = unsafe { memory.exclusive() };
-        let base = memory.as_ptr() as u64;
-        let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;
-        Ok(Self { region: mr.region(), mr })
-    }
-
-    fn read(&self, at: usize, to: &mut [u8]) -> Result<()> {
-        let span = self.region.span(at, to.len()).map_err(|_| Errno::IO)?;
-        span.pin().and_then(|pin| pin.copy_to(0, to)).map_err(|_| Errno::IO)
-    }
-
-    fn write(&self, at: usize, from: &[u8]) -> Result<()> {
-        let span = self.region.span(at, from.len()).map_err(|_| Errno::IO)?;
-        span.pin().and_then(|pin| pin.copy_from(0, from)).map_err(|_| Errno::IO)
-    }
-
-    fn target(&self, at: usize, len: u32) -> Target {
-        Target { addr: self.region.base() + at as u64, key: self.mr.rkey().0, len }
-    }
-
-    fn sge(&self, range: Range<u32>) -> Sge {
-        Sge {
-            addr: self.region.base() + u64::from(range.start),
-            length: range.end - range.start,
-            lkey: self.mr.lkey(),
-        }
-    }
-}
 
 /// What has completed.
 pub(crate) enum Completed {

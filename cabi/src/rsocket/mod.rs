@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   exports, transfer, poll, epoll     C's functions
-//!   table                              descriptors
+//!   table ─► any                       descriptors: a stream or datagrams
 //!   preload                            TCP sockets of a program that become rsockets
 //!   socket                             one socket: state, lock, waiting threads ─► wait: driving and sleeping
 //!   connect, acceptor ─► service       making connections; the thread that accepts
 //!   stream                             a connection: sender, receiver, mappings (no I/O) over link (a queue pair and its memory)
 //!   wire                               private data, messages, targets
+//!   datagram                           datagrams: UD queue pairs, and a UDP socket
 //! ```
 //!
 //! The program's bytes are copied to a ring (`sender`), written to the peer's ring (`receiver` there) and announced by a message. The peer
@@ -15,7 +16,10 @@
 
 mod acceptor;
 mod addresses;
+mod any;
+mod buffer;
 mod connect;
+pub mod datagram;
 mod early;
 mod epoll;
 pub mod exports;
@@ -24,6 +28,7 @@ mod mappings;
 mod options;
 mod poll;
 pub mod preload;
+mod ready;
 pub mod receiver;
 mod sender;
 mod service;

@@ -9,12 +9,12 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 /// The level of rsockets' own options, and its options.
-const SOL_RDMA: c_int = 0x10000;
-const RDMA_SQSIZE: c_int = 0;
-const RDMA_RQSIZE: c_int = 1;
-const RDMA_INLINE: c_int = 2;
-const RDMA_IOMAPSIZE: c_int = 3;
-const RDMA_ROUTE: c_int = 4;
+pub(super) const SOL_RDMA: c_int = 0x10000;
+pub(super) const RDMA_SQSIZE: c_int = 0;
+pub(super) const RDMA_RQSIZE: c_int = 1;
+pub(super) const RDMA_INLINE: c_int = 2;
+pub(super) const RDMA_IOMAPSIZE: c_int = 3;
+pub(super) const RDMA_ROUTE: c_int = 4;
 
 /// Seconds before the first probe of an idle connection, as the system has it.
 pub(crate) const KEEP_IDLE: c_int = 7200;
@@ -33,7 +33,7 @@ pub(crate) enum Value {
     Time(Duration),
 }
 
-fn unsupported(level: c_int, name: c_int) -> Errno {
+pub(super) fn unsupported(level: c_int, name: c_int) -> Errno {
     Errno(libc::ENOPROTOOPT).because(format_args!("an rsocket has no option {name} of level {level}"))
 }
 
@@ -45,7 +45,7 @@ fn check_unconnected(state: &State) -> Result<()> {
 }
 
 /// As much of a number as fits.
-fn bounded(value: c_int) -> u16 {
+pub(super) fn bounded(value: c_int) -> u16 {
     u16::try_from(value.max(0)).unwrap_or(u16::MAX)
 }
 
@@ -55,17 +55,17 @@ pub(crate) fn orphan_timeout(value: c_int) -> Duration {
 }
 
 /// SO_SNDBUF and SO_RCVBUF are doubled, as the system's are.
-fn doubled(value: c_int) -> u32 {
+pub(super) fn doubled(value: c_int) -> u32 {
     value.max(0).unsigned_abs().saturating_mul(2)
 }
 
-/// SO_RCVTIMEO and SO_SNDTIMEO: a `timeval`. False for other options.
+/// The `timeval` of SO_RCVTIMEO and SO_SNDTIMEO, which none is "for ever" in. Nothing for other options.
 ///
 /// # Errors
 /// EINVAL for one that is too short, EDOM for a number of microseconds that no second has.
-pub(crate) fn set_time(socket: &Socket, level: c_int, name: c_int, bytes: &[u8]) -> Result<bool> {
+pub(crate) fn time_of(level: c_int, name: c_int, bytes: &[u8]) -> Result<Option<Option<Duration>>> {
     if level != libc::SOL_SOCKET || !matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
-        return Ok(false);
+        return Ok(None);
     }
     let number = |at: usize| Some(i64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
     let (Some(seconds), Some(micros)) = (number(0), number(8)) else {
@@ -79,14 +79,17 @@ pub(crate) fn set_time(socket: &Socket, level: c_int, name: c_int, bytes: &[u8])
         Ok(seconds) => Duration::from_secs(seconds) + Duration::from_micros(micros.unsigned_abs()),
         Err(_) => Duration::from_nanos(1),
     };
-    let time = (!time.is_zero()).then_some(time);
+    Ok(Some((!time.is_zero()).then_some(time)))
+}
+
+/// Sets SO_RCVTIMEO or SO_SNDTIMEO.
+pub(crate) fn set_time(socket: &Socket, name: c_int, time: Option<Duration>) {
     let set = &mut socket.lock().set;
     if name == libc::SO_RCVTIMEO {
         set.receive_timeout = time;
     } else {
         set.send_timeout = time;
     }
-    Ok(true)
 }
 
 /// `rsetsockopt`. `value` is the integer that the option has, `linger` the second one of SO_LINGER.

@@ -3,96 +3,26 @@
 use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
-use crate::rsocket::is_exiting;
+use crate::rsocket::any::AnySocket;
 use crate::rsocket::preload::fall_back;
-use crate::rsocket::socket::{Phase, Socket, State};
-use crate::rsocket::table::{self, Entry};
+use crate::rsocket::ready::FALL_BACK;
+use crate::rsocket::table;
 use crate::rsocket::wait::{self, Limit};
-use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM, pollfd};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, pollfd};
 use std::ffi::c_short;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// The socket is to become one of the kernel. No program sees it; the system has no event of this number.
-pub(crate) const FALL_BACK: c_short = 0x4000;
-/// Reported whether or not they were asked for.
-const ALWAYS: c_short = POLLERR | POLLHUP | FALL_BACK;
-const READ: c_short = POLLIN | POLLRDNORM;
-const WRITE: c_short = POLLOUT | POLLWRNORM;
-
-/// What is ready of a socket, of everything that poll(2) has.
-fn ready(state: &State) -> c_short {
-    match &state.phase {
-        Phase::New(_) => WRITE | POLLHUP,
-        Phase::Listening(acceptor) => {
-            if acceptor.is_ready() {
-                READ
-            } else {
-                0
-            }
-        }
-        Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => {
-            if state.has_early_room() {
-                WRITE
-            } else {
-                0
-            }
-        }
-        Phase::Refused => FALL_BACK,
-        Phase::Gone => READ | WRITE | POLLHUP | POLLRDHUP,
-        Phase::Failed => READ | WRITE | POLLERR | POLLHUP,
-        Phase::Closed if is_exiting() => 0,
-        Phase::Closed => POLLERR | POLLHUP,
-        Phase::Connected(stream, _) => {
-            let mut ready = 0;
-            if stream.is_readable() {
-                ready |= READ;
-            }
-            if stream.is_write_closed() || stream.sender.has_room() && !state.has_early() {
-                ready |= WRITE;
-            }
-            if stream.at_end() {
-                ready |= POLLRDHUP;
-            }
-            // As in TCP, what the peer sent before it closed is read first.
-            if stream.is_over() && stream.receiver.readable() == 0 {
-                ready |= POLLHUP;
-            }
-            if stream.failure().is_some() {
-                ready |= POLLERR;
-            }
-            ready
-        }
-    }
-}
-
-/// What is ready of `socket` of the events that a program asks for.
-pub(crate) fn look(socket: &Socket, events: c_short) -> c_short {
-    socket.look(None, |state| ready(state) & (events | ALWAYS))
-}
-
-/// As [`look`]; the task is woken by the next change.
-pub(crate) fn poll(socket: &Socket, events: c_short, cx: &mut Context<'_>) -> Poll<c_short> {
-    socket.poll(cx, |state| match ready(state) & (events | ALWAYS) {
-        0 => Poll::Pending,
-        revents => Poll::Ready(revents),
-    })
-}
-
 /// The sockets of a list, each with its place.
-fn sockets(fds: &[pollfd]) -> Vec<(usize, Arc<Socket>)> {
-    let of = |(at, fd): (usize, &pollfd)| match table::get(fd.fd) {
-        Some(Entry::Socket(socket)) => Some((at, socket)),
-        _ => None,
-    };
+fn sockets(fds: &[pollfd]) -> Vec<(usize, AnySocket)> {
+    let of = |(at, fd): (usize, &pollfd)| Some((at, table::get(fd.fd)?.socket()?));
     fds.iter().enumerate().filter_map(of).collect()
 }
 
 /// A list of descriptors, sorted.
 struct Sorted {
     /// Each with its place.
-    sockets: Vec<(usize, Arc<Socket>)>,
+    sockets: Vec<(usize, AnySocket)>,
     others: Vec<pollfd>,
     /// Their places.
     places: Vec<usize>,
@@ -121,7 +51,7 @@ impl Sorted {
             fds[*at].revents = other.revents;
         }
         for (at, socket) in &self.sockets {
-            fds[*at].revents = look(socket, fds[*at].events);
+            fds[*at].revents = socket.ready(fds[*at].events);
             count += usize::from(fds[*at].revents != 0);
         }
         Ok(count)
@@ -131,9 +61,11 @@ impl Sorted {
     fn fall_back(&self, fds: &[pollfd]) -> bool {
         let mut any = false;
         for (at, socket) in &self.sockets {
-            if fds[*at].revents & FALL_BACK != 0 {
+            if let AnySocket::Stream(stream) = socket
+                && fds[*at].revents & FALL_BACK != 0
+            {
                 any = true;
-                fall_back(socket);
+                fall_back(stream);
             }
         }
         any
@@ -162,7 +94,7 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
                 // Every socket registers the waiting thread, so all are asked.
                 let ready = sockets
                     .iter()
-                    .filter(|(at, socket)| poll(socket, fds[*at].events, cx).is_ready())
+                    .filter(|(at, socket)| socket.poll_ready(fds[*at].events, cx).is_ready())
                     .count();
                 if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
             };

@@ -17,7 +17,7 @@ use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::service::{self, Closing};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::stream::{Ending, Stream};
-use crate::rsocket::wait::{self, Limit};
+use crate::rsocket::wait::{self, Attempts, Limit};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -25,7 +25,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
-use std::thread;
 use std::time::Duration;
 use uiw_verbs::cm::{Awaited, CloseReason, CmChannel, CmEventKind};
 use uiw_verbs::{ConnOptions, Error};
@@ -126,8 +125,7 @@ pub(crate) struct Socket {
     channel: Arc<CmChannel>,
     /// Threads that wait for a change which another thread may find.
     wakers: Mutex<Vec<Waker>>,
-    /// Attempts without waiting that found nothing since the last one that found something.
-    fruitless: AtomicU32,
+    attempts: Attempts,
     /// Numbers that the program has for it.
     numbers: AtomicU32,
     /// Whether it may become a socket of the kernel again.
@@ -135,9 +133,6 @@ pub(crate) struct Socket {
     /// What its numbers have, of one that was a socket of the kernel before.
     behind: OnceLock<Behind>,
 }
-
-/// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
-const ATTEMPTS_BEFORE_YIELD: u32 = 32;
 
 impl Socket {
     pub(crate) fn new(ipv6: bool, set: Set) -> Arc<Self> {
@@ -156,7 +151,7 @@ impl Socket {
             state: Mutex::new(state),
             channel: Arc::default(),
             wakers: Mutex::default(),
-            fruitless: AtomicU32::new(0),
+            attempts: Attempts::default(),
             numbers: AtomicU32::new(0),
             may_fall_back: AtomicBool::new(false),
             behind: OnceLock::new(),
@@ -229,14 +224,8 @@ impl Socket {
         flags & libc::MSG_DONTWAIT != 0 || self.lock().status_flags & libc::O_NONBLOCK != 0
     }
 
-    /// Called after an attempt without waiting.
-    pub(crate) fn yield_if_fruitless(&self, found: bool) {
-        // Not exact where several threads try; nothing depends on it.
-        let count = if found { 0 } else { self.fruitless.load(Ordering::Relaxed).saturating_add(1) };
-        self.fruitless.store(count, Ordering::Relaxed);
-        if count > ATTEMPTS_BEFORE_YIELD {
-            thread::yield_now();
-        }
+    pub(crate) fn attempts(&self) -> &Attempts {
+        &self.attempts
     }
 
     /// Other threads look again.
@@ -350,7 +339,7 @@ impl Socket {
         let second = self.look(None, &mut attempt);
         let found = !matches!(second, Err(Errno::AGAIN));
         if nonblocking || found {
-            self.yield_if_fruitless(found);
+            self.attempts.note(found);
             return second;
         }
         let poll = |cx: &mut Context<'_>| {

@@ -35,6 +35,18 @@ pub(crate) fn ppoll(
         .map(|ready| ready as usize)
 }
 
+/// Waits for events of a set.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn epoll_wait(set: RawFd, events: &mut [libc::epoll_event]) -> Result<usize> {
+    let most = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
+    let mask = ptr::null::<libc::sigset_t>();
+    // SAFETY: that many structures can be written.
+    result(unsafe { libc::syscall(libc::SYS_epoll_pwait, set, events.as_mut_ptr(), most, -1, mask, SIGNALS) })
+        .map(|found| found as usize)
+}
+
 /// epoll_ctl(2).
 ///
 /// # Errors
@@ -147,6 +159,82 @@ pub(crate) fn connect(fd: RawFd, addr: &[u8]) -> Result<()> {
         .map(drop)
 }
 
+/// Dissolves the association of a UDP socket with its peer.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn disconnect(fd: RawFd) -> Result<()> {
+    // SAFETY: integers; zeros are an address of the unspecified family.
+    let mut none: sockaddr = unsafe { MaybeUninit::zeroed().assume_init() };
+    none.sa_family = libc::AF_UNSPEC as libc::sa_family_t;
+    // SAFETY: an address of that length.
+    result(unsafe { libc::syscall(libc::SYS_connect, fd, &raw const none, size_of::<sockaddr>()) }).map(drop)
+}
+
+/// A UDP socket.
+///
+/// # Errors
+/// EMFILE; EAFNOSUPPORT where the system has no IPv6.
+pub(crate) fn udp_socket(domain: c_int) -> Result<OwnedFd> {
+    // SAFETY: numbers alone; makes a descriptor, which has no other owner.
+    unsafe {
+        let fd = result(libc::syscall(libc::SYS_socket, domain, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Sends the parts as one datagram, without waiting.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn send_message(fd: RawFd, parts: [&[u8]; 2], to: &[u8]) -> Result<()> {
+    let mut parts =
+        parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+    // SAFETY: integers and pointers.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    message.msg_name = to.as_ptr().cast_mut().cast();
+    message.msg_namelen = to.len() as socklen_t;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: buffers and an address that outlive the call, which does not write them.
+    result(unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const message, flags) }).map(drop)
+}
+
+/// Receives a datagram, without waiting: its length, as much as `buffer` holds, and its sender.
+///
+/// # Errors
+/// The system's; EINVAL for a sender that is not of IP.
+pub(crate) fn receive_from(fd: RawFd, buffer: &mut [u8]) -> Result<(usize, SocketAddr)> {
+    let mut from = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+    let mut len = size_of::<libc::sockaddr_storage>() as socklen_t;
+    // SAFETY: room for the bytes, and for any address and its length; `read` is given what the kernel wrote.
+    unsafe {
+        let count = result(libc::syscall(
+            libc::SYS_recvfrom,
+            fd,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            libc::MSG_DONTWAIT,
+            from.as_mut_ptr(),
+            &raw mut len,
+        ))?;
+        Ok((count as usize, crate::cm::address::read(from.as_ptr().cast())?))
+    }
+}
+
+/// Drops the oldest report of a socket's error queue.
+///
+/// # Errors
+/// EAGAIN where there is none.
+pub(crate) fn discard_report(fd: RawFd) -> Result<()> {
+    // SAFETY: integers and pointers.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    let flags = libc::MSG_DONTWAIT | libc::MSG_ERRQUEUE;
+    // SAFETY: a message without room for anything.
+    result(unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut message, flags) }).map(drop)
+}
+
 /// Ends both directions of a socket, if it is one that is connected.
 pub(crate) fn shut(fd: RawFd) {
     // SAFETY: numbers alone.
@@ -160,6 +248,27 @@ pub(crate) fn option<T: Copy + Default>(fd: RawFd, level: c_int, name: c_int) ->
     // SAFETY: that many bytes, of a type for which every value that the kernel writes is valid: integers and structures of them.
     let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len) };
     (done == 0).then_some(value)
+}
+
+/// An option as bytes, as many as fit; returns how many there are.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn option_bytes(fd: RawFd, level: c_int, name: c_int, to: &mut [u8]) -> Result<usize> {
+    let mut len = to.len() as socklen_t;
+    // SAFETY: that many bytes can be written.
+    result(unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, to.as_mut_ptr(), &raw mut len) })?;
+    Ok(len as usize)
+}
+
+/// Sets an option that is given as bytes.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn set_option_bytes(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
+    // SAFETY: that many bytes.
+    result(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), value.len()) })
+        .map(drop)
 }
 
 /// The number that distinguishes a socket from every other one that there is or was since the system started; none for other files, and

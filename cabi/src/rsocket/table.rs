@@ -3,6 +3,8 @@
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
+use crate::rsocket::any::AnySocket;
+use crate::rsocket::datagram::Datagram;
 use crate::rsocket::epoll::Epoll;
 use crate::rsocket::preload::{BITMAP, Behind, Plain, process, waiting};
 use crate::rsocket::socket::Socket;
@@ -14,6 +16,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) enum Entry {
     Socket(Arc<Socket>),
+    Datagram(Arc<Datagram>),
     Epoll(Arc<Epoll>),
     /// A socket of the kernel that may become an rsocket: of the preload library. A fork gives it to the child.
     Plain(Arc<Plain>),
@@ -26,15 +29,26 @@ impl Entry {
     fn behind(&self) -> Option<Behind> {
         match self {
             Self::Socket(socket) => socket.behind(),
+            Self::Datagram(socket) => socket.behind(),
             Self::Plain(plain) => plain.behind(),
             Self::Inherited(behind) => *behind,
             Self::Epoll(_) => None,
         }
     }
 
+    /// The rsocket that it is.
+    pub(crate) fn socket(self) -> Option<AnySocket> {
+        match self {
+            Self::Socket(socket) => Some(AnySocket::Stream(socket)),
+            Self::Datagram(socket) => Some(AnySocket::Datagram(socket)),
+            _ => None,
+        }
+    }
+
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Socket(one), Self::Socket(other)) => Arc::ptr_eq(one, other),
+            (Self::Datagram(one), Self::Datagram(other)) => Arc::ptr_eq(one, other),
             (Self::Plain(one), Self::Plain(other)) => Arc::ptr_eq(one, other),
             (Self::Inherited(_), Self::Inherited(_)) => true,
             _ => false,
@@ -63,6 +77,10 @@ impl Forked for Table {
                 Entry::Epoll(set) => {
                     std::mem::forget(set);
                     BITMAP.clear(*fd);
+                }
+                Entry::Datagram(socket) => {
+                    socket.leave_to_parent();
+                    std::mem::forget(socket);
                 }
                 other => std::mem::forget(other),
             }
@@ -191,19 +209,27 @@ pub(crate) fn present(fd: RawFd) -> Option<Entry> {
     }
 }
 
-/// The socket behind a descriptor.
+/// The rsocket behind a descriptor.
 ///
 /// # Errors
 /// EBADF for a descriptor that is no rsocket; EIO for one that came through a fork.
-pub(crate) fn socket(fd: RawFd) -> Result<Arc<Socket>> {
-    match get(fd) {
-        Some(Entry::Socket(socket)) => Ok(socket),
-        Some(Entry::Inherited(_)) => {
-            Err(Errno::INHERITED.because("the rsocket was made in the parent, before a fork"))
-        }
-        Some(Entry::Epoll(_) | Entry::Plain(_)) | None => {
-            Err(Errno(libc::EBADF).because("a descriptor that is no rsocket"))
-        }
+pub(crate) fn socket(fd: RawFd) -> Result<AnySocket> {
+    let entry = get(fd);
+    if let Some(Entry::Inherited(_)) = entry {
+        return Err(Errno::INHERITED.because("the rsocket was made in the parent, before a fork"));
+    }
+    let socket = entry.and_then(Entry::socket);
+    socket.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))
+}
+
+/// As [`socket`], for calls that only streams have.
+///
+/// # Errors
+/// As [`socket`]; EOPNOTSUPP for datagrams.
+pub(crate) fn stream(fd: RawFd) -> Result<Arc<Socket>> {
+    match socket(fd)? {
+        AnySocket::Stream(socket) => Ok(socket),
+        AnySocket::Datagram(_) => Err(Errno::UNSUPPORTED.because("a call that datagrams do not have")),
     }
 }
 
@@ -224,29 +250,26 @@ pub(crate) fn close(fd: RawFd) -> Result<()> {
 
 /// A number more for what is behind it.
 fn begin(entry: &Entry) {
-    if let Entry::Socket(socket) = entry {
-        socket.add_number();
+    match entry {
+        Entry::Socket(socket) => socket.add_number(),
+        Entry::Datagram(socket) => socket.add_number(),
+        _ => {}
     }
 }
 
 /// A number less.
 fn end(entry: Entry) {
-    if let Entry::Socket(socket) = entry
-        && socket.remove_number()
-    {
-        socket.close();
+    match entry {
+        Entry::Socket(socket) if socket.remove_number() => socket.close(),
+        Entry::Datagram(socket) if socket.remove_number() => socket.close(),
+        _ => {}
     }
 }
 
 /// Every socket, at the end of the process.
-pub(crate) fn all() -> Vec<Arc<Socket>> {
+pub(crate) fn all() -> Vec<AnySocket> {
     let mut all = Vec::new();
-    TABLE.each(|table| {
-        all.extend(table.0.values().filter_map(|entry| match entry {
-            Entry::Socket(socket) => Some(Arc::clone(socket)),
-            _ => None,
-        }));
-    });
+    TABLE.each(|table| all.extend(table.0.values().filter_map(|entry| entry.clone().socket())));
     all
 }
 

@@ -3,7 +3,9 @@
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::mr;
-use crate::rsocket::addresses::write_address;
+use crate::rsocket::addresses::{read_address, write_address};
+use crate::rsocket::any::AnySocket;
+use crate::rsocket::datagram::{Datagram, Taken};
 use crate::rsocket::early::ANSWER_TIMEOUT;
 use crate::rsocket::socket::{Phase, Socket};
 use crate::rsocket::table;
@@ -70,7 +72,7 @@ fn length(list: &[iovec]) -> Result<usize> {
     list.iter()
         .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
         .filter(|sum| isize::try_from(*sum).is_ok())
-        .ok_or(Errno::INVAL.because("the sum of the buffers' lengths exceeds SSIZE_MAX"))
+        .ok_or_else(|| Errno::INVAL.because("the sum of the buffers' lengths exceeds SSIZE_MAX"))
 }
 
 /// Receives into buffers.
@@ -78,7 +80,13 @@ fn length(list: &[iovec]) -> Result<usize> {
 /// # Safety
 /// As for [`buffers`].
 unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
-    let socket = table::socket(fd)?;
+    let socket = match table::socket(fd)? {
+        AnySocket::Stream(socket) => socket,
+        AnySocket::Datagram(socket) => {
+            // SAFETY: the caller's promise.
+            return unsafe { receive_datagram(&socket, list, flags) }.map(|taken| taken.returned(flags));
+        }
+    };
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
     }
@@ -101,6 +109,17 @@ unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
         }
     }
     Ok(done as isize)
+}
+
+/// Receives a datagram into buffers.
+///
+/// # Safety
+/// As for [`buffers`].
+unsafe fn receive_datagram(socket: &Datagram, list: &[iovec], flags: c_int) -> Result<Taken> {
+    length(list)?;
+    // SAFETY: the caller's promise.
+    let parts = list.iter().map(|part| unsafe { bytes_mut(part.iov_base, part.iov_len) });
+    socket.receive(flags, &mut parts.collect::<Vec<_>>())
 }
 
 /// Receives what there is, behind the first `skip` bytes of the buffers; waits for the first byte.
@@ -150,7 +169,11 @@ unsafe fn receive_some(
 /// # Safety
 /// As for [`buffers`].
 unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
-    let socket = table::socket(fd)?;
+    let socket = match table::socket(fd)? {
+        AnySocket::Stream(socket) => socket,
+        // SAFETY: the caller's promise.
+        AnySocket::Datagram(socket) => return unsafe { send_datagram(&socket, list, flags, None) },
+    };
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
     }
@@ -205,6 +228,22 @@ unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
     }
 }
 
+/// Sends buffers as one datagram, to `to` or the socket's peer.
+///
+/// # Safety
+/// As for [`buffers`].
+unsafe fn send_datagram(
+    socket: &Datagram,
+    list: &[iovec],
+    flags: c_int,
+    to: Option<SocketAddr>,
+) -> Result<isize> {
+    let total = length(list)?;
+    // SAFETY: the caller's promise.
+    let parts = list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) });
+    socket.send(parts, total, flags, to).map(usize::cast_signed)
+}
+
 /// As write(2).
 ///
 /// # Errors
@@ -249,11 +288,10 @@ pub unsafe extern "C" fn rrecv(fd: c_int, buffer: *mut c_void, len: usize, flags
     boundary::size(|| unsafe { receive(fd, &one(buffer, len)?, flags) })
 }
 
-/// The address that a received message comes from.
-fn peer_of(fd: c_int) -> Result<Option<SocketAddr>> {
-    let socket = table::socket(fd)?;
+/// The peer of a stream.
+fn peer_of(socket: &Socket) -> Option<SocketAddr> {
     let state = socket.lock();
-    Ok(state.peer.map(|peer| state.shown(peer)))
+    state.peer.map(|peer| state.shown(peer))
 }
 
 /// `rrecvfrom`.
@@ -269,14 +307,25 @@ pub unsafe extern "C" fn rrecvfrom(
     addr_len: *mut socklen_t,
 ) -> isize {
     boundary::size(|| {
-        // SAFETY: the caller's promise, here and below.
-        let taken = unsafe { receive(fd, &one(buffer, len)?, flags) }?;
+        let list = one(buffer, len)?;
+        let (taken, from) = match table::socket(fd)? {
+            AnySocket::Stream(socket) => {
+                // SAFETY: the caller's promise, here and below.
+                let taken = unsafe { receive(fd, &list, flags) }?;
+                (taken, peer_of(&socket))
+            }
+            AnySocket::Datagram(socket) => {
+                // SAFETY: as above.
+                let taken = unsafe { receive_datagram(&socket, &list, flags) }?;
+                (taken.returned(flags), taken.from)
+            }
+        };
         if !addr.is_null()
             && !addr_len.is_null()
-            && let Some(peer) = peer_of(fd)?
+            && let Some(from) = from
         {
             // SAFETY: as above.
-            unsafe { write_address(peer, addr, addr_len) }?;
+            unsafe { write_address(from, addr, addr_len) }?;
         }
         Ok(taken)
     })
@@ -291,9 +340,27 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int)
         // SAFETY: the caller's promise, here and below.
         let message = unsafe { message.as_mut() }.ok_or_else(|| Errno(libc::EFAULT).null())?;
         // SAFETY: as above.
-        let taken = unsafe { receive(fd, buffers(message.msg_iov, message.msg_iovlen)?, flags) }?;
-        (message.msg_controllen, message.msg_namelen, message.msg_flags) = (0, 0, 0);
-        Ok(taken)
+        let list = unsafe { buffers(message.msg_iov, message.msg_iovlen) }?;
+        let AnySocket::Datagram(socket) = table::socket(fd)? else {
+            // SAFETY: as above.
+            let taken = unsafe { receive(fd, list, flags) }?;
+            (message.msg_controllen, message.msg_namelen, message.msg_flags) = (0, 0, 0);
+            return Ok(taken);
+        };
+        // SAFETY: as above.
+        let taken = unsafe { receive_datagram(&socket, list, flags) }?;
+        (message.msg_controllen, message.msg_flags) = (0, 0);
+        if taken.copied < taken.len {
+            message.msg_flags = libc::MSG_TRUNC;
+        }
+        match taken.from {
+            Some(from) if !message.msg_name.is_null() => {
+                // SAFETY: as above.
+                unsafe { write_address(from, message.msg_name.cast(), &raw mut message.msg_namelen) }?;
+            }
+            _ => message.msg_namelen = 0,
+        }
+        Ok(taken.returned(flags))
     })
 }
 
@@ -302,8 +369,9 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int)
 /// # Safety
 /// As for [`buffers`].
 unsafe fn read(fd: c_int, list: &[iovec]) -> Result<isize> {
-    if length(list)? == 0 {
-        return table::socket(fd).map(|_| 0);
+    // A datagram is taken whatever the room.
+    if length(list)? == 0 && matches!(table::socket(fd)?, AnySocket::Stream(_)) {
+        return Ok(0);
     }
     // SAFETY: the caller's promise.
     unsafe { receive(fd, list, 0) }
@@ -341,7 +409,16 @@ pub unsafe extern "C" fn rsend(fd: c_int, buffer: *const c_void, len: usize, fla
     boundary::size(|| unsafe { send(fd, &one(buffer.cast_mut(), len)?, flags) })
 }
 
-/// `rsendto`: the socket is connected, so an address is refused.
+/// An address that a call of datagrams may leave out.
+///
+/// # Safety
+/// `addr` is NULL or `len` readable bytes.
+unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Result<Option<SocketAddr>> {
+    // SAFETY: the caller's promise.
+    if addr.is_null() { Ok(None) } else { unsafe { read_address(addr, len) }.map(Some) }
+}
+
+/// `rsendto`: an address is for datagrams. A stream is connected, so it is refused there.
 ///
 /// # Safety
 /// As for [`rsend`].
@@ -354,12 +431,18 @@ pub unsafe extern "C" fn rsendto(
     addr_len: socklen_t,
 ) -> isize {
     boundary::size(|| {
-        if !addr.is_null() || addr_len != 0 {
-            table::socket(fd)?;
-            return Err(Errno(libc::EISCONN).because("rsendto with an address"));
+        let list = one(buffer.cast_mut(), len)?;
+        match table::socket(fd)? {
+            AnySocket::Stream(_) if !addr.is_null() || addr_len != 0 => {
+                Err(Errno(libc::EISCONN).because("rsendto with an address"))
+            }
+            // SAFETY: the caller's promise, here and below.
+            AnySocket::Stream(_) => unsafe { send(fd, &list, flags) },
+            // SAFETY: as above.
+            AnySocket::Datagram(socket) => unsafe {
+                send_datagram(&socket, &list, flags, destination(addr, addr_len)?)
+            },
         }
-        // SAFETY: the caller's promise.
-        unsafe { send(fd, &one(buffer.cast_mut(), len)?, flags) }
     })
 }
 
@@ -375,7 +458,16 @@ pub unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_in
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }
         // SAFETY: as above.
-        unsafe { send(fd, buffers(message.msg_iov, message.msg_iovlen)?, flags) }
+        let list = unsafe { buffers(message.msg_iov, message.msg_iovlen) }?;
+        match table::socket(fd)? {
+            // SAFETY: as above.
+            AnySocket::Stream(_) => unsafe { send(fd, list, flags) },
+            // SAFETY: as above.
+            AnySocket::Datagram(socket) => unsafe {
+                let to = destination(message.msg_name.cast(), message.msg_namelen)?;
+                send_datagram(&socket, list, flags, to)
+            },
+        }
     })
 }
 
@@ -410,7 +502,7 @@ pub unsafe extern "C" fn riomap(
     offset: off_t,
 ) -> off_t {
     boundary::size(|| {
-        let socket = table::socket(fd)?;
+        let socket = table::stream(fd)?;
         if protection & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {
             return Err(
                 Errno::INVAL.because("a protection other than PROT_WRITE, or a length that no mapping has")
@@ -435,7 +527,7 @@ pub unsafe extern "C" fn riomap(
 /// `riounmap`.
 pub extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: usize) -> c_int {
     boundary::minus_one(|| {
-        table::socket(fd)?.look(None, |state| match state.stream_mut() {
+        table::stream(fd)?.look(None, |state| match state.stream_mut() {
             Some(stream) => stream.mappings.remove(buffer.addr(), len),
             None => Err(Errno::INVAL.because("a buffer that is not mapped")),
         })
@@ -454,7 +546,7 @@ pub unsafe extern "C" fn riowrite(
     flags: c_int,
 ) -> usize {
     let written = boundary::size(|| {
-        let socket = table::socket(fd)?;
+        let socket = table::stream(fd)?;
         let nonblocking = socket.is_nonblocking(flags);
         // SAFETY: the caller's promise.
         let bytes = unsafe { bytes(buffer, len) };

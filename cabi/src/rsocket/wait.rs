@@ -8,7 +8,9 @@ use crate::signals::Held;
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
 use std::time::{Duration, Instant};
 use uiw_verbs::Device;
 
@@ -60,6 +62,25 @@ impl<'a> Limit<'a> {
 
     fn left(&self) -> Option<Duration> {
         self.deadline.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+}
+
+/// Attempts without waiting that find nothing before a thread calls `sched_yield`: the peer may need the processor.
+const ATTEMPTS_BEFORE_YIELD: u32 = 32;
+
+/// Attempts without waiting at a socket that found nothing since the last one that found something.
+#[derive(Default)]
+pub(crate) struct Attempts(AtomicU32);
+
+impl Attempts {
+    /// Called after an attempt without waiting.
+    pub(crate) fn note(&self, found: bool) {
+        // Not exact where several threads try; nothing depends on it.
+        let count = if found { 0 } else { self.0.load(Ordering::Relaxed).saturating_add(1) };
+        self.0.store(count, Ordering::Relaxed);
+        if count > ATTEMPTS_BEFORE_YIELD {
+            thread::yield_now();
+        }
     }
 }
 

@@ -62,6 +62,14 @@ impl Running {
         self.wait_until("listens", |this| listens(this.child.id(), port));
     }
 
+    /// Waits until it has a socket at UDP port `port`.
+    ///
+    /// # Panics
+    /// When it ends before that.
+    pub fn wait_bound(&mut self, port: u16) {
+        self.wait_until("has the UDP port", |this| binds(this.child.id(), port));
+    }
+
     /// Waits until it has said `text`.
     ///
     /// # Panics
@@ -106,6 +114,22 @@ impl Running {
         self.join();
         let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
         Ended { code, said: self.said(), name: std::mem::take(&mut self.name) }
+    }
+
+    /// As [`Running::end`], for programs that may hang by themselves: nothing where it has not ended within `time`, and then it is killed.
+    ///
+    /// # Panics
+    /// As there.
+    #[must_use]
+    pub fn end_within(mut self, time: Duration) -> Option<Ended> {
+        let mut limit = WaitLimit::new(time);
+        while self.child.try_wait().expect("a child").is_none() {
+            if limit.is_over() {
+                return None;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        Some(self.end())
     }
 
     /// Ends it from outside, for servers that never end by themselves.
@@ -219,12 +243,23 @@ pub fn listens(process: u32, port: u16) -> bool {
     })
 }
 
+/// Whether any process in the network namespace of `process` has a socket at UDP port `port`.
+#[must_use]
+pub fn binds(process: u32, port: u16) -> bool {
+    ["udp", "udp6"].iter().any(|family| {
+        let table = fs::read_to_string(format!("/proc/{process}/net/{family}")).unwrap_or_default();
+        table.lines().skip(1).any(|line| local_port(line) == Some(port))
+    })
+}
+
 /// A line of the table: number, local address and port in hexadecimal, peer, state; 0A is LISTEN.
 fn is_listener(line: &str, port: u16) -> bool {
-    let mut words = line.split_whitespace().skip(1);
-    let local = words.next().and_then(|word| word.rsplit_once(':'));
-    let state = words.nth(1);
-    local.is_some_and(|(_, hex)| u16::from_str_radix(hex, 16) == Ok(port)) && state == Some("0A")
+    local_port(line) == Some(port) && line.split_whitespace().nth(3) == Some("0A")
+}
+
+fn local_port(line: &str) -> Option<u16> {
+    let (_, hex) = line.split_whitespace().nth(1)?.rsplit_once(':')?;
+    u16::from_str_radix(hex, 16).ok()
 }
 
 #[cfg(test)]

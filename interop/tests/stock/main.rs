@@ -18,6 +18,7 @@ mod raw;
 mod reported;
 mod require;
 mod rping;
+mod rsocket_datagrams;
 mod rsockets;
 mod run;
 mod sockets;

@@ -290,6 +290,11 @@ fn datagrams() {
         refused.said.contains("call refused with EOPNOTSUPP: TLS does not protect datagrams"),
         "{refused:?}"
     );
+    // Datagram rsockets are refused as UD is.
+    let mut udpong = command(&libraries, "udpong", &["-b", "127.0.0.1"], Some(&ends.path("one")));
+    udpong.env("UIW_UD", "on").env("UIW_LOG", "warn");
+    let refused = Running::start(udpong).end();
+    assert!(refused.count("no rsocket for datagrams: TLS does not protect datagrams") > 0, "{refused:?}");
     let mut server = end("one", true, &[]);
     server.wait_listening(port);
     end("two", true, &["127.0.0.1"]).end().well();

@@ -42,7 +42,8 @@ fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
     env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
 }
 
-fn sizes() -> Sizes {
+/// The sizes of the system, and of the variables.
+pub(super) fn sizes() -> Sizes {
     static SIZES: OnceLock<Sizes> = OnceLock::new();
     *SIZES.get_or_init(|| {
         let system = Sizes::of_system();

@@ -1,4 +1,5 @@
-//! `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets; without the file, or with nothing in it, all do.
+//! `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets. Without the file, or with nothing in it, all of TCP do,
+//! and none of UDP: a datagram rsocket reaches no peer of UDP, so a program that asks for names by UDP, for one, would get no answer.
 
 use std::ffi::c_int;
 use std::fs;
@@ -44,24 +45,35 @@ fn parse(text: &str) -> Vec<Line> {
     text.lines().filter_map(line).collect()
 }
 
-fn has(lines: &[Line], program: &str, domain: c_int) -> bool {
+/// The kinds of sockets that become rsockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Stream,
+    Datagram,
+}
+
+fn has(lines: &[Line], program: &str, domain: c_int, kind: Kind) -> bool {
+    let (kind_number, protocol) = match kind {
+        Kind::Stream => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
+        Kind::Datagram => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
+    };
     let is = |asked: Option<c_int>, value| asked.is_none_or(|asked| asked == value);
     let named = |name: &str| program.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
-    lines.is_empty()
+    lines.is_empty() && kind == Kind::Stream
         || lines.iter().any(|line| {
             line.program.as_deref().is_none_or(named)
                 && is(line.domain, domain)
-                && is(line.kind, libc::SOCK_STREAM)
-                && is(line.protocol, libc::IPPROTO_TCP)
+                && is(line.kind, kind_number)
+                && is(line.protocol, protocol)
         })
 }
 
-/// Whether stream sockets of `domain` become rsockets in `program`.
-pub(super) fn includes(program: &str, domain: c_int) -> bool {
+/// Whether sockets of `domain` become rsockets in `program`.
+pub(super) fn includes(program: &str, domain: c_int, kind: Kind) -> bool {
     static LINES: OnceLock<Vec<Line>> = OnceLock::new();
     let lines =
         LINES.get_or_init(|| fs::read_to_string(FILE).map_or_else(|_| Vec::new(), |text| parse(&text)));
-    has(lines, program, domain)
+    has(lines, program, domain, kind)
 }
 
 #[cfg(test)]
@@ -69,9 +81,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_lines_every_socket_is_an_rsocket() {
-        assert!(has(&parse(""), "any", libc::AF_INET));
-        assert!(has(&parse("# iperf * * *\nshort line\niperf X * *\n"), "any", libc::AF_INET6));
+    fn without_lines_every_stream_is_an_rsocket() {
+        assert!(has(&parse(""), "any", libc::AF_INET, Kind::Stream));
+        let lines = parse("# iperf * * *\nshort line\niperf X * *\n");
+        assert!(has(&lines, "any", libc::AF_INET6, Kind::Stream));
+        assert!(!has(&lines, "any", libc::AF_INET6, Kind::Datagram));
     }
 
     #[test]
@@ -80,8 +94,12 @@ mod tests {
             "iperf AF_INET SOCK_STREAM tcp\n  redis  *   stream  *\n* inet6 * IPPROTO_UDP\n* * DGRAM *",
         );
         assert_eq!(lines.len(), 4);
-        assert!(has(&lines, "iperf3", libc::AF_INET) && !has(&lines, "iperf3", libc::AF_INET6));
-        assert!(has(&lines, "redis-server", libc::AF_INET6) && has(&lines, "REDIS", libc::AF_INET));
-        assert!(!has(&lines, "red", libc::AF_INET6) && !has(&lines, "nginx", libc::AF_INET));
+        let stream = |program, domain| has(&lines, program, domain, Kind::Stream);
+        assert!(stream("iperf3", libc::AF_INET) && !stream("iperf3", libc::AF_INET6));
+        assert!(stream("redis-server", libc::AF_INET6) && stream("REDIS", libc::AF_INET));
+        assert!(!stream("red", libc::AF_INET6) && !stream("nginx", libc::AF_INET));
+        let datagram = |lines: &str, domain| has(&parse(lines), "iperf3", domain, Kind::Datagram);
+        assert!(datagram("* * DGRAM *", libc::AF_INET) && datagram("* inet6 * udp", libc::AF_INET6));
+        assert!(!datagram("* inet6 * udp", libc::AF_INET) && !datagram("iperf * STREAM *", libc::AF_INET));
     }
 }

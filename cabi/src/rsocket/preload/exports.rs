@@ -11,9 +11,10 @@ use crate::rsocket::preload::bitmap::Bitmap;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::preload::process::{self, is_vforked};
 use crate::rsocket::preload::waiting::{WAITING, Waiting};
-use crate::rsocket::preload::{BITMAP, fall_back, ioctl, plain, sendfile};
+use crate::rsocket::preload::{BITMAP, datagrams, fall_back, ioctl, plain, sendfile};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
+use crate::rsocket::transfer;
 use crate::rsocket::wait::Limit;
 use libc::{epoll_event, fd_set, nfds_t, off64_t, pollfd, sigset_t, sockaddr, socklen_t, timespec};
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
@@ -54,6 +55,30 @@ pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int {
     boundary::minus_one(|| plain::made(fd, domain, program_name()))
 }
 
+/// The program has made a UDP socket. -1 and `errno` where the program is not to have one.
+pub extern "C" fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int {
+    process::has_table();
+    boundary::minus_one(|| datagrams::made(fd, domain, program_name()))
+}
+
+/// sendto(2) of an rsocket. The address of a stream means nothing, as it is connected.
+///
+/// # Safety
+/// As for sendto(2).
+pub unsafe extern "C" fn uiw_sockets_sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    len: usize,
+    flags: c_int,
+    addr: *const sockaddr,
+    addr_len: socklen_t,
+) -> isize {
+    let is_datagram = matches!(table::get(fd), Some(Entry::Datagram(_)));
+    let (addr, addr_len) = if is_datagram { (addr, addr_len) } else { (ptr::null(), 0) };
+    // SAFETY: the caller's promise.
+    unsafe { transfer::rsendto(fd, buffer, len, flags, addr, addr_len) }
+}
+
 /// Before any use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
 /// 1: the descriptor is the system's, 2: it is an rsocket, 3: an epoll set with rsockets.
 pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
@@ -77,7 +102,7 @@ fn enter(fd: c_int) -> c_int {
                 RSOCKET
             }
         }
-        Some(Entry::Inherited(_)) => RSOCKET,
+        Some(Entry::Datagram(_) | Entry::Inherited(_)) => RSOCKET,
         Some(Entry::Epoll(_)) => EPOLL,
         None => ORDINARY,
     }
@@ -87,7 +112,7 @@ fn enter(fd: c_int) -> c_int {
 pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
     boundary::value(ORDINARY, || {
         Ok(match table::get(fd) {
-            Some(Entry::Socket(_) | Entry::Inherited(_)) => RSOCKET,
+            Some(Entry::Socket(_) | Entry::Datagram(_) | Entry::Inherited(_)) => RSOCKET,
             Some(Entry::Epoll(_)) => EPOLL,
             Some(Entry::Plain(_)) | None => ORDINARY,
         })
@@ -376,7 +401,7 @@ pub unsafe extern "C" fn uiw_sockets_epoll_ctl(
             _ => {
                 enter(fd);
                 match table::get(fd) {
-                    Some(Entry::Socket(_)) => {}
+                    Some(Entry::Socket(_) | Entry::Datagram(_)) => {}
                     Some(Entry::Plain(plain)) if plain.may_become() => {}
                     _ => return Ok(ORDINARY),
                 }
@@ -428,7 +453,7 @@ pub unsafe extern "C" fn uiw_sockets_epoll_wait(
 /// `argument` is what the request has.
 pub unsafe extern "C" fn uiw_sockets_ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
-    boundary::minus_one(|| unsafe { ioctl::request(&*table::socket(fd)?, request, argument) })
+    boundary::minus_one(|| unsafe { ioctl::request(&table::socket(fd)?, request, argument) })
 }
 
 /// sendfile(2) to an rsocket.

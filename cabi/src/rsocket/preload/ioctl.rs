@@ -2,7 +2,7 @@
 
 use crate::boundary::Result;
 use crate::errno::Errno;
-use crate::rsocket::socket::Socket;
+use crate::rsocket::any::AnySocket;
 use std::ffi::{c_int, c_ulong, c_void};
 
 /// `SIOCATMARK` and `SIOCOUTQ` of Linux.
@@ -16,7 +16,7 @@ const BYTES_NOT_SENT: c_ulong = libc::TIOCOUTQ;
 ///
 /// # Errors
 /// EFAULT; ENOTTY for other requests.
-pub(super) unsafe fn request(socket: &Socket, request: c_ulong, argument: *mut c_void) -> Result<()> {
+pub(super) unsafe fn request(socket: &AnySocket, request: c_ulong, argument: *mut c_void) -> Result<()> {
     let number = argument.cast::<c_int>();
     if number.is_null() {
         return Err(Errno(libc::EFAULT).null());
@@ -25,15 +25,11 @@ pub(super) unsafe fn request(socket: &Socket, request: c_ulong, argument: *mut c
         libc::FIONBIO => {
             // SAFETY: the caller's promise: a number.
             let on = unsafe { number.read_unaligned() } != 0;
-            let flags = &mut socket.lock().status_flags;
-            *flags = if on { *flags | libc::O_NONBLOCK } else { *flags & !libc::O_NONBLOCK };
+            let flags = socket.status_flags();
+            socket.set_status_flags(if on { flags | libc::O_NONBLOCK } else { flags & !libc::O_NONBLOCK });
             return Ok(());
         }
-        libc::FIONREAD => {
-            let readable =
-                socket.look(None, |state| state.stream().map_or(0, |stream| stream.receiver.readable()));
-            c_int::try_from(readable).unwrap_or(c_int::MAX)
-        }
+        libc::FIONREAD => c_int::try_from(socket.readable()).unwrap_or(c_int::MAX),
         // Nothing is kept that could be counted: bytes are in the ring until the peer's TCP has them.
         BYTES_NOT_SENT | AT_MARK => 0,
         _ => return Err(Errno(libc::ENOTTY).because(format_args!("an rsocket has no ioctl {request:#x}"))),

@@ -6,6 +6,8 @@
 //!                          └──────► adopt: MPA over the TCP connection that is there ◄──┘
 //! ```
 //!
+//! A UDP socket that `preload_config` names is a datagram rsocket at once (`datagrams`).
+//!
 //! The number that the program has stays the same. Before a connection is used nothing but a socket of the kernel is behind it, which a
 //! fork gives to the child: listeners work in children, and an accepted connection becomes an rsocket in the process that uses it first.
 
@@ -14,6 +16,7 @@ mod behind;
 mod bitmap;
 mod config;
 pub mod connections;
+mod datagrams;
 pub mod exports;
 mod ioctl;
 mod plain;

@@ -3,6 +3,7 @@
 use crate::boundary::Result;
 use crate::cm::{address, ports};
 use crate::errno::Errno;
+use crate::rsocket::preload::config::Kind;
 use crate::rsocket::preload::{Adopted, BITMAP, Behind, adopt, behind, config, process};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
@@ -76,7 +77,7 @@ impl Plain {
 /// EINVAL where a variable has a bad value: what may be sent in the clear is not known. EMFILE. With TLS EMFILE and EOPNOTSUPP for a
 /// socket that cannot become an rsocket.
 pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
-    if !config::includes(program, domain) || Settings::get()?.stays_on_tcp(program) {
+    if !config::includes(program, domain, Kind::Stream) || Settings::get()?.stays_on_tcp(program) {
         return Ok(());
     }
     let cannot = match () {

@@ -1,0 +1,121 @@
+//! What a descriptor of an rsocket has behind it: a stream or datagrams, as far as waiting for them is concerned.
+
+use crate::rsocket::datagram::Datagram;
+use crate::rsocket::ready;
+use crate::rsocket::socket::Socket;
+use std::ffi::{c_int, c_short};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// An rsocket.
+#[derive(Clone)]
+pub(crate) enum AnySocket {
+    Stream(Arc<Socket>),
+    Datagram(Arc<Datagram>),
+}
+
+impl AnySocket {
+    /// Whether both are the same socket.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stream(one), Self::Stream(other)) => Arc::ptr_eq(one, other),
+            (Self::Datagram(one), Self::Datagram(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
+    /// Whether it is this stream.
+    pub(crate) fn is_stream(&self, other: &Arc<Socket>) -> bool {
+        matches!(self, Self::Stream(one) if Arc::ptr_eq(one, other))
+    }
+
+    /// What is ready of the events that a program asks for.
+    pub(crate) fn ready(&self, events: c_short) -> c_short {
+        match self {
+            Self::Stream(socket) => ready::look(socket, events),
+            Self::Datagram(socket) => socket.ready(events),
+        }
+    }
+
+    /// As [`AnySocket::ready`]; the task is woken by the next change.
+    pub(crate) fn poll_ready(&self, events: c_short, cx: &mut Context<'_>) -> Poll<c_short> {
+        match self {
+            Self::Stream(socket) => ready::poll(socket, events, cx),
+            Self::Datagram(socket) => socket.poll_ready(events, cx),
+        }
+    }
+
+    /// The task is woken by the next change. True when there has been one.
+    pub(crate) fn watch(&self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::Stream(socket) => socket.watch(cx),
+            Self::Datagram(socket) => socket.watch(cx),
+        }
+    }
+
+    /// Asks the engine for a wake-up by its background thread at the next completion.
+    pub(crate) fn arm(&self) {
+        match self {
+            Self::Stream(socket) => socket.arm(),
+            Self::Datagram(socket) => socket.arm(),
+        }
+    }
+
+    /// Called after an attempt without waiting.
+    pub(crate) fn yield_if_fruitless(&self, found: bool) {
+        match self {
+            Self::Stream(socket) => socket.attempts().note(found),
+            Self::Datagram(socket) => socket.attempts().note(found),
+        }
+    }
+
+    /// O_NONBLOCK and the other flags of F_GETFL.
+    pub(crate) fn status_flags(&self) -> c_int {
+        match self {
+            Self::Stream(socket) => socket.lock().status_flags,
+            Self::Datagram(socket) => socket.lock().status_flags,
+        }
+    }
+
+    /// Sets them.
+    pub(crate) fn set_status_flags(&self, flags: c_int) {
+        match self {
+            Self::Stream(socket) => socket.lock().status_flags = flags,
+            Self::Datagram(socket) => socket.lock().status_flags = flags,
+        }
+    }
+
+    /// FD_CLOEXEC, as F_GETFD has it.
+    pub(crate) fn descriptor_flags(&self) -> c_int {
+        match self {
+            Self::Stream(socket) => socket.lock().descriptor_flags,
+            Self::Datagram(socket) => socket.lock().descriptor_flags,
+        }
+    }
+
+    /// Sets it.
+    pub(crate) fn set_descriptor_flags(&self, flags: c_int) {
+        match self {
+            Self::Stream(socket) => socket.lock().descriptor_flags = flags,
+            Self::Datagram(socket) => socket.lock().descriptor_flags = flags,
+        }
+    }
+
+    /// Bytes that can be read: of datagrams those of the next one.
+    pub(crate) fn readable(&self) -> u64 {
+        match self {
+            Self::Stream(socket) => {
+                socket.look(None, |state| state.stream().map_or(0, |stream| stream.receiver.readable()))
+            }
+            Self::Datagram(socket) => socket.readable(),
+        }
+    }
+
+    /// The program has no descriptor of it any more.
+    pub(crate) fn close(&self) {
+        match self {
+            Self::Stream(socket) => socket.close(),
+            Self::Datagram(socket) => socket.close(),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The sockets that datagrams are sent to, or have come from: a bounded table, as anyone can send from any number of addresses.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+/// Peers that are remembered; more push out those that were added first, to which UDP leads again.
+pub(super) const MAX_PEERS: usize = 4096;
+
+/// How often a datagram goes over UDP although the peer's queue pair is known: a peer that was started again has another one, and nothing
+/// else would say so.
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// The way to a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Way {
+    /// The address of ours that leads there.
+    pub(super) local: IpAddr,
+    /// The index of the queue pair of that address' device.
+    pub(super) queue_pair: usize,
+    /// The peer's queue pair, once it has named it.
+    pub(super) qpn: Option<u32>,
+    /// From then on the next datagram goes over UDP.
+    refresh_at: Instant,
+}
+
+impl Way {
+    pub(super) fn new(local: IpAddr, queue_pair: usize) -> Self {
+        Self { local, queue_pair, qpn: None, refresh_at: Instant::now() }
+    }
+}
+
+/// The ways that are known.
+#[derive(Default)]
+pub(super) struct Peers {
+    ways: BTreeMap<SocketAddr, Way>,
+    /// In the order in which they were added.
+    order: VecDeque<SocketAddr>,
+}
+
+impl Peers {
+    pub(super) fn get(&self, peer: SocketAddr) -> Option<Way> {
+        self.ways.get(&peer).copied()
+    }
+
+    pub(super) fn add(&mut self, peer: SocketAddr, way: Way) {
+        if self.ways.insert(peer, way).is_some() {
+            return;
+        }
+        self.order.push_back(peer);
+        if self.order.len() > MAX_PEERS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ways.remove(&oldest);
+        }
+    }
+
+    /// The queue pair that a known peer has named.
+    pub(super) fn learn(&mut self, peer: SocketAddr, qpn: u32) {
+        if let Some(way) = self.ways.get_mut(&peer) {
+            way.qpn = Some(qpn);
+            way.refresh_at = Instant::now() + REFRESH;
+        }
+    }
+
+    /// The queue pair that the next datagram to a peer goes to; none where it goes over UDP.
+    pub(super) fn next_qpn(&mut self, peer: SocketAddr) -> Option<u32> {
+        let way = self.ways.get_mut(&peer)?;
+        let qpn = way.qpn?;
+        let now = Instant::now();
+        if now < way.refresh_at {
+            return Some(qpn);
+        }
+        way.refresh_at = now + REFRESH;
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn peer(number: usize) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::from_bits(0x0A00_0000 + number as u32), 7))
+    }
+
+    fn way() -> Way {
+        Way::new(Ipv4Addr::LOCALHOST.into(), 0)
+    }
+
+    #[test]
+    fn the_table_is_bounded_and_forgets_the_oldest() {
+        let mut peers = Peers::default();
+        for number in 0..MAX_PEERS + 10 {
+            peers.add(peer(number), way());
+            peers.add(peer(number), way());
+        }
+        assert_eq!((peers.ways.len(), peers.order.len()), (MAX_PEERS, MAX_PEERS));
+        assert_eq!(peers.get(peer(9)), None);
+        assert!(peers.get(peer(10)).is_some() && peers.get(peer(MAX_PEERS + 9)).is_some());
+    }
+
+    #[test]
+    fn a_peer_that_is_not_known_names_no_queue_pair() {
+        let mut peers = Peers::default();
+        peers.learn(peer(1), 5);
+        assert_eq!(peers.get(peer(1)), None);
+        peers.add(peer(1), way());
+        assert_eq!(peers.next_qpn(peer(1)), None);
+        peers.learn(peer(1), 5);
+        assert_eq!(peers.next_qpn(peer(1)), Some(5));
+    }
+
+    #[test]
+    fn now_and_then_one_datagram_goes_over_udp() {
+        let mut peers = Peers::default();
+        peers.add(peer(1), way());
+        peers.learn(peer(1), 5);
+        peers.ways.get_mut(&peer(1)).unwrap().refresh_at = Instant::now();
+        assert_eq!(peers.next_qpn(peer(1)), None);
+        assert_eq!(peers.next_qpn(peer(1)), Some(5));
+    }
+}
