@@ -164,16 +164,11 @@ pub fn discard(start: usize, len: usize) {
 }
 
 /// The program is about to take rights away from `len` bytes at `start`, whose content stays: copies that its own rights do not allow are made
-/// by the kernel from now on, and system calls are given copies.
+/// by the kernel from now on, and system calls that they do not allow are given copies.
 ///
 /// As [`discard`], and it waits for nothing: a copy that faults finds the note.
 pub fn protect(start: usize, len: usize) {
     each_registration(start, len, PageState::protect);
-}
-
-/// The program has given back the rights that it took ([`protect`]).
-pub fn unprotect(start: usize, len: usize) {
-    each_registration(start, len, PageState::unprotect);
 }
 
 /// Calls `f` for the state of each registered memory that has some of `len` bytes at `start`, with the range of whole pages. Returns the

@@ -50,18 +50,10 @@ impl PageState {
     }
 
     /// The program is about to take rights away from the pages that have addresses of `range`. Their content stays.
+    ///
+    /// There is no way back: another thread may protect them at the time at which one gives the rights back.
     pub fn protect(&self, range: &Range<usize>) {
         self.set(&self.protected, range);
-    }
-
-    /// The program has given the rights back.
-    pub fn unprotect(&self, range: &Range<usize>) {
-        if self.protected.any.load(SeqCst) {
-            self.each_word(&self.protected, range, |word, mask| {
-                word.fetch_and(!mask, SeqCst);
-                true
-            });
-        }
     }
 
     /// Whether none of `len` bytes at `start` is gone.
@@ -70,7 +62,7 @@ impl PageState {
         !self.given_up.any.load(SeqCst) || self.misses(&self.given_up, start, len)
     }
 
-    /// Whether a page of `len` bytes at `start` is protected.
+    /// Whether a page of `len` bytes at `start` was protected: an access that fails may do so by that.
     #[inline]
     pub(crate) fn is_protected(&self, start: usize, len: usize) -> bool {
         self.protected.any.load(SeqCst) && !self.misses(&self.protected, start, len)
@@ -152,19 +144,15 @@ mod tests {
     }
 
     #[test]
-    fn protection_comes_and_goes_page_by_page_and_gives_nothing_up() {
+    fn every_page_of_a_range_and_no_other_is_protected_and_none_is_given_up() {
         let state = PageState::new(1000 * PAGE, 10 * PAGE);
-        state.unprotect(&(0..usize::MAX));
-        state.protect(&(1002 * PAGE..1005 * PAGE));
         let protected = |state: &PageState| {
             (0..10).filter(|page| state.is_protected((1000 + page) * PAGE, PAGE)).collect::<Vec<_>>()
         };
+        assert_eq!(protected(&state), [0usize; 0]);
+        state.protect(&(1002 * PAGE..1005 * PAGE));
         assert_eq!(protected(&state), [2, 3, 4]);
         assert!(state.is_protected(1002 * PAGE - 1, 2) && !state.is_protected(1002 * PAGE - 1, 1));
         assert!(state.has(1000 * PAGE, 10 * PAGE));
-        state.unprotect(&(1003 * PAGE..1004 * PAGE));
-        assert_eq!(protected(&state), [2, 4]);
-        state.unprotect(&(0..usize::MAX));
-        assert_eq!(protected(&state), [0usize; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Copies of memory that the program has protected since it was registered.
+//! Copies of memory that the program has protected since it was registered, where its own rights do not suffice.
 //!
 //! An adapter has the pages pinned and goes on with them whatever the program's own rights are; a write barrier of a garbage collector does not
 //! stop it. Here the kernel makes such copies by the process's memory file, whose accesses it makes in disregard of protections and protection
@@ -17,10 +17,10 @@ fn open(write: bool) -> Option<File> {
 /// Bytes of the last part of a store: a program that polls the end of a buffer finds the rest there.
 const LAST: usize = 8;
 
-/// Copies `len` bytes at `src` to `dst`; false if some are not there. Pages that are not protected are copied by `plain`.
+/// Copies `len` bytes at `src` to `dst`; false if some are not there. `plain` copies what the program's own rights allow.
 ///
 /// # Safety
-/// `dst` is private, has room for them, and does not overlap them; `plain` copies as its arguments (to, from, length) say.
+/// `dst` is private, has room for them, and does not overlap them; `plain` copies as its arguments (to, from, length) say, or fails.
 #[cold]
 pub(crate) unsafe fn load(
     state: &PageState,
@@ -30,22 +30,22 @@ pub(crate) unsafe fn load(
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
 ) -> bool {
     let Some(memory) = open(false) else { return false };
-    each_page(state, src.addr(), len, |done, part, protected| {
-        let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
-        if !protected {
-            return plain(to, from, part);
-        }
+    let get = |to: *mut u8, from: *const u8, part: usize| {
         // SAFETY: the caller's promise: room for `part` bytes behind `done`; the kernel looks at `from` as a number.
         let got = unsafe { libc::pread(memory.as_raw_fd(), to.cast(), part, from.addr() as libc::off_t) };
         usize::try_from(got) == Ok(part)
+    };
+    each_page(src.addr(), len, |done, part| {
+        let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
+        plain(to, from, part) || (state.is_protected(from.addr(), part) && get(to, from, part))
     })
 }
 
-/// Copies `len` bytes at `src` to `dst`; false if some of that is not there. Pages that are not protected are copied by `plain`. The last bytes
+/// Copies `len` bytes at `src` to `dst`; false if some of that is not there. `plain` copies what the program's own rights allow. The last bytes
 /// become visible last.
 ///
 /// # Safety
-/// `src` is private and has them; the program allows `dst` to be written; `plain` copies as its arguments (to, from, length) say.
+/// `src` is private and has them; the program allows `dst` to be written; `plain` copies as its arguments (to, from, length) say, or fails.
 #[cold]
 pub(crate) unsafe fn store(
     state: &PageState,
@@ -60,30 +60,24 @@ pub(crate) unsafe fn store(
         let put = unsafe { libc::pwrite(memory.as_raw_fd(), from.cast(), part, to.addr() as libc::off_t) };
         usize::try_from(put) == Ok(part)
     };
-    each_page(state, dst.addr(), len, |done, part, protected| {
+    each_page(dst.addr(), len, |done, part| {
         let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
-        if !protected {
-            return plain(to, from, part);
-        }
         let first = part.saturating_sub(LAST);
-        (first == 0 || put(to, from, first))
-            && put(to.wrapping_add(first), from.wrapping_add(first), part - first)
+        plain(to, from, part)
+            || (state.is_protected(to.addr(), part)
+                && (first == 0 || put(to, from, first))
+                && put(to.wrapping_add(first), from.wrapping_add(first), part - first))
     })
 }
 
-/// Calls `f` for each page of `len` bytes at `start`, with the offset of its part, the bytes of that, and whether it is protected, as long as
-/// it returns true; whether it always did.
-fn each_page(
-    state: &PageState,
-    start: usize,
-    len: usize,
-    mut f: impl FnMut(usize, usize, bool) -> bool,
-) -> bool {
+/// Calls `f` for each page of `len` bytes at `start`, with the offset of its part and the bytes of that, as long as it returns true; whether it
+/// always did.
+fn each_page(start: usize, len: usize, mut f: impl FnMut(usize, usize) -> bool) -> bool {
     let mut done = 0;
     while done < len {
         let at = start + done;
         let part = (PAGE - at % PAGE).min(len - done);
-        if !f(done, part, state.is_protected(at, part)) {
+        if !f(done, part) {
             return false;
         }
         done += part;
@@ -91,9 +85,10 @@ fn each_page(
     true
 }
 
-#[cfg(all(test, not(miri)))]
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux", not(miri)))]
 mod tests {
     use super::*;
+    use crate::recover::tests::faults;
     use crate::{Memory, recover};
 
     const PAGES: usize = 4;
@@ -101,6 +96,7 @@ mod tests {
 
     /// Pages, of which `protected` have the protection, and the state that says so.
     fn pages(flags: libc::c_int, protection: libc::c_int, protected: &[usize]) -> (*mut u8, Memory) {
+        faults::install();
         let both = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping, which these tests alone use and which stays.
         unsafe {

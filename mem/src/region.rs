@@ -155,7 +155,7 @@ impl Region {
         self.page_state.as_ref().is_none_or(|state| state.has(self.at.addr().get() + offset, len))
     }
 
-    /// What the program did to the pages, if one of the bytes is on a page that it has protected.
+    /// What the program did to the pages, if one of the bytes is on a page that it has protected at some time.
     #[inline]
     pub(crate) fn protected(&self, offset: usize, len: usize) -> Option<&PageState> {
         self.page_state.as_deref().filter(|state| state.is_protected(self.at.addr().get() + offset, len))

@@ -148,14 +148,14 @@ impl<'a> Pinned<'a> {
         unsafe { self.region.as_ptr().add(self.offset + range.start) }
     }
 
-    /// What the program did to the pages, if it has protected one of `len` bytes at `start`.
+    /// What the program did to the pages, if it has protected one of those of `len` pinned bytes at `start`.
     #[cold]
     fn protected(&self, start: *const u8, len: usize) -> Option<&PageState> {
         self.region.protected(start.addr() - self.region.as_ptr().addr(), len)
     }
 
-    /// Whether the program has protected a page of `range`: a system call that is given its [`Pinned::io_vec`] may fail with EFAULT, where a copy
-    /// ([`Pinned::copy_to_vec`]) does not.
+    /// Whether the program has protected a page of `range` at some time: where a system call that is given its [`Pinned::io_vec`] fails with EFAULT
+    /// a copy ([`Pinned::copy_to_vec`]) may not.
     ///
     /// # Panics
     /// If `range` is not inside.

@@ -143,12 +143,6 @@ enum Element<'a> {
     Memory(&'a Pinned<'a>, Range<usize>),
 }
 
-impl Element<'_> {
-    fn is_protected(&self) -> bool {
-        matches!(self, Self::Memory(pin, range) if pin.is_protected(range))
-    }
-}
-
 /// Gives the socket as many pieces as one system call takes, behind the first `skip`: how many bytes it took, of how many. `None`:
 /// the memory of a piece is gone.
 fn send_pieces(
@@ -181,13 +175,13 @@ fn send_pieces(
             }
         })
     };
+    let mut copies = Vec::new();
     loop {
-        let copies = copies_of_protected(elements())?;
         let mut copied = copies.iter().peekable();
         let mut vecs = Vec::with_capacity(batch.count().saturating_sub(skip).min(MAX_PIECES));
         let mut offered = 0;
         for (at, element) in elements().enumerate() {
-            let vec = match (copied.next_if(|copy| copy.0 == at), element) {
+            let vec = match (copied.next_if(|copy: &&(usize, Vec<u8>)| copy.0 == at), element) {
                 (Some((_, copy)), _) => IoVec::from(&copy[..]),
                 (None, Element::Bytes(bytes)) => IoVec::from(bytes),
                 (None, Element::Memory(pin, range)) => pin.io_vec(range),
@@ -195,17 +189,20 @@ fn send_pieces(
             offered += vec.len();
             vecs.push(vec);
         }
-        match socket.send(&vecs) {
-            // The program has protected another one meanwhile.
-            Err(error)
-                if is_fault(&error) && elements().filter(Element::is_protected).count() > copies.len() => {}
-            result => return Some(result.map(|taken| (taken, offered))),
+        let result = socket.send(&vecs);
+        if result.as_ref().is_err_and(is_fault) {
+            let more = copies_of_protected(elements())?;
+            if more.len() > copies.len() {
+                copies = more;
+                continue;
+            }
         }
+        return Some(result.map(|taken| (taken, offered)));
     }
 }
 
-/// The program's protections bind system calls: what it has protected is copied, as [`Pinned::copy_to_vec`] may. Each copy with the
-/// position of its element; `None`: the memory of one is gone.
+/// The program's protections bind system calls, unlike [`Pinned::copy_to_vec`]: copies of what it has protected at some time, each with the
+/// position of its element. `None`: the memory of one is gone.
 fn copies_of_protected<'a>(elements: impl Iterator<Item = Element<'a>>) -> Option<Vec<(usize, Vec<u8>)>> {
     let mut copies = Vec::new();
     for (at, element) in elements.enumerate() {

@@ -33,19 +33,11 @@ static void check(const char *at, int seed, size_t length)
 		CHECK(at[i] == (char)(seed + i * 7));
 }
 
-static void *map_as(int flags)
-{
-	void *at = mmap(NULL, LENGTH, BOTH, flags | MAP_ANONYMOUS, -1, 0);
-
-	CHECK(at != MAP_FAILED);
-	return at;
-}
-
 /* A peer reads and writes private memory as if it were not protected. With a key: that denies every access. */
 static void by_a_peer(int protection, int key)
 {
 	struct pair pair = connected(), refused = connected(), other = connected();
-	char *memory = map_as(MAP_PRIVATE), *local = pair.a.mr->addr;
+	char *memory = map(BOTH), *local = pair.a.mr->addr;
 	struct ibv_mr *mr = ibv_reg_mr(pair.b.id->pd, memory, LENGTH, ALL);
 	struct ibv_mr *second = ibv_reg_mr(refused.b.id->pd, memory, LENGTH, ALL);
 	struct ibv_mr *third = ibv_reg_mr(other.b.id->pd, memory, LENGTH, ALL);
@@ -79,7 +71,7 @@ static void by_itself(int protection)
 
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		struct pair pair = connected();
-		char *memory[] = { map_as(MAP_PRIVATE), map_as(MAP_PRIVATE) };
+		char *memory[] = { map(BOTH), map(BOTH) };
 		struct ibv_mr *from = ibv_reg_mr(pair.a.id->pd, memory[0], LENGTH, IBV_ACCESS_LOCAL_WRITE);
 		struct ibv_mr *to = ibv_reg_mr(pair.b.id->pd, memory[1], LENGTH, IBV_ACCESS_LOCAL_WRITE);
 		struct ibv_sge source = { .addr = (uintptr_t)memory[0], .length = sizes[i], .lkey = from->lkey };
@@ -100,15 +92,54 @@ static void by_itself(int protection)
 	}
 }
 
+static atomic_bool done;
+
+static void *protect_again_and_again(void *at)
+{
+	while (!atomic_load(&done))
+		CHECK(!mprotect(at, LENGTH, PROT_NONE) && !mprotect(at, LENGTH, BOTH));
+	return NULL;
+}
+
+/* Rights come and go in the midst of copies and of system calls. */
+static void while_protections_change(void)
+{
+	struct pair pair = connected(), other = connected();
+	char *memory = map(BOTH);
+	struct ibv_mr *from = ibv_reg_mr(pair.a.id->pd, memory, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mr *mr = ibv_reg_mr(other.b.id->pd, memory, LENGTH, ALL);
+	struct ibv_sge source = { .addr = (uintptr_t)memory, .length = LENGTH, .lkey = from->lkey };
+	struct ibv_send_wr send = { .sg_list = &source, .num_sge = 1, .opcode = IBV_WR_SEND,
+				    .send_flags = IBV_SEND_SIGNALED }, *bad;
+	pthread_t thread;
+
+	CHECK(mr);
+	fill(memory, 6);
+	atomic_store(&done, false);
+	CHECK(!pthread_create(&thread, NULL, protect_again_and_again, memory));
+	for (int i = 0; i < 300; i++) {
+		post_recv(&pair.b, LENGTH);
+		CHECK(!ibv_post_send(pair.a.id->qp, &send, &bad));
+		CHECK(completion(&pair.a) == IBV_WC_SUCCESS && completion(&pair.b) == IBV_WC_SUCCESS);
+		check(pair.b.mr->addr, 6, LENGTH);
+		CHECK(request(&other, IBV_WR_RDMA_READ, mr, 0, LENGTH) == IBV_WC_SUCCESS);
+		check(other.a.mr->addr, 6, LENGTH);
+		CHECK(request(&other, IBV_WR_RDMA_WRITE, mr, 0, LENGTH) == IBV_WC_SUCCESS);
+	}
+	atomic_store(&done, true);
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(!ibv_dereg_mr(from) && !ibv_dereg_mr(mr));
+}
+
 /* The kernel writes no shared mapping that the program may not write. */
 static void shared(void)
 {
 	struct pair pair = connected(), other = connected();
-	char *memory = map_as(MAP_SHARED);
+	char *memory = mmap(NULL, LENGTH, BOTH, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	struct ibv_mr *mr = ibv_reg_mr(pair.b.id->pd, memory, LENGTH, ALL);
 	struct ibv_mr *second = ibv_reg_mr(other.b.id->pd, memory, LENGTH, ALL);
 
-	CHECK(mr && second);
+	CHECK(memory != MAP_FAILED && mr && second);
 	fill(memory, 4);
 	CHECK(!mprotect(memory, LENGTH, PROT_NONE));
 	CHECK(request(&pair, IBV_WR_RDMA_READ, mr, 0, LENGTH) == IBV_WC_SUCCESS);
@@ -124,7 +155,7 @@ static void shared(void)
 static void unmapped(void)
 {
 	struct pair pair = connected();
-	char *memory = map_as(MAP_PRIVATE), *again;
+	char *memory = map(BOTH), *again;
 	struct ibv_mr *mr = ibv_reg_mr(pair.b.id->pd, memory, LENGTH, ALL);
 
 	CHECK(mr && !mprotect(memory, LENGTH, PROT_NONE) && !munmap(memory, LENGTH));
@@ -156,8 +187,6 @@ static void on_barrier(int number, siginfo_t *info, void *context)
 		_exit(4);
 }
 
-static atomic_bool done;
-
 /* The program's own writes, to the second half of each page: between two of a page lies at least one barrier of the collector. */
 static void *mutate(void *unused)
 {
@@ -178,7 +207,7 @@ static void write_barrier(void)
 	pthread_t thread;
 	int before;
 
-	heap = map_as(MAP_PRIVATE);
+	heap = map(BOTH);
 	CHECK((mr = ibv_reg_mr(pair.b.id->pd, heap, LENGTH, ALL)));
 	CHECK(!sigaction(SIGSEGV, &action, NULL));
 	CHECK(!mprotect(heap, LENGTH, PROT_READ));
@@ -191,6 +220,7 @@ static void write_barrier(void)
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, 0, LENGTH) == IBV_WC_SUCCESS);
 	CHECK(barriers == 1 && heap[0] == 0x5A && heap[5 * PAGE] == 0x5A && heap[LENGTH - 1] == 0x5A);
 	/* A collector that sets it again and again, while the program writes and the peer does. */
+	atomic_store(&done, false);
 	CHECK(!pthread_create(&thread, NULL, mutate, NULL));
 	before = barriers;
 	for (int i = 0; i < 500 || barriers < before + 50; i++) {
@@ -217,6 +247,7 @@ int main(void)
 	if (key >= 0)
 		by_a_peer(BOTH, key);
 	by_itself(PROT_NONE);
+	while_protections_change();
 	shared();
 	unmapped();
 	write_barrier();
