@@ -41,7 +41,7 @@ Exit codes:
 /// Describe uiw as a device of containers, in JSON.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The kind of device that programs see, unless the container has UIW_PERSONA: iwarp, roce or ib. The wire is the same
+    /// The kind of device that programs see: iwarp, roce or ib. The wire is the same
     #[arg(long, value_name = "KIND", value_parser = run::persona)]
     persona: Option<String>,
 }
