@@ -97,9 +97,9 @@ impl Place {
         {
             fs::create_dir_all(place.folder.join(name)).expect("a folder");
         }
-        for name in ["", "image", "image/etc"] {
-            let mode = fs::Permissions::from_mode(0o755);
-            fs::set_permissions(place.folder.join(name), mode).expect("a readable folder");
+        for (name, mode) in [("", 0o755), ("image", 0o755), ("image/etc", 0o755), ("image/tmp", 0o1777)] {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(place.folder.join(name), mode).expect("the folder's permissions");
         }
         for name in ["home", "home/run"] {
             chown(place.folder.join(name), Some(ORDINARY), Some(ORDINARY)).expect("an owner");
