@@ -89,7 +89,7 @@ fn describe(program: &str, libraries: &str, persona: Option<&str>) -> Value {
                         "hookName": "createContainer",
                         "path": program,
                         "args": ["uiw", "cdi-hook"],
-                        // The variables of the user who starts the container are not the container's.
+                        // The container has none of the variables of its user.
                         "env": ["PATH=/usr/bin:/bin"],
                     }],
                 },
@@ -121,7 +121,7 @@ fn hook_failure(what: impl std::fmt::Display, why: impl std::fmt::Display) -> Fa
     Failure::new(Exit::Failed, what, why, "use the device uiw.dev/rdma=libraries, which needs no hook")
 }
 
-/// What the hook knows of a container.
+/// What the hook needs of a container.
 #[derive(Debug, PartialEq, Eq)]
 struct Container {
     /// Its root file system, as its runtime sees it.

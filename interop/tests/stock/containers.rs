@@ -21,7 +21,7 @@ const PROGRAMS: [&str; 9] =
 /// The user that is not root.
 const ORDINARY: u32 = 65534;
 
-/// What a script is run behind. Podman sees cgroups of version 1 alone, as Debian's crun does not know the mix of both, and a
+/// What a script is run behind. Podman sees cgroups of version 1 alone, as Debian's crun does not support the mix of both, and a
 /// `/run` and a `/dev/shm` of its own.
 const ENTER: &str = r#"
     set -e
@@ -42,7 +42,7 @@ const AS_ROOT: &str = r#"
     }
 "#;
 
-/// The same as an ordinary user, who may not have cgroups.
+/// The same as an ordinary user, without cgroups, which need rights.
 const AS_USER: &str = r#"
     run() {
         network=$1; shift

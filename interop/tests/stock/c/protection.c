@@ -94,7 +94,7 @@ static void by_itself(int protection)
 
 static atomic_bool done;
 
-static void *protect_again_and_again(void *at)
+static void *toggle_protection(void *at)
 {
 	while (!atomic_load(&done))
 		CHECK(!mprotect(at, LENGTH, PROT_NONE) && !mprotect(at, LENGTH, BOTH));
@@ -116,7 +116,7 @@ static void while_protections_change(void)
 	CHECK(mr);
 	fill(memory, 6);
 	atomic_store(&done, false);
-	CHECK(!pthread_create(&thread, NULL, protect_again_and_again, memory));
+	CHECK(!pthread_create(&thread, NULL, toggle_protection, memory));
 	for (int i = 0; i < 300; i++) {
 		post_recv(&pair.b, LENGTH);
 		CHECK(!ibv_post_send(pair.a.id->qp, &send, &bad));
@@ -219,7 +219,7 @@ static void write_barrier(void)
 	/* Pages with and without the barrier. */
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, 0, LENGTH) == IBV_WC_SUCCESS);
 	CHECK(barriers == 1 && heap[0] == 0x5A && heap[5 * PAGE] == 0x5A && heap[LENGTH - 1] == 0x5A);
-	/* A collector that sets it again and again, while the program writes and the peer does. */
+	/* A collector that sets it repeatedly, while the program writes and the peer does. */
 	atomic_store(&done, false);
 	CHECK(!pthread_create(&thread, NULL, mutate, NULL));
 	before = barriers;
