@@ -123,6 +123,15 @@ pub struct Event {
     pub writable: bool,
 }
 
+/// What a stream has received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readable {
+    /// So many bytes; more may come.
+    Bytes(usize),
+    /// All that comes: the peer has sent its FIN, or the connection is gone.
+    All,
+}
+
 /// One TCP connection, or something that behaves as one. To drop it closes it.
 ///
 /// A stream made by [`Stack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
@@ -151,6 +160,16 @@ pub trait Stream: Any + Send {
     /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
     /// [`Rest::WaitForMore`].
     fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
+        Ok(None)
+    }
+
+    /// What [`Stream::recv`] finds at least. Until it is asked again, the stack has room for `wanted` bytes and may report fewer than these
+    /// as not readable, unless they are all. `Ok(None)`, always the same for a stream: the stack cannot say, and `wanted` has no effect.
+    ///
+    /// # Errors
+    /// The system's.
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
+        let _ = wanted;
         Ok(None)
     }
 

@@ -317,6 +317,10 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
         self.hooks.recv(&mut *self.inner, bufs)
     }
 
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
+        self.inner.readable(wanted)
+    }
+
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
         self.hooks.set_interest(&mut *self.inner, interest)
     }

@@ -4,7 +4,9 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Interest, ListenOptions, Listener, OptionError, RecvBuf, Rest, Stream, StreamOptions, Token};
+use crate::{
+    Interest, ListenOptions, Listener, OptionError, Readable, RecvBuf, Rest, Stream, StreamOptions, Token,
+};
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
@@ -18,6 +20,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check::new("segment_size", "the effective segment size is one", segment_size),
     Check::new("info", "what a stream reports of itself is no more than was", info),
     Check::new("to_itself", "a stream to itself receives what it sends, and its own FIN", to_itself),
+    Check::new("readable", "what can be received is counted, up to the FIN", readable),
     Check::new(
         "peek_takes_nothing",
         "received bytes can be peeked at, and remain in the buffer",
@@ -137,6 +140,28 @@ fn to_itself(s: &mut Session) -> Verdict {
     expect_kind("recv of nothing", recv(&mut *stream, 1), ErrorKind::WouldBlock)?;
     stream.shutdown().map_err(unexpected("shutdown"))?;
     s.expect_fin(HERE, &mut *stream)
+}
+
+fn ask(stream: &mut dyn Stream, wanted: usize) -> Verdict<Readable> {
+    let readable = stream.readable(wanted).map_err(unexpected("readable"))?;
+    readable.ok_or(Stop::NotOffered("a count of what can be received"))
+}
+
+fn readable(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    ensure!(ask(&mut *server, 1)? == Readable::Bytes(0), "what was not sent is counted");
+    s.send_all(HERE, &mut *client, b"0123456789")?;
+    s.wait_idle()?;
+    wait_readable(s)?;
+    for wanted in [1, 10, 100_000] {
+        let seen = ask(&mut *server, wanted)?;
+        ensure!(seen == Readable::Bytes(10), "{seen:?} where 10 bytes wait");
+    }
+    // More than wait are wanted: before the FIN, reports may be missing.
+    client.shutdown().map_err(unexpected("shutdown"))?;
+    s.until("the FIN is known", |_| Ok(ask(&mut *server, 100_000)? == Readable::All))?;
+    wait_readable(s)?;
+    s.expect(THERE, &mut *server, b"0123456789")
 }
 
 /// What [`Stream::peek`] found.

@@ -17,7 +17,7 @@ use super::congestion::{self, Congestion};
 use super::multipath::{self, Kind};
 use super::syscall::Subflows;
 use super::{data, flags, setup, syscall};
-use crate::{Interest, Multipath, Stream, StreamInfo, Token, attached_stream, no_bytes};
+use crate::{Interest, Multipath, Readable, Stream, StreamInfo, Token, attached_stream, no_bytes};
 
 /// The kernel's segment size is asked for again with every so many questions: it changes with the path MTU, which is
 /// rare, and asking costs a system call.
@@ -43,6 +43,8 @@ pub struct TcpStream {
     asked: Cell<u32>,
     /// To be applied when the connection is made.
     congestion: Option<Congestion>,
+    /// Bytes below which the kernel does not report the socket as readable.
+    wanted: usize,
     /// Of the stack: a connection of an MPTCP stack may have fallen back to TCP.
     kind: Kind,
 }
@@ -74,6 +76,7 @@ impl TcpStream {
             local,
             peer,
             emss: Cell::new(EMSS_DEFAULT),
+            wanted: 1,
             asked: Cell::new(EMSS_EVERY),
             congestion: congestion.map(Congestion::new),
             kind: Kind::Tcp,
@@ -149,6 +152,17 @@ impl Stream for TcpStream {
             }
             received => received,
         }
+    }
+
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
+        if self.wanted != wanted {
+            syscall::set_low_water_mark(self.socket()?.as_fd(), wanted)?;
+            self.wanted = wanted;
+        }
+        let fd = self.socket()?.as_fd();
+        let bytes = syscall::readable(fd)?;
+        let is_all = bytes < wanted && syscall::has_ended(fd)?;
+        Ok(Some(if is_all { Readable::All } else { Readable::Bytes(bytes) }))
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {

@@ -43,6 +43,33 @@ pub(super) fn recv(fd: BorrowedFd<'_>, bufs: &mut [IoVecMut<'_>]) -> io::Result<
     retry(|| unsafe { libc::recvmsg(fd, &mut message, 0) })
 }
 
+/// Bytes that wait to be received.
+pub(super) fn readable(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: the call writes one integer.
+    retry(|| unsafe { libc::ioctl(fd.as_raw_fd(), libc::FIONREAD, &raw mut count) as isize })?;
+    Ok(count.unsigned_abs() as usize)
+}
+
+/// Whether the peer has sent its FIN, or the connection is gone.
+pub(super) fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: the call reads and writes one entry, and does not wait.
+    let ended = retry(|| unsafe { libc::poll(&raw mut entry, 1, 0) as isize })?;
+    Ok(ended > 0)
+}
+
+/// Has the kernel report the socket as readable when it has `bytes`, and make room for them (SO_RCVLOWAT of tcp(7)).
+pub(super) fn set_low_water_mark(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let (value, len) = ((&raw const bytes).cast(), size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the call reads one integer.
+    retry(|| unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, value, len) as isize
+    })?;
+    Ok(())
+}
+
 fn message(elements: *mut libc::iovec, count: usize) -> libc::msghdr {
     // SAFETY: null pointers and zero lengths are a valid msghdr: no address, no control message.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -16,6 +16,7 @@ use crate::options::ConnOptions;
 use crate::qp::QpInner;
 use liveness::{Liveness, Verdict};
 use partial::PartialFpdu;
+use receive::Starved;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,8 +57,10 @@ pub(crate) struct Conn {
     counted: usize,
     /// When the FPDU began of which a part is kept.
     partial_since: Time,
-    /// The socket is not read until other connections release bytes that they hold.
-    starved: bool,
+    /// Set while the socket is not read, as the receive memory budget is short.
+    starved: Option<Starved>,
+    /// The stack was told how long the FPDU is that comes.
+    reads_whole: bool,
     /// The peer's FIN was read while a Send waits for a receive: it counts behind what is kept.
     eof: bool,
     /// Earliest entry of this connection among the timers: a deadline that moves later needs no entry of its own, so that the heap
@@ -114,7 +117,8 @@ impl Conn {
             partial: PartialFpdu::default(),
             counted: 0,
             partial_since: Time::NEVER,
-            starved: false,
+            starved: None,
+            reads_whole: false,
             eof: false,
             entry: Time::NEVER,
             retry: Time::NEVER,
@@ -157,9 +161,10 @@ impl Conn {
     }
 
     /// When the FPDU began that the peer has sent a part of and is silent since; `None` where nothing is kept, or the peer is not to
-    /// blame, as a Send waits for a receive.
+    /// blame, as a Send waits for a receive or the socket is not read.
     pub(crate) fn partial_since(&self) -> Option<Time> {
-        (self.counted > 0 && self.stream.is_open() && !self.stream.is_stalled()).then_some(self.partial_since)
+        let waits = self.starved.is_none() && !self.stream.is_stalled();
+        (self.counted > 0 && self.stream.is_open() && waits).then_some(self.partial_since)
     }
 
     /// Its queue pair is gone, and its peer still waits for answers.
@@ -253,7 +258,7 @@ impl Conn {
 
     /// Whether news of the socket can be used. Otherwise an interest in it would wake the active poller repeatedly.
     fn reads(&self) -> bool {
-        self.stream.accepts_bytes() && !self.starved
+        self.stream.accepts_bytes() && !self.starved.is_some_and(Starved::is_deaf)
     }
 
     /// Sets the stack's interest for wake-ups; a system call only on change.

@@ -5,15 +5,45 @@ use super::Conn;
 use crate::driver::{RX_STAGING, Services};
 use std::io;
 use std::time::Duration;
-use uiw_llp::Rest;
+use uiw_llp::{Readable, Rest};
 use uiw_mem::IoVecMut;
 
 /// Reads of a closing connection in one round.
 const DISCARDS_PER_ROUND: usize = 4;
 /// Bytes of start-up read at most before a frame must be whole: header, private data, and some of what follows.
 const STARTUP_BYTES: usize = 4096;
-/// The receive memory budget is asked again after this time.
+/// Bytes of a front that are kept while the receive memory budget is short: they say how long the FPDU is.
+const FRONT: usize = 512;
+/// Bytes of the longest FPDU, with Markers, and of what is read behind it.
+const WHOLE: usize = 128 << 10;
+/// The shortest and the longest time after which a socket that is not read is asked again.
 const STARVED_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
+
+/// A socket that is not read, as the receive memory budget is short.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Starved {
+    /// Bytes that it had.
+    available: usize,
+    /// It is asked again after this time, whatever the stack reports. Without it, the stack reports when the FPDU is whole.
+    pause: Option<Duration>,
+}
+
+impl Starved {
+    /// Whether reports of the stack are of no use.
+    pub(super) fn is_deaf(self) -> bool {
+        self.pause.is_some()
+    }
+}
+
+/// How much is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    /// What the socket has.
+    All,
+    /// FPDUs that have come as a whole, so that less than two [`FRONT`]s are kept.
+    Whole,
+}
 
 /// What became of a peek at the stack's memory.
 enum PeekResult {
@@ -38,24 +68,90 @@ impl Conn {
         if self.stream.is_stalled() && !self.unpark(services) || self.stream.peer_has_closed() {
             return false;
         }
-        self.starved = self.partial.is_empty() && !services.shared.budget.has_room(RX_STAGING);
-        if self.starved {
-            services.is_short = true;
-            self.state.counters.wait(uiw_counters::Wait::Memory);
-            self.retry = services.now.after(STARVED_PAUSE);
-            return false;
+        if self.partial.len() < 2 * FRONT && !services.shared.budget.has_room(RX_STAGING) {
+            return self.receive_short(services);
         }
+        self.read_all();
+        self.receive_by(Reads::All, services)
+    }
+
+    fn receive_by(&mut self, reads: Reads, services: &mut Services) -> bool {
         let mut staging = std::mem::take(&mut services.staging);
-        let moved = self.receive_into(&mut staging, services);
+        let moved = self.receive_into(&mut staging, reads, services);
         services.staging = staging;
         moved
+    }
+
+    /// Ends reading by whole FPDUs.
+    fn read_all(&mut self) {
+        self.starved = None;
+        if std::mem::take(&mut self.reads_whole) {
+            // An error of the socket is the next read's, too.
+            let _ = self.socket.readable(1);
+        }
+    }
+
+    /// Reads while the receive memory budget has no room: peers that each send the front of an FPDU must not prevent reads of others.
+    #[cold]
+    fn receive_short(&mut self, services: &mut Services) -> bool {
+        services.is_short = true;
+        if !std::mem::replace(&mut self.reads_whole, true) {
+            // Room for any FPDU, before a peer finds too little and waits for its timer. An error is the next read's, too.
+            let _ = self.socket.readable(WHOLE);
+        }
+        let before = self.starved.take();
+        if !services.shared.budget.has_room_for_whole(WHOLE) {
+            self.starve(Starved { available: 0, pause: Some(STARVED_PAUSE) }, before, services);
+            return false;
+        }
+        let moved = self.receive_by(Reads::Whole, services);
+        if let Some(starved) = self.starved.take() {
+            self.starve(starved, before.filter(|_| !moved), services);
+        }
+        moved
+    }
+
+    /// The socket is not read for now. If it had as many bytes `before`, reports of the stack are of no use, and it is asked after a time
+    /// that grows.
+    fn starve(&mut self, mut starved: Starved, before: Option<Starved>, services: &Services) {
+        if let Some(before) = before.filter(|before| before.available == starved.available) {
+            starved.pause = Some(before.pause.map_or(STARVED_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE)));
+        }
+        if let Some(pause) = starved.pause {
+            self.retry = services.now.after(pause);
+        }
+        self.starved = Some(starved);
+        self.state.counters.wait(uiw_counters::Wait::Memory);
+    }
+
+    /// Up to how many bytes may be read into staging, where `have` bytes of an FPDU are, so that less than two [`FRONT`]s are kept behind
+    /// what the stream takes. `None`: none, until more has come.
+    fn end_of_whole(&mut self, have: usize) -> io::Result<Option<usize>> {
+        let needed = self.stream.needed().max(have + 1);
+        let available = match self.socket.readable(needed - have)? {
+            // Nothing of it is kept.
+            Some(Readable::All) => return Ok(Some(RX_STAGING)),
+            Some(Readable::Bytes(0)) => return Ok(Some(have + FRONT)),
+            Some(Readable::Bytes(bytes)) => bytes,
+            // What has begun is read to its end.
+            None if have > 0 => return Ok(Some(RX_STAGING)),
+            None => 0,
+        };
+        if have + available >= needed {
+            return Ok(Some((needed + FRONT).min(RX_STAGING)));
+        }
+        if have < FRONT && available > 0 {
+            return Ok(Some(FRONT));
+        }
+        self.starved = Some(Starved { available, pause: None });
+        Ok(None)
     }
 
     /// Reads outside of Full Operation.
     #[cold]
     fn receive_outside(&mut self, services: &mut Services) -> bool {
         // Nothing is kept of what is read: the budget does not matter.
-        self.starved = false;
+        self.read_all();
         if self.stream.is_starting() { self.receive_startup(services) } else { self.discard(services) }
     }
 
@@ -67,7 +163,7 @@ impl Conn {
         goes_on && self.stream.is_open()
     }
 
-    fn receive_into(&mut self, staging: &mut [u8], services: &mut Services) -> bool {
+    fn receive_into(&mut self, staging: &mut [u8], reads: Reads, services: &mut Services) -> bool {
         let mut moved = false;
         if !self.partial.is_empty() {
             // Bytes that came with the Reply, or behind a segment that was parked.
@@ -97,6 +193,14 @@ impl Conn {
         for _ in 0..services.turn {
             let mut end = staging.len();
             match self.peek(have, services) {
+                PeekResult::Elsewhere if reads == Reads::Whole => match self.end_of_whole(have) {
+                    Ok(Some(until)) => end = until,
+                    Ok(None) => break,
+                    Err(error) => {
+                        self.on_lost(&error, services);
+                        break;
+                    }
+                },
                 PeekResult::Elsewhere => {}
                 PeekResult::Staged { until } => end = until,
                 PeekResult::Used { more } => {
@@ -194,7 +298,7 @@ impl Conn {
     /// may still wait in the socket, or a reset. What is there is kept until the stream takes it; that is no more than the socket
     /// holds, as nothing else comes.
     pub(super) fn read_ahead(&mut self, services: &mut Services) {
-        if self.starved {
+        if self.starved.is_some_and(Starved::is_deaf) {
             // A timer reads it.
             return self.leave_set();
         }

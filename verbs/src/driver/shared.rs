@@ -61,8 +61,8 @@ impl Limits {
 }
 
 /// The receive memory budget: bytes that connections keep between rounds, the front of an FPDU or everything behind a Send that
-/// waits for a receive. One bound for all connections of a device; a connection that would pass it is not read until others release
-/// bytes.
+/// waits for a receive. One bound for all connections of a device. The last eighth of it is for connections that keep next to nothing:
+/// whole FPDUs are read for them while it lasts.
 #[derive(Debug)]
 pub(crate) struct Budget {
     held: AtomicUsize,
@@ -74,8 +74,13 @@ impl Budget {
         Self { held: AtomicUsize::new(0), limit }
     }
 
-    /// Whether another `bytes` may be held.
+    /// Whether another `bytes` may be held by a connection that is read as far as its socket has bytes.
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        self.held.load(Ordering::Relaxed) + bytes <= self.limit - self.limit / 8
+    }
+
+    /// Whether another `bytes` may be held by a connection of which whole FPDUs are read.
+    pub(crate) fn has_room_for_whole(&self, bytes: usize) -> bool {
         self.held.load(Ordering::Relaxed) + bytes <= self.limit
     }
 

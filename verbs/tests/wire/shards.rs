@@ -1,7 +1,8 @@
 //! A device with several shards: connections between them, control calls while another thread drives, and the end of a device.
 
-use crate::common::{End, Make, loopback, pair_of, plain, responder_opt};
+use crate::common::{End, Make, loopback, pair_of, peek, plain, responder_opt};
 use crate::peer::{Peer, TIMEOUT, tagged};
+use crate::simulation;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
@@ -215,30 +216,64 @@ fn a_dropped_device_has_released_its_stack() {
     }
 }
 
-/// Peers that begin an FPDU and fall silent, so many that the receive memory budget is used up, do not keep others from being read.
+/// Receive memory for the fronts of a few of [`silent`] peers.
+const SHORT_MEMORY: usize = 1 << 20;
+
+/// Peers that begin an FPDU and fall silent, so many that the receive memory budget is used up.
+fn silent(device: &Device) -> Vec<(End, Peer)> {
+    let begun = |_| {
+        let end = End::on(device);
+        let mut peer = responder_opt(&end, &plain());
+        let fpdu = peer.seal(&tagged(Opcode::Write, 1, 0, true, &vec![0; 60_000]));
+        peer.raw(&fpdu[..59_000]);
+        (end, peer)
+    };
+    (0..40).map(begun).collect()
+}
+
+fn ended(silent: &[(End, Peer)]) -> usize {
+    silent.iter().filter(|(end, _)| end.qp.state() == QpState::Err).count()
+}
+
 #[test]
-fn silent_peers_inside_an_fpdu_do_not_block_others() {
-    let limits = Limits::default().max_held_bytes(1 << 20);
+fn silent_peers_inside_an_fpdu_are_ended_when_memory_is_short() {
+    let limits = Limits::default().max_held_bytes(SHORT_MEMORY);
     let device = device(TcpStack::new().unwrap(), 2, limits);
-    let silent: Vec<(End, Peer)> = (0..40)
-        .map(|_| {
-            let end = End::on(&device);
-            let mut peer = responder_opt(&end, &plain());
-            let fpdu = peer.seal(&tagged(Opcode::Write, 1, 0, true, &vec![0; 60_000]));
-            peer.raw(&fpdu[..59_000]);
-            (end, peer)
-        })
-        .collect();
+    let silent = silent(&device);
     let end = End::on(&device);
     let mut peer = responder_opt(&end, &plain());
+    let mut id = 0;
+    while ended(&silent) == 0 {
+        end.recv(id, 0, 64);
+        peer.send(b"well-behaved");
+        end.received_ok(id);
+        id += 1;
+    }
+    assert!(ended(&silent) < 40, "{} of 40 were ended", ended(&silent));
+}
+
+/// Whole FPDUs of others are read at once, long before a silent peer is ended.
+#[test]
+fn silent_peers_inside_an_fpdu_do_not_delay_others() {
+    let device = simulation::device(Limits::default().max_held_bytes(SHORT_MEMORY));
+    let silent = silent(&device);
+    let end = End::on(&device);
+    let mut peer = responder_opt(&end, &plain());
+    let begun = simulation::now();
     for id in 0..20 {
         end.recv(id, 0, 64);
         peer.send(b"well-behaved");
         end.received_ok(id);
+        let large = vec![id as u8; 60_000];
+        peer.write(end.mr.rkey().0, end.mr.addr(), &large);
     }
-    // Some of the others were ended, and each of those is reported.
-    let ended = silent.iter().filter(|(end, _)| end.qp.state() == QpState::Err).count();
-    assert!((1..40).contains(&ended), "{ended} of 40 were ended");
+    end.recv(20, 0, 64);
+    peer.send(b"behind the last Write");
+    end.received_ok(20);
+    assert!(peek(&end.mr, 64, 59_936) == [19; 59_936]);
+    let took = simulation::now() - begun;
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    assert_eq!(ended(&silent), 0);
 }
 
 /// Hooks that count what the stack reports, and the bytes that its streams receive.
@@ -275,18 +310,19 @@ impl StreamHooks for Reports {
 fn a_hang_up_while_the_receive_memory_is_used_up_is_reported_once_and_loses_nothing() {
     let reports = Reports::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
-    // Room for one read: none once anything is kept.
-    let limits = Limits::default().max_held_bytes(256 << 10);
+    // Room for one read: none, not even for one FPDU, once four are kept.
+    let limits = Limits::default().max_held_bytes(340 << 10);
     let options = DeviceOptions::default().progress(Progress::Manual).shards(1).limits(limits);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     let settings = plain().no_receive_timeout(TIMEOUT).close_timeout(TIMEOUT);
-    let [holder, other] = [End::on(&device), End::on(&device)];
-    let mut holder_peer = responder_opt(&holder, &settings);
+    let holders: [End; 4] = std::array::from_fn(|_| End::on(&device));
+    let mut holders = holders.map(|end| (responder_opt(&end, &settings), end));
+    let other = End::on(&device);
     let mut peer = responder_opt(&other, &settings);
-    // No receive is posted: the message is kept.
+    // No receive is posted: the messages are kept.
     let before = reports.received.load(Ordering::SeqCst);
-    holder_peer.send(&[7; 1000]);
-    while reports.received.load(Ordering::SeqCst) < before + 1000 {
+    holders.iter_mut().for_each(|(peer, _)| peer.send(&[7; 60_000]));
+    while reports.received.load(Ordering::SeqCst) < before + 4 * 60_000 {
         device.pump();
     }
     let before = reports.received.load(Ordering::SeqCst);
@@ -304,9 +340,11 @@ fn a_hang_up_while_the_receive_memory_is_used_up_is_reported_once_and_loses_noth
     let events = reports.events.load(Ordering::SeqCst) - events;
     assert!(events < 10, "the hang-up was reported {events} times in 100 polls");
     assert_eq!(reports.received.load(Ordering::SeqCst), before, "nothing is read without room");
-    // The message is taken, and there is room again.
-    holder.recv(0, 0, 1000);
-    holder.received_ok(0);
+    // The messages are taken, and there is room again.
+    for (_, holder) in &holders {
+        holder.recv(0, 0, 60_000);
+        holder.received_ok(0);
+    }
     (0..2).for_each(|id| other.recv(id, 64 * id, 64));
     (0..2).for_each(|id| _ = other.received_ok(id));
     assert!(other.ended().orderly);

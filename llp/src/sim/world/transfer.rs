@@ -8,7 +8,7 @@ use std::{
 use uiw_mem::{IoVec, IoVecMut};
 
 use super::{EndId, Packet, State, World};
-use crate::{Event, Interest, StreamInfo, no_bytes};
+use crate::{Event, Interest, Readable, StreamInfo, no_bytes};
 
 impl World {
     pub(in crate::sim) fn send(&mut self, id: EndId, bufs: &[IoVec<'_>]) -> io::Result<usize> {
@@ -101,6 +101,13 @@ impl World {
             other.unread -= len;
         }
         Ok(len)
+    }
+
+    pub(in crate::sim) fn readable(&mut self, id: EndId) -> io::Result<Readable> {
+        self.arrive(id);
+        let end = self.end(id)?;
+        let is_all = end.peer_fin || end.state != State::Made;
+        Ok(if is_all { Readable::All } else { Readable::Bytes(end.received.len()) })
     }
 
     pub(in crate::sim) fn set_interest(&mut self, id: EndId, interest: Interest) -> io::Result<()> {
