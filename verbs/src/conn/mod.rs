@@ -59,7 +59,7 @@ pub(crate) struct Conn {
     partial_since: Time,
     /// Set while the socket is not read, as the receive memory budget is short.
     starved: Option<Starved>,
-    /// The stack was told how long the FPDU is that comes.
+    /// The stack has the length of the FPDU that comes.
     reads_whole: bool,
     /// The peer's FIN was read while a Send waits for a receive: it counts behind what is kept.
     eof: bool,
