@@ -16,7 +16,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use uiw_mem::{Discards, recover};
+use uiw_mem::{PageState, recover};
 
 /// The registered ranges of a process.
 ///
@@ -109,11 +109,12 @@ fn table_or_new() -> &'static Table {
 pub(crate) struct Registered(Option<Key>);
 
 impl Registered {
-    /// `len` bytes at `start` are about to be registered; `discards` are those of their memory.
-    pub(crate) fn new(start: usize, len: usize, discards: &Arc<Discards>) -> Self {
+    /// `len` bytes at `start` are about to be registered; `page_state` is that of their memory.
+    pub(crate) fn new(start: usize, len: usize, page_state: &Arc<PageState>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let key = Key { start, id: NEXT.fetch_add(1, Ordering::Relaxed) };
-        let mut range = Registration { key, end: start.saturating_add(len), discards: Arc::clone(discards) };
+        let end = start.saturating_add(len);
+        let mut range = Registration { key, end, page_state: Arc::clone(page_state) };
         let table = table_or_new();
         let mut room = Room::NONE;
         loop {
@@ -154,30 +155,42 @@ impl Drop for Registered {
 ///
 /// Allocators call this with their locks held: nothing is allocated, and what it waits for is bounded.
 pub fn discard(start: usize, len: usize) {
+    let Some(range) = each_registration(start, len, PageState::discard) else { return };
+    let errno = Errno::last();
+    if let Some(device) = engine::opened() {
+        device.discard_memory(range);
+    }
+    errno.set();
+}
+
+/// The program is about to take rights away from `len` bytes at `start`, whose content stays: copies that its own rights do not allow are made
+/// by the kernel from now on, and system calls that they do not allow are given copies.
+///
+/// As [`discard`], and it waits for nothing: a copy that faults finds the note.
+pub fn protect(start: usize, len: usize) {
+    each_registration(start, len, PageState::protect);
+}
+
+/// Calls `f` for the state of each registered memory that has some of `len` bytes at `start`, with the range of whole pages. Returns the
+/// range if there was one.
+fn each_registration(start: usize, len: usize, f: fn(&PageState, &Range<usize>)) -> Option<Range<usize>> {
     if COUNT.load(Ordering::SeqCst) == 0 || len == 0 {
-        return;
+        return None;
     }
     let page = page_size();
     if !start.is_multiple_of(page) {
         // The call fails.
-        return;
+        return None;
     }
-    let Some(end) = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return };
-    let range = start..end;
-    let Some(locked) = table().and_then(Table::lock) else { return };
+    let range = start..start.checked_add(len)?.checked_next_multiple_of(page)?;
+    let locked = table().and_then(Table::lock)?;
     let mut any = false;
     locked.ranges.each_overlap(&range, &mut |registration| {
-        registration.discards.add(&range);
+        f(&registration.page_state, &range);
         any = true;
     });
     drop(locked);
-    if any {
-        let errno = Errno::last();
-        if let Some(device) = engine::opened() {
-            device.discard_memory(range);
-        }
-        errno.set();
-    }
+    any.then_some(range)
 }
 
 /// Bytes of a page.

@@ -54,8 +54,10 @@ pub(crate) fn make_writable(folder: &Path) -> io::Result<()> {
     let back = std::env::current_dir();
     std::env::set_current_dir(folder)?;
     let entries: Vec<_> = fs::read_dir(".")?.collect::<io::Result<_>>()?;
+    let mode = fs::metadata(".")?.permissions();
     // Its devices can be used: they are bound from the mounts that they are on.
     mount("tmpfs".as_ref(), folder, Some("tmpfs"), libc::MS_NOSUID | libc::MS_NODEV)?;
+    fs::set_permissions(folder, mode)?;
     for entry in entries {
         let (from, to) = (entry.file_name(), folder.join(entry.file_name()));
         let kind = entry.file_type()?;

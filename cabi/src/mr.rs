@@ -103,8 +103,8 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
     // discarded by the functions that the library exports.
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
-        .discards()
-        .map_or(Registered::on_demand(), |discards| Registered::new(start, length, discards));
+        .page_state()
+        .map_or(Registered::on_demand(), |page_state| Registered::new(start, length, page_state));
     Ok(Bytes { memory, registered, start: start as u64 })
 }
 

@@ -6,9 +6,11 @@ use crate::device::speed::PortSpeed;
 use crate::device::{attributes, gid, port};
 use crate::mounts;
 use crate::persona::Persona;
+use std::env;
 use std::fs::{self, File};
 use std::io;
 use std::net::Ipv6Addr;
+use std::os::unix;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
@@ -22,8 +24,24 @@ const NODES: &str = "/dev/infiniband";
 /// # Errors
 /// The system's: no namespaces for this user, or no tmpfs.
 pub fn enter(persona: Persona) -> io::Result<()> {
-    let netdevs = netdev::all()?;
     mounts::enter()?;
+    show(persona)
+}
+
+/// Shows them to a container whose root file system is `root`, and whose namespaces this process is in. Afterwards `root` is the root of this
+/// process, too: the container's links lead nowhere else.
+///
+/// # Errors
+/// The system's.
+pub fn show_in(root: &Path, persona: Persona) -> io::Result<()> {
+    unix::fs::chroot(root)?;
+    env::set_current_dir("/")?;
+    show(persona)
+}
+
+/// Makes them in this process's mount namespace.
+fn show(persona: Persona) -> io::Result<()> {
+    let netdevs = netdev::all()?;
     let classes = Path::new(CLASSES);
     mounts::make_writable(classes)?;
     let devices = classes.join("infiniband");

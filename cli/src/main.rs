@@ -1,6 +1,7 @@
 //! The uiw program.
 
 mod args;
+mod cdi;
 mod child;
 mod conform;
 mod cp;
@@ -72,6 +73,11 @@ enum Command {
     /// Run a program of libibverbs or librdmacm on uiw's own libraries
     #[command(after_help = run::EXIT_CODES)]
     Run(run::Args),
+    /// Describe uiw as a device of containers: libraries, device nodes and sysfs, for `podman run --device`
+    #[command(after_help = cdi::HELP)]
+    Cdi(cdi::Args),
+    #[command(hide = true)]
+    CdiHook,
     /// Show the devices that such programs see
     #[command(after_help = EXIT_CODES)]
     Devices(devices::Args),
@@ -117,6 +123,8 @@ fn main() -> ExitCode {
             return decode::run(&decode::Args { keylog: cli.global.keylog, ..args });
         }
         Command::Run(args) => return run::run(&args, &cli.global),
+        Command::Cdi(args) => cdi::run(&args),
+        Command::CdiHook => cdi::hook(),
         Command::Generate(args) => generate::run(&args, command_line()),
         command => run_command(&command, &cli.global),
     };
@@ -148,6 +156,7 @@ fn command_line() -> clap::Command {
     for (name, refused) in [
         ("demo", &["llp", "tls", "keylog"][..]),
         ("devices", &["pcap", "tls", "keylog"]),
+        ("cdi", &["llp", "pcap", "tls", "keylog"]),
         ("env", &["llp", "pcap", "tls", "keylog"]),
         ("key", &["llp", "pcap", "tls", "keylog"]),
         ("stat", &["llp", "pcap", "tls", "keylog"]),
@@ -178,7 +187,9 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
             global.without_tls(why)?;
             global.without_pcap(why)
         }
-        Command::Env(_)
+        Command::Cdi(_)
+        | Command::CdiHook
+        | Command::Env(_)
         | Command::Key(_)
         | Command::Stat(_)
         | Command::Doctor(_)
@@ -232,7 +243,9 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Doctor(args) => doctor::run(&opener, args),
         Command::Conform(args) => conform::run(args),
         Command::Wan(args) => wan::run(args),
-        Command::Decode(_) | Command::Run(_) | Command::Generate(_) => Ok(()),
+        Command::Decode(_) | Command::Run(_) | Command::Cdi(_) | Command::CdiHook | Command::Generate(_) => {
+            Ok(())
+        }
     }
 }
 

@@ -25,7 +25,7 @@ is missing; 126 when it cannot be run, 127 when it is not found, 2 and 1 when ui
 Further variables for the program: `uiw env`.";
 
 /// The libraries, by the names under which programs ask for them.
-const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+pub(crate) const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 
 /// What --sockets preloads, in the folder of the libraries.
 const SOCKETS_LIBRARY: &str = "rsocket/librspreload.so.1";
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-fn persona(text: &str) -> std::result::Result<String, String> {
+pub(crate) fn persona(text: &str) -> std::result::Result<String, String> {
     Persona::named(text).map(|_| text.to_owned()).ok_or_else(|| "expected iwarp, roce or ib".to_owned())
 }
 
@@ -232,7 +232,7 @@ fn check_variables(command: &Command) -> Result<Settings> {
 const FOLDERS: [&str; 3] = ["lib/uiw", "lib64/uiw", "lib"];
 
 /// The folder with both libraries: one of [`FOLDERS`], or the folder that UIW_LIB names.
-fn libraries() -> Result<PathBuf> {
+pub(crate) fn libraries() -> Result<PathBuf> {
     let has = |folder: &Path| LIBRARIES.iter().all(|library| folder.join(library).is_file());
     if let Some(folder) = env::var_os("UIW_LIB").map(PathBuf::from) {
         return if has(&folder) {

@@ -35,11 +35,12 @@
 mod access;
 mod blocks;
 mod copy;
-mod discards;
 mod error;
 mod iovec;
 mod memory;
+mod page_state;
 mod pin_count;
+mod protected;
 pub mod recover;
 mod region;
 mod span;
@@ -49,13 +50,13 @@ pub use access::{Access, PdId, Right, StreamId, WindowType};
 pub use blocks::{BLOCK_BYTES, BLOCK_WORDS, Block, BlockRef, Blocks};
 #[doc(hidden)]
 pub use copy::bench;
-pub use discards::Discards;
 pub use error::{
     BindError, DeregisterError, FastRegisterError, Gone, InvalidateError, LocalError, RegisterError,
     RemoteError, ReregError, Unaligned, UpdateError,
 };
 pub use iovec::{IoVec, IoVecMut};
 pub use memory::{Memory, give_back_free_pages, share_arenas};
+pub use page_state::PageState;
 pub use region::Region;
 pub use span::{Pinned, Span};
 pub use table::{Entry, EntryKind, Limits, MrCache, Rereg, Table, Window};

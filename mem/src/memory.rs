@@ -3,7 +3,7 @@
 use core::{any::Any, fmt, ptr::NonNull};
 use std::{io, sync::Arc};
 
-use crate::discards::Discards;
+use crate::page_state::PageState;
 
 /// Bytes to register. Dropped with the last region, window or span that stands on them.
 ///
@@ -19,7 +19,7 @@ pub struct Memory {
     exclusive: bool,
     presence: Presence,
     /// Of `Presence::Foreign`.
-    discards: Option<Arc<Discards>>,
+    page_state: Option<Arc<PageState>>,
     _keep: Keep,
 }
 
@@ -60,7 +60,7 @@ impl Memory {
             len,
             exclusive: false,
             presence: Presence::Guaranteed,
-            discards: None,
+            page_state: None,
             _keep: Keep::Owned(pages),
         })
     }
@@ -87,8 +87,8 @@ impl Memory {
     pub unsafe fn foreign(at: *mut u8, len: usize) -> Self {
         // SAFETY: the caller's promise; what it leaves out, `presence` stands for.
         let memory = unsafe { Self::borrowed(at, len) };
-        let discards = Some(Arc::new(Discards::new(at.addr(), len)));
-        Self { presence: Presence::Foreign, discards, ..memory }
+        let page_state = Some(Arc::new(PageState::new(at.addr(), len)));
+        Self { presence: Presence::Foreign, page_state, ..memory }
     }
 
     /// As [`Memory::foreign`]; every access finds what is there at that time: on-demand paging.
@@ -101,9 +101,9 @@ impl Memory {
         Self { presence: Presence::OnDemand, ..memory }
     }
 
-    /// Which pages of [`Memory::foreign`] were given up.
-    pub fn discards(&self) -> Option<&Arc<Discards>> {
-        self.discards.as_ref()
+    /// Which pages of [`Memory::foreign`] were given up or protected.
+    pub fn page_state(&self) -> Option<&Arc<PageState>> {
+        self.page_state.as_ref()
     }
 
     /// The `len` bytes at `at`, which `keep` owns and which live at that address until `keep` is dropped.
@@ -117,7 +117,7 @@ impl Memory {
     /// Of bytes that the caller keeps mapped.
     fn guaranteed(at: *mut u8, len: usize, keep: Keep) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
-        Self { at, len, exclusive: true, presence: Presence::Guaranteed, discards: None, _keep: keep }
+        Self { at, len, exclusive: true, presence: Presence::Guaranteed, page_state: None, _keep: keep }
     }
 
     /// Takes the promise back (or never relies on it): all copies are atomic. For callers that may register the same

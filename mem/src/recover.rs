@@ -354,7 +354,7 @@ mod arch {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Every alignment of both sides, every length around the edges: the right bytes and no others.
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
-    mod faults {
+    pub(crate) mod faults {
         use super::*;
         use std::sync::Once;
 
@@ -414,7 +414,8 @@ mod tests {
             }
         }
 
-        fn install() {
+        /// Installs a handler as programs have it.
+        pub(crate) fn install() {
             static ONCE: Once = Once::new();
             ONCE.call_once(|| {
                 // SAFETY: a handler that touches its own context alone; a structure of zeros but for what is set.

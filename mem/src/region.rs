@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use uiw_ddp::STag;
 
 use crate::{
-    Access, Discards, LocalError, Memory, PdId, RegisterError, Span, StreamId,
+    Access, LocalError, Memory, PageState, PdId, RegisterError, Span, StreamId,
     memory::Presence,
     pin_count::{CloseError, PinCount},
 };
@@ -29,7 +29,7 @@ pub struct Region {
     shared: bool,
     presence: Presence,
     /// Those of its memory, also of a window and after a re-registration.
-    discards: Option<Arc<Discards>>,
+    page_state: Option<Arc<PageState>>,
     /// `None` once the region has ended for good: a handle that still exists keeps no bytes.
     memory: Mutex<Option<Arc<Memory>>>,
     /// The region a window is bound to.
@@ -89,7 +89,7 @@ impl Plan {
             len: self.memory.len(),
             shared: self.all_shared || self.access.is_peer_reachable() || !self.memory.is_exclusive(),
             presence: self.memory.presence(),
-            discards: self.memory.discards().cloned(),
+            page_state: self.memory.page_state().cloned(),
             memory: Mutex::new(Some(self.memory)),
             parent: None,
             pin_count: PinCount::default(),
@@ -152,7 +152,13 @@ impl Region {
     /// Whether none of the bytes was discarded. To be asked under a pin: [`crate::Table::discard`] waits for those that were taken before.
     #[inline]
     pub(crate) fn has(&self, offset: usize, len: usize) -> bool {
-        self.discards.as_ref().is_none_or(|discards| discards.has(self.at.addr().get() + offset, len))
+        self.page_state.as_ref().is_none_or(|state| state.has(self.at.addr().get() + offset, len))
+    }
+
+    /// What the program did to the pages, if one of the bytes is on a page that it has protected at some time.
+    #[inline]
+    pub(crate) fn protected(&self, offset: usize, len: usize) -> Option<&PageState> {
+        self.page_state.as_deref().filter(|state| state.is_protected(self.at.addr().get() + offset, len))
     }
 
     /// Bytes at addresses of `range` are gone for good. Returns whether the region has some of them.
@@ -163,8 +169,8 @@ impl Region {
             && start < range.end
             && range.start - start.min(range.start) < self.len;
         // A window's are its parent's, but the caller may see the window alone.
-        if overlaps && let Some(discards) = &self.discards {
-            discards.add(range);
+        if overlaps && let Some(state) = &self.page_state {
+            state.discard(range);
         }
         overlaps
     }
@@ -226,7 +232,7 @@ impl Region {
             len,
             shared: true,
             presence: self.presence,
-            discards: self.discards.clone(),
+            page_state: self.page_state.clone(),
             memory: Mutex::new(self.memory.lock().clone()),
             parent: Some(self.clone()),
             pin_count: PinCount::default(),

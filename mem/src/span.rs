@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use uiw_ddp::STag;
 
-use crate::{Gone, IoVec, IoVecMut, Region, Unaligned, UpdateError, copy, iovec::check, recover};
+use crate::{
+    Gone, IoVec, IoVecMut, PageState, Region, Unaligned, UpdateError, copy, iovec::check, protected, recover,
+};
 
 /// Shared bytes pass through the stack in blocks of this size on their way to a checksum: large enough that the
 /// checksum's start-up does not count, small enough to stay in the first-level cache.
@@ -146,6 +148,23 @@ impl<'a> Pinned<'a> {
         unsafe { self.region.as_ptr().add(self.offset + range.start) }
     }
 
+    /// What the program did to the pages, if it has protected one of those of `len` pinned bytes at `start`.
+    #[cold]
+    fn protected(&self, start: *const u8, len: usize) -> Option<&PageState> {
+        self.region.protected(start.addr() - self.region.as_ptr().addr(), len)
+    }
+
+    /// Whether the program has protected a page of `range` at some time: where a system call that is given its [`Pinned::io_vec`] fails with EFAULT
+    /// a copy ([`Pinned::copy_to_vec`]) may not.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    #[inline]
+    pub fn is_protected(&self, range: &Range<usize>) -> bool {
+        check(range, self.len);
+        self.region.protected(self.offset + range.start, range.len()).is_some()
+    }
+
     #[cfg(test)]
     pub(crate) fn at_for_test(&self) -> usize {
         self.at(&(0..self.len())).addr()
@@ -193,11 +212,13 @@ impl<'a> Pinned<'a> {
         // other accesses.
         unsafe {
             if self.region.may_be_gone() {
-                return if self.is_shared() {
-                    recover::load(dst, src, len)
-                } else {
-                    recover::copy(dst, src, len)
+                let plain = |dst, src, len| {
+                    if self.is_shared() { recover::load(dst, src, len) } else { recover::copy(dst, src, len) }
                 };
+                return plain(dst, src, len)
+                    || self
+                        .protected(src, len)
+                        .is_some_and(|state| protected::load(state, dst, src, len, plain));
             }
             if self.is_shared() {
                 copy::load(dst, src, len);
@@ -244,11 +265,19 @@ impl<'a> Pinned<'a> {
         // not overlap. Exclusive: the promise of `Memory::exclusive` excludes all other accesses.
         unsafe {
             if self.region.may_be_gone() {
-                return self.found(if self.is_shared() {
-                    recover::store(dst, from, len)
-                } else {
-                    recover::copy(dst, from, len)
-                });
+                let plain = |dst, from, len| {
+                    if self.is_shared() {
+                        recover::store(dst, from, len)
+                    } else {
+                        recover::copy(dst, from, len)
+                    }
+                };
+                return self.found(
+                    plain(dst, from, len)
+                        || self
+                            .protected(dst, len)
+                            .is_some_and(|state| protected::store(state, dst, from, len, plain)),
+                );
             }
             if self.is_shared() {
                 copy::store(dst, from, len);

@@ -39,6 +39,8 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "ibstat", package: "infiniband-diags", tests: "interop: stock utilities::*ibstat*" },
     Need { program: "nft", package: "nftables", tests: "interop: stock utilities::*walled*" },
     Need { program: "ib_write_bw", package: "perftest", tests: "interop: stock perftest::*" },
+    Need { program: "podman", package: "podman", tests: "interop: stock containers::*" },
+    Need { program: "crun", package: "crun", tests: "interop: stock containers::*" },
     Need { program: "objdump", package: "binutils", tests: "interop: stock exports::*" },
     Need { program: "unshare", package: "util-linux", tests: "interop: stock require::*" },
     Need { program: "ucx_perftest", package: "ucx-utils", tests: "interop: stock ucx::* require::ucx*" },

@@ -127,6 +127,30 @@ unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_
     next.map_or_else(absent, |next| unsafe { next(addr, len, advice) })
 }
 
+fn about_to_protect(addr: *mut c_void, len: usize, protection: c_int, key: c_int) {
+    const ALL: c_int = libc::PROT_READ | libc::PROT_WRITE;
+    // Every thread has other rights by the keys; 0 and -1 are none.
+    if protection & ALL != ALL || key > 0 {
+        mapping::protect(addr.addr(), len);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, protection: c_int) -> c_int {
+    about_to_protect(addr, len, protection, 0);
+    let next = next!(c"mprotect" as unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int);
+    // SAFETY: the caller's promise.
+    next.map_or_else(absent, |next| unsafe { next(addr, len, protection) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pkey_mprotect(addr: *mut c_void, len: usize, protection: c_int, key: c_int) -> c_int {
+    about_to_protect(addr, len, protection, key);
+    let next = next!(c"pkey_mprotect" as unsafe extern "C" fn(*mut c_void, usize, c_int, c_int) -> c_int);
+    // SAFETY: the caller's promise.
+    next.map_or_else(absent, |next| unsafe { next(addr, len, protection, key) })
+}
+
 /// The end of the heap is about to become `end`.
 fn about_to_shrink(end: *mut c_void) {
     let now = next!(c"sbrk" as unsafe extern "C" fn(isize) -> *mut c_void);

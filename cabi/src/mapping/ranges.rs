@@ -4,7 +4,7 @@
 //! brought in from outside.
 
 use std::sync::Arc;
-use uiw_mem::Discards;
+use uiw_mem::PageState;
 
 /// Where a range begins, and which of those that begin there it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,7 +18,7 @@ pub(super) struct Key {
 pub(super) struct Range {
     pub(super) key: Key,
     pub(super) end: usize,
-    pub(super) discards: Arc<Discards>,
+    pub(super) page_state: Arc<PageState>,
 }
 
 /// A place in the vector, or [`NONE`].
@@ -183,10 +183,10 @@ mod tests {
     use super::*;
     use uiw_mem::Memory;
 
-    fn discards() -> Arc<Discards> {
+    fn page_state() -> Arc<PageState> {
         // SAFETY: never registered.
         let memory = unsafe { Memory::foreign(std::ptr::null_mut(), 0) };
-        Arc::clone(memory.discards().expect("of foreign memory"))
+        Arc::clone(memory.page_state().expect("of foreign memory"))
     }
 
     fn overlaps(ranges: &Ranges, wanted: &std::ops::Range<usize>) -> Vec<u64> {
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn overlaps_are_those_of_a_list() {
-        let (discards, mut ranges) = (discards(), Ranges::new());
+        let (page_state, mut ranges) = (page_state(), Ranges::new());
         let mut list: Vec<(Key, usize)> = Vec::new();
         let mut state = 1u64;
         let mut random = |below: usize| {
@@ -215,7 +215,7 @@ mod tests {
                 let key = Key { start: random(10_000), id };
                 let end = key.start + 1 + random(longest);
                 list.push((key, end));
-                let mut range = Range { key, end, discards: Arc::clone(&discards) };
+                let mut range = Range { key, end, page_state: Arc::clone(&page_state) };
                 while let Err(refused) = ranges.insert(range) {
                     range = refused;
                     let capacity = ranges.next_capacity();

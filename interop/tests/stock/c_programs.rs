@@ -214,6 +214,21 @@ fn registered_memory_may_go_at_any_time() {
     assert_eq!((crashed.code, crashed.count("memory is as it should be")), (139, 1), "{crashed:?}");
 }
 
+/// A program that takes rights away from what it has registered, as garbage collectors do: an adapter goes on.
+#[test]
+fn protected_memory_stays_registered() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/protection.c");
+    let shared = folder("../xtask/src/bench/programs");
+    let ends = shared.join("ends.c");
+    let flags =
+        ["-Wall", "-Wextra", "-Werror", "-pthread", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
+    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let mut command = libraries.command(User::Same, program);
+    command.env("UIW_ACK", "on");
+    assert_eq!(Running::start(command).end().well().count("protected memory is as it should be"), 1);
+}
+
 #[test]
 fn functions_of_the_c_library_are_found_in_front_of_ours_too() {
     let libraries = Libraries::get();

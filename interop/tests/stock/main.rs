@@ -3,6 +3,7 @@
 mod c_programs;
 mod capture;
 mod cm;
+mod containers;
 mod datagrams;
 mod exports;
 mod faults;

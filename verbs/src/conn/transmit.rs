@@ -3,7 +3,8 @@
 use super::{Conn, QpHost};
 use crate::driver::Services;
 use std::io;
-use uiw_mem::{IoVec, Span};
+use std::ops::Range;
+use uiw_mem::{IoVec, Pinned, Span};
 use uiw_stream::{Batch, Host, Piece, Transmit};
 
 /// Pieces one system call is given: what Linux takes (UIO_MAXIOV).
@@ -128,13 +129,18 @@ fn send(socket: &mut dyn uiw_llp::Stream, batch: &Batch<'_, Span>) -> Outcome {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Outcome::Sent { bytes: sent, full: true };
             }
-            // A program has unmapped, or protected, what was there when its CRC was computed. What is sent of it is reported by the
-            // calls that sent it.
-            Err(error) if error.raw_os_error() == Some(EFAULT) && sent == 0 => return Outcome::SourceGone,
+            // A program has unmapped what was there when its CRC was computed. What is sent of it is reported by the calls that sent it.
+            Err(error) if is_fault(&error) && sent == 0 => return Outcome::SourceGone,
             Err(error) => return Outcome::Lost(error),
         }
     }
     Outcome::Sent { bytes: sent, full: false }
+}
+
+/// A piece of a batch, and the pin of its memory.
+enum Element<'a> {
+    Bytes(&'a [u8]),
+    Memory(&'a Pinned<'a>, Range<usize>),
 }
 
 /// Gives the socket as many pieces as one system call takes, behind the first `skip`: how many bytes it took, of how many. `None`:
@@ -146,7 +152,7 @@ fn send_pieces(
 ) -> Option<io::Result<(usize, usize)>> {
     let pieces = || batch.pieces().skip(skip).take(MAX_PIECES);
     // Pieces of the same memory stand in a row and share a pin.
-    let mut pins: Vec<(&Span, uiw_mem::Pinned<'_>)> = Vec::new();
+    let mut pins: Vec<(&Span, Pinned<'_>)> = Vec::new();
     for piece in pieces() {
         if let Piece::Memory { memory, .. } = piece
             && !pins.last().is_some_and(|(last, _)| std::ptr::eq(*last, memory))
@@ -154,21 +160,63 @@ fn send_pieces(
             pins.push((memory, memory.pin().ok()?));
         }
     }
-    let mut vecs = Vec::with_capacity(batch.count().saturating_sub(skip).min(MAX_PIECES));
-    let mut pin = 0;
-    let mut offered = 0;
-    for piece in pieces() {
-        let vec = match piece {
-            Piece::Bytes(bytes) => IoVec::from(bytes),
-            Piece::Memory { memory, range } => {
-                if !std::ptr::eq(pins[pin].0, memory) {
-                    pin += 1;
+    let elements = || {
+        let mut pin = 0;
+        pieces().map({
+            let pins = &pins;
+            move |piece| match piece {
+                Piece::Bytes(bytes) => Element::Bytes(bytes),
+                Piece::Memory { memory, range } => {
+                    if !std::ptr::eq(pins[pin].0, memory) {
+                        pin += 1;
+                    }
+                    Element::Memory(&pins[pin].1, range)
                 }
-                pins[pin].1.io_vec(range)
             }
-        };
-        offered += vec.len();
-        vecs.push(vec);
+        })
+    };
+    let mut copies = Vec::new();
+    loop {
+        let mut copied = copies.iter().peekable();
+        let mut vecs = Vec::with_capacity(batch.count().saturating_sub(skip).min(MAX_PIECES));
+        let mut offered = 0;
+        for (at, element) in elements().enumerate() {
+            let vec = match (copied.next_if(|copy: &&(usize, Vec<u8>)| copy.0 == at), element) {
+                (Some((_, copy)), _) => IoVec::from(&copy[..]),
+                (None, Element::Bytes(bytes)) => IoVec::from(bytes),
+                (None, Element::Memory(pin, range)) => pin.io_vec(range),
+            };
+            offered += vec.len();
+            vecs.push(vec);
+        }
+        let result = socket.send(&vecs);
+        if result.as_ref().is_err_and(is_fault) {
+            let more = copies_of_protected(elements())?;
+            if more.len() > copies.len() {
+                copies = more;
+                continue;
+            }
+        }
+        return Some(result.map(|taken| (taken, offered)));
     }
-    Some(socket.send(&vecs).map(|taken| (taken, offered)))
+}
+
+/// The program's protections bind system calls, unlike [`Pinned::copy_to_vec`]: copies of what it has protected at some time, each with the
+/// position of its element. `None`: the memory of one is gone.
+fn copies_of_protected<'a>(elements: impl Iterator<Item = Element<'a>>) -> Option<Vec<(usize, Vec<u8>)>> {
+    let mut copies = Vec::new();
+    for (at, element) in elements.enumerate() {
+        if let Element::Memory(pin, range) = element
+            && pin.is_protected(&range)
+        {
+            let mut copy = Vec::new();
+            pin.copy_to_vec(range, &mut copy).ok()?;
+            copies.push((at, copy));
+        }
+    }
+    Some(copies)
+}
+
+fn is_fault(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(EFAULT)
 }

@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 const NOT_RUN: &[(&str, &str)] = &[
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
     ("README.md", "the installation from the source tree; the rest is in docs/quick-start.md"),
+    ("docs/containers.md", "containers, by interop/tests/stock"),
     ("docs/debugging.md", "gdb asks its user"),
     ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
     ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
     ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
-    ("docs/run-your-program.md", "containers; UCX, MPI and NIXL on several hosts, by interop/tests/stock"),
+    ("docs/run-your-program.md", "UCX, MPI and NIXL on several hosts, by interop/tests/stock"),
     ("docs/tls.md", "Wireshark, by interop/tests/stock/tls.rs"),
     ("docs/wan.md", "two links between two hosts, by interop/tests/stacks"),
     ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),

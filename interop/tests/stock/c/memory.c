@@ -1,6 +1,7 @@
 /*
  * Registered memory that is not there, or not any more: what registration refuses, and what a peer's access does to the process that
- * has unmapped, mapped again, protected or truncated what it has registered. Requests complete when the peer has placed them (UIW_ACK=on).
+ * has unmapped, mapped again, protected or truncated what it has registered (`protection.c` has mprotect). Requests complete when the
+ * peer has placed them (UIW_ACK=on).
  */
 #define _GNU_SOURCE
 #include "pages.h"
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
@@ -198,7 +200,13 @@ static void truncated_file(void)
 	}
 }
 
-/* Protection is as it is at the time of the access. */
+/* By a system call of its own, which the libraries do not see. */
+static int protect_unseen(void *at, size_t length, int protection)
+{
+	return syscall(SYS_mprotect, at, length, protection);
+}
+
+/* A protection that the libraries do not see is as it is at the time of the access. */
 static void protected(void)
 {
 	char *memory = map(PROT_READ | PROT_WRITE);
@@ -209,9 +217,9 @@ static void protected(void)
 		struct ibv_mr *second = ibv_reg_mr(other.b.id->pd, memory, LENGTH, ALL);
 
 		CHECK(mr && second);
-		CHECK(!mprotect(memory, LENGTH, operations[i] == IBV_WR_RDMA_READ ? PROT_NONE : PROT_READ));
+		CHECK(!protect_unseen(memory, LENGTH, operations[i] == IBV_WR_RDMA_READ ? PROT_NONE : PROT_READ));
 		CHECK(request(&pair, operations[i], mr, 0, bytes_of(operations[i], LENGTH)) != IBV_WC_SUCCESS);
-		CHECK(!mprotect(memory, LENGTH, PROT_READ | PROT_WRITE));
+		CHECK(!protect_unseen(memory, LENGTH, PROT_READ | PROT_WRITE));
 		CHECK(request(&other, operations[i], second, 0, bytes_of(operations[i], LENGTH)) == IBV_WC_SUCCESS);
 		CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(second));
 	}
@@ -233,7 +241,7 @@ static void local_memory(void)
 			struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
 						    .send_flags = IBV_SEND_SIGNALED }, *bad;
 
-			CHECK(!mprotect(memory, LENGTH, PROT_NONE));
+			CHECK(!protect_unseen(memory, LENGTH, PROT_NONE));
 			if (receives) {
 				CHECK(!ibv_post_recv(pair.b.id->qp, &recv, &bad_recv));
 				post_send(&pair.a, sizes[i]);
@@ -312,7 +320,7 @@ static void handler_of_its_own(void)
 			CHECK(!sigaction(SIGSEGV, &action, NULL));
 		CHECK(!sigaction(SIGSEGV, NULL, &old));
 		CHECK(plain ? old.sa_handler == on_plain_signal : old.sa_sigaction == on_signal);
-		CHECK(!mprotect(memory, LENGTH, PROT_NONE));
+		CHECK(!protect_unseen(memory, LENGTH, PROT_NONE));
 		for (int i = 0; i < 3; i++) {
 			expected = memory + i * PAGE;
 			if (!sigsetjmp(after, 1))
@@ -338,7 +346,7 @@ static void blocked_signals(void)
 	sigset_t all, before;
 
 	CHECK(!sigfillset(&all) && !pthread_sigmask(SIG_SETMASK, &all, &before));
-	CHECK(!mprotect(memory, LENGTH, PROT_NONE));
+	CHECK(!protect_unseen(memory, LENGTH, PROT_NONE));
 	CHECK(!ibv_post_send(pair.a.id->qp, &wr, &bad));
 	CHECK(completion(&pair.a) == IBV_WC_LOC_PROT_ERR);
 	CHECK(!sigprocmask(SIG_SETMASK, &before, &all) && sigismember(&all, SIGTERM) && !sigismember(&all, SIGSEGV));

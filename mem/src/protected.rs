@@ -1,0 +1,181 @@
+//! Copies of memory that the program has protected since it was registered, where its own rights do not suffice.
+//!
+//! An adapter has the pages pinned and goes on with them whatever the program's own rights are; a write barrier of a garbage collector does not
+//! stop it. Here the kernel makes such copies by the process's memory file, whose accesses it makes in disregard of protections and protection
+//! keys: reads of every mapping, writes of private ones. Where the system does not allow that (`proc_mem.force_override`, no `/proc`) a copy
+//! fails.
+
+use crate::page_state::{PAGE, PageState};
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd as _;
+
+/// The process's memory file. Opened for each copy: a descriptor that is kept would be the parent's memory in a child of a fork.
+fn open(write: bool) -> Option<File> {
+    OpenOptions::new().read(!write).write(write).open("/proc/self/mem").ok()
+}
+
+/// Bytes of the last part of a store: a program that polls the end of a buffer finds the rest there.
+const LAST: usize = 8;
+
+/// Copies `len` bytes at `src` to `dst`; false if some are not there. `plain` copies what the program's own rights allow.
+///
+/// # Safety
+/// `dst` is private, has room for them, and does not overlap them; `plain` copies as its arguments (to, from, length) say, or fails.
+#[cold]
+pub(crate) unsafe fn load(
+    state: &PageState,
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+    plain: impl Fn(*mut u8, *const u8, usize) -> bool,
+) -> bool {
+    let Some(memory) = open(false) else { return false };
+    let get = |to: *mut u8, from: *const u8, part: usize| {
+        // SAFETY: the caller's promise: room for `part` bytes behind `done`; the kernel looks at `from` as a number.
+        let got = unsafe { libc::pread(memory.as_raw_fd(), to.cast(), part, from.addr() as libc::off_t) };
+        usize::try_from(got) == Ok(part)
+    };
+    each_page(src.addr(), len, |done, part| {
+        let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
+        plain(to, from, part) || (state.is_protected(from.addr(), part) && get(to, from, part))
+    })
+}
+
+/// Copies `len` bytes at `src` to `dst`; false if some of that is not there. `plain` copies what the program's own rights allow. The last bytes
+/// become visible last.
+///
+/// # Safety
+/// `src` is private and has them; the program allows `dst` to be written; `plain` copies as its arguments (to, from, length) say, or fails.
+#[cold]
+pub(crate) unsafe fn store(
+    state: &PageState,
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+    plain: impl Fn(*mut u8, *const u8, usize) -> bool,
+) -> bool {
+    let Some(memory) = open(true) else { return false };
+    let put = |to: *mut u8, from: *const u8, part: usize| {
+        // SAFETY: the caller's promise: `part` bytes at `from`; the kernel looks at `to` as a number, and writes what `dst` is.
+        let put = unsafe { libc::pwrite(memory.as_raw_fd(), from.cast(), part, to.addr() as libc::off_t) };
+        usize::try_from(put) == Ok(part)
+    };
+    each_page(dst.addr(), len, |done, part| {
+        let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
+        let first = part.saturating_sub(LAST);
+        plain(to, from, part)
+            || (state.is_protected(to.addr(), part)
+                && (first == 0 || put(to, from, first))
+                && put(to.wrapping_add(first), from.wrapping_add(first), part - first))
+    })
+}
+
+/// Calls `f` for each page of `len` bytes at `start`, with the offset of its part and the bytes of that, as long as it returns true; whether it
+/// always did.
+fn each_page(start: usize, len: usize, mut f: impl FnMut(usize, usize) -> bool) -> bool {
+    let mut done = 0;
+    while done < len {
+        let at = start + done;
+        let part = (PAGE - at % PAGE).min(len - done);
+        if !f(done, part) {
+            return false;
+        }
+        done += part;
+    }
+    true
+}
+
+#[cfg(all(test, target_arch = "x86_64", target_os = "linux", not(miri)))]
+mod tests {
+    use super::*;
+    use crate::recover::tests::faults;
+    use crate::{Memory, recover};
+
+    const PAGES: usize = 4;
+    const ALL: usize = PAGES * PAGE;
+
+    /// Pages, of which `protected` have the protection, and the state that says so.
+    fn pages(flags: libc::c_int, protection: libc::c_int, protected: &[usize]) -> (*mut u8, Memory) {
+        faults::install();
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, which these tests alone use and which stays.
+        unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), ALL, both, flags | libc::MAP_ANONYMOUS, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            let at: *mut u8 = at.cast();
+            for i in 0..ALL {
+                at.add(i).write((i / 7) as u8);
+            }
+            let memory = Memory::foreign(at, ALL);
+            for page in protected {
+                let start = at.add(page * PAGE);
+                memory.page_state().unwrap().protect(&(start.addr()..start.addr() + PAGE));
+                assert_eq!(libc::mprotect(start.cast(), PAGE, protection), 0);
+            }
+            (at, memory)
+        }
+    }
+
+    fn plain_load(to: *mut u8, from: *const u8, len: usize) -> bool {
+        // SAFETY: the copies below stay in their pages and vectors.
+        unsafe { recover::load(to, from, len) }
+    }
+
+    fn plain_store(to: *mut u8, from: *const u8, len: usize) -> bool {
+        // SAFETY: as above.
+        unsafe { recover::store(to, from, len) }
+    }
+
+    #[test]
+    fn private_pages_are_read_and_written_whatever_their_protection() {
+        for protection in [libc::PROT_NONE, libc::PROT_READ] {
+            let (at, memory) = pages(libc::MAP_PRIVATE, protection, &[1, 3]);
+            let state = memory.page_state().unwrap();
+            for (start, len) in [(0, ALL), (PAGE, 1), (PAGE + 5, 3), (PAGE - 3, PAGE + 6), (ALL - 8, 8)] {
+                let mut got = vec![0u8; len];
+                // SAFETY: a vector of `len` bytes, and `len` bytes of the pages.
+                assert!(unsafe { load(state, got.as_mut_ptr(), at.add(start), len, plain_load) });
+                assert!(got.iter().enumerate().all(|(i, byte)| *byte == ((start + i) / 7) as u8));
+                let put: Vec<u8> = got.iter().map(|byte| !byte).collect();
+                // SAFETY: as above.
+                assert!(unsafe { store(state, at.add(start), put.as_ptr(), len, plain_store) });
+                let mut all = vec![0u8; ALL];
+                // SAFETY: as above.
+                assert!(unsafe { load(state, all.as_mut_ptr(), at, ALL, plain_load) });
+                for (i, byte) in all.iter().enumerate() {
+                    let inside = (start..start + len).contains(&i);
+                    assert_eq!(*byte, if inside { !((i / 7) as u8) } else { (i / 7) as u8 }, "{i}");
+                }
+                // SAFETY: as above.
+                assert!(unsafe { store(state, at.add(start), got.as_ptr(), len, plain_store) });
+            }
+        }
+    }
+
+    /// The kernel writes no shared mapping that the program may not write.
+    #[test]
+    fn shared_pages_are_read_and_not_written() {
+        let (at, memory) = pages(libc::MAP_SHARED, libc::PROT_READ, &[2]);
+        let state = memory.page_state().unwrap();
+        let mut got = vec![0u8; ALL];
+        // SAFETY: a vector of all bytes of the pages.
+        unsafe {
+            assert!(load(state, got.as_mut_ptr(), at, ALL, plain_load));
+            assert!(!store(state, at.add(2 * PAGE), got.as_ptr(), PAGE, plain_store));
+            assert_eq!(at.add(2 * PAGE).read(), (2 * PAGE / 7) as u8);
+        }
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_neither_read_nor_written() {
+        let (at, memory) = pages(libc::MAP_PRIVATE, libc::PROT_NONE, &[1]);
+        let state = memory.page_state().unwrap();
+        let mut bytes = vec![0u8; PAGE];
+        // SAFETY: a page of this test's own, and a vector of its length.
+        unsafe {
+            assert_eq!(libc::munmap(at.add(PAGE).cast(), PAGE), 0);
+            assert!(!load(state, bytes.as_mut_ptr(), at.add(PAGE), PAGE, plain_load));
+            assert!(!store(state, at.add(PAGE), bytes.as_ptr(), PAGE, plain_store));
+        }
+    }
+}
