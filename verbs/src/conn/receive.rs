@@ -16,6 +16,8 @@ const STARTUP_BYTES: usize = 4096;
 const FRONT: usize = 512;
 /// Bytes of the longest FPDU, with Markers, and of what is read behind it.
 const WHOLE: usize = 128 << 10;
+/// What a socket is to have room for, so that the longest FPDU fits: the kernel counts up to four times the bytes of a segment.
+const SOCKET_ROOM: usize = 512 << 10;
 /// Reads of FPDUs that take the place of one that fills the staging.
 const WHOLE_READS: usize = 4;
 /// The shortest and the longest time after which a socket that is not read is asked again.
@@ -98,8 +100,8 @@ impl Conn {
     fn receive_short(&mut self, services: &mut Services) -> bool {
         services.is_short = true;
         if !std::mem::replace(&mut self.reads_whole, true) {
-            // Room for any FPDU, before a peer finds too little and waits for its timer. An error is the next read's, too.
-            let _ = self.socket.readable(WHOLE);
+            // Before a peer finds too little room and waits for its timer. An error is the next read's, too.
+            let _ = self.socket.readable(SOCKET_ROOM);
         }
         let before = self.starved.take();
         if !services.shared.budget.has_room_for_whole(WHOLE) {
@@ -239,6 +241,12 @@ impl Conn {
                     self.on_lost(&error, services);
                     break;
                 }
+            }
+        }
+        if reads == Reads::Whole && self.starved.is_none() && self.takes_bytes() {
+            // The stack reports the next FPDU, which may be shorter than the last one.
+            if let Err(error) = self.end_of_whole(have) {
+                self.on_lost(&error, services);
             }
         }
         let keep = if self.stream.is_open() { have } else { 0 };
