@@ -276,6 +276,34 @@ fn silent_peers_inside_an_fpdu_do_not_delay_others() {
     assert_eq!(ended(&silent), 0);
 }
 
+/// Messages that wait for receives use the memory up for as long as they like. Whole FPDUs of another connection are read meanwhile, each
+/// reported by the kernel: a short one behind a long one, too.
+#[test]
+fn fpdus_of_any_length_are_reported_while_memory_is_short() {
+    let device = device(TcpStack::new().unwrap(), 1, Limits::default().max_held_bytes(SHORT_MEMORY));
+    let settings = plain().no_receive_timeout(Duration::MAX);
+    // As many as are kept before the budget is short: none of them in the part that is for whole FPDUs.
+    let holders: Vec<(End, Peer)> = (0..11)
+        .map(|_| {
+            let end = End::on(&device);
+            let mut peer = responder_opt(&end, &settings);
+            peer.send(&[7; 60_000]);
+            (end, peer)
+        })
+        .collect();
+    let end = End::on(&device);
+    let mut peer = responder_opt(&end, &plain());
+    for id in 0..20 {
+        end.recv(id, 0, 64);
+        peer.write(end.mr.rkey().0, end.mr.addr(), &vec![id as u8; 60_000]);
+        // The background thread sleeps until the kernel reports the rest.
+        std::thread::sleep(Duration::from_millis(10));
+        peer.send(b"behind a long one");
+        end.received_ok(id);
+    }
+    assert_eq!(ended(&holders), 0);
+}
+
 /// Hooks that count what the stack reports, and the bytes that its streams receive.
 #[derive(Clone, Default)]
 struct Reports {
