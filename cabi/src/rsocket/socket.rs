@@ -6,7 +6,6 @@
 use crate::boundary::Result;
 use crate::cm::address;
 use crate::cm::ports::Reservation;
-use crate::engine;
 use crate::errno::Errno;
 use crate::lock::{Mutex, MutexGuard};
 use crate::rsocket::acceptor::{self, Acceptor};
@@ -17,7 +16,7 @@ use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::service::{self, Closing};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::stream::{Ending, Stream};
-use crate::rsocket::wait::{self, Attempts, Limit};
+use crate::rsocket::wait::{self, Attempts, Try};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -329,34 +328,20 @@ impl Socket {
         time: Option<Duration>,
         mut attempt: impl FnMut(&mut State) -> Result<T>,
     ) -> Result<T> {
-        let first = {
-            let mut state = self.lock();
-            attempt(&mut state)
-        };
-        if !matches!(first, Err(Errno::AGAIN)) {
-            return first;
-        }
-        let second = self.look(None, &mut attempt);
-        let found = !matches!(second, Err(Errno::AGAIN));
-        if nonblocking || found {
-            self.attempts.note(found);
-            return second;
-        }
-        let poll = |cx: &mut Context<'_>| {
-            self.poll(cx, |state| match attempt(state) {
-                Err(Errno::AGAIN) => Poll::Pending,
-                other => Poll::Ready(other),
-            })
-        };
-        let device = engine::get()?;
-        match time {
-            None => wait::until(&device, || self.arm(), poll)?,
-            Some(time) => {
-                let limit = Limit::within(time);
-                let done = wait::until_or(Some(&device), &mut Vec::new(), &limit, || self.arm(), poll)?;
-                done.unwrap_or(Err(Errno::AGAIN))
-            }
-        }
+        wait::complete(
+            &self.attempts,
+            nonblocking,
+            time,
+            || self.arm(),
+            |way| match way {
+                Try::AsItIs => attempt(&mut self.lock()),
+                Try::Processed => self.look(None, &mut attempt),
+                Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
+                    Poll::Ready(answer) => answer,
+                    Poll::Pending => Err(Errno::AGAIN),
+                },
+            },
+        )
     }
 
     /// Closes it: the program has no descriptor of it any more.

@@ -1,6 +1,7 @@
 //! Waiting: a thread drives the engine for a while, then sleeps in a system call that signals interrupt or restart.
 
 use crate::boundary::Result;
+use crate::engine;
 use crate::errno::Errno;
 use crate::fork;
 use crate::rsocket::sys;
@@ -230,4 +231,55 @@ pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result
         tv_nsec: left.subsec_nanos().into(),
     });
     sys::ppoll(fds, left, limit.mask)
+}
+
+/// One of the ways to try a call on a socket.
+pub(crate) enum Try<'a, 'b> {
+    /// With the socket's state as it is.
+    AsItIs,
+    /// When what has come is processed.
+    Processed,
+    /// The same; the task is woken by the next change if the answer is EAGAIN.
+    Watched(&'a mut Context<'b>),
+}
+
+/// Tries a call until its answer is not EAGAIN; waits between, for at most `time`, unless the call does not wait. `arm` asks the engine for a wake-up.
+///
+/// # Errors
+/// Those of the call; EAGAIN also when the time is over.
+pub(crate) fn complete<T>(
+    attempts: &Attempts,
+    nonblocking: bool,
+    time: Option<Duration>,
+    arm: impl Fn(),
+    mut call: impl FnMut(Try<'_, '_>) -> Result<T>,
+) -> Result<T> {
+    let first = call(Try::AsItIs);
+    if !matches!(first, Err(Errno::AGAIN)) {
+        return first;
+    }
+    let second = call(Try::Processed);
+    let found = !matches!(second, Err(Errno::AGAIN));
+    if nonblocking || found {
+        attempts.note(found);
+        return second;
+    }
+    let poll = |cx: &mut Context<'_>| pending(call(Try::Watched(cx)));
+    let device = engine::get()?;
+    match time {
+        None => until(&device, arm, poll)?,
+        Some(time) => {
+            let limit = Limit::within(time);
+            let done = until_or(Some(&device), &mut Vec::new(), &limit, arm, poll)?;
+            done.unwrap_or(Err(Errno::AGAIN))
+        }
+    }
+}
+
+/// The answer of a call that is tried again.
+pub(crate) fn pending<T>(answer: Result<T>) -> Poll<Result<T>> {
+    match answer {
+        Err(Errno::AGAIN) => Poll::Pending,
+        other => Poll::Ready(other),
+    }
 }
