@@ -248,6 +248,7 @@ exports! {
     "uiw_sockets_ioctl" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_ioctl;
     "uiw_sockets_kind" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_kind;
     "uiw_sockets_listening" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_listening;
+    "uiw_sockets_loaded" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_loaded;
     "uiw_sockets_made" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_made;
     "uiw_sockets_made_datagram" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_made_datagram;
     "uiw_sockets_on_tcp" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_on_tcp;

@@ -27,6 +27,8 @@ extern "C" fn load() {
     next::find_all();
     bits::find();
     waiting::find();
+    // SAFETY: nothing is passed.
+    unsafe { sockets::uiw_sockets_loaded() };
 }
 
 #[used]

@@ -13,6 +13,7 @@ pub(crate) const RSOCKET: c_int = 2;
 unsafe extern "C" {
     pub(crate) fn uiw_sockets_bits(count: *mut usize) -> *const u64;
     pub(crate) fn uiw_sockets_waiting(count: *mut usize) -> *const u32;
+    pub(crate) fn uiw_sockets_loaded();
     pub(crate) fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int;
     pub(crate) fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int;
     pub(crate) fn uiw_sockets_sendto(

@@ -301,3 +301,35 @@ pub(crate) fn closed_socket() -> Result<OwnedFd> {
         Ok(OwnedFd::from_raw_fd(ends[0]))
     }
 }
+
+/// The beginning of the name of such a socket, once it stands for the connections of a process.
+const NAME: &[u8] = b"\0uiw-rsocket-";
+
+/// Gives a socket of [`closed_socket`] a name by which another program of the process finds it after exec(3): [`stood_for_rsocket`]. Without
+/// a name it does the same.
+pub(crate) fn name_placeholder(fd: RawFd) {
+    let Some(cookie) = cookie(fd) else { return };
+    let mut address = sockaddr_un();
+    let name = [NAME, format!("{}-{cookie}", process()).as_bytes()].concat();
+    for (to, from) in address.sun_path.iter_mut().zip(&name) {
+        *to = from.cast_signed();
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + name.len().min(address.sun_path.len());
+    // SAFETY: an address of that length. A failure changes nothing.
+    unsafe { libc::syscall(libc::SYS_bind, fd, &raw const address, len) };
+}
+
+/// Whether the file is a socket that [`name_placeholder`] has named.
+pub(crate) fn stood_for_rsocket(fd: RawFd) -> bool {
+    let mut address = sockaddr_un();
+    let mut len = size_of_val(&address) as socklen_t;
+    // SAFETY: room for an address of that length.
+    let named = unsafe { libc::syscall(libc::SYS_getsockname, fd, &raw mut address, &raw mut len) };
+    named == 0
+        && c_int::from(address.sun_family) == libc::AF_UNIX
+        && address.sun_path.iter().zip(NAME).all(|(there, expected)| there.cast_unsigned() == *expected)
+}
+
+fn sockaddr_un() -> libc::sockaddr_un {
+    libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] }
+}

@@ -368,3 +368,19 @@ fn ends_of_different_personas_refuse_each_other() {
     server.wait_saying("UIW_PERSONA must be iwarp at both or at none");
     drop(server);
 }
+
+#[test]
+fn the_program_behind_exec_logs_the_connections_that_have_ended() {
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, "preload_exec.c") else { return };
+    let on_tcp = Running::start(libraries.command(User::Same, &program)).end();
+    assert_eq!((on_tcp.well().count("reads 0"), on_tcp.count("before exec")), (1, 0));
+    let mut command = preloaded(&libraries, &program);
+    command.env("UIW_LOG", "warn");
+    let ended = Running::start(command).end();
+    assert_eq!(
+        (ended.well().count("reads 0"), ended.count("an rsocket of the program before exec")),
+        (1, 1),
+        "{ended:?}"
+    );
+}

@@ -65,6 +65,7 @@ pub(crate) fn placeholder() -> Result<Placeholder> {
         return Ok(known);
     }
     let made = sys::duplicate(sys::closed_socket()?.as_raw_fd())?;
+    sys::name_placeholder(made.as_raw_fd());
     let cookie = sys::cookie(made.as_raw_fd());
     let mut known = PLACEHOLDER.write();
     match known.0 {

@@ -11,7 +11,7 @@ use crate::rsocket::preload::bitmap::Bitmap;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::preload::process::{self, is_vforked};
 use crate::rsocket::preload::waiting::{WAITING, Waiting};
-use crate::rsocket::preload::{BITMAP, datagrams, fall_back, ioctl, plain, sendfile};
+use crate::rsocket::preload::{BITMAP, datagrams, exec, fall_back, ioctl, plain, sendfile};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::transfer;
@@ -47,6 +47,14 @@ pub unsafe extern "C" fn uiw_sockets_waiting(count: *mut usize) -> *const u32 {
     // SAFETY: the caller's promise.
     unsafe { *count = Waiting::len() };
     (&raw const WAITING).cast()
+}
+
+/// The library is loaded.
+pub extern "C" fn uiw_sockets_loaded() {
+    boundary::value((), || {
+        exec::report_lost();
+        Ok(())
+    });
 }
 
 /// The program has made a TCP socket. -1 and `errno` where it is not to have one.

@@ -17,6 +17,7 @@ mod bitmap;
 mod config;
 pub mod connections;
 mod datagrams;
+mod exec;
 pub mod exports;
 mod ioctl;
 mod plain;

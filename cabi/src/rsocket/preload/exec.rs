@@ -1,0 +1,23 @@
+//! Connections that end with exec(3): the next program of the process has their numbers, and no memory of theirs.
+
+use crate::rsocket::sys;
+use crate::settings::Settings;
+use std::env;
+use std::fs;
+use std::os::fd::RawFd;
+
+/// Logs the numbers that were rsockets of the process's program before. Called when the library is loaded; it looks at them only where
+/// there is a log.
+pub(super) fn report_lost() {
+    if env::var_os("UIW_LOG").is_none_or(|value| value.is_empty()) || Settings::get().is_err() {
+        return;
+    }
+    let Ok(files) = fs::read_dir("/proc/self/fd") else { return };
+    let numbers = files.filter_map(|file| file.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
+    for fd in numbers.filter(|fd| sys::stood_for_rsocket(*fd)) {
+        tracing::warn!(
+            fd,
+            "an rsocket of the program before exec: its connection has ended, and it reads as closed"
+        );
+    }
+}
