@@ -1,9 +1,5 @@
 //! The work of a transfer, which all connections take from, and what became of it.
 
-use super::batch::SMALL;
-use super::meta::Entry;
-use super::meta::{Kind, Meta};
-use super::protocol::{MAX_BATCH, MESSAGE, SLOT};
 use super::report::Report;
 use super::transfer::{Directory, Item, Place, Transfer};
 use crate::fail::Failure;
@@ -12,6 +8,10 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use uiw_cli::files::batch::SMALL;
+use uiw_cli::files::meta::Entry;
+use uiw_cli::files::meta::{Kind, Meta};
+use uiw_cli::files::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
 /// Large files under way at a time.
 const MAX_OPEN: usize = 16;
@@ -226,6 +226,15 @@ impl Plan {
             return Some(task);
         }
         state.directories.pop()
+    }
+
+    /// Whether at least so many blocks of open files are still to be taken.
+    pub(super) fn has_blocks(&self, count: u64) -> bool {
+        let mut found = 0;
+        self.state().files.iter().any(|file| {
+            found += file.missing();
+            found >= count
+        })
     }
 
     /// Waits a moment for something to do. False: everything is done.

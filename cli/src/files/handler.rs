@@ -22,7 +22,7 @@ const MAX_SOURCES: usize = 8;
 
 /// What the connections of one client have in common.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub struct Session {
     root: Arc<Root>,
     writable: bool,
     /// Part of the names of its temporary files.
@@ -33,13 +33,13 @@ pub(crate) struct Session {
 
 /// The requests of one connection.
 #[derive(Debug)]
-pub(crate) struct Handler {
+pub struct Handler {
     session: Arc<Session>,
     sources: Vec<(RelPath, File)>,
 }
 
 /// A reply, and the bytes that go into the slot before it.
-pub(crate) type Answer = (Reply, Option<Vec<u8>>);
+pub type Answer = (Reply, Option<Vec<u8>>);
 
 impl From<Outcome> for Reply {
     fn from(outcome: Outcome) -> Self {
@@ -56,7 +56,7 @@ fn failed(error: &Error) -> Reply {
 }
 
 impl Session {
-    pub(crate) fn new(root: Arc<Root>, writable: bool, token: u64) -> Self {
+    pub fn new(root: Arc<Root>, writable: bool, token: u64) -> Self {
         let label = format!("{:08x}", token as u32);
         Self { root, writable, label, parts: Mutex::default(), claims: Claims::default() }
     }
@@ -94,7 +94,7 @@ impl Session {
 }
 
 impl Handler {
-    pub(crate) fn new(session: Arc<Session>) -> Self {
+    pub fn new(session: Arc<Session>) -> Self {
         Self { session, sources: Vec::new() }
     }
 
@@ -102,7 +102,7 @@ impl Handler {
     ///
     /// # Errors
     /// The client broke the protocol.
-    pub(crate) fn handle<E: From<WireError>>(
+    pub fn handle<E: From<WireError>>(
         &mut self,
         request: &Request,
         landed: impl FnOnce(u32) -> std::result::Result<Vec<u8>, E>,
@@ -260,7 +260,7 @@ fn is_absent(error: &Error) -> bool {
 }
 
 /// A block of a source.
-pub(crate) enum Read {
+pub enum Read {
     Block(Vec<u8>),
     /// The block, and those up to this one, lie in a hole.
     HoleUntil(u64),
@@ -269,7 +269,7 @@ pub(crate) enum Read {
 }
 
 /// Reads a block of the version that the caller expects.
-pub(crate) fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<Read> {
+pub fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<Read> {
     let meta = Meta::of(&rustix::fs::fstat(file)?);
     if meta.version != *version {
         return Ok(Read::Changed(meta));

@@ -24,7 +24,7 @@ const PAGE: usize = 4096;
 
 /// A file that is being received.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub struct Part {
     head: FileHead,
     directory: OwnedFd,
     name: Name,
@@ -42,7 +42,7 @@ struct State {
 
 /// What there is of a file.
 #[derive(Debug)]
-pub(crate) enum Opened {
+pub enum Opened {
     /// All of it, under its name.
     Complete,
     /// Perhaps some of it.
@@ -53,7 +53,7 @@ pub(crate) enum Opened {
 
 /// What a call on an incomplete file came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     Done,
     /// It was finished or replaced: it must be opened again.
     Reopen,
@@ -116,7 +116,7 @@ fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool
 
 impl Part {
     /// Continues the incomplete file of the same version, or begins anew if `begin` is set.
-    pub(crate) fn open(root: &Root, head: &FileHead, begin: bool) -> Result<Opened> {
+    pub fn open(root: &Root, head: &FileHead, begin: bool) -> Result<Opened> {
         let (directory, name) = root.parent(&head.path)?;
         if is_complete(&directory, &name, head)? {
             return Ok(Opened::Complete);
@@ -172,11 +172,11 @@ impl Part {
     }
 
     /// Whether it is of the version that `head` names.
-    pub(crate) fn is_of(&self, head: &FileHead) -> bool {
+    pub fn is_of(&self, head: &FileHead) -> bool {
         self.head.meta.version == head.meta.version && self.head.meta.size == head.meta.size
     }
 
-    pub(crate) fn path(&self) -> &RelPath {
+    pub fn path(&self) -> &RelPath {
         &self.head.path
     }
 
@@ -185,7 +185,7 @@ impl Part {
     }
 
     /// A block whose hash the caller has verified.
-    pub(crate) fn put(&self, index: u64, bytes: &[u8], hash: &Hash) -> Result<Outcome> {
+    pub fn put(&self, index: u64, bytes: &[u8], hash: &Hash) -> Result<Outcome> {
         if bytes.is_empty() || bytes.len() as u64 != self.head.block_len(index) {
             return Err(Error::other(format!("block {index} does not have {} bytes", bytes.len())));
         }
@@ -207,7 +207,7 @@ impl Part {
     }
 
     /// Blocks in a hole.
-    pub(crate) fn hole(&self, blocks: Range<u64>) -> Result<Outcome> {
+    pub fn hole(&self, blocks: Range<u64>) -> Result<Outcome> {
         if blocks.end > self.head.blocks() {
             return Err(Error::other(format!("a hole up to block {}", blocks.end)));
         }
@@ -229,19 +229,19 @@ impl Part {
     }
 
     /// The first of the blocks that are missing.
-    pub(crate) fn missing(&self) -> Vec<Range<u64>> {
+    pub fn missing(&self) -> Vec<Range<u64>> {
         self.state().verified.missing(self.head.blocks()).take(MAX_RANGES).collect()
     }
 
     /// Bytes that are there already.
-    pub(crate) fn verified_bytes(&self) -> u64 {
+    pub fn verified_bytes(&self) -> u64 {
         let state = self.state();
         let missing = state.verified.missing(self.head.blocks());
         self.head.meta.size - missing.map(|range| self.head.range_len(&range)).sum::<u64>()
     }
 
     /// Gives the complete file its mode and time, syncs it, and makes it appear.
-    pub(crate) fn finish(&self) -> Result<Outcome> {
+    pub fn finish(&self) -> Result<Outcome> {
         let mut finished = self.is_finished.write().unwrap_or_else(PoisonError::into_inner);
         if *finished {
             return Ok(Outcome::Done);
@@ -266,7 +266,7 @@ impl Part {
 }
 
 /// Mode and time of a file.
-pub(super) fn set(file: &File, meta: &Meta) -> Result<()> {
+pub(crate) fn set(file: &File, meta: &Meta) -> Result<()> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(meta.mode.into()))?;
     Ok(rustix::fs::futimens(file, &Meta::timestamps(meta.mtime))?)
 }
@@ -292,7 +292,7 @@ fn verify(bytes: &File, head: &FileHead, record: &Record, verified: &mut RangeSe
 }
 
 /// Where the next bytes behind `from` are that do not lie in a hole; `None`: there are none.
-pub(crate) fn next_data(file: &File, from: u64) -> Result<Option<u64>> {
+pub fn next_data(file: &File, from: u64) -> Result<Option<u64>> {
     match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(at) => Ok(Some(at)),
         Err(Errno::NXIO) => Ok(None),

@@ -7,13 +7,13 @@ use rustix::fs::{FileType, Stat, Timespec, Timestamps};
 /// Bytes of a symbolic link's text at most.
 const MAX_TARGET: usize = 4095;
 /// Bytes of a file at most: 64 TiB.
-pub(crate) const MAX_SIZE: u64 = 64 << 40;
+pub const MAX_SIZE: u64 = 64 << 40;
 /// Permission bits that are kept: not those of setuid, setgid and the sticky bit.
 const MODE: u16 = 0o777;
 
 /// What an entry of a directory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     File,
     Directory,
     Symlink,
@@ -23,39 +23,39 @@ pub(crate) enum Kind {
 
 /// A time of the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Time {
-    pub(crate) seconds: i64,
-    pub(crate) nanos: u32,
+pub struct Time {
+    pub seconds: i64,
+    pub nanos: u32,
 }
 
 /// Which state of a source a byte belongs to. The owner of the source makes it, and compares it; to the other end it is opaque.
-pub(crate) type Version = [u8; 16];
+pub type Version = [u8; 16];
 
 /// Everything but name and bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Meta {
-    pub(crate) kind: Kind,
-    pub(crate) mode: u16,
+pub struct Meta {
+    pub kind: Kind,
+    pub mode: u16,
     /// Bytes of a file; 0 otherwise.
-    pub(crate) size: u64,
-    pub(crate) mtime: Time,
-    pub(crate) version: Version,
+    pub size: u64,
+    pub mtime: Time,
+    pub version: Version,
     /// Whether less is allocated than the size says.
-    pub(crate) sparse: bool,
+    pub sparse: bool,
     /// The text of a symbolic link; empty otherwise.
-    pub(crate) target: Vec<u8>,
+    pub target: Vec<u8>,
 }
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) name: Name,
-    pub(crate) meta: Meta,
+pub struct Entry {
+    pub name: Name,
+    pub meta: Meta,
 }
 
 impl Meta {
     /// From what stat(2) says.
-    pub(crate) fn of(stat: &Stat) -> Self {
+    pub fn of(stat: &Stat) -> Self {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => Kind::File,
             FileType::Directory => Kind::Directory,
@@ -85,19 +85,19 @@ impl Meta {
     }
 
     /// Whether a copy with `other` is what a copy of this would be.
-    pub(crate) fn is_copied_by(&self, other: &Self) -> bool {
+    pub fn is_copied_by(&self, other: &Self) -> bool {
         let same = self.kind == other.kind && self.target == other.target && self.mtime == other.mtime;
         same && self.size == other.size && (self.kind == Kind::Symlink || self.mode == other.mode)
     }
 
     /// For utimensat(2): the time of access stays as it is.
-    pub(crate) fn timestamps(mtime: Time) -> Timestamps {
+    pub fn timestamps(mtime: Time) -> Timestamps {
         let last_access = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ };
         let last_modification = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanos.into() };
         Timestamps { last_access, last_modification }
     }
 
-    pub(crate) fn encode(&self, out: &mut Encoder) {
+    pub fn encode(&self, out: &mut Encoder) {
         let kind = match self.kind {
             Kind::File => 0,
             Kind::Directory => 1,
@@ -109,7 +109,7 @@ impl Meta {
         out.fixed(&self.version).u8(self.sparse.into()).counted(&self.target);
     }
 
-    pub(crate) fn decode(from: &mut Decoder<'_>) -> Result<Self> {
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
         let kind = match from.u8("a kind")? {
             0 => Kind::File,
             1 => Kind::Directory,
@@ -131,7 +131,7 @@ impl Meta {
 }
 
 /// Permission bits.
-pub(crate) fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
+pub fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
     match from.u16("a mode")? {
         mode if mode & !MODE == 0 => Ok(mode),
         mode => Err(WireError::Value { what: "a mode", value: mode.into() }),
@@ -149,11 +149,11 @@ fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec<u8>> {
 }
 
 impl Time {
-    pub(crate) fn encode(self, out: &mut Encoder) {
+    pub fn encode(self, out: &mut Encoder) {
         out.u64(self.seconds.cast_unsigned()).u32(self.nanos);
     }
 
-    pub(crate) fn decode(from: &mut Decoder<'_>) -> Result<Self> {
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
         let seconds = from.u64("a time")?.cast_signed();
         match from.u32("a time")? {
             nanos if nanos < 1_000_000_000 => Ok(Self { seconds, nanos }),
@@ -163,12 +163,12 @@ impl Time {
 }
 
 impl Entry {
-    pub(crate) fn encode(&self, out: &mut Encoder) {
+    pub fn encode(&self, out: &mut Encoder) {
         out.counted(self.name.as_bytes());
         self.meta.encode(out);
     }
 
-    pub(crate) fn decode(from: &mut Decoder<'_>) -> Result<Self> {
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
         Ok(Self { name: Name::new(from.counted("a name")?)?, meta: Meta::decode(from)? })
     }
 }

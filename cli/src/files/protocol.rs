@@ -34,33 +34,33 @@ use super::wire::{Decoder, Encoder, Result, WireError};
 use std::ops::Range;
 
 /// Bytes of a request or reply at most.
-pub(crate) const MESSAGE: u32 = 16 << 10;
+pub const MESSAGE: u32 = 16 << 10;
 /// Bytes of a slot, and of a block of a file.
-pub(crate) const SLOT: u32 = 1 << 20;
+pub const SLOT: u32 = 1 << 20;
 /// Bytes of a block; the last one of a file may be shorter.
-pub(crate) const BLOCK: u64 = SLOT as u64;
+pub const BLOCK: u64 = SLOT as u64;
 /// Slots of a connection at most.
-pub(crate) const MAX_SLOTS: u16 = 32;
+pub const MAX_SLOTS: u16 = 32;
 /// Files of one batch at most.
-pub(crate) const MAX_BATCH: u16 = 512;
+pub const MAX_BATCH: u16 = 512;
 /// Ranges that a reply lists at most: what else is missing comes with the next reply.
-pub(crate) const MAX_RANGES: usize = 512;
+pub const MAX_RANGES: usize = 512;
 /// Bytes of the text of a failure.
 const MAX_TEXT: usize = 512;
 
 /// BLAKE3.
-pub(crate) type Hash = [u8; 32];
+pub type Hash = [u8; 32];
 
 /// A file that is written: its path and what it becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileHead {
-    pub(crate) path: RelPath,
-    pub(crate) meta: Meta,
+pub struct FileHead {
+    pub path: RelPath,
+    pub meta: Meta,
 }
 
 /// Whether a directory is made that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Create {
+pub enum Create {
     No,
     /// With no rights for others: [`Request::SetDirectory`] will give it its mode.
     Private,
@@ -70,7 +70,7 @@ pub(crate) enum Create {
 
 /// What the client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub enum Request {
     /// What there is under a path.
     Stat { path: RelPath },
     /// The entries of a directory behind the name `after`.
@@ -97,7 +97,7 @@ pub(crate) enum Request {
 
 /// What the server answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reply {
+pub enum Reply {
     Done,
     /// There is nothing under that path.
     Absent,
@@ -140,17 +140,17 @@ pub(crate) enum Reply {
 
 impl FileHead {
     /// Blocks of the file.
-    pub(crate) fn blocks(&self) -> u64 {
+    pub fn blocks(&self) -> u64 {
         self.meta.size.div_ceil(BLOCK)
     }
 
     /// Bytes of a block.
-    pub(crate) fn block_len(&self, index: u64) -> u64 {
+    pub fn block_len(&self, index: u64) -> u64 {
         self.meta.size.saturating_sub(index.saturating_mul(BLOCK)).min(BLOCK)
     }
 
     /// Bytes of a run of blocks.
-    pub(crate) fn range_len(&self, blocks: &Range<u64>) -> u64 {
+    pub fn range_len(&self, blocks: &Range<u64>) -> u64 {
         let at = |block: u64| block.saturating_mul(BLOCK).min(self.meta.size);
         at(blocks.end).saturating_sub(at(blocks.start))
     }
@@ -211,7 +211,7 @@ fn batch_count(from: &mut Decoder<'_>) -> Result<u16> {
 
 impl Request {
     /// The message for a slot.
-    pub(crate) fn encode(&self, tag: u16) -> Vec<u8> {
+    pub fn encode(&self, tag: u16) -> Vec<u8> {
         let mut out = Encoder::default();
         out.u16(tag).u8(self.number());
         match self {
@@ -271,7 +271,7 @@ impl Request {
     }
 
     /// A request and its tag.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<(u16, Self)> {
+    pub fn decode(bytes: &[u8]) -> Result<(u16, Self)> {
         let mut from = Decoder::new(bytes);
         let tag = from.u16("a tag")?;
         let request = match from.u8("the number of a request")? {
@@ -345,7 +345,7 @@ impl Request {
     }
 
     /// Whether it changes what is shared.
-    pub(crate) fn writes(&self) -> bool {
+    pub fn writes(&self) -> bool {
         match self {
             Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } => false,
             Self::List { create, .. } => *create != Create::No,
@@ -356,7 +356,7 @@ impl Request {
 
 impl Reply {
     /// The message for a slot.
-    pub(crate) fn encode(&self, tag: u16) -> Vec<u8> {
+    pub fn encode(&self, tag: u16) -> Vec<u8> {
         let mut out = Encoder::default();
         out.u16(tag);
         match self {
@@ -414,7 +414,7 @@ impl Reply {
     }
 
     /// A reply and its tag.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<(u16, Self)> {
+    pub fn decode(bytes: &[u8]) -> Result<(u16, Self)> {
         let mut from = Decoder::new(bytes);
         let tag = from.u16("a tag")?;
         let reply = match from.u8("the number of a reply")? {
@@ -458,7 +458,7 @@ impl Reply {
 }
 
 /// Appends as many of `entries` as fit a slot; returns their bytes and how many they are.
-pub(crate) fn encode_entries<'a>(entries: impl Iterator<Item = &'a Entry>) -> (Vec<u8>, usize) {
+pub fn encode_entries<'a>(entries: impl Iterator<Item = &'a Entry>) -> (Vec<u8>, usize) {
     let mut out = Encoder::default();
     let mut count = 0;
     for entry in entries {
@@ -474,7 +474,7 @@ pub(crate) fn encode_entries<'a>(entries: impl Iterator<Item = &'a Entry>) -> (V
 }
 
 /// Entries that fill these bytes.
-pub(crate) fn decode_entries(bytes: &[u8]) -> Result<Vec<Entry>> {
+pub fn decode_entries(bytes: &[u8]) -> Result<Vec<Entry>> {
     let mut from = Decoder::new(bytes);
     let mut entries = Vec::new();
     while !from.is_empty() {

@@ -8,7 +8,7 @@ use std::path::Path;
 /// Bytes of a name at most: the kernel's NAME_MAX.
 const MAX_NAME: usize = 255;
 /// Bytes of a path below a share at most.
-pub(crate) const MAX_PATH: usize = 3072;
+pub const MAX_PATH: usize = 3072;
 /// What a file is called until it is complete.
 const PART: &str = ".uiw-part";
 /// The journal of such a file.
@@ -16,7 +16,7 @@ const JOURNAL: &str = ".uiw-journal";
 
 /// Which rule a name or path breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NameError {
+pub enum NameError {
     /// An empty name, also between two slashes, and before the first one of an absolute path.
     #[error("an empty name, or an absolute path")]
     Empty,
@@ -36,10 +36,10 @@ pub(crate) enum NameError {
 
 /// One component.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Name(Vec<u8>);
+pub struct Name(Vec<u8>);
 
 impl Name {
-    pub(crate) fn new(bytes: &[u8]) -> Result<Self, NameError> {
+    pub fn new(bytes: &[u8]) -> Result<Self, NameError> {
         match bytes {
             b"" => Err(NameError::Empty),
             b"." | b".." => Err(NameError::Dots),
@@ -50,26 +50,26 @@ impl Name {
         }
     }
 
-    pub(crate) fn as_bytes(&self) -> &[u8] {
+    pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    pub(crate) fn as_os_str(&self) -> &OsStr {
+    pub fn as_os_str(&self) -> &OsStr {
         OsStr::from_bytes(&self.0)
     }
 
     /// What the file is called until it is complete.
-    pub(crate) fn part(&self) -> Vec<u8> {
+    pub fn part(&self) -> Vec<u8> {
         self.with(PART)
     }
 
     /// The same for one session alone: two sessions never write into one file of a batch.
-    pub(crate) fn part_of(&self, session: &str) -> Vec<u8> {
+    pub fn part_of(&self, session: &str) -> Vec<u8> {
         self.with(&format!(".{session}{PART}"))
     }
 
     /// The journal of [`Name::part`].
-    pub(crate) fn journal(&self) -> Vec<u8> {
+    pub fn journal(&self) -> Vec<u8> {
         self.with(JOURNAL)
     }
 
@@ -84,17 +84,17 @@ impl Name {
 }
 
 /// Whether it is the name of an incomplete file or its journal.
-pub(crate) fn is_reserved(name: &[u8]) -> bool {
+pub fn is_reserved(name: &[u8]) -> bool {
     name.ends_with(PART.as_bytes()) || name.ends_with(JOURNAL.as_bytes())
 }
 
 /// A path below a share, or below the directory that a client copies to or from. Empty: that directory itself.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub(crate) struct RelPath(Vec<u8>);
+pub struct RelPath(Vec<u8>);
 
 impl RelPath {
     /// Names with one slash between two of them.
-    pub(crate) fn new(bytes: &[u8]) -> Result<Self, NameError> {
+    pub fn new(bytes: &[u8]) -> Result<Self, NameError> {
         if bytes.len() > MAX_PATH {
             return Err(NameError::Long(bytes.len()));
         }
@@ -104,7 +104,7 @@ impl RelPath {
         Ok(Self(bytes.to_vec()))
     }
 
-    pub(crate) fn join(&self, name: &Name) -> Result<Self, NameError> {
+    pub fn join(&self, name: &Name) -> Result<Self, NameError> {
         let mut path = self.0.clone();
         if !path.is_empty() {
             path.push(b'/');
@@ -114,7 +114,7 @@ impl RelPath {
     }
 
     /// The directory that it is in, and its name there; `None` for the share itself.
-    pub(crate) fn split(&self) -> Option<(Self, Name)> {
+    pub fn split(&self) -> Option<(Self, Name)> {
         if self.0.is_empty() {
             return None;
         }
@@ -124,16 +124,16 @@ impl RelPath {
         Some((Self(parent.to_vec()), Name(name.to_vec())))
     }
 
-    pub(crate) fn as_bytes(&self) -> &[u8] {
+    pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// For system calls, where an empty path is none.
-    pub(crate) fn as_path(&self) -> &Path {
+    pub fn as_path(&self) -> &Path {
         if self.0.is_empty() { Path::new(".") } else { Path::new(OsStr::from_bytes(&self.0)) }
     }
 }

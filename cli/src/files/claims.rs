@@ -7,13 +7,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Of one session.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(crate) struct Claims {
     taken: Mutex<HashSet<RelPath>>,
     freed: Condvar,
 }
 
 /// Some paths, until it is dropped.
-pub(super) struct Claim<'a> {
+pub(crate) struct Claim<'a> {
     claims: &'a Claims,
     paths: Vec<RelPath>,
 }
@@ -24,7 +24,7 @@ impl Claims {
     }
 
     /// Waits until none of these is taken, and takes all of them.
-    pub(super) fn take(&self, paths: Vec<RelPath>) -> Claim<'_> {
+    pub(crate) fn take(&self, paths: Vec<RelPath>) -> Claim<'_> {
         let is_taken = |taken: &mut HashSet<RelPath>| paths.iter().any(|path| taken.contains(path));
         let mut taken = self.freed.wait_while(self.taken(), is_taken).unwrap_or_else(PoisonError::into_inner);
         taken.extend(paths.iter().cloned());

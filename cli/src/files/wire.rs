@@ -2,7 +2,7 @@
 
 /// Why bytes are no message of this protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum WireError {
+pub enum WireError {
     /// It ends inside of a field.
     #[error("the message ends inside of {0}")]
     Short(&'static str),
@@ -22,40 +22,40 @@ pub(crate) enum WireError {
     Name(#[from] super::names::NameError),
 }
 
-pub(crate) type Result<T> = std::result::Result<T, WireError>;
+pub type Result<T> = std::result::Result<T, WireError>;
 
 /// Appends fields.
 #[derive(Debug, Default)]
-pub(crate) struct Encoder(pub(crate) Vec<u8>);
+pub struct Encoder(pub Vec<u8>);
 
 impl Encoder {
-    pub(crate) fn u8(&mut self, value: u8) -> &mut Self {
+    pub fn u8(&mut self, value: u8) -> &mut Self {
         self.0.push(value);
         self
     }
 
-    pub(crate) fn u16(&mut self, value: u16) -> &mut Self {
+    pub fn u16(&mut self, value: u16) -> &mut Self {
         self.0.extend(value.to_be_bytes());
         self
     }
 
-    pub(crate) fn u32(&mut self, value: u32) -> &mut Self {
+    pub fn u32(&mut self, value: u32) -> &mut Self {
         self.0.extend(value.to_be_bytes());
         self
     }
 
-    pub(crate) fn u64(&mut self, value: u64) -> &mut Self {
+    pub fn u64(&mut self, value: u64) -> &mut Self {
         self.0.extend(value.to_be_bytes());
         self
     }
 
-    pub(crate) fn fixed(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn fixed(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.extend(bytes);
         self
     }
 
     /// At most 65,535 bytes; what is longer is cut, which only texts are.
-    pub(crate) fn counted(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn counted(&mut self, bytes: &[u8]) -> &mut Self {
         let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
         self.u16(len).fixed(&bytes[..len.into()])
     }
@@ -63,42 +63,42 @@ impl Encoder {
 
 /// Takes fields.
 #[derive(Clone, Debug)]
-pub(crate) struct Decoder<'a>(&'a [u8]);
+pub struct Decoder<'a>(&'a [u8]);
 
 impl<'a> Decoder<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+    pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    pub(crate) fn take(&mut self, len: usize, what: &'static str) -> Result<&'a [u8]> {
+    pub fn take(&mut self, len: usize, what: &'static str) -> Result<&'a [u8]> {
         let (front, rest) = self.0.split_at_checked(len).ok_or(WireError::Short(what))?;
         self.0 = rest;
         Ok(front)
     }
 
-    pub(crate) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N]> {
+    pub fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N]> {
         let mut out = [0; N];
         out.copy_from_slice(self.take(N, what)?);
         Ok(out)
     }
 
-    pub(crate) fn u8(&mut self, what: &'static str) -> Result<u8> {
+    pub fn u8(&mut self, what: &'static str) -> Result<u8> {
         Ok(u8::from_be_bytes(self.array(what)?))
     }
 
-    pub(crate) fn u16(&mut self, what: &'static str) -> Result<u16> {
+    pub fn u16(&mut self, what: &'static str) -> Result<u16> {
         Ok(u16::from_be_bytes(self.array(what)?))
     }
 
-    pub(crate) fn u32(&mut self, what: &'static str) -> Result<u32> {
+    pub fn u32(&mut self, what: &'static str) -> Result<u32> {
         Ok(u32::from_be_bytes(self.array(what)?))
     }
 
-    pub(crate) fn u64(&mut self, what: &'static str) -> Result<u64> {
+    pub fn u64(&mut self, what: &'static str) -> Result<u64> {
         Ok(u64::from_be_bytes(self.array(what)?))
     }
 
-    pub(crate) fn flag(&mut self, what: &'static str) -> Result<bool> {
+    pub fn flag(&mut self, what: &'static str) -> Result<bool> {
         match self.u8(what)? {
             0 => Ok(false),
             1 => Ok(true),
@@ -106,16 +106,16 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    pub(crate) fn counted(&mut self, what: &'static str) -> Result<&'a [u8]> {
+    pub fn counted(&mut self, what: &'static str) -> Result<&'a [u8]> {
         let len = self.u16(what)?;
         self.take(len.into(), what)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(crate) fn end(self) -> Result<()> {
+    pub fn end(self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(WireError::Trailing(self.0.len())) }
     }
 }

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 /// Numbers of blocks, as ranges that do not touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RangeSet(BTreeMap<u64, u64>);
+pub(super) struct RangeSet(BTreeMap<u64, u64>);
 
 impl RangeSet {
-    pub(crate) fn add(&mut self, range: Range<u64>) {
+    pub(super) fn add(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
         }
@@ -26,12 +26,12 @@ impl RangeSet {
     }
 
     /// How many ranges they make.
-    pub(crate) fn ranges(&self) -> usize {
+    pub(super) fn ranges(&self) -> usize {
         self.0.len()
     }
 
     /// What is missing of the first `count` blocks.
-    pub(crate) fn missing(&self, count: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+    pub(super) fn missing(&self, count: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut at = 0;
         let ends = self.0.iter().map(|(&start, &end)| (start, end)).chain([(count, count)]);
         ends.filter_map(move |(start, end)| {

@@ -22,11 +22,11 @@ const NO_BYTES: Hash = [0; 32];
 
 /// An open journal.
 #[derive(Debug)]
-pub(super) struct Journal(File);
+pub struct Journal(File);
 
 /// A record: a block and its hash, or a run in a hole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Record {
+pub enum Record {
     Block(u64, Hash),
     Hole(Range<u64>),
 }
@@ -76,17 +76,17 @@ impl Record {
 }
 
 impl Journal {
-    pub(super) fn new(file: File) -> Self {
+    pub fn new(file: File) -> Self {
         Self(file)
     }
 
     /// Whether nothing was written to it.
-    pub(super) fn is_empty(&self) -> Result<bool> {
+    pub fn is_empty(&self) -> Result<bool> {
         Ok(self.0.metadata()?.len() == 0)
     }
 
     /// Whether it is one of this size and version.
-    pub(super) fn is_of(&mut self, meta: &Meta) -> Result<bool> {
+    pub fn is_of(&mut self, meta: &Meta) -> Result<bool> {
         let mut found = Vec::new();
         self.0.seek(SeekFrom::Start(0))?;
         (&self.0).take(HEADER as u64).read_to_end(&mut found)?;
@@ -94,18 +94,14 @@ impl Journal {
     }
 
     /// Makes it an empty one of this size and version.
-    pub(super) fn restart(&mut self, meta: &Meta) -> Result<()> {
+    pub fn restart(&mut self, meta: &Meta) -> Result<()> {
         self.0.set_len(0)?;
         self.0.seek(SeekFrom::Start(0))?;
         self.0.write_all(&header(meta.size, &meta.version))
     }
 
     /// Gives every whole record to `each`, and makes the next one follow behind the last of them.
-    pub(super) fn replay(
-        &mut self,
-        file: &FileHead,
-        mut each: impl FnMut(Record) -> Result<()>,
-    ) -> Result<()> {
+    pub fn replay(&mut self, file: &FileHead, mut each: impl FnMut(Record) -> Result<()>) -> Result<()> {
         self.0.seek(SeekFrom::Start(HEADER as u64))?;
         let mut end = HEADER as u64;
         {
@@ -122,7 +118,7 @@ impl Journal {
         Ok(())
     }
 
-    pub(super) fn append(&mut self, record: &Record) -> Result<()> {
+    pub fn append(&mut self, record: &Record) -> Result<()> {
         self.0.write_all(&record.encode())
     }
 }

@@ -18,11 +18,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 
 /// Files of up to so many bytes travel in batches.
-pub(crate) const SMALL: u64 = 256 << 10;
+pub const SMALL: u64 = 256 << 10;
 
 /// What there is of a file of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Content<'a> {
+pub enum Content<'a> {
     Bytes(Meta, &'a [u8]),
     Failed(u16),
     TooLarge(Meta),
@@ -30,9 +30,9 @@ pub(crate) enum Content<'a> {
 
 /// A batch that is being made.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
+pub struct Batch {
     out: Encoder,
-    pub(crate) count: u16,
+    pub count: u16,
 }
 
 impl Batch {
@@ -66,7 +66,7 @@ impl Batch {
     }
 
     /// Adds a file. False: it does not fit.
-    pub(crate) fn add_file(&mut self, path: &RelPath, meta: &Meta, bytes: &[u8]) -> bool {
+    pub fn add_file(&mut self, path: &RelPath, meta: &Meta, bytes: &[u8]) -> bool {
         let fits = self.has_room(path, bytes.len() as u64);
         if fits {
             self.add(path, &Content::Bytes(meta.clone(), bytes));
@@ -75,7 +75,7 @@ impl Batch {
     }
 
     /// Adds a file as it is now. False: it does not fit.
-    pub(crate) fn read(&mut self, root: &Root, path: &RelPath) -> bool {
+    pub fn read(&mut self, root: &Root, path: &RelPath) -> bool {
         let content = match root.read_small(path, SMALL) {
             Ok(Ok((meta, bytes))) => return self.add_file(path, &meta, &bytes),
             Ok(Err(meta)) => Content::TooLarge(meta),
@@ -88,21 +88,21 @@ impl Batch {
         fits
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.out.0
     }
 
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
+    pub fn into_bytes(self) -> Vec<u8> {
         self.out.0
     }
 
-    pub(crate) fn hash(&self) -> Hash {
+    pub fn hash(&self) -> Hash {
         *blake3::hash(self.bytes()).as_bytes()
     }
 }
 
 /// The error number of an error, EIO if it has none.
-pub(crate) fn errno(error: &std::io::Error) -> u16 {
+pub fn errno(error: &std::io::Error) -> u16 {
     error
         .raw_os_error()
         .and_then(|number| u16::try_from(number).ok())
@@ -110,7 +110,7 @@ pub(crate) fn errno(error: &std::io::Error) -> u16 {
 }
 
 /// The records of a batch.
-pub(crate) fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, Content<'_>)>> {
+pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, Content<'_>)>> {
     let mut from = Decoder::new(bytes);
     let mut records = Vec::with_capacity(count.into());
     for _ in 0..count {
@@ -164,14 +164,10 @@ impl Parents {
 }
 
 /// A file of a batch: its position, path, metadata and bytes.
-pub(crate) type Whole<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
+pub type Whole<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
 
 /// Stores whole files: all of them are written, one syncfs(2) follows, then they appear. Returns which failed, with error numbers.
-pub(crate) fn store<'a>(
-    root: &Root,
-    files: impl Iterator<Item = Whole<'a>>,
-    session: &str,
-) -> Vec<(u16, u16)> {
+pub fn store<'a>(root: &Root, files: impl Iterator<Item = Whole<'a>>, session: &str) -> Vec<(u16, u16)> {
     let mut failures = Vec::new();
     let mut written = Vec::new();
     let mut parents = Parents::default();

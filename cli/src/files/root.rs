@@ -18,16 +18,16 @@ const PAGE: usize = 8192;
 
 /// A directory below which files are read or written.
 #[derive(Debug)]
-pub(crate) struct Root(OwnedFd);
+pub struct Root(OwnedFd);
 
 /// A small file and its bytes, or what it is instead.
-pub(crate) type Small = std::result::Result<(Meta, Vec<u8>), Meta>;
+pub type Small = std::result::Result<(Meta, Vec<u8>), Meta>;
 
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
 impl Root {
     /// The path itself may have symbolic links: it is the user's.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path) -> Result<Self> {
         Ok(Self(rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?))
     }
 
@@ -49,18 +49,18 @@ impl Root {
     }
 
     /// A directory.
-    pub(crate) fn directory(&self, path: &RelPath) -> Result<OwnedFd> {
+    pub fn directory(&self, path: &RelPath) -> Result<OwnedFd> {
         self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
     /// The directory that something is in, and its name there.
-    pub(crate) fn parent(&self, path: &RelPath) -> Result<(OwnedFd, Name)> {
+    pub fn parent(&self, path: &RelPath) -> Result<(OwnedFd, Name)> {
         let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
         Ok((self.directory(&parent)?, name))
     }
 
     /// What there is under a path.
-    pub(crate) fn meta(&self, path: &RelPath) -> Result<Meta> {
+    pub fn meta(&self, path: &RelPath) -> Result<Meta> {
         if path.is_empty() {
             return Ok(Meta::of(&rustix::fs::fstat(&self.0)?));
         }
@@ -70,7 +70,7 @@ impl Root {
 
     /// The first entries of a directory behind the name `after`, in the order of their names, without incomplete files; and whether others
     /// follow. The directory is read anew for each page, so that a page is all that is kept of a large one.
-    pub(crate) fn page(&self, path: &RelPath, after: &[u8]) -> Result<(Vec<Entry>, bool)> {
+    pub fn page(&self, path: &RelPath, after: &[u8]) -> Result<(Vec<Entry>, bool)> {
         let directory = self.directory(path)?;
         // The greatest name on top, to be replaced by a less one.
         let mut names = BinaryHeap::new();
@@ -102,7 +102,7 @@ impl Root {
     }
 
     /// All entries of a directory in the order of their names.
-    pub(crate) fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
+    pub fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
         let (mut entries, mut more) = self.page(path, b"")?;
         while more && let Some(last) = entries.last() {
             let after = last.name.as_bytes().to_vec();
@@ -115,7 +115,7 @@ impl Root {
     }
 
     /// A regular file for reading, and what it is.
-    pub(crate) fn open_file(&self, path: &RelPath) -> Result<(File, Meta)> {
+    pub fn open_file(&self, path: &RelPath) -> Result<(File, Meta)> {
         let regular = |fd: &OwnedFd| {
             let stat = rustix::fs::fstat(fd)?;
             match FileType::from_raw_mode(stat.st_mode) {
@@ -133,7 +133,7 @@ impl Root {
     }
 
     /// The bytes of a file of at most `limit` bytes, all of one version; what it is, if it is larger.
-    pub(crate) fn read_small(&self, path: &RelPath, limit: u64) -> Result<Small> {
+    pub fn read_small(&self, path: &RelPath, limit: u64) -> Result<Small> {
         for _ in 0..5 {
             let (file, meta) = self.open_file(path)?;
             if meta.size > limit {
@@ -151,7 +151,7 @@ impl Root {
     }
 
     /// A directory that is made if it is not there. A private one is its owner's alone until [`Root::set_directory`].
-    pub(crate) fn make_directory(&self, path: &RelPath, is_private: bool) -> Result<()> {
+    pub fn make_directory(&self, path: &RelPath, is_private: bool) -> Result<()> {
         let (parent, name) = self.parent(path)?;
         let mode = if is_private { Mode::RWXU } else { Mode::RWXU | Mode::RWXG | Mode::RWXO };
         match rustix::fs::mkdirat(&parent, name.as_os_str(), mode) {
@@ -164,7 +164,7 @@ impl Root {
     }
 
     /// A symbolic link, which replaces what is not a directory.
-    pub(crate) fn symlink(&self, path: &RelPath, target: &[u8], mtime: Time, session: &str) -> Result<()> {
+    pub fn symlink(&self, path: &RelPath, target: &[u8], mtime: Time, session: &str) -> Result<()> {
         let (parent, name) = self.parent(path)?;
         let part = name.part_of(session);
         let part = OsStr::from_bytes(&part);
@@ -176,14 +176,14 @@ impl Root {
     }
 
     /// The mode and time of a directory that is complete.
-    pub(crate) fn set_directory(&self, path: &RelPath, mode: u16, mtime: Time) -> Result<()> {
+    pub fn set_directory(&self, path: &RelPath, mode: u16, mtime: Time) -> Result<()> {
         let directory = self.directory(path)?;
         rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode.into()))?;
         Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
     }
 
     /// Writes everything of the file system to its medium.
-    pub(crate) fn sync(&self) -> Result<()> {
+    pub fn sync(&self) -> Result<()> {
         Ok(rustix::fs::syncfs(&self.0)?)
     }
 }

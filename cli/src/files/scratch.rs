@@ -3,17 +3,17 @@
 use std::path::{Path, PathBuf};
 
 /// Removed when dropped.
-pub(crate) struct Scratch(PathBuf);
+pub struct Scratch(PathBuf);
 
 impl Scratch {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let number = getrandom::u64().unwrap();
         let path = std::env::temp_dir().join(format!("uiw-cp-{}-{number:x}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Self(path)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.0
     }
 }
