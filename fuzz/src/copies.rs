@@ -295,10 +295,11 @@ impl Share {
             let is_incomplete = [".uiw-part", ".uiw-journal"]
                 .iter()
                 .any(|suffix| name.as_os_str().as_bytes().ends_with(suffix.as_bytes()));
-            if !is_incomplete || input.bool() {
+            let path = self.path().join(name);
+            let is_file = fs::symlink_metadata(&path).is_ok_and(|data| data.is_file());
+            if !is_incomplete || !is_file || input.bool() {
                 continue;
             }
-            let path = self.path().join(name);
             let Ok(mut bytes) = fs::read(&path) else { continue };
             match input.below(4) {
                 0 => drop(fs::remove_file(&path)),

@@ -237,6 +237,24 @@ impl Plan {
         })
     }
 
+    /// Whether more requests than `count` could be made now.
+    fn has_more_than(&self, count: u64) -> bool {
+        let state = self.state();
+        let tasks = state.first.len() + state.ready.len() + state.opens.len() + state.directories.len();
+        let blocks = state.files.iter().map(|file| file.missing()).sum::<u64>();
+        blocks.saturating_add(tasks as u64) > count
+    }
+
+    /// Waits until more requests than `count` can be made. False: everything is done.
+    pub(super) fn wait_for_more_than(&self, count: u64) -> bool {
+        while !self.has_more_than(count) {
+            if !self.wait() {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Waits a moment for something to do. False: everything is done.
     pub(super) fn wait(&self) -> bool {
         let state = self.state();

@@ -136,11 +136,10 @@ impl Part {
         let bytes = match resumed {
             Some(bytes) => {
                 journal.replay(head, |record| verify(&bytes, head, &record, &mut verified))?;
-                // What was not verified may be anything after a crash, and zeros are left out of sparse files.
-                if head.meta.sparse {
-                    for gap in verified.missing(head.blocks()) {
-                        punch(&bytes, &gap)?;
-                    }
+                // What was not verified may be anything after a crash, and neither holes nor, in sparse files, zeros are written. Whether a file counts as sparse
+                // can change while its version stays: the file system decides when it allocates.
+                for gap in verified.missing(head.blocks()) {
+                    punch(&bytes, &gap)?;
                 }
                 bytes
             }
@@ -411,6 +410,23 @@ mod tests {
         assert_eq!(std::fs::read(scratch.path().join("file")).unwrap(), source);
         let allocated = std::fs::metadata(scratch.path().join("file")).unwrap().blocks() * 512;
         assert!(allocated < BLOCK, "{allocated}");
+    }
+
+    /// A crash may leave bytes without their record, and the file system may say of the same version first that it is whole, then that it has holes.
+    #[test]
+    fn what_was_not_verified_is_no_part_of_a_hole() {
+        for sparse in [false, true] {
+            let scratch = Scratch::new();
+            let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+            put(&open(&root, &head(1, sparse)), 0, &source);
+            let torn = File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
+            torn.write_all_at(b"torn", BLOCK + 7).unwrap();
+            let part = open(&root, &head(1, sparse));
+            part.hole(1..3).unwrap();
+            assert_eq!(part.finish().unwrap(), Outcome::Done);
+            let bytes = std::fs::read(scratch.path().join("file")).unwrap();
+            assert!(bytes[BLOCK as usize..].iter().all(|byte| *byte == 0), "sparse: {sparse}");
+        }
     }
 
     #[test]

@@ -171,8 +171,12 @@ impl Root {
         let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
         rustix::fs::symlinkat(OsStr::from_bytes(target), &parent, part)?;
         let times = Meta::timestamps(mtime);
-        rustix::fs::utimensat(&parent, part, &times, AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(rustix::fs::renameat(&parent, part, &parent, name.as_os_str())?)
+        let timed = rustix::fs::utimensat(&parent, part, &times, AtFlags::SYMLINK_NOFOLLOW);
+        let named = timed.and_then(|()| rustix::fs::renameat(&parent, part, &parent, name.as_os_str()));
+        if named.is_err() {
+            let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
+        }
+        Ok(named?)
     }
 
     /// The mode and time of a directory that is complete.
@@ -230,6 +234,16 @@ mod tests {
         assert_eq!(root.meta(&path("passwd")).unwrap().target, b"/etc/passwd");
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
         assert_eq!(std::fs::read_dir(inside.path().join("d")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_that_cannot_take_its_place_leaves_nothing() {
+        let scratch = Scratch::new();
+        std::fs::create_dir(scratch.path().join("d")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let error = root.symlink(&path("d"), b"x", Time::default(), "s").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1);
     }
 
     #[test]

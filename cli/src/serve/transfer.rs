@@ -78,7 +78,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder) -> R
 /// small before all of them are of use.
 fn used<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
-        Err(failure) if failure.exit == Exit::Lost => {
+        Err(failure) if matches!(failure.exit, Exit::Lost | Exit::Unreachable) => {
             tracing::info!(%peer, reason = failure.cause(), "the client has ended a connection before using it");
             Ok(None)
         }
