@@ -291,11 +291,6 @@ impl Share {
         bytes.resize(SLOT as usize, 0);
         let landed = |len: u32| Ok::<_, WireError>(bytes[..len as usize].to_vec());
         let Ok((reply, sent)) = handler.handle(&request, landed) else { return };
-        if std::env::var_os("DBG").is_some()
-            && matches!(request, Request::Finish { .. } | Request::PutBatch { .. } | Request::Put { .. })
-        {
-            eprintln!("XX {:?}", reply);
-        }
         let encoded = reply.encode(1);
         assert!(encoded.len() <= MESSAGE as usize, "{reply:?}");
         assert!(Reply::decode(&encoded).is_ok(), "{reply:?}");

@@ -343,7 +343,8 @@ fn raw_tcp_of_a_comparison_is_named_and_not_judged() {
         let mut talk = Talk::new();
         talk.say(CLIENT, &request.emit());
         talk.say(SERVER, &reply.emit());
-        for _ in 0..20 {
+        // More than what they would be as an FPDU, of 0xA5A5 bytes.
+        for _ in 0..40 {
             talk.say(CLIENT, &[0xA5; 1400]);
             talk.say(SERVER, &[0xA5; 8]);
         }
