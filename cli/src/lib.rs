@@ -1,5 +1,7 @@
 //! The parts of the `uiw` program that are useful without its command line.
 
 pub mod decode;
+#[doc(hidden)]
+pub mod files;
 pub mod number;
 pub mod pcap;

@@ -121,5 +121,6 @@ fn owned(len: usize) -> Result<Memory> {
 
 /// A place in the peer's memory, `offset` bytes into `mr`.
 pub(crate) fn at(mr: RemoteMr, offset: u64) -> Remote {
-    Remote { addr: mr.addr + offset, rkey: mr.rkey }
+    // A peer may name an address near the end of all: the engine refuses what goes beyond.
+    Remote { addr: mr.addr.wrapping_add(offset), rkey: mr.rkey }
 }

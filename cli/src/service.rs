@@ -126,7 +126,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// The order of `uiw cp`: `crate::cp::protocol`.
+/// The order of `uiw cp`: `uiw_cli::files::protocol`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CpOrder {
     pub(crate) share: String,
@@ -281,6 +281,11 @@ mod tests {
                 ..PeerOptions::default()
             },
         }
+    }
+
+    #[test]
+    fn the_decoder_recognises_raw_tcp() {
+        assert!(SLICE.starts_with(uiw_cli::decode::RAW_TCP));
     }
 
     #[test]

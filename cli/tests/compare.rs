@@ -92,12 +92,12 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
 }
 
 /// A host that forwards one port: every other port of its address is closed.
-fn forward(server: SocketAddr, each: impl Fn() + Send + 'static) -> SocketAddr {
+fn forward(server: SocketAddr, each: impl Fn(&TcpStream) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.3:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            each();
+            each(&client);
             let server = TcpStream::connect(server).unwrap();
             for stream in [&client, &server] {
                 stream.set_nodelay(true).unwrap();
@@ -118,7 +118,7 @@ fn a_comparison_uses_one_port() {
     let listening = Arc::new(Mutex::new(Vec::new()));
     // The thread outlives the test.
     let (count, seen, process) = (Arc::clone(&connections), Arc::clone(&listening), server.child.id());
-    let host = forward(at, move || {
+    let host = forward(at, move |_| {
         count.fetch_add(1, Ordering::SeqCst);
         seen.lock().unwrap().extend(ports(process));
     });
@@ -144,6 +144,24 @@ fn a_comparison_uses_one_port() {
     let mut listening = listening.lock().unwrap().clone();
     listening.dedup();
     assert_eq!(listening, [at.port()], "the server has listened on nothing else");
+}
+
+#[test]
+fn raw_tcp_has_the_segments_that_are_asked_for() {
+    let server = Server::with(&["--listen", "127.0.0.2:0"]);
+    let sizes = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&sizes);
+    let host = forward(server.address.parse().unwrap(), move |client| {
+        seen.lock().unwrap().push(socket2::SockRef::from(client).tcp_mss().unwrap());
+    });
+    let host = host.to_string();
+    let args = ["perf", &host, "--compare", "--mss", "500", "--slices", "1", "--slice-seconds", "0.05"];
+    let output = uiw(&args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let sizes = sizes.lock().unwrap().clone();
+    // The comparison, a slice of ours, and four connections of raw TCP: two for the size of writes.
+    assert_eq!(sizes.len(), 6, "{sizes:?}");
+    assert!(sizes.iter().all(|size| *size <= 500), "{sizes:?}");
 }
 
 /// A connection with this private data in its Request, and the server's Reply.

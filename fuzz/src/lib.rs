@@ -5,6 +5,7 @@
 //! (`fuzz/libfuzzer`) and, over the committed corpora, as ordinary tests (`tests/corpora.rs`).
 
 pub mod connection;
+pub mod copies;
 pub mod datagrams;
 pub mod framing;
 pub mod input;
@@ -12,12 +13,13 @@ pub mod rsockets;
 pub mod segments;
 pub mod startup;
 pub mod stream;
+pub mod striping;
 
 /// A target: what it is called, and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 9] = [
     ("startup", startup::run),
     ("framing", framing::run),
     ("segments", segments::run),
@@ -25,4 +27,6 @@ pub const TARGETS: [Target; 7] = [
     ("connection", connection::run),
     ("datagrams", datagrams::run),
     ("rsockets", rsockets::run),
+    ("striping", striping::run),
+    ("copies", copies::run),
 ];

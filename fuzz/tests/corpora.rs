@@ -52,3 +52,13 @@ fn connection() {
 fn rsockets() {
     replay("rsockets");
 }
+
+#[test]
+fn striping() {
+    replay("striping");
+}
+
+#[test]
+fn copies() {
+    replay("copies");
+}

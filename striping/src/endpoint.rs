@@ -356,9 +356,11 @@ impl<E> Endpoint<E> {
 
     /// The acceptor answers the Request that waits.
     fn accept(&mut self, index: u8) {
+        // One that has waited until the end gets no stripe, which nothing would close.
+        let has_ended = self.end.is_some();
         let delivered = self.delivered_on(index);
         let Some(stripe) = self.stripe(index) else { return };
-        if stripe.phase != Phase::Down || !core::mem::take(&mut stripe.is_offered) {
+        if stripe.phase != Phase::Down || !core::mem::take(&mut stripe.is_offered) || has_ended {
             return;
         }
         stripe.phase = Phase::Joining;
@@ -367,7 +369,7 @@ impl<E> Endpoint<E> {
     }
 
     /// A Request with the token of this connection has come to the acceptor. It waits until [`Action::Accept`]; one that came for the same
-    /// stripe before is to be dropped.
+    /// stripe before is to be dropped, and one that still waits when the connection is over is to be rejected.
     ///
     /// # Errors
     /// The reason of the Rejection.

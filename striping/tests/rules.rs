@@ -524,3 +524,18 @@ fn a_request_is_not_repeated_for_ever() {
     assert_eq!(repeats, 65);
     assert_eq!(outcomes(&mut end), [Outcome::Lost]);
 }
+
+/// A Request that waits for the end of a stripe when the connection ends gets no stripe: nothing would close it, and the connection would never be over.
+#[test]
+fn a_request_that_waits_at_the_end_is_not_accepted() {
+    let mut end = acceptor(2);
+    end.offer(2, 1, 1, ms(1)).unwrap();
+    assert_eq!(end.poll_action(ms(1)), Some(Action::Kill { index: 1 }));
+    end.abort();
+    assert_eq!(end.poll_action(ms(2)), Some(Action::Abort { on: 0 }));
+    end.drained(1, ms(3));
+    end.drained(0, ms(3));
+    assert_eq!(end.poll_action(ms(3)), None);
+    assert!(end.is_over());
+    assert_eq!(end.offer(2, 1, 2, ms(4)), Err(Reason::Unknown));
+}

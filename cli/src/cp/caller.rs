@@ -2,9 +2,9 @@
 
 use super::client::PAUSES;
 use super::plan::Plan;
-use super::protocol::{Reply, Request};
 use super::stripe::{Broken, Stripe, Target};
 use crate::fail::Result;
+use uiw_cli::files::protocol::{Reply, Request};
 
 /// A connection, made again when it breaks.
 pub(super) struct Caller<'a> {

@@ -1,6 +1,5 @@
 //! A connection of this protocol: messages both ways, and a slot of memory for each request.
 
-use super::protocol::{MESSAGE, SLOT};
 use crate::fail::{Failure, Result};
 use crate::memory::{Buffer, at};
 use crate::msg_conn::{Event, MsgConn};
@@ -8,6 +7,7 @@ use crate::qp_setup::{Depths, Half, Until, Wait, post};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
+use uiw_cli::files::protocol::{MESSAGE, SLOT};
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{Access, ConnOptions, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
 

@@ -70,6 +70,10 @@ pub(super) fn transfer(
 /// One connection, made again whenever it breaks, until everything is done.
 fn connection(first: Option<Stripe>, plan: &Plan, direction: &dyn Direction, target: &Target, slots: u16) {
     let mut stripe = first;
+    // What one connection does at a time needs no other one, which would be cut in its set-up when everything is done.
+    if stripe.is_none() && !plan.wait_for_more_than(slots.into()) {
+        return;
+    }
     let mut pause = PAUSES.0;
     loop {
         let connected = match stripe.take() {

@@ -1,12 +1,12 @@
 //! What both directions of a transfer have in common.
 
-use super::meta::Entry;
-use super::names::RelPath;
 use super::plan::{Plan, Task};
-use super::protocol::{Create, Reply, Request, decode_entries};
 use super::transfer::Directory;
-use super::wire::WireError;
 use std::sync::Arc;
+use uiw_cli::files::meta::Entry;
+use uiw_cli::files::names::RelPath;
+use uiw_cli::files::protocol::{Create, Reply, Request, decode_entries};
+use uiw_cli::files::wire::WireError;
 
 /// Entries of a directory at most, as all of them are kept while it is compared.
 const MAX_ENTRIES: usize = 4 << 20;

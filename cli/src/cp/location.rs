@@ -1,10 +1,10 @@
 //! `HOST[:PORT]:SHARE/PATH`, or a path of this machine.
 
-use super::names::RelPath;
 use crate::fail::{Failure, Result};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use uiw_cli::files::names::RelPath;
 
 /// Where something is, or goes.
 #[derive(Clone, Debug, PartialEq, Eq)]

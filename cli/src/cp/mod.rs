@@ -1,31 +1,18 @@
-//! `uiw cp`: copies files to and from the shares of `uiw serve`. The rules of the protocol: [`protocol`].
+//! `uiw cp`: copies files to and from the shares of `uiw serve`. The protocol and the files are in `uiw_cli::files`.
 
-mod batch;
 mod caller;
 pub(crate) mod channel;
-mod claims;
 mod client;
 mod direction;
-pub(crate) mod handler;
-mod journal;
 mod location;
-mod meta;
-mod names;
 mod pace;
-mod part;
 mod plan;
-pub(crate) mod protocol;
 mod pull;
 mod push;
-mod ranges;
 mod report;
-pub(crate) mod root;
-#[cfg(test)]
-mod scratch;
 mod sources;
 mod stripe;
 mod transfer;
-pub(crate) mod wire;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, resolve};
 use crate::fail::{Exit, Failure, Refusal, Result};

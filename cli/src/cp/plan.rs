@@ -1,9 +1,5 @@
 //! The work of a transfer, which all connections take from, and what became of it.
 
-use super::batch::SMALL;
-use super::meta::Entry;
-use super::meta::{Kind, Meta};
-use super::protocol::{MAX_BATCH, MESSAGE, SLOT};
 use super::report::Report;
 use super::transfer::{Directory, Item, Place, Transfer};
 use crate::fail::Failure;
@@ -12,6 +8,10 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use uiw_cli::files::batch::SMALL;
+use uiw_cli::files::meta::Entry;
+use uiw_cli::files::meta::{Kind, Meta};
+use uiw_cli::files::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
 /// Large files under way at a time.
 const MAX_OPEN: usize = 16;
@@ -226,6 +226,33 @@ impl Plan {
             return Some(task);
         }
         state.directories.pop()
+    }
+
+    /// Whether at least so many blocks of open files are still to be taken.
+    pub(super) fn has_blocks(&self, count: u64) -> bool {
+        let mut found = 0;
+        self.state().files.iter().any(|file| {
+            found += file.missing();
+            found >= count
+        })
+    }
+
+    /// Whether more requests than `count` could be made now.
+    fn has_more_than(&self, count: u64) -> bool {
+        let state = self.state();
+        let tasks = state.first.len() + state.ready.len() + state.opens.len() + state.directories.len();
+        let blocks = state.files.iter().map(|file| file.missing()).sum::<u64>();
+        blocks.saturating_add(tasks as u64) > count
+    }
+
+    /// Waits until more requests than `count` can be made. False: everything is done.
+    pub(super) fn wait_for_more_than(&self, count: u64) -> bool {
+        while !self.has_more_than(count) {
+            if !self.wait() {
+                return false;
+            }
+        }
+        true
     }
 
     /// Waits a moment for something to do. False: everything is done.

@@ -1,15 +1,15 @@
 //! Files from the server.
 
-use super::batch::{self, Content};
 use super::direction::{Checked, Direction, Landed, Page, Step, Violation, list, listed};
-use super::meta::Meta;
-use super::part::{Opened, Outcome, Part};
 use super::plan::{Plan, Task};
-use super::protocol::{Create, FileHead, Hash, Reply, Request};
 use super::transfer::{Directory, End, Item, Transfer};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
+use uiw_cli::files::batch::{self, Content};
+use uiw_cli::files::meta::Meta;
+use uiw_cli::files::part::{Opened, Outcome, Part};
+use uiw_cli::files::protocol::{Create, FileHead, Hash, Reply, Request};
 
 /// See the module.
 pub(super) struct Pull {

@@ -1,15 +1,15 @@
 //! Files to the server.
 
-use super::batch::{Batch, SMALL};
 use super::direction::{Checked, Direction, Landed, Page, Step, Violation, list, listed};
-use super::handler::{Read, read_block};
-use super::meta::{Kind, Meta};
 use super::plan::{Plan, Task};
-use super::protocol::{Create, FileHead, MAX_RANGES, Reply, Request};
 use super::transfer::{End, Item, Transfer};
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
+use uiw_cli::files::batch::{Batch, SMALL};
+use uiw_cli::files::handler::{Read, read_block};
+use uiw_cli::files::meta::{Kind, Meta};
+use uiw_cli::files::protocol::{Create, FileHead, MAX_RANGES, Reply, Request};
 
 /// See the module.
 pub(super) struct Push;

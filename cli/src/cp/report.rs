@@ -1,6 +1,5 @@
 //! What a transfer has come to, for people and programs.
 
-use super::meta::{Kind, Meta};
 use crate::text;
 use serde_json::json;
 use std::fmt::Display;
@@ -8,6 +7,7 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use uiw_cli::files::meta::{Kind, Meta};
 
 /// After how long without an answer of the server a terminal shows that.
 const SILENT: Duration = Duration::from_secs(3);

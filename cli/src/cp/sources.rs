@@ -2,11 +2,7 @@
 
 use super::caller::Caller;
 use super::location::Remote;
-use super::meta::{Kind, Meta};
-use super::names::{Name, RelPath};
 use super::plan::Plan;
-use super::protocol::{Create, Reply, Request};
-use super::root::Root;
 use super::transfer::Place;
 use crate::fail::{Exit, Failure, Result};
 use rustix::io::Errno;
@@ -14,6 +10,10 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use uiw_cli::files::meta::{Kind, Meta};
+use uiw_cli::files::names::{Name, RelPath};
+use uiw_cli::files::protocol::{Create, Reply, Request};
+use uiw_cli::files::root::Root;
 
 fn refused(what: impl std::fmt::Display, why: impl std::fmt::Display, fix: &str) -> Failure {
     Failure::new(Exit::Failed, what, why, fix)

@@ -4,7 +4,6 @@ use super::channel::{Channel, Memory};
 use super::direction::{Direction, Violation};
 use super::pace::Pace;
 use super::plan::{Plan, Task};
-use super::protocol::{Reply, Request, SLOT};
 use crate::args::PeerOptions;
 use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::qp_setup::Until;
@@ -14,12 +13,17 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use uiw_cli::files::protocol::{Reply, Request, SLOT};
 use uiw_llp::PeerIdentity;
 use uiw_mem::STag;
 use uiw_verbs::{ConnOptions, Device, RemoteMr};
 
 /// After how long without an acknowledgement a connection is given up: another one continues where it was.
 const SILENCE: Duration = Duration::from_secs(20);
+
+/// While so many blocks are still to be taken, a slow connection is done in time whatever it has under way: four times what all connections
+/// have in their slots on most paths.
+const PLENTY: u64 = 128;
 
 /// What all connections of a transfer are made with.
 pub(super) struct Target {
@@ -199,7 +203,7 @@ impl Stripe {
         target: &Target,
     ) -> std::result::Result<(), Broken> {
         loop {
-            while let Some(slot) = self.free_slot() {
+            while let Some(slot) = self.free_slot(plan) {
                 let Some(task) = plan.take() else { break };
                 self.start(slot as u16, task, plan, direction, target)?;
             }
@@ -220,11 +224,13 @@ impl Stripe {
         }
     }
 
-    /// A slot for another task, unless as many are under way as keep the connection busy.
-    fn free_slot(&self) -> Option<usize> {
+    /// A slot for another task: any, as long as there is plenty to do, so that the peer has bytes to send also where several blocks come at once, behind
+    /// a packet that was lost; towards the end none if as many are under way as keep the connection busy.
+    fn free_slot(&self, plan: &Plan) -> Option<usize> {
+        let free = self.flights.iter().position(Option::is_none)?;
         let under_way = self.flights.iter().flatten().count();
-        let free = self.flights.iter().position(Option::is_none);
-        free.filter(|_| under_way < self.flow.depth(self.round_trip, self.flights.len()))
+        let is_short = under_way < self.flow.depth(self.round_trip, self.flights.len());
+        (is_short || plan.has_blocks(PLENTY)).then_some(free)
     }
 
     fn start(

@@ -1,15 +1,15 @@
 //! What the client has to transfer: entries, and the blocks of large files.
 
-use super::meta::Meta;
-use super::names::{Name, NameError, RelPath};
-use super::part::Part;
-use super::protocol::FileHead;
-use super::root::Root;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use uiw_cli::files::meta::Meta;
+use uiw_cli::files::names::{Name, NameError, RelPath};
+use uiw_cli::files::part::Part;
+use uiw_cli::files::protocol::FileHead;
+use uiw_cli::files::root::Root;
 
 /// Where an entry is at this end and at the other one.
 #[derive(Clone, Debug)]
@@ -116,6 +116,11 @@ impl Transfer {
         sum
     }
 
+    /// Blocks that are still to be taken.
+    pub(super) fn missing(&self) -> u64 {
+        self.blocks().missing.iter().map(|range| range.end - range.start).sum()
+    }
+
     /// The next block.
     pub(super) fn take(&self) -> Option<u64> {
         let mut blocks = self.blocks();
@@ -159,9 +164,9 @@ impl Transfer {
 
 #[cfg(test)]
 mod tests {
-    use super::super::meta::{Kind, Time};
-    use super::super::protocol::BLOCK;
     use super::*;
+    use uiw_cli::files::meta::{Kind, Time};
+    use uiw_cli::files::protocol::BLOCK;
 
     fn transfer(size: u64) -> Transfer {
         let kind = Kind::File;
@@ -177,6 +182,7 @@ mod tests {
     fn every_missing_block_is_taken_once() {
         let transfer = transfer(9 * BLOCK + 1);
         assert_eq!(transfer.set_missing(vec![0..2, 5..10]), 6 * BLOCK + 1);
+        assert_eq!(transfer.missing(), 7);
         let mut taken = Vec::new();
         while let Some(block) = transfer.take() {
             taken.push(block);

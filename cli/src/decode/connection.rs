@@ -271,6 +271,9 @@ impl Connection {
             return self.agree_with_one(initiator, out);
         };
         startup::judge_pair(request, reply, |departure| out.push((responder, departure)));
+        if !reply.reject && request.private_data.starts_with(startup::RAW_TCP) {
+            return self.raw_tcp(responder, out);
+        }
         if reply.reject {
             // No Full Operation follows; whatever does is not iWARP.
             for side in [initiator, responder] {
@@ -304,12 +307,25 @@ impl Connection {
         self.begin(agreement, out);
     }
 
+    /// Nothing that follows is iWARP, as the initiator has asked for.
+    fn raw_tcp(&mut self, side: Side, out: &mut Findings) {
+        out.push((side, Event::RawTcp));
+        for half in &mut self.halves {
+            half.phase = Phase::Ended;
+        }
+    }
+
     /// One frame is not in the capture: the other one says how Full Operation runs, as far as it does.
     fn agree_with_one(&mut self, initiator: Side, out: &mut Findings) {
         let is_headless =
             |side: Side| matches!(&self.halves[side].phase, Phase::Waiting(waiting) if waiting.headless);
         let responder = other(initiator);
         match (&self.frames[initiator], &self.frames[responder]) {
+            (Some(request), None)
+                if is_headless(responder) && request.private_data.starts_with(startup::RAW_TCP) =>
+            {
+                self.raw_tcp(initiator, out);
+            }
             (Some(request), None) if is_headless(responder) => {
                 self.begin(Agreement::without_reply(request), out);
             }

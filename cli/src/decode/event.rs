@@ -83,6 +83,8 @@ pub enum Event {
         /// Why.
         why: String,
     },
+    /// Both directions are raw TCP from here on: a connection of `uiw perf --compare`.
+    RawTcp,
     /// The direction's end, as TCP had it.
     Tcp {
         /// Bytes that came more than once.

@@ -49,6 +49,7 @@ pub use event::{
 };
 pub use output::Summary;
 pub use select::Which;
+pub use startup::RAW_TCP;
 
 use crate::pcap::{Error, Packet, Reader};
 use datagrams::Datagrams;

@@ -96,7 +96,7 @@ impl Summary {
             Event::NotFollowed { .. } => self.not_followed += 1,
             Event::Resumed { .. } => self.resumed += 1,
             Event::Tcp { repeated_bytes, .. } => self.repeated_bytes += repeated_bytes,
-            Event::Negotiated(_) | Event::Closed { .. } | Event::Lost { .. } => {}
+            Event::Negotiated(_) | Event::RawTcp | Event::Closed { .. } | Event::Lost { .. } => {}
         }
         sink(record);
     }
@@ -286,6 +286,7 @@ fn text(event: &Event) -> Option<String> {
             format!("RESUMED: an FPDU at {position}, behind {skipped} bytes that were not decoded")
         }
         Event::NotFollowed { position, why } => format!("NOT FOLLOWED from byte {position} on: {why}"),
+        Event::RawTcp => "raw TCP from here on: a connection of `uiw perf --compare`".into(),
         Event::Closed { what } => format!("unfinished: {what}"),
         Event::Tcp { .. } => return None,
     })

@@ -131,7 +131,7 @@ pub(crate) fn compare(
     Slices { count: slices, time }: Slices,
     progress: &mut Progress,
 ) -> Result<Comparison> {
-    let (raw, raw_link) = Client::open(device, pd, peer, plan.peer_options.congestion.as_deref())?;
+    let (raw, raw_link) = Client::open(device, pd, peer, &plan.peer_options)?;
     let round_trip = raw_link.qp.path().and_then(|path| path.stream.min_rtt_us).unwrap_or(0);
     let time = time.unwrap_or_else(|| slice_time(Duration::from_micros(round_trip.into())));
     let plan = &Plan { time, ..plan.clone() };

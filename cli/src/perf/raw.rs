@@ -1,9 +1,11 @@
 //! Raw TCP beside a measurement: the same machines, the same processes, the same kind of thread, as fast as sockets get.
 
+use crate::args::PeerOptions;
 use crate::fail::{Failure, Refusal, Result, printable};
 use crate::qp_setup::{Depths, Half, Wait};
 use crate::service::{RawReply, Service, SliceKind, SliceOrder};
 use crate::spin::Spin;
+use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -46,6 +48,16 @@ pub(crate) fn prepare(stream: &TcpStream, timeout: Duration, congestion: Option<
         Some(name) => Ok(rustix::net::sockopt::set_tcp_congestion(stream, name)?),
         None => Ok(()),
     }
+}
+
+/// Connects. The size of segments is agreed in the SYNs, so it holds in both directions.
+fn dial(peer: SocketAddr, mss: Option<u16>) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(peer), Type::STREAM, Some(Protocol::TCP))?;
+    if let Some(bytes) = mss {
+        socket.set_tcp_mss(bytes.into())?;
+    }
+    socket.connect(&peer.into())?;
+    Ok(socket.into())
 }
 
 /// MPA's start-up, by which a port of iWARP lets raw TCP in (docs/compatibility.md): an order in the private data of the Request, and the Reply.
@@ -200,6 +212,8 @@ pub(crate) struct Client {
     server: SocketAddr,
     token: u64,
     congestion: Option<String>,
+    /// Bytes of a TCP segment at most.
+    mss: Option<u16>,
 }
 
 impl Client {
@@ -208,10 +222,13 @@ impl Client {
         device: &Device,
         pd: &Pd,
         peer: SocketAddr,
-        congestion: Option<&str>,
+        peer_options: &PeerOptions,
     ) -> Result<(Self, crate::qp_setup::Link)> {
         let half = Half::new(device, pd, &Depths::new(1, 1))?;
-        let asked = half.connect(peer, &ConnOptions::default(), &Service::Raw.private_data());
+        let (congestion, mss) = (peer_options.congestion.clone(), peer_options.own.mss);
+        let mut options = ConnOptions::default();
+        options.stream.max_segment = mss;
+        let asked = half.connect(peer, &options, &Service::Raw.private_data());
         let link = asked.map_err(|failure| match failure.refusal {
             Some(Refusal::Rejected) => failure.with_fix(
                 "the `uiw serve` there must be of this version, on the kernel's TCP and without TLS (docs/wan.md)",
@@ -220,12 +237,11 @@ impl Client {
         })?;
         let reply: RawReply = serde_json::from_slice(&link.info.private_data)
             .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
-        let congestion = congestion.map(str::to_owned);
-        Ok((Self { server: peer, token: reply.token, congestion }, link))
+        Ok((Self { server: peer, token: reply.token, congestion, mss }, link))
     }
 
     fn connect(&self, kind: SliceKind, buffer: u32, memory: u32, time: Duration) -> io::Result<TcpStream> {
-        let mut stream = TcpStream::connect(self.server)?;
+        let mut stream = dial(self.server, self.mss)?;
         prepare(&stream, TIMEOUT, self.congestion.as_deref())?;
         let order = Service::Slice(SliceOrder {
             token: self.token,

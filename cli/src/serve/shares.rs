@@ -1,10 +1,10 @@
 //! The directories that `uiw cp` reaches, and which peers reach them.
 
-use crate::cp::root::Root;
 use crate::fail::{Exit, Failure, Result};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+use uiw_cli::files::root::Root;
 use uiw_llp::PeerIdentity;
 
 /// Bytes of a share's name at most.

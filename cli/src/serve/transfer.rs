@@ -1,15 +1,16 @@
-//! The server's end of `uiw cp`: see `crate::cp::protocol`.
+//! The server's end of `uiw cp`: see `uiw_cli::files::protocol`.
 
 use super::Server;
 use crate::cp::channel::{Channel, Memory};
-use crate::cp::handler::{Handler, Session};
-use crate::cp::protocol::{MAX_SLOTS, Request};
-use crate::cp::wire::WireError;
-use crate::fail::{Failure, Result};
+use crate::fail::{Exit, Failure, Result};
 use crate::qp_setup::Until;
 use crate::service::{CpOrder, CpReply};
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use uiw_cli::files::handler::{Handler, Session};
+use uiw_cli::files::protocol::{MAX_SLOTS, Request};
+use uiw_cli::files::wire::WireError;
 use uiw_mem::STag;
 use uiw_verbs::RemoteMr;
 use uiw_verbs::cm::ConnRequest;
@@ -36,7 +37,7 @@ impl Transfers {
 
 /// Bytes of memory that a connection takes: slots and messages, and what is at work on one request.
 pub(super) fn memory(order: &CpOrder) -> u64 {
-    Memory::bytes(order.slots) + 4 * u64::from(crate::cp::protocol::SLOT)
+    Memory::bytes(order.slots) + 4 * u64::from(uiw_cli::files::protocol::SLOT)
 }
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder) -> Result<()> {
@@ -63,19 +64,33 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder) -> R
     let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0));
     let reply = serde_json::to_vec(&CpReply { at }).unwrap_or_default();
     let (addr, rkey) = order.at;
-    let len = u64::from(order.slots) * u64::from(crate::cp::protocol::SLOT);
+    let len = u64::from(order.slots) * u64::from(uiw_cli::files::protocol::SLOT);
     let remote = RemoteMr { addr, rkey: STag(rkey), len };
     let options = order.peer_options.at(server.peer_options.own).options();
     let until = Until::stop(&server.stop);
-    let channel = Channel::accept(&server.device, memory, request, &options, &reply, remote, until)?;
+    let accepted = Channel::accept(&server.device, memory, request, &options, &reply, remote, until);
+    let Some(channel) = used(peer, accepted)? else { return Ok(()) };
     server.watch(&channel.conn.link);
     requests(server, channel, Handler::new(session))
+}
+
+/// What came before the first request of a connection; `None` when the client has ended it: it connects several times, and is done with what is
+/// small before all of them are of use.
+fn used<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
+    match outcome {
+        Err(failure) if matches!(failure.exit, Exit::Lost | Exit::Unreachable) => {
+            tracing::info!(%peer, reason = failure.cause(), "the client has ended a connection before using it");
+            Ok(None)
+        }
+        outcome => outcome.map(Some),
+    }
 }
 
 /// Executes what comes, until the client closes.
 fn requests(server: &Server, mut channel: Channel, mut handler: Handler) -> Result<()> {
     let until = Until::stop(&server.stop);
-    while let Some(message) = channel.next(until)? {
+    let mut next = used(channel.peer(), channel.next(until))?.flatten();
+    while let Some(message) = next {
         let broken =
             |error: WireError| Failure::lost(channel.peer(), format!("violates the protocol: {error}"));
         let (tag, request) = Request::decode(&message).map_err(broken)?;
@@ -88,6 +103,7 @@ fn requests(server: &Server, mut channel: Channel, mut handler: Handler) -> Resu
             channel.write(tag, &bytes, until)?;
         }
         channel.send(&reply.encode(tag), until)?;
+        next = channel.next(until)?;
     }
     channel.close();
     Ok(())

@@ -1,6 +1,7 @@
 //! Every rule that a peer may break is named when it does.
 
 use serde_json::Value;
+use uiw_cli::decode::RAW_TCP;
 use uiw_mpa::crc32c;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 
@@ -326,4 +327,42 @@ fn the_reason_of_siws_refusal_is_read_although_its_crc_is_0() {
     assert_eq!(of_type(&records, "fpdu")[0]["crc"], "bad");
     let records = Talk::started(true).raw(CLIENT, &without_crc(&send(1, b"data"))).records();
     assert!(of_type(&records, "message").is_empty());
+}
+
+/// `uiw perf --compare` has its connections of raw TCP on the port of iWARP: what follows their start-up is no FPDU, and nothing is wrong with it.
+#[test]
+fn raw_tcp_of_a_comparison_is_named_and_not_judged() {
+    let order = |private_data: &[u8]| Frame {
+        enhanced: None,
+        revision: 1,
+        private_data: private_data.to_vec(),
+        ..frame(FrameKind::Request, false)
+    };
+    let reply = Frame { enhanced: None, revision: 1, ..frame(FrameKind::Reply, false) };
+    let talk = |request: &Frame, reply: &Frame| {
+        let mut talk = Talk::new();
+        talk.say(CLIENT, &request.emit());
+        talk.say(SERVER, &reply.emit());
+        // More than what they would be as an FPDU, of 0xA5A5 bytes.
+        for _ in 0..40 {
+            talk.say(CLIENT, &[0xA5; 1400]);
+            talk.say(SERVER, &[0xA5; 8]);
+        }
+        talk
+    };
+    let raw = order(&[RAW_TCP, b"1 {}"].concat());
+    let (records, summary) = decode(&capture_of(&talk(&raw, &reply).segments, Link::Ethernet));
+    assert!(summary.followed(), "{summary}");
+    assert_eq!(of_type(&records, "raw_tcp").len(), 1);
+    for kind in ["departure", "fpdu", "not_followed", "closed"] {
+        assert_eq!(of_type(&records, kind), Vec::<&Value>::new());
+    }
+    // Segments of it that are missing change nothing.
+    let mut cut = talk(&raw, &reply);
+    cut.segments.remove(10);
+    let (records, _) = decode(&capture_of(&cut.segments, Link::Ethernet));
+    assert_eq!((of_type(&records, "departure").len(), of_type(&records, "missing").len()), (0, 0));
+    // The same bytes behind any other Request are no FPDUs.
+    let (records, _) = decode(&capture_of(&talk(&order(b"other"), &reply).segments, Link::Ethernet));
+    assert!(of_type(&records, "raw_tcp").is_empty() && !of_type(&records, "departure").is_empty());
 }

@@ -23,6 +23,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 use uiw_mem::{IoVec, IoVecMut};
 use wake::Wake;
@@ -276,6 +277,7 @@ impl<L: Link> SmolInterface<L> {
         let (sender, sockets) = conn.sender(now);
         let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: Some(sender) };
         let result = self.iface.poll_ingress_single(now, &mut port, sockets);
+        conn.note_emss(emss);
         if result == PollIngressSingleResult::SocketStateChanged {
             self.state_changed(id);
         }
@@ -345,6 +347,7 @@ impl<L: Link> SmolInterface<L> {
         }
         let queued = conn.unacknowledged();
         conn.stretch.has_sent_all(queued, emss);
+        conn.note_emss(emss);
         let at = self.iface.poll_at(now, &conn.sockets).map(|at| at.total_micros());
         // "Now", though nothing could be sent: the link has no room.
         let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
@@ -610,6 +613,12 @@ impl<L: Link> SmolInterface<L> {
     pub(super) fn set_dead_after(&mut self, id: ConnId, after: Option<Duration>) -> io::Result<()> {
         self.conns.get_mut(id.0).ok_or(ErrorKind::NotConnected)?.set_dead_after(after);
         Ok(())
+    }
+
+    /// The EMSS of a connection, which follows its path.
+    pub(super) fn emss_of(&self, id: ConnId) -> Arc<AtomicUsize> {
+        let conn = &self.conns[id.0];
+        Arc::clone(conn.note_emss(self.emss(conn.flow.peer.is_ipv6())))
     }
 
     pub(super) fn congestion(&self, id: ConnId) -> Option<String> {

@@ -35,6 +35,11 @@ pub(super) struct PathMtu {
 }
 
 impl PathMtu {
+    /// Bytes of payload in a segment now, where the interface carries `whole`.
+    pub(super) fn segment(&self, whole: usize) -> usize {
+        self.limit.map_or(whole, |limit| limit.min(whole))
+    }
+
     /// Whether the next segment may have to be cut.
     pub(super) fn may_cut(&self) -> bool {
         self.limit.is_some() || self.in_vain + 1 >= IN_VAIN

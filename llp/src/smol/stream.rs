@@ -7,6 +7,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -15,8 +16,8 @@ pub(super) struct SmolStream<L: Link> {
     id: ConnId,
     local: SocketAddr,
     peer: SocketAddr,
-    /// Asked for while the interface is locked, and always the same.
-    emss: usize,
+    /// Asked for while the interface is locked.
+    emss: Arc<AtomicUsize>,
     aborted: bool,
 }
 
@@ -26,7 +27,7 @@ impl<L: Link> SmolStream<L> {
         id: ConnId,
         (local, peer): (SocketAddr, SocketAddr),
     ) -> Self {
-        let emss = interface.lock().emss(peer.is_ipv6());
+        let emss = interface.lock().emss_of(id);
         Self { interface, id, local, peer, emss, aborted: false }
     }
 
@@ -82,7 +83,7 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
     }
 
     fn emss(&self) -> usize {
-        self.emss
+        self.emss.load(Ordering::Relaxed)
     }
 
     fn local_addr(&self) -> SocketAddr {
@@ -95,8 +96,10 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
 
     fn info(&self) -> StreamInfo {
         let interface = self.interface.lock();
-        let emss = u32::try_from(self.emss).ok();
-        let path_mtu = u32::try_from(interface.mtu()).ok();
+        // What is known to get through, and the headers in front of it.
+        let emss = u32::try_from(self.emss()).ok();
+        let headers = interface.mtu() - interface.emss(self.peer.is_ipv6());
+        let path_mtu = u32::try_from(self.emss() + headers).ok();
         StreamInfo { emss, path_mtu, congestion: interface.congestion(self.id), ..StreamInfo::default() }
     }
 

@@ -14,6 +14,8 @@ use smoltcp::time::Instant as Tick;
 use smoltcp::wire::IpListenEndpoint;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -45,6 +47,8 @@ pub(super) struct Conn {
     handle: SocketHandle,
     pub(super) stretch: Stretch,
     path: PathMtu,
+    /// What its stream says, also while the interface is locked.
+    emss: Arc<AtomicUsize>,
     /// Known from the peer's SYN on.
     pub(super) segmentation: Option<Segmentation>,
     pub(super) flow: Flow,
@@ -131,6 +135,7 @@ impl Conn {
             handle,
             stretch: Stretch::default(),
             path: PathMtu::default(),
+            emss: Arc::default(),
             segmentation: None,
             queue: flow.hash(),
             flow,
@@ -200,6 +205,12 @@ impl Conn {
         let parts = self.stretch.has_come(frame, emss);
         self.path.is_acknowledged(self.stretch.acknowledged(), micros(now));
         parts
+    }
+
+    /// Bytes of payload in a segment, where the interface carries `whole`, as the path is known now.
+    pub(super) fn note_emss(&self, whole: usize) -> &Arc<AtomicUsize> {
+        self.emss.store(self.path.segment(whole), Ordering::Relaxed);
+        &self.emss
     }
 
     pub(super) fn is_opening(&self) -> bool {

@@ -15,8 +15,8 @@ fn byte(at: usize) -> u8 {
     (at * 7 + at / 251) as u8
 }
 
-/// How long `len` bytes take to arrive by packets of `mtu` bytes over a path of `profile`, each of them checked.
-fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> Duration {
+/// How long `len` bytes take to arrive by packets of `mtu` bytes over a path of `profile`, each of them checked; the EMSS and the path's MTU afterwards.
+fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> (Duration, usize, Option<u32>) {
     let clock = Clock::virtual_time();
     let (a, b) = pipe(mtu).unwrap();
     let stack = |link: PipeLink, host: u8| {
@@ -61,7 +61,7 @@ fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> Duration {
             }
         }
     }
-    clock.now() - begin
+    (clock.now() - begin, client.emss(), client.info().path_mtu)
 }
 
 #[test]
@@ -71,19 +71,22 @@ fn connections_get_through_where_long_packets_vanish() {
         max_packet: Some(max_packet),
         ..Profile::default()
     };
-    for (mtu, v6, max_packet) in [
-        (1500, false, 1499),
-        (1500, true, 1300),
+    for (mtu, v6, max_packet, found) in [
+        (1500, false, 1499, 1280),
+        (1500, true, 1300, 1280),
         // Two steps, and three.
-        (1500, false, 1279),
-        (9000, true, 1280),
-        (9000, false, 576),
+        (1500, false, 1279, 576),
+        (9000, true, 1280, 1280),
+        (9000, false, 576, 576),
     ] {
         // Two megabytes: several seconds beyond the pauses before, so that the whole segment which tries the path is lost, too.
-        let took = transfer(&path(max_packet), mtu, v6, 2 << 20);
+        let (took, emss, path_mtu) = transfer(&path(max_packet), mtu, v6, 2 << 20);
         assert!(took > Duration::from_millis(600), "{max_packet} of {mtu}: no packet was lost?");
         assert!(took < Duration::from_secs(60), "{max_packet} of {mtu}: {took:?}");
+        let headers = if v6 { 60 } else { 40 };
+        assert_eq!((emss, path_mtu), (found - headers, Some(found as u32)), "{max_packet} of {mtu}");
     }
-    let took = transfer(&path(1500), 1500, false, 2 << 20);
+    let (took, emss, path_mtu) = transfer(&path(1500), 1500, false, 2 << 20);
+    assert_eq!((emss, path_mtu), (1460, Some(1500)));
     assert!(took < Duration::from_secs(2), "{took:?}");
 }

@@ -36,6 +36,7 @@ impl Shared {
         self.set_alarm(io, at);
         if is_over_now {
             self.forget();
+            self.reject_offers();
         }
     }
 

@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 use uiw_stream::Time;
-use uiw_striping::wire::{Join, Request};
+use uiw_striping::wire::{Join, Reason, Request};
 use uiw_striping::{Config, End, Endpoint, Role};
 
 /// How stripes are made anew.
@@ -176,6 +176,19 @@ impl Shared {
         tracing::warn!(peer = %incoming.peer_addr(), index, generation, %refused, "a stripe is rejected");
         // Fails when the peer is gone.
         let _ = incoming.reject(&Join::Rejection(refused).emit(b""));
+    }
+
+    /// Requests that have waited for the end of a stripe, and the connection has ended meanwhile.
+    pub(super) fn reject_offers(&self) {
+        let (waiting, is_closed) = {
+            let mut state = self.state.lock();
+            (std::mem::take(&mut state.offers), state.endpoint.ended() == Some(End::Closed))
+        };
+        let reason = if is_closed { Reason::Closed } else { Reason::Unknown };
+        for (incoming, _) in waiting.into_values() {
+            // Fails when the peer is gone.
+            let _ = incoming.reject(&Join::Rejection(reason).emit(b""));
+        }
     }
 
     /// The listener has no such connection any more.

@@ -1,0 +1,329 @@
+//! Whole small files in one slot, one behind the other.
+//!
+//! A record is a path, a mark and what it stands for: 0, the file's metadata, a length (32 bits) and the file's bytes; 1, an error number (16
+//! bits): the file cannot be read; 2, its metadata alone: it is too large for a batch by now.
+
+use super::meta::{Kind, Meta};
+use super::names::{Name, RelPath};
+use super::part::set;
+use super::protocol::{Hash, MAX_BATCH, SLOT};
+use super::root::Root;
+use super::wire::{Decoder, Encoder, Result, WireError};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, statat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+
+/// Files of up to so many bytes travel in batches.
+pub const SMALL: u64 = 256 << 10;
+
+/// What there is of a file of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content<'a> {
+    Bytes(Meta, &'a [u8]),
+    Failed(u16),
+    TooLarge(Meta),
+}
+
+/// A batch that is being made.
+#[derive(Debug, Default)]
+pub struct Batch {
+    out: Encoder,
+    pub count: u16,
+}
+
+impl Batch {
+    /// Bytes that a record has beside those of path and file.
+    const RECORD: usize = 64;
+
+    /// Whether another record of this path and so many bytes fits.
+    fn has_room(&self, path: &RelPath, size: u64) -> bool {
+        let record = Self::RECORD as u64 + path.as_bytes().len() as u64 + size;
+        self.count < MAX_BATCH && self.out.0.len() as u64 + record <= SLOT.into()
+    }
+
+    fn add(&mut self, path: &RelPath, content: &Content<'_>) {
+        let out = &mut self.out;
+        out.counted(path.as_bytes());
+        match content {
+            Content::Bytes(meta, bytes) => {
+                out.u8(0);
+                meta.encode(out);
+                out.u32(bytes.len() as u32).fixed(bytes);
+            }
+            Content::Failed(errno) => {
+                out.u8(1).u16(*errno);
+            }
+            Content::TooLarge(meta) => {
+                out.u8(2);
+                meta.encode(out);
+            }
+        }
+        self.count += 1;
+    }
+
+    /// Adds a file. False: it does not fit.
+    pub fn add_file(&mut self, path: &RelPath, meta: &Meta, bytes: &[u8]) -> bool {
+        let fits = self.has_room(path, bytes.len() as u64);
+        if fits {
+            self.add(path, &Content::Bytes(meta.clone(), bytes));
+        }
+        fits
+    }
+
+    /// Adds a file as it is now. False: it does not fit.
+    pub fn read(&mut self, root: &Root, path: &RelPath) -> bool {
+        let content = match root.read_small(path, SMALL) {
+            Ok(Ok((meta, bytes))) => return self.add_file(path, &meta, &bytes),
+            Ok(Err(meta)) => Content::TooLarge(meta),
+            Err(error) => Content::Failed(errno(&error)),
+        };
+        let fits = self.has_room(path, 0);
+        if fits {
+            self.add(path, &content);
+        }
+        fits
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.out.0
+    }
+
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.out.0
+    }
+
+    pub fn hash(&self) -> Hash {
+        *blake3::hash(self.bytes()).as_bytes()
+    }
+}
+
+/// The error number of an error, EIO if it has none.
+pub fn errno(error: &std::io::Error) -> u16 {
+    error
+        .raw_os_error()
+        .and_then(|number| u16::try_from(number).ok())
+        .unwrap_or(Errno::IO.raw_os_error() as u16)
+}
+
+/// The records of a batch.
+pub fn decode(bytes: &[u8], count: u16) -> Result<Vec<(RelPath, Content<'_>)>> {
+    let mut from = Decoder::new(bytes);
+    let mut records = Vec::with_capacity(count.into());
+    for _ in 0..count {
+        let path = RelPath::new(from.counted("a path")?)?;
+        let content = match from.u8("the mark of a record")? {
+            0 => {
+                let meta = Meta::decode(&mut from)?;
+                let len = from.u32("a length")?;
+                if meta.kind != Kind::File || u64::from(len) != meta.size {
+                    return Err(WireError::Value { what: "the length of a file", value: len.into() });
+                }
+                Content::Bytes(meta, from.take(len as usize, "a file")?)
+            }
+            1 => Content::Failed(from.u16("an error number")?),
+            2 => Content::TooLarge(Meta::decode(&mut from)?),
+            other => return Err(WireError::Value { what: "the mark of a record", value: other.into() }),
+        };
+        if path.is_empty() {
+            return Err(super::names::NameError::Empty.into());
+        }
+        records.push((path, content));
+    }
+    from.end()?;
+    Ok(records)
+}
+
+/// A file of a batch under its temporary name. It is not kept open: a batch has more files than a process may have open.
+struct Written {
+    position: u16,
+    path: RelPath,
+    id: (u64, u64),
+}
+
+/// The directory of the file before, which is mostly that of the next one.
+#[derive(Default)]
+struct Parents(Option<(RelPath, OwnedFd)>);
+
+impl Parents {
+    fn of(&mut self, root: &Root, path: &RelPath) -> std::io::Result<(&OwnedFd, Name)> {
+        let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
+        let known = self.0.take().filter(|(known, _)| *known == parent);
+        let (_, directory) = match known {
+            Some(known) => self.0.insert(known),
+            None => {
+                let directory = root.directory(&parent)?;
+                self.0.insert((parent, directory))
+            }
+        };
+        Ok((directory, name))
+    }
+}
+
+/// A file of a batch: its position, path, metadata and bytes.
+pub type Whole<'a> = (u16, &'a RelPath, &'a Meta, &'a [u8]);
+
+/// Stores whole files: all of them are written, one syncfs(2) follows, then they appear. Returns which failed, with error numbers.
+pub fn store<'a>(root: &Root, files: impl Iterator<Item = Whole<'a>>, session: &str) -> Vec<(u16, u16)> {
+    let mut failures = Vec::new();
+    let mut written = Vec::new();
+    let mut parents = Parents::default();
+    for (position, path, meta, bytes) in files {
+        match write(&mut parents, root, path, meta, bytes, session) {
+            Ok(id) => written.push(Written { position, path: path.clone(), id }),
+            Err(error) => failures.push((position, errno(&error))),
+        }
+    }
+    if written.is_empty() {
+        return failures;
+    }
+    let synced = root.sync();
+    for file in written {
+        let appeared = match &synced {
+            Ok(()) => file.appear(&mut parents, root, session),
+            Err(error) => Err(std::io::Error::from_raw_os_error(errno(error).into())),
+        };
+        if let Err(error) = appeared {
+            file.remove(&mut parents, root, session);
+            failures.push((file.position, errno(&error)));
+        }
+    }
+    failures
+}
+
+/// Writes a file under its temporary name; returns its device and inode.
+fn write(
+    parents: &mut Parents,
+    root: &Root,
+    path: &RelPath,
+    meta: &Meta,
+    bytes: &[u8],
+    session: &str,
+) -> std::io::Result<(u64, u64)> {
+    let (directory, name) = parents.of(root, path)?;
+    if statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    {
+        return Err(Errno::ISDIR.into());
+    }
+    let part = name.part_of(session);
+    let part = OsStr::from_bytes(&part);
+    // Of the same session, which repeats a batch that was not answered.
+    let _ = rustix::fs::unlinkat(directory, part, AtFlags::empty());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file: File = rustix::fs::openat(directory, part, flags, Mode::RUSR | Mode::WUSR)?.into();
+    let filled = (&file).write_all(bytes).and_then(|()| set(&file, meta));
+    let stat = filled.and_then(|()| Ok(rustix::fs::fstat(&file)?));
+    if stat.is_err() {
+        let _ = rustix::fs::unlinkat(directory, part, AtFlags::empty());
+    }
+    stat.map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+impl Written {
+    fn appear(&self, parents: &mut Parents, root: &Root, session: &str) -> std::io::Result<()> {
+        let (directory, name) = parents.of(root, &self.path)?;
+        let part = name.part_of(session);
+        let part = OsStr::from_bytes(&part);
+        let stat = statat(directory, part, AtFlags::SYMLINK_NOFOLLOW)?;
+        if (stat.st_dev, stat.st_ino) != self.id {
+            return Err(Errno::BUSY.into());
+        }
+        Ok(rustix::fs::renameat(directory, part, directory, name.as_os_str())?)
+    }
+
+    fn remove(&self, parents: &mut Parents, root: &Root, session: &str) {
+        let Ok((directory, name)) = parents.of(root, &self.path) else { return };
+        let part = name.part_of(session);
+        let part = OsStr::from_bytes(&part);
+        let is_own = statat(directory, part, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.id);
+        if is_own {
+            let _ = rustix::fs::unlinkat(directory, part, AtFlags::empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scratch::Scratch;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn path(text: &str) -> RelPath {
+        RelPath::new(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn files_go_through_a_batch() {
+        let (from, to) = (Scratch::new(), Scratch::new());
+        for (name, text) in [("a", "first"), ("empty", ""), ("b c", "third")] {
+            std::fs::write(from.path().join(name), text).unwrap();
+        }
+        File::create(from.path().join("large")).unwrap().set_len(SMALL + 1).unwrap();
+        std::fs::create_dir(to.path().join("empty")).unwrap();
+        let root = Root::open(from.path()).unwrap();
+        let mut batch = Batch::default();
+        for name in ["a", "empty", "b c", "large", "missing"] {
+            assert!(batch.read(&root, &path(name)));
+        }
+        let records = decode(batch.bytes(), batch.count).unwrap();
+        assert!(matches!(&records[3].1, Content::TooLarge(meta) if meta.size == SMALL + 1));
+        assert_eq!(records[4].1, Content::Failed(Errno::NOENT.raw_os_error() as u16));
+        let files = records.iter().zip(0..).filter_map(|((path, content), position)| match content {
+            Content::Bytes(meta, bytes) => Some((position, path, meta, *bytes)),
+            _ => None,
+        });
+        let target = Root::open(to.path()).unwrap();
+        assert_eq!(store(&target, files, "s"), [(1, Errno::ISDIR.raw_os_error() as u16)]);
+        assert_eq!(std::fs::read(to.path().join("b c")).unwrap(), b"third");
+        assert_eq!(target.meta(&path("a")).unwrap().mtime, root.meta(&path("a")).unwrap().mtime);
+        assert_eq!(std::fs::read_dir(to.path()).unwrap().count(), 3, "no temporary file remains");
+    }
+
+    #[test]
+    fn a_batch_is_full_at_a_slot() {
+        let scratch = Scratch::new();
+        std::fs::write(scratch.path().join("x"), vec![1; SMALL as usize]).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let mut batch = Batch::default();
+        while batch.read(&root, &path("x")) {}
+        assert_eq!(batch.count, 3);
+        assert!(batch.bytes().len() <= SLOT as usize);
+    }
+
+    #[test]
+    fn batches_with_a_wrong_record_are_refused() {
+        let meta = Meta::of(&rustix::fs::stat("/etc/passwd").unwrap());
+        let record = |path: &[u8], mark: u8, size: u64, len: u32| {
+            let mut out = Encoder::default();
+            out.counted(path).u8(mark);
+            Meta { size, ..meta.clone() }.encode(&mut out);
+            out.u32(len).fixed(&vec![0; len as usize]);
+            out.0
+        };
+        assert!(decode(&record(b"a", 0, 5, 5), 1).is_ok());
+        for bad in [
+            record(b"../a", 0, 5, 5),
+            record(b"/a", 0, 5, 5),
+            record(b"", 0, 5, 5),
+            record(b"a.uiw-part", 0, 5, 5),
+            record(b"a", 0, 6, 5),
+            record(b"a", 3, 5, 5),
+            [record(b"a", 0, 5, 5), vec![0]].concat(),
+        ] {
+            assert!(decode(&bad, 1).is_err());
+        }
+        assert!(decode(&record(b"a", 0, 5, 5), 2).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0u16..4) {
+            let _ = decode(&bytes, count);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The journal of an incomplete file: which of its blocks are verified.
+//!
+//! It begins with [`MAGIC`], the size (64 bits) and the version (16 bytes) of the source, and 8 bytes of the BLAKE3 hash of all that. A record is the
+//! first block (64 bits), the number of blocks (64 bits), the hash of the block's bytes, and 8 bytes of the hash of these fields. A run in a hole has
+//! zeros as its hash; every other record is of one block.
+//!
+//! Nothing depends on the order in which the kernel writes data and journal: after a crash a record may be torn, or be there without its
+//! data. A torn record ends the journal, and each block is read and hashed before its record is believed (`super::part`).
+
+use super::meta::{Meta, Version};
+use super::protocol::{FileHead, Hash};
+use super::wire::{Decoder, Encoder};
+use std::fs::File;
+use std::io::{BufReader, Read, Result, Seek, SeekFrom, Write};
+use std::ops::Range;
+
+const MAGIC: &[u8; 8] = b"uiw-cp1\n";
+const HEADER: usize = 8 + 8 + 16 + 8;
+const RECORD: usize = 8 + 8 + 32 + 8;
+/// The hash of a run in a hole.
+const NO_BYTES: Hash = [0; 32];
+
+/// An open journal.
+#[derive(Debug)]
+pub struct Journal(File);
+
+/// A record: a block and its hash, or a run in a hole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    Block(u64, Hash),
+    Hole(Range<u64>),
+}
+
+/// Appends 8 bytes of the hash of what is there.
+fn seal(mut out: Encoder) -> Vec<u8> {
+    let check = blake3::hash(&out.0);
+    out.fixed(&check.as_bytes()[..8]);
+    out.0
+}
+
+/// What is before the 8 bytes of its hash.
+fn sealed(bytes: &[u8]) -> Option<&[u8]> {
+    let (front, check) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
+    (blake3::hash(front).as_bytes()[..8] == *check).then_some(front)
+}
+
+fn header(size: u64, version: &Version) -> Vec<u8> {
+    let mut out = Encoder::default();
+    out.fixed(MAGIC).u64(size).fixed(version);
+    seal(out)
+}
+
+impl Record {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Encoder::default();
+        match self {
+            Self::Block(index, hash) => out.u64(*index).u64(1).fixed(hash),
+            Self::Hole(blocks) => {
+                out.u64(blocks.start).u64(blocks.end.saturating_sub(blocks.start)).fixed(&NO_BYTES)
+            }
+        };
+        seal(out)
+    }
+
+    fn decode(bytes: &[u8], blocks: u64) -> Option<Self> {
+        let mut from = Decoder::new(sealed(bytes)?);
+        let (first, count) = (from.u64("").ok()?, from.u64("").ok()?);
+        let hash: Hash = from.array("").ok()?;
+        let end = first.checked_add(count).filter(|end| *end <= blocks && count > 0)?;
+        match hash {
+            NO_BYTES => Some(Self::Hole(first..end)),
+            _ if count == 1 => Some(Self::Block(first, hash)),
+            _ => None,
+        }
+    }
+}
+
+impl Journal {
+    pub fn new(file: File) -> Self {
+        Self(file)
+    }
+
+    /// Whether nothing was written to it.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.0.metadata()?.len() == 0)
+    }
+
+    /// Whether it is one of this size and version.
+    pub fn is_of(&mut self, meta: &Meta) -> Result<bool> {
+        let mut found = Vec::new();
+        self.0.seek(SeekFrom::Start(0))?;
+        (&self.0).take(HEADER as u64).read_to_end(&mut found)?;
+        Ok(found == header(meta.size, &meta.version))
+    }
+
+    /// Makes it an empty one of this size and version.
+    pub fn restart(&mut self, meta: &Meta) -> Result<()> {
+        self.0.set_len(0)?;
+        self.0.seek(SeekFrom::Start(0))?;
+        self.0.write_all(&header(meta.size, &meta.version))
+    }
+
+    /// Gives every whole record to `each`, and makes the next one follow behind the last of them.
+    pub fn replay(&mut self, file: &FileHead, mut each: impl FnMut(Record) -> Result<()>) -> Result<()> {
+        self.0.seek(SeekFrom::Start(HEADER as u64))?;
+        let mut end = HEADER as u64;
+        {
+            let mut from = BufReader::new(&self.0);
+            let mut record = [0; RECORD];
+            while from.read_exact(&mut record).is_ok() {
+                let Some(record) = Record::decode(&record, file.blocks()) else { break };
+                each(record)?;
+                end += RECORD as u64;
+            }
+        }
+        self.0.set_len(end)?;
+        self.0.seek(SeekFrom::Start(end))?;
+        Ok(())
+    }
+
+    pub fn append(&mut self, record: &Record) -> Result<()> {
+        self.0.write_all(&record.encode())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::meta::{Kind, Time};
+    use super::super::names::RelPath;
+    use super::*;
+
+    fn file() -> FileHead {
+        let meta = Meta {
+            kind: Kind::File,
+            mode: 0o600,
+            size: 10 << 20,
+            mtime: Time::default(),
+            version: [3; 16],
+            sparse: false,
+            target: Vec::new(),
+        };
+        FileHead { path: RelPath::new(b"x").unwrap(), meta }
+    }
+
+    /// A file without a name.
+    fn nameless() -> File {
+        let path = std::env::temp_dir().join(format!("uiw-journal-{:x}", getrandom::u64().unwrap()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file
+    }
+
+    fn replay(journal: &mut Journal) -> Vec<Record> {
+        let mut records = Vec::new();
+        let replayed = journal.replay(&file(), |record| {
+            records.push(record);
+            Ok(())
+        });
+        replayed.unwrap();
+        records
+    }
+
+    #[test]
+    fn records_come_back_up_to_a_torn_one() {
+        let records = [Record::Block(3, [1; 32]), Record::Hole(4..9), Record::Block(0, [2; 32])];
+        for cut in 0..RECORD as u64 {
+            let mut journal = Journal::new(nameless());
+            journal.restart(&file().meta).unwrap();
+            records.iter().for_each(|record| journal.append(record).unwrap());
+            let len = journal.0.metadata().unwrap().len();
+            assert_eq!(len, (HEADER + 3 * RECORD) as u64);
+            journal.0.set_len(len - cut).unwrap();
+            assert!(journal.is_of(&file().meta).unwrap());
+            let whole = if cut == 0 { 3 } else { 2 };
+            assert_eq!(replay(&mut journal), records[..whole]);
+            // What is appended now is found, too.
+            journal.append(&Record::Block(9, [5; 32])).unwrap();
+            assert_eq!(replay(&mut journal).last(), Some(&Record::Block(9, [5; 32])));
+        }
+    }
+
+    #[test]
+    fn a_journal_of_another_source_is_none() {
+        let mut journal = Journal::new(nameless());
+        assert!(!journal.is_of(&file().meta).unwrap(), "an empty one");
+        journal.restart(&file().meta).unwrap();
+        let version = Meta { version: [4; 16], ..file().meta };
+        let size = Meta { size: 1, ..file().meta };
+        assert!(!journal.is_of(&version).unwrap() && !journal.is_of(&size).unwrap());
+    }
+
+    #[test]
+    fn records_beyond_the_file_and_changed_ones_end_it() {
+        for bad in [Record::Block(10, [1; 32]), Record::Hole(8..11), Record::Block(u64::MAX, [1; 32])] {
+            let mut journal = Journal::new(nameless());
+            journal.restart(&file().meta).unwrap();
+            journal.append(&bad).unwrap();
+            assert_eq!(replay(&mut journal), []);
+        }
+        let mut bytes = Record::Block(1, [1; 32]).encode();
+        bytes[20] ^= 1;
+        assert_eq!(Record::decode(&bytes, 10), None);
+    }
+}

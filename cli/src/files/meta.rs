@@ -1,0 +1,174 @@
+//! What is kept of a file, directory or symbolic link beside its bytes.
+
+use super::names::Name;
+use super::wire::{Decoder, Encoder, Result, WireError};
+use rustix::fs::{FileType, Stat, Timespec, Timestamps};
+
+/// Bytes of a symbolic link's text at most.
+const MAX_TARGET: usize = 4095;
+/// Bytes of a file at most: 64 TiB.
+pub const MAX_SIZE: u64 = 64 << 40;
+/// Permission bits that are kept: not those of setuid, setgid and the sticky bit.
+const MODE: u16 = 0o777;
+
+/// What an entry of a directory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    File,
+    Directory,
+    Symlink,
+    /// A device, FIFO or socket: never opened and never copied.
+    Special,
+}
+
+/// A time of the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Time {
+    pub seconds: i64,
+    pub nanos: u32,
+}
+
+/// Which state of a source a byte belongs to. The owner of the source makes it, and compares it; to the other end it is opaque.
+pub type Version = [u8; 16];
+
+/// Everything but name and bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meta {
+    pub kind: Kind,
+    pub mode: u16,
+    /// Bytes of a file; 0 otherwise.
+    pub size: u64,
+    pub mtime: Time,
+    pub version: Version,
+    /// Whether less is allocated than the size says.
+    pub sparse: bool,
+    /// The text of a symbolic link; empty otherwise.
+    pub target: Vec<u8>,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub name: Name,
+    pub meta: Meta,
+}
+
+impl Meta {
+    /// From what stat(2) says.
+    pub fn of(stat: &Stat) -> Self {
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Kind::File,
+            FileType::Directory => Kind::Directory,
+            FileType::Symlink => Kind::Symlink,
+            _ => Kind::Special,
+        };
+        let size = if kind == Kind::File { stat.st_size.max(0).cast_unsigned() } else { 0 };
+        let mut hash = blake3::Hasher::new();
+        for part in [stat.st_size, stat.st_mtime, stat.st_ctime] {
+            hash.update(&part.to_be_bytes());
+        }
+        for part in [u64::from(stat.st_mtime_nsec as u32), u64::from(stat.st_ctime_nsec as u32), stat.st_ino]
+        {
+            hash.update(&part.to_be_bytes());
+        }
+        let mut version = Version::default();
+        version.copy_from_slice(&hash.finalize().as_bytes()[..16]);
+        Self {
+            kind,
+            mode: stat.st_mode as u16 & MODE,
+            size,
+            mtime: Time { seconds: stat.st_mtime, nanos: stat.st_mtime_nsec as u32 },
+            version,
+            sparse: kind == Kind::File && (stat.st_blocks.max(0).cast_unsigned()).saturating_mul(512) < size,
+            target: Vec::new(),
+        }
+    }
+
+    /// Whether a copy with `other` is what a copy of this would be.
+    pub fn is_copied_by(&self, other: &Self) -> bool {
+        let same = self.kind == other.kind && self.target == other.target && self.mtime == other.mtime;
+        same && self.size == other.size && (self.kind == Kind::Symlink || self.mode == other.mode)
+    }
+
+    /// For utimensat(2): the time of access stays as it is.
+    pub fn timestamps(mtime: Time) -> Timestamps {
+        let last_access = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT as _ };
+        let last_modification = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanos.into() };
+        Timestamps { last_access, last_modification }
+    }
+
+    pub fn encode(&self, out: &mut Encoder) {
+        let kind = match self.kind {
+            Kind::File => 0,
+            Kind::Directory => 1,
+            Kind::Symlink => 2,
+            Kind::Special => 3,
+        };
+        out.u8(kind).u16(self.mode).u64(self.size);
+        self.mtime.encode(out);
+        out.fixed(&self.version).u8(self.sparse.into()).counted(&self.target);
+    }
+
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
+        let kind = match from.u8("a kind")? {
+            0 => Kind::File,
+            1 => Kind::Directory,
+            2 => Kind::Symlink,
+            3 => Kind::Special,
+            other => return Err(WireError::Value { what: "a kind", value: other.into() }),
+        };
+        let mode = decode_mode(from)?;
+        let size = from.u64("a size")?;
+        if size > MAX_SIZE || (kind != Kind::File && size != 0) {
+            return Err(WireError::Value { what: "a size", value: size });
+        }
+        let mtime = Time::decode(from)?;
+        let version = from.array("a version")?;
+        let sparse = from.flag("the mark of a sparse file")?;
+        let target = decode_target(from, kind == Kind::Symlink)?;
+        Ok(Self { kind, mode, size, mtime, version, sparse, target })
+    }
+}
+
+/// Permission bits.
+pub fn decode_mode(from: &mut Decoder<'_>) -> Result<u16> {
+    match from.u16("a mode")? {
+        mode if mode & !MODE == 0 => Ok(mode),
+        mode => Err(WireError::Value { what: "a mode", value: mode.into() }),
+    }
+}
+
+/// The text of a symbolic link, and nothing of anything else.
+fn decode_target(from: &mut Decoder<'_>, is_link: bool) -> Result<Vec<u8>> {
+    let target = from.counted("the text of a link")?;
+    let fits = if is_link { (1..=MAX_TARGET).contains(&target.len()) } else { target.is_empty() };
+    if !fits || target.contains(&0) {
+        return Err(WireError::Value { what: "the length of a link's text", value: target.len() as u64 });
+    }
+    Ok(target.to_vec())
+}
+
+impl Time {
+    pub fn encode(self, out: &mut Encoder) {
+        out.u64(self.seconds.cast_unsigned()).u32(self.nanos);
+    }
+
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
+        let seconds = from.u64("a time")?.cast_signed();
+        match from.u32("a time")? {
+            nanos if nanos < 1_000_000_000 => Ok(Self { seconds, nanos }),
+            nanos => Err(WireError::Value { what: "the nanoseconds of a time", value: nanos.into() }),
+        }
+    }
+}
+
+impl Entry {
+    pub fn encode(&self, out: &mut Encoder) {
+        out.counted(self.name.as_bytes());
+        self.meta.encode(out);
+    }
+
+    pub fn decode(from: &mut Decoder<'_>) -> Result<Self> {
+        Ok(Self { name: Name::new(from.counted("a name")?)?, meta: Meta::decode(from)? })
+    }
+}

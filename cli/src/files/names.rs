@@ -1,0 +1,227 @@
+//! Names and paths below a share. Both ends validate what they are sent, and what they send.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Bytes of a name at most: the kernel's NAME_MAX.
+const MAX_NAME: usize = 255;
+/// Bytes of a path below a share at most.
+pub const MAX_PATH: usize = 3072;
+/// What a file is called until it is complete.
+const PART: &str = ".uiw-part";
+/// The journal of such a file.
+const JOURNAL: &str = ".uiw-journal";
+
+/// Which rule a name or path breaks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// An empty name, also between two slashes, and before the first one of an absolute path.
+    #[error("an empty name, or an absolute path")]
+    Empty,
+    /// `.` or `..`.
+    #[error("`.` or `..` as a name")]
+    Dots,
+    /// A slash or a zero byte.
+    #[error("a slash or a zero byte in a name")]
+    Byte,
+    /// More bytes than a name or path may have.
+    #[error("a name or path of {0} bytes")]
+    Long(usize),
+    /// A name that transfers use for incomplete files.
+    #[error("a name that ends in {PART} or {JOURNAL}, which incomplete files have")]
+    Reserved,
+}
+
+/// One component.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name(Vec<u8>);
+
+impl Name {
+    pub fn new(bytes: &[u8]) -> Result<Self, NameError> {
+        match bytes {
+            b"" => Err(NameError::Empty),
+            b"." | b".." => Err(NameError::Dots),
+            _ if bytes.len() > MAX_NAME => Err(NameError::Long(bytes.len())),
+            _ if bytes.iter().any(|byte| matches!(byte, b'/' | 0)) => Err(NameError::Byte),
+            _ if is_reserved(bytes) => Err(NameError::Reserved),
+            _ => Ok(Self(bytes.to_vec())),
+        }
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub fn as_os_str(&self) -> &OsStr {
+        OsStr::from_bytes(&self.0)
+    }
+
+    /// What the file is called until it is complete.
+    pub fn part(&self) -> Vec<u8> {
+        self.with(PART)
+    }
+
+    /// The same for one session alone: two sessions never write into one file of a batch.
+    pub fn part_of(&self, session: &str) -> Vec<u8> {
+        self.with(&format!(".{session}{PART}"))
+    }
+
+    /// The journal of [`Name::part`].
+    pub fn journal(&self) -> Vec<u8> {
+        self.with(JOURNAL)
+    }
+
+    /// A name that has no room for the suffix is replaced by its hash.
+    fn with(&self, suffix: &str) -> Vec<u8> {
+        if self.0.len() + suffix.len() <= MAX_NAME {
+            [&self.0, suffix.as_bytes()].concat()
+        } else {
+            format!("{}{suffix}", blake3::hash(&self.0).to_hex()).into_bytes()
+        }
+    }
+}
+
+/// Whether it is the name of an incomplete file or its journal.
+pub fn is_reserved(name: &[u8]) -> bool {
+    name.ends_with(PART.as_bytes()) || name.ends_with(JOURNAL.as_bytes())
+}
+
+/// A path below a share, or below the directory that a client copies to or from. Empty: that directory itself.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct RelPath(Vec<u8>);
+
+impl RelPath {
+    /// Names with one slash between two of them.
+    pub fn new(bytes: &[u8]) -> Result<Self, NameError> {
+        if bytes.len() > MAX_PATH {
+            return Err(NameError::Long(bytes.len()));
+        }
+        if !bytes.is_empty() {
+            bytes.split(|byte| *byte == b'/').try_for_each(|name| Name::new(name).map(drop))?;
+        }
+        Ok(Self(bytes.to_vec()))
+    }
+
+    pub fn join(&self, name: &Name) -> Result<Self, NameError> {
+        let mut path = self.0.clone();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend(name.as_bytes());
+        if path.len() > MAX_PATH { Err(NameError::Long(path.len())) } else { Ok(Self(path)) }
+    }
+
+    /// The directory that it is in, and its name there; `None` for the share itself.
+    pub fn split(&self) -> Option<(Self, Name)> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let slash = self.0.iter().rposition(|byte| *byte == b'/');
+        let parent = slash.map_or(&[][..], |at| &self.0[..at]);
+        let name = slash.map_or(&self.0[..], |at| &self.0[at + 1..]);
+        Some((Self(parent.to_vec()), Name(name.to_vec())))
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// For system calls, where an empty path is none.
+    pub fn as_path(&self) -> &Path {
+        if self.0.is_empty() { Path::new(".") } else { Path::new(OsStr::from_bytes(&self.0)) }
+    }
+}
+
+impl fmt::Display for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        display(self.as_path().as_os_str().as_bytes(), f)
+    }
+}
+
+impl fmt::Debug for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        display(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Control characters are escaped: a peer's names must not drive a terminal.
+fn display(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    String::from_utf8_lossy(bytes).chars().try_for_each(|char| {
+        if char.is_control() { write!(f, "{}", char.escape_default()) } else { write!(f, "{char}") }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_leave_the_share_are_none() {
+        for (path, error) in [
+            (&b".."[..], NameError::Dots),
+            (b"a/../b", NameError::Dots),
+            (b"a/..", NameError::Dots),
+            (b"./a", NameError::Dots),
+            (b"/etc/passwd", NameError::Empty),
+            (b"a//b", NameError::Empty),
+            (b"a/", NameError::Empty),
+            (b"a\0b", NameError::Byte),
+            (b"x.uiw-part", NameError::Reserved),
+            (b"d/x.uiw-journal", NameError::Reserved),
+            (&[b'a'; 256], NameError::Long(256)),
+            (&[b'a'; 3073], NameError::Long(3073)),
+        ] {
+            assert_eq!(RelPath::new(path), Err(error), "{}", path.escape_ascii());
+        }
+        assert_eq!(Name::new(b"a/b"), Err(NameError::Byte));
+        assert!(RelPath::new(b"").unwrap().is_empty());
+        assert_eq!(RelPath::new(b"a/b c/..d").unwrap().to_string(), "a/b c/..d");
+    }
+
+    #[test]
+    fn paths_are_joined_and_split() {
+        let path = RelPath::new(b"a/b").unwrap();
+        let joined = path.join(&Name::new(b"c").unwrap()).unwrap();
+        assert_eq!(joined.split(), Some((path, Name::new(b"c").unwrap())));
+        let one = RelPath::default().join(&Name::new(b"one").unwrap()).unwrap();
+        assert_eq!(one.split(), Some((RelPath::default(), Name::new(b"one").unwrap())));
+        assert_eq!(RelPath::default().split(), None);
+        let deep = RelPath::new(&[b"abcdefg/".repeat(383), b"abcdefg".to_vec()].concat()).unwrap();
+        assert_eq!(deep.join(&Name::new(b"c").unwrap()), Err(NameError::Long(3073)));
+    }
+
+    #[test]
+    fn incomplete_files_have_names_of_their_own() {
+        let name = Name::new(b"film").unwrap();
+        assert_eq!(name.part(), b"film.uiw-part");
+        assert_eq!(name.journal(), b"film.uiw-journal");
+        assert_eq!(name.part_of("0a"), b"film.0a.uiw-part");
+        let long = Name::new(&[b'x'; 255]).unwrap();
+        assert_eq!(long.part().len(), 64 + PART.len());
+        assert!(is_reserved(&long.part()) && is_reserved(&long.journal()));
+        assert_ne!(long.part(), Name::new(&[b'y'; 255]).unwrap().part());
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(RelPath::new(b"a\x1b[2Jb").unwrap().to_string(), "a\\u{1b}[2Jb");
+    }
+}

@@ -1,0 +1,66 @@
+//! Sets of blocks.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Numbers of blocks, as ranges that do not touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct RangeSet(BTreeMap<u64, u64>);
+
+impl RangeSet {
+    pub(super) fn add(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let (mut start, mut end) = (range.start, range.end);
+        // Those that overlap or touch become one with it.
+        while let Some((&low, &high)) = self.0.range(..=end).next_back() {
+            if high < start {
+                break;
+            }
+            self.0.remove(&low);
+            start = start.min(low);
+            end = end.max(high);
+        }
+        self.0.insert(start, end);
+    }
+
+    /// How many ranges they make.
+    pub(super) fn ranges(&self) -> usize {
+        self.0.len()
+    }
+
+    /// What is missing of the first `count` blocks.
+    pub(super) fn missing(&self, count: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut at = 0;
+        let ends = self.0.iter().map(|(&start, &end)| (start, end)).chain([(count, count)]);
+        ends.filter_map(move |(start, end)| {
+            let gap = at..start.min(count);
+            at = at.max(end);
+            (gap.start < gap.end).then_some(gap)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn it_is_the_set_of_what_was_added(added in prop::collection::vec((0u64..60, 0u64..9), 0..20)) {
+            let mut set = RangeSet::default();
+            let mut model = [false; 70];
+            for (start, len) in added {
+                set.add(start..start + len);
+                (start..start + len).for_each(|block| model[block as usize] = true);
+            }
+            let missing: Vec<u64> = set.missing(64).flatten().collect();
+            let expected: Vec<u64> = (0..64).filter(|block| !model[*block as usize]).collect();
+            prop_assert_eq!(missing, expected);
+            let runs = model.windows(2).filter(|pair| !pair[0] && pair[1]).count() + usize::from(model[0]);
+            prop_assert_eq!(set.ranges(), runs);
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! Files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic
+//! link leads out of it, whatever is renamed or replaced meanwhile; what is at the end of a path is looked at before it is opened, so that no device or FIFO is.
+
+use super::meta::{Entry, Kind, Meta, Time};
+use super::names::{Name, RelPath, is_reserved};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::collections::BinaryHeap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Error, Read, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Entries of a page of a list at most.
+const PAGE: usize = 8192;
+
+/// A directory below which files are read or written.
+#[derive(Debug)]
+pub struct Root(OwnedFd);
+
+/// A small file and its bytes, or what it is instead.
+pub type Small = std::result::Result<(Meta, Vec<u8>), Meta>;
+
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
+
+impl Root {
+    /// The path itself may have symbolic links: it is the user's.
+    pub fn open(path: &Path) -> Result<Self> {
+        Ok(Self(rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?))
+    }
+
+    fn at(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        loop {
+            let flags = flags | OFlags::CLOEXEC;
+            match rustix::fs::openat2(&self.0, path.as_path(), flags, Mode::empty(), resolve) {
+                // A rename elsewhere made it impossible to say whether the path stayed below.
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::NOSYS) => {
+                    return Err(Error::other(
+                        "this kernel has no openat2(2), which is in Linux 5.6 and later",
+                    ));
+                }
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// A directory.
+    pub fn directory(&self, path: &RelPath) -> Result<OwnedFd> {
+        self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
+    /// The directory that something is in, and its name there.
+    pub fn parent(&self, path: &RelPath) -> Result<(OwnedFd, Name)> {
+        let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
+        Ok((self.directory(&parent)?, name))
+    }
+
+    /// What there is under a path.
+    pub fn meta(&self, path: &RelPath) -> Result<Meta> {
+        if path.is_empty() {
+            return Ok(Meta::of(&rustix::fs::fstat(&self.0)?));
+        }
+        let (parent, name) = self.parent(path)?;
+        meta_at(&parent, name.as_os_str())
+    }
+
+    /// The first entries of a directory behind the name `after`, in the order of their names, without incomplete files; and whether others
+    /// follow. The directory is read anew for each page, so that a page is all that is kept of a large one.
+    pub fn page(&self, path: &RelPath, after: &[u8]) -> Result<(Vec<Entry>, bool)> {
+        let directory = self.directory(path)?;
+        // The greatest name on top, to be replaced by a less one.
+        let mut names = BinaryHeap::new();
+        let mut more = false;
+        for entry in Dir::read_from(&directory)? {
+            let entry = entry?;
+            let bytes = entry.file_name().to_bytes();
+            if matches!(bytes, b"." | b"..") || is_reserved(bytes) || bytes <= after {
+                continue;
+            }
+            if let Ok(name) = Name::new(bytes) {
+                names.push(name);
+            }
+            if names.len() > PAGE {
+                names.pop();
+                more = true;
+            }
+        }
+        let mut entries = Vec::with_capacity(names.len());
+        for name in names.into_sorted_vec() {
+            match meta_at(&directory, name.as_os_str()) {
+                Ok(meta) => entries.push(Entry { name, meta }),
+                // It is gone again.
+                Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((entries, more))
+    }
+
+    /// All entries of a directory in the order of their names.
+    pub fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
+        let (mut entries, mut more) = self.page(path, b"")?;
+        while more && let Some(last) = entries.last() {
+            let after = last.name.as_bytes().to_vec();
+            let page;
+            (page, more) = self.page(path, &after)?;
+            more &= !page.is_empty();
+            entries.extend(page);
+        }
+        Ok(entries)
+    }
+
+    /// A regular file for reading, and what it is.
+    pub fn open_file(&self, path: &RelPath) -> Result<(File, Meta)> {
+        let regular = |fd: &OwnedFd| {
+            let stat = rustix::fs::fstat(fd)?;
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => Ok(stat),
+                FileType::Directory => Err(Error::from(Errno::ISDIR)),
+                FileType::Symlink => Err(Errno::LOOP.into()),
+                _ => Err(Error::other("no regular file")),
+            }
+        };
+        // Opening a device may have effects, and opening a FIFO waits: so it is looked at first.
+        regular(&self.at(path, OFlags::PATH | OFlags::NOFOLLOW)?)?;
+        let file = self.at(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let stat = regular(&file)?;
+        Ok((file.into(), Meta::of(&stat)))
+    }
+
+    /// The bytes of a file of at most `limit` bytes, all of one version; what it is, if it is larger.
+    pub fn read_small(&self, path: &RelPath, limit: u64) -> Result<Small> {
+        for _ in 0..5 {
+            let (file, meta) = self.open_file(path)?;
+            if meta.size > limit {
+                return Ok(Err(meta));
+            }
+            let mut bytes = Vec::with_capacity(meta.size as usize + 1);
+            (&file).take(limit + 1).read_to_end(&mut bytes)?;
+            let after = Meta::of(&rustix::fs::fstat(&file)?);
+            if after.version == meta.version && bytes.len() as u64 == meta.size {
+                return Ok(Ok((meta, bytes)));
+            }
+        }
+        // It is written all the time.
+        Err(Errno::AGAIN.into())
+    }
+
+    /// A directory that is made if it is not there. A private one is its owner's alone until [`Root::set_directory`].
+    pub fn make_directory(&self, path: &RelPath, is_private: bool) -> Result<()> {
+        let (parent, name) = self.parent(path)?;
+        let mode = if is_private { Mode::RWXU } else { Mode::RWXU | Mode::RWXG | Mode::RWXO };
+        match rustix::fs::mkdirat(&parent, name.as_os_str(), mode) {
+            Err(Errno::EXIST) => match meta_at(&parent, name.as_os_str())?.kind {
+                Kind::Directory => Ok(()),
+                _ => Err(Errno::NOTDIR.into()),
+            },
+            other => Ok(other?),
+        }
+    }
+
+    /// A symbolic link, which replaces what is not a directory.
+    pub fn symlink(&self, path: &RelPath, target: &[u8], mtime: Time, session: &str) -> Result<()> {
+        let (parent, name) = self.parent(path)?;
+        let part = name.part_of(session);
+        let part = OsStr::from_bytes(&part);
+        let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
+        rustix::fs::symlinkat(OsStr::from_bytes(target), &parent, part)?;
+        let times = Meta::timestamps(mtime);
+        let timed = rustix::fs::utimensat(&parent, part, &times, AtFlags::SYMLINK_NOFOLLOW);
+        let named = timed.and_then(|()| rustix::fs::renameat(&parent, part, &parent, name.as_os_str()));
+        if named.is_err() {
+            let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
+        }
+        Ok(named?)
+    }
+
+    /// The mode and time of a directory that is complete.
+    pub fn set_directory(&self, path: &RelPath, mode: u16, mtime: Time) -> Result<()> {
+        let directory = self.directory(path)?;
+        rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode.into()))?;
+        Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
+    }
+
+    /// Writes everything of the file system to its medium.
+    pub fn sync(&self) -> Result<()> {
+        Ok(rustix::fs::syncfs(&self.0)?)
+    }
+}
+
+fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {
+    let mut meta = Meta::of(&rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
+    if meta.kind == Kind::Symlink {
+        meta.target = rustix::fs::readlinkat(&directory, name, Vec::new())?.into_bytes();
+    }
+    Ok(meta)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scratch::Scratch;
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn path(text: &str) -> RelPath {
+        RelPath::new(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn no_symbolic_link_is_followed() {
+        let (inside, outside) = (Scratch::new(), Scratch::new());
+        std::fs::write(outside.path().join("secret"), "secret").unwrap();
+        symlink(outside.path(), inside.path().join("out")).unwrap();
+        symlink("/etc/passwd", inside.path().join("passwd")).unwrap();
+        std::fs::create_dir(inside.path().join("d")).unwrap();
+        symlink("d", inside.path().join("within")).unwrap();
+        let root = Root::open(inside.path()).unwrap();
+        for link in ["out/secret", "passwd", "within/x"] {
+            assert!(root.open_file(&path(link)).is_err(), "{link}");
+        }
+        for below in ["out", "within"] {
+            let at = path(&format!("{below}/new"));
+            assert!(root.list(&path(below)).is_err() && root.make_directory(&at, true).is_err(), "{below}");
+            assert!(root.symlink(&at, b"x", Time::default(), "s").is_err(), "{below}");
+            assert!(root.set_directory(&path(below), 0o777, Time::default()).is_err(), "{below}");
+            assert!(root.meta(&at).is_err(), "{below}");
+        }
+        assert!(root.make_directory(&path("passwd"), true).is_err());
+        assert_eq!(root.meta(&path("passwd")).unwrap().target, b"/etc/passwd");
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(inside.path().join("d")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_that_cannot_take_its_place_leaves_nothing() {
+        let scratch = Scratch::new();
+        std::fs::create_dir(scratch.path().join("d")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let error = root.symlink(&path("d"), b"x", Time::default(), "s").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn directories_are_listed_in_order_page_by_page() {
+        let scratch = Scratch::new();
+        for number in 0..PAGE + 50 {
+            File::create(scratch.path().join(format!("{number}"))).unwrap();
+        }
+        File::create(scratch.path().join("5.uiw-part")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let (first, more) = root.page(&RelPath::default(), b"").unwrap();
+        assert_eq!((first.len(), more), (PAGE, true));
+        let entries = root.list(&RelPath::default()).unwrap();
+        assert_eq!(entries.len(), PAGE + 50);
+        assert!(entries.is_sorted_by(|a, b| a.name < b.name) && entries.starts_with(&first));
+        assert_eq!(root.page(&RelPath::default(), b"9999").unwrap(), (Vec::new(), false));
+    }
+
+    #[test]
+    fn devices_and_fifos_are_never_opened() {
+        let scratch = Scratch::new();
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fifo = scratch.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(scratch.path().join("socket")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let devices = Root::open(Path::new("/dev")).unwrap();
+        // Without a writer, opening the FIFO to read it would wait for ever.
+        for (root, name) in [(&root, "fifo"), (&root, "socket"), (&devices, "null")] {
+            let error = root.open_file(&path(name)).unwrap_err();
+            assert_eq!(error.to_string(), "no regular file", "{name}");
+            assert_eq!(root.meta(&path(name)).unwrap().kind, Kind::Special);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_swapped_for_a_link_leads_nowhere_else() {
+        let (inside, outside) = (Scratch::new(), Scratch::new());
+        for (scratch, text) in [(&inside, "inside"), (&outside, "secret")] {
+            std::fs::create_dir(scratch.path().join("d")).unwrap();
+            std::fs::write(scratch.path().join("d/file"), text).unwrap();
+        }
+        symlink(outside.path().join("d"), inside.path().join("link")).unwrap();
+        let root = Root::open(inside.path()).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let directory = File::open(inside.path()).unwrap();
+                let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                while !stop.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(&directory, "d", &directory, "link", exchange).unwrap();
+                }
+            });
+            let (mut read, mut written) = (0, 0);
+            while read < 200 || written < 200 {
+                if let Ok(Ok((_, bytes))) = root.read_small(&path("d/file"), 100) {
+                    assert_eq!(bytes, b"inside");
+                    read += 1;
+                }
+                if root.symlink(&path("d/new"), b"x", Time::default(), "s").is_ok() {
+                    written += 1;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(std::fs::read_dir(outside.path().join("d")).unwrap().count(), 1);
+    }
+}

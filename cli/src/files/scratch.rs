@@ -1,0 +1,25 @@
+//! A directory of one test.
+
+use std::path::{Path, PathBuf};
+
+/// Removed when dropped.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        let number = getrandom::u64().unwrap();
+        let path = std::env::temp_dir().join(format!("uiw-cp-{}-{number:x}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
