@@ -81,8 +81,6 @@ fn find(names: &[String]) -> Result<PathBuf, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     /// As Debian's qemu-user-static registers it.
     #[test]
     fn programs_are_recognised_by_the_head_of_their_file() {
