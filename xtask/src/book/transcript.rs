@@ -222,7 +222,7 @@ b
             command("three \\\nfour", &["five", "  > six"], 12..14, 0),
             file,
             command("cargo run", &[], 24..24, 0),
-            command("listed", &["  indented"], 31..32, 2),
+            command("listed", &["  indented"], 30..31, 2),
         ];
         assert_eq!(sections, [Section { heading: "First".to_owned(), steps }]);
         assert!(super::sections("```console\nprinted\n```\n").is_err());

@@ -179,7 +179,7 @@ mod tests {
             ("a [..] us", "a 5 us", "a [..] us"),
             ("a [..] us", "a 5 ms", "a [..] ms"),
             ("a [..] us", "b 5 us", "b [..] us"),
-            ("CRC on, MTU [..]", "CRC off, new 7, MTU 1500 bytes", "CRC off, new 7, MTU [..]"),
+            ("CRC on, MTU [..]", "CRC off, MTU 1500 bytes", "CRC off, MTU [..]"),
             (
                 "round 0, [..] us\nround 1, [..] us",
                 "round 1, 7 us\nround 2, 8 us",
