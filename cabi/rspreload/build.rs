@@ -14,7 +14,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     for argument in [
         "-Wl,-soname,librspreload.so.1".to_owned(),
         "-Wl,-rpath,$ORIGIN/..:$ORIGIN".to_owned(),
-        format!("-Wl,--no-as-needed,{}", named.display()),
+        "-Wl,--no-as-needed".to_owned(),
+        named.display().to_string(),
     ] {
         println!("cargo:rustc-cdylib-link-arg={argument}");
     }

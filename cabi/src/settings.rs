@@ -608,9 +608,13 @@ fn split(most: u32) -> std::result::Result<Split, &'static str> {
 }
 
 fn flip(text: &str) -> std::result::Result<Flip, &'static str> {
-    let rule = "expected BYTE:MASK, MASK from 1 to 255";
+    let rule = "expected BYTE:MASK, MASK from 1 to 255 or 0x01 to 0xff";
     let (byte, mask) = text.split_once(':').ok_or(rule)?;
-    match (byte.parse(), mask.parse()) {
+    let mask = match mask.strip_prefix("0x") {
+        Some(digits) => u8::from_str_radix(digits, 16),
+        None => mask.parse(),
+    };
+    match (byte.parse(), mask) {
         (Ok(byte), Ok(mask)) if mask != 0 => Ok(Flip { byte, mask }),
         _ => Err(rule),
     }
@@ -655,6 +659,8 @@ mod tests {
             read("UIW_FAULT", "seed=4,flip-sent=99:1,cut-received=7").unwrap().faults.unwrap();
         assert_eq!((seed, faults.cut_received), (4, Some(7)));
         assert_eq!(faults.flip_sent, [Flip { byte: 99, mask: 1 }]);
+        let (_, faults) = read("UIW_FAULT", "flip-sent=99:0x8f").unwrap().faults.unwrap();
+        assert_eq!(faults.flip_sent, [Flip { byte: 99, mask: 0x8F }]);
         let both =
             read("UIW_FAULT", "wc:write@3=RETRY_EXC_ERR,seed=4,would-block=9,call:reg_mr=EIO").unwrap();
         assert_eq!(both.plan, "seed=4,wc:write@3=RETRY_EXC_ERR,call:reg_mr=EIO".parse().unwrap());
@@ -721,6 +727,8 @@ mod tests {
             ("UIW_PORT_OFFSET", "70000"),
             ("UIW_LLP", "packet:eth0"),
             ("UIW_FAULT", "flip-sent=1"),
+            ("UIW_FAULT", "flip-sent=1:0x100"),
+            ("UIW_FAULT", "flip-sent=1:0x0"),
             ("UIW_FAULT", "send-split=0"),
             ("UIW_FAULT", "gremlins=3"),
             ("UIW_FAULT", "call:reg_mr@0=EIO"),

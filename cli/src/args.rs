@@ -4,7 +4,7 @@ use crate::fail::{Failure, Result};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use std::str::FromStr;
 use uiw_cabi::settings::{self, DeadAfter};
 use uiw_verbs::{CapabilityExchange, ConnOptions, FpduSize, PeerProfile, Revision, RtrKinds, StableTx};
@@ -106,7 +106,7 @@ pub(crate) struct ConnArgs {
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
     /// Bytes of a TCP segment at most, for paths that lose larger packets without a message
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(MSS))]
+    #[arg(long, value_name = "BYTES", value_parser = segment)]
     mss: Option<u16>,
     /// After how long without any acknowledgement the peer is dead, such as 20s or 5m; 0 is the system's time
     /// [default: 15m; of `uiw serve` 60s]
@@ -123,7 +123,7 @@ pub(crate) struct ConnArgs {
 }
 
 /// What Linux takes.
-const MSS: std::ops::RangeInclusive<i64> = 88..=32_767;
+const MSS: std::ops::RangeInclusive<u16> = 88..=32_767;
 
 /// The largest IRD and ORD that RFC 6581 can express.
 const MAX_DEPTH: i64 = 0x3FFE;
@@ -291,6 +291,13 @@ pub(crate) fn bytes(text: &str) -> std::result::Result<u32, String> {
     u32::try_from(large_bytes(text)?).map_err(|_| "at most 4095M".to_owned())
 }
 
+/// A size of TCP segments.
+fn segment(text: &str) -> std::result::Result<u16, String> {
+    let size = large_bytes(text)?;
+    let size = u16::try_from(size).ok().filter(|size| MSS.contains(size));
+    size.ok_or_else(|| format!("expected bytes from {} to {}", MSS.start(), MSS.end()))
+}
+
 /// The least [`receive_memory`]: what one read of a socket may bring.
 const MIN_RECEIVE_MEMORY: u32 = 256 << 10;
 
@@ -304,11 +311,25 @@ pub(crate) fn receive_memory(text: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// Seconds, possibly broken.
+/// A number and a unit of time, in seconds: `500us`, `5ms`, `0.1s`, `2m`, `1h`.
+pub(crate) fn time(text: &str) -> Option<f64> {
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.')?);
+    let seconds = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    };
+    digits.parse::<f64>().ok().map(|number| number * seconds)
+}
+
+/// Seconds, possibly broken, or a time with its unit.
 pub(crate) fn seconds(text: &str) -> std::result::Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
-        _ => Err("expected seconds between 0 and 86400".to_owned()),
+    match text.parse().ok().or_else(|| time(text)) {
+        Some(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("expected seconds between 0 and 86400, or a time such as 500us, 5ms or 2m".to_owned()),
     }
 }
 
@@ -317,16 +338,36 @@ pub(crate) fn some_seconds(text: &str) -> std::result::Result<f64, String> {
     seconds(text)
         .ok()
         .filter(|seconds| *seconds > 0.0)
-        .ok_or_else(|| "expected seconds above 0, up to 86400".to_owned())
+        .ok_or_else(|| "expected seconds above 0, up to 86400, or a time such as 500us, 5ms or 2m".to_owned())
+}
+
+/// An address with or without a port: `ADDR:PORT`, `[ADDR]:PORT`, `[ADDR%INTERFACE]:PORT`, `ADDR`.
+fn numeric(text: &str, port: u16) -> Option<SocketAddr> {
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Some(address);
+    }
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Some(SocketAddr::new(ip, port));
+    }
+    let (address, rest) = text.split_once('%')?;
+    let address = address.trim_start_matches('[').parse::<Ipv6Addr>().ok()?;
+    let (interface, port) = match rest.split_once("]:") {
+        Some((interface, digits)) => (interface, digits.parse().ok()?),
+        None => (rest.trim_end_matches(']'), port),
+    };
+    let scope = interface.parse().ok().or_else(|| {
+        let index = format!("/sys/class/net/{interface}/ifindex");
+        let is_name = !interface.contains('/');
+        std::fs::read_to_string(index).ok().filter(|_| is_name)?.trim().parse().ok()
+    })?;
+    Some(SocketAddrV6::new(address, port, 0, scope).into())
 }
 
 /// The address of `HOST[:PORT]`.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
-    if let Ok(address) = host.parse::<SocketAddr>() {
+    if let Some(address) = numeric(host, port) {
         return Ok(address);
-    }
-    if let Ok(ip) = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, port));
     }
     let (name, port) = match host.rsplit_once(':') {
         None => (host, port),
@@ -344,24 +385,25 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     addresses.next().ok_or_else(|| unknown(&"the name has no address"))
 }
 
-/// The address of `--listen`: `ADDR:PORT`, `ADDR`, `:PORT` (all addresses) or `PORT` (this machine only).
+/// The address of `--listen`: `ADDR:PORT`, `NAME:PORT` (of several addresses the first one of IPv4), `ADDR`, `:PORT` (all addresses) or `PORT`
+/// (this machine only).
 pub(crate) fn listen(text: &str) -> std::result::Result<SocketAddr, String> {
     let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    if let Ok(address) = text.parse::<SocketAddr>() {
+    if let Some(address) = numeric(text, DEFAULT_PORT) {
         return Ok(address);
-    }
-    if let Ok(ip) = text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, DEFAULT_PORT));
     }
     if let Some(port) = text.strip_prefix(':').and_then(|digits| digits.parse().ok()) {
         return Ok(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port));
     }
-    match text.parse() {
-        Ok(port) => Ok(SocketAddr::new(loopback, port)),
-        Err(_) => {
-            Err("expected ADDR:PORT, ADDR, :PORT (all addresses) or PORT (this machine only)".to_owned())
-        }
+    if let Ok(port) = text.parse() {
+        return Ok(SocketAddr::new(loopback, port));
     }
+    let rule = "expected ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT (this machine only)";
+    let named = text.rsplit_once(':').and_then(|(name, digits)| Some((name, digits.parse::<u16>().ok()?)));
+    let named = named.filter(|(name, _)| !name.contains([':', '[', '%'])).ok_or(rule)?;
+    let addresses = named.to_socket_addrs().map_err(|error| error.to_string())?.collect::<Vec<_>>();
+    let first = addresses.iter().find(|address| address.is_ipv4()).or(addresses.first());
+    first.copied().ok_or_else(|| "the name has no address".to_owned())
 }
 
 #[cfg(test)]
@@ -374,6 +416,26 @@ mod tests {
         assert_eq!(bytes("64k"), Ok(65_536));
         assert_eq!(bytes("8M"), Ok(8 << 20));
         assert!(bytes("8G").is_err() && bytes("").is_err() && bytes("5000M").is_err());
+    }
+
+    #[test]
+    fn times_take_units() {
+        for (text, expected) in
+            [("1.5", 1.5), ("250us", 250e-6), ("5ms", 5e-3), ("0.5s", 0.5), ("2m", 120.0), ("1h", 3600.0)]
+        {
+            assert!((seconds(text).unwrap() - expected).abs() < 1e-12, "{text}");
+        }
+        for wrong in ["", "s", "1d", "-1", "-1s", "25h", "1 s", "nan", "inf", "1e9", "1.2.3s"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+        assert!(some_seconds("0ms").is_err());
+    }
+
+    #[test]
+    fn segments_are_sizes() {
+        assert_eq!(segment("1K"), Ok(1024));
+        assert_eq!(segment("1300"), Ok(1300));
+        assert!(segment("1").is_err() && segment("70000").is_err() && segment("64K").is_err());
     }
 
     #[test]
@@ -392,7 +454,16 @@ mod tests {
         assert_eq!(resolve("localhost:99999", 5).unwrap_err().exit, crate::fail::Exit::Usage);
         assert_eq!(listen(":7"), Ok("[::]:7".parse().unwrap()));
         assert_eq!(listen("7"), Ok("127.0.0.1:7".parse().unwrap()));
-        assert!(listen("no").is_err());
+        assert_eq!(listen("localhost:7"), Ok("127.0.0.1:7".parse().unwrap()));
+        for wrong in ["no", "no:", "1:2:3", "[::1]:x", "[fe80::1%nonsuch]:7", "localhost:99999"] {
+            assert!(listen(wrong).is_err(), "{wrong}");
+        }
+        let lo: u32 = std::fs::read_to_string("/sys/class/net/lo/ifindex").unwrap().trim().parse().unwrap();
+        let local = |port| Ok(SocketAddrV6::new("fe80::1".parse().unwrap(), port, 0, lo).into());
+        assert_eq!(listen("[fe80::1%lo]:7"), local(7));
+        assert_eq!(listen(&format!("[fe80::1%{lo}]:7")), local(7));
+        assert_eq!(resolve("fe80::1%lo", 5).ok(), local(5).ok());
+        assert_eq!(resolve("[fe80::1%lo]", 5).ok(), local(5).ok());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! How a command ends: its exit code, a line that says what failed and why, and a line that says what to do.
 
-use std::fmt;
 use std::process::ExitCode;
+use std::{fmt, io};
+use uiw_llp::OptionError;
 use uiw_llp::tls::TlsError;
 use uiw_verbs::{ConnOptions, Error, Suspect, Wc, WcStatus};
 
@@ -53,6 +54,9 @@ pub(crate) enum Refusal {
     Rejected,
 }
 
+/// What to do where nothing listens.
+const START_SERVER: &str = "start `uiw serve --listen ADDR:PORT` there, or name its port";
+
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
@@ -75,6 +79,11 @@ impl Failure {
     /// With something else to do about it.
     pub(crate) fn with_fix(self, fix: impl fmt::Display) -> Self {
         Self { fix: fix.to_string(), ..self }
+    }
+
+    /// The peer is not `uiw serve`: what has to be started there, where nothing listens.
+    pub(crate) fn unless_started(self, fix: &str) -> Self {
+        if self.fix == START_SERVER { self.with_fix(fix) } else { self }
     }
 
     /// As one that another attempt does not change.
@@ -120,10 +129,7 @@ impl Failure {
         let what = format!("cannot connect to {to}");
         let no = |why: String, fix: &str| Self::new(Exit::Unreachable, &what, why, fix);
         match error {
-            Error::Refused { .. } => no(
-                "connection refused".into(),
-                "start `uiw serve --listen ADDR:PORT` there, or name its port",
-            ),
+            Error::Refused { .. } => no("connection refused".into(), START_SERVER),
             Error::TimedOut { after, .. } => {
                 no(format!("no answer within {after:?}"), "check the address and firewalls on the way")
             }
@@ -140,12 +146,13 @@ impl Failure {
                 no(format!("illegal start-up frame: {source}"), "check that an iWARP program listens there")
             }
             Error::Startup(error) => Self::usage(what, error, "change the options of the connection"),
-            Error::Lost { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => no(
+            Error::Lost { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => no(
                 source.to_string(),
                 "`uiw key show` prints this end's key and `uiw key pin` accepts the peer's: see docs/tls.md",
             ),
             Error::Io { source, .. } | Error::Lost { source, .. } => {
-                no(source.to_string(), "check the address and the route to it")
+                let fix = option_fix(source).unwrap_or("check the address and the route to it");
+                no(source.to_string(), fix)
             }
             error => no(error.to_string(), "see `uiw --help` and UIW_LOG=debug"),
         }
@@ -166,6 +173,18 @@ impl Failure {
         };
         Self::lost(peer, why)
     }
+}
+
+/// What to do about an option that the system does not take.
+pub(crate) fn option_fix(error: &io::Error) -> Option<&'static str> {
+    let option = error.get_ref()?.downcast_ref::<OptionError>()?;
+    Some(match option {
+        OptionError::Congestion { .. } => {
+            "choose one of these with `--congestion`; as root, `modprobe tcp_NAME` and net.ipv4.tcp_allowed_congestion_control add others"
+        }
+        OptionError::Segment { .. } => "choose a larger `--mss`",
+        _ => "leave the option out",
+    })
 }
 
 /// The peer that is suspected, and the options to try as they are typed.
@@ -192,7 +211,7 @@ fn refusal(error: &Error) -> Option<Refusal> {
         Error::Rejected { private_data, .. } if !private_data.starts_with(BUSY.as_bytes()) => {
             Some(Refusal::Rejected)
         }
-        Error::Lost { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+        Error::Lost { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
             match source.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) {
                 Some(TlsError::UnknownKey { public_key, .. }) => {
                     Some(Refusal::UnknownKey { key: public_key.as_str().into() })

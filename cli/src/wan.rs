@@ -83,15 +83,8 @@ fn split(text: &str) -> (&str, &str) {
 
 pub(crate) fn time(text: &str) -> std::result::Result<Duration, String> {
     let wrong = || "expected a time up to a minute, such as 500us, 5ms or 0.1s".to_owned();
-    let (digits, unit) = split(text);
-    let seconds = match unit {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        _ => return Err(wrong()),
-    };
-    let number: f64 = digits.parse().map_err(|_| wrong())?;
-    let time = Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())?;
+    let seconds = crate::args::time(text).ok_or_else(wrong)?;
+    let time = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
     if time > Duration::from_secs(60) { Err(wrong()) } else { Ok(time) }
 }
 

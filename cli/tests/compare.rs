@@ -1,69 +1,15 @@
 //! `uiw perf --compare`: raw TCP comes to the port of iWARP, and is refused there without a comparison.
 
+mod common;
+
+use common::{Server, text, uiw};
 use serde_json::Value;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uiw_mpa::wire::startup::{Frame, FrameKind};
-
-fn uiw(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_uiw")).args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// `uiw serve`, ended when dropped.
-struct Server {
-    child: Child,
-    address: String,
-    /// Reads what it logs, or the server would wait for the pipe's reader.
-    log: Option<JoinHandle<String>>,
-}
-
-impl Server {
-    fn with(args: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
-            .arg("serve")
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.strip_prefix("listening on ").unwrap().trim().to_owned();
-        let mut errors = child.stderr.take().unwrap();
-        let log = std::thread::spawn(move || {
-            let mut log = String::new();
-            errors.read_to_string(&mut log).unwrap();
-            log
-        });
-        Self { child, address, log: Some(log) }
-    }
-
-    /// Ends it in order, and returns what it has logged.
-    fn log(mut self) -> String {
-        let ended = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap();
-        assert!(ended.success());
-        let log = self.log.take().unwrap().join().unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0), "{log}");
-        log
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 /// The ports on which the process listens, as the system has them.
 fn ports(process: u32) -> Vec<u16> {
@@ -117,7 +63,7 @@ fn a_comparison_uses_one_port() {
     let connections = Arc::new(AtomicUsize::new(0));
     let listening = Arc::new(Mutex::new(Vec::new()));
     // The thread outlives the test.
-    let (count, seen, process) = (Arc::clone(&connections), Arc::clone(&listening), server.child.id());
+    let (count, seen, process) = (Arc::clone(&connections), Arc::clone(&listening), server.id());
     let host = forward(at, move |_| {
         count.fetch_add(1, Ordering::SeqCst);
         seen.lock().unwrap().extend(ports(process));

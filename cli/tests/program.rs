@@ -1,23 +1,19 @@
 //! The program as a person runs it: what it prints where, and its exit codes.
 
-use std::io::{BufRead, BufReader, Read};
+mod common;
+
+use common::{Server, text, uiw};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use uiw_verbs::blocking::Connection;
 use uiw_verbs::{ConnSettings, Device};
-
-fn uiw(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_uiw")).args(args).stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
 
 /// Whether this is one line `error: ..` and one line `hint: ..`.
 fn is_error_and_hint(text: &str) -> bool {
@@ -56,65 +52,10 @@ impl Drop for TempFile {
     }
 }
 
-/// `uiw serve` on a free port, ended when dropped.
-struct Server {
-    child: Child,
-    address: String,
-}
-
-impl Server {
-    fn start() -> Self {
-        Self::listening("127.0.0.1:0")
-    }
-
-    fn listening(address: &str) -> Self {
-        Self::with(&["--listen", address])
-    }
-
-    fn with(args: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
-            .arg("serve")
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address =
-            line.strip_prefix("listening on ").unwrap_or_else(|| panic!("no address in {line:?}")).trim();
-        Self { child, address: address.to_owned() }
-    }
-}
-
-impl Server {
-    /// Ends it in order, and returns what it has logged.
-    fn log(mut self) -> String {
-        signal(&self.child, "-INT");
-        let mut log = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0), "{log}");
-        log
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// The objects of an NDJSON output.
 fn objects(output: &Output) -> Vec<Value> {
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-fn signal(child: &Child, name: &str) {
-    let status = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
-    assert!(status.success());
 }
 
 /// `median`, `q1` and `q3` of a comparison, in order of size.
@@ -400,7 +341,7 @@ fn a_peer_that_goes_away_is_4() {
     let mut rounds = BufReader::new(ping.stdout.take().unwrap()).lines();
     rounds.next().unwrap().unwrap();
     // Its TCP is reset, as that of a process that crashed.
-    signal(&server.child, "-KILL");
+    server.signal(Signal::KILL);
     let _ = rounds.map_while(Result::ok).count();
     let output = ping.wait_with_output().unwrap();
     let error = text(&output.stderr);
@@ -410,7 +351,7 @@ fn a_peer_that_goes_away_is_4() {
 
 #[test]
 fn serve_ends_in_order_with_clients_and_warns_once_of_an_open_wire() {
-    let mut server = Server::listening("0.0.0.0:0");
+    let server = Server::with(&["--listen", "0.0.0.0:0"]);
     let port = server.address.rsplit_once(':').unwrap().1.to_owned();
     let pings: Vec<_> = (0..8)
         .map(|_| {
@@ -430,14 +371,12 @@ fn serve_ends_in_order_with_clients_and_warns_once_of_an_open_wire() {
         rounds.next().unwrap().unwrap();
         outputs.push((ping, rounds));
     }
-    signal(&server.child, "-INT");
+    server.signal(Signal::INT);
     for (mut ping, rounds) in outputs {
         let _ = rounds.map_while(Result::ok).count();
         assert_eq!(ping.wait().unwrap().code(), Some(4), "the server closed on it");
     }
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
-    let mut error = String::new();
-    server.child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    let error = server.finish();
     assert_eq!(error.matches("not encrypted").count(), 1, "{error}");
 }
 
@@ -508,7 +447,7 @@ fn ping_ends_at_a_signal_with_its_summary() {
         .unwrap();
     let mut lines = BufReader::new(ping.stdout.take().unwrap()).lines();
     lines.next().unwrap().unwrap();
-    signal(&ping, "-INT");
+    kill_process(Pid::from_child(&ping), Signal::INT).unwrap();
     let last: Value = serde_json::from_str(&lines.map_while(Result::ok).last().unwrap()).unwrap();
     assert_eq!(last["type"], "summary");
     assert_eq!(ping.wait().unwrap().code(), Some(0));
@@ -686,8 +625,7 @@ fn an_empty_variable_counts_as_absent() {
 #[test]
 fn a_service_without_tls_survives_a_hangup() {
     let server = Server::start();
-    let process = rustix::process::Pid::from_child(&server.child);
-    rustix::process::kill_process(process, rustix::process::Signal::HUP).unwrap();
+    server.signal(Signal::HUP);
     // The signal is handled by a thread: by the second ping it was.
     for _ in 0..2 {
         assert!(uiw(&["ping", &server.address, "--count", "20"]).status.success());

@@ -1,11 +1,13 @@
 //! `uiw key` and `--tls`.
 
-use rustix::process::{Pid, Signal, kill_process};
+mod common;
+
+use common::{Server, text};
+use rustix::process::Signal;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use uiw_cli::decode;
 use uiw_cli::pcap::Reader;
 
@@ -33,6 +35,13 @@ impl Files {
         command.args(arguments).current_dir(&self.0).stdin(Stdio::null()).output().unwrap()
     }
 
+    /// A server with a configuration of these.
+    fn serve(&self, tls: &str) -> Server {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--tls", tls, "-v"]).current_dir(&self.0);
+        Server::spawn(&mut command)
+    }
+
     /// `of` accepts the key of `peer`.
     fn pin(&self, of: &str, peer: &str) {
         let pinned = self.uiw(&["key", "pin", &format!("{of}.pins"), &format!("{peer}.pub"), peer]);
@@ -46,58 +55,6 @@ impl Drop for Files {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// `uiw serve`, ended when dropped.
-struct Server {
-    child: Child,
-    errors: BufReader<ChildStderr>,
-    address: String,
-}
-
-impl Server {
-    fn start(files: &Files, tls: &str) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--tls", tls, "-v"])
-            .current_dir(&files.0)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.strip_prefix("listening on ").unwrap().trim().to_owned();
-        let errors = BufReader::new(child.stderr.take().unwrap());
-        Self { child, errors, address }
-    }
-
-    fn wait_saying(&mut self, what: &str) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert_ne!(self.errors.read_line(&mut line).unwrap(), 0, "the server ended before `{what}`");
-            if line.contains(what) {
-                return line;
-            }
-        }
-    }
-
-    fn hang_up(&self) {
-        let id = Pid::from_raw(self.child.id().cast_signed()).unwrap();
-        kill_process(id, Signal::HUP).unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
 fn a_hang_up_ends_connections_of_removed_keys_and_no_others() {
     let files = Files::new(&["server", "stays", "gone"]);
@@ -105,7 +62,7 @@ fn a_hang_up_ends_connections_of_removed_keys_and_no_others() {
         files.pin("server", client);
         files.pin(client, "server");
     }
-    let mut server = Server::start(&files, "server");
+    let mut server = files.serve("server");
     let ping = |tls: &str| files.uiw(&["ping", &server.address, "--count", "2", "--tls", tls]);
     assert!(ping("gone").status.success());
     // Connections that last.
@@ -117,13 +74,13 @@ fn a_hang_up_ends_connections_of_removed_keys_and_no_others() {
     };
     let (stays, gone) = (begin("stays", "3"), begin("gone", "600"));
     for _ in 0..2 {
-        server.wait_saying("service=\"perf\"");
+        server.wait_logged("service=\"perf\"");
     }
     let pins = fs::read_to_string(files.0.join("server.pins")).unwrap();
     let kept: Vec<_> = pins.lines().filter(|line| !line.ends_with("gone")).collect();
     assert_eq!(kept.len(), 1, "{pins}");
     fs::write(files.0.join("server.pins"), kept.join("\n")).unwrap();
-    server.hang_up();
+    server.signal(Signal::HUP);
     let ended = gone.wait_with_output().unwrap();
     assert!(!ended.status.success(), "{}", text(&ended.stdout));
     let ended = stays.wait_with_output().unwrap();
@@ -133,10 +90,10 @@ fn a_hang_up_ends_connections_of_removed_keys_and_no_others() {
     assert!(text(&refused.stderr).contains("alert CertificateUnknown"), "{refused:?}");
     // A file that is wrong changes nothing.
     fs::write(files.0.join("server.pins"), "nonsense").unwrap();
-    server.hang_up();
-    server.wait_saying("the configuration of TLS before holds on");
+    server.signal(Signal::HUP);
+    server.wait_logged("the configuration of TLS before holds on");
     assert!(files.uiw(&["ping", &server.address, "--count", "2", "--tls", "stays"]).status.success());
-    let line = server.wait_saying("identity=stays");
+    let line = server.wait_logged("identity=stays");
     assert!(line.contains("SHA256:"), "{line}");
 }
 
@@ -198,7 +155,7 @@ fn a_capture_is_decrypted_and_every_packet_of_it_may_be_missing() {
     let files = Files::new(&["one", "two"]);
     files.pin("one", "two");
     files.pin("two", "one");
-    let server = Server::start(&files, "one");
+    let server = files.serve("one");
     let perf =
         ["--tls", "two", "--keylog", "keys", "--pcap", "whole", "perf", &server.address, "--op", "send"];
     let done = files.uiw(&[&perf[..], &["--size", "900", "--iterations", "50", "--seconds", "20"]].concat());
@@ -250,7 +207,7 @@ fn a_comparison_with_raw_tcp_is_refused_by_a_server_with_tls() {
     let files = Files::new(&["server", "client"]);
     files.pin("server", "client");
     files.pin("client", "server");
-    let server = Server::start(&files, "server");
+    let server = files.serve("server");
     let compared = files.uiw(&["perf", &server.address, "--compare", "--slices", "1", "--tls", "client"]);
     let error = text(&compared.stderr);
     assert_eq!(compared.status.code(), Some(3), "{error}");

@@ -9,13 +9,15 @@ use crate::page_state::{PAGE, PageState};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd as _;
 
-/// The process's memory file. Opened for each copy: a descriptor that is kept would be the parent's memory in a child of a fork.
-fn open(write: bool) -> Option<File> {
-    OpenOptions::new().read(!write).write(write).open("/proc/self/mem").ok()
-}
-
 /// Bytes of the last part of a store: a program that polls the end of a buffer finds the rest there.
 const LAST: usize = 8;
+
+/// Which side of a copy is the registered memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Registered {
+    From,
+    To,
+}
 
 /// Copies `len` bytes at `src` to `dst`; false if some are not there. `plain` copies what the program's own rights allow.
 ///
@@ -29,15 +31,10 @@ pub(crate) unsafe fn load(
     len: usize,
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
 ) -> bool {
-    let Some(memory) = open(false) else { return false };
-    let get = |to: *mut u8, from: *const u8, part: usize| {
-        // SAFETY: the caller's promise: room for `part` bytes behind `done`; the kernel looks at `from` as a number.
+    copy(state, Registered::From, dst, src, len, plain, |memory, to, from, part| {
+        // SAFETY: the caller's promise: room for `part` bytes at `to`; the kernel looks at `from` as a number.
         let got = unsafe { libc::pread(memory.as_raw_fd(), to.cast(), part, from.addr() as libc::off_t) };
         usize::try_from(got) == Ok(part)
-    };
-    each_page(src.addr(), len, |done, part| {
-        let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
-        plain(to, from, part) || (state.is_protected(from.addr(), part) && get(to, from, part))
     })
 }
 
@@ -54,30 +51,41 @@ pub(crate) unsafe fn store(
     len: usize,
     plain: impl Fn(*mut u8, *const u8, usize) -> bool,
 ) -> bool {
-    let Some(memory) = open(true) else { return false };
-    let put = |to: *mut u8, from: *const u8, part: usize| {
-        // SAFETY: the caller's promise: `part` bytes at `from`; the kernel looks at `to` as a number, and writes what `dst` is.
-        let put = unsafe { libc::pwrite(memory.as_raw_fd(), from.cast(), part, to.addr() as libc::off_t) };
-        usize::try_from(put) == Ok(part)
-    };
-    each_page(dst.addr(), len, |done, part| {
-        let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
+    copy(state, Registered::To, dst, src, len, plain, |memory, to, from, part| {
+        let put = |done: usize, part: usize| {
+            let (to, from) = (to.wrapping_add(done), from.wrapping_add(done));
+            // SAFETY: the caller's promise: `part` bytes at `from`; the kernel looks at `to` as a number, and writes what `dst` is.
+            let put =
+                unsafe { libc::pwrite(memory.as_raw_fd(), from.cast(), part, to.addr() as libc::off_t) };
+            usize::try_from(put) == Ok(part)
+        };
         let first = part.saturating_sub(LAST);
-        plain(to, from, part)
-            || (state.is_protected(to.addr(), part)
-                && (first == 0 || put(to, from, first))
-                && put(to.wrapping_add(first), from.wrapping_add(first), part - first))
+        (first == 0 || put(0, first)) && put(first, part - first)
     })
 }
 
-/// Calls `f` for each page of `len` bytes at `start`, with the offset of its part and the bytes of that, as long as it returns true; whether it
-/// always did.
-fn each_page(start: usize, len: usize, mut f: impl FnMut(usize, usize) -> bool) -> bool {
+/// Copies page by page of the registered memory, as long as there are copies that succeed; whether all did. `by_file` copies what the program has protected,
+/// with the process's memory file.
+fn copy(
+    state: &PageState,
+    registered: Registered,
+    dst: *mut u8,
+    src: *const u8,
+    len: usize,
+    plain: impl Fn(*mut u8, *const u8, usize) -> bool,
+    by_file: impl Fn(&File, *mut u8, *const u8, usize) -> bool,
+) -> bool {
+    let write = registered == Registered::To;
+    // Opened for each copy: a descriptor that is kept would be the parent's memory in a child of a fork.
+    let Ok(memory) = OpenOptions::new().read(!write).write(write).open("/proc/self/mem") else {
+        return false;
+    };
     let mut done = 0;
     while done < len {
-        let at = start + done;
+        let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
+        let at = if write { to.addr() } else { from.addr() };
         let part = (PAGE - at % PAGE).min(len - done);
-        if !f(done, part) {
+        if !plain(to, from, part) && !(state.is_protected(at, part) && by_file(&memory, to, from, part)) {
             return false;
         }
         done += part;

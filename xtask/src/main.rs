@@ -1,5 +1,6 @@
 //! Chores of the workspace: `cargo xtask --help`.
 
+mod arch;
 mod bench;
 mod book;
 mod conform;

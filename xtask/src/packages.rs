@@ -1,7 +1,7 @@
 //! The programs that tests need and the Debian packages they come from.
 
 use std::env;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -198,9 +198,14 @@ fn apt_get(args: &[&str], deadline: Instant) -> End {
 
 /// Whether the user's or the system's path has this program.
 pub(crate) fn on_path(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// Where the user's or the system's path has this program.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).to_path_buf());
-    env::split_paths(&path).chain(system).any(|folder| folder.join(program).is_file())
+    env::split_paths(&path).chain(system).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
 #[cfg(test)]

@@ -111,7 +111,14 @@ fn capabilities() -> Check {
     let all = [Capability::NetRaw, Capability::NetAdmin, Capability::Bpf, Capability::IpcLock];
     let held: Vec<_> = all.iter().filter(|one| one.is_held()).map(ToString::to_string).collect();
     let says = if held.is_empty() { "none".to_owned() } else { held.join(" ") };
+    // In a user namespace a process has capabilities that the system's own network does not accept.
+    let of_namespace = held.len() == all.len()
+        && PacketLink::permitted().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
+    let says = if of_namespace { format!("{says}, of a user namespace only") } else { says };
     let check = Check::ok("capabilities", says).with(json!({ "held": held }));
+    if of_namespace {
+        return check.not(State::Limited, refusal(&Capability::PACKET).1);
+    }
     match Capability::missing(&Capability::XDP) {
         None => check,
         Some(missing) => check.not(State::Limited, format!("for smoltcp run as root, or grant {missing}")),
@@ -189,7 +196,9 @@ fn buffer(name: &'static str, knob: &str, bdp: u64) -> Check {
 fn congestion() -> Check {
     const NAME: &str = "congestion control";
     let read = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap_or_default();
-    let available = read("tcp_available_congestion_control");
+    let is_free = Capability::NetAdmin.is_held();
+    let available =
+        read(if is_free { "tcp_available_congestion_control" } else { "tcp_allowed_congestion_control" });
     let available: Vec<_> = available.split_whitespace().collect();
     let now = read("tcp_congestion_control");
     let now = now.trim();
@@ -197,6 +206,14 @@ fn congestion() -> Check {
         .with(json!({ "now": now, "available": available, "smoltcp": ["cubic", "reno"] }));
     if available.contains(&"bbr") {
         check
+    } else if !is_free
+        && read("tcp_available_congestion_control").split_whitespace().any(|name| name == "bbr")
+    {
+        let fix = format!(
+            "as root: sysctl -w net.ipv4.tcp_allowed_congestion_control=\"{} bbr\"",
+            available.join(" ")
+        );
+        check.not(State::Limited, fix)
     } else {
         check.not(State::Limited, "for lossy paths modprobe tcp_bbr, then --congestion bbr")
     }

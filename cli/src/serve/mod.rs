@@ -2,11 +2,13 @@
 
 mod budget;
 mod comparisons;
+mod descriptors;
 mod foreign;
 mod idle;
 mod opposite;
 pub(crate) mod perf;
 mod ping;
+mod place;
 mod raw;
 mod sessions;
 mod shares;
@@ -23,7 +25,7 @@ use crate::trust::Trust;
 use budget::Budget;
 use comparisons::Comparisons;
 use idle::Idle;
-use sessions::Sessions;
+use sessions::{MAX, Sessions};
 use shares::{ShareArg, Shares};
 use std::io::IsTerminal as _;
 use std::net::{IpAddr, SocketAddr};
@@ -40,10 +42,10 @@ const BACKLOG: u32 = 1024;
 /// Options of `uiw serve` and `uiw perf serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to listen: ADDR:PORT, ADDR, :PORT (all addresses) or PORT (this machine only); port 0 takes a free one
+    /// Where to listen (repeatable): ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT (this machine only); port 0 takes a free one
     /// [default: 127.0.0.1:7174; with --llp packet: or xdp: port 7174 of its first address]
     #[arg(long, value_name = "ADDR:PORT", value_parser = listen)]
-    listen: Option<SocketAddr>,
+    listen: Vec<SocketAddr>,
     #[command(flatten)]
     conn: ConnArgs,
     /// Memory for partly received FPDUs and messages without a receive, of all connections together: bytes, at least 256K
@@ -84,8 +86,12 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         let why = "a file of --tls or UIW_TLS is named";
         return Err(Failure::usage("--clear", why, "leave one of them out"));
     }
-    let address = args.listen.unwrap_or_else(|| SocketAddr::new(opener.own_address(), DEFAULT_PORT));
-    let is_default = !args.share.is_empty() && !address.ip().is_loopback() && !args.clear;
+    let addresses = match args.listen.as_slice() {
+        [] => vec![SocketAddr::new(opener.own_address(), DEFAULT_PORT)],
+        addresses => addresses.to_vec(),
+    };
+    let is_here = addresses.iter().all(|address| address.ip().is_loopback());
+    let is_default = !args.share.is_empty() && !is_here && !args.clear;
     let opener = &if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
     // SIGHUP makes a service read its files again, if it has any; a server in a terminal ends with the terminal.
     let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {
@@ -106,7 +112,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
     let mut peer_options = args.conn.peer_options();
     peer_options.own.dead_after.get_or_insert(DEAD_AFTER);
-    serve(&opener.device_with(limits)?, address, args, &peer_options, &stop)
+    descriptors::raise();
+    serve(&opener.device_with(limits)?, &addresses, args, &peer_options, &stop)
 }
 
 /// What all connections share.
@@ -136,7 +143,7 @@ impl Server {
 
 fn serve(
     device: &Device,
-    address: SocketAddr,
+    addresses: &[SocketAddr],
     args: &Args,
     peer_options: &PeerOptions,
     stop: &Arc<Stop>,
@@ -145,15 +152,21 @@ fn serve(
     let shares = Shares::open(&args.share)?;
     let channel = Arc::new(CmChannel::default());
     let options = Arc::new(peer_options.options());
-    let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
-        .map_err(|error| cannot_listen(address, error))?;
-    text::line(format!("listening on {}", listener.local_addr()));
+    let bind = |address: &SocketAddr| place::bind(device, *address, &options, &channel);
+    let listeners = addresses.iter().map(bind).collect::<Result<Vec<_>>>()?;
+    for listener in &listeners {
+        text::line(format!("listening on {}", listener.local_addr()));
+    }
+    let connections = descriptors::connections();
+    if connections < MAX {
+        tracing::warn!(connections, "the limit of descriptors (`ulimit -n`) bounds the connections");
+    }
     let server = Arc::new(Server {
         device: device.clone(),
         pd: device.alloc_pd()?,
         stop: Arc::clone(stop),
         peer_options: peer_options.clone(),
-        sessions: Arc::new(Sessions::new(args.per_address.into())),
+        sessions: Arc::new(Sessions::new(args.per_address.into(), connections)),
         budget: Budget::default(),
         shares,
         transfers: Transfers::default(),
@@ -177,8 +190,9 @@ fn serve(
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
             CmEventKind::Failed(error) => tracing::info!(%error, "a connection failed in its set-up"),
-            CmEventKind::ListenerDown { error, for_good: true, .. } => {
-                outcome = Err(listener_down(listener.local_addr(), error));
+            CmEventKind::ListenerDown { listener: id, error, for_good: true } => {
+                let down = listeners.iter().find(|listener| listener.id() == id);
+                outcome = Err(listener_down(down.map_or(addresses[0], Listener::local_addr), error));
                 stop.set();
             }
             CmEventKind::ListenerDown { error, .. } => tracing::warn!("{}", while_down(&error)),
@@ -189,7 +203,7 @@ fn serve(
             | CmEventKind::SidrResolved(_) => {}
         }
     }
-    drop(listener);
+    drop(listeners);
     server.sessions.over();
     let _ = watch.join();
     outcome
@@ -211,15 +225,6 @@ fn why(error: Error) -> String {
         Error::Io { source, .. } => source.to_string(),
         error => error.to_string(),
     }
-}
-
-fn cannot_listen(address: SocketAddr, error: Error) -> Failure {
-    Failure::new(
-        Exit::Failed,
-        format!("cannot listen on {address}"),
-        why(error),
-        "choose another address with `--listen`, or port 0 for a free one",
-    )
 }
 
 /// Says where peers may connect, and that others may listen along, where they may.

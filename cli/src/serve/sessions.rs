@@ -13,6 +13,8 @@ pub(super) struct Sessions {
     served: Mutex<Served>,
     left: Condvar,
     per_address: usize,
+    /// Of all addresses.
+    most: usize,
 }
 
 #[derive(Default)]
@@ -24,8 +26,8 @@ struct Served {
 /// Why a connection is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Busy {
-    /// There are [`MAX`] connections already.
-    All,
+    /// There are as many connections as there may be.
+    All(usize),
     /// Its address has as many as one may have.
     Address(usize),
 }
@@ -33,7 +35,13 @@ pub(super) enum Busy {
 impl fmt::Display for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::All => write!(f, "{MAX} connections are served already"),
+            Self::All(MAX) => write!(f, "{MAX} connections are served already"),
+            Self::All(most) => {
+                write!(
+                    f,
+                    "{most} connections are served already: the server has no more descriptors (`ulimit -n`)"
+                )
+            }
             Self::Address(most) => {
                 write!(f, "{most} connections of its address are served already (`--per-address`)")
             }
@@ -50,9 +58,9 @@ fn host(address: IpAddr) -> IpAddr {
 }
 
 impl Sessions {
-    /// At most `per_address` of one address.
-    pub(super) fn new(per_address: usize) -> Self {
-        Self { served: Mutex::default(), left: Condvar::new(), per_address }
+    /// At most `per_address` of one address, and of all no more than `most`.
+    pub(super) fn new(per_address: usize, most: usize) -> Self {
+        Self { served: Mutex::default(), left: Condvar::new(), per_address, most: most.min(MAX) }
     }
 
     fn served(&self) -> MutexGuard<'_, Served> {
@@ -63,8 +71,8 @@ impl Sessions {
     pub(super) fn enter(&self, address: IpAddr) -> Result<(), Busy> {
         let mut served = self.served();
         let host = host(address);
-        if served.all >= MAX {
-            return Err(Busy::All);
+        if served.all >= self.most {
+            return Err(Busy::All(self.most));
         }
         if served.by_address.get(&host).is_some_and(|count| *count >= self.per_address) {
             return Err(Busy::Address(self.per_address));
@@ -108,17 +116,22 @@ mod tests {
 
     #[test]
     fn no_more_than_the_bound_at_a_time() {
-        let sessions = Sessions::new(1);
+        let sessions = Sessions::new(1, usize::MAX);
         assert!((0..MAX).all(|number| sessions.enter(address(number as u32)).is_ok()));
-        assert_eq!(sessions.enter(address(5000)), Err(Busy::All));
+        assert_eq!(sessions.enter(address(5000)), Err(Busy::All(MAX)));
         sessions.leave(address(0));
         assert_eq!(sessions.enter(address(5000)), Ok(()));
-        assert_eq!(sessions.enter(address(5001)), Err(Busy::All));
+        assert_eq!(sessions.enter(address(5001)), Err(Busy::All(MAX)));
+        let few = Sessions::new(MAX, 1);
+        assert_eq!(few.enter(address(1)), Ok(()));
+        assert_eq!(few.enter(address(2)), Err(Busy::All(1)));
+        assert!(Busy::All(1).to_string().contains("ulimit -n"));
+        assert!(!Busy::All(MAX).to_string().contains("ulimit -n"));
     }
 
     #[test]
     fn one_address_leaves_room_for_others() {
-        let sessions = Sessions::new(2);
+        let sessions = Sessions::new(2, MAX);
         let busy = Err(Busy::Address(2));
         assert!((0..2).all(|_| sessions.enter(address(1)).is_ok()));
         assert_eq!(sessions.enter(address(1)), busy);
@@ -135,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_end_waits_for_all() {
-        let sessions = Arc::new(Sessions::new(MAX));
+        let sessions = Arc::new(Sessions::new(MAX, MAX));
         assert!((0..64).all(|_| sessions.enter(address(1)).is_ok()));
         for _ in 0..64 {
             let own = Arc::clone(&sessions);

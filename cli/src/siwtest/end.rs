@@ -28,6 +28,10 @@ const TEST: u64 = 2 << 32;
 const BIND: u64 = 3 << 32;
 const WHAT: u64 = !RECV & !0xFFFF_FFFF;
 
+/// What the far end has to be.
+const PARTNER: &str =
+    "start `siwpeer serve` or `uiw siwtest --listen ADDR:PORT` there; `--raw` is for any other peer";
+
 /// An end of a connection.
 pub(super) struct End {
     pub(super) link: Link,
@@ -99,7 +103,9 @@ impl End {
     ) -> Result<Self> {
         let talk = talk_buffer(&half)?;
         let pd = half.pd.clone();
-        Ok(Self::new(half.connect(peer, options, private_data)?, pd, talk))
+        let link =
+            half.connect(peer, options, private_data).map_err(|failure| failure.unless_started(PARTNER))?;
+        Ok(Self::new(link, pd, talk))
     }
 
     /// Accepts; the first order has its receive before the Reply leaves.
@@ -232,7 +238,7 @@ impl End {
         self.until("talk", |end| !end.received.is_empty())?;
         match self.received.pop_front() {
             Some(talk) if talk.kind == kind => Ok(talk),
-            _ => Err(self.lost("said something out of turn")),
+            _ => Err(self.lost("said something out of turn").with_fix(PARTNER)),
         }
     }
 

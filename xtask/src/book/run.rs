@@ -1,10 +1,12 @@
 //! `cargo xtask book --run`: the commands of the pages, and `docs/newcomer.sh`, in a fresh root that has the packages.
 
+use super::Options;
 use super::commands::Commands;
 use super::crates::Crates;
 use super::root::{self, Root};
 use super::script;
 use super::transcript::{self, Step};
+use super::update::Update;
 use crate::dist::{self, Kind};
 use crate::process::{self, End};
 use crate::report::Tally;
@@ -25,18 +27,18 @@ const BUILT: &str = "/opt/built";
 /// The page that installs uiw itself.
 const INSTALLS: &str = "docs/installing.md";
 
-/// Runs the pages whose name contains `only`, and the script; the score is the last line on stdout. False when one failed.
-pub(super) fn run(commands: &Commands<'_>, only: Option<&str>, debug: bool) -> Result<bool, String> {
+/// Runs the pages that the options name, and the script; the score is the last line on stdout. False when one failed. The pages are below `source`.
+pub(super) fn run(source: &Path, commands: &Commands<'_>, options: &Options) -> Result<bool, String> {
     process::handle_interrupts();
-    let wanted = |name: &str| only.is_none_or(|only| name.contains(only));
+    let wanted = |name: &str| options.only.as_deref().is_none_or(|only| name.contains(only));
     let names = commands.pages.keys().map(|path| path.display().to_string());
-    // What takes longest first.
-    let names: Vec<_> =
-        [script::PATH.to_owned()].into_iter().chain(names).filter(|name| wanted(name)).collect();
+    // What takes longest first. The script's expectations are the pages'.
+    let script = (!options.update).then(|| script::PATH.to_owned());
+    let names: Vec<_> = script.into_iter().chain(names).filter(|name| wanted(name)).collect();
     let mut total = Tally::default();
     let set_up = match missing() {
         Some(missing) => Err(missing),
-        None => Fresh::new(debug)?,
+        None => Fresh::new(options.debug)?,
     };
     match &set_up {
         Err(missing) => {
@@ -44,7 +46,7 @@ pub(super) fn run(commands: &Commands<'_>, only: Option<&str>, debug: bool) -> R
             total.skipped = names.len() as u64;
         }
         Ok(fresh) => {
-            let failed = fresh.run_all(commands, &names);
+            let failed = fresh.run_all(commands, &names, options.update.then_some(source));
             total.failed = failed;
             total.passed = names.len() as u64 - failed;
         }
@@ -120,13 +122,13 @@ impl Fresh {
         self.layer("reader").join("root")
     }
 
-    /// Runs pages, two at a time, as they mostly wait. Gives the number of those that failed.
-    fn run_all(&self, commands: &Commands<'_>, names: &[String]) -> u64 {
+    /// Runs pages, two at a time, as they mostly wait. Gives the number of those that failed. Writes what they print to the pages below `update`.
+    fn run_all(&self, commands: &Commands<'_>, names: &[String], update: Option<&Path>) -> u64 {
         let (next, failed) = (AtomicUsize::new(0), AtomicU64::new(0));
         let work = || {
             while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let started = Instant::now();
-                match self.run(commands, name) {
+                match self.run(commands, name, update) {
                     Ok(()) => println!("{name}: passed in {:.1} s", started.elapsed().as_secs_f64()),
                     Err(why) => {
                         println!("FAILED: {name}: {why}");
@@ -143,7 +145,7 @@ impl Fresh {
     }
 
     /// Runs a page or the script.
-    fn run(&self, commands: &Commands<'_>, name: &str) -> Result<(), String> {
+    fn run(&self, commands: &Commands<'_>, name: &str, update: Option<&Path>) -> Result<(), String> {
         let said = self.layer(&name.replace('/', "-"));
         fs::create_dir(&said).map_err(|error| format!("{}: {error}", said.display()))?;
         let read = |file: &str| fs::read_to_string(said.join(file)).unwrap_or_default();
@@ -167,17 +169,23 @@ impl Fresh {
         }
         fs::write(said.join("script"), script).map_err(|error| error.to_string())?;
         let end = self.shell("exec bash /mnt/script", &said, name == INSTALLS)?;
+        let mut changes = Update::default();
         for (number, step) in steps.iter().enumerate() {
             let (printed, code) = (read(&format!("{number}.said")), read(&format!("{number}.code")));
             let fits = transcript::fits(step.printed(), &printed.lines().collect::<Vec<_>>());
-            if !fits || code.trim() != "0" {
+            if !fits && code.trim() == "0" && update.is_some() {
+                changes.add(step, &printed)?;
+            } else if !fits || code.trim() != "0" {
                 let (command, expected) = (step.script(), step.printed().join("\n"));
                 let code =
                     if code.is_empty() { format!("{end:?}") } else { format!("exit code {}", code.trim()) };
                 return Err(format!("\n$ {command}{code}, expected:\n{expected}\nprinted:\n{printed}"));
             }
         }
-        Ok(())
+        match update {
+            Some(source) => changes.write(&source.join(name)),
+            None => Ok(()),
+        }
     }
 
     /// Runs a shell in the root, with `said` as its /mnt.

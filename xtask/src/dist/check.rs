@@ -8,16 +8,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Dist, Kind, archive};
-use crate::debian;
 use crate::report::Tally;
 
-/// A check of one package: the programs that it needs, and the function that makes it.
+/// A check of one package: the programs that it needs, and the function that makes it; for packages of another processor it is `foreign`.
 struct Check {
     name: &'static str,
     kind: Kind,
     programs: &'static [&'static str],
     run: fn(&Dist, &Path) -> Result<(), String>,
+    foreign: fn(&Dist, &Path) -> Result<(), String>,
 }
+
+/// What checks of packages for another processor need.
+const FOREIGN: [&str; 4] = ["mmdebstrap", "chroot", "unshare", "ip"];
 
 const CHECKS: [Check; 4] = [
     Check {
@@ -25,10 +28,17 @@ const CHECKS: [Check; 4] = [
         kind: Kind::Tarball,
         programs: &["tar", "sha256sum", "unshare", "ip", "rping"],
         run: tarball,
+        foreign: foreign_tarball,
     },
-    Check { name: "wheel", kind: Kind::Wheel, programs: &["python3", "unshare", "ip", "rping"], run: wheel },
-    Check { name: "deb", kind: Kind::Deb, programs: &["mmdebstrap", "chroot", "unshare", "ip"], run: deb },
-    Check { name: "oci", kind: Kind::Oci, programs: &["podman"], run: image },
+    Check {
+        name: "wheel",
+        kind: Kind::Wheel,
+        programs: &["python3", "unshare", "ip", "rping"],
+        run: wheel,
+        foreign: foreign_wheel,
+    },
+    Check { name: "deb", kind: Kind::Deb, programs: &FOREIGN, run: deb, foreign: deb },
+    Check { name: "oci", kind: Kind::Oci, programs: &["podman"], run: image, foreign: image },
 ];
 
 /// Runs the checks of what was made; the score is the last line on stdout. False when one failed.
@@ -37,12 +47,20 @@ pub(super) fn run(dist: &Dist) -> Result<bool, String> {
     for check in CHECKS {
         let Some(package) = dist.package(check.kind) else { continue };
         println!("== {}", check.name);
-        if let Some(program) = check.programs.iter().find(|program| !crate::packages::on_path(program)) {
-            println!("SKIPPED: {}: {program}", check.name);
+        let is_foreign = !dist.arch.is_here();
+        let programs = if is_foreign { &FOREIGN } else { check.programs };
+        let missing = programs.iter().find(|program| !crate::packages::on_path(program));
+        let missing = match (missing, is_foreign) {
+            (Some(program), _) => Some((*program).to_owned()),
+            (None, true) => dist.emulator().err(),
+            (None, false) => None,
+        };
+        if let Some(missing) = missing {
+            println!("SKIPPED: {}: {missing}", check.name);
             total.skipped += 1;
             continue;
         }
-        match (check.run)(dist, package) {
+        match (if is_foreign { check.foreign } else { check.run })(dist, package) {
             Ok(()) => total.passed += 1,
             Err(why) => {
                 println!("FAILED: {}: {why}", check.name);
@@ -70,7 +88,7 @@ const EXAMPLES: &str = "import doctest, sys, uiw, uiw.aio as aio\n\
                         sys.exit(doctest.testmod(uiw).failed + doctest.testmod(aio).failed)";
 
 /// In a network of its own, whose ports are all free.
-const NETWORK: &str = "ip link set lo up; exec \"$@\"";
+pub(super) const NETWORK: &str = "ip link set lo up; exec \"$@\"";
 
 /// A command in a network of its own, with `uiw` of this folder first on the path.
 fn in_network(programs: &Path) -> Command {
@@ -83,7 +101,7 @@ fn in_network(programs: &Path) -> Command {
 }
 
 /// What a command that succeeds prints.
-fn output(command: &mut Command) -> Result<String, String> {
+pub(super) fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.status.success() {
@@ -137,36 +155,38 @@ fn wheel(dist: &Dist, package: &Path) -> Result<(), String> {
 }
 
 fn deb(dist: &Dist, package: &Path) -> Result<(), String> {
-    let root = dist.work.join("root");
-    let mut make = Command::new("mmdebstrap");
-    make.args(["--variant=apt", "--include=rdmacm-utils,ibverbs-utils", debian::SUITE]).arg(&root);
-    output(make.args(debian::sources()))?;
-    let copied = fs::copy(package, root.join("root/uiw.deb"));
-    copied.map_err(|error| format!("{}: {error}", root.display()))?;
-    let within = |script: &str| {
-        let mut command = Command::new("unshare");
-        command.args(["--net", "--pid", "--fork", "--kill-child"]);
-        command.arg(format!("--mount-proc={}", root.join("proc").display()));
-        command.args(["--", "sh", "-c", NETWORK, "sh", "chroot"]).arg(&root);
-        command.args([
-            "/usr/bin/env",
-            "-i",
-            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
-            "DEBIAN_FRONTEND=noninteractive",
-        ]);
-        output(command.args(["UIW_COUNTERS=off", "sh", "-ec", script]))
-    };
+    let root = dist.root()?;
+    root.put(package, "uiw.deb")?;
     let stock = "sha256sum $(dpkg -L libibverbs1 librdmacm1 | grep '[.]so[.]1$'); ldconfig -p";
-    let (before, libraries) = (own(&root)?, within(stock)?);
-    within("apt-get install -y /root/uiw.deb")?;
-    within("test \"$(uiw --version)\" = \"uiw $(dpkg-query -W -f '${Version}' uiw | sed 's/-1$//')\"")?;
-    let devices = within("uiw run -- ibv_devices")?;
+    let (before, libraries) = (own(root.path())?, root.run(stock)?);
+    root.run("apt-get install -y ./uiw.deb")?;
+    root.run("test \"$(uiw --version)\" = \"uiw $(dpkg-query -W -f '${Version}' uiw | sed 's/-1$//')\"")?;
+    let devices = root.run("uiw run -- ibv_devices")?;
     expect(devices.contains("uiw_lo"), || devices)?;
-    within(RPING)?;
-    within("test -s /usr/share/man/man1/uiw-serve.1.gz && test -s /lib/systemd/system/uiw.service")?;
-    expect(within(stock)? == libraries, || "libraries of rdma-core were replaced".to_owned())?;
-    within("apt-get purge -y uiw")?;
-    same(&before, &own(&root)?)
+    root.run(RPING)?;
+    root.run("test -s /usr/share/man/man1/uiw-serve.1.gz && test -s /lib/systemd/system/uiw.service")?;
+    expect(root.run(stock)? == libraries, || "libraries of rdma-core were replaced".to_owned())?;
+    root.run("apt-get purge -y uiw")?;
+    same(&before, &own(root.path())?)
+}
+
+fn foreign_tarball(dist: &Dist, package: &Path) -> Result<(), String> {
+    let root = dist.root()?;
+    root.put(package, "uiw.tar.gz")?;
+    root.run("mkdir uiw; tar --strip-components=1 -xf uiw.tar.gz -C uiw")?;
+    let said = root.run("uiw/bin/uiw --version; uiw/bin/uiw run -- ibv_devices")?;
+    expect(said.starts_with(&format!("uiw {}\n", dist.version)) && said.contains("uiw_lo"), || said)?;
+    root.run(&format!("PATH=$PWD/uiw/bin:$PATH; {RPING}")).map(drop)
+}
+
+fn foreign_wheel(dist: &Dist, package: &Path) -> Result<(), String> {
+    let root = dist.root()?;
+    let name = package.file_name().unwrap_or_default().to_string_lossy();
+    root.put(package, &name)?;
+    root.run(&format!("python3 -m venv env; env/bin/pip install --no-index ./{name}"))?;
+    root.run(&format!("PATH=$PWD/env/bin:$PATH; {RPING}"))?;
+    root.run(&format!("env/bin/python -B -c '{EXAMPLES}'; env/bin/uiw run --sockets -- true"))?;
+    root.run("env/bin/pip uninstall --yes uiw; ! find env | grep -i uiw").map(drop)
 }
 
 /// The files of a root, but those in which package managers note what they do.

@@ -20,7 +20,7 @@ const SCRIPTS: [(&str, &str); 3] = [
 
 pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
     let root = dist.stage(built, "deb", "/usr")?;
-    let arch = name_of(dist.arch);
+    let arch = dist.arch.debian();
     let file = dist.out.join(format!("uiw_{}-1_{arch}.deb", dist.version));
     fill(dist, &root, arch).map_err(|error| format!("{}: {error}", root.display()))?;
     // It takes times that are later than this for this one.
@@ -36,15 +36,6 @@ pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
         return Err(format!("dpkg-deb: {}", String::from_utf8_lossy(&output.stderr)));
     }
     Ok(file)
-}
-
-/// A processor, as Debian names it.
-fn name_of(arch: &str) -> &str {
-    match arch {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
 }
 
 /// The variables that Debian's tools obey.

@@ -5,9 +5,11 @@ mod bom;
 mod check;
 mod crates;
 mod deb;
+mod emulator;
 mod glibc;
 mod notices;
 mod oci;
+mod root;
 mod sums;
 mod wheel;
 
@@ -16,14 +18,18 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::OnceLock;
 
 use clap::ValueEnum;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use crate::arch::Arch;
 use crate::install::{self, Built, Layout};
 use crates::Crates;
+use emulator::Emulator;
 use glibc::Needs;
+use root::Root;
 pub(crate) use sums::hex as sha256;
 
 /// Options of `cargo xtask dist`.
@@ -33,18 +39,24 @@ Makes a tarball, a Debian package, a Python wheel, a list of the crates in them 
 SHA256SUMS. With cargo-zigbuild (`pip install cargo-zigbuild ziglang`) the programs run with glibc 2.28 or newer, otherwise with that of this
 system; names and dependencies of the packages say which. Times in the packages are SOURCE_DATE_EPOCH, or that of the last commit. The image
 needs mmdebstrap, and Debian's packages.
+--target makes packages for another processor. It needs cargo-zigbuild, that processor's binutils (Debian: binutils-aarch64-linux-gnu), and Rust's standard
+library for it: where Rust has none (`rustup target add`), Debian's compiler and library are unpacked below the target folder by mmdebstrap.
 --check runs what was made: the Debian package in a fresh root made by mmdebstrap, where it is removed again; the tarball; the wheel in
-a fresh virtual environment; the image by podman. A check whose program is absent is skipped by name. Exit code 1 when something failed.")]
+a fresh virtual environment; the image by podman. Packages for another processor are run by QEMU (Debian: qemu-user-static) in a Debian for it, and
+the kernel is set up for that meanwhile. A check whose program is absent is skipped by name. Exit code 1 when something failed.")]
 pub(crate) struct Options {
-    /// Where to put the packages [default: dist in Cargo's target folder]
+    /// Where to put the packages [default: dist in Cargo's target folder, below the name of --target]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Only these
     #[arg(long, value_name = "KIND", value_delimiter = ',', default_values_t = Kind::value_variants().to_vec())]
     only: Vec<Kind>,
     /// Package what a debug build makes: quicker to build, slower to run
-    #[arg(long)]
+    #[arg(long, conflicts_with = "target")]
     debug: bool,
+    /// The target, as Rust names it [default: that of this machine]
+    #[arg(long, value_name = "TARGET", value_parser = Arch::of_target)]
+    target: Option<Arch>,
     /// Run what was made
     #[arg(long)]
     check: bool,
@@ -87,7 +99,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 
 /// Makes packages of these kinds in a folder. Gives their files.
 pub(crate) fn make(out: &Path, only: &[Kind], debug: bool) -> Result<Vec<PathBuf>, String> {
-    let options = Options { out: Some(out.to_path_buf()), only: only.to_vec(), debug, check: false };
+    let options =
+        Options { out: Some(out.to_path_buf()), only: only.to_vec(), debug, target: None, check: false };
     Ok(std::mem::take(&mut Dist::make(&options)?.made).into_iter().map(|(_, file)| file).collect())
 }
 
@@ -98,8 +111,8 @@ struct Dist {
     /// For what is put together; removed at the end.
     work: PathBuf,
     version: String,
-    /// The processor, as Rust names it.
-    arch: &'static str,
+    /// The processor.
+    arch: Arch,
     /// The time of everything in the packages.
     time: OffsetDateTime,
     needs: Needs,
@@ -107,36 +120,52 @@ struct Dist {
     /// The texts of the crates' licences.
     notices: String,
     made: Vec<(Kind, PathBuf)>,
+    /// What runs programs for the processor, made at the first use.
+    emulator: OnceLock<Result<Emulator, String>>,
+    /// A Debian for the processor, made at the first use.
+    root: OnceLock<Result<Root, String>>,
 }
 
 impl Drop for Dist {
     fn drop(&mut self) {
+        // It has a file system below the folder.
+        drop(self.emulator.take());
         let _ = fs::remove_dir_all(&self.work);
     }
 }
 
 impl Dist {
     fn make(options: &Options) -> Result<Self, String> {
-        let built = Built::portable(options.debug)?;
+        let arch = options.target.unwrap_or_else(Arch::here);
+        let built = Built::portable(options.debug, arch)?;
         let target = crate::workspace::target()?;
-        let out = options.out.clone().unwrap_or_else(|| target.join("dist"));
+        let folder = if options.target.is_some() { target.join(arch.target()) } else { target.clone() };
+        let out = options.out.clone().unwrap_or_else(|| folder.join("dist"));
         let files = ["uiw", "libibverbs.so", "librdmacm.so", "librspreload.so", "lib_uiw.so"]
             .map(|name| built.file(name));
         let crates = Crates::of_packages()?;
         let mut dist = Self {
             work: target.join(format!("dist-work-{}", std::process::id())),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            arch: env::consts::ARCH,
+            arch,
             time: time()?,
             needs: Needs::of(&files)?,
             notices: notices::of(&crates)?,
             crates,
             made: Vec::new(),
+            emulator: OnceLock::new(),
+            root: OnceLock::new(),
             out,
         };
         fs::create_dir_all(&dist.out).map_err(|error| format!("{}: {error}", dist.out.display()))?;
         fs::create_dir_all(&dist.work).map_err(|error| format!("{}: {error}", dist.work.display()))?;
         eprintln!("xtask: the programs need glibc 2.{} and {}", dist.needs.minor, dist.needs.listed());
+        if let Some(oldest) = built.glibc().filter(|oldest| dist.needs.minor > *oldest) {
+            return Err(format!(
+                "the programs were built for glibc 2.{oldest} and need 2.{}",
+                dist.needs.minor
+            ));
+        }
         for kind in Kind::value_variants().iter().copied().filter(|kind| options.only.contains(kind)) {
             let file = dist.make_one(kind, &built).map_err(|error| format!("{kind}: {error}"))?;
             println!("{}", file.display());
@@ -144,6 +173,18 @@ impl Dist {
         }
         dist.sum().map_err(|error| format!("SHA256SUMS: {error}"))?;
         Ok(dist)
+    }
+
+    /// Makes the kernel run programs for the processor; the error is what is missing.
+    fn emulator(&self) -> Result<(), String> {
+        let start = || Emulator::start(self.arch, &self.work);
+        self.emulator.get_or_init(start).as_ref().map(drop).map_err(Clone::clone)
+    }
+
+    /// A Debian for the processor.
+    fn root(&self) -> Result<&Root, String> {
+        self.emulator()?;
+        self.root.get_or_init(|| Root::make(self.work.join("root"), self.arch)).as_ref().map_err(Clone::clone)
     }
 
     fn make_one(&self, kind: Kind, built: &Built) -> Result<PathBuf, String> {
@@ -182,7 +223,7 @@ impl Dist {
     }
 
     fn tarball(&self, built: &Built) -> Result<PathBuf, String> {
-        let name = format!("uiw-{}-{}-linux-glibc2.{}", self.version, self.arch, self.needs.minor);
+        let name = format!("uiw-{}-{}-linux-glibc2.{}", self.version, self.arch.name(), self.needs.minor);
         let root = self.stage(built, "tarball", "/usr/local")?;
         let file = self.out.join(format!("{name}.tar.gz"));
         let write = || {

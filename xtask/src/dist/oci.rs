@@ -15,7 +15,7 @@ pub(super) fn make(dist: &Dist) -> Result<PathBuf, String> {
         dist.package(Kind::Deb).ok_or("the image has the Debian package in it: leave `deb` in --only")?;
     let layer = root(dist, package)?;
     let folder = dist.work.join("oci");
-    let file = dist.out.join(format!("uiw-{}-{}.oci.tar", dist.version, dist.arch));
+    let file = dist.out.join(format!("uiw-{}-{}.oci.tar", dist.version, dist.arch.name()));
     let write = || {
         lay_out(dist, &folder, &layer)?;
         archive::tar(&folder, Path::new(""), dist.seconds(), fs::File::create(&file)?)?.sync_all()
@@ -35,7 +35,9 @@ fn root(dist: &Dist, package: &Path) -> Result<Vec<u8>, String> {
     };
     place().map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut make = Command::new("mmdebstrap");
+    dist.emulator()?;
     make.args(["--variant=minbase", "--include=libgcc-s1"])
+        .arg(format!("--architectures={}", dist.arch.debian()))
         .env("SOURCE_DATE_EPOCH", dist.seconds().to_string());
     make.arg(format!("--customize-hook=copy-in {name} /"));
     make.arg(format!("--customize-hook=chroot \"$1\" dpkg --install /{name}"));
@@ -72,7 +74,7 @@ fn lay_out(dist: &Dist, folder: &Path, layer: &[u8]) -> io::Result<()> {
     let created = dist.timestamp().map_err(io::Error::other)?;
     let config = json!({
         "created": created,
-        "architecture": if dist.arch == "x86_64" { "amd64" } else { "arm64" },
+        "architecture": dist.arch.debian(),
         "os": "linux",
         "config": {
             "User": "65534:65534",

@@ -25,8 +25,8 @@ pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
     let root = dist.stage(built, "wheel", "/usr/local")?.join("usr/local");
     // As Python looks for it.
     let module = dist.work.join("_uiw.abi3.so");
-    install::stripped(built.file("lib_uiw.so"), &module)?;
-    let tag = format!("{PYTHON}-manylinux_2_{}_{}", dist.needs.minor, dist.arch);
+    install::stripped(built, "lib_uiw.so", &module)?;
+    let tag = format!("{PYTHON}-manylinux_2_{}_{}", dist.needs.minor, dist.arch.name());
     let file = dist.out.join(format!("uiw-{}-{tag}.whl", dist.version));
     write(dist, &root, &module, &tag, &file).map_err(|error| format!("{}: {error}", file.display()))?;
     Ok(file)

@@ -1,17 +1,21 @@
 //! What Cargo builds, and what the program then writes of itself.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::file::Content;
+use super::toolchain;
+use crate::arch::Arch;
 use crate::workspace::{cargo, target};
 
-/// The program, the two libraries, the man pages and the completions.
+/// The program, the libraries, the man pages and the completions.
 #[derive(Debug)]
 pub(crate) struct Built {
+    arch: Arch,
     folder: PathBuf,
     generated: PathBuf,
+    glibc: Option<u32>,
 }
 
 impl Built {
@@ -27,37 +31,54 @@ impl Built {
             build.arg("--release");
         }
         run(&mut build)?;
-        Self::new(target()?.join(if debug { "debug" } else { "release" }))
+        let folder = target()?.join(if debug { "debug" } else { "release" });
+        let program = folder.join("uiw");
+        Self::new(Arch::here(), folder, None, &program)
     }
 
     /// Builds, the Python module too, for systems with an older glibc as well, if cargo-zigbuild is here; otherwise, and for debugging, for this machine.
-    pub(crate) fn portable(debug: bool) -> Result<Self, String> {
+    pub(crate) fn portable(debug: bool, arch: Arch) -> Result<Self, String> {
         if debug {
             return Self::native(debug, &PYTHON);
         }
-        if !crate::packages::on_path("cargo-zigbuild") {
-            eprintln!(
-                "xtask: no cargo-zigbuild (`pip install cargo-zigbuild ziglang`): the packages need the glibc of this system"
-            );
-            return Self::native(debug, &PYTHON);
+        let hint = "`pip install cargo-zigbuild ziglang`";
+        match (crate::packages::on_path("cargo-zigbuild"), arch.is_here()) {
+            (true, _) => {}
+            (false, true) => {
+                eprintln!("xtask: no cargo-zigbuild ({hint}): the packages need the glibc of this system");
+                return Self::native(debug, &PYTHON);
+            }
+            (false, false) => {
+                return Err(format!("packages for {} need cargo-zigbuild: {hint}", arch.name()));
+            }
         }
-        let triple = format!("{}-unknown-linux-gnu", env::consts::ARCH);
         let mut build = cargo();
         build
             .args(["zigbuild", "--release"])
             .args(PACKAGES)
             .args(PYTHON)
-            .arg(format!("--target={triple}.{OLDEST_GLIBC}"));
+            .arg(format!("--target={}.2.{OLDEST_GLIBC}", arch.target()));
+        if let Some(compiler) = toolchain::compiler(arch)? {
+            build.env("RUSTC", compiler);
+        }
         run(&mut build)?;
-        Self::new(target()?.join(triple).join("release"))
+        let folder = target()?.join(arch.target()).join("release");
+        let program = if arch.is_here() {
+            folder.join("uiw")
+        } else {
+            // One that runs here.
+            run(cargo().args(["build", "-p", "uiw-cli"]))?;
+            target()?.join("debug/uiw")
+        };
+        Self::new(arch, folder, Some(OLDEST_GLIBC), &program)
     }
 
-    /// What `folder` has. The program runs here.
-    fn new(folder: PathBuf) -> Result<Self, String> {
+    /// What `folder` has. `program` is the program, and runs here.
+    fn new(arch: Arch, folder: PathBuf, glibc: Option<u32>, program: &Path) -> Result<Self, String> {
         // Of this process: several may install at the same time.
         let generated = folder.join(format!("generated-{}", std::process::id()));
-        let built = Self { folder, generated };
-        run(Command::new(built.file("uiw")).arg("generate").arg(&built.generated))?;
+        let built = Self { arch, folder, generated, glibc };
+        run(Command::new(program).arg("generate").arg(&built.generated))?;
         Ok(built)
     }
 
@@ -66,9 +87,19 @@ impl Built {
         self.folder.join(name)
     }
 
+    /// The same without what `strip` removes when it is given this option.
+    pub(super) fn stripped(&self, name: &str, option: &'static str) -> Content {
+        Content::Stripped(self.file(name), self.arch.strip(), option)
+    }
+
     /// The folder with `man` and `completions`.
     pub(crate) fn generated(&self) -> &Path {
         &self.generated
+    }
+
+    /// The minor version of glibc 2 that it was built for, if that is another one than this machine's.
+    pub(crate) fn glibc(&self) -> Option<u32> {
+        self.glibc
     }
 }
 
@@ -78,8 +109,8 @@ impl Drop for Built {
     }
 }
 
-/// That of manylinux_2_28, Debian 11, RHEL 8.
-const OLDEST_GLIBC: &str = "2.28";
+/// The minor version of glibc 2 of manylinux_2_28, Debian 10 and RHEL 8.
+const OLDEST_GLIBC: u32 = 28;
 
 /// What is packaged beside that.
 pub(crate) const PYTHON: [&str; 2] = ["-p", "uiw-python"];

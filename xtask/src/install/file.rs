@@ -1,6 +1,5 @@
 //! A file that is installed.
 
-use std::env;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -20,8 +19,8 @@ pub(super) enum Content {
     Copy(PathBuf),
     /// A program or library.
     Executable(PathBuf),
-    /// The same without what `strip` removes when it is given this option.
-    Stripped(PathBuf, &'static str),
+    /// The same without what this program removes when it is given this option.
+    Stripped(PathBuf, String, &'static str),
     Text(String),
     /// A symbolic link.
     Link(String),
@@ -46,7 +45,7 @@ impl File {
             Content::Link(target) => return symlink(target, new),
             Content::Copy(from) => fs::copy(from, new).map(|_| 0o644),
             Content::Executable(from) => fs::copy(from, new).map(|_| 0o755),
-            Content::Stripped(from, option) => strip(from, option, new).map(|()| 0o755),
+            Content::Stripped(from, program, option) => strip(program, option, from, new).map(|()| 0o755),
             Content::Text(text) => fs::write(new, text).map(|()| 0o644),
         }?;
         // Whatever the umask is.
@@ -54,12 +53,11 @@ impl File {
     }
 }
 
-fn strip(from: &Path, option: &str, to: &Path) -> io::Result<()> {
-    let program = env::var_os("STRIP").filter(|name| !name.is_empty()).unwrap_or_else(|| "strip".into());
+fn strip(program: &str, option: &str, from: &Path, to: &Path) -> io::Result<()> {
     let fix = |why: &dyn std::fmt::Display| {
-        io::Error::other(format!("{}: {why}: install binutils, or use --no-strip", program.display()))
+        io::Error::other(format!("{program}: {why}: install binutils, or use --no-strip"))
     };
-    let status = Command::new(&program).arg(option).arg("-o").args([to, from]).status();
+    let status = Command::new(program).arg(option).arg("-o").args([to, from]).status();
     let status = status.map_err(|error| fix(&error))?;
     if status.success() { Ok(()) } else { Err(fix(&status)) }
 }

@@ -36,7 +36,7 @@ pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<Fil
             .map_err(|error| format!("{}: {error}", source.join(path).display()))
     };
     let executable = |name: &str, option| match strip {
-        true => Content::Stripped(built.file(name), option),
+        true => built.stripped(name, option),
         false => Content::Executable(built.file(name)),
     };
     let mut files = Vec::new();

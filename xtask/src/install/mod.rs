@@ -5,6 +5,7 @@ mod file;
 mod layout;
 mod list;
 mod manifest;
+mod toolchain;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -94,10 +95,9 @@ pub(crate) fn stage(layout: &Layout, built: &Built, strip: bool) -> Result<(), S
     Ok(())
 }
 
-/// Copies a library without its symbols.
-pub(crate) fn stripped(from: PathBuf, to: &Path) -> Result<(), String> {
-    let file =
-        file::File { path: PathBuf::new(), content: file::Content::Stripped(from, "--strip-unneeded") };
+/// Copies a library that was built, without its symbols.
+pub(crate) fn stripped(built: &Built, name: &str, to: &Path) -> Result<(), String> {
+    let file = file::File { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
     file.put(to).map_err(|error| format!("{}: {error}", to.display()))
 }
 

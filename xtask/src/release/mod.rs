@@ -16,7 +16,8 @@ use crate::workspace::{self, cargo};
 #[command(after_help = "\
 Checks, in this order: tree (nothing is uncommitted, the tag is new), versions (equal everywhere), changelog (what is to be released is
 described), docs (links lead somewhere, the oldest Rust is the one in Cargo.toml), wire (the program and libraries of the last tag beside the
-new ones, in both roles), test (`cargo xtask test`), publishable (`cargo xtask publishable`), dist (`cargo xtask dist --check`). About an hour.
+new ones, in both roles), test (`cargo xtask test`), publishable (`cargo xtask publishable`), dist (`cargo xtask dist --check`), aarch64 (the same for
+AArch64, run by QEMU). About an hour and a half.
 When all pass, the section `Unreleased` of CHANGELOG.md gets the version and the date, is committed, and the commit gets the tag vVERSION;
 the commands that remain, `git push` and `cargo publish`, are printed. With --dry-run nothing is changed.
 Exit code 1 when a check fails.")]
@@ -32,7 +33,7 @@ pub(crate) struct Options {
 /// A check: its name, and the function that makes it.
 type Check = (&'static str, fn() -> Result<(), String>);
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     ("tree", tree),
     ("versions", versions::check),
     ("changelog", changelog::check),
@@ -41,6 +42,16 @@ const CHECKS: [Check; 8] = [
     ("test", || xtask(&["test"])),
     ("publishable", || xtask(&["publishable"])),
     ("dist", || xtask(&["dist", "--check"])),
+    ("aarch64", || {
+        xtask(&[
+            "dist",
+            "--check",
+            "--target",
+            "aarch64-unknown-linux-gnu",
+            "--only",
+            "tarball,deb,wheel,bom",
+        ])
+    }),
 ];
 
 pub(crate) fn run(options: &Options) -> ExitCode {

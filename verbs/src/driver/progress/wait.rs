@@ -5,8 +5,9 @@ use super::super::os::Instant;
 use super::super::park::Parker;
 use super::super::sync::yield_now;
 use super::{Drive, State};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use std::time::Duration;
 
 /// After bytes moved, a driving thread polls for this long before it sleeps: related segments arrive within it, and a sleep and its
@@ -17,6 +18,13 @@ const KEEP_POLLING_ROUNDS: usize = 256;
 /// While another thread drives, a thread that an event woke sleeps for this long before it waits for the descriptor again.
 const CORE_HELD: Duration = Duration::from_micros(200);
 
+/// A thread without a descriptor sleeps for this long between two rounds: the process is short of descriptors, and processor time is better left to the
+/// connections that have some.
+const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
+
+/// That the process is short of descriptors: every wait of every thread finds it again.
+static REPORTED: Once = Once::new();
+
 /// Runs `poll` until it is ready or `deadline` has passed, driving meanwhile. `None`: the deadline has passed.
 pub(in super::super) fn block_on<D: Drive, T>(
     drive: &Arc<D>,
@@ -26,8 +34,10 @@ pub(in super::super) fn block_on<D: Drive, T>(
     let parker = match Parker::current() {
         Ok(parker) => parker,
         Err(error) => {
-            tracing::error!(%error, "no descriptor to sleep on: spinning");
-            return spin_on(drive, deadline, poll);
+            REPORTED.call_once(|| {
+                tracing::warn!(%error, "no descriptor to sleep on: the thread polls every millisecond instead");
+            });
+            return poll_on(drive, deadline, poll);
         }
     };
     let waker = Waker::from(Arc::clone(&parker));
@@ -62,7 +72,8 @@ pub(in super::super) fn block_on<D: Drive, T>(
     }
 }
 
-fn spin_on<D: Drive, T>(
+/// The same for a thread that nothing can wake.
+fn poll_on<D: Drive, T>(
     drive: &Arc<D>,
     deadline: Option<Instant>,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -72,11 +83,13 @@ fn spin_on<D: Drive, T>(
         if let Poll::Ready(value) = poll(&mut cx) {
             return Some(value);
         }
-        drive.try_pump();
+        let moved = drive.try_pump().is_some_and(|moved| moved > 0);
         if deadline.is_some_and(|at| Instant::now() >= at) {
             return None;
         }
-        yield_now();
+        if !moved {
+            thread::sleep(WITHOUT_DESCRIPTOR);
+        }
     }
 }
 

@@ -1,0 +1,94 @@
+//! `uiw serve`: where it listens, and what becomes of connections when descriptors run out.
+
+mod common;
+
+use common::{Server, text, uiw};
+use std::process::Command;
+use std::time::Duration;
+use uiw_verbs::blocking::Connection;
+use uiw_verbs::{ConnSettings, Device};
+
+/// Processor time of a process, in ticks of a hundredth of a second.
+fn ticks(process: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+fn echoes(connection: &Connection) {
+    connection.send_copy(b"still here").unwrap();
+    assert_eq!(connection.recv().unwrap().as_deref(), Some(&b"still here"[..]));
+}
+
+#[test]
+fn connections_beyond_the_descriptors_are_rejected_with_the_reason() {
+    let script = "ulimit -n 40; exec \"$0\" serve --listen 127.0.0.1:0";
+    let mut command = Command::new("sh");
+    let server = Server::spawn(command.args(["-c", script, env!("CARGO_BIN_EXE_uiw")]));
+    let pd = Device::open().unwrap().alloc_pd().unwrap();
+    let address = server.address.parse().unwrap();
+    let mut open = Vec::new();
+    while let Ok(connection) = Connection::connect(&pd, address, &ConnSettings::default()) {
+        echoes(&connection);
+        open.push(connection);
+        assert!(open.len() < 40, "no connection was rejected");
+    }
+    assert!(open.len() > 2, "{}", open.len());
+    let rejected = uiw(&["ping", &server.address]);
+    assert_eq!(rejected.status.code(), Some(3));
+    assert!(text(&rejected.stderr).contains("`ulimit -n`"), "{}", text(&rejected.stderr));
+    open.iter().for_each(echoes);
+    // Half of a processor at most, by its own time: a wait that spins takes as much as it gets.
+    let before = ticks(server.id());
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(ticks(server.id()) - before < 50, "idle connections take processor time");
+    drop(open);
+    let log = server.log();
+    assert!(log.contains("limit of descriptors") && log.contains("connection rejected"), "{log}");
+    assert!(!log.contains("no descriptor"), "{log}");
+}
+
+#[test]
+fn a_server_listens_at_several_addresses_and_names() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+    let listen = ["serve", "--listen", "127.0.0.2:0", "--listen", "localhost:0"];
+    let mut child = command
+        .args(listen)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let out = std::io::BufReader::new(child.stdout.take().unwrap());
+    let lines: Vec<_> = std::io::BufRead::lines(out).take(2).map(Result::unwrap).collect();
+    let addresses: Vec<_> = lines.iter().filter_map(|line| line.strip_prefix("listening on ")).collect();
+    for (address, begin) in addresses.iter().zip(["127.0.0.2:", "127.0.0.1:"]) {
+        assert!(address.starts_with(begin), "{lines:?}");
+        let ping = uiw(&["ping", address, "--count", "1"]);
+        assert!(ping.status.success(), "{}", text(&ping.stderr));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(addresses.len(), 2, "{lines:?}");
+}
+
+#[test]
+fn hints_name_the_option_that_is_wrong() {
+    for command in [
+        &["serve", "--listen", "127.0.0.1:0", "--congestion", "nonsuch"][..],
+        &["ping", "127.0.0.1:1", "--congestion", "nonsuch"],
+    ] {
+        let error = text(&uiw(command).stderr);
+        assert!(
+            error.lines().any(|line| line.starts_with("hint: ") && line.contains("--congestion")),
+            "{error}"
+        );
+    }
+    let error = text(&uiw(&["serve", "--listen", "203.0.113.1:0"]).stderr);
+    assert!(error.contains("an address of this machine"), "{error}");
+    let error = text(&uiw(&["siwtest", "127.0.0.1:1"]).stderr);
+    assert!(error.contains("siwpeer serve"), "{error}");
+    let server = Server::start();
+    let error = text(&uiw(&["siwtest", &server.address]).stderr);
+    assert!(error.contains("--raw"), "{error}");
+}

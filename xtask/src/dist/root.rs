@@ -1,0 +1,49 @@
+//! A fresh Debian for the packages' processor, in which they are tried.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::check::{NETWORK, output};
+use crate::arch::Arch;
+use crate::debian;
+
+pub(super) struct Root(PathBuf);
+
+impl Root {
+    /// With stock programs, and what environments of Python need.
+    pub(super) fn make(folder: PathBuf, arch: Arch) -> Result<Self, String> {
+        let mut make = Command::new("mmdebstrap");
+        make.args(["--variant=apt", "--include=rdmacm-utils,ibverbs-utils,python3-venv"]);
+        make.arg(format!("--architectures={}", arch.debian())).arg(debian::SUITE).arg(&folder);
+        output(make.args(debian::sources()))?;
+        Ok(Self(folder))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Copies a file to the folder of the user root.
+    pub(super) fn put(&self, file: &Path, name: &str) -> Result<(), String> {
+        let to = self.0.join("root").join(name);
+        fs::copy(file, &to).map(drop).map_err(|error| format!("{}: {error}", to.display()))
+    }
+
+    /// Runs a script of the shell in it, in a network of its own, and gives what it prints.
+    pub(super) fn run(&self, script: &str) -> Result<String, String> {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--pid", "--fork", "--kill-child"]);
+        command.arg(format!("--mount-proc={}", self.0.join("proc").display()));
+        command.args(["--", "sh", "-c", NETWORK, "sh", "chroot"]).arg(&self.0);
+        command.args([
+            "/usr/bin/env",
+            "-i",
+            "-C",
+            "/root",
+            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+            "DEBIAN_FRONTEND=noninteractive",
+        ]);
+        output(command.args(["UIW_COUNTERS=off", "sh", "-ec", script]))
+    }
+}
