@@ -27,6 +27,7 @@ const PROGRAMS: &[&str] = &[
     "usr/bin/rping",
     "usr/bin/ucmatose",
     "usr/bin/rstream",
+    "usr/bin/riostream",
     "usr/bin/rcopy",
     "usr/bin/ibv_devinfo",
     "usr/bin/ib_write_bw",

@@ -5,6 +5,7 @@ mod endings;
 mod faults;
 mod ops;
 mod own_tcp;
+mod rcopy;
 mod registration;
 mod rping;
 mod startup;
@@ -19,6 +20,7 @@ use crate::case::{Case, Setting};
 pub fn all() -> Vec<Case> {
     let mut cases = rping::cases();
     cases.extend(stock::cases());
+    cases.extend(rcopy::cases());
     cases.extend(tls::cases());
     cases.extend(registration::cases());
     cases.extend(ops::cases());

@@ -97,6 +97,25 @@ pub(super) fn cases() -> Vec<Case> {
     let simple = pair("rdma_server", "rdma_client", &[]);
     cases.push(simple.case("stock rdma_client and rdma_server".to_owned(), Axes::Crc, true));
     let shared = pair("rdma_xserver", "rdma_xclient", &["-c", "r"]);
+    for (size, count, axes, short) in [
+        ("64", "100", Axes::Crc, true),
+        ("4096", "50", Axes::Usual, false),
+        ("65536", "20", Axes::Crc, false),
+        ("1000000", "10", Axes::Usual, false),
+    ] {
+        for program in ["rstream", "riostream"] {
+            let modes = ["-T", "b", "-T", "v", "-S", size, "-C", count, "-I", "5"];
+            let name = format!("stock {program} {size}, verified");
+            cases.push(pair(program, program, &modes).case(name, axes, short && program == "rstream"));
+        }
+    }
+    let modes = ["-T", "n", "-T", "v", "-S", "65536", "-C", "20", "-I", "5"];
+    let nonblocking = pair("rstream", "rstream", &modes);
+    cases.push(nonblocking.case(
+        "stock rstream 65536, verified, without waiting".to_owned(),
+        Axes::Usual,
+        false,
+    ));
     cases.push(shared.case("stock rdma_xclient and rdma_xserver, RC".to_owned(), Axes::Crc, false));
     cases
 }
