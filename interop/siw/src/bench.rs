@@ -275,6 +275,14 @@ impl Bench {
     ) -> Result<(Process, u16)> {
         let port = free_port();
         command.args(arguments(port));
+        Ok((self.serve_stock_at(command, port)?, port))
+    }
+
+    /// Starts a program on the host that listens on `port`, which its arguments have.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn serve_stock_at(&self, mut command: Command, port: u16) -> Result<Process> {
         let mut process = Process::start(&mut command)?;
         let deadline = Instant::now() + LISTENING;
         while !listens(process.id(), port) {
@@ -284,7 +292,7 @@ impl Bench {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok((process, port))
+        Ok(process)
     }
 
     /// Starts a uiw command that says "listening on ADDRESS"; gives the port. It listens on the host's address for the guest.

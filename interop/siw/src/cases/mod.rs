@@ -3,6 +3,9 @@
 mod conform;
 mod endings;
 mod faults;
+mod files;
+mod iser;
+mod ninep;
 mod ops;
 mod own_tcp;
 mod rcopy;
@@ -22,6 +25,8 @@ pub fn all() -> Vec<Case> {
     cases.extend(stock::cases());
     cases.extend(rcopy::cases());
     cases.extend(tls::cases());
+    cases.extend(iser::cases());
+    cases.extend(ninep::cases());
     cases.extend(registration::cases());
     cases.extend(ops::cases());
     cases.extend(own_tcp::cases());
