@@ -346,6 +346,20 @@ impl Bench {
         output.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
+    /// How often the guest's TCP has reset a connection because its end was closed while bytes had not been read, or when bytes came after
+    /// the close.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub fn resets_by_close(&self) -> Result<u64> {
+        let text = self.vm.guest.must("cat /proc/net/netstat")?;
+        let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+        let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+        let pairs = names.split_whitespace().zip(values.split_whitespace());
+        let of_close = pairs.filter(|(name, _)| ["TCPAbortOnClose", "TCPAbortOnData"].contains(name));
+        Ok(of_close.filter_map(|(_, value)| value.parse::<u64>().ok()).sum())
+    }
+
     /// Ends the partner in the guest: it holds the driver.
     fn stop_partner(&mut self) -> Result<()> {
         if let Some((_, job)) = self.partner.take() {

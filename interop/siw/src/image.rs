@@ -40,8 +40,7 @@ const PROGRAMS: &[&str] = &[
     "usr/bin/rdma_xserver",
     "usr/sbin/nvme",
     "sbin/iscsid",
-    "usr/sbin/iscsid",
-    "usr/bin/iscsiadm",
+    "sbin/iscsiadm",
     "sbin/mke2fs",
     "sbin/e2fsck",
 ];

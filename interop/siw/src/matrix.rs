@@ -40,6 +40,9 @@ pub struct Options {
     /// A kernel that this Debian has beside its own, such as 6.12; with --short the rows go to RESULTS-VERSION.md
     #[arg(long, value_name = "VERSION", conflicts_with = "add")]
     pub kernel: Option<String>,
+    /// Test a debug build of uiw, which is built sooner
+    #[arg(long)]
+    pub debug: bool,
     /// Leave the guest running afterwards, until Enter
     #[arg(long)]
     pub keep: bool,
@@ -86,7 +89,7 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     if let Some(folder) = &options.pcap {
         fs::create_dir_all(folder).map_err(Error::io(folder.display()))?;
     }
-    let uiw = build_uiw("release")?;
+    let uiw = build_uiw(if options.debug { "dev" } else { "release" })?;
     let vm = TestVm::boot(options.kernel.as_deref())?;
     eprintln!("siw: the guest is up after {:.1} s", vm.guest.boot_time.as_secs_f64());
     let mut bench = Bench::new(vm, uiw);

@@ -3,6 +3,7 @@
 use crate::cache::Cache;
 use crate::shell::{must, need, run};
 use crate::{Error, Result};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -135,7 +136,8 @@ pub fn provide(cache: &Cache) -> Result<KernelPackages> {
     if !missing.is_empty() && !is_asked {
         need(&[("apt-get", "apt"), ("dpkg-deb", "dpkg")])?;
         // What this release does not have by that name is not asked for: apt-get would give up on all.
-        missing.retain(|package| is_known(package));
+        let known = known(&missing)?;
+        missing.retain(|package| known.contains(*package));
         download(cache, &missing)?;
     }
     for package in kernel.all() {
@@ -183,9 +185,20 @@ fn abi(cache: &Cache) -> Result<String> {
     Ok(abi.to_owned())
 }
 
-fn is_known(package: &str) -> bool {
-    let show = run(Command::new("apt-cache").args(["show", "-q", package]), Duration::from_secs(60));
-    show.is_ok_and(|output| output.is_ok() && output.out.contains("Filename:"))
+/// Those of `packages` that can be had, by one call: each reads all of apt's lists.
+fn known(packages: &[&str]) -> Result<BTreeSet<String>> {
+    let mut apt = Command::new("apt-cache");
+    // Its exit code is not 0 where it lacks one of them.
+    let output = run(apt.args(["show", "-q"]).args(packages), Duration::from_secs(300))?;
+    let (mut name, mut known) = ("", BTreeSet::new());
+    for line in output.out.lines() {
+        if let Some(package) = line.strip_prefix("Package: ") {
+            name = package;
+        } else if line.starts_with("Filename: ") {
+            known.insert(name.to_owned());
+        }
+    }
+    Ok(known)
 }
 
 fn download(cache: &Cache, packages: &[&str]) -> Result<()> {

@@ -147,13 +147,14 @@ impl Pair {
         }
         bench.build_libraries();
         let needs_rtr = self.server_speaks_first && direction == Direction::Theirs;
-        let (mut hung, mut explained) = (0, 0);
-        while hung < ATTEMPTS {
+        let (mut hung, mut explained, mut cut) = (0, 0, 0);
+        while hung + cut < ATTEMPTS {
             if hung > 0 {
                 // A driver that is stuck takes its guest with it.
                 bench.renew();
                 bench.apply(setting)?;
             }
+            let resets = bench.resets_by_close()?;
             if needs_rtr {
                 bench.tunable(&[("peer_to_peer", "1")])?;
             }
@@ -176,7 +177,8 @@ impl Pair {
             };
             match (ours, theirs) {
                 (None, None) if needs_rtr && hung == 0 => return Ok(Verdict::Pass(PEER_TO_PEER.to_owned())),
-                (None, None) => return Ok(Verdict::Pass(remark(hung))),
+                (None, None) => return Ok(Verdict::Pass(remark(hung, cut))),
+                (Some(_), None) if is_reset(&ends.host) && bench.resets_by_close()? > resets => cut += 1,
                 (None, Some(_)) if ends.guest.status == HUNG => {
                     hung += 1;
                     explained += usize::from(is_stuck_in_siw(&bench.stuck()));
@@ -187,10 +189,12 @@ impl Pair {
                 (ours, theirs) => return Ok(Verdict::Fail(both(ours, theirs))),
             }
         }
-        Ok(if explained == hung {
-            Verdict::known(quirk::DESTROY_QP, remark(hung))
+        Ok(if cut > 0 && explained == hung {
+            Verdict::known(quirk::RESET_BY_CLOSE, remark(hung, cut))
+        } else if explained == hung {
+            Verdict::known(quirk::DESTROY_QP, remark(hung, cut))
         } else {
-            Verdict::Fail(format!("{}; {explained} of them in siw_destroy_qp", remark(hung)))
+            Verdict::Fail(format!("{}; {explained} of the hangs in siw_destroy_qp", remark(hung, cut)))
         })
     }
 
@@ -329,11 +333,21 @@ fn is_closing_race(output: &Output) -> bool {
         .all(|said| lines(output).any(|line| line.contains(said)))
 }
 
-fn remark(hung: usize) -> String {
-    match hung {
-        0 => String::new(),
-        hung => format!("the guest's program hung {hung} times by itself: ours had ended well, or not begun"),
-    }
+/// Whether our program's connection was reset.
+fn is_reset(output: &Output) -> bool {
+    lines(output).any(|line| line.contains("Connection reset by peer"))
+}
+
+fn remark(hung: usize, cut: usize) -> String {
+    let hangs = (hung > 0).then(|| {
+        format!("the guest's program hung {hung} times by itself: ours had ended well, or not begun")
+    });
+    let cuts = (cut > 0).then(|| {
+        format!(
+            "the guest's program ended well {cut} times, and its end reset the connection with bytes that it had sent (TCPAbortOnClose, TCPAbortOnData)"
+        )
+    });
+    hangs.into_iter().chain(cuts).collect::<Vec<_>>().join("; ")
 }
 
 fn both(ours: Option<String>, theirs: Option<String>) -> String {
