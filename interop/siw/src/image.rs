@@ -144,7 +144,11 @@ fn read_module(path: &Path) -> Result<Vec<u8>> {
     }
     need(&[("xz", "xz-utils")])?;
     let output = Command::new("xz").arg("-dc").arg(path).output().map_err(Error::io("xz"))?;
-    if output.status.success() { Ok(output.stdout) } else { Err(Error::Failed(format!("xz: {}", path.display()))) }
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(Error::Failed(format!("xz: {}", path.display())))
+    }
 }
 
 fn userland(cache: &Cache, archive: &mut Archive) -> Result<()> {

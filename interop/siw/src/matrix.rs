@@ -205,10 +205,7 @@ pub fn build_bridge() -> Result<PathBuf> {
 fn build(what: &[&str], profile: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command
-        .args(["build", "-q", "--message-format=json"])
-        .args(what)
-        .current_dir(workspace());
+    command.args(["build", "-q", "--message-format=json"]).args(what).current_dir(workspace());
     if profile == "release" {
         command.arg("--release");
     }

@@ -46,7 +46,16 @@ impl Environment {
         let uiw = bench.run_uiw(&["--version"], Duration::from_secs(10))?.out.trim().to_owned();
         let network =
             if bench.net().is_whole() { "tap in a network namespace" } else { "user-mode networking" };
-        Ok(Self { kernel, version, library, uiw, date: date.trim().to_owned(), took, boots: bench.boots, network })
+        Ok(Self {
+            kernel,
+            version,
+            library,
+            uiw,
+            date: date.trim().to_owned(),
+            took,
+            boots: bench.boots,
+            network,
+        })
     }
 }
 
@@ -255,7 +264,16 @@ mod tests {
     fn environment() -> Environment {
         let text = |text: &str| text.to_owned();
         let (kernel, library, uiw, date) = (text("6"), text("44"), text("uiw 1"), text("today"));
-        Environment { kernel, version: None, library, uiw, date, took: Duration::from_secs(7), boots: 1, network: "tap" }
+        Environment {
+            kernel,
+            version: None,
+            library,
+            uiw,
+            date,
+            took: Duration::from_secs(7),
+            boots: 1,
+            network: "tap",
+        }
     }
 
     #[test]

@@ -30,9 +30,9 @@ impl Files {
 
     /// Those that are there.
     pub(super) fn sum(bench: &Bench, folder: &str) -> Result<Self> {
-        let sums = bench
-            .guest()
-            .must(&format!("set -e; cd {folder}; find . -type f | sort | xargs sha256sum > /tmp/sums; cat /tmp/sums"))?;
+        let sums = bench.guest().must(&format!(
+            "set -e; cd {folder}; find . -type f | sort | xargs sha256sum > /tmp/sums; cat /tmp/sums"
+        ))?;
         if sums.lines().count() == 0 {
             return Err(Error::Failed(format!("no files in {folder} of the guest")));
         }

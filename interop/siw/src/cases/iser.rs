@@ -81,7 +81,8 @@ impl Target {
     }
 
     fn start(&mut self, bench: &Bench) -> Result<Process> {
-        let command = self.commands.pop().ok_or_else(|| Error::Failed("tgtd was started twice".to_owned()))?;
+        let command =
+            self.commands.pop().ok_or_else(|| Error::Failed("tgtd was started twice".to_owned()))?;
         let process = bench.serve_stock_at(command, self.port)?;
         let begun = Instant::now();
         let new = ["target", "--op", "new", "--tid", "1", "-T", TARGET];
@@ -118,7 +119,11 @@ impl<'a> Initiator<'a> {
     fn administer(&self, words: &str) -> Result<String> {
         let script = format!("iscsiadm -m node -T {TARGET} -p {} {words} 2>&1", self.portal);
         let output = self.bench.guest().run(&script, STEP)?;
-        if output.is_ok() { Ok(output.out) } else { Err(Error::Failed(format!("iscsiadm {words}: {}", output.out))) }
+        if output.is_ok() {
+            Ok(output.out)
+        } else {
+            Err(Error::Failed(format!("iscsiadm {words}: {}", output.out)))
+        }
     }
 
     /// Logs in; gives the name of the disk.

@@ -22,8 +22,7 @@ const GONE: &str = "for i in $(seq 100); do timeout -s KILL 2 ls /mnt 2>&1 | gre
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::new("kernel 9p over RDMA to diod: files, bridge killed", to_diod)
-            .directions(Direction::THEIRS),
+        Case::new("kernel 9p over RDMA to diod: files, bridge killed", to_diod).directions(Direction::THEIRS),
     ]
 }
 
@@ -73,7 +72,8 @@ fn to_diod(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict
     let _ = bench.guest().run("umount -l /mnt", Duration::from_secs(10));
     let (first, second, cut) = outcome?;
     let exported = server.exported();
-    let count = first.same_on_host(&exported.join("first"))? + second.same_on_host(&exported.join("second"))?;
+    let count =
+        first.same_on_host(&exported.join("first"))? + second.same_on_host(&exported.join("second"))?;
     same_blocks(bench, &exported.join("cut"), cut)?;
     Ok(Verdict::Pass(format!("{count} files, and {cut} until the kill")))
 }
@@ -115,7 +115,10 @@ fn same_blocks(bench: &Bench, folder: &Path, count: usize) -> Result<()> {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", "sha256sum < \"$1\"", "sh"]).arg(&file);
         if crate::shell::must(&mut command, SUM)? != sum {
-            return Err(Error::Failed(format!("{} was written before the kill, and differs", file.display())));
+            return Err(Error::Failed(format!(
+                "{} was written before the kill, and differs",
+                file.display()
+            )));
         }
     }
     Ok(())
