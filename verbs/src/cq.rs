@@ -10,8 +10,9 @@ use crate::notify::{Wake, Wakes, register};
 use crate::wc::{Wc, WcStatus};
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -95,6 +96,10 @@ pub struct Cq {
     shard: usize,
     /// The shards of connections that complete here: a bit for each.
     shards: AtomicU64,
+    /// When it was last armed, the channel's descriptor began to report arrivals on all of these shards.
+    watched: AtomicBool,
+    /// The next poll that finds nothing drives nothing. Stored without an order: a poll more or less that drives changes nothing.
+    skips_drive: AtomicBool,
     /// How many connections complete here on each shard; `shards` is its copy.
     connections: Mutex<Vec<u32>>,
     faults: Option<Arc<Faults>>,
@@ -137,6 +142,8 @@ impl Cq {
             users: AtomicU32::new(0),
             shard,
             shards: AtomicU64::new(0),
+            watched: AtomicBool::new(false),
+            skips_drive: AtomicBool::new(false),
             connections: Mutex::default(),
             faults: device.driver().shared.faults.clone(),
             this: this.clone(),
@@ -226,7 +233,9 @@ impl Cq {
     /// Takes up to `max` completions, oldest first; each goes to `each`. Returns how many.
     ///
     /// When none is queued, the caller's thread drives the shards on which connections complete here, once, until one is queued
-    /// (`ARCHITECTURE.md`, "Progress").
+    /// (`ARCHITECTURE.md`, "Progress"). A program that sleeps in poll(2) on the channel's descriptor is woken by what the sockets have,
+    /// and polls until nothing is left before it sleeps: that poll, the first empty one after a completion or after [`Cq::arm`], drives
+    /// only where requests wait to be sent.
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
         if let Some(faults) = &self.faults {
             faults.delay(Call::PollCq);
@@ -235,7 +244,14 @@ impl Cq {
         if !self.is_empty() {
             let taken = self.pop(max, &mut each);
             if taken > 0 {
+                self.skips_drive.store(self.watched.load(Ordering::Relaxed), Ordering::Relaxed);
                 return taken;
+            }
+        }
+        if self.skips_drive.load(Ordering::Relaxed) {
+            self.skips_drive.store(false, Ordering::Relaxed);
+            if !self.driver().has_pending(self.shards.load(Ordering::Acquire)) {
+                return 0;
             }
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
@@ -299,7 +315,14 @@ impl Cq {
         }
         let channel = self.options.channel.as_deref().filter(|channel| channel.note_armed(&self.this));
         let driver = self.driver();
-        driver.arm(self.shards.load(Ordering::Acquire), |shard| channel?.watch(driver, shard));
+        let watched = Cell::new(channel.is_some());
+        driver.arm(self.shards.load(Ordering::Acquire), |shard| {
+            let watch = channel?.watch(driver, shard);
+            watched.set(watched.get() && watch.is_some());
+            watch
+        });
+        self.watched.store(watched.get(), Ordering::Relaxed);
+        self.skips_drive.store(watched.get(), Ordering::Relaxed);
     }
 
     /// Withdraws [`Cq::arm`]. False: it was not armed.

@@ -81,6 +81,7 @@ impl Conn {
     /// Another connection of TCP takes the place of the one before.
     pub(crate) fn reconnected(&mut self, socket: Box<dyn uiw_llp::Stream>) {
         self.socket = socket;
+        self.has_peek = true;
         self.stream.reconnected();
         self.partial.clear();
         self.interest = uiw_llp::Interest { read: true, write: true };

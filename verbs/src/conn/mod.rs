@@ -61,6 +61,8 @@ pub(crate) struct Conn {
     starved: Option<Starved>,
     /// The stack reports the socket as readable once a whole FPDU has come.
     reads_whole: bool,
+    /// The socket may have memory to peek at: so until it has said otherwise.
+    has_peek: bool,
     /// The peer's FIN was read while a Send waits for a receive: it counts behind what is kept.
     eof: bool,
     /// Earliest entry of this connection among the timers: a deadline that moves later needs no entry of its own, so that the heap
@@ -119,6 +121,7 @@ impl Conn {
             partial_since: Time::NEVER,
             starved: None,
             reads_whole: false,
+            has_peek: true,
             eof: false,
             entry: Time::NEVER,
             retry: Time::NEVER,

@@ -72,47 +72,48 @@ impl Conn {
         if self.stream.is_stalled() && !self.unpark(services) || self.stream.peer_has_closed() {
             return false;
         }
-        if self.partial.len() < 2 * FRONT && !services.shared.budget.has_room(RX_STAGING) {
-            return self.receive_short(services);
+        let is_short = self.partial.len() < 2 * FRONT && !services.shared.budget.has_room(RX_STAGING);
+        let reads = if is_short { Reads::Whole } else { Reads::All };
+        let mut before = None;
+        if reads == Reads::All {
+            self.read_all(services);
+        } else if !self.begin_short(&mut before, services) {
+            return false;
         }
-        self.read_all();
-        self.receive_by(Reads::All, services)
-    }
-
-    fn receive_by(&mut self, reads: Reads, services: &mut Services) -> bool {
         let mut staging = std::mem::take(&mut services.staging);
         let moved = self.receive_into(&mut staging, reads, services);
         services.staging = staging;
+        if let Some(starved) = self.starved.take() {
+            self.starve(starved, before.filter(|_| !moved), services);
+        }
         moved
     }
 
     /// Ends reading by whole FPDUs.
-    fn read_all(&mut self) {
+    fn read_all(&mut self, services: &mut Services) {
         self.starved = None;
         if std::mem::take(&mut self.reads_whole) {
+            self.count_held(services);
             // An error of the socket is the next read's, too.
             let _ = self.socket.readable(1);
         }
     }
 
-    /// Reads while the receive memory budget has no room: peers that each send the front of an FPDU must not prevent reads of others.
+    /// Reads by whole FPDUs from now on, as the receive memory budget has no room: peers that each send the front of an FPDU must not prevent reads
+    /// of others. False when nothing is to be read; `before` is what the socket had when it was not read before.
     #[cold]
-    fn receive_short(&mut self, services: &mut Services) -> bool {
+    fn begin_short(&mut self, before: &mut Option<Starved>, services: &mut Services) -> bool {
         services.is_short = true;
         if !std::mem::replace(&mut self.reads_whole, true) {
             // Before a peer finds too little room and waits for its timer. An error is the next read's, too.
             let _ = self.socket.readable(SOCKET_ROOM);
         }
-        let before = self.starved.take();
-        if !services.shared.budget.has_room_for_whole(WHOLE) {
-            self.starve(Starved { available: 0, pause: Some(STARVED_PAUSE) }, before, services);
-            return false;
+        *before = self.starved.take();
+        let has_room = services.shared.budget.has_room_for_whole(WHOLE);
+        if !has_room {
+            self.starve(Starved { available: 0, pause: Some(STARVED_PAUSE) }, *before, services);
         }
-        let moved = self.receive_by(Reads::Whole, services);
-        if let Some(starved) = self.starved.take() {
-            self.starve(starved, before.filter(|_| !moved), services);
-        }
-        moved
+        has_room
     }
 
     /// The socket is not read for now. If it had as many bytes `before`, reports of the stack are of no use, and it is asked after a time
@@ -155,7 +156,7 @@ impl Conn {
     #[cold]
     fn receive_outside(&mut self, services: &mut Services) -> bool {
         // Nothing is kept of what is read: the budget does not matter.
-        self.read_all();
+        self.read_all(services);
         if self.stream.is_starting() { self.receive_startup(services) } else { self.discard(services) }
     }
 
@@ -170,12 +171,7 @@ impl Conn {
     fn receive_into(&mut self, staging: &mut [u8], reads: Reads, services: &mut Services) -> bool {
         let mut moved = false;
         if !self.partial.is_empty() {
-            // Bytes that came with the Reply, or behind a segment that was parked.
-            let mut partial = std::mem::take(&mut self.partial);
-            let used = self.handle_bytes(partial.bytes_mut(), services);
-            moved = used > 0;
-            partial.consume(used);
-            self.partial = partial;
+            moved = self.handle_partial(services);
             if !self.stream.is_open() {
                 self.hold(&[], services);
                 return moved;
@@ -262,6 +258,15 @@ impl Conn {
         self.stream.is_open() && self.stream.accepts_bytes()
     }
 
+    /// Gives the stream what is kept: bytes that came with the Reply, or behind a segment that was parked. True when it took some.
+    fn handle_partial(&mut self, services: &mut Services) -> bool {
+        let mut partial = std::mem::take(&mut self.partial);
+        let used = self.handle_bytes(partial.bytes_mut(), services);
+        partial.consume(used);
+        self.partial = partial;
+        used > 0
+    }
+
     /// Gives `bytes` to the stream. Returns how many it took.
     fn handle_bytes(&mut self, bytes: &mut [u8], services: &mut Services) -> usize {
         self.with_stream(services, |stream, host, now| stream.handle_bytes(host, bytes, now))
@@ -274,9 +279,15 @@ impl Conn {
     /// FPDUs of a stack in this process: verified where they lie in its receive buffer, behind `have` bytes of an FPDU that are in
     /// staging, then copied once, to their place. Only one that wraps the buffer's end is staged.
     fn peek(&mut self, have: usize, services: &mut Services) -> PeekResult {
+        if !self.has_peek {
+            return PeekResult::Elsewhere;
+        }
         let mut buf = match self.socket.peek() {
             Ok(Some(buf)) => buf,
-            Ok(None) => return PeekResult::Elsewhere,
+            Ok(None) => {
+                self.has_peek = false;
+                return PeekResult::Elsewhere;
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return PeekResult::Nothing,
             Err(error) => return PeekResult::Lost(error),
         };
@@ -358,9 +369,12 @@ impl Conn {
         } else {
             HeldBytes { held: partial + parked, of_whole: 0 }
         };
-        services.shared.budget.count(self.counted, held);
-        self.counted = held;
-        self.state.counters.set_held(partial + parked);
+        // What is read by whole FPDUs may keep other bytes with the same count.
+        if held != self.counted || self.reads_whole {
+            services.shared.budget.count(self.counted, held);
+            self.counted = held;
+            self.state.counters.set_held(partial + parked);
+        }
     }
 
     /// Reads start-up frames. Bytes behind a frame belong to Full Operation and stay in the buffer.
@@ -377,10 +391,7 @@ impl Conn {
             }
             Ok(got) => {
                 self.partial.extend(&bytes[..got]);
-                let mut partial = std::mem::take(&mut self.partial);
-                let used = self.handle_bytes(partial.bytes_mut(), services);
-                partial.consume(used);
-                self.partial = partial;
+                self.handle_partial(services);
                 if self.stream.is_open() {
                     self.receive(services);
                 }

@@ -146,6 +146,13 @@ impl Driver {
         self.each_shard(shards, |shard| shard.poll_progress(enough));
     }
 
+    /// Whether requests were posted on one of these shards that no round has served.
+    pub(crate) fn has_pending(&self, shards: u64) -> bool {
+        let mut pending = false;
+        self.each_shard(shards, |shard| pending |= shard.is_pending());
+        pending
+    }
+
     /// A queue is armed whose connections live on the shards whose bits are set. `watch` gives the watch of a shard in its channel.
     pub(crate) fn arm(&self, shards: u64, watch: impl Fn(usize) -> Option<Arc<Watch>>) {
         self.each_shard(shards, |shard| shard.arm(watch(shard.index()).as_ref()));

@@ -259,27 +259,33 @@ impl<'a> Busy<'a> {
         self.core().serve_ready(shard);
     }
 
+    #[inline(always)]
     fn release(&mut self) {
         if let Some(mut core) = self.core.take() {
             #[cfg(debug_assertions)]
             HOLDS.set(false);
-            if core.has_nothing_to_release() {
-                return;
+            if !core.has_nothing_to_release() {
+                Self::release_all(self.shard, core);
             }
-            let mut wakes = std::mem::take(&mut core.services.wakes);
-            let trash = std::mem::take(&mut core.trash);
-            // Stored while the core is held, so that it does not overwrite a deadline that another thread adds after unlocking.
-            let earlier = core.new_deadline().is_some_and(|next| self.shard.progress.set_timer(next));
-            let bulk_disconnect = std::mem::take(&mut core.bulk_disconnect);
-            drop(core);
-            if earlier {
-                self.shard.progress.wake_owner();
-            }
-            drop(trash);
-            wakes.give();
-            if bulk_disconnect {
-                self.shard.shared.trim.bulk_disconnect(!self.shard.is_manual());
-            }
+        }
+    }
+
+    /// Unlocks, and does what the round left for afterwards. Apart, as most rounds leave nothing.
+    #[inline(never)]
+    fn release_all(shard: &Shard, mut core: TryMutexGuard<'_, Core>) {
+        let mut wakes = std::mem::take(&mut core.services.wakes);
+        let trash = std::mem::take(&mut core.trash);
+        // Stored while the core is held, so that it does not overwrite a deadline that another thread adds after unlocking.
+        let earlier = core.new_deadline().is_some_and(|next| shard.progress.set_timer(next));
+        let bulk_disconnect = std::mem::take(&mut core.bulk_disconnect);
+        drop(core);
+        if earlier {
+            shard.progress.wake_owner();
+        }
+        drop(trash);
+        wakes.give();
+        if bulk_disconnect {
+            shard.shared.trim.bulk_disconnect(!shard.is_manual());
         }
     }
 }

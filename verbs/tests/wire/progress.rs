@@ -145,6 +145,33 @@ fn readable_channel_has_an_event() {
     }
 }
 
+/// The empty poll between arming and sleeping reads no socket, as the sleep ends where one has bytes; the poll behind it does.
+#[test]
+fn poll_after_arming_leaves_arrivals_to_the_sleep() {
+    let target = notified();
+    let channel = target.channel;
+    let (sender, target) = pair_of(End::tcp(), target.end, &ConnOptions::default());
+    channel.fd().unwrap();
+    let mut out = Vec::new();
+    // The background thread may be faster than the polls.
+    let left = (0..200).any(|i| {
+        expire_own_wait_hint();
+        target.recv(i, 0, 64);
+        target.rcq.arm(Arm::Any);
+        sender.send(i, 0, 8);
+        assert!(is_readable(&channel), "no event within 20 s");
+        let polls = [target.rcq.poll(&mut out, 1), target.rcq.poll(&mut out, 1)];
+        sender.sent_ok(i);
+        while channel.try_pop().is_some() {}
+        while out.is_empty() {
+            target.rcq.poll(&mut out, 1);
+        }
+        out.clear();
+        polls == [0, 1]
+    });
+    assert!(left, "every poll after arming read the socket");
+}
+
 /// A program that arms a queue and then computes instead of sleeping delays its peer only until the background thread takes over.
 #[test]
 fn armed_program_that_does_not_sleep_is_replaced() {
