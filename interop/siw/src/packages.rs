@@ -138,7 +138,9 @@ pub fn provide(cache: &Cache) -> Result<KernelPackages> {
         // What this release does not have by that name is not asked for: apt-get would give up on all.
         let known = known(&missing)?;
         missing.retain(|package| known.contains(*package));
-        download(cache, &missing)?;
+        if !missing.is_empty() {
+            download(cache, &missing)?;
+        }
     }
     for package in kernel.all() {
         if deb(cache, package).is_none() {
