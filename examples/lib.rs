@@ -10,6 +10,7 @@
 //! | `rpc` | remote calls as tower services |
 //! | `key_value` | a store whose clients get by RDMA Read, without the server's program |
 //! | `file_transfer` | a file in blocks, written by RDMA into memory that the receiver opened |
+//! | `ninep_bridge` | 9P over RDMA, as Linux mounts it, in front of a file server such as diod |
 //! | `embed_stream` | a whole peer without the engine, over any reader and writer |
 //! | `embed_smoltcp` | the same peer inside of an existing smoltcp loop: no socket of the kernel's, no thread, no clock |
 

@@ -58,6 +58,11 @@ fn file_transfer() {
     runs("file_transfer", "sent 5000000 bytes, received 5000000, the same: true");
 }
 
+#[test]
+fn ninep_bridge() {
+    runs("ninep_bridge", "19 bytes went through cat, the same: true");
+}
+
 const EMBEDDED: &str = "initiator: received [\"welcome\"], the peer terminated the stream: \
      DDP: tagged buffer: base or bounds violation (1/1/0x01)";
 

@@ -33,6 +33,8 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "xz", package: "xz-utils", tests: SIW },
     Need { program: "setpriv", package: "util-linux", tests: SIW },
     Need { program: "socat", package: "socat", tests: "siw: *tls_proxy*" },
+    Need { program: "tgtd", package: "tgt", tests: "siw: kernel ib_iser" },
+    Need { program: "diod", package: "diod", tests: "siw: kernel 9p" },
     Need { program: "text2pcap", package: "wireshark-common", tests: "interop: stock tls::rping*" },
     Need { program: "rping", package: "rdmacm-utils", tests: "interop: stock rping::* cm::*" },
     Need { program: "ibv_rc_pingpong", package: "ibverbs-utils", tests: "interop: stock utilities::*" },

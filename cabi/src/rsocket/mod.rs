@@ -45,6 +45,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// How often the peer of a closed connection is asked for what it has acknowledged.
+const PROGRESS_CHECK: Duration = Duration::from_millis(100);
+/// The longest time that the end of a process waits, though peers acknowledge bytes.
+const LONGEST_EXIT: Duration = Duration::from_secs(60);
+
 /// The process ends: see [`is_exiting`].
 static EXITING: AtomicBool = AtomicBool::new(false);
 
@@ -53,13 +58,21 @@ fn is_exiting() -> bool {
     EXITING.load(Ordering::Acquire)
 }
 
-/// Closes every connection at the end of the process, as the kernel would, and waits until `deadline` for their last bytes to be sent.
-pub(crate) fn at_exit(deadline: Instant) {
+/// Closes every connection at the end of the process, as the kernel would, and waits until `deadline` for their last bytes to be sent. As long as
+/// peers acknowledge bytes, the deadline is as far away as it was at first: a slow path takes seconds for a buffer.
+pub(crate) fn at_exit(mut deadline: Instant) {
     EXITING.store(true, Ordering::Release);
     for socket in table::all() {
         socket.close();
     }
-    while service::is_closing() && Instant::now() < deadline {
+    let begun = Instant::now();
+    let (quiet, longest) = (deadline.saturating_duration_since(begun), begun + LONGEST_EXIT);
+    let mut before = service::progress();
+    while service::is_closing() && Instant::now() < deadline.min(longest) {
         thread::sleep(Duration::from_micros(50));
+        if service::progress() != before {
+            before = service::progress();
+            deadline = Instant::now() + quiet;
+        }
     }
 }

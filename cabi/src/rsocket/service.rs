@@ -132,6 +132,19 @@ static SERVICE: ForkSafe<Service> = ForkSafe::new();
 /// Connections that are being closed.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 
+/// See [`progress`].
+static PROGRESS: AtomicUsize = AtomicUsize::new(0);
+
+/// Changes as long as peers of closed connections acknowledge bytes.
+pub(crate) fn progress() -> usize {
+    PROGRESS.load(Ordering::Acquire)
+}
+
+/// The peer of a closed connection has acknowledged bytes.
+pub(crate) fn note_progress() {
+    PROGRESS.fetch_add(1, Ordering::AcqRel);
+}
+
 /// Counts a connection that is being closed, while it lives.
 pub(crate) struct Closing(u32);
 

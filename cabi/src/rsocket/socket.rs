@@ -10,17 +10,18 @@ use crate::errno::Errno;
 use crate::lock::{Mutex, MutexGuard};
 use crate::rsocket::acceptor::{self, Acceptor};
 use crate::rsocket::connect::{self, Connecting};
-use crate::rsocket::is_exiting;
 use crate::rsocket::preload::Behind;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
-use crate::rsocket::service::{self, Closing};
+use crate::rsocket::service::{self, Closing, Timer};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::stream::{Ending, Stream};
 use crate::rsocket::wait::{self, Attempts, Try};
+use crate::rsocket::{PROGRESS_CHECK, is_exiting};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
@@ -384,14 +385,34 @@ impl Socket {
         self.wake(None);
     }
 
-    /// Keeps a closed connection until what was sent is with the peer.
+    /// Keeps a closed connection until what was sent is with the peer. While the peer acknowledges bytes, the end of the process waits: see
+    /// [`service::progress`].
     fn linger(self: &Arc<Self>, stream: Box<Stream>) {
         let (socket, closing) = (Arc::clone(self), Closing::new());
         let ended = async move {
+            let (mut acknowledged, mut check) = (0, Timer::after(PROGRESS_CHECK).ok());
             loop {
-                let event = std::future::poll_fn(|cx| socket.channel.poll_pop(cx)).await;
-                if matches!(event.kind, CmEventKind::Disconnected(_) | CmEventKind::Failed(_)) {
-                    break;
+                let event = std::future::poll_fn(|cx| {
+                    let event = socket.channel.poll_pop(cx).map(Some);
+                    if event.is_pending()
+                        && check.as_mut().is_some_and(|timer| Pin::new(timer).poll(cx).is_ready())
+                    {
+                        return Poll::Ready(None);
+                    }
+                    event
+                })
+                .await;
+                match event.map(|event| event.kind) {
+                    Some(CmEventKind::Disconnected(_) | CmEventKind::Failed(_)) => break,
+                    Some(_) => {}
+                    None => {
+                        let before = std::mem::replace(&mut acknowledged, stream.link.acknowledged());
+                        if acknowledged != before {
+                            service::note_progress();
+                        }
+                        let goes_on = acknowledged != before || stream.link.is_unacknowledged();
+                        check = goes_on.then(|| Timer::after(PROGRESS_CHECK).ok()).flatten();
+                    }
                 }
             }
             drop(stream);

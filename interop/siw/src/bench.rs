@@ -275,6 +275,14 @@ impl Bench {
     ) -> Result<(Process, u16)> {
         let port = free_port();
         command.args(arguments(port));
+        Ok((self.serve_stock_at(command, port)?, port))
+    }
+
+    /// Starts a program on the host that listens on `port`, which its arguments have.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn serve_stock_at(&self, mut command: Command, port: u16) -> Result<Process> {
         let mut process = Process::start(&mut command)?;
         let deadline = Instant::now() + LISTENING;
         while !listens(process.id(), port) {
@@ -284,7 +292,7 @@ impl Bench {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok((process, port))
+        Ok(process)
     }
 
     /// Starts a uiw command that says "listening on ADDRESS"; gives the port. It listens on the host's address for the guest.
@@ -336,6 +344,20 @@ impl Bench {
     pub fn stuck(&self) -> String {
         let output = self.vm.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
         output.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    /// How often the guest's TCP has reset a connection because its end was closed while bytes had not been read, or when bytes came after
+    /// the close.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub fn resets_by_close(&self) -> Result<u64> {
+        let text = self.vm.guest.must("cat /proc/net/netstat")?;
+        let mut lines = text.lines().filter(|line| line.starts_with("TcpExt:"));
+        let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+        let pairs = names.split_whitespace().zip(values.split_whitespace());
+        let of_close = pairs.filter(|(name, _)| ["TCPAbortOnClose", "TCPAbortOnData"].contains(name));
+        Ok(of_close.filter_map(|(_, value)| value.parse::<u64>().ok()).sum())
     }
 
     /// Ends the partner in the guest: it holds the driver.

@@ -12,25 +12,44 @@ pub const VARIABLE: &str = "UIW_SIW_CACHE";
 /// The cache, held by one process at a time while it fills it.
 pub struct Cache {
     root: PathBuf,
+    kernel: Option<String>,
     _lock: File,
 }
 
 impl Cache {
-    /// Opens the cache: the folder that [`VARIABLE`] names, or `target/siw` of the workspace. Waits while another fills it.
+    /// Opens the cache: the folder that [`VARIABLE`] names, or `target/siw` of the workspace. Waits while another fills it. What is made of
+    /// a kernel that is not the release's own, as `6.12`, has folders of its own.
     ///
     /// # Errors
     /// If the folder cannot be made.
-    pub fn open() -> Result<Self> {
+    pub fn open(kernel: Option<&str>) -> Result<Self> {
         let root = env::var_os(VARIABLE)
             .map_or_else(|| crate::workspace::workspace().join("target/siw"), PathBuf::from);
-        let folders = ["", "debs", "stage", "made"].map(|folder| root.join(folder));
-        for folder in &folders {
-            fs::create_dir_all(folder).map_err(Error::io(folder.display()))?;
-        }
+        let kernel = kernel.map(str::to_owned);
+        let cache = |lock| Self { root: root.clone(), kernel, _lock: lock };
+        fs::create_dir_all(&root).map_err(Error::io(root.display()))?;
         let lock = File::create(root.join("lock")).map_err(Error::io("the cache's lock"))?;
         flock(&lock, FlockOperation::LockExclusive)
             .map_err(|error| Error::Failed(format!("the cache's lock: {error}")))?;
-        Ok(Self { root, _lock: lock })
+        let cache = cache(lock);
+        for folder in [cache.debs(), cache.stage(""), cache.made("")] {
+            fs::create_dir_all(&folder).map_err(Error::io(folder.display()))?;
+        }
+        Ok(cache)
+    }
+
+    /// The version of a kernel that is not the release's own.
+    #[must_use]
+    pub fn kernel(&self) -> Option<&str> {
+        self.kernel.as_deref()
+    }
+
+    /// A folder for what belongs to one kernel.
+    fn own(&self, part: &str) -> PathBuf {
+        match &self.kernel {
+            Some(kernel) => self.root.join(format!("{part}-{kernel}")),
+            None => self.root.join(part),
+        }
     }
 
     /// Debian packages as they were downloaded.
@@ -42,13 +61,13 @@ impl Cache {
     /// Packages unpacked, by what they are for.
     #[must_use]
     pub fn stage(&self, part: &str) -> PathBuf {
-        self.root.join("stage").join(part)
+        self.own("stage").join(part)
     }
 
     /// What was made here.
     #[must_use]
     pub fn made(&self, name: &str) -> PathBuf {
-        self.root.join("made").join(name)
+        self.own("made").join(name)
     }
 }
 

@@ -120,6 +120,8 @@ pub mod quirk {
     pub const SUMMED_TWICE: &str = "the CRC of an FPDU that waited for room in TCP";
     /// A program in the guest waits for ever in `siw_destroy_qp`.
     pub const DESTROY_QP: &str = "the end of rdma_xserver";
+    /// The guest's TCP resets a connection whose end was closed before all that its program sent had been acknowledged.
+    pub const RESET_BY_CLOSE: &str = "what was sent before a close";
 }
 
 /// Rows of one run that may be [`Verdict::Known`]; more are failures, as something has become worse.
@@ -234,7 +236,7 @@ mod tests {
     #[test]
     fn quirks_are_in_their_tables() {
         let quirks = include_str!("../QUIRKS.md");
-        for quirk in [quirk::READ_OF_NOTHING, quirk::SUMMED_TWICE, quirk::DESTROY_QP] {
+        for quirk in [quirk::READ_OF_NOTHING, quirk::SUMMED_TWICE, quirk::DESTROY_QP, quirk::RESET_BY_CLOSE] {
             assert!(quirks.lines().any(|line| line.starts_with(&format!("| {quirk} |"))), "{quirk}");
         }
     }

@@ -27,6 +27,7 @@ const PROGRAMS: &[&str] = &[
     "usr/bin/rping",
     "usr/bin/ucmatose",
     "usr/bin/rstream",
+    "usr/bin/riostream",
     "usr/bin/rcopy",
     "usr/bin/ibv_devinfo",
     "usr/bin/ib_write_bw",
@@ -38,6 +39,10 @@ const PROGRAMS: &[&str] = &[
     "usr/bin/rdma_xclient",
     "usr/bin/rdma_xserver",
     "usr/sbin/nvme",
+    "sbin/iscsid",
+    "sbin/iscsiadm",
+    "sbin/mke2fs",
+    "sbin/e2fsck",
 ];
 
 /// Groups of kernel modules; `load NAME` inserts one.
@@ -62,6 +67,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("netem", &["sch_netem"]),
     ("nvme", &["null_blk", "nvmet", "nvmet_rdma", "nvme_fabrics", "nvme_rdma"]),
     ("nfs", &["rpcrdma", "nfsd", "nfs"]),
+    ("iser", &["crc32c_generic", "sd_mod", "ext4", "ib_iser"]),
+    ("ninep", &["9pnet_rdma", "9p"]),
 ];
 
 /// Where the linker of every program looks.
@@ -128,6 +135,20 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(Error::io(path.display()))
+}
+
+/// A module: newer kernels' packages have them compressed.
+fn read_module(path: &Path) -> Result<Vec<u8>> {
+    if path.extension().is_none_or(|extension| extension != "xz") {
+        return read(path);
+    }
+    need(&[("xz", "xz-utils")])?;
+    let output = Command::new("xz").arg("-dc").arg(path).output().map_err(Error::io("xz"))?;
+    if output.status.success() {
+        Ok(output.stdout)
+    } else {
+        Err(Error::Failed(format!("xz: {}", path.display())))
+    }
 }
 
 fn userland(cache: &Cache, archive: &mut Archive) -> Result<()> {
@@ -239,7 +260,7 @@ fn kernel_modules(modules: &Modules, archive: &mut Archive) -> Result<()> {
         let mut list = String::new();
         for name in &order {
             let path = format!("modules/{name}.ko");
-            archive.file(&path, 0o644, read(&tree[name])?);
+            archive.file(&path, 0o644, read_module(&tree[name])?);
             list += &format!("/{path}\n");
         }
         archive.file(&format!("modules/{group}.list"), 0o644, list.into_bytes());
@@ -255,8 +276,12 @@ fn collect(folder: &Path, tree: &mut BTreeMap<String, PathBuf>) -> Result<()> {
     for path in files(folder)? {
         if path.is_dir() {
             collect(&path, tree)?;
-        } else if let Some(name) = name(&path).strip_suffix(".ko") {
-            tree.insert(name.replace('-', "_"), path);
+        } else {
+            let name = name(&path);
+            let name = name.strip_suffix(".xz").unwrap_or(&name);
+            if let Some(name) = name.strip_suffix(".ko") {
+                tree.insert(name.replace('-', "_"), path);
+            }
         }
     }
     Ok(())
@@ -273,7 +298,7 @@ fn order_of(
         return Ok(());
     }
     let Some(path) = tree.get(name) else { return Ok(()) };
-    for other in depends(&read(path)?) {
+    for other in depends(&read_module(path)?) {
         order_of(&other, tree, order, seen)?;
     }
     order.push(name.to_owned());

@@ -119,7 +119,8 @@ fn variant(cache: &Cache, kernel: &KernelPackages, source: &Path, variant: Varia
         .map_err(Error::io("the headers' Makefile"))?;
     let mut make = Command::new("make");
     make.arg("-s").arg("-C").arg(&ours).arg(format!("M={}", work.display()));
-    make.args(["CONFIG_RDMA_SIW=m", &format!("CC={compiler}"), "modules"]);
+    // Without type information for BPF, which needs pahole.
+    make.args(["CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", &format!("CC={compiler}"), "modules"]);
     let made = run(&mut make, BUILD)?;
     if !made.is_ok() || !module.exists() {
         return Err(Error::Failed(format!(

@@ -37,6 +37,12 @@ pub struct Options {
     /// Put the rows that ran, in all their settings, into RESULTS.md
     #[arg(long, conflicts_with_all = ["usual", "short"])]
     pub add: bool,
+    /// A kernel that this Debian has beside its own, such as 6.12; with --short the rows go to RESULTS-VERSION.md
+    #[arg(long, value_name = "VERSION", conflicts_with = "add")]
+    pub kernel: Option<String>,
+    /// Test a debug build of uiw, which is built sooner
+    #[arg(long)]
+    pub debug: bool,
     /// Leave the guest running afterwards, until Enter
     #[arg(long)]
     pub keep: bool,
@@ -83,8 +89,8 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     if let Some(folder) = &options.pcap {
         fs::create_dir_all(folder).map_err(Error::io(folder.display()))?;
     }
-    let uiw = build_uiw("release")?;
-    let vm = TestVm::boot()?;
+    let uiw = build_uiw(if options.debug { "dev" } else { "release" })?;
+    let vm = TestVm::boot(options.kernel.as_deref())?;
     eprintln!("siw: the guest is up after {:.1} s", vm.guest.boot_time.as_secs_f64());
     let mut bench = Bench::new(vm, uiw);
     let results = go(options, cases, &mut bench)?;
@@ -98,9 +104,11 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     // The last row may have left no guest.
     bench.apply(&Setting::USUAL)?;
     let environment = Environment::of(&bench, begun.elapsed())?;
-    let whole = options.only.is_none() && options.from.is_none() && !options.usual && !options.short;
-    let file = folder().join("RESULTS.md");
-    if whole {
+    let file = match &options.kernel {
+        Some(kernel) => folder().join(format!("RESULTS-{kernel}.md")),
+        None => folder().join("RESULTS.md"),
+    };
+    if is_whole(options) {
         fs::write(&file, results.markdown(&environment)).map_err(Error::io(file.display()))?;
     } else if options.add {
         let before = fs::read_to_string(&file).map_err(Error::io(file.display()))?;
@@ -109,6 +117,12 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     let counts = results.counts();
     println!("{counts}, in {:.0} s", begun.elapsed().as_secs_f64());
     Ok(counts.failed)
+}
+
+/// Whether the rows are those that a file of results has: all, and of another kernel the short set.
+fn is_whole(options: &Options) -> bool {
+    let all = options.only.is_none() && options.from.is_none() && !options.usual;
+    all && options.short == options.kernel.is_some()
 }
 
 fn keep_hint(bench: &Bench) -> String {
@@ -177,11 +191,21 @@ fn report(case: &Case, direction: Direction, setting: &Setting, verdict: &Verdic
 /// # Errors
 /// If it does not build.
 pub fn build_uiw(profile: &str) -> Result<PathBuf> {
+    build(&["-p", "uiw-cli", "--bin", "uiw"], profile)
+}
+
+/// Builds the example that passes 9P between RDMA and a file server; gives its path.
+///
+/// # Errors
+/// If it does not build.
+pub fn build_bridge() -> Result<PathBuf> {
+    build(&["-p", "uiw-examples", "--example", "ninep_bridge"], "dev")
+}
+
+fn build(what: &[&str], profile: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command
-        .args(["build", "-q", "-p", "uiw-cli", "--bin", "uiw", "--message-format=json"])
-        .current_dir(workspace());
+    command.args(["build", "-q", "--message-format=json"]).args(what).current_dir(workspace());
     if profile == "release" {
         command.arg("--release");
     }
@@ -189,5 +213,5 @@ pub fn build_uiw(profile: &str) -> Result<PathBuf> {
     let executable = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let path =
         executable.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).next_back();
-    path.ok_or_else(|| Error::Failed("cargo does not say where the uiw program is".to_owned()))
+    path.ok_or_else(|| Error::Failed(format!("cargo does not say where {what:?} is")))
 }

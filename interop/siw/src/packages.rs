@@ -3,6 +3,7 @@
 use crate::cache::Cache;
 use crate::shell::{must, need, run};
 use crate::{Error, Result};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -70,6 +71,15 @@ const USERLAND: &[&str] = &[
     "libuuid1",
     "libatomic1",
     "libnuma1",
+    "open-iscsi",
+    "libopeniscsiusr",
+    "libisns0",
+    "libkmod2",
+    "libmount1",
+    "libblkid1",
+    "e2fsprogs",
+    "libext2fs2",
+    "libss2",
 ];
 
 /// The kernel's packages.
@@ -100,7 +110,8 @@ impl KernelPackages {
             image: format!("linux-image-{abi}"),
             headers: format!("linux-headers-{abi}"),
             common: format!("linux-headers-{plain}-common"),
-            kbuild: format!("linux-kbuild-{version}"),
+            // Named after the ABI since Debian's kernels have the release in it.
+            kbuild: format!("linux-kbuild-{}", if plain.contains('+') { plain } else { &version }),
             source: format!("linux-source-{version}"),
             version,
         })
@@ -119,11 +130,17 @@ pub fn provide(cache: &Cache) -> Result<KernelPackages> {
     let kernel = KernelPackages::of(&abi(cache)?)?;
     let wanted = kernel.all().into_iter().chain(USERLAND.iter().copied());
     let mut missing: Vec<&str> = wanted.filter(|package| deb(cache, package).is_none()).collect();
-    if !missing.is_empty() && fs::metadata(cache.made("fetched")).is_err() {
+    // What was asked for once is not asked for again, though this release may lack some of it.
+    let asked = wanted_list(&kernel);
+    let is_asked = fs::read_to_string(cache.made("fetched")).is_ok_and(|before| before == asked);
+    if !missing.is_empty() && !is_asked {
         need(&[("apt-get", "apt"), ("dpkg-deb", "dpkg")])?;
         // What this release does not have by that name is not asked for: apt-get would give up on all.
-        missing.retain(|package| is_known(package));
-        download(cache, &missing)?;
+        let known = known(&missing)?;
+        missing.retain(|package| known.contains(*package));
+        if !missing.is_empty() {
+            download(cache, &missing)?;
+        }
     }
     for package in kernel.all() {
         if deb(cache, package).is_none() {
@@ -132,14 +149,20 @@ pub fn provide(cache: &Cache) -> Result<KernelPackages> {
             )));
         }
     }
-    fs::write(cache.made("fetched"), "").map_err(Error::io("the cache"))?;
+    fs::write(cache.made("fetched"), asked).map_err(Error::io("the cache"))?;
     unpack(cache, "kernel", &[&kernel.image])?;
     unpack(cache, "headers", &[&kernel.headers, &kernel.common, &kernel.kbuild])?;
     unpack(cache, "user", USERLAND)?;
     Ok(kernel)
 }
 
-/// The ABI of the release's kernel; kept, so that the cache stays of one kernel.
+/// The names of all packages, a line each.
+fn wanted_list(kernel: &KernelPackages) -> String {
+    let names = kernel.all().into_iter().chain(USERLAND.iter().copied());
+    names.flat_map(|name| [name, "\n"]).collect()
+}
+
+/// The ABI of the kernel, the release's own or that of the cache's version; kept, so that the cache stays of one kernel.
 fn abi(cache: &Cache) -> Result<String> {
     let kept = cache.made("abi");
     if let Ok(abi) = fs::read_to_string(&kept) {
@@ -149,22 +172,35 @@ fn abi(cache: &Cache) -> Result<String> {
     if !std::env::consts::ARCH.eq("x86_64") {
         return Err(Error::Missing("an x86-64 machine (the guest's packages are built for it)".to_owned()));
     }
+    let meta = match cache.kernel() {
+        Some(version) => format!("linux-image-{version}-amd64"),
+        None => "linux-image-amd64".to_owned(),
+    };
     let mut apt = Command::new("apt-cache");
-    let text = must(apt.args(["depends", "linux-image-amd64"]), Duration::from_secs(60));
+    let text = must(apt.args(["depends", &meta]), Duration::from_secs(60));
     let text = text.unwrap_or_default();
     let found = text.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
     let abi = found.ok_or_else(|| {
-        Error::Missing(
-            "apt's lists of packages (linux-image-amd64 is unknown: run `apt-get update`)".to_owned(),
-        )
+        Error::Missing(format!("apt's lists of packages ({meta} is unknown: run `apt-get update`)"))
     })?;
     fs::write(&kept, abi).map_err(Error::io(kept.display()))?;
     Ok(abi.to_owned())
 }
 
-fn is_known(package: &str) -> bool {
-    let show = run(Command::new("apt-cache").args(["show", "-q", package]), Duration::from_secs(60));
-    show.is_ok_and(|output| output.is_ok() && output.out.contains("Filename:"))
+/// Those of `packages` that can be had, by one call: each reads all of apt's lists.
+fn known(packages: &[&str]) -> Result<BTreeSet<String>> {
+    let mut apt = Command::new("apt-cache");
+    // Its exit code is not 0 where it lacks one of them.
+    let output = run(apt.args(["show", "-q"]).args(packages), Duration::from_secs(300))?;
+    let (mut name, mut known) = ("", BTreeSet::new());
+    for line in output.out.lines() {
+        if let Some(package) = line.strip_prefix("Package: ") {
+            name = package;
+        } else if line.starts_with("Filename: ") {
+            known.insert(name.to_owned());
+        }
+    }
+    Ok(known)
 }
 
 fn download(cache: &Cache, packages: &[&str]) -> Result<()> {
@@ -218,6 +254,8 @@ mod tests {
         let kernel = KernelPackages::of("6.12.9+deb13-amd64").unwrap();
         assert_eq!(kernel.version, "6.12");
         assert_eq!(kernel.common, "linux-headers-6.12.9+deb13-common");
+        assert_eq!(kernel.kbuild, "linux-kbuild-6.12.9+deb13");
+        assert_eq!(KernelPackages::of("6.1.0-56-amd64").unwrap().kbuild, "linux-kbuild-6.1");
         assert!(KernelPackages::of("six").is_err());
     }
 }

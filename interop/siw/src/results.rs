@@ -21,6 +21,8 @@ struct Row {
 /// On what the rows were run.
 pub struct Environment {
     kernel: String,
+    /// The kernel's version, if it is not the release's own.
+    version: Option<String>,
     library: String,
     uiw: String,
     date: String,
@@ -36,7 +38,7 @@ impl Environment {
     /// If the guest does not answer.
     pub fn of(bench: &Bench, took: Duration) -> Result<Self> {
         let kernel = bench.guest().must("uname -rv")?.trim().to_owned();
-        let library = bench.parts().library.clone();
+        let (library, version) = (bench.parts().library.clone(), bench.parts().kernel.clone());
         let date = crate::shell::must(
             std::process::Command::new("date").args(["-u", "+%Y-%m-%d"]),
             Duration::from_secs(5),
@@ -44,7 +46,16 @@ impl Environment {
         let uiw = bench.run_uiw(&["--version"], Duration::from_secs(10))?.out.trim().to_owned();
         let network =
             if bench.net().is_whole() { "tap in a network namespace" } else { "user-mode networking" };
-        Ok(Self { kernel, library, uiw, date: date.trim().to_owned(), took, boots: bench.boots, network })
+        Ok(Self {
+            kernel,
+            version,
+            library,
+            uiw,
+            date: date.trim().to_owned(),
+            took,
+            boots: bench.boots,
+            network,
+        })
     }
 }
 
@@ -78,9 +89,13 @@ impl Results {
     /// The file.
     #[must_use]
     pub fn markdown(&self, environment: &Environment) -> String {
-        let Environment { kernel, library, uiw, date, took, boots, network } = environment;
-        let mut text = String::from(
-            "# uiw and the Linux siw driver\n\nMade by `cargo xtask interop siw`; do not edit.\n\n",
+        let Environment { kernel, version, library, uiw, date, took, boots, network } = environment;
+        let (of, options) = match version {
+            Some(version) => (format!(" of Linux {version}"), format!(" --kernel {version} --short")),
+            None => (String::new(), String::new()),
+        };
+        let mut text = format!(
+            "# uiw and the Linux siw driver{of}\n\nMade by `cargo xtask interop siw{options}`; do not edit.\n\n"
         );
         let _ = writeln!(
             text,
@@ -249,7 +264,16 @@ mod tests {
     fn environment() -> Environment {
         let text = |text: &str| text.to_owned();
         let (kernel, library, uiw, date) = (text("6"), text("44"), text("uiw 1"), text("today"));
-        Environment { kernel, library, uiw, date, took: Duration::from_secs(7), boots: 1, network: "tap" }
+        Environment {
+            kernel,
+            version: None,
+            library,
+            uiw,
+            date,
+            took: Duration::from_secs(7),
+            boots: 1,
+            network: "tap",
+        }
     }
 
     #[test]

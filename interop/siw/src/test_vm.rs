@@ -21,6 +21,8 @@ pub struct Parts {
     pub modules: Modules,
     /// The initramfs.
     pub initramfs: PathBuf,
+    /// The kernel's version, if it is not the release's own.
+    pub kernel: Option<String>,
     /// The libraries' package and version in the guest.
     pub library: String,
     /// Where the initramfs is, if it is of this process alone.
@@ -37,17 +39,17 @@ pub struct TestVm {
     pub parts: Parts,
 }
 
-/// Fetches and builds what a guest is made of, as far as it is not there yet.
+/// Fetches and builds what a guest is made of, as far as it is not there yet: with the release's own kernel, or another version that it has.
 ///
 /// # Errors
 /// [`crate::Error::Missing`] where packages or tools cannot be had.
-pub fn provide() -> Result<Parts> {
-    let cache = Cache::open()?;
+pub fn provide(kernel: Option<&str>) -> Result<Parts> {
+    let cache = Cache::open(kernel)?;
     let kernel = packages::provide(&cache)?;
     let modules = kernel::build(&cache, &kernel)?;
     let initramfs = image::build(&cache, &modules)?;
     let library = packages::version(&cache, "ibverbs-providers");
-    Ok(Parts { modules, initramfs, library, folder: None })
+    Ok(Parts { modules, initramfs, kernel: cache.kernel().map(str::to_owned), library, folder: None })
 }
 
 /// Removes what this process has, and what processes that are gone had: namespaces and folders.
@@ -57,12 +59,12 @@ pub fn sweep() {
 }
 
 impl TestVm {
-    /// Provides the parts, then boots a guest.
+    /// Provides the parts, then boots a guest with the release's kernel or this version.
     ///
     /// # Errors
     /// [`crate::Error::Missing`] where something of this machine is absent.
-    pub fn boot() -> Result<Self> {
-        let parts = provide()?;
+    pub fn boot(kernel: Option<&str>) -> Result<Self> {
+        let parts = provide(kernel)?;
         sweep();
         Self::boot_parts(parts)
     }
@@ -72,9 +74,9 @@ impl TestVm {
     /// # Errors
     /// As [`TestVm::boot`].
     pub fn boot_with(program: &Path) -> Result<Self> {
-        let mut parts = provide()?;
+        let mut parts = provide(None)?;
         sweep();
-        let bytes = image::with_program(&Cache::open()?, &parts.initramfs, program)?;
+        let bytes = image::with_program(&Cache::open(None)?, &parts.initramfs, program)?;
         let folder = Folder::create("program")?;
         parts.initramfs = folder.path().join("initramfs");
         fs::write(&parts.initramfs, bytes).map_err(Error::io(parts.initramfs.display()))?;

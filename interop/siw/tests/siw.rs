@@ -101,7 +101,7 @@ fn run(tests: &[Test], filtered: usize) -> ExitCode {
 
 fn bench() -> uiw_siw::Result<Bench> {
     // The virtual machine first: without it nothing needs to be built.
-    let vm = TestVm::boot()?;
+    let vm = TestVm::boot(None)?;
     Ok(Bench::new(vm, matrix::build_uiw("dev")?))
 }
 

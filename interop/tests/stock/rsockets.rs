@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, noise};
+use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, Network, Running, User, compile, free_port, noise, uiw};
 
 /// Both ends of one of rdmacm-utils' programs, with the same arguments: what they said.
 #[track_caller]
@@ -62,6 +63,32 @@ fn rstream_in_all_its_modes() {
             assert_eq!(client.count("custom"), 1, "{client:?}");
         }
     }
+}
+
+/// What a process has sent is with the peer although the process has ended long before: the path takes seconds for it.
+#[test]
+fn last_bytes_arrive_over_a_slow_path() {
+    let Some(_) = uiw_interop::require("rstream") else { return };
+    let Some(network) = Network::path() else { return };
+    let libraries = Libraries::get();
+    let mut wan = Command::new(uiw());
+    wan.args(["wan", "server", "client", "--rate", "4Mbit"]);
+    let mut wan = Running::start(network.middle(wan));
+    wan.wait_saying("carrying");
+    let port = free_port();
+    let command = || {
+        let mut command = libraries.command(User::Same, "rstream");
+        command.args(["-p", &port.to_string(), "-T", "b", "-T", "v", "-S", "2000000", "-C", "1", "-I", "1"]);
+        command
+    };
+    let mut server = Running::start(network.server(command()));
+    server.wait_listening(port);
+    let mut client = command();
+    client.args(["-s", &network.server_address().to_string()]);
+    // It receives last.
+    let client = Running::start(network.client(client)).end();
+    server.end().well();
+    client.well();
 }
 
 #[test]

@@ -3,8 +3,12 @@
 mod conform;
 mod endings;
 mod faults;
+mod files;
+mod iser;
+mod ninep;
 mod ops;
 mod own_tcp;
+mod rcopy;
 mod registration;
 mod rping;
 mod startup;
@@ -19,7 +23,10 @@ use crate::case::{Case, Setting};
 pub fn all() -> Vec<Case> {
     let mut cases = rping::cases();
     cases.extend(stock::cases());
+    cases.extend(rcopy::cases());
     cases.extend(tls::cases());
+    cases.extend(iser::cases());
+    cases.extend(ninep::cases());
     cases.extend(registration::cases());
     cases.extend(ops::cases());
     cases.extend(own_tcp::cases());

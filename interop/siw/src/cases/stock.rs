@@ -97,6 +97,25 @@ pub(super) fn cases() -> Vec<Case> {
     let simple = pair("rdma_server", "rdma_client", &[]);
     cases.push(simple.case("stock rdma_client and rdma_server".to_owned(), Axes::Crc, true));
     let shared = pair("rdma_xserver", "rdma_xclient", &["-c", "r"]);
+    for (size, count, axes, short) in [
+        ("64", "100", Axes::Crc, true),
+        ("4096", "50", Axes::Usual, false),
+        ("65536", "20", Axes::Crc, false),
+        ("1000000", "10", Axes::Usual, false),
+    ] {
+        for program in ["rstream", "riostream"] {
+            let modes = ["-T", "b", "-T", "v", "-S", size, "-C", count, "-I", "5"];
+            let name = format!("stock {program} {size}, verified");
+            cases.push(pair(program, program, &modes).case(name, axes, short && program == "rstream"));
+        }
+    }
+    let modes = ["-T", "n", "-T", "v", "-S", "65536", "-C", "20", "-I", "5"];
+    let nonblocking = pair("rstream", "rstream", &modes);
+    cases.push(nonblocking.case(
+        "stock rstream 65536, verified, without waiting".to_owned(),
+        Axes::Usual,
+        false,
+    ));
     cases.push(shared.case("stock rdma_xclient and rdma_xserver, RC".to_owned(), Axes::Crc, false));
     cases
 }
@@ -128,13 +147,14 @@ impl Pair {
         }
         bench.build_libraries();
         let needs_rtr = self.server_speaks_first && direction == Direction::Theirs;
-        let (mut hung, mut explained) = (0, 0);
-        while hung < ATTEMPTS {
+        let (mut hung, mut explained, mut cut) = (0, 0, 0);
+        while hung + cut < ATTEMPTS {
             if hung > 0 {
                 // A driver that is stuck takes its guest with it.
                 bench.renew();
                 bench.apply(setting)?;
             }
+            let resets = bench.resets_by_close()?;
             if needs_rtr {
                 bench.tunable(&[("peer_to_peer", "1")])?;
             }
@@ -157,7 +177,8 @@ impl Pair {
             };
             match (ours, theirs) {
                 (None, None) if needs_rtr && hung == 0 => return Ok(Verdict::Pass(PEER_TO_PEER.to_owned())),
-                (None, None) => return Ok(Verdict::Pass(remark(hung))),
+                (None, None) => return Ok(Verdict::Pass(remark(hung, cut))),
+                (Some(_), None) if is_reset(&ends.host) && bench.resets_by_close()? > resets => cut += 1,
                 (None, Some(_)) if ends.guest.status == HUNG => {
                     hung += 1;
                     explained += usize::from(is_stuck_in_siw(&bench.stuck()));
@@ -168,10 +189,12 @@ impl Pair {
                 (ours, theirs) => return Ok(Verdict::Fail(both(ours, theirs))),
             }
         }
-        Ok(if explained == hung {
-            Verdict::known(quirk::DESTROY_QP, remark(hung))
+        Ok(if cut > 0 && explained == hung {
+            Verdict::known(quirk::RESET_BY_CLOSE, remark(hung, cut))
+        } else if explained == hung {
+            Verdict::known(quirk::DESTROY_QP, remark(hung, cut))
         } else {
-            Verdict::Fail(format!("{}; {explained} of them in siw_destroy_qp", remark(hung)))
+            Verdict::Fail(format!("{}; {explained} of the hangs in siw_destroy_qp", remark(hung, cut)))
         })
     }
 
@@ -310,11 +333,21 @@ fn is_closing_race(output: &Output) -> bool {
         .all(|said| lines(output).any(|line| line.contains(said)))
 }
 
-fn remark(hung: usize) -> String {
-    match hung {
-        0 => String::new(),
-        hung => format!("the guest's program hung {hung} times by itself: ours had ended well, or not begun"),
-    }
+/// Whether our program's connection was reset.
+fn is_reset(output: &Output) -> bool {
+    lines(output).any(|line| line.contains("Connection reset by peer"))
+}
+
+fn remark(hung: usize, cut: usize) -> String {
+    let hangs = (hung > 0).then(|| {
+        format!("the guest's program hung {hung} times by itself: ours had ended well, or not begun")
+    });
+    let cuts = (cut > 0).then(|| {
+        format!(
+            "the guest's program ended well {cut} times, and its end reset the connection with bytes that it had sent (TCPAbortOnClose, TCPAbortOnData)"
+        )
+    });
+    hangs.into_iter().chain(cuts).collect::<Vec<_>>().join("; ")
 }
 
 fn both(ours: Option<String>, theirs: Option<String>) -> String {
