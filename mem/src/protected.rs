@@ -85,7 +85,8 @@ fn copy(
         let (to, from) = (dst.wrapping_add(done), src.wrapping_add(done));
         let at = if write { to.addr() } else { from.addr() };
         let part = (PAGE - at % PAGE).min(len - done);
-        if !plain(to, from, part) && !(state.is_protected(at, part) && by_file(&memory, to, from, part)) {
+        let moved = plain(to, from, part) || state.is_protected(at, part) && by_file(&memory, to, from, part);
+        if !moved {
             return false;
         }
         done += part;

@@ -3,17 +3,17 @@
 use std::path::{Path, PathBuf};
 
 /// Removed when dropped.
-pub struct Scratch(PathBuf);
+pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let number = getrandom::u64().unwrap();
         let path = std::env::temp_dir().join(format!("uiw-cp-{}-{number:x}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Self(path)
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }

@@ -59,7 +59,7 @@ const TAKEN: u32 = 1;
 /// The lines to show.
 fn lines(shown: &[String], printed: &[&str]) -> Vec<String> {
     let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
-    let (_, new) = align(&shown, printed, |line| line == "...", |shown, printed| line(shown, printed));
+    let (_, new) = align(&shown, printed, |line| line == "...", line);
     if fits(&new, printed) { new } else { printed.iter().map(|line| (*line).to_owned()).collect() }
 }
 
