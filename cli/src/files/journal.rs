@@ -1,6 +1,6 @@
 //! The journal of an incomplete file: which of its blocks are verified.
 //!
-//! It begins with [`MAGIC`], the size (64 bits) and the version (16 bytes) of the source, and 8 bytes of the BLAKE3 hash of all that. A record is the
+//! It begins with `MAGIC`, the size (64 bits) and the version (16 bytes) of the source, and 8 bytes of the BLAKE3 hash of all that. A record is the
 //! first block (64 bits), the number of blocks (64 bits), the hash of the block's bytes, and 8 bytes of the hash of these fields. A run in a hole has
 //! zeros as its hash; every other record is of one block.
 //!

@@ -29,8 +29,9 @@ enum Client {
     Theirs(crate::guest::Job),
 }
 
-fn start(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Client> {
-    let wire = super::wire(setting);
+/// `options` are more of `uiw siwtest`.
+fn start(bench: &mut Bench, setting: &Setting, direction: Direction, options: &[&str]) -> Result<Client> {
+    let wire = [super::wire(setting).as_slice(), options].concat();
     match direction {
         Direction::Ours => {
             bench.partner(setting.family, "")?;
@@ -71,7 +72,7 @@ fn noticed(text: &str, begun: Instant) -> Verdict {
 }
 
 fn siw_killed(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
-    let client = start(bench, setting, direction)?;
+    let client = start(bench, setting, direction, &[])?;
     std::thread::sleep(BEFORE);
     let begun = Instant::now();
     match client {
@@ -89,7 +90,7 @@ fn siw_killed(bench: &mut Bench, setting: &Setting, direction: Direction) -> Res
 }
 
 fn uiw_killed(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
-    let client = start(bench, setting, direction)?;
+    let client = start(bench, setting, direction, &[])?;
     std::thread::sleep(BEFORE);
     let begun = Instant::now();
     match client {
@@ -132,8 +133,9 @@ fn netem(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<V
     })
 }
 
+/// By default a silent peer is given up after a longer time than [`LIMIT`].
 fn power_off(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
-    let client = start(bench, setting, direction)?;
+    let client = start(bench, setting, direction, &["--dead-after", "20s"])?;
     std::thread::sleep(BEFORE);
     let begun = Instant::now();
     bench.power_off();
