@@ -150,7 +150,7 @@ fn nothing_to_complain_of_for_valgrind() {
     command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
     command.args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
     command.arg(format!("--suppressions={}", suppressions.display()));
-    command.arg(program).arg("alone").env("UIW_PERSONA", "roce");
+    command.arg(program).args(["alone", "few"]).env("UIW_PERSONA", "roce");
     assert_eq!(Running::start(command).end().well().count("datagrams are as they should be"), 1);
 }
 

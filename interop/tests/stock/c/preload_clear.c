@@ -154,9 +154,13 @@ static void another_port(int listed)
 {
 	union address at;
 	socklen_t len = loopback(&at, htons(listed));
-	int fd = socket(AF_INET, SOCK_STREAM, 0), plain = syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	int fd = socket(AF_INET, SOCK_STREAM, 0), plain;
 	FAILS(connect(fd, &at.any, len), ECONNREFUSED);
-	CHECK(syscall(SYS_listen, plain, 5) == 0 && syscall(SYS_getsockname, plain, &at, &len) == 0);
+	/* A port to which the offset of the test, 10,000, can be added. */
+	do {
+		plain = syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+		CHECK(syscall(SYS_listen, plain, 5) == 0 && syscall(SYS_getsockname, plain, &at, &len) == 0);
+	} while (ntohs(at.v4.sin_port) > 55535);
 	FAILS(connect(fd, &at.any, len), ECONNREFUSED);
 	len = loopback(&at, 0);
 	FAILS(connect(fd, &at.any, len), ECONNREFUSED);

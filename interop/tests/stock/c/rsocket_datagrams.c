@@ -1,6 +1,6 @@
 /*
  * Datagram rsockets beside UDP: every case runs on both, with the same result. Arguments: "udp" for plain sockets alone (which
- * librspreload.so may make rsockets), "alone" without children, "ipv6"; "say" for a socket that says what it gets and sends it back,
+ * librspreload.so may make rsockets), "alone" without children, "few" echoes, "ipv6"; "say" for a socket that says what it gets and sends it back,
  * "answer ADDRESS PORT" for one that sends it back alone, and "ask ADDRESS PORT COUNT" for one that compares what comes back.
  */
 #define _GNU_SOURCE
@@ -541,6 +541,7 @@ int main(int argc, char **argv)
 			return one_end(argv + i);
 		only_udp |= !strcmp(argv[i], "udp");
 		with_child &= strcmp(argv[i], "alone") != 0;
+		echoes = !strcmp(argv[i], "few") ? ECHOES / 10 : echoes;
 		family = !strcmp(argv[i], "ipv6") ? AF_INET6 : family;
 	}
 	rs = false;
