@@ -96,7 +96,8 @@ pub struct Cq {
     shard: usize,
     /// The shards of connections that complete here: a bit for each.
     shards: AtomicU64,
-    /// When it was last armed, the channel's descriptor began to report arrivals on all of these shards.
+    /// When it was last armed, its channel had a descriptor that becomes readable when something arrives on one of these shards, by a watch or by
+    /// the background thread.
     watched: AtomicBool,
     /// The next poll that finds nothing drives nothing. Stored without an order: a poll more or less that drives changes nothing.
     skips_drive: AtomicBool,
