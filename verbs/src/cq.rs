@@ -405,11 +405,9 @@ impl Cq {
         }
         if fires {
             inner.arm = Arm::None;
-            drop(inner);
-            if let Some(channel) = &self.options.channel {
-                channel.push(self.this.clone(), wakes);
-            }
         }
+        drop(inner);
+        self.notify_channel(fires, wakes);
         Some(number)
     }
 
@@ -442,13 +440,20 @@ impl Cq {
             inner.arm = Arm::None;
         }
         drop(inner);
-        if fires && let Some(channel) = &self.options.channel {
-            channel.push(self.this.clone(), wakes);
-        }
+        self.notify_channel(fires, wakes);
         if overflows {
             self.report_overflow(wakes);
         }
         count
+    }
+
+    /// Something has completed. `fires`: for which an event was asked for.
+    fn notify_channel(&self, fires: bool, wakes: &mut Wakes) {
+        match &self.options.channel {
+            Some(channel) if fires => channel.push(self.this.clone(), wakes),
+            Some(channel) => channel.note_completion(wakes),
+            None => {}
+        }
     }
 
     fn report_overflow(&self, wakes: &mut Wakes) {
