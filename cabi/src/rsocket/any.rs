@@ -5,7 +5,7 @@ use crate::rsocket::ready;
 use crate::rsocket::socket::Socket;
 use std::ffi::{c_int, c_short};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 /// An rsocket.
 #[derive(Clone)]
@@ -50,6 +50,14 @@ impl AnySocket {
         match self {
             Self::Stream(socket) => socket.watch(cx),
             Self::Datagram(socket) => socket.watch(cx),
+        }
+    }
+
+    /// The task does not wait any more.
+    pub(crate) fn unwatch(&self, waker: &Waker) {
+        match self {
+            Self::Stream(socket) => socket.unwatch(waker),
+            Self::Datagram(socket) => socket.unwatch(waker),
         }
     }
 

@@ -55,6 +55,13 @@ struct Member {
     fd: RawFd,
     socket: AnySocket,
     event: Mutex<Asked>,
+    /// Of a [`MemberWaker`].
+    waker: Waker,
+}
+
+/// What the socket wakes.
+struct MemberWaker {
+    member: Weak<Member>,
     woken: Arc<Woken>,
 }
 
@@ -73,17 +80,35 @@ impl Asked {
 }
 
 impl Member {
+    fn new(fd: RawFd, socket: AnySocket, event: Asked, woken: &Arc<Woken>) -> Arc<Self> {
+        Arc::new_cyclic(|member| {
+            let (member, woken) = (Weak::clone(member), Arc::clone(woken));
+            Self {
+                fd,
+                socket,
+                event: Mutex::new(event),
+                waker: Arc::new(MemberWaker { member, woken }).into(),
+            }
+        })
+    }
+
     /// Whether the program still has the descriptor.
     fn is_open(&self) -> bool {
         table::get(self.fd).and_then(Entry::socket).is_some_and(|socket| socket.is(&self.socket))
     }
 }
 
-impl Wake for Member {
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.socket.unwatch(&self.waker);
+    }
+}
+
+impl Wake for MemberWaker {
     fn wake(self: Arc<Self>) {
         let waiting = {
             let mut woken = self.woken.0.lock();
-            woken.members.push_back(Arc::downgrade(&self));
+            woken.members.push_back(Weak::clone(&self.member));
             std::mem::take(&mut woken.waiting)
         };
         waiting.into_iter().for_each(Waker::wake);
@@ -199,8 +224,7 @@ impl Epoll {
                     return sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event);
                 }
                 (libc::EPOLL_CTL_ADD, None) => {
-                    let (event, woken) = (Mutex::new(asked(event)?), Arc::clone(&self.woken));
-                    let member = Arc::new(Member { fd, socket, event, woken });
+                    let member = Member::new(fd, socket, asked(event)?, &self.woken);
                     members.insert(fd, Arc::clone(&member));
                     member
                 }
@@ -208,7 +232,7 @@ impl Epoll {
             }
         };
         // Its state is looked at by the next wait.
-        Wake::wake(member);
+        member.waker.wake_by_ref();
         Ok(())
     }
 
@@ -244,11 +268,10 @@ impl Epoll {
             // It is another socket, of the number of one that was closed.
             return;
         }
-        let (socket, woken) = (AnySocket::Stream(Arc::clone(socket)), Arc::clone(&self.woken));
-        let member = Arc::new(Member { fd, socket, event: Mutex::new(asked), woken });
+        let member = Member::new(fd, AnySocket::Stream(Arc::clone(socket)), asked, &self.woken);
         self.members.lock().insert(fd, Arc::clone(&member));
         drop(plain);
-        Wake::wake(member);
+        member.waker.wake_by_ref();
     }
 
     /// An rsocket among the members is a socket of the kernel from now on. Called while the table has the rsocket and the number that socket.
@@ -292,12 +315,9 @@ impl Epoll {
                 again.push_back(candidate);
                 continue;
             }
-            let waker = Waker::from(Arc::clone(&member));
             let wanted = (asked.events & 0x3FFF) as c_short;
-            let Poll::Ready(revents) = member.socket.poll_ready(wanted, &mut Context::from_waker(&waker))
-            else {
-                continue;
-            };
+            let cx = &mut Context::from_waker(&member.waker);
+            let Poll::Ready(revents) = member.socket.poll_ready(wanted, cx) else { continue };
             if let AnySocket::Stream(stream) = &member.socket
                 && revents & FALL_BACK != 0
             {
@@ -312,8 +332,8 @@ impl Epoll {
             } else if asked.events & EPOLLET as u32 == 0 {
                 // Level-triggered: ready until it is found not to be.
                 again.push_back(candidate);
-            } else if member.socket.watch(&mut Context::from_waker(&waker)) {
-                waker.wake();
+            } else if member.socket.watch(cx) {
+                member.waker.wake_by_ref();
             }
         }
         self.woken.0.lock().members.extend(again);
@@ -364,5 +384,38 @@ impl Epoll {
             let device = if members.is_empty() { None } else { Some(engine::get()?) };
             wait::until_or(device.as_ref(), &mut others, &limit, arm, any)?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rsocket::exports::new_set;
+
+    /// redis removes and adds a connection with each message.
+    #[test]
+    fn a_socket_keeps_nothing_of_sets_that_it_is_not_in() {
+        let socket = Socket::new(false, new_set());
+        let fd = table::add(Entry::Socket(Arc::clone(&socket))).unwrap();
+        let event = Some(epoll_event { events: libc::EPOLLIN as u32, u64: 7 });
+        let watch = |set: &Epoll| {
+            set.control(libc::EPOLL_CTL_ADD, fd, event).unwrap();
+            let member = Arc::clone(&set.members.lock()[&fd]);
+            assert!(!member.socket.watch(&mut Context::from_waker(&member.waker)));
+        };
+        let (set, _fd) = Epoll::new(0).unwrap();
+        watch(&set);
+        assert_eq!(socket.watching(), 1);
+        for _ in 0..100 {
+            set.control(libc::EPOLL_CTL_DEL, fd, None).unwrap();
+            watch(&set);
+        }
+        for _ in 0..100 {
+            watch(&Epoll::new(0).unwrap().0);
+        }
+        assert_eq!(socket.watching(), 1);
+        drop(set);
+        assert_eq!(socket.watching(), 0);
+        table::close(fd).unwrap();
     }
 }

@@ -39,6 +39,7 @@ mod sys;
 mod table;
 pub mod transfer;
 mod wait;
+mod watchers;
 pub mod wire;
 
 use std::sync::atomic::{AtomicBool, Ordering};

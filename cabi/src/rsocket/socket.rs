@@ -16,6 +16,7 @@ use crate::rsocket::service::{self, Closing, Timer};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::stream::{Ending, Stream};
 use crate::rsocket::wait::{self, Attempts, Try};
+use crate::rsocket::watchers::Watchers;
 use crate::rsocket::{PROGRESS_CHECK, is_exiting};
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -123,8 +124,7 @@ pub(crate) struct Socket {
     state: Mutex<State>,
     /// Of the connection, or of the listener.
     channel: Arc<CmChannel>,
-    /// Threads that wait for a change which another thread may find.
-    wakers: Mutex<Vec<Waker>>,
+    watchers: Arc<Watchers>,
     attempts: Attempts,
     /// Numbers that the program has for it.
     numbers: AtomicU32,
@@ -150,7 +150,7 @@ impl Socket {
         Arc::new(Self {
             state: Mutex::new(state),
             channel: Arc::default(),
-            wakers: Mutex::default(),
+            watchers: Arc::default(),
             attempts: Attempts::default(),
             numbers: AtomicU32::new(0),
             may_fall_back: AtomicBool::new(false),
@@ -191,8 +191,17 @@ impl Socket {
 
     /// Whether the peer has no rsockets, and TCP is to be tried.
     pub(crate) fn is_refused(&self) -> bool {
-        self.may_fall_back.load(Ordering::Acquire)
-            && self.look(None, |state| matches!(state.phase, Phase::Refused))
+        if !self.may_fall_back.load(Ordering::Acquire) {
+            return false;
+        }
+        let (is_refused, is_connected) = self.look(None, |state| {
+            (matches!(state.phase, Phase::Refused), matches!(state.phase, Phase::Connected(..)))
+        });
+        // Every call on the socket asks, and to look at it drives the engine.
+        if is_connected {
+            self.may_fall_back(false);
+        }
+        is_refused
     }
 
     /// The socket that the program had, with its flags and options, for the first thread that asks.
@@ -230,12 +239,18 @@ impl Socket {
 
     /// Other threads look again.
     pub(crate) fn wake(&self, except: Option<&Waker>) {
-        let wakers = std::mem::take(&mut *self.wakers.lock());
-        // A thread's own registration is renewed when it polls.
-        wakers
-            .into_iter()
-            .filter(|waker| !except.is_some_and(|own| own.will_wake(waker)))
-            .for_each(Waker::wake);
+        self.watchers.wake_all(except);
+    }
+
+    /// The task does not wait any more.
+    pub(crate) fn unwatch(&self, waker: &Waker) {
+        self.watchers.remove(waker);
+    }
+
+    /// How many threads and sets wait for a change.
+    #[cfg(test)]
+    pub(crate) fn watching(&self) -> usize {
+        self.watchers.len()
     }
 
     /// Handles the events of the connection manager that have come.
@@ -286,23 +301,20 @@ impl Socket {
 
     /// The task is woken by the next change. True when there has been one.
     pub(crate) fn watch(&self, cx: &mut Context<'_>) -> bool {
-        {
-            let mut wakers = self.wakers.lock();
-            if !wakers.iter().any(|known| known.will_wake(cx.waker())) {
-                wakers.push(cx.waker().clone());
-            }
-        }
+        self.watchers.add(cx.waker());
+        let all = self.watchers.all();
+        let engine = &mut Context::from_waker(&all);
         let (listens, cq) = {
             let state = self.lock();
             let listens = matches!(state.phase, Phase::Listening(_));
             (listens, state.stream().map(|stream| Arc::clone(stream.link.cq())))
         };
-        if !listens && let Poll::Ready(event) = self.channel.poll_pop(cx) {
+        if !listens && let Poll::Ready(event) = self.channel.poll_pop(engine) {
             self.lock().handle(event.kind);
             self.wake(Some(cx.waker()));
             return true;
         }
-        cq.is_some_and(|cq| cq.poll_ready(cx).is_ready())
+        cq.is_some_and(|cq| cq.poll_ready(engine).is_ready())
     }
 
     /// Asks the engine for a wake-up by its background thread at the next completion.

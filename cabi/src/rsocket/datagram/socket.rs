@@ -13,6 +13,7 @@ use crate::rsocket::preload::Behind;
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::sys;
 use crate::rsocket::wait::{self, Attempts, Limit, Try};
+use crate::rsocket::watchers::Watchers;
 use crate::settings::Settings;
 use crate::stack;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
@@ -64,8 +65,7 @@ pub(crate) struct State {
 pub(crate) struct Datagram {
     state: Mutex<State>,
     ipv6: bool,
-    /// Threads that wait for a change which another thread may find.
-    wakers: Mutex<Vec<Waker>>,
+    watchers: Arc<Watchers>,
     attempts: Attempts,
     /// Numbers that the program has for it.
     numbers: AtomicU32,
@@ -118,7 +118,7 @@ impl Datagram {
         Ok(Arc::new_cyclic(|this| Self {
             state: Mutex::new(state),
             ipv6,
-            wakers: Mutex::default(),
+            watchers: Arc::default(),
             attempts: Attempts::default(),
             numbers: AtomicU32::new(0),
             behind,
@@ -160,11 +160,12 @@ impl Datagram {
 
     /// Other threads look again.
     pub(super) fn wake(&self, except: Option<&Waker>) {
-        let wakers = std::mem::take(&mut *self.wakers.lock());
-        wakers
-            .into_iter()
-            .filter(|waker| !except.is_some_and(|own| own.will_wake(waker)))
-            .for_each(Waker::wake);
+        self.watchers.wake_all(except);
+    }
+
+    /// The task does not wait any more.
+    pub(crate) fn unwatch(&self, waker: &Waker) {
+        self.watchers.remove(waker);
     }
 
     /// Takes what has come, and asks `ask`. Other threads are woken by what is found.
@@ -195,14 +196,10 @@ impl Datagram {
 
     /// The task is woken by the next change. True when there has been one.
     pub(crate) fn watch(&self, cx: &mut Context<'_>) -> bool {
-        {
-            let mut wakers = self.wakers.lock();
-            if !wakers.iter().any(|known| known.will_wake(cx.waker())) {
-                wakers.push(cx.waker().clone());
-            }
-        }
+        self.watchers.add(cx.waker());
+        let all = self.watchers.all();
         let cq = self.lock().endpoint.as_ref().map(|endpoint| Arc::clone(endpoint.cq()));
-        cq.is_some_and(|cq| cq.poll_ready(cx).is_ready())
+        cq.is_some_and(|cq| cq.poll_ready(&mut Context::from_waker(&all)).is_ready())
     }
 
     /// Asks the engine for a wake-up by its background thread at the next completion.

@@ -1,0 +1,89 @@
+//! Threads and epoll sets that wait for a socket to change.
+
+use crate::lock::Mutex;
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+
+/// Those of one socket. The engine has one waker of a socket, which wakes all of them: what it keeps does not grow with epoll sets that
+/// are made and closed, or to which the program adds the socket repeatedly.
+#[derive(Default)]
+pub(crate) struct Watchers(Mutex<Vec<Waker>>);
+
+impl Watchers {
+    /// `waker` is woken by the next change.
+    pub(crate) fn add(&self, waker: &Waker) {
+        let mut wakers = self.0.lock();
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+
+    /// `waker` does not wait any more.
+    pub(crate) fn remove(&self, waker: &Waker) {
+        // Dropped when the lock is released.
+        let _removed: Vec<_> = self.0.lock().extract_if(.., |known| known.will_wake(waker)).collect();
+    }
+
+    /// There is a change: all but `except` look again. Each registers again when it finds nothing.
+    pub(crate) fn wake_all(&self, except: Option<&Waker>) {
+        let wakers = std::mem::take(&mut *self.0.lock());
+        wakers
+            .into_iter()
+            .filter(|waker| !except.is_some_and(|own| own.will_wake(waker)))
+            .for_each(Waker::wake);
+    }
+
+    /// The waker for the engine.
+    pub(crate) fn all(self: &Arc<Self>) -> Waker {
+        Waker::from(Arc::clone(self))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+}
+
+impl Wake for Watchers {
+    fn wake(self: Arc<Self>) {
+        self.wake_all(None);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.wake_all(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[derive(Default)]
+    struct Counter(AtomicU32);
+
+    impl Wake for Counter {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn all_but_the_one_that_has_looked_are_woken_once() {
+        let watchers: Arc<Watchers> = Arc::default();
+        let counters = [(); 3].map(|()| Arc::<Counter>::default());
+        let wakers = counters.clone().map(Waker::from);
+        let counts = || counters.each_ref().map(|counter| counter.0.load(Ordering::Relaxed));
+        wakers.iter().chain(&wakers).for_each(|waker| watchers.add(waker));
+        assert_eq!(watchers.len(), 3);
+        watchers.remove(&wakers[2]);
+        watchers.wake_all(Some(&wakers[0]));
+        assert_eq!(counts(), [0, 1, 0]);
+        watchers.wake_all(None);
+        assert_eq!(counts(), [0, 1, 0], "none has registered again");
+        watchers.add(&wakers[0]);
+        watchers.all().wake_by_ref();
+        assert_eq!(counts(), [1, 1, 0]);
+        assert!(watchers.all().will_wake(&watchers.all()));
+    }
+}
