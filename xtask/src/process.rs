@@ -59,7 +59,7 @@ pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<End> {
     child.wait(deadline)
 }
 
-/// Runs a command and hands every line of its stdout to `line` as it comes.
+/// Runs a command and hands every line of its stdout, and of its stderr if that is a pipe, to `line` as it comes.
 pub(crate) fn run_lines(
     command: &mut Command,
     deadline: Instant,
@@ -106,6 +106,10 @@ impl Group {
 
     fn lines(&mut self) -> mpsc::Receiver<String> {
         let (sender, receiver) = mpsc::channel();
+        if let Some(stderr) = self.child.stderr.take() {
+            let sender = sender.clone();
+            std::thread::spawn(move || read_lines(BufReader::new(stderr), &sender));
+        }
         if let Some(stdout) = self.child.stdout.take() {
             std::thread::spawn(move || read_lines(BufReader::new(stdout), &sender));
         }
