@@ -41,8 +41,9 @@ const SKIP_LOG: &str = "UIW_SKIP_LOG";
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Steps: fmt, clippy, doc, prose, book, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then `cargo test --workspace`,
-then requirements: every MUST of the RFCs is proved by a test that has just passed.
+Steps: fmt, clippy, doc, prose, book, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then what `cargo test --workspace` runs,
+several test binaries at a time, each one's output in one piece when it has ended; then requirements: every MUST of the RFCs is proved by a test that has
+just passed.
 Programs that tests need are installed with apt-get when run as root; without them the tests that need them
 are counted as skipped; the first run fetches about 240 MB for the virtual machine with the siw driver. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
 pub(crate) struct Options {
