@@ -22,8 +22,9 @@ use crate::workspace::{cargo, root};
 
 /// The longest that everything together may take.
 const CAP: Duration = Duration::from_secs(45 * 60);
-/// How many test binaries run at a time. Most of their tests wait, for programs of others, for time-outs or for packages.
-const AT_A_TIME: usize = 4;
+/// How many test binaries run at a time: most of their tests wait, for programs, for time-outs or for packages, and each binary has as many threads as this
+/// machine has processors.
+const AT_A_TIME: usize = 3;
 /// The test binaries that take the longest, in the order in which they begin; the others follow.
 const LONGEST: &[&str] = &[
     "interop/siw/tests/siw.rs",
