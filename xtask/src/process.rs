@@ -31,10 +31,11 @@ fn running() -> MutexGuard<'static, Vec<i32>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the running process groups when the user interrupts, so that no process remains.
-pub(crate) fn handle_interrupts() {
-    let installed = ctrlc::set_handler(|| {
+/// Ends the running process groups when the user interrupts, so that no process remains, and tidies up with `tidy`.
+pub(crate) fn handle_interrupts(tidy: fn()) {
+    let installed = ctrlc::set_handler(move || {
         running().iter().copied().for_each(kill_group);
+        tidy();
         std::process::exit(130);
     });
     if let Err(error) = installed {

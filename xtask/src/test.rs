@@ -131,7 +131,7 @@ const STEPS: &[Step] = &[
 /// Runs everything; the score is the last line on stdout.
 pub(crate) fn run(options: &Options) -> ExitCode {
     let deadline = Instant::now() + CAP;
-    process::handle_interrupts();
+    process::handle_interrupts(|| drop(fs::remove_file(SkipLog::place())));
     if !options.no_install {
         packages::install(deadline);
     }
@@ -331,10 +331,14 @@ struct SkipLog {
 
 impl SkipLog {
     fn new() -> Self {
-        let path = env::temp_dir().join(format!("uiw-skipped-{}.log", std::process::id()));
+        let path = Self::place();
         // A leftover of an earlier process with this id would count tests of another run.
         let _ = fs::remove_file(&path);
         Self { path }
+    }
+
+    fn place() -> PathBuf {
+        env::temp_dir().join(format!("uiw-skipped-{}.log", std::process::id()))
     }
 
     fn read(&self) -> Vec<Skip> {

@@ -48,7 +48,7 @@ impl Job {
         let mut lines = Vec::new();
         let end = if begun < deadline {
             process::run_lines(self.command.stderr(Stdio::piped()), deadline, |line| {
-                lines.push(line.to_owned())
+                lines.push(line.to_owned());
             })
         } else {
             Ok(End::TimedOut)
