@@ -8,7 +8,7 @@ use crate::object::{Body, Object};
 use crate::signals::Held;
 use crate::users::{Unacknowledged, Users};
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct CompChannel {
 pub(crate) struct CompEvents {
     engine: Arc<uiw_verbs::CompChannel>,
     /// C's objects by the engine's numbers. The lock is the channel's own, and is held for a look-up alone.
-    queues: Mutex<HashMap<u32, Queue>>,
+    queues: Mutex<BTreeMap<u32, Queue>>,
     /// Armings of its queues. Not exact where several threads arm.
     arms: AtomicU32,
 }

@@ -356,11 +356,8 @@ fn numeric(text: &str, port: u16) -> Option<SocketAddr> {
         Some((interface, digits)) => (interface, digits.parse().ok()?),
         None => (rest.trim_end_matches(']'), port),
     };
-    let scope = interface.parse().ok().or_else(|| {
-        let index = format!("/sys/class/net/{interface}/ifindex");
-        let is_name = !interface.contains('/');
-        std::fs::read_to_string(index).ok().filter(|_| is_name)?.trim().parse().ok()
-    })?;
+    let number = || Some(uiw_llp::Interface::find(interface).ok()?.index);
+    let scope = interface.parse().ok().or_else(number)?;
     Some(SocketAddrV6::new(address, port, 0, scope).into())
 }
 

@@ -96,7 +96,8 @@ pub struct Cq {
     shard: usize,
     /// The shards of connections that complete here: a bit for each.
     shards: AtomicU64,
-    /// When it was last armed, the channel's descriptor began to report arrivals on all of these shards.
+    /// When it was last armed, its channel had a descriptor that becomes readable when something arrives on one of these shards, by a watch or by
+    /// the background thread.
     watched: AtomicBool,
     /// The next poll that finds nothing drives nothing. Stored without an order: a poll more or less that drives changes nothing.
     skips_drive: AtomicBool,
@@ -404,11 +405,9 @@ impl Cq {
         }
         if fires {
             inner.arm = Arm::None;
-            drop(inner);
-            if let Some(channel) = &self.options.channel {
-                channel.push(self.this.clone(), wakes);
-            }
         }
+        drop(inner);
+        self.notify_channel(fires, wakes);
         Some(number)
     }
 
@@ -441,13 +440,20 @@ impl Cq {
             inner.arm = Arm::None;
         }
         drop(inner);
-        if fires && let Some(channel) = &self.options.channel {
-            channel.push(self.this.clone(), wakes);
-        }
+        self.notify_channel(fires, wakes);
         if overflows {
             self.report_overflow(wakes);
         }
         count
+    }
+
+    /// Something has completed. `fires`: for which an event was asked for.
+    fn notify_channel(&self, fires: bool, wakes: &mut Wakes) {
+        match &self.options.channel {
+            Some(channel) if fires => channel.push(self.this.clone(), wakes),
+            Some(channel) => channel.note_completion(wakes),
+            None => {}
+        }
     }
 
     fn report_overflow(&self, wakes: &mut Wakes) {

@@ -1,5 +1,6 @@
 //! Notification: queues of events with an optional descriptor, and wake-ups that are executed after every lock is released.
 
+use crate::comp_channel::Withheld;
 use crate::driver::ChannelSet;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
@@ -16,6 +17,21 @@ pub(crate) enum Wake {
     Waker(Waker),
     /// One token for a descriptor.
     Fd(Arc<Tokens>),
+    /// One token for a completion channel's descriptor, which a post may withhold.
+    Due(Arc<Withheld>),
+    /// A completion beside an event whose token may be withheld.
+    Completed(Arc<Withheld>),
+}
+
+impl Wake {
+    fn give(self) {
+        match self {
+            Self::Waker(waker) => waker.wake(),
+            Self::Fd(tokens) => tokens.give(),
+            Self::Due(withheld) => withheld.give(),
+            Self::Completed(withheld) => withheld.complete(),
+        }
+    }
 }
 
 /// Wake-ups that are due.
@@ -42,22 +58,32 @@ impl Wakes {
 
     fn give_all(&mut self) {
         for wake in self.0.drain(..) {
+            wake.give();
+        }
+    }
+
+    /// As [`Wakes::give`], by a thread that posts. `may_withhold`: whether the program sleeps only until an arrival, and another
+    /// thread releases the token in time.
+    pub(crate) fn give_after_post(&mut self, may_withhold: impl Fn(&Arc<Withheld>) -> bool) {
+        for wake in self.0.drain(..) {
             match wake {
-                Wake::Waker(waker) => waker.wake(),
-                Wake::Fd(tokens) => tokens.give(),
+                Wake::Due(withheld) => withheld.give_after_post(&may_withhold),
+                Wake::Completed(withheld) if may_withhold(&withheld) => {}
+                other => other.give(),
             }
         }
     }
 }
 
-/// An event descriptor in semaphore mode that holds one token for each queued event.
+/// An event descriptor in semaphore mode that holds one token for each queued event, but for those that are withheld.
 ///
 /// The descriptor is created by the first request for it: ten thousand idle connections hold no descriptors besides their sockets.
 #[derive(Default)]
 pub(crate) struct Tokens {
     fd: OnceLock<OwnedFd>,
-    /// Events taken before their token was written: that many tokens are not written any more.
-    taken_early: Mutex<u32>,
+    /// Positive: events taken before their token was written; that many tokens are not written any more. Negative: events that are queued
+    /// and whose token is withheld.
+    balance: Mutex<i32>,
 }
 
 impl Tokens {
@@ -71,26 +97,61 @@ impl Tokens {
         Ok(self.fd.get_or_init(|| fd))
     }
 
-    fn give(&self) {
+    pub(crate) fn give(&self) {
         let Some(fd) = self.fd.get() else { return };
-        let mut early = self.taken_early.lock();
-        if *early > 0 {
-            *early -= 1;
+        let mut balance = self.balance.lock();
+        if *balance > 0 {
+            *balance -= 1;
         } else {
-            // A semaphore of 2^64 - 2 tokens cannot overflow; the write cannot fail on a live descriptor.
-            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+            Self::write(fd, 1);
         }
+    }
+
+    /// Instead of [`Tokens::give`]: the event is queued, and the descriptor is not readable for it.
+    pub(crate) fn withhold(&self) {
+        *self.balance.lock() -= 1;
+    }
+
+    /// Writes the tokens that are withheld.
+    pub(crate) fn release(&self) {
+        let Some(fd) = self.fd.get() else { return };
+        let mut balance = self.balance.lock();
+        if *balance < 0 {
+            Self::write(fd, balance.unsigned_abs().into());
+            *balance = 0;
+        }
+    }
+
+    /// A semaphore of 2^64 - 2 tokens cannot overflow; the write cannot fail on a live descriptor.
+    fn write(fd: &OwnedFd, count: u64) {
+        let _ = rustix::io::write(fd, &count.to_ne_bytes());
     }
 
     /// As if a token had been read that is not written yet: the next one is not written.
     fn borrow(&self) {
-        *self.taken_early.lock() += 1;
+        *self.balance.lock() += 1;
     }
 
     /// Takes the token of an event just popped, or notes that its token need not be written.
     fn take(&self) {
         let Some(fd) = self.fd.get() else { return };
-        let mut early = self.taken_early.lock();
+        let mut balance = self.balance.lock();
+        if *balance < 0 || !Self::read(fd) {
+            *balance += 1;
+        }
+    }
+
+    /// After [`Tokens::borrow`]: takes a token that had been written before.
+    fn take_written(&self) {
+        let Some(fd) = self.fd.get() else { return };
+        let mut balance = self.balance.lock();
+        if *balance > 0 && Self::read(fd) {
+            *balance -= 1;
+        }
+    }
+
+    /// Takes a token. False: there is none.
+    fn read(fd: &OwnedFd) -> bool {
         // The descriptor may be blocking (the application decides); RWF_NOWAIT reads without blocking either way.
         let mut token = [0u8; 8];
         let read = rustix::io::preadv2(
@@ -99,9 +160,7 @@ impl Tokens {
             u64::MAX,
             rustix::io::ReadWriteFlags::NOWAIT,
         );
-        if matches!(read, Err(Errno::AGAIN)) {
-            *early += 1;
-        }
+        !matches!(read, Err(Errno::AGAIN))
     }
 }
 
@@ -155,10 +214,15 @@ impl<T> std::fmt::Debug for EventQueue<T> {
 
 impl<T> EventQueue<T> {
     pub(crate) fn push(&self, item: T, wakes: &mut Wakes) {
+        self.push_with(item, wakes, || Wake::Fd(Arc::clone(&self.tokens)));
+    }
+
+    /// As [`EventQueue::push`]; `token` makes the wake-up that writes the descriptor's token.
+    pub(crate) fn push_with(&self, item: T, wakes: &mut Wakes, token: impl FnOnce() -> Wake) {
         let mut inner = self.inner.lock();
         inner.items.push_back(item);
         if self.tokens.fd.get().is_some() {
-            wakes.push(Wake::Fd(Arc::clone(&self.tokens)));
+            wakes.push(token());
         }
         for waker in inner.wakers.drain(..) {
             wakes.push(Wake::Waker(waker));
@@ -170,6 +234,11 @@ impl<T> EventQueue<T> {
         let mut wakes = Wakes::default();
         self.push(item, &mut wakes);
         wakes.give();
+    }
+
+    /// The tokens of its descriptor.
+    pub(crate) fn tokens(&self) -> &Arc<Tokens> {
+        &self.tokens
     }
 
     /// Moves the events for which `which` returns true to the end of another queue, in order, with their tokens.
@@ -202,7 +271,9 @@ impl<T> EventQueue<T> {
     pub(crate) fn pop_found(&self, find: impl FnOnce()) -> Option<T> {
         self.tokens.borrow();
         find();
-        self.pop_with_token()
+        let item = self.pop_with_token();
+        self.tokens.take_written();
+        item
     }
 
     /// The oldest event, or a wake-up when there is one.
@@ -348,6 +419,20 @@ mod tests {
         assert!(readable(fd), "the next event has its token");
         read();
         assert_eq!(queue.pop_with_token(), Some(3));
+    }
+
+    #[test]
+    fn token_of_an_event_that_was_there_before_is_taken_with_it() {
+        let queue = EventQueue::default();
+        let fd = queue.fd().unwrap();
+        queue.post(1);
+        assert_eq!(queue.pop_found(|| ()), Some(1));
+        assert!(!readable(fd));
+        queue.post(2);
+        assert!(readable(fd));
+        assert_eq!(queue.pop_found(|| queue.post(3)), Some(2));
+        assert_eq!((queue.try_pop(), readable(fd)), (Some(3), false));
+        assert_eq!((queue.pop_found(|| ()), readable(fd)), (None, false));
     }
 
     #[test]

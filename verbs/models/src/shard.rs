@@ -9,7 +9,7 @@ use super::watch::Watch;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 /// Something to do for the holder of the core.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,8 +26,8 @@ struct Core {
     deadline: Option<Instant>,
     published_deadline: Option<Instant>,
     wakes: Vec<Waker>,
-    /// Channels of queues that have raised an event.
-    events: Vec<Arc<WakeFd>>,
+    /// For channels of queues that have raised an event, or may have one whose token is withheld.
+    tokens: Vec<Token>,
     queue: Arc<Queue>,
     /// Completions that a command has asked for.
     commands: usize,
@@ -36,8 +36,51 @@ struct Core {
 /// A completion queue with an event channel.
 pub struct Queue {
     inner: Mutex<Completions>,
-    channel: Arc<WakeFd>,
+    channel: Arc<Channel>,
     set: Arc<ChannelSet>,
+}
+
+/// An event channel, with what `comp_channel/withheld.rs` adds for a program that is always observed to poll before it sleeps.
+struct Channel {
+    fd: WakeFd,
+    withheld: Mutex<bool>,
+}
+
+impl Channel {
+    fn release(&self) {
+        if std::mem::take(&mut *self.withheld.lock()) {
+            self.fd.write();
+        }
+    }
+}
+
+impl Wake for Channel {
+    fn wake(self: Arc<Self>) {
+        self.release();
+    }
+}
+
+/// What is done with a channel's token after the core is unlocked.
+enum Token {
+    /// The queue has raised an event.
+    Due(Arc<Channel>),
+    /// The queue is not armed.
+    Completed(Arc<Channel>),
+}
+
+impl Token {
+    /// `posts`: the thread posts.
+    fn give(&self, state: &State, posts: bool) {
+        let (Self::Due(channel) | Self::Completed(channel)) = self;
+        match self {
+            Self::Due(_) if posts => *channel.withheld.lock() = true,
+            Self::Due(_) => return channel.fd.write(),
+            Self::Completed(_) => {}
+        }
+        if !posts || !state.may_withhold(Arc::as_ptr(channel).cast()) {
+            channel.release();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -49,18 +92,19 @@ struct Completions {
 
 impl Queue {
     fn new() -> Self {
-        let channel = Arc::new(WakeFd::new().expect("a model has descriptors"));
-        let set = Arc::new(ChannelSet::new(&channel));
+        let fd = WakeFd::new().expect("a model has descriptors");
+        let set = Arc::new(ChannelSet::new(&fd));
+        let channel = Arc::new(Channel { fd, withheld: Mutex::default() });
         Self { inner: Mutex::default(), channel, set }
     }
 
-    fn push(&self, wakes: &mut Vec<Waker>, events: &mut Vec<Arc<WakeFd>>) {
+    fn push(&self, wakes: &mut Vec<Waker>, tokens: &mut Vec<Token>) {
         let mut inner = self.inner.lock();
         inner.queued += 1;
         wakes.append(&mut inner.wakers);
-        if std::mem::take(&mut inner.armed) {
-            events.push(Arc::clone(&self.channel));
-        }
+        let channel = Arc::clone(&self.channel);
+        let fires = std::mem::take(&mut inner.armed);
+        tokens.push(if fires { Token::Due(channel) } else { Token::Completed(channel) });
     }
 
     /// Takes all completions. How many.
@@ -101,19 +145,20 @@ impl Shard {
             deadline: None,
             published_deadline: None,
             wakes: Vec::new(),
-            events: Vec::new(),
+            tokens: Vec::new(),
             queue: Arc::clone(&queue),
             commands: 0,
         };
         let state = State::new(Some(Arc::clone(&stack)), false).expect("a model has descriptors");
-        let watch = Arc::new(state.watch(&queue.set).expect("a model's descriptors can be watched"));
+        let release = Waker::from(Arc::clone(&queue.channel));
+        let watch = state.watch(&queue.set, release).expect("a model's descriptors can be watched");
         Arc::new(Self {
             handoff: Handoff::new(core),
             rounds: AtomicU32::new(0),
             state: Arc::new(state),
             stack,
             queue,
-            watch,
+            watch: Arc::new(watch),
         })
     }
 
@@ -146,6 +191,7 @@ impl Shard {
     /// What `ibv_post_send` does.
     pub fn post(self: &Arc<Self>, post: Post) {
         if let Some(mut busy) = self.try_lock() {
+            busy.posts = true;
             busy.core().serve(post);
         } else {
             self.handoff.post(post);
@@ -183,16 +229,20 @@ impl Shard {
     /// What `ibv_req_notify_cq` does.
     pub fn arm(self: &Arc<Self>) {
         self.queue.inner.lock().armed = true;
-        self.try_flush();
+        if self.handoff.is_pending() {
+            self.try_flush();
+        }
         self.state.arm(Some(&self.watch));
     }
 
     /// Sleeps in poll(2) until the queue's channel is readable, and takes the event. Panics if there is none then.
     pub fn wait_for_event(self: &Arc<Self>) {
         self.queue.set.sleep();
-        let taken = self.queue.channel.read() > 0 || {
+        let channel = &self.queue.channel;
+        let taken = channel.fd.read() > 0 || {
+            let withheld = std::mem::take(&mut *channel.withheld.lock());
             let announced = progress::answer_armed(self, &self.watch);
-            self.queue.channel.read() > 0 || announced
+            withheld || channel.fd.read() > 0 || announced
         };
         assert!(taken, "a channel was readable without an event");
         self.queue.inner.lock().armed = false;
@@ -206,7 +256,7 @@ impl Shard {
     }
 
     fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
-        self.handoff.try_lock().map(|core| Busy { shard: self, core: Some(core) })
+        self.handoff.try_lock().map(|core| Busy { shard: self, core: Some(core), posts: false })
     }
 
     fn try_flush(self: &Arc<Self>) {
@@ -250,7 +300,7 @@ impl Drive for Shard {
 
 impl Core {
     fn complete(&mut self) {
-        self.queue.push(&mut self.wakes, &mut self.events);
+        self.queue.push(&mut self.wakes, &mut self.tokens);
     }
 
     fn command(&mut self) {
@@ -270,6 +320,8 @@ impl Core {
 struct Busy<'a> {
     shard: &'a Arc<Shard>,
     core: Option<TryMutexGuard<'a, Core>>,
+    /// This is a post of the thread.
+    posts: bool,
 }
 
 impl Busy<'_> {
@@ -319,7 +371,7 @@ impl Busy<'_> {
     fn release(&mut self) {
         let Some(mut core) = self.core.take() else { return };
         let wakes = std::mem::take(&mut core.wakes);
-        let events = std::mem::take(&mut core.events);
+        let tokens = std::mem::take(&mut core.tokens);
         let deadline = core.deadline;
         let is_new = std::mem::replace(&mut core.published_deadline, deadline) != deadline;
         let earlier = is_new && self.shard.state.set_timer(deadline);
@@ -328,7 +380,8 @@ impl Busy<'_> {
             self.shard.state.wake_owner();
         }
         wakes.into_iter().for_each(Waker::wake);
-        events.iter().for_each(|channel| channel.write());
+        let posts = std::mem::take(&mut self.posts);
+        tokens.iter().for_each(|token| token.give(&self.shard.state, posts));
     }
 }
 

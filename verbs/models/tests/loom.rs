@@ -124,6 +124,37 @@ fn readable_channel_has_an_event() {
     });
 }
 
+/// A program that posts after it has armed, and sleeps without a poll: the token that its post withholds is written.
+#[test]
+fn withheld_token_ends_the_sleep() {
+    with_background(|shard| {
+        shard.arm();
+        shard.post(Post::Send);
+        shard.wait_for_event();
+        assert_eq!(shard.queue().pop(), 1);
+    });
+}
+
+/// The same, while another thread reads an arrival, which the sleeping program is to see.
+#[test]
+fn arrival_that_another_thread_reads_ends_the_sleep() {
+    with_background(|shard| {
+        let other = shard.spawn(|shard| {
+            shard.arrive();
+            shard.command();
+        });
+        shard.arm();
+        shard.post(Post::Send);
+        let mut taken = shard.queue().pop();
+        while taken < 3 {
+            shard.wait_for_event();
+            shard.arm();
+            taken += shard.poll();
+        }
+        other.join();
+    });
+}
+
 /// A wait, and then a sleep outside of the engine: the background thread serves what arrives then.
 #[test]
 fn armed_queue_raises_an_event_after_a_wait() {
@@ -156,6 +187,7 @@ fn defects_are_found() {
         (Mutant::NotifiedBeforeAsleep, deadline),
         (Mutant::ReadBeforeClaim, deadline),
         (Mutant::WorkIsNotNoted, "readable_channel_has_an_event"),
+        (Mutant::WithheldIsKept, "withheld_token_ends_the_sleep"),
         (Mutant::ParkedStaysAsleep, "armed_queue_raises_an_event_after_a_wait"),
     ];
     for (mutant, model) in found {

@@ -9,9 +9,7 @@ use super::watch::Watch;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-#[cfg(feature = "tokio")]
-use std::task::Waker;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 impl Drive for Shard {
@@ -64,13 +62,15 @@ impl Shard {
 
     /// A completion queue was armed: see [`State::arm`].
     pub(crate) fn arm(self: &Arc<Self>, watch: Option<&Arc<Watch>>) {
-        self.try_flush();
+        if self.is_pending() {
+            self.try_flush();
+        }
         self.progress.arm(watch);
     }
 
     /// A watch of this shard in the epoll set of a channel: see [`Watch`].
-    pub(crate) fn watch(&self, set: &Arc<ChannelSet>) -> Option<Watch> {
-        self.progress.watch(set)
+    pub(crate) fn watch(&self, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
+        self.progress.watch(set, release)
     }
 
     /// The program of `watch` has taken its event: see [`State::disarm`].

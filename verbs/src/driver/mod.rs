@@ -45,7 +45,7 @@ use crate::options::{DeviceOptions, Limits};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use uiw_counters::DeviceCounters;
 use uiw_llp::{Stack, Token};
@@ -159,8 +159,8 @@ impl Driver {
     }
 
     /// A watch of a shard in the set of a channel, whose programs are expected to drive the shard: see [`Watch`].
-    pub(crate) fn watch(&self, shard: usize, set: &Arc<ChannelSet>) -> Option<Watch> {
-        self.shard_at(shard).watch(set)
+    pub(crate) fn watch(&self, shard: usize, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
+        self.shard_at(shard).watch(set, release)
     }
 
     /// The program of `watch`, which is on this shard, has its event: see [`Shard::disarm`].

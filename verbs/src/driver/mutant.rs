@@ -23,6 +23,8 @@ pub enum Mutant {
     WorkIsNotNoted,
     /// The holder of the core does not read `pending` after unlocking.
     UnlockOmitsRead,
+    /// A token that a post has withheld is not written.
+    WithheldIsKept,
 }
 
 /// Whether `mutant` is switched on.

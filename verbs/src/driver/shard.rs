@@ -144,6 +144,7 @@ impl Shard {
     /// Serves one connection, for which something was posted; while another thread drives, that one does.
     pub(crate) fn serve(self: &Arc<Self>, token: Token) {
         if let Some(mut busy) = self.try_lock() {
+            busy.posts = true;
             busy.core().serve(token);
         } else {
             self.ring(token);
@@ -183,6 +184,8 @@ impl Drop for Shard {
 pub(crate) struct Busy<'a> {
     shard: &'a Arc<Shard>,
     core: Option<TryMutexGuard<'a, Core>>,
+    /// This is a post of the thread.
+    posts: bool,
     /// Dropped last.
     _guarded: Option<Guarded>,
 }
@@ -209,7 +212,7 @@ impl<'a> Busy<'a> {
     fn new(shard: &'a Arc<Shard>, core: TryMutexGuard<'a, Core>, guarded: Option<Guarded>) -> Self {
         #[cfg(debug_assertions)]
         assert!(!HOLDS.replace(true), "a thread holds the locks of two shards");
-        Self { shard, core: Some(core), _guarded: guarded }
+        Self { shard, core: Some(core), posts: false, _guarded: guarded }
     }
 
     /// The core.
@@ -265,14 +268,14 @@ impl<'a> Busy<'a> {
             #[cfg(debug_assertions)]
             HOLDS.set(false);
             if !core.has_nothing_to_release() {
-                Self::release_all(self.shard, core);
+                Self::release_all(self.shard, core, std::mem::take(&mut self.posts));
             }
         }
     }
 
     /// Unlocks, and does what the round left for afterwards. Apart, as most rounds leave nothing.
     #[inline(never)]
-    fn release_all(shard: &Shard, mut core: TryMutexGuard<'_, Core>) {
+    fn release_all(shard: &Shard, mut core: TryMutexGuard<'_, Core>, posts: bool) {
         let mut wakes = std::mem::take(&mut core.services.wakes);
         let trash = std::mem::take(&mut core.trash);
         // Stored while the core is held, so that it does not overwrite a deadline that another thread adds after unlocking.
@@ -283,7 +286,11 @@ impl<'a> Busy<'a> {
             shard.progress.wake_owner();
         }
         drop(trash);
-        wakes.give();
+        if posts {
+            wakes.give_after_post(|withheld| shard.progress.may_withhold(Arc::as_ptr(withheld).cast()));
+        } else {
+            wakes.give();
+        }
         if bulk_disconnect {
             shard.shared.trim.bulk_disconnect(!shard.is_manual());
         }

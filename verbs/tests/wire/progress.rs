@@ -103,6 +103,13 @@ fn is_readable(channel: &CompChannel) -> bool {
     unsafe { libc::poll(&raw mut polled, 1, 20_000) == 1 }
 }
 
+/// Whether a sleep on the channel would begin now.
+fn is_asleep(channel: &CompChannel) -> bool {
+    let mut polled = libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor, which can be written.
+    unsafe { libc::poll(&raw mut polled, 1, 0) == 0 }
+}
+
 /// Shortly after a wait in one of the engine's calls, arming does not make a program the owner: waits until that time has passed.
 fn expire_own_wait_hint() {
     std::thread::sleep(Duration::from_millis(15));
@@ -170,6 +177,53 @@ fn poll_after_arming_leaves_arrivals_to_the_sleep() {
         polls == [0, 1]
     });
     assert!(left, "every poll after arming read the socket");
+}
+
+/// A program that posts, polls its queue empty and sleeps in poll(2): once it is observed to do so, the completion of its post does not
+/// end the sleep. What arrives does, and so does the completion that it did not poll this time.
+#[test]
+fn sleep_is_not_ended_by_a_completion_that_was_polled() {
+    let Notified { end, channel } = notified();
+    channel.fd().unwrap();
+    let peer = End::tcp();
+    let mut end = end;
+    let init = QpInit::new(&end.rcq.clone(), &end.rcq.clone());
+    end.qp = end.pd.create_qp(init).unwrap();
+    let (peer, target) = pair_of(peer, end, &ConnOptions::default());
+    let mut out = Vec::new();
+    expire_own_wait_hint();
+    let mut rounds_without = 0;
+    for i in 0..2000 {
+        target.recv(i, 0, 64);
+        peer.recv(i, 0, 64);
+        target.rcq.arm(Arm::Any);
+        target.send(i, 100, 8);
+        target.rcq.poll(&mut out, 16);
+        rounds_without += u64::from(is_asleep(&channel));
+        peer.received_ok(i);
+        peer.send(i, 0, 8);
+        while out.len() < 2 {
+            assert!(is_readable(&channel), "no event within 20 s");
+            assert!(channel.try_pop().is_some(), "readable, and no event");
+            target.rcq.arm(Arm::Any);
+            target.rcq.poll(&mut out, 16);
+        }
+        peer.sent_ok(i);
+        out.clear();
+    }
+    assert!(
+        rounds_without > 1000,
+        "a completion that was polled ended {} sleeps of 2000",
+        2000 - rounds_without
+    );
+    target.recv(2000, 0, 64);
+    peer.recv(2000, 0, 64);
+    while channel.try_pop().is_some() {}
+    target.rcq.arm(Arm::Any);
+    target.send(2000, 100, 8);
+    assert!(is_readable(&channel), "no event of a completion that was not polled within 20 s");
+    assert!(channel.try_pop().is_some());
+    assert_eq!(target.rcq.poll(&mut out, 16), 1);
 }
 
 /// A program that arms a queue and then computes instead of sleeping delays its peer only until the background thread takes over.

@@ -4,9 +4,10 @@ use super::super::mutant::{Mutant, is_mutant};
 use super::super::os::ChannelSet;
 use super::super::sync::yield_now;
 use super::super::watch::Watch;
-use super::{Drive, OWN_WAIT_HINT, State, nanos};
+use super::{Drive, NEVER, OWN_WAIT_HINT, State, nanos};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Waker;
 
 /// The program of `watch` asks for an event and there is none: it drives once, if it is the owner. Returns whether its channel's
 /// descriptor may have been readable.
@@ -27,9 +28,15 @@ pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch
 
 impl State {
     /// A watch of the stack's descriptor in `set`, if the stack's descriptor is an epoll set.
-    pub(in super::super) fn watch(&self, set: &Arc<ChannelSet>) -> Option<Watch> {
+    /// `release` writes the tokens that the channel withholds.
+    pub(in super::super) fn watch(&self, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
         let (stack, waiter) = (self.stack.as_ref()?, self.waiter.as_ref()?);
-        waiter.is_set_of(stack).then(|| Watch::new(set, stack)).flatten()
+        if waiter.is_set_of(stack) { Watch::new(set, stack, release) } else { None }
+    }
+
+    /// Whether a post may withhold the token of a channel, the address of whose `Withheld` is given: its program is armed.
+    pub(in super::super) fn may_withhold(&self, withheld: *const ()) -> bool {
+        self.ownership.withhold(withheld)
     }
 
     /// A completion queue was armed: the application is about to sleep, perhaps in a poll(2) of its own, so the poll hint is cleared.
@@ -38,8 +45,8 @@ impl State {
         if self.manual {
             return;
         }
-        let now = self.now();
-        if now.saturating_sub(self.own_wait.load(Ordering::Relaxed)) < nanos(OWN_WAIT_HINT) {
+        let own_wait = self.own_wait.load(Ordering::Relaxed);
+        if own_wait != NEVER && self.now().saturating_sub(own_wait) < nanos(OWN_WAIT_HINT) {
             return;
         }
         self.poll_hint.store(false, Ordering::SeqCst);
@@ -47,7 +54,7 @@ impl State {
             self.worked.store(false, Ordering::SeqCst);
             self.served.store(false, Ordering::SeqCst);
         };
-        if watch.is_some_and(|watch| self.ownership.arm(watch, now, begin)) {
+        if watch.is_some_and(|watch| self.ownership.arm(watch, || self.now(), begin)) {
             return;
         }
         self.ownership.wake_background_if_unowned();

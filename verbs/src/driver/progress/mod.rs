@@ -29,6 +29,7 @@
 //! | `arm` | a program that arms a queue of a channel with a descriptor | unowned, served | armed | no failure lately (`Backoff`) | none |
 //! | `arm` | the same | background | armed | the same | background: it finds that it is not the owner any more |
 //! | `arm` | the same, of another channel | armed, served | unowned | each would wake up for the other one | background |
+//! | `withhold` | a post whose completion raises an event | armed | no change: the token is written later ([`comp_channel`](crate::comp_channel)) | the program polls before it sleeps | none |
 //! | `disarm` | the program takes an event | armed | served | | none |
 //! | `end_served` | the program polls, or asks for an event | served | unowned | it does not arm at once | none |
 //! | `claim` | a thread in a wait, a driving task | armed, served | awake | it has nothing to do | none |
@@ -137,7 +138,7 @@ pub(super) struct State {
     poll_hint: AtomicBool,
     /// The poll hint at the background thread's last turn, if rounds were made.
     poll_hint_held: AtomicBool,
-    /// When the last thread slept in one of the engine's waits.
+    /// When the last thread slept in one of the engine's waits; [`NEVER`] before the first one.
     own_wait: AtomicU64,
     /// The next deadline of any stream.
     timer: AtomicU64,
@@ -166,7 +167,7 @@ impl State {
             background,
             poll_hint: AtomicBool::new(false),
             poll_hint_held: AtomicBool::new(false),
-            own_wait: AtomicU64::new(0),
+            own_wait: AtomicU64::new(NEVER),
             timer: AtomicU64::new(NEVER),
             coalescing: AtomicBool::new(false),
             standby_timed: AtomicBool::new(false),

@@ -183,9 +183,10 @@ impl Ownership {
 
     /// The program of `watch` has armed a queue: it becomes the owner, unless there is an active poller, another armed program or a pause
     /// (`Backoff`). True when it is the owner. `begin` is called before its descriptor can become readable.
-    pub(super) fn arm(&self, watch: &Arc<Watch>, now: Nanos, begin: impl FnOnce()) -> bool {
+    pub(super) fn arm(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos, begin: impl FnOnce()) -> bool {
         let mut inner = self.inner.lock();
-        let paused = now < inner.backoff.until;
+        // Mostly there was none, and the clock is not read.
+        let paused = inner.backoff.until > 0 && now() < inner.backoff.until;
         match &inner.owner {
             Owner::Awake(_) | Owner::Asleep(_) => return false,
             Owner::Armed(known) if Arc::ptr_eq(known, watch) => {}
@@ -199,7 +200,7 @@ impl Ownership {
                 // Each would wake up for the other one's arrivals.
                 other.take();
                 inner.owner = Owner::Unowned;
-                inner.backoff.grow(now);
+                inner.backoff.grow(now());
                 return false;
             }
             Owner::Background | Owner::Unowned if paused => return false,
@@ -234,6 +235,16 @@ impl Ownership {
             watch.stop();
             inner.owner = Owner::Unowned;
         }
+    }
+
+    /// A post withholds the token of a channel, the address of whose `Withheld` is given, if the channel's program is the owner. False: it
+    /// does not.
+    pub(super) fn withhold(&self, withheld: *const ()) -> bool {
+        match &self.inner.lock().owner {
+            Owner::Armed(watch) if watch.releases(withheld) => watch.withhold(),
+            _ => return false,
+        }
+        true
     }
 
     /// Whether the program of `watch` is the owner, armed or served.
@@ -294,6 +305,7 @@ impl Ownership {
             Owner::Awake(_) => (true, true),
             Owner::Asleep(_) => (true, false),
             Owner::Armed(watch) | Owner::Served(watch) => {
+                watch.age_withheld();
                 let armed_anew = std::mem::replace(&mut seen.epoch, inner.epoch) != inner.epoch;
                 let alive = driven || armed_anew;
                 let unserved = !alive && (probes.readable)();
@@ -382,7 +394,7 @@ mod tests {
         }
 
         fn arm(&self, watch: &Watched, now: Nanos) -> bool {
-            self.ownership.arm(&watch.watch, now, || ())
+            self.ownership.arm(&watch.watch, || now, || ())
         }
 
         /// Whether the background thread was woken since the last call.
@@ -397,6 +409,7 @@ mod tests {
     struct Watched {
         watch: Arc<Watch>,
         set: Arc<ChannelSet>,
+        release: Arc<Parker>,
         _descriptors: (Arc<OwnedFd>, [OwnedFd; 2]),
     }
 
@@ -406,8 +419,21 @@ mod tests {
             let stack = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
             epoll::add(&stack, &eventfds[1], epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
             let set = Arc::new(ChannelSet::new(eventfds[0].as_fd()).unwrap());
-            let watch = Arc::new(Watch::new(&set, &stack).unwrap());
-            Self { watch, set, _descriptors: (stack, eventfds) }
+            let release = parker();
+            let watch = Watch::new(&set, &stack, Waker::from(Arc::clone(&release))).unwrap();
+            Self { watch: Arc::new(watch), set, release, _descriptors: (stack, eventfds) }
+        }
+
+        /// The address that stands for the channel.
+        fn withheld(&self) -> *const () {
+            Arc::as_ptr(&self.release).cast()
+        }
+
+        /// Whether the channel's tokens were released since the last call.
+        fn released(&self) -> bool {
+            let released = self.release.is_notified();
+            self.release.reset();
+            released
         }
 
         /// Whether the channel's descriptor is readable, as the stack has something.
@@ -575,6 +601,49 @@ mod tests {
         assert!(!f.arm(&second, 0));
         assert!(first.watch.is_taken() && !first.is_on() && !second.is_on());
         assert!(!f.arm(&first, Backoff::MIN_PAUSE - 1) && f.arm(&first, Backoff::MIN_PAUSE));
+    }
+
+    #[test]
+    fn withheld_token_is_released_at_the_second_turn() {
+        let mut f = Fixture::new();
+        let watched = Watched::new();
+        assert!(!f.ownership.withhold(watched.withheld()), "not armed");
+        assert!(f.arm(&watched, 0));
+        // Rounds of other threads do not count as the program's.
+        assert!(f.ownership.withhold(watched.withheld()));
+        f.turn_with(true, false, false);
+        assert!(!watched.released());
+        f.turn_with(true, false, false);
+        assert!(watched.released());
+        f.turn_with(true, false, false);
+        assert!(!watched.released(), "once");
+        // Each post counts anew.
+        for _ in 0..3 {
+            assert!(f.ownership.withhold(watched.withheld()));
+            f.turn_with(true, false, false);
+            assert!(!watched.released());
+        }
+    }
+
+    #[test]
+    fn withheld_token_is_released_with_the_watch() {
+        let f = Fixture::new();
+        let (watched, other) = (Watched::new(), Watched::new());
+        let withhold = || {
+            assert!(f.arm(&watched, Backoff::MAX_PAUSE));
+            assert!(!f.ownership.withhold(other.withheld()), "another channel");
+            assert!(f.ownership.withhold(watched.withheld()) && !watched.released());
+        };
+        withhold();
+        assert!(f.ownership.disarm(&watched.watch));
+        f.ownership.end_served();
+        assert!(watched.released());
+        withhold();
+        assert!(!f.arm(&other, 0));
+        assert!(watched.released());
+        withhold();
+        assert!(f.ownership.claim_or_stand_by(&parker()));
+        assert!(watched.released());
     }
 
     #[test]

@@ -1,14 +1,19 @@
 //! Completion channels, to which armed completion queues report events.
 
+mod withheld;
+
+pub(crate) use withheld::Withheld;
+
 use crate::cq::Cq;
-use crate::driver::{ChannelSet, Driver, Watch};
+use crate::driver::{ChannelSet, Driver, MAX_SHARDS, Watch};
 use crate::error::{Error, Result};
-use crate::notify::{EventQueue, Wakes};
+use crate::notify::{EventQueue, Wake, Wakes};
+use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 /// Completion events of one or more queues: `ibv_comp_channel`.
 ///
@@ -20,9 +25,9 @@ use std::task::{Context, Poll};
 /// let channel = CompChannel::default();
 /// assert!(channel.try_pop().is_none(), "no queue has an event");
 /// ```
-#[derive(Default)]
 pub struct CompChannel {
     events: EventQueue<Weak<Cq>>,
+    withheld: Arc<Withheld>,
     /// Created by the first call of [`CompChannel::fd`].
     set: OnceLock<Arc<ChannelSet>>,
     armed: Mutex<Armed>,
@@ -37,9 +42,11 @@ struct Armed {
     queues: Vec<Weak<Cq>>,
     /// The queue of the last event.
     last: Weak<Cq>,
-    watches: Vec<ShardWatch>,
+    /// Copied when one is added: threads that drive have a reference to all.
+    watches: Arc<Vec<ShardWatch>>,
 }
 
+#[derive(Clone)]
 struct ShardWatch {
     driver: Weak<Driver>,
     shard: usize,
@@ -50,6 +57,20 @@ struct ShardWatch {
 impl std::fmt::Debug for CompChannel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CompChannel").field("queued", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl Default for CompChannel {
+    fn default() -> Self {
+        let events = EventQueue::default();
+        let withheld = Arc::new(Withheld::new(events.tokens()));
+        Self {
+            events,
+            withheld,
+            set: OnceLock::new(),
+            armed: Mutex::default(),
+            indirect: AtomicBool::new(false),
+        }
     }
 }
 
@@ -79,7 +100,16 @@ impl CompChannel {
     /// The oldest event, if there is one. When there is none, and an arrival may have ended the caller's sleep on
     /// [`CompChannel::fd`], the shards whose arrivals do that are driven once.
     pub fn try_pop(&self) -> Option<Weak<Cq>> {
-        self.taken(self.events.try_pop().or_else(|| self.drive()))
+        // The arrival that has ended the sleep belongs to the event whose token is withheld.
+        if self.withheld.take()
+            && let Some(event) = self.drive()
+        {
+            return self.taken(Some(event));
+        }
+        let event = self.events.try_pop().inspect(|queue| {
+            self.withheld.observe(|| queue.upgrade().is_none_or(|queue| queue.is_empty()));
+        });
+        self.taken(event.or_else(|| self.drive()))
     }
 
     /// As [`EventQueue::pop_with_token`], for a token of [`CompChannel::token_fd`].
@@ -122,7 +152,13 @@ impl CompChannel {
     }
 
     pub(crate) fn push(&self, queue: Weak<Cq>, wakes: &mut Wakes) {
-        self.events.push(queue, wakes);
+        self.events.push_with(queue, wakes, || Wake::Due(Arc::clone(&self.withheld)));
+    }
+
+    /// Something has completed for a queue that is not armed.
+    #[inline]
+    pub(crate) fn note_completion(&self, wakes: &mut Wakes) {
+        self.withheld.note_completion(wakes);
     }
 
     /// `queue` was armed. Returns whether its shards are to be watched, as the application uses the descriptor.
@@ -139,7 +175,6 @@ impl CompChannel {
 
     /// The watch of `shard`, created at its first use; `None` where its stack cannot be watched.
     pub(crate) fn watch(&self, driver: &Arc<Driver>, shard: usize) -> Option<Arc<Watch>> {
-        let set = self.set.get()?;
         let mut armed = self.armed.lock();
         let driver_at = Arc::as_ptr(driver);
         let is_same =
@@ -147,9 +182,12 @@ impl CompChannel {
         if let Some(known) = armed.watches.iter().find(is_same) {
             return known.watch.clone();
         }
-        armed.watches.retain(|known| known.driver.strong_count() > 0);
-        let watch = driver.watch(shard, set).map(Arc::new);
-        armed.watches.push(ShardWatch { driver: Arc::downgrade(driver), shard, watch: watch.clone() });
+        let set = self.set.get()?;
+        let watches = Arc::make_mut(&mut armed.watches);
+        watches.retain(|known| known.driver.strong_count() > 0);
+        let release = Waker::from(Arc::clone(&self.withheld));
+        let watch = driver.watch(shard, set, release).map(Arc::new);
+        watches.push(ShardWatch { driver: Arc::downgrade(driver), shard, watch: watch.clone() });
         watch
     }
 
@@ -164,9 +202,11 @@ impl CompChannel {
             return;
         }
         let mut armed = self.armed.lock();
-        armed.queues.retain(|other| !other.ptr_eq(queue) && other.strong_count() > 0);
-        armed.last.clone_from(queue);
-        let Armed { queues, watches, .. } = &*armed;
+        let Armed { queues, last, watches } = &mut *armed;
+        queues.retain(|other| !other.ptr_eq(queue) && other.strong_count() > 0);
+        if !last.ptr_eq(queue) {
+            last.clone_from(queue);
+        }
         for (driver, shard, watch) in watches.iter().filter_map(ShardWatch::get) {
             if !queues.iter().filter_map(Weak::upgrade).any(|queue| queue.is_driven_by(&driver, shard)) {
                 driver.disarm(shard, &watch);
@@ -176,14 +216,16 @@ impl CompChannel {
 
     /// Drives the shards that are watched. Returns an event, if need be of an empty queue, where the descriptor may have been readable.
     fn drive(&self) -> Option<Weak<Cq>> {
-        let watches: Vec<_> = self.armed.lock().watches.iter().filter_map(ShardWatch::get).collect();
+        let watches = Arc::clone(&self.armed.lock().watches);
         if watches.is_empty() {
             return None;
         }
-        let mut readable = Vec::new();
+        let mut readable = ArrayVec::<_, MAX_SHARDS>::new();
         let event = self.events.pop_found(|| {
-            readable
-                .extend(watches.iter().filter(|(driver, shard, watch)| driver.answer_armed(*shard, watch)));
+            let found = watches.iter().filter_map(ShardWatch::get);
+            let found = found.filter(|(driver, shard, watch)| driver.answer_armed(*shard, watch));
+            // Each is driven, also where several devices have more shards.
+            found.for_each(|watch| drop(readable.try_push(watch)));
         });
         if event.is_some() || readable.is_empty() {
             return event;

@@ -1,0 +1,223 @@
+//! Tokens that a post does not write.
+//!
+//! A program that sleeps in poll(2) on a channel's descriptor posts an answer, polls its queue until that is empty, and sleeps. The
+//! completion of the answer has raised the one event that was asked for, and the program has polled it since: the token of that event only
+//! ends the sleep in vain, for three system calls, and the next message ends the sleep again. While a program is observed to do this, a
+//! post withholds the token. The event is queued; it is taken with the arrival that ends the sleep, and what that completes.
+//!
+//! No event is lost or delayed without bound. The token is written
+//! * when another thread completes something for a queue of the channel,
+//! * when the shard is not this program's to watch any more ([`Watch`](crate::driver::Watch)),
+//! * at the background thread's second turn after the post.
+//!
+//! The last one is late for a program that waits for the completion of its post without a poll. Then the program is observed for longer
+//! before a token is withheld again.
+
+use crate::notify::{Tokens, Wake, Wakes};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Events of posts in succession that were polled before they were taken, after which tokens are withheld.
+const FIRST_NEEDED: u32 = 16;
+/// Each delay of an event that was not polled multiplies that number.
+const MORE_NEEDED: u32 = 8;
+
+/// Of one channel.
+pub(crate) struct Withheld {
+    tokens: Arc<Tokens>,
+    /// A token may be withheld.
+    any: AtomicBool,
+    /// A post has raised an event, and nothing has completed since but by posts.
+    by_post: AtomicBool,
+    /// Events of posts in succession that were polled before they were taken.
+    polled: AtomicU32,
+    /// Tokens are withheld from so many of them on.
+    needed: AtomicU32,
+}
+
+impl Withheld {
+    pub(super) fn new(tokens: &Arc<Tokens>) -> Self {
+        Self {
+            tokens: Arc::clone(tokens),
+            any: AtomicBool::new(false),
+            by_post: AtomicBool::new(false),
+            polled: AtomicU32::new(0),
+            needed: AtomicU32::new(FIRST_NEEDED),
+        }
+    }
+
+    /// Something has completed for a queue that is not armed. A race with a post that withholds its token at this moment is
+    /// left to the background thread's turn.
+    #[inline]
+    pub(super) fn note_completion(self: &Arc<Self>, wakes: &mut Wakes) {
+        if self.any.load(Ordering::Relaxed) {
+            wakes.push(Wake::Completed(Arc::clone(self)));
+        }
+    }
+
+    /// The token of a new event, after a post: withheld where `may_withhold` returns true, which then provides for its release.
+    pub(crate) fn give_after_post(self: &Arc<Self>, may_withhold: impl FnOnce(&Arc<Self>) -> bool) {
+        self.by_post.store(true, Ordering::Relaxed);
+        if self.polled.load(Ordering::Relaxed) < self.needed.load(Ordering::Relaxed) {
+            return self.tokens.give();
+        }
+        self.tokens.withhold();
+        self.any.store(true, Ordering::Relaxed);
+        if !may_withhold(self) {
+            self.release();
+        }
+    }
+
+    /// The token of a new event.
+    pub(crate) fn give(&self) {
+        self.tokens.give();
+    }
+
+    /// A thread that does not post for the program has completed something.
+    pub(crate) fn complete(&self) {
+        self.by_post.store(false, Ordering::Relaxed);
+        self.release();
+    }
+
+    /// Whether a token may be withheld. Forgets it: the caller takes the event.
+    pub(super) fn take(&self) -> bool {
+        let any = self.any.load(Ordering::Relaxed);
+        if any {
+            self.any.store(false, Ordering::Relaxed);
+            self.by_post.store(false, Ordering::Relaxed);
+        }
+        any
+    }
+
+    /// An event was taken whose token was written. `is_empty`: whether its queue is.
+    pub(super) fn observe(&self, is_empty: impl FnOnce() -> bool) {
+        if !self.by_post.load(Ordering::Relaxed) {
+            return;
+        }
+        self.by_post.store(false, Ordering::Relaxed);
+        let (polled, needed) = (self.polled.load(Ordering::Relaxed), self.needed.load(Ordering::Relaxed));
+        if is_empty() {
+            self.polled.store(polled.saturating_add(1), Ordering::Relaxed);
+            return;
+        }
+        self.polled.store(0, Ordering::Relaxed);
+        if polled >= needed {
+            self.needed.store(needed.saturating_mul(MORE_NEEDED), Ordering::Relaxed);
+        }
+    }
+
+    fn release(&self) {
+        self.any.store(false, Ordering::Relaxed);
+        self.tokens.release();
+    }
+}
+
+/// Writes the tokens that are withheld.
+impl std::task::Wake for Withheld {
+    fn wake(self: Arc<Self>) {
+        self.release();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notify::EventQueue;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    struct Fixture {
+        queue: EventQueue<u32>,
+        withheld: Arc<Withheld>,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let queue = EventQueue::default();
+            queue.fd().unwrap();
+            let withheld = Arc::new(Withheld::new(queue.tokens()));
+            Self { queue, withheld }
+        }
+
+        /// A post that raises an event. Returns whether the descriptor is readable.
+        fn post(&self, may_withhold: bool) -> bool {
+            let mut wakes = Wakes::default();
+            self.queue.push_with(1, &mut wakes, || Wake::Due(Arc::clone(&self.withheld)));
+            wakes.give_after_post(|_| may_withhold);
+            self.is_readable()
+        }
+
+        fn is_readable(&self) -> bool {
+            let mut fds = [PollFd::from_borrowed_fd(self.queue.fd().unwrap(), PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        }
+
+        fn take(&self, is_empty: bool) {
+            assert_eq!(self.queue.try_pop(), Some(1));
+            self.withheld.observe(|| is_empty);
+            assert!(!self.is_readable());
+        }
+
+        /// So many events, each of a queue that was polled empty before.
+        fn polled_early(&self, count: u32) {
+            for _ in 0..count {
+                assert!(self.post(true));
+                self.take(true);
+            }
+        }
+    }
+
+    #[test]
+    fn token_is_withheld_from_a_program_that_polls_first() {
+        let f = Fixture::new();
+        f.polled_early(FIRST_NEEDED);
+        assert!(!f.post(true));
+        assert!(f.withheld.take(), "the caller drives, as the event is for an arrival");
+        f.take(true);
+        assert!(!f.withheld.take());
+        assert!(f.post(false), "a program that is not armed");
+    }
+
+    #[test]
+    fn token_is_written_when_released() {
+        let f = Fixture::new();
+        f.polled_early(FIRST_NEEDED);
+        assert!(!f.post(true));
+        std::task::Waker::from(Arc::clone(&f.withheld)).wake();
+        assert!(f.is_readable());
+        f.take(true);
+        assert!(!f.post(true), "an idle program is woken up once");
+    }
+
+    #[test]
+    fn token_is_written_when_another_thread_completes() {
+        let f = Fixture::new();
+        f.polled_early(FIRST_NEEDED);
+        assert!(!f.post(true));
+        let completed = || {
+            let mut wakes = Wakes::default();
+            f.withheld.note_completion(&mut wakes);
+            wakes
+        };
+        completed().give_after_post(|_| true);
+        assert!(!f.is_readable(), "a post of the program");
+        completed().give();
+        assert!(f.is_readable());
+        f.take(false);
+        assert!(!f.post(true), "the arrival was not polled, the post was");
+    }
+
+    #[test]
+    fn program_that_does_not_poll_is_observed_for_longer() {
+        let f = Fixture::new();
+        f.polled_early(FIRST_NEEDED);
+        assert!(!f.post(true));
+        std::task::Waker::from(Arc::clone(&f.withheld)).wake();
+        f.take(false);
+        f.polled_early(FIRST_NEEDED * MORE_NEEDED);
+        assert!(!f.post(true));
+    }
+}
