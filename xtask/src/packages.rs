@@ -178,11 +178,17 @@ fn apt(packages: &[&str], deadline: Instant) {
     if update != End::Success {
         eprintln!("xtask: apt-get update: {update:?}");
     }
+    let install = |packages: &[&str]| {
+        apt_get(&[&["install", "-y", "--no-install-recommends"], packages].concat(), deadline)
+    };
+    if install(packages) == End::Success {
+        return;
+    }
     // One at a time: what this release does not have keeps nothing else away.
     for package in packages {
-        let install = apt_get(&["install", "-y", "--no-install-recommends", package], deadline);
-        if install != End::Success {
-            eprintln!("xtask: apt-get install {package}: {install:?}");
+        let end = install(&[package]);
+        if end != End::Success {
+            eprintln!("xtask: apt-get install {package}: {end:?}");
         }
     }
 }

@@ -31,10 +31,11 @@ fn running() -> MutexGuard<'static, Vec<i32>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends the running process groups when the user interrupts, so that no process remains.
-pub(crate) fn handle_interrupts() {
-    let installed = ctrlc::set_handler(|| {
+/// Ends the running process groups when the user interrupts, so that no process remains, and tidies up with `tidy`.
+pub(crate) fn handle_interrupts(tidy: fn()) {
+    let installed = ctrlc::set_handler(move || {
         running().iter().copied().for_each(kill_group);
+        tidy();
         std::process::exit(130);
     });
     if let Err(error) = installed {
@@ -59,7 +60,7 @@ pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<End> {
     child.wait(deadline)
 }
 
-/// Runs a command and hands every line of its stdout to `line` as it comes.
+/// Runs a command and hands every line of its stdout, and of its stderr if that is a pipe, to `line` as it comes.
 pub(crate) fn run_lines(
     command: &mut Command,
     deadline: Instant,
@@ -106,6 +107,10 @@ impl Group {
 
     fn lines(&mut self) -> mpsc::Receiver<String> {
         let (sender, receiver) = mpsc::channel();
+        if let Some(stderr) = self.child.stderr.take() {
+            let sender = sender.clone();
+            std::thread::spawn(move || read_lines(BufReader::new(stderr), &sender));
+        }
         if let Some(stdout) = self.child.stdout.take() {
             std::thread::spawn(move || read_lines(BufReader::new(stdout), &sender));
         }

@@ -87,6 +87,16 @@ impl Parser {
         }
     }
 
+    /// Ends the output of a test binary: lines of another one follow, or none.
+    pub(crate) fn end_binary(&mut self) {
+        self.close_without_result();
+    }
+
+    /// How many tests of the binaries that have ended have failed.
+    pub(crate) fn failed(&self) -> u64 {
+        self.tally.failed
+    }
+
     /// The score, after the last line. libtest calls a test in `skips` passed; it counts as skipped, also when
     /// its name is not among those that were seen: rather one too few passed than one too many.
     pub(crate) fn finish(mut self, skips: &[Skip]) -> Score {

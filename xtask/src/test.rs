@@ -1,11 +1,18 @@
 //! `cargo xtask test`: every check and every test, one score.
 
+mod binaries;
+mod jobs;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
+
+use binaries::Binary;
+use jobs::Job;
+use uiw_interop::stock::PACKAGES;
 
 use crate::packages;
 use crate::process::{self, End};
@@ -15,14 +22,29 @@ use crate::workspace::{cargo, root};
 
 /// The longest that everything together may take.
 const CAP: Duration = Duration::from_secs(45 * 60);
+/// How many test binaries run at a time: most of their tests wait, for programs, for time-outs or for packages, and each binary has as many threads as this
+/// machine has processors.
+const AT_A_TIME: usize = 3;
+/// The test binaries that take the longest, in the order in which they begin; the others follow.
+const LONGEST: &[&str] = &[
+    "interop/siw/tests/siw.rs",
+    "interop/tests/stacks/main.rs",
+    "xtask/tests/book.rs",
+    "interop/tests/stock/main.rs",
+    "xtask/tests/dist.rs",
+    "xtask/tests/install.rs",
+    "xtask/tests/python.rs",
+    "xtask/tests/action.rs",
+];
 /// Names the file in which a test that cannot run says so.
 const SKIP_LOG: &str = "UIW_SKIP_LOG";
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Steps: fmt, clippy, doc, prose, book, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then `cargo test --workspace`,
-then requirements: every MUST of the RFCs is proved by a test that has just passed.
+Steps: fmt, clippy, doc, prose, book, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then what `cargo test --workspace` runs,
+several test binaries at a time, each one's output in one piece when it has ended; then requirements: every MUST of the RFCs is proved by a test that has
+just passed.
 Programs that tests need are installed with apt-get when run as root; without them the tests that need them
 are counted as skipped; the first run fetches about 240 MB for the virtual machine with the siw driver. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
 pub(crate) struct Options {
@@ -109,7 +131,7 @@ const STEPS: &[Step] = &[
 /// Runs everything; the score is the last line on stdout.
 pub(crate) fn run(options: &Options) -> ExitCode {
     let deadline = Instant::now() + CAP;
-    process::handle_interrupts();
+    process::handle_interrupts(|| drop(fs::remove_file(SkipLog::place())));
     if !options.no_install {
         packages::install(deadline);
     }
@@ -171,39 +193,44 @@ fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
 
 /// All test binaries and documentation tests. A build that fails, or the cap, is one failure more.
 fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
-    println!("== test: cargo test --workspace --no-fail-fast");
     let log = SkipLog::new();
-    let mut command = cargo();
-    command.args(["test", "--workspace", "--no-fail-fast"]).env(SKIP_LOG, &log.path);
-    // No files in the user's directory: tests of counters name one of their own.
-    command.env("UIW_COUNTERS", "off");
-    if let Some(only) = &options.only {
-        command.args(["--", only]);
+    let mut jobs = match build(deadline) {
+        Ok(binaries) => jobs(binaries, options),
+        Err(why) => return (Tally { failed: 1, ..Tally::default() }, vec![why]),
+    };
+    for job in &mut jobs {
+        // No files in the user's directory: tests of counters name one of their own.
+        job.command.env(SKIP_LOG, &log.path).env("UIW_COUNTERS", "off");
     }
-    let mut parser = Parser::default();
-    let end = process::run_lines(&mut command, deadline, |line| {
-        println!("{line}");
-        parser.line(line);
+    println!("== test: {} test binaries and the documentation tests, {AT_A_TIME} at a time", jobs.len() - 1);
+    let (mut parser, mut wrong, mut times) = (Parser::default(), Vec::new(), Vec::new());
+    jobs::run(jobs, AT_A_TIME, deadline, |job| {
+        println!("\n== {}: {:.0} s", job.name, job.took.as_secs_f64());
+        let before = parser.failed();
+        for line in &job.lines {
+            println!("{line}");
+            parser.line(line);
+        }
+        parser.end_binary();
+        let why = match job.end {
+            Ok(End::Success) => None,
+            // The exit code says again what the tests' own lines said.
+            Ok(End::Failure(_)) if parser.failed() > before => None,
+            Ok(End::Failure(how)) => Some(how),
+            Ok(End::TimedOut) => Some(format!("not done {} minutes after the start", CAP.as_secs() / 60)),
+            Err(error) => Some(error.to_string()),
+        };
+        wrong.extend(why.map(|why| format!("{}: {why}", job.name)));
+        times.push((job.took, job.name));
     });
+    print_longest(times);
     let skips = log.read();
     for skip in &skips {
         println!("SKIPPED: {}: {}", skip.test, skip.missing);
     }
     let mut score = parser.finish(&skips);
-    let more = match end {
-        Ok(End::Success) => None,
-        // Cargo's exit code says again what the tests' own lines said.
-        Ok(End::Failure(_)) if score.tally.failed > 0 => None,
-        Ok(End::Failure(how)) => Some(format!("cargo test: {how}")),
-        Ok(End::TimedOut) => {
-            Some(format!("cargo test: not done {} minutes after the start", CAP.as_secs() / 60))
-        }
-        Err(error) => Some(format!("cargo test: {error}")),
-    };
-    if let Some(more) = more {
-        score.tally.failed += 1;
-        score.failed.push(more);
-    }
+    score.tally.failed += wrong.len() as u64;
+    score.failed.extend(wrong);
     if options.only.is_none() {
         let tally = requirements(&score.passed);
         if tally.failed > 0 {
@@ -212,6 +239,56 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
         score.tally.add(tally);
     }
     (score.tally, score.failed)
+}
+
+/// Builds the test binaries, and once for all tests that run or package them the programs and libraries that are packaged. The error is what failed.
+fn build(deadline: Instant) -> Result<Vec<Binary>, String> {
+    let mut binaries = Vec::new();
+    let tests = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
+    for args in [&tests[..], &[&["build"][..], &PACKAGES].concat()] {
+        let shown = format!("cargo {}", args.join(" "));
+        println!("== build: {shown}");
+        let end = process::run_lines(cargo().args(args), deadline, |line| {
+            binaries.extend(Binary::of_message(line, &root()));
+        });
+        match end {
+            Ok(End::Success) => {}
+            Ok(End::Failure(how)) => return Err(format!("{shown}: {how}")),
+            Ok(End::TimedOut) => {
+                return Err(format!("{shown}: not done {} minutes after the start", CAP.as_secs() / 60));
+            }
+            Err(error) => return Err(format!("{shown}: {error}")),
+        }
+    }
+    Ok(binaries)
+}
+
+/// What runs all tests that are wanted, in the order in which it begins.
+fn jobs(mut binaries: Vec<Binary>, options: &Options) -> Vec<Job> {
+    let place =
+        |binary: &Binary| LONGEST.iter().position(|name| binary.name == *name).unwrap_or(LONGEST.len());
+    binaries.sort_by(|a, b| (place(a), &a.name).cmp(&(place(b), &b.name)));
+    let binaries = binaries.into_iter().map(|binary| Job { command: binary.command(), name: binary.name });
+    let mut documentation = cargo();
+    documentation.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
+    if options.only.is_some() {
+        documentation.arg("--");
+    }
+    let documentation = Job { name: "documentation tests".to_owned(), command: documentation };
+    let mut jobs: Vec<_> = binaries.chain([documentation]).collect();
+    for job in &mut jobs {
+        job.command.args(&options.only);
+    }
+    jobs
+}
+
+/// Says which jobs took the longest.
+fn print_longest(mut times: Vec<(Duration, String)>) {
+    times.sort_by(|a, b| b.cmp(a));
+    println!("\n== longest");
+    for (took, name) in times.iter().take(10) {
+        println!("{:6.0} s {name}", took.as_secs_f64());
+    }
 }
 
 /// Whether every sentence of the RFCs is proved by a test that has just passed. Counts as one test.
@@ -254,10 +331,14 @@ struct SkipLog {
 
 impl SkipLog {
     fn new() -> Self {
-        let path = env::temp_dir().join(format!("uiw-skipped-{}.log", std::process::id()));
+        let path = Self::place();
         // A leftover of an earlier process with this id would count tests of another run.
         let _ = fs::remove_file(&path);
         Self { path }
+    }
+
+    fn place() -> PathBuf {
+        env::temp_dir().join(format!("uiw-skipped-{}.log", std::process::id()))
     }
 
     fn read(&self) -> Vec<Skip> {

@@ -49,7 +49,7 @@ fn every_class_of_the_module() {
     let target = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
     let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "-p", "uiw-python", "--profile", profile]);
+    build.args(["build", "--quiet", "--profile", profile]).args(uiw_interop::stock::PACKAGES);
     let built = output(build.current_dir(source("")));
     assert!(built.status.success(), "{built:?}");
     fs::copy(target.join("lib_uiw.so"), module.join("_uiw.abi3.so")).unwrap();

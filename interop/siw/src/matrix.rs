@@ -10,6 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
+use uiw_interop::stock::PACKAGES;
 
 /// Options of the command.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -186,12 +187,12 @@ fn report(case: &Case, direction: Direction, setting: &Setting, verdict: &Verdic
     println!("{word} {} | {direction} | {setting} | {:.1} s{colon}{what}", case.name, took.as_secs_f64());
 }
 
-/// Builds the uiw program; gives its path.
+/// Builds the uiw program, and all that is packaged with it; gives its path.
 ///
 /// # Errors
 /// If it does not build.
 pub fn build_uiw(profile: &str) -> Result<PathBuf> {
-    build(&["-p", "uiw-cli", "--bin", "uiw"], profile)
+    build(&PACKAGES, profile)
 }
 
 /// Builds the example that passes 9P between RDMA and a file server; gives its path.

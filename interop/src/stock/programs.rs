@@ -24,6 +24,11 @@ pub enum User {
     Nobody,
 }
 
+/// Cargo's arguments for everything that is packaged. One command builds all of it, so that Cargo unites the same features whatever a test
+/// needs of it, and builds every crate once.
+pub const PACKAGES: [&str; 10] =
+    ["-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload", "-p", "uiw-python"];
+
 /// The id of the unprivileged user on Debian.
 const UNPRIVILEGED_UID: &str = "65534";
 
@@ -133,10 +138,8 @@ impl Drop for Libraries {
 
 /// The file that cargo makes of a shared library of ours.
 fn built(library: &str) -> &'static Path {
-    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    let made =
-        BUILT.get_or_init(|| cargo_build(&["-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload"]));
     let name = format!("lib{library}.so");
+    let made = all_built();
     made.iter().find(|file| file.ends_with(&name)).unwrap_or_else(|| panic!("cargo made no {name}: {made:?}"))
 }
 
@@ -146,25 +149,24 @@ fn built(library: &str) -> &'static Path {
 /// When it cannot be built.
 #[must_use]
 pub fn uiw() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let made = cargo_build(&["-p", "uiw-cli", "--bin", "uiw"]);
-        made.into_iter().find(|file| file.ends_with("uiw")).expect("cargo made the program")
-    })
+    all_built().iter().find(|file| file.ends_with("uiw")).expect("cargo made the program")
 }
 
-/// Builds, and returns the files made. Cargo's own lock puts builds of parallel tests in order.
-fn cargo_build(what: &[&str]) -> Vec<PathBuf> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--message-format=json"]).args(what);
-    if !cfg!(debug_assertions) {
-        command.arg("--release");
-    }
-    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
-    assert!(output.status.success(), "cargo build: {}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().flat_map(files_made).collect()
+/// Builds what is packaged, once in a process, and returns the files made. Cargo's own lock puts builds of parallel tests in order.
+fn all_built() -> &'static [PathBuf] {
+    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.args(["build", "--quiet", "--message-format=json"]).args(PACKAGES);
+        if !cfg!(debug_assertions) {
+            command.arg("--release");
+        }
+        let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
+        assert!(output.status.success(), "cargo build: {}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.lines().flat_map(files_made).collect()
+    })
 }
 
 /// The files that one line of cargo's messages names.

@@ -1,8 +1,9 @@
 //! Every operation of the safe API, in both directions at once over each of many connections, verified byte for byte at both ends.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -11,7 +12,7 @@ use uiw_verbs::{
     Access, BoundWindow, ConnOptions, ConnSettings, Connection, Device, Listener, Mr, Pd, RemoteMr, SharedMr,
 };
 
-/// For many connections on a busy machine.
+/// The longest time in which no connection gets on.
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// Bytes of messages: from none to several segments of any MTU.
 const MESSAGES: [usize; 5] = [0, 1, 1441, 9001, 20_000];
@@ -87,8 +88,26 @@ async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> V
     done.into_iter().flatten().collect()
 }
 
+thread_local! {
+    /// What the connections of this thread have done.
+    static STEPS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn step<T>(done: T) -> T {
+    STEPS.set(STEPS.get() + 1);
+    done
+}
+
+/// Waits as long as connections get on: how long all of them take depends on the machine.
 fn within<T>(device: &Device, what: &str, future: impl Future<Output = T>) -> T {
-    device.block_on_for(TIMEOUT, future).unwrap_or_else(|| panic!("{what}: not in {TIMEOUT:?}"))
+    let mut future = pin!(future);
+    loop {
+        let before = STEPS.get();
+        if let Some(output) = device.block_on_for(TIMEOUT, future.as_mut()) {
+            return output;
+        }
+        assert!(STEPS.get() > before, "{what}: nothing in {TIMEOUT:?} after {before} steps");
+    }
 }
 
 /// Takes `count` connections and does everything with each; ends with them.
@@ -96,13 +115,13 @@ pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize)
     within(device, "all connections are served", async {
         let mut incoming = Vec::new();
         for _ in 0..count {
-            incoming.push(listener.incoming().await.expect("a peer"));
+            incoming.push(step(listener.incoming().await.expect("a peer")));
         }
         let settings = settings();
         all(incoming.into_iter().map(async |incoming| {
-            let connection = incoming.accept(pd, &settings).await.expect("a connection");
+            let connection = step(incoming.accept(pd, &settings).await.expect("a connection"));
             converse(pd, &connection).await;
-            assert!(connection.ended().await.orderly, "the client closes");
+            assert!(step(connection.ended().await).orderly, "the client closes");
         }))
         .await;
     });
@@ -113,7 +132,7 @@ pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
     within(device, "all connections are made", async {
         let settings = settings();
         all((0..count).map(async |_| {
-            let connection = Connection::connect(pd, to, &settings).await.expect("a connection");
+            let connection = step(Connection::connect(pd, to, &settings).await.expect("a connection"));
             converse(pd, &connection).await;
             assert!(connection.disconnect().await.expect("it stands").orderly);
         }))
@@ -197,11 +216,11 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
     });
     let (writes, reads): (Vec<_>, Vec<_>) = (writes.collect(), reads.collect());
     for write in writes {
-        write.await.expect("a Write");
+        step(write.await.expect("a Write"));
     }
     let source = bytes((WORDS - SOURCE) as usize, 1);
     for (read, (offset, len)) in reads.into_iter().zip(plain) {
-        let (_, got) = read.await.expect("a Read");
+        let (_, got) = step(read.await.expect("a Read"));
         assert!(*got.bytes() == source[*offset as usize..][..*len], "a Read of {len} bytes");
     }
     for (n, len) in MESSAGES.into_iter().enumerate() {
@@ -229,7 +248,7 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
 }
 
 async fn answer(connection: &Connection, ours: &Ours) {
-    let next = async || connection.recv().await.expect("a message").expect("no end");
+    let next = async || step(connection.recv().await.expect("a message").expect("no end"));
     for (n, len) in MESSAGES.into_iter().enumerate() {
         for (seed, imm) in [(0, None), (10, None), (20, Some(IMMEDIATE + n as u32))] {
             let message = next().await;

@@ -71,7 +71,7 @@ impl Crates {
     }
 
     /// Puts the packages themselves into `folder`, and what makes Cargo use it in place of crates.io into `config`. `folder` is seen as `place` then,
-    /// and what Cargo builds of all crates goes to `built`, so that it is built once in a run.
+    /// and what Cargo builds of all crates goes to `built`, so that it is built once in a run, without debug information.
     pub(super) fn place(&self, folder: &Path, place: &str, built: &str, config: &Path) -> Result<(), String> {
         for member in &self.members {
             let archive = self.archive(member);
@@ -82,7 +82,12 @@ impl Crates {
             write(&unpacked.join(".cargo-checksum.json"), &sums)?;
         }
         let text = "[source.crates-io]\nreplace-with = \"packaged\"\n[source.packaged]\n";
-        write(config, &format!("{text}directory = \"{place}\"\n[build]\nbuild-dir = \"{built}\"\n"))
+        write(
+            config,
+            &format!(
+                "{text}directory = \"{place}\"\n[build]\nbuild-dir = \"{built}\"\n[profile.dev]\ndebug = false\n"
+            ),
+        )
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         eprintln!("error: --rounds or --seconds is 0\nhint: leave them out");
         return ExitCode::from(2);
     }
-    crate::process::handle_interrupts();
+    crate::process::handle_interrupts(|| {});
     match measure(&rows, options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
