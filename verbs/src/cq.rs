@@ -407,7 +407,9 @@ impl Cq {
             inner.arm = Arm::None;
         }
         drop(inner);
-        self.notify_channel(fires, wakes);
+        if let Some(channel) = &self.options.channel {
+            self.notify(channel, fires, wakes);
+        }
         Some(number)
     }
 
@@ -440,19 +442,22 @@ impl Cq {
             inner.arm = Arm::None;
         }
         drop(inner);
-        self.notify_channel(fires, wakes);
+        if let Some(channel) = &self.options.channel {
+            self.notify(channel, fires, wakes);
+        }
         if overflows {
             self.report_overflow(wakes);
         }
         count
     }
 
-    /// Something has completed. `fires`: for which an event was asked for.
-    fn notify_channel(&self, fires: bool, wakes: &mut Wakes) {
-        match &self.options.channel {
-            Some(channel) if fires => channel.push(self.this.clone(), wakes),
-            Some(channel) => channel.note_completion(wakes),
-            None => {}
+    /// Something has completed. `fires`: for which an event was asked for. Never a part of [`Cq::push`], which most queues leave without it.
+    #[inline(never)]
+    fn notify(&self, channel: &CompChannel, fires: bool, wakes: &mut Wakes) {
+        if fires {
+            channel.push(self.this.clone(), wakes);
+        } else {
+            channel.note_completion(wakes);
         }
     }
 

@@ -36,36 +36,51 @@ impl Wake {
 
 /// Wake-ups that are due.
 #[derive(Default)]
-pub(crate) struct Wakes(Vec<Wake>);
+pub(crate) struct Wakes {
+    wakes: Vec<Wake>,
+    /// They are due by a post of the thread.
+    by_post: bool,
+}
 
 impl Wakes {
     pub(crate) fn push(&mut self, wake: Wake) {
-        self.0.push(wake);
+        self.wakes.push(wake);
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.wakes.is_empty()
+    }
+
+    /// The thread has served a post of its own, and nothing else.
+    #[inline]
+    pub(crate) fn note_post(&mut self) {
+        if !self.is_empty() {
+            self.by_post = true;
+        }
     }
 
     /// Executes every wake-up. No lock of the engine may be held: a waker runs foreign code.
     #[inline]
     pub(crate) fn give(&mut self) {
-        if !self.0.is_empty() {
+        if !self.is_empty() {
             self.give_all();
         }
     }
 
     fn give_all(&mut self) {
-        for wake in self.0.drain(..) {
+        for wake in self.wakes.drain(..) {
             wake.give();
         }
     }
 
-    /// As [`Wakes::give`], by a thread that posts. `may_withhold`: whether the program sleeps only until an arrival, and another
-    /// thread releases the token in time.
-    pub(crate) fn give_after_post(&mut self, may_withhold: impl Fn(&Arc<Withheld>) -> bool) {
-        for wake in self.0.drain(..) {
+    /// As [`Wakes::give`]; if they are due by a post, tokens may be withheld. `may_withhold`: whether the program sleeps only until an
+    /// arrival, and another thread releases the token in time.
+    pub(crate) fn give_after_round(&mut self, may_withhold: impl Fn(&Arc<Withheld>) -> bool) {
+        if !std::mem::take(&mut self.by_post) {
+            return self.give();
+        }
+        for wake in self.wakes.drain(..) {
             match wake {
                 Wake::Due(withheld) => withheld.give_after_post(&may_withhold),
                 Wake::Completed(withheld) if may_withhold(&withheld) => {}

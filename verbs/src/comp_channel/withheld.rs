@@ -146,7 +146,8 @@ mod tests {
         fn post(&self, may_withhold: bool) -> bool {
             let mut wakes = Wakes::default();
             self.queue.push_with(1, &mut wakes, || Wake::Due(Arc::clone(&self.withheld)));
-            wakes.give_after_post(|_| may_withhold);
+            wakes.note_post();
+            wakes.give_after_round(|_| may_withhold);
             self.is_readable()
         }
 
@@ -202,7 +203,9 @@ mod tests {
             f.withheld.note_completion(&mut wakes);
             wakes
         };
-        completed().give_after_post(|_| true);
+        let mut by_post = completed();
+        by_post.note_post();
+        by_post.give_after_round(|_| true);
         assert!(!f.is_readable(), "a post of the program");
         completed().give();
         assert!(f.is_readable());

@@ -144,8 +144,9 @@ impl Shard {
     /// Serves one connection, for which something was posted; while another thread drives, that one does.
     pub(crate) fn serve(self: &Arc<Self>, token: Token) {
         if let Some(mut busy) = self.try_lock() {
-            busy.posts = true;
-            busy.core().serve(token);
+            let core = busy.core();
+            core.serve(token);
+            core.services.wakes.note_post();
         } else {
             self.ring(token);
             self.try_flush();
@@ -184,8 +185,6 @@ impl Drop for Shard {
 pub(crate) struct Busy<'a> {
     shard: &'a Arc<Shard>,
     core: Option<TryMutexGuard<'a, Core>>,
-    /// This is a post of the thread.
-    posts: bool,
     /// Dropped last.
     _guarded: Option<Guarded>,
 }
@@ -212,7 +211,7 @@ impl<'a> Busy<'a> {
     fn new(shard: &'a Arc<Shard>, core: TryMutexGuard<'a, Core>, guarded: Option<Guarded>) -> Self {
         #[cfg(debug_assertions)]
         assert!(!HOLDS.replace(true), "a thread holds the locks of two shards");
-        Self { shard, core: Some(core), posts: false, _guarded: guarded }
+        Self { shard, core: Some(core), _guarded: guarded }
     }
 
     /// The core.
@@ -268,14 +267,14 @@ impl<'a> Busy<'a> {
             #[cfg(debug_assertions)]
             HOLDS.set(false);
             if !core.has_nothing_to_release() {
-                Self::release_all(self.shard, core, std::mem::take(&mut self.posts));
+                Self::release_all(self.shard, core);
             }
         }
     }
 
     /// Unlocks, and does what the round left for afterwards. Apart, as most rounds leave nothing.
     #[inline(never)]
-    fn release_all(shard: &Shard, mut core: TryMutexGuard<'_, Core>, posts: bool) {
+    fn release_all(shard: &Shard, mut core: TryMutexGuard<'_, Core>) {
         let mut wakes = std::mem::take(&mut core.services.wakes);
         let trash = std::mem::take(&mut core.trash);
         // Stored while the core is held, so that it does not overwrite a deadline that another thread adds after unlocking.
@@ -286,11 +285,7 @@ impl<'a> Busy<'a> {
             shard.progress.wake_owner();
         }
         drop(trash);
-        if posts {
-            wakes.give_after_post(|withheld| shard.progress.may_withhold(Arc::as_ptr(withheld).cast()));
-        } else {
-            wakes.give();
-        }
+        wakes.give_after_round(|withheld| shard.progress.may_withhold(Arc::as_ptr(withheld).cast()));
         if bulk_disconnect {
             shard.shared.trim.bulk_disconnect(!shard.is_manual());
         }
