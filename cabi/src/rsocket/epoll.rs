@@ -414,6 +414,11 @@ mod tests {
             watch(&Epoll::new(0).unwrap().0);
         }
         assert_eq!(socket.watching(), 1);
+        assert_eq!(
+            Arc::strong_count(&set.woken),
+            2,
+            "the set and its member; the engine has wakers of removed ones"
+        );
         drop(set);
         assert_eq!(socket.watching(), 0);
         table::close(fd).unwrap();

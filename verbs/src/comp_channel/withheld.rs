@@ -142,6 +142,14 @@ mod tests {
             Self { queue, withheld }
         }
 
+        /// Of a program that polls first, after a post.
+        fn withholding() -> Self {
+            let f = Self::new();
+            f.polled_early(FIRST_NEEDED);
+            assert!(!f.post(true));
+            f
+        }
+
         /// A post that raises an event. Returns whether the descriptor is readable.
         fn post(&self, may_withhold: bool) -> bool {
             let mut wakes = Wakes::default();
@@ -173,9 +181,7 @@ mod tests {
 
     #[test]
     fn token_is_withheld_from_a_program_that_polls_first() {
-        let f = Fixture::new();
-        f.polled_early(FIRST_NEEDED);
-        assert!(!f.post(true));
+        let f = Fixture::withholding();
         assert!(f.withheld.take(), "the caller drives, as the event is for an arrival");
         f.take(true);
         assert!(!f.withheld.take());
@@ -184,9 +190,7 @@ mod tests {
 
     #[test]
     fn token_is_written_when_released() {
-        let f = Fixture::new();
-        f.polled_early(FIRST_NEEDED);
-        assert!(!f.post(true));
+        let f = Fixture::withholding();
         std::task::Waker::from(Arc::clone(&f.withheld)).wake();
         assert!(f.is_readable());
         f.take(true);
@@ -195,9 +199,7 @@ mod tests {
 
     #[test]
     fn token_is_written_when_another_thread_completes() {
-        let f = Fixture::new();
-        f.polled_early(FIRST_NEEDED);
-        assert!(!f.post(true));
+        let f = Fixture::withholding();
         let completed = || {
             let mut wakes = Wakes::default();
             f.withheld.note_completion(&mut wakes);
@@ -215,9 +217,7 @@ mod tests {
 
     #[test]
     fn program_that_does_not_poll_is_observed_for_longer() {
-        let f = Fixture::new();
-        f.polled_early(FIRST_NEEDED);
-        assert!(!f.post(true));
+        let f = Fixture::withholding();
         std::task::Waker::from(Arc::clone(&f.withheld)).wake();
         f.take(false);
         f.polled_early(FIRST_NEEDED * MORE_NEEDED);
