@@ -5,3 +5,5 @@ pub mod decode;
 pub mod files;
 pub mod number;
 pub mod pcap;
+#[doc(hidden)]
+pub mod plot;

@@ -140,7 +140,7 @@ fn main() -> ExitCode {
 /// What a command does with the environment's variables, if it makes connections.
 fn obeys(command: &Command) -> Option<env::Obeys> {
     match command {
-        Command::Serve(_) | Command::Ping(_) | Command::Perf(_) | Command::Siwtest(_) => {
+        Command::Serve(_) | Command::Ping(_) | Command::Perf(_) | Command::Cp(_) | Command::Siwtest(_) => {
             Some(env::Obeys::Connections)
         }
         Command::Doctor(args) if args.connects() => Some(env::Obeys::Connections),

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -214,4 +214,55 @@ fn the_list_has_every_case() {
     let json = out(&conform(&["--list", "--json", "--case", "crc/wrong"]));
     let first: serde_json::Value = serde_json::from_str(json.lines().next().unwrap()).unwrap();
     assert_eq!((&first["name"], &first["file"]), (&"crc/wrong".into(), &"crc.case".into()));
+}
+
+/// A listener that ends connections whose Request (with its Private Data) is one that `ends` names, and passes the others on to uiw's.
+fn picky(to: &Listener, ends: fn(&[u8]) -> bool) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let to = to.address.clone();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let Ok(mut client) = client else { return };
+            let to = to.clone();
+            std::thread::spawn(move || -> std::io::Result<()> {
+                let mut request = vec![0; 20];
+                client.read_exact(&mut request)?;
+                let private = usize::from(u16::from_be_bytes([request[18], request[19]]));
+                request.resize(20 + private, 0);
+                client.read_exact(&mut request[20..])?;
+                if ends(&request) {
+                    return Ok(());
+                }
+                let mut server = TcpStream::connect(to)?;
+                server.write_all(&request)?;
+                let (mut from, mut back) = (server.try_clone()?, client.try_clone()?);
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut back);
+                    back.shutdown(std::net::Shutdown::Both)
+                });
+                let _ = std::io::copy(&mut client, &mut server);
+                server.shutdown(std::net::Shutdown::Write)
+            });
+        }
+    });
+    address
+}
+
+/// A listener that ends the Requests that Intel's irdma ends, and one that ends those of revision 2: the report names the suspected peer, and
+/// what to try.
+#[test]
+fn a_start_up_that_fails_names_the_suspected_peer() {
+    let behind = Listener::start(&["serve"]);
+    let client_server =
+        |request: &[u8]| request[17] == 2 && request.get(20).is_some_and(|ird| ird & 0x80 == 0);
+    let revision_2 = |request: &[u8]| request[17] == 2;
+    let case = ["--case", "start-up/revision-1-no-crc"];
+    let irdma = out(&conform(&[&[picky(&behind, client_server).as_str()], &case[..]].concat()));
+    assert!(irdma.contains("suspected: Intel's irdma and i40iw end a connection"), "{irdma}");
+    assert!(irdma.contains("try --peer-to-peer on --rtr write,read"), "{irdma}");
+    let old = out(&conform(&[&[picky(&behind, revision_2).as_str()], &case[..]].concat()));
+    assert!(old.contains("suspected: a peer of MPA revision 1") && old.contains("--fallback on"), "{old}");
+    let none = out(&conform(&[&[behind.address.as_str()], &case[..]].concat()));
+    assert!(!none.contains("suspected"), "{none}");
 }

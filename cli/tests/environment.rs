@@ -51,6 +51,9 @@ fn variables_that_a_command_cannot_obey_are_refused() {
         (&["ping", "127.0.0.1:1"], ("UIW_CRC", "maybe")),
         (&["ping", "127.0.0.1:1"], ("UIW_FAULT", "gremlins=1")),
         (&["ping", "127.0.0.1:1"], ("UIW_RTR", "none")),
+        (&["cp", "/etc/hostname", "127.0.0.1:/"], ("UIW_PERSONA", "roce")),
+        (&["cp", "/etc/hostname", "127.0.0.1:/"], ("UIW_CRC", "maybe")),
+        (&["conform", "127.0.0.1:1"], ("UIW_CRC", "off")),
         (&["demo", "/etc/hostname"], ("UIW_CRC", "off")),
         (&["demo", "/etc/hostname"], ("UIW_TLS", "file")),
     ] {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use uiw_cases::{Action, Atom, Case, FrameKind as Kind, Need, Relation, Sent, Test};
 use uiw_ddp::{Header, STag, Tagged, TaggedError, Untagged, UntaggedRx};
 use uiw_mpa::startup::{Config, Initiator, Outcome, Responder, Revision};
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
@@ -50,33 +51,41 @@ struct Field {
     hex: String,
 }
 
-#[derive(Deserialize)]
-struct Negatives {
-    vectors: Vec<Negative>,
-}
-
-#[derive(Deserialize)]
+/// A frame that has to be refused, as its case says.
 struct Negative {
     name: String,
-    hex: String,
-    expect: Expect,
-    #[serde(default)]
+    bytes: Vec<u8>,
+    /// Any of these Terminates.
+    terminates: Vec<[u8; 3]>,
     markers: bool,
-    phase: Option<String>,
+    startup: bool,
 }
 
-#[derive(Deserialize)]
-struct Expect {
-    terminate: Option<Codes>,
-    any_of: Option<Vec<Self>>,
-    close: Option<bool>,
-}
-
-#[derive(Deserialize, PartialEq, Debug)]
-struct Codes {
-    layer: u8,
-    etype: u8,
-    code: u8,
+impl Negative {
+    fn of(case: &Case) -> Self {
+        let actions = || case.steps.iter().map(|step| &step.action);
+        let is_bytes = |action: &&Action| matches!(action, Action::Send(sent) if sent.kind == Kind::Bytes);
+        let frame = actions().rfind(is_bytes).expect("bytes");
+        let Action::Send(Sent { fields, .. }) = frame else { unreachable!() };
+        let Test::OneOf(values) = &fields[0].test else { panic!("{}", case.name) };
+        let [(_, Atom::Bytes(bytes))] = values.as_slice() else { panic!("{}", case.name) };
+        let Some(Action::Expect { one_of, .. }) = actions().next_back() else { panic!("{}", case.name) };
+        let codes = one_of.iter().flat_map(|frame| &frame.fields).flat_map(|field| match &field.test {
+            Test::OneOf(values) => values.as_slice(),
+            other => panic!("{}: {other:?}", case.name),
+        });
+        let terminates = codes.map(|code| match code {
+            (Relation::Equal, Atom::Codes(codes)) => *codes,
+            other => panic!("{}: {other:?}", case.name),
+        });
+        Self {
+            name: case.name.trim_start_matches("negative/").to_owned(),
+            bytes: bytes.clone(),
+            terminates: terminates.collect(),
+            markers: case.needs.contains(&Need::MarkersAsked),
+            startup: case.steps.len() == 3,
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -386,13 +395,10 @@ const BUFFER: u32 = 64;
 
 /// What a receiver reports about a frame; `Err(None)` stands for closing at startup.
 fn verdict(vector: &Negative) -> Result<(), Option<Fault>> {
-    let mut bytes = unhex(&vector.hex);
-    if vector.phase.as_deref() == Some("startup") {
-        let as_reply = Initiator::new(Config::default(), b"").unwrap().reply(&bytes);
-        let as_request = Responder::new(Config::default()).request(&bytes);
-        let refused =
-            if vector.name == "mpa-request-as-reply" { as_reply.is_err() } else { as_request.is_err() };
-        return if refused { Err(None) } else { Ok(()) };
+    let mut bytes = vector.bytes.clone();
+    if vector.startup {
+        let answer = Responder::new(Config::default()).request(&bytes);
+        return if answer.is_err() { Err(None) } else { Ok(()) };
     }
     let fpdu = match FpduRx::new(true, vector.markers).next(&mut bytes) {
         Ok(Step::Fpdu(fpdu)) => fpdu,
@@ -449,29 +455,27 @@ fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn meets(expect: &Expect, fault: Option<&Fault>) -> bool {
-    if let Some(any_of) = &expect.any_of {
-        return any_of.iter().any(|expect| meets(expect, fault));
-    }
-    match (&expect.terminate, fault) {
-        (Some(expected), Some(fault)) => {
-            let (layer, etype, code) = fault.codes();
-            *expected == Codes { layer, etype, code }
-        }
-        (None, None) => expect.close == Some(true),
-        _ => false,
-    }
-}
-
 // [test:RFC5041-7.2-01] [test:RFC5040-4.8-03] [test:RFC5041-7.1-02] [test:RFC5041-7.1-03] [test:RFC5041-7.1-10]
 #[test]
 fn negatives() {
-    let negatives: Negatives = read("negative.json");
-    assert_eq!(negatives.vectors.len(), 27);
-    for vector in negatives.vectors {
+    let text = std::fs::read_to_string(folder().join("negative.case")).unwrap();
+    let cases = uiw_cases::parse("negative.case", &text).unwrap();
+    assert_eq!(cases.len(), 26);
+    for vector in cases.iter().map(Negative::of) {
         match verdict(&vector) {
             Ok(()) => panic!("{} was accepted", vector.name),
-            Err(fault) => assert!(meets(&vector.expect, fault.as_ref()), "{}: {fault:?}", vector.name),
+            Err(None) => assert!(vector.startup, "{}", vector.name),
+            Err(Some(fault)) => {
+                let (layer, etype, code) = fault.codes();
+                assert!(vector.terminates.contains(&[layer, etype, code]), "{}: {fault:?}", vector.name);
+            }
         }
     }
+}
+
+#[test]
+fn a_request_is_no_reply() {
+    let request = unhex("4d504120494420526571204672616d6540010000");
+    assert!(Initiator::new(Config::default(), b"").unwrap().reply(&request).is_err());
+    assert!(Responder::new(Config::default()).request(&request).is_ok());
 }

@@ -1,7 +1,7 @@
 //! Frames that leave, legal or not: the codecs of `mpa`, `ddp` and `rdmap` make a legal one, and what a case changes is changed behind them.
 
-use super::language::FrameKind;
 use super::values::Values;
+use uiw_cases::FrameKind;
 use uiw_ddp::{STag, Tagged, Untagged};
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind as StartupKind};
 use uiw_mpa::{FpduTx, crc32c, pad_len};

@@ -1,9 +1,9 @@
 //! The cases: those of the program, and those of the user.
 
-use super::language::{Case, parse};
 use crate::fail::{Failure, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
+use uiw_cases::{Case, parse};
 
 /// The files in the program. Aborted connections come last: a listener may not survive them.
 const FILES: [(&str, &str); 9] = [
@@ -21,7 +21,7 @@ const FILES: [(&str, &str); 9] = [
 /// The extension of case files in a folder.
 const EXTENSION: &str = "case";
 
-fn wrong(error: &super::language::ParseError) -> Failure {
+fn wrong(error: &uiw_cases::ParseError) -> Failure {
     let what = format!("{}:{}:{}", error.file, error.line, error.column);
     Failure::usage(what, &error.what, "see docs/conform.md for the grammar of case files")
 }
@@ -62,7 +62,7 @@ pub(super) fn of_user(path: &Path) -> Result<Vec<Case>> {
 
 /// Every requirement that the lines of a case name.
 pub(super) fn judges(case: &Case) -> Vec<&str> {
-    use super::language::{Action, Expected, Field};
+    use uiw_cases::{Action, Expected, Field};
     fn of_fields<'a>(fields: &'a [Field], ids: &mut Vec<&'a str>) {
         ids.extend(fields.iter().flat_map(|field| field.judges.iter().map(String::as_str)));
     }

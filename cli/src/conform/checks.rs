@@ -2,10 +2,10 @@
 
 use super::deframe::judge_segment_length;
 use super::judge::Judgements;
-use super::language::FrameKind;
 use super::terminate;
 use super::values::Value;
 use std::collections::{BTreeMap, VecDeque};
+use uiw_cases::FrameKind;
 use uiw_rdmap::ReadRequest;
 use uiw_rdmap::wire::Control;
 

@@ -31,9 +31,35 @@ pub(super) enum More {
     Late,
 }
 
+/// What connections go over: TCP, or in tests a simulated network with a clock of its own.
+#[derive(Debug)]
+pub(super) struct Network {
+    /// Connects within a time.
+    pub(super) connect: fn(SocketAddr, Duration) -> io::Result<Box<dyn Pipe>>,
+    pub(super) now: fn() -> Instant,
+    pub(super) pause: fn(Duration),
+}
+
+/// The kernel's TCP.
+pub(super) static TCP: Network =
+    Network { connect: Tcp::connect, now: Instant::now, pause: std::thread::sleep };
+
+/// One end of a stream.
+pub(super) trait Pipe: std::fmt::Debug {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Bytes that come until then: 0 at the end of the stream, `None` if nothing comes.
+    fn read(&mut self, bytes: &mut [u8], until: Instant) -> io::Result<Option<usize>>;
+    fn fin(&mut self);
+    fn reset(self: Box<Self>);
+}
+
+#[derive(Debug)]
+struct Tcp(TcpStream);
+
 #[derive(Debug)]
 pub(super) struct Link {
-    stream: TcpStream,
+    network: &'static Network,
+    pipe: Box<dyn Pipe>,
     pub(super) inbox: Vec<u8>,
     pub(super) ended: Option<Ending>,
     /// The time that TCP took to connect.
@@ -49,14 +75,51 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-impl Link {
-    pub(super) fn connect(to: SocketAddr, within: Duration) -> io::Result<Self> {
-        let begun = Instant::now();
+impl Tcp {
+    fn connect(to: SocketAddr, within: Duration) -> io::Result<Box<dyn Pipe>> {
         let stream = TcpStream::connect_timeout(&to, within)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(within))?;
         keep_alive(&stream)?;
-        Ok(Self { stream, inbox: Vec::new(), ended: None, round_trip: begun.elapsed() })
+        Ok(Box::new(Self(stream)))
+    }
+}
+
+impl Pipe for Tcp {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all(bytes)
+    }
+
+    fn read(&mut self, bytes: &mut [u8], until: Instant) -> io::Result<Option<usize>> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.0.set_read_timeout(Some(left)).is_err() {
+                return Ok(None);
+            }
+            match self.0.read(bytes) {
+                Ok(got) => return Ok(Some(got)),
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+                Err(error) if error.kind() == ErrorKind::TimedOut => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn fin(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Write);
+    }
+
+    fn reset(self: Box<Self>) {
+        let _ = sockopt::set_socket_linger(&self.0, Some(Duration::ZERO));
+    }
+}
+
+impl Link {
+    pub(super) fn connect(network: &'static Network, to: SocketAddr, within: Duration) -> io::Result<Self> {
+        let begun = (network.now)();
+        let pipe = (network.connect)(to, within)?;
+        let round_trip = (network.now)().saturating_duration_since(begun);
+        Ok(Self { network, pipe, inbox: Vec::new(), ended: None, round_trip })
     }
 
     /// Sends bytes, in pieces of `cut` if it is not 0. A stream that the peer has ended takes nothing: what it said is still read.
@@ -64,20 +127,20 @@ impl Link {
         let pieces = bytes.chunks(if cut == 0 { bytes.len().max(1) } else { cut });
         for (number, piece) in pieces.enumerate() {
             if number > 0 {
-                std::thread::sleep(BETWEEN_PIECES);
+                (self.network.pause)(BETWEEN_PIECES);
             }
-            if self.stream.write_all(piece).is_err() {
+            if self.pipe.write_all(piece).is_err() {
                 return;
             }
         }
     }
 
     pub(super) fn fin(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Write);
+        self.pipe.fin();
     }
 
     pub(super) fn reset(self) {
-        let _ = sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
+        self.pipe.reset();
     }
 
     /// Waits for more bytes.
@@ -86,26 +149,19 @@ impl Link {
             return More::Ended(ending);
         }
         let mut bytes = [0; 65_536];
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.stream.set_read_timeout(Some(left)).is_err() {
-                return More::Late;
+        match self.pipe.read(&mut bytes, until) {
+            Ok(None) => More::Late,
+            Ok(Some(0)) => {
+                self.ended = Some(Ending::Fin);
+                More::Ended(Ending::Fin)
             }
-            match self.stream.read(&mut bytes) {
-                Ok(0) => {
-                    self.ended = Some(Ending::Fin);
-                    return More::Ended(Ending::Fin);
-                }
-                Ok(got) => {
-                    self.inbox.extend_from_slice(&bytes[..got]);
-                    return More::Bytes;
-                }
-                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
-                Err(error) if error.kind() == ErrorKind::TimedOut => {}
-                Err(_) => {
-                    self.ended = Some(Ending::Reset);
-                    return More::Ended(Ending::Reset);
-                }
+            Ok(Some(got)) => {
+                self.inbox.extend_from_slice(&bytes[..got]);
+                More::Bytes
+            }
+            Err(_) => {
+                self.ended = Some(Ending::Reset);
+                More::Ended(Ending::Reset)
             }
         }
     }
@@ -114,14 +170,15 @@ impl Link {
 /// What passed in a case, line by line.
 #[derive(Clone, Debug)]
 pub(super) struct Transcript {
+    network: &'static Network,
     begun: Instant,
     lines: Vec<String>,
     left_out: usize,
 }
 
 impl Transcript {
-    pub(super) fn new() -> Self {
-        Self { begun: Instant::now(), lines: Vec::new(), left_out: 0 }
+    pub(super) fn new(network: &'static Network) -> Self {
+        Self { network, begun: (network.now)(), lines: Vec::new(), left_out: 0 }
     }
 
     /// A frame: `sign` is `>` or `<`.
@@ -135,7 +192,8 @@ impl Transcript {
             self.lines.remove(LINES / 2);
             self.left_out += 1;
         }
-        self.lines.push(format!("{:9.6} {what}", self.begun.elapsed().as_secs_f64()));
+        let since = (self.network.now)().saturating_duration_since(self.begun);
+        self.lines.push(format!("{:9.6} {what}", since.as_secs_f64()));
     }
 
     pub(super) fn finish(mut self) -> Vec<String> {

@@ -1,11 +1,13 @@
 //! What the listener is, as far as cases depend on it.
 
 use super::judge::Judgements;
-use super::language::Need;
+use super::reply::Reply;
 use super::session::{Session, Stop, Target};
 use super::values::Values;
-use crate::fail::{Exit, Failure, Result};
+use crate::fail::{Exit, Failure, Result, suspicion};
 use serde_json::{Value as Json, json};
+use uiw_cases::Need;
+use uiw_verbs::Suspect;
 
 /// Attempts to get a Reply, where none is refused.
 const TRIES: u32 = 3;
@@ -24,6 +26,8 @@ pub(super) struct Listener {
     pub(super) about: Option<String>,
     /// The usual Reply in one line.
     reply: String,
+    /// Peers that are suspected, by the Requests that the listener has ended or rejected.
+    suspects: Vec<Suspect>,
 }
 
 /// Asks the listener what it supports.
@@ -49,8 +53,12 @@ pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
         }
         (usual, reply, closed) = begun(target, &[]);
     }
+    let mut suspects = Vec::new();
     if reply.is_none() {
         target.enhanced = false;
+        if closed {
+            suspects.push(Suspect::RevisionOne);
+        }
         (usual, reply, _) = begun(target, &[]);
     }
     let Some(reply) = reply else {
@@ -59,9 +67,18 @@ pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
         return Err(Failure::new(Exit::Unreachable, format!("cannot ask {}", target.address), why, fix));
     };
     let enhanced = reply.enhanced.is_some();
+    if enhanced {
+        let (_, client_server, closed) = begun(target, &[("a", 0), ("c", 0), ("d", 0)]);
+        if client_server.is_none() && closed {
+            suspects.push(Suspect::PeerToPeerRequired);
+        }
+    }
     let (_, without_crc, _) = begun(target, &[("crc", 0)]);
     // What is wrong with its Markers is for the cases to show.
     let (_, with_markers, _) = begun(target, &[("markers", 1)]);
+    if with_markers.as_ref().is_some_and(Reply::rejects) {
+        suspects.push(Suspect::Markers);
+    }
     let granted = with_markers.is_some_and(|reply| !reply.rejects());
     let about = if partner { about(target) } else { None };
     Ok(Listener {
@@ -73,6 +90,7 @@ pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
         partner,
         about,
         reply: reply.describe(),
+        suspects,
     })
 }
 
@@ -116,6 +134,11 @@ impl Listener {
         }
     }
 
+    /// For each Request that was ended or rejected: which peer is known to do so, and the options to try.
+    pub(super) fn suspicions(&self) -> impl Iterator<Item = String> {
+        self.suspects.iter().map(|suspect| suspicion(*suspect))
+    }
+
     pub(super) fn describe(&self) -> String {
         let word = |on: bool, yes: &'static str, no: &'static str| if on { yes } else { no };
         format!(
@@ -131,6 +154,7 @@ impl Listener {
         json!({
             "reply": self.reply, "enhanced": self.enhanced, "ird": self.ird, "crc_off": self.crc_off,
             "markers_granted": self.markers_granted, "markers_asked": self.markers_asked, "partner": self.about,
+            "suspicions": self.suspicions().collect::<Vec<_>>(),
         })
     }
 }

@@ -5,7 +5,6 @@ mod cases;
 mod checks;
 mod deframe;
 mod judge;
-mod language;
 mod link;
 mod listener;
 mod orders;
@@ -13,6 +12,8 @@ mod reply;
 mod report;
 mod requirements;
 mod session;
+#[cfg(test)]
+mod simulated;
 mod steps;
 mod terminate;
 mod values;
@@ -21,7 +22,6 @@ mod verdict;
 use crate::args::{DEFAULT_PORT, resolve, seconds};
 use crate::fail::{Exit, Failure, Result};
 use crate::text;
-use language::Case;
 use listener::Listener;
 use report::{Destination, Report};
 use serde_json::json;
@@ -31,6 +31,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 use steps::Outcome;
+use uiw_cases::Case;
 use verdict::Run;
 
 /// The partner program's port.
@@ -102,7 +103,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let port = if args.partner { PARTNER_PORT } else { DEFAULT_PORT };
     let address = resolve(args.host.as_deref().unwrap_or_default(), port)?;
     let stall = Duration::from_secs_f64(args.stall.max(0.1));
-    let mut target = Target { address, stall, enhanced: true };
+    let mut target = Target { network: &link::TCP, address, stall, enhanced: true };
     let listener = listener::ask(&mut target, args.partner)?;
     let silent = OnceLock::new();
     let runs = run_all(&target, &listener, cases, args.jobs, &silent);

@@ -1,9 +1,9 @@
 //! The partner program at the far end: orders in the messages of `uiw siwtest`, frame by frame.
 
-use super::language::{FrameKind, Operation};
 use super::session::{Item, Session, Stop};
 use super::values::{Pattern, Value, Values};
 use crate::siwtest::talk::{Actor, Kind, Op, Order, Talk};
+use uiw_cases::{FrameKind, Operation};
 use uiw_verbs::{Remote, STag};
 
 /// The memory of this end, as orders name it.

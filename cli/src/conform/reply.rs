@@ -205,7 +205,7 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
 mod tests {
     use super::*;
     use crate::conform::build;
-    use crate::conform::language::FrameKind;
+    use uiw_cases::FrameKind;
 
     fn fields(numbers: &[(&str, u64)]) -> Values {
         let mut fields = Values::default();

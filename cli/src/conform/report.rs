@@ -77,6 +77,7 @@ impl Report<'_> {
     /// For people. With `all`, what was kept and what was not judged as well.
     pub(super) fn print(&self, all: bool) {
         text::line(format!("listener {}: {}", self.address, self.listener.describe()));
+        self.listener.suspicions().for_each(|suspicion| text::line(format!("suspected: {suspicion}")));
         for run in self.runs.iter().filter(|run| run.result.is_ok()) {
             if let Some(why) = run.stopped() {
                 text::line(format!("stopped {}: {why}", run.case.name));
@@ -169,12 +170,11 @@ impl Report<'_> {
     }
 
     fn markdown(&self) -> String {
-        let mut out = format!(
-            "# Conformance of {}\n\n{}\n\n{}\n",
-            self.address,
-            self.listener.describe(),
-            self.summary()
-        );
+        let mut out = format!("# Conformance of {}\n\n{}\n", self.address, self.listener.describe());
+        for suspicion in self.listener.suspicions() {
+            let _ = write!(out, "\nSuspected: {suspicion}\n");
+        }
+        let _ = writeln!(out, "\n{}", self.summary());
         let _ = write!(out, "\nMade by `uiw conform` {}.\n\n## Broken\n", env!("CARGO_PKG_VERSION"));
         for (requirement, verdict) in self.verdicts {
             let Verdict::Broken(findings) = verdict else { continue };

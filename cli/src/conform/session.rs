@@ -4,14 +4,14 @@ use super::build;
 use super::checks::{Checker, Message, Segment};
 use super::deframe::{Deframe, Front};
 use super::judge::Judgements;
-use super::language::FrameKind;
-use super::link::{Ending, Link, More, Transcript};
+use super::link::{Ending, Link, More, Network, Transcript};
 use super::reply::Reply;
 use super::values::{Values, Variables, hex};
 use crate::siwtest::talk::Order;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use uiw_cases::FrameKind;
 use uiw_mpa::{FpduTx, MAX_ULPDU};
 
 /// Where the answers to the Reads go that show whether the listener goes on. No case uses these STags.
@@ -30,6 +30,7 @@ const ROUND_TRIPS: u32 = 40;
 /// What is the same for every case.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
+    pub(super) network: &'static Network,
     pub(super) address: SocketAddr,
     /// How long nothing may move.
     pub(super) stall: Duration,
@@ -106,8 +107,8 @@ impl<'a> Session<'a> {
             given: None,
             variables: Variables::default(),
             judged: Judgements::default(),
-            transcript: Transcript::new(),
-            begun: Instant::now(),
+            transcript: Transcript::new(target.network),
+            begun: (target.network.now)(),
             is_overdue: false,
         }
     }
@@ -118,10 +119,14 @@ impl<'a> Session<'a> {
         self.target.stall.max(round_trip * ROUND_TRIPS)
     }
 
+    fn now(&self) -> Instant {
+        (self.target.network.now)()
+    }
+
     /// A connection of TCP.
     pub(super) fn connect(&mut self) -> Result<(), Stop> {
         let address = self.target.address;
-        let link = Link::connect(address, self.target.stall)
+        let link = Link::connect(self.target.network, address, self.target.stall)
             .map_err(|error| Stop(format!("no connection to {address}: {error}")))?;
         self.transcript
             .line(&format!("connected to {address} in {:.1} ms", link.round_trip.as_secs_f64() * 1e3));
@@ -198,6 +203,17 @@ impl<'a> Session<'a> {
         let what =
             super::checks::parse(&ulpdu).map_or_else(|| kind.name().to_owned(), |segment| segment.describe());
         self.send_bytes(&what, &bytes, cut, hold)
+    }
+
+    /// Of bytes as they are: a Terminate may quote the segment that they begin with.
+    pub(super) fn notice(&mut self, bytes: &[u8]) {
+        if let Some((length, rest)) = bytes.split_first_chunk()
+            && let Some(ulpdu) = rest.get(..usize::from(u16::from_be_bytes(*length)))
+            && self.reply.is_some()
+            && !self.tx.markers()
+        {
+            self.checker.sends(ulpdu);
+        }
     }
 
     /// A Read of no bytes, whose answer shows that the listener goes on.
@@ -309,13 +325,13 @@ impl<'a> Session<'a> {
             if let Some(item) = self.buffered(true) {
                 return Ok(item);
             }
-            let until = Instant::now() + limit;
+            let until = self.now() + limit;
             let Some(link) = self.link.as_mut() else { return Ok(Item::End(Ending::Fin)) };
             match link.more(until.min(bound)) {
                 More::Bytes => {}
                 More::Late if bound < until => {
                     self.is_overdue = true;
-                    let seconds = self.begun.elapsed().as_secs_f64();
+                    let seconds = (self.now() - self.begun).as_secs_f64();
                     self.transcript.line("  the case has lasted too long");
                     return Err(Stop(format!(
                         "the case had not ended after {seconds:.1} s: try a larger --stall"
@@ -408,11 +424,12 @@ impl<'a> Session<'a> {
 
     /// Bytes that come within `time`, or nothing.
     pub(super) fn silence(&mut self, time: Duration) -> Result<Option<Vec<u8>>, Stop> {
-        let until = Instant::now() + time;
+        let until = self.now() + time;
+        let now = self.target.network.now;
         let link = self.open()?;
         if !link.inbox.is_empty() || link.more(until) == More::Bytes {
             // A little more, so that what it is can be seen.
-            let _ = link.more(Instant::now() + NUDGE);
+            let _ = link.more(now() + NUDGE);
             let bytes = std::mem::take(&mut link.inbox);
             self.transcript.frame('<', "bytes", &bytes);
             return Ok(Some(bytes));

@@ -1,10 +1,10 @@
 //! Carries out the lines of a case.
 
 use super::judge::Judgement;
-use super::language::{Action, Case, Expected, Field, FrameKind, Sent};
 use super::session::{Item, PROBE, Session, Stop, Target, shown};
 use super::values::{Value, Values};
 use std::time::Duration;
+use uiw_cases::{Action, Case, Expected, Field, FrameKind, Sent};
 
 /// How long a Terminate is awaited before it is asked whether the listener goes on.
 const GRACE: Duration = Duration::from_millis(300);
@@ -23,7 +23,7 @@ pub(super) fn run(target: &Target, case: &Case) -> Outcome {
     let mut session = Session::new(target);
     let mut stopped = None;
     for step in &case.steps {
-        std::thread::sleep(step.delay);
+        (target.network.pause)(step.delay);
         if let Err(Stop(why)) = session.step(&step.action) {
             stopped = Some(format!("{}:{}: {why}", case.file, step.line));
             session.transcript.line(&format!("  stopped at line {}: {why}", step.line));
@@ -73,6 +73,7 @@ impl Session<'_> {
             kind if kind.is_startup() => self.send_startup(kind, fields, cut),
             FrameKind::Bytes => {
                 let bytes = fields.bytes("payload").unwrap_or_default().to_vec();
+                self.notice(&bytes);
                 self.send_bytes("bytes", &bytes, cut, sent.hold)
             }
             kind => self.send_segment(kind, &fields, cut, sent.hold),

@@ -1,7 +1,7 @@
 //! Values of fields, with variables put in.
 
-use super::language::{Atom, Field, Relation, Test};
 use std::collections::BTreeMap;
+use uiw_cases::{Atom, Field, Relation, Test};
 
 /// A field's value.
 #[derive(Clone, Debug, PartialEq, Eq)]

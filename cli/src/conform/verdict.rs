@@ -1,10 +1,10 @@
 //! The verdict for each requirement, out of what the cases have seen.
 
-use super::language::Case;
 use super::listener::Listener;
 use super::requirements::{Outside, Requirement};
 use super::steps::Outcome;
 use std::collections::BTreeMap;
+use uiw_cases::Case;
 
 /// Findings that are kept of a requirement that is broken in many cases.
 const FINDINGS: usize = 3;

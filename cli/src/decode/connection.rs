@@ -95,6 +95,24 @@ impl Connection {
         }
     }
 
+    /// A connection whose start-up frames are not in the capture: an FPDU with its CRC shows what it is. There are no Markers, and which end is the initiator
+    /// is unknown.
+    pub(super) fn without_startup(out: &mut Findings) -> Self {
+        let mut this = Self { lossy: true, ..Self::new() };
+        for (side, half) in this.halves.iter_mut().enumerate() {
+            half.asked.uncertain = true;
+            half.phase = Phase::Full(Framing::headless(Some(true)));
+            out.push((
+                side,
+                Event::NotFollowed {
+                    position: 0,
+                    why: "the MPA Request and Reply are not in the capture".into(),
+                },
+            ));
+        }
+        this
+    }
+
     /// Whether the frame that this side opened with was seen whole.
     pub(super) fn has_frame(&self, side: Side) -> bool {
         self.frames[side].is_some()

@@ -14,6 +14,7 @@ use super::event::{Event, Record};
 use super::keylog::KeyLog;
 use super::packet::Segment;
 use super::reassembly::{Chunk, Stream};
+use super::seek::begins_with_fpdu;
 use super::tls;
 
 /// Connections followed at a time. Above it those that are not iWARP are forgotten.
@@ -328,6 +329,13 @@ impl Flow {
         if !payload.is_empty() && self.begins_here(side, payload) {
             missed = self.begin_mid_stream(side, header, payload);
         }
+        let is_unknown = matches!(self.state, State::Watching { .. } | State::Ignored);
+        if is_unknown && self.streams.iter().all(Option::is_none) && !header.syn && begins_with_fpdu(payload)
+        {
+            let mut findings = Findings::new();
+            self.begin_without_startup(side, header, counts, &mut findings);
+            report(self, &mut findings);
+        }
         if !payload.is_empty() && self.streams[side].is_some() && self.streams[other(side)].is_none() {
             // Its SYN is not in the capture.
             self.streams[other(side)] = header.acknowledgment.map(Stream::new);
@@ -373,6 +381,21 @@ impl Flow {
         self.streams[other(side)] = header.acknowledgment.map(Stream::new);
         self.state = State::watching();
         payload.starts_with(&KEY_REPLY)
+    }
+
+    /// Follows both directions from an FPDU on: the start-up frames were captured to a file that is gone, or not at all.
+    fn begin_without_startup(
+        &mut self,
+        side: Side,
+        header: &Header,
+        counts: &mut Counts,
+        findings: &mut Findings,
+    ) {
+        self.streams[side] = Some(Stream::new(header.sequence));
+        self.streams[other(side)] = header.acknowledgment.map(Stream::new);
+        counts.connections += 1;
+        let connection = Box::new(Connection::without_startup(findings));
+        self.state = State::Iwarp { id: counts.connections, connection };
     }
 
     fn ignore(&mut self) {

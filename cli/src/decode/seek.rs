@@ -220,6 +220,13 @@ impl Seek {
     }
 }
 
+/// Whether a whole FPDU with its CRC stands at the front.
+pub(super) fn begins_with_fpdu(bytes: &[u8]) -> bool {
+    let Some(fpdu) = plausible(bytes).and_then(|length| bytes.get(..length)) else { return false };
+    let (covered, field) = fpdu.split_at(fpdu.len() - CRC_LEN);
+    field == crc32c(covered).to_le_bytes()
+}
+
 /// The length on the wire of what may be an FPDU, by its length field and headers.
 fn plausible(bytes: &[u8]) -> Option<usize> {
     let ulpdu = usize::from(u16::from_be_bytes(*bytes.first_chunk()?));

@@ -1,6 +1,6 @@
 //! Whole trees in both directions.
 
-use crate::program::{Scratch, Server, bytes, command, copied, fails, text};
+use crate::program::{Scratch, Server, bytes, command, copied, fails, summary, text};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -179,4 +179,28 @@ fn a_dry_run_changes_nothing() {
     let dry = copied(scratch.path(), &["--dry-run", &format!("{}:s/", server.address), "nowhere"]);
     assert_eq!(dry["would_copy"], 0, "{dry}");
     assert!(!scratch.join("nowhere").exists());
+}
+
+/// The variables are those of other commands: the start-up, the capture and faults are as they say.
+#[test]
+fn variables_of_connections_are_obeyed() {
+    let scratch = Scratch::new();
+    fs::write(scratch.join("file"), bytes(300_000, 1)).unwrap();
+    let served = scratch.directory("served");
+    let server = Server::start(scratch.path(), &["--share", "s=served:rw"]);
+    let mut copy = command(scratch.path());
+    copy.args(["cp", "--json", "file", &format!("{}:s/", server.address)]);
+    let variables =
+        [("UIW_PCAP", "capture.pcapng"), ("UIW_MPA_REVISION", "1"), ("UIW_FAULT", "send-split=100,seed=3")];
+    let copied = summary(&copy.envs(variables).output().unwrap());
+    assert_eq!(copied["copied"], 1, "{copied}");
+    assert_eq!(fs::read(served.join("file")).unwrap(), bytes(300_000, 1));
+    let decoded = command(scratch.path()).args(["decode", "--json", "capture.pcapng"]).output().unwrap();
+    let lines = text(&decoded.stdout);
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let requests: Vec<_> = lines.iter().filter(|line| line["type"] == "startup").collect();
+    assert!(!requests.is_empty() && requests.iter().all(|frame| frame["revision"] == 1), "{requests:?}");
+    // Each packet of the capture is one write: split, they are many.
+    assert!(lines.last().unwrap()["packets"].as_u64().unwrap() > 3_000, "{:?}", lines.last());
 }

@@ -107,6 +107,39 @@ fn other_traffic_before_the_startup_frames() {
     assert_eq!(found(&segments), expected);
 }
 
+/// A ring of files whose first ones were overwritten.
+#[test]
+fn a_connection_is_followed_from_an_fpdu_on() {
+    for name in ["siw/rping-4k-crc-on.pcap", "siw/rping-crc-on.pcap", "siw/uiw-all-to-siw.pcapng"] {
+        let segments = segments_of(name);
+        let (whole, _) = decode(&capture_of(&segments, Link::Ethernet));
+        let fields = |records: &[serde_json::Value]| -> Vec<String> {
+            let fpdus = of_type(records, "fpdu").into_iter();
+            fpdus.map(|fpdu| format!("{} {} {}", fpdu["from"], fpdu["crc_field"], fpdu["segment"])).collect()
+        };
+        let startup = |segment: &Segment| segment.payload.starts_with(b"MPA ID");
+        let first = 1 + segments
+            .iter()
+            .position(|segment| startup(segment) && segment.payload[7..10] == *b"Rep")
+            .unwrap();
+        for gone in [first, segments.len() / 2] {
+            let rest: Vec<Segment> =
+                segments[gone..].iter().filter(|segment| !startup(segment)).cloned().collect();
+            let (found, summary) = decode(&capture_of(&rest, Link::Ethernet));
+            assert!(of_type(&found, "departure").is_empty(), "{name} from {gone} on: {found:#?}");
+            let due: Vec<String> = fields(&whole).into_iter().rev().take(fields(&found).len()).collect();
+            let payloads = rest.iter().filter(|segment| !segment.payload.is_empty()).count();
+            assert!(summary.connections > 0 && !summary.followed(), "{name} from {gone} on: {summary}");
+            assert!(fields(&found).len() * 10 >= payloads * 9, "{name} from {gone} on: {summary}");
+            assert!(due.iter().all(|fpdu| fields(&found).contains(fpdu)), "{name} from {gone} on");
+            assert!(summary.to_string().contains("could not be decoded to the end"), "{summary}");
+        }
+    }
+    // Without CRCs nothing proves an FPDU.
+    let rest = segments_of("siw/rping-4k-crc-off.pcap").split_off(8);
+    assert_eq!(decode(&capture_of(&rest, Link::Ethernet)).1.connections, 0);
+}
+
 #[test]
 fn without_the_request_the_replys_word_is_taken() {
     let segments = segments_of("siw/rping-crc-on.pcap");

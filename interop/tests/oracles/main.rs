@@ -4,4 +4,8 @@ mod captures;
 mod decoded;
 mod live;
 mod lua;
+mod mutated;
+#[allow(dead_code, reason = "tests of the decoder use the rest")]
+#[path = "../../../cli/tests/decode/packets.rs"]
+mod segments;
 mod tshark;

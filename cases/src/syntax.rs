@@ -4,18 +4,22 @@ use std::time::Duration;
 
 /// One exchange with the listener.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Case {
-    pub(crate) name: String,
-    pub(crate) title: String,
+pub struct Case {
+    /// What `--case` selects by.
+    pub name: String,
+    /// What it is about.
+    pub title: String,
     /// The file, for messages.
-    pub(crate) file: String,
-    pub(crate) needs: Vec<Need>,
-    pub(crate) steps: Vec<Step>,
+    pub file: String,
+    /// Without these it is not run.
+    pub needs: Vec<Need>,
+    /// Its lines.
+    pub steps: Vec<Step>,
 }
 
 /// What a case needs of the listener. Without it the case judges nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub enum Need {
     /// The partner program answers orders there.
     Partner,
     /// Neither Request nor Reply asks for CRCs.
@@ -32,7 +36,7 @@ pub(crate) enum Need {
 
 impl Need {
     /// The name in a case file of those without a number.
-    pub(crate) const NAMES: [(&'static str, Self); 5] = [
+    pub const NAMES: [(&'static str, Self); 5] = [
         ("partner", Self::Partner),
         ("crc-off", Self::CrcOff),
         ("markers-granted", Self::MarkersGranted),
@@ -43,15 +47,18 @@ impl Need {
 
 /// A line of a case.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Step {
-    pub(crate) line: u32,
-    pub(crate) delay: Duration,
-    pub(crate) action: Action,
+pub struct Step {
+    /// From 1.
+    pub line: u32,
+    /// The wait in front of it.
+    pub delay: Duration,
+    /// What it does.
+    pub action: Action,
 }
 
 /// What a line does.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Action {
+pub enum Action {
     /// TCP's connection, without a byte.
     Connect,
     /// The usual start-up, with these fields of the Request changed.
@@ -59,36 +66,72 @@ pub(crate) enum Action {
     /// A frame leaves.
     Send(Sent),
     /// So many Reads of no bytes, with these fields, each answered before the next leaves.
-    Reads { count: u64, fields: Vec<Field>, judges: Vec<String> },
+    Reads {
+        /// How many.
+        count: u64,
+        /// What is changed in each.
+        fields: Vec<Field>,
+        /// What their answers keep.
+        judges: Vec<String>,
+    },
     /// FIN.
     Fin,
     /// RST.
     Reset,
     /// One of these comes.
-    Expect { times: u64, one_of: Vec<Expected> },
+    Expect {
+        /// How often.
+        times: u64,
+        /// The alternatives.
+        one_of: Vec<Expected>,
+    },
     /// Nothing comes for so long, and the stream stays open.
-    Silence { time: Duration, judges: Vec<String> },
+    Silence {
+        /// How long.
+        time: Duration,
+        /// What it keeps.
+        judges: Vec<String>,
+    },
     /// The segment before is refused: `judges` if it is not carried out, the Terminate's own sentences if there is one.
-    Refusal { judges: Vec<String>, terminate: Vec<String>, fields: Vec<Field> },
+    Refusal {
+        /// What is kept by not carrying it out.
+        judges: Vec<String>,
+        /// What needs a Terminate.
+        terminate: Vec<String>,
+        /// Those of the Terminate.
+        fields: Vec<Field>,
+    },
     /// The partner is ordered to do something, or this end is going to.
-    Order { operation: Operation, fields: Vec<Field> },
+    Order {
+        /// Which one.
+        operation: Operation,
+        /// `size` and `count`.
+        fields: Vec<Field>,
+    },
     /// This end has done what it had ordered of itself; the partner's verdict is awaited.
-    Done { judges: Vec<String> },
+    Done {
+        /// What the verdict keeps.
+        judges: Vec<String>,
+    },
     /// A whole message of the partner comes: its segments are put together.
-    Message { expected: Expected },
+    Message {
+        /// Which one.
+        expected: Expected,
+    },
 }
 
 /// What the partner program can be ordered to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Operation {
+pub struct Operation {
     /// The value on the wire, as `siwtest` has it.
-    pub(crate) code: u8,
+    pub code: u8,
     /// Whether the partner acts, instead of this end.
-    pub(crate) by_partner: bool,
+    pub by_partner: bool,
 }
 
 impl Operation {
-    pub(crate) const NAMES: [(&'static str, u8); 8] = [
+    /// Name and code of each.
+    pub const NAMES: [(&'static str, u8); 8] = [
         ("send", 1),
         ("send-solicited", 2),
         ("send-invalidate", 3),
@@ -102,36 +145,52 @@ impl Operation {
 
 /// A frame as it is to leave.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Sent {
-    pub(crate) kind: FrameKind,
-    pub(crate) fields: Vec<Field>,
-    pub(crate) times: u64,
+pub struct Sent {
+    /// Which one.
+    pub kind: FrameKind,
+    /// What is given of it.
+    pub fields: Vec<Field>,
+    /// How often it leaves.
+    pub times: u64,
     /// Bytes of each TCP segment; 0 leaves it to TCP.
-    pub(crate) cut: u64,
+    pub cut: u64,
     /// Leaves with the next frame that is not held.
-    pub(crate) hold: bool,
+    pub hold: bool,
 }
 
 /// A frame that is awaited, with what is judged by its coming.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Expected {
-    pub(crate) kind: FrameKind,
-    pub(crate) judges: Vec<String>,
-    pub(crate) fields: Vec<Field>,
+pub struct Expected {
+    /// Which one.
+    pub kind: FrameKind,
+    /// What its coming keeps.
+    pub judges: Vec<String>,
+    /// What its fields must be.
+    pub fields: Vec<Field>,
 }
 
 /// What passes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FrameKind {
+pub enum FrameKind {
+    /// MPA Request Frame.
     Request,
+    /// MPA Reply Frame.
     Reply,
+    /// RDMA Write.
     Write,
+    /// RDMA Read Request.
     ReadRequest,
+    /// RDMA Read Response.
     ReadResponse,
+    /// Send.
     Send,
+    /// Send with Invalidate.
     SendInvalidate,
+    /// Send with Solicited Event.
     SendSolicited,
+    /// Send with Solicited Event and Invalidate.
     SendSolicitedInvalidate,
+    /// Terminate.
     Terminate,
     /// A segment whose every field is given.
     Segment,
@@ -142,7 +201,8 @@ pub(crate) enum FrameKind {
 }
 
 impl FrameKind {
-    pub(crate) const NAMES: [(&'static str, Self); 13] = [
+    /// Each with its name in a case file.
+    pub const NAMES: [(&'static str, Self); 13] = [
         ("request", Self::Request),
         ("reply", Self::Reply),
         ("write", Self::Write),
@@ -158,17 +218,21 @@ impl FrameKind {
         ("end", Self::End),
     ];
 
-    pub(crate) fn name(self) -> &'static str {
+    /// Its name in a case file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
 
     /// Whether it is a start-up frame.
-    pub(crate) fn is_startup(self) -> bool {
+    #[must_use]
+    pub fn is_startup(self) -> bool {
         matches!(self, Self::Request | Self::Reply)
     }
 
     /// RDMAP's opcode.
-    pub(crate) fn opcode(self) -> Option<u8> {
+    #[must_use]
+    pub fn opcode(self) -> Option<u8> {
         Some(match self {
             Self::Write => 0,
             Self::ReadRequest => 1,
@@ -183,12 +247,14 @@ impl FrameKind {
     }
 
     /// Of an opcode.
-    pub(crate) fn of(opcode: u8) -> Option<Self> {
+    #[must_use]
+    pub fn of(opcode: u8) -> Option<Self> {
         Self::NAMES.iter().map(|(_, kind)| *kind).find(|kind| kind.opcode() == Some(opcode))
     }
 
     /// The fields that a case file may name.
-    pub(crate) fn fields(self) -> &'static [&'static str] {
+    #[must_use]
+    pub fn fields(self) -> &'static [&'static str] {
         const STARTUP: &[&str] = &[
             "key", "markers", "crc", "reject", "enhanced", "reserved", "revision", "length", "a", "b", "c",
             "d", "ird", "ord", "private",
@@ -233,15 +299,18 @@ impl FrameKind {
 
 /// A field of a frame with its value, or with what its value must be.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Field {
-    pub(crate) name: String,
-    pub(crate) test: Test,
-    pub(crate) judges: Vec<String>,
+pub struct Field {
+    /// One of [`FrameKind::fields`].
+    pub name: String,
+    /// The value, or what it must be.
+    pub test: Test,
+    /// What the value keeps.
+    pub judges: Vec<String>,
 }
 
 /// What a field's value must be. A field that leaves has one value.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Test {
+pub enum Test {
     /// Whatever it is.
     Any,
     /// Whatever it is, kept under this name.
@@ -250,19 +319,25 @@ pub(crate) enum Test {
     OneOf(Vec<(Relation, Atom)>),
 }
 
+/// How a value is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Relation {
+pub enum Relation {
+    /// The value itself.
     Equal,
+    /// `<=`.
     AtMost,
+    /// `>=`.
     AtLeast,
 }
 
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Atom {
+pub enum Atom {
+    /// Up to 64 bits.
     Number(u64),
     /// A variable and a number added to it.
     Variable(String, i64),
+    /// As they are.
     Bytes(Vec<u8>),
     /// So many bytes of the order's pattern.
     Pattern(u64),

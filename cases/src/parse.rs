@@ -6,12 +6,15 @@ use super::syntax::Case;
 /// Where a case file is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{line}:{column}: {what}")]
-pub(crate) struct ParseError {
-    pub(crate) file: String,
-    pub(crate) line: u32,
+pub struct ParseError {
+    /// As it was given.
+    pub file: String,
+    /// From 1.
+    pub line: u32,
     /// In characters, from 1.
-    pub(crate) column: usize,
-    pub(crate) what: String,
+    pub column: usize,
+    /// What is wrong there.
+    pub what: String,
 }
 
 /// A line with its continuations, which a `\` at the end announces.
@@ -26,7 +29,7 @@ struct Line {
 ///
 /// # Errors
 /// The first line that is wrong.
-pub(crate) fn parse(file: &str, text: &str) -> Result<Vec<Case>, ParseError> {
+pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, ParseError> {
     let mut cases: Vec<Case> = Vec::new();
     for line in lines(text) {
         let error = |problem: Problem<'_>| located(file, &line, &problem);

@@ -1,0 +1,21 @@
+//! The language of case files: what stands in them, and how it is read. `docs/conform.md` has the grammar.
+//!
+//! ```
+//! let text = "case a/crc \"A wrong CRC\"\n  start\n  > write crc-xor 1\n  < terminate codes 2/0/2\n";
+//! let cases = uiw_cases::parse("a.case", text)?;
+//! assert_eq!((cases[0].name.as_str(), cases[0].steps.len()), ("a/crc", 3));
+//! let wrong = uiw_cases::parse("a.case", "case a \"b\"\n  > sned").unwrap_err();
+//! assert_eq!((wrong.line, wrong.column), (2, 5));
+//! # Ok::<(), uiw_cases::ParseError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod grammar;
+mod parse;
+mod syntax;
+
+pub use parse::{ParseError, parse};
+pub use syntax::{
+    Action, Atom, Case, Expected, Field, FrameKind, Need, Operation, Relation, Sent, Step, Test,
+};
