@@ -691,7 +691,15 @@ static struct rdma_conn_param parameters(const void *data, unsigned len)
 static void *serve_one(void *argument)
 {
 	struct conn *c = argument;
+	struct rdma_cm_event *event;
 
+	/* In this thread: of an initiator that has reset its connection none may come, and others are accepted meanwhile. */
+	if (rdma_get_cm_event(c->events, &event)) {
+		discard(c);
+		return NULL;
+	}
+	printf("event: %s\n", rdma_event_str(event->event));
+	rdma_ack_cm_event(event);
 	while (!c->broken && !take(c))
 		c->wrong[0] = 0;
 	int rest = drain(c);
@@ -730,12 +738,6 @@ static void on_request(struct rdma_cm_event *event)
 		discard(c);
 		return;
 	}
-	if (rdma_get_cm_event(c->events, &event)) {
-		discard(c);
-		return;
-	}
-	printf("event: %s\n", rdma_event_str(event->event));
-	rdma_ack_cm_event(event);
 	pthread_create(&thread, NULL, serve_one, c);
 	pthread_detach(thread);
 }

@@ -51,6 +51,8 @@ pub struct Bench {
     libraries: Option<Libraries>,
     /// Guests booted so far.
     pub boots: u32,
+    /// How often the present run of a row was begun again, for a fault that QUIRKS.md explains.
+    retries: u32,
 }
 
 impl Bench {
@@ -69,6 +71,7 @@ impl Bench {
             tcp: Tcp::Kernel,
             libraries: None,
             boots: 1,
+            retries: 0,
         }
     }
 
@@ -446,6 +449,16 @@ impl Bench {
     /// Kills the listener on the host (SIGKILL).
     pub fn kill_listener(&mut self) {
         self.listener = None;
+    }
+
+    /// The present run of a row is begun again.
+    pub fn retry(&mut self) {
+        self.retries += 1;
+    }
+
+    /// How often the last run of a row was begun again.
+    pub fn take_retries(&mut self) -> u32 {
+        std::mem::take(&mut self.retries)
     }
 
     /// The host's address for programs in the guest.

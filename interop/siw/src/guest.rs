@@ -23,8 +23,9 @@ const GRACE: Duration = Duration::from_secs(20);
 const FOLDER: &str = "uiw-siw-";
 /// Begins the name of a folder with our libraries for stock programs.
 const LIBRARIES: &str = "uiw-stock-";
-/// Bytes of memory: the largest messages are of 256 MiB, and there are two buffers.
-const MEGABYTES: &str = "1024";
+/// Of memory, which is taken as it is used. The largest messages are of 256 MiB, and there are two buffers; half of it may be files, the
+/// largest of 1 GiB.
+const MEGABYTES: &str = "3072";
 
 /// A guest. Dropping it is pulling its plug.
 pub struct Guest {
@@ -142,7 +143,15 @@ impl Guest {
     /// # Errors
     /// When it fails.
     pub fn must(&self, script: &str) -> Result<String> {
-        let output = self.run(script, Duration::from_secs(60))?;
+        self.must_within(script, Duration::from_secs(60))
+    }
+
+    /// As [`Guest::must`], for a script that may take longer.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn must_within(&self, script: &str, timeout: Duration) -> Result<String> {
+        let output = self.run(script, timeout)?;
         if output.is_ok() {
             return Ok(output.out);
         }

@@ -148,7 +148,7 @@ fn go(options: &Options, cases: &[Case], bench: &mut Bench) -> Result<Results> {
                 let start = Instant::now();
                 let verdict = case.run(bench, &setting, direction).limited(results.counts().known);
                 report(case, direction, &setting, &verdict, start.elapsed());
-                results.add(case, direction, setting, verdict);
+                results.add(case, direction, setting, verdict, bench.take_retries());
             }
         }
     }

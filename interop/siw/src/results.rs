@@ -16,6 +16,8 @@ struct Row {
     name: String,
     direction: Direction,
     runs: Vec<(Setting, Verdict)>,
+    /// How often runs were begun again.
+    retries: u32,
 }
 
 /// On what the rows were run.
@@ -60,13 +62,24 @@ impl Environment {
 }
 
 impl Results {
-    /// Adds a run of a row.
-    pub fn add(&mut self, case: &Case, direction: Direction, setting: Setting, verdict: Verdict) {
+    /// Adds a run of a row, which was begun again `retries` times.
+    pub fn add(
+        &mut self,
+        case: &Case,
+        direction: Direction,
+        setting: Setting,
+        verdict: Verdict,
+        retries: u32,
+    ) {
         let same = |row: &&mut Row| row.name == case.name && row.direction == direction;
         match self.rows.iter_mut().find(same) {
-            Some(row) => row.runs.push((setting, verdict)),
+            Some(row) => {
+                row.runs.push((setting, verdict));
+                row.retries += retries;
+            }
             None => {
-                self.rows.push(Row { name: case.name.clone(), direction, runs: vec![(setting, verdict)] });
+                let runs = vec![(setting, verdict)];
+                self.rows.push(Row { name: case.name.clone(), direction, runs, retries });
             }
         }
     }
@@ -105,7 +118,8 @@ impl Results {
         let _ = writeln!(text, "{}\n", count_line(self.counts()));
         text += "A row is a case one way round. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
                  the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared byte \
-                 for byte at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows.\n\n| case | initiator and responder | result | |\n|---|---|---|---|\n";
+                 for byte at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows. *Retries*: how \
+                 often a run was begun again for a fault of siw's that QUIRKS.md explains.\n\n| case | initiator and responder | result | retries | |\n|---|---|---|---|---|\n";
         for row in &self.rows {
             let _ = writeln!(text, "{}", row.line());
         }
@@ -204,7 +218,8 @@ impl Row {
     }
 
     fn line(&self) -> String {
-        format!("{} {} | {} |", self.key(), self.word(), self.remarks())
+        let retries = if self.retries == 0 { String::new() } else { self.retries.to_string() };
+        format!("{} {} | {retries} | {} |", self.key(), self.word(), self.remarks())
     }
 
     fn word(&self) -> String {
@@ -256,7 +271,8 @@ mod tests {
         let mut results = Results::default();
         for (name, verdict) in rows {
             let case = Case::new(*name, |_, _, _| Ok(Verdict::pass()));
-            results.add(&case, Direction::Ours, Setting::USUAL, verdict.clone());
+            let retries = u32::from(*verdict == Verdict::known("a quirk", "seen")) * 5;
+            results.add(&case, Direction::Ours, Setting::USUAL, verdict.clone(), retries);
         }
         results
     }
@@ -297,10 +313,10 @@ mod tests {
         assert_eq!(
             rows,
             [
-                "| a | uiw to siw | pass, 1 of 1 |  |",
-                "| b | uiw to siw | pass, 1 of 1 |  |",
-                "| c | uiw to siw | not applicable, 1 | that |",
-                "| d | uiw to siw | known, 0 of 1 | CRC, IPv4, MTU 1500, stock: seen ([QUIRKS.md](QUIRKS.md), \"a quirk\") |"
+                "| a | uiw to siw | pass, 1 of 1 |  |  |",
+                "| b | uiw to siw | pass, 1 of 1 |  |  |",
+                "| c | uiw to siw | not applicable, 1 |  | that |",
+                "| d | uiw to siw | known, 0 of 1 | 5 | CRC, IPv4, MTU 1500, stock: seen ([QUIRKS.md](QUIRKS.md), \"a quirk\") |"
             ]
         );
     }

@@ -119,6 +119,7 @@ fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
         if !refused {
             return Ok(verdict);
         }
+        bench.retry();
     }
     Ok(Verdict::known(quirk::READ_OF_NOTHING, "siw answered with bytes 20 times of 20"))
 }

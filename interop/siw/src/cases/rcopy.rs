@@ -5,29 +5,51 @@ use crate::case::{Axes, Case, Direction, Setting, Verdict};
 use crate::shell::{must, run};
 use crate::test_vm::SPARE;
 use crate::{Error, Result};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write as _};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-/// How long a copy may take.
-const TIMEOUT: Duration = Duration::from_secs(60);
-/// By then the guest ends its program in any case.
-const LONGEST: Duration = Duration::from_secs(90);
-const BYTES: usize = 3_000_003;
+/// A file of this many bytes, and how long its copy may take.
+#[derive(Clone, Copy)]
+struct Size {
+    bytes: u32,
+    timeout: Duration,
+}
+
+const SMALL: Size = Size { bytes: 3_000_003, timeout: Duration::from_secs(60) };
+/// The guest copies some megabytes a second.
+const LARGE: Size = Size { bytes: 1 << 30, timeout: Duration::from_secs(900) };
+
 /// The file in the guest.
 const THERE: &str = "/tmp/rcopy";
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![Case::new("stock rcopy of 3 MB", copy).axes(Axes::Crc).short()]
+    let small = |bench: &mut Bench, setting: &Setting, direction| copy(SMALL, bench, setting, direction);
+    let large = |bench: &mut Bench, setting: &Setting, direction| copy(LARGE, bench, setting, direction);
+    vec![
+        Case::new("stock rcopy of 3 MB", small).axes(Axes::Crc).short(),
+        Case::new("stock rcopy of 1 GiB", large),
+    ]
 }
 
 /// The file on the host; removed when dropped.
 struct Here(PathBuf);
 
 impl Here {
-    fn sum(&self) -> Result<String> {
-        must(Command::new("md5sum").arg(&self.0), TIMEOUT).map(|line| first_word(&line))
+    fn fill(&self, size: Size) -> io::Result<()> {
+        let mut file = BufWriter::new(File::create(&self.0)?);
+        for word in 0..size.bytes.div_ceil(4) {
+            let bytes = word.wrapping_mul(2_654_435_761).rotate_left(13).to_le_bytes();
+            let left = (size.bytes - 4 * word).min(4) as usize;
+            file.write_all(&bytes[..left])?;
+        }
+        file.flush()
+    }
+
+    fn sum(&self, size: Size) -> Result<String> {
+        must(Command::new("md5sum").arg(&self.0), size.timeout).map(|line| first_word(&line))
     }
 }
 
@@ -41,38 +63,40 @@ fn first_word(line: &str) -> String {
     line.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
-fn copy(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+fn copy(size: Size, bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     bench.build_libraries();
     let here = Here(std::env::temp_dir().join(format!("uiw-siw-rcopy-{}", std::process::id())));
     bench.guest().must(&format!("rm -f {THERE}"))?;
+    // By then the guest ends its program in any case.
+    let longest = size.timeout + Duration::from_secs(30);
     let client = match direction {
         Direction::Ours => {
-            let bytes: Vec<u8> =
-                (0..BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-            fs::write(&here.0, bytes).map_err(Error::io(here.0.display()))?;
-            let _server = bench.serve_guest(&format!("rcopy -p {SPARE}"), SPARE, LONGEST)?;
+            here.fill(size).map_err(Error::io(here.0.display()))?;
+            let _server = bench.serve_guest(&format!("rcopy -p {SPARE}"), SPARE, longest)?;
             let mut client = bench.stock("rcopy", "rdmacm-utils", setting)?;
             let at = bench
                 .net()
                 .guest(setting.family, SPARE)
                 .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
             client.arg(&here.0).arg(format!("{}:{THERE}", at.ip())).args(["-p", &at.port().to_string()]);
-            run(&mut client, TIMEOUT)?
+            run(&mut client, size.timeout)?
         }
         Direction::Theirs => {
-            bench.guest().must(&format!("head -c {BYTES} /dev/urandom > {THERE}"))?;
+            let fill = format!("head -c {} /dev/urandom > {THERE}", size.bytes);
+            bench.guest().must_within(&fill, size.timeout)?;
             let server = bench.stock("rcopy", "rdmacm-utils", setting)?;
             let (_server, port) =
                 bench.serve_stock(server, |port| vec!["-p".to_owned(), port.to_string()])?;
             let host = bench.host(setting.family)?;
             let script = format!("rcopy {THERE} {host}:{} -p {port}", here.0.display());
-            bench.guest().run(&script, LONGEST)?
+            bench.guest().run(&script, longest)?
         }
     };
     if !client.is_ok() {
         return Ok(Verdict::Fail(format!("the client: exit code {}: {}", client.status, client.last_line())));
     }
-    let there = bench.guest().must(&format!("md5sum {THERE}"))?;
-    let (here, there) = (here.sum()?, first_word(&there));
+    let there = bench.guest().must_within(&format!("md5sum {THERE}"), size.timeout)?;
+    let (here, there) = (here.sum(size)?, first_word(&there));
+    bench.guest().must(&format!("rm -f {THERE}"))?;
     Ok(Verdict::of(here == there, if here == there { String::new() } else { "the sums differ".to_owned() }))
 }

@@ -137,6 +137,7 @@ fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
         {
             return Ok(whole);
         }
+        bench.retry();
     }
     Ok(Verdict::Fail("siw never saw the private data of a rejection".to_owned()))
 }

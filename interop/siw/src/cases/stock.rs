@@ -149,6 +149,9 @@ impl Pair {
         let needs_rtr = self.server_speaks_first && direction == Direction::Theirs;
         let (mut hung, mut explained, mut cut) = (0, 0, 0);
         while hung + cut < ATTEMPTS {
+            if hung + cut > 0 {
+                bench.retry();
+            }
             if hung > 0 {
                 // A driver that is stuck takes its guest with it.
                 bench.renew();

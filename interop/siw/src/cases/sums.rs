@@ -30,6 +30,7 @@ pub(super) fn converse_and_judge(
         bench.capture(before.clone());
         let by_siw = matches!(verdict, Ok(Verdict::Fail(_))) && summed_twice(bench, &file);
         if by_siw {
+            bench.retry();
             bench.renew();
         } else {
             result = verdict.map(|verdict| match verdict {

@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/epoll.h>
@@ -18,7 +19,8 @@ static void pair(int listener, const union address *at, socklen_t len, int ends[
 	crosses(ends[0], ends[1]);
 }
 
-static int set_of_first, first;
+/* Atomic: the compiler may keep an ordinary one in a register across a call of meet(). */
+static atomic_int set_of_first, first;
 /* How many of the two threads have come to a point, which none leaves before the other has come. */
 static atomic_int arrived;
 
@@ -26,8 +28,10 @@ static void meet(int *met)
 {
 	*met += 2;
 	atomic_fetch_add(&arrived, 1);
-	while (atomic_load(&arrived) < *met)
-		;
+	/* On a busy machine the other thread may wait for this one's processor. */
+	for (int spins = 0; atomic_load(&arrived) < *met; spins++)
+		if (spins > 1000)
+			sched_yield();
 }
 
 static void *adds(void *unused)
