@@ -8,7 +8,8 @@ use std::path::Path;
 use std::{env, fs};
 
 const PUBLIC: &str = "src/exports.rs";
-const PRIVATE: &str = "../data/private.tsv";
+/// A link: packages have files of their own folder only.
+const PRIVATE: &str = "private.tsv";
 
 /// The node that a linker uses for new programs where a name is in several: rdma-core 34 to 56 have it.
 const USUAL_TAG: &str = "34";

@@ -1,11 +1,15 @@
 //! The connection manager's exported functions as a program in C calls them, where no stock program does.
 
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
-use uiw_cabi::abi::{rdma_cm_event, rdma_event_channel};
+use uiw_cabi::abi::cm::RDMA_PS_TCP;
+use uiw_cabi::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use uiw_cabi::cm;
 use uiw_cabi::errno::Errno;
 
@@ -29,6 +33,21 @@ impl Channel {
         // SAFETY: the event has room.
         assert_eq!(unsafe { cm::rdma_get_cm_event(self.0, &raw mut event) }, -1);
         Errno::last()
+    }
+
+    /// Whether there is a request, which is destroyed.
+    fn get_request(self) -> bool {
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        // SAFETY: the event has room; one that was read has an id of its own.
+        unsafe {
+            if cm::rdma_get_cm_event(self.0, &raw mut event) == -1 {
+                return false;
+            }
+            let request = (*event).id;
+            cm::rdma_ack_cm_event(event);
+            cm::rdma_destroy_id(request);
+        }
+        true
     }
 
     fn set_nonblocking(self, nonblocking: bool) {
@@ -113,5 +132,72 @@ fn a_destroyed_channel_is_an_error_for_every_thread() {
     channel.destroy();
     assert_eq!(channel.get_none(), Errno::INVAL);
     assert_eq!(thread::spawn(move || channel.get_none()).join().unwrap(), Errno::INVAL);
+    channel.destroy();
+}
+
+/// Listens on a port of loopback. Returns the id, which goes with the process, and the port.
+fn listen(channel: Channel) -> (*mut rdma_cm_id, u16) {
+    let mut id = ptr::null_mut();
+    // SAFETY: the id has room, and the address is one of IPv4.
+    unsafe {
+        assert_eq!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP), 0);
+        let mut address: libc::sockaddr_in = std::mem::zeroed();
+        address.sin_family = libc::AF_INET as libc::sa_family_t;
+        address.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
+        assert_eq!(cm::rdma_bind_addr(id, (&raw mut address).cast()), 0);
+        assert_eq!(cm::rdma_listen(id, 8), 0);
+        (id, u16::from_be(cm::rdma_get_src_port(id)))
+    }
+}
+
+/// Whether the channel becomes readable within that time.
+fn is_readable(channel: Channel, milliseconds: i32) -> bool {
+    // SAFETY: the channel lives.
+    let fd = unsafe { (*channel.0).fd };
+    let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor, which can be written.
+    unsafe { libc::poll(&raw mut polled, 1, milliseconds) == 1 }
+}
+
+/// A connection that ends with a reset.
+fn reset(stream: TcpStream) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: a socket, and the option's structure with its length.
+    let set = unsafe {
+        let len = size_of::<libc::linger>() as libc::socklen_t;
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            len,
+        )
+    };
+    assert_eq!(set, 0);
+}
+
+/// The request is queued when its peer resets the connection: the reader gets no event of it, and the listener goes on.
+#[test]
+fn a_request_whose_peer_is_gone_leaves_the_listener_as_it_was() {
+    let _alone = ADDRESSES.lock();
+    let channel = Channel::new();
+    channel.set_nonblocking(true);
+    let (id, port) = listen(channel);
+    let mut gone = 0;
+    for _ in 0..20 {
+        let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+        assert!(is_readable(channel, 20_000), "no event of a request");
+        reset(peer);
+        // The engine learns of the reset.
+        thread::sleep(Duration::from_millis(20));
+        let (sender, got) = mpsc::channel();
+        thread::spawn(move || sender.send(channel.get_request()).unwrap());
+        let is_there = got.recv_timeout(Duration::from_secs(20)).expect("rdma_get_cm_event does not return");
+        gone += u32::from(!is_there);
+    }
+    assert!(gone > 0, "every request was read before its reset was known");
+    // SAFETY: the id has no event that was read.
+    assert_eq!(unsafe { cm::rdma_destroy_id(id) }, 0);
     channel.destroy();
 }

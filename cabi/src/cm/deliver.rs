@@ -66,7 +66,9 @@ fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Re
     let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
     let conn = request.id();
     let id = request_id::make(listener, local, peer)?;
-    if let Err(error) = request.migrate(id.lock().channel.queue()) {
+    // A guard in the condition would be held in the block, and `discard` takes the lock.
+    let migrated = request.migrate(id.lock().channel.queue());
+    if let Err(error) = migrated {
         lifecycle::discard(&id);
         return Err(error.into());
     }

@@ -312,7 +312,8 @@ pub(crate) fn name_placeholder(fd: RawFd) {
     let mut address = sockaddr_un();
     let name = [NAME, format!("{}-{cookie}", process()).as_bytes()].concat();
     for (to, from) in address.sun_path.iter_mut().zip(&name) {
-        *to = from.cast_signed();
+        // A `c_char` is signed on some processors only.
+        *to = libc::c_char::from_ne_bytes([*from]);
     }
     let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + name.len().min(address.sun_path.len());
     // SAFETY: an address of that length. A failure changes nothing.
@@ -327,7 +328,7 @@ pub(crate) fn stood_for_rsocket(fd: RawFd) -> bool {
     let named = unsafe { libc::syscall(libc::SYS_getsockname, fd, &raw mut address, &raw mut len) };
     named == 0
         && c_int::from(address.sun_family) == libc::AF_UNIX
-        && address.sun_path.iter().zip(NAME).all(|(there, expected)| there.cast_unsigned() == *expected)
+        && address.sun_path.iter().zip(NAME).all(|(there, expected)| there.to_ne_bytes() == [*expected])
 }
 
 fn sockaddr_un() -> libc::sockaddr_un {
