@@ -1,4 +1,4 @@
-//! An echo server and its client as tokio tasks. `uiw::tokio::drive` lets tokio's own thread drive the device: no other thread
+//! An echo server and its client as tokio tasks. `uiw::with_tokio::drive` lets tokio's own thread drive the device: no other thread
 //! stands between an arrival and the task that waits for it.
 
 use std::error::Error;
@@ -22,7 +22,7 @@ async fn serve(listener: Listener) {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open()?;
-    let driver = tokio::spawn(uiw::tokio::drive(device.clone()));
+    let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
     let pd = device.alloc_pd()?;
     let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
     let address = listener.local_addr();

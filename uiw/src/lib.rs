@@ -42,8 +42,8 @@
 //! * [`stream`]: one RDMAP stream without I/O, for programs with a network stack and an event loop of their own.
 //!
 //! # Features
-//! * `tokio`: the module `tokio`, whose `drive` makes tokio's reactor the driver of a device.
-//! * `mio`: a device is an event source of mio's.
+//! * `tokio`: the module `with_tokio`, whose `drive` makes tokio's reactor the driver of a device.
+//! * `mio`: a device is an event source of mio's (`with_mio`).
 //! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (`llp::smol`).
 //! * `tls`: TLS 1.3 below MPA ([`DeviceOptions`]`::tls`, `llp::tls`); both ends authenticate.
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
@@ -51,11 +51,11 @@
 pub use uiw_llp as llp;
 pub use uiw_stream as stream;
 pub use uiw_verbs::counters;
-#[cfg(feature = "mio")]
-pub use uiw_verbs::mio;
 pub use uiw_verbs::striping;
+#[cfg(feature = "mio")]
+pub use uiw_verbs::with_mio;
 #[cfg(feature = "tokio")]
-pub use uiw_verbs::tokio;
+pub use uiw_verbs::with_tokio;
 pub use uiw_verbs::{
     AcceptFailure, Access, BoundWindow, ByteStream, CapabilityExchange, ConnOptions, ConnSettings,
     Connection, Device, DeviceOptions, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener, Message,

@@ -269,8 +269,14 @@ impl Cq {
     pub(crate) fn pop(&self, max: usize, each: &mut impl FnMut(Wc)) -> usize {
         // What `each` brings about is for the next call.
         let max = max.min(self.queued.load(Ordering::Acquire));
+        // A batch of one costs more than a completion by itself.
         if max == 1 {
-            return self.pop_one().map(each).map_or(0, |()| 1);
+            let mut inner = self.inner.lock();
+            let Some(cqe) = inner.ring.pop_front() else { return 0 };
+            self.note_left(&inner);
+            drop(inner);
+            each(cqe.wc);
+            return 1;
         }
         let mut taken = 0;
         while taken < max {
@@ -293,15 +299,6 @@ impl Cq {
             }
         }
         taken
-    }
-
-    /// A batch of one costs more than a completion by itself.
-    fn pop_one(&self) -> Option<Wc> {
-        let mut inner = self.inner.lock();
-        let cqe = inner.ring.pop_front()?;
-        self.note_left(&inner);
-        drop(inner);
-        Some(cqe.wc)
     }
 
     /// Asks for one event at the next completion (`ibv_req_notify_cq`). Poll once more after arming: what completed before

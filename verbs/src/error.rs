@@ -349,7 +349,7 @@ impl Error {
 /// # devices()?;
 /// # Ok::<(), uiw_verbs::Error>(())
 /// ```
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A chain of posts stopped at request `index`; those before it were accepted.
 ///

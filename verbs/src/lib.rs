@@ -37,9 +37,9 @@ mod wr;
 pub mod blocking;
 pub mod cm;
 #[cfg(feature = "mio")]
-pub mod mio;
+pub mod with_mio;
 #[cfg(feature = "tokio")]
-pub mod tokio;
+pub mod with_tokio;
 
 pub use api::{
     AcceptFailure, BoundWindow, ByteStream, ConnSettings, Connection, Incoming, IoBuf, IoBufMut, Listener,

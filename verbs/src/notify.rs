@@ -34,59 +34,60 @@ impl Wake {
     }
 }
 
-/// Wake-ups that are due.
+/// Wake-ups that are due. Most calls have none, most others one: neither allocates memory.
 #[derive(Default)]
-pub(crate) struct Wakes {
-    wakes: Vec<Wake>,
-    /// They are due by a post of the thread.
-    by_post: bool,
+pub(crate) enum Wakes {
+    #[default]
+    None,
+    One(Wake),
+    Many(Vec<Wake>),
 }
 
 impl Wakes {
     pub(crate) fn push(&mut self, wake: Wake) {
-        self.wakes.push(wake);
+        *self = match std::mem::take(self) {
+            Self::None => Self::One(wake),
+            Self::One(first) => Self::Many(vec![first, wake]),
+            Self::Many(mut wakes) => {
+                wakes.push(wake);
+                Self::Many(wakes)
+            }
+        };
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.wakes.is_empty()
-    }
-
-    /// The thread has served a post of its own, and nothing else.
-    #[inline]
-    pub(crate) fn note_post(&mut self) {
-        if !self.is_empty() {
-            self.by_post = true;
-        }
+        matches!(self, Self::None)
     }
 
     /// Executes every wake-up. No lock of the engine may be held: a waker runs foreign code.
     #[inline]
-    pub(crate) fn give(&mut self) {
+    pub(crate) fn give(self) {
         if !self.is_empty() {
-            self.give_all();
+            self.give_all(Wake::give);
         }
     }
 
-    fn give_all(&mut self) {
-        for wake in self.wakes.drain(..) {
-            wake.give();
+    #[inline(never)]
+    fn give_all(self, mut give: impl FnMut(Wake)) {
+        match self {
+            Self::None => {}
+            Self::One(wake) => give(wake),
+            Self::Many(wakes) => wakes.into_iter().for_each(give),
         }
     }
 
-    /// As [`Wakes::give`]; if they are due by a post, tokens may be withheld. `may_withhold`: whether the program sleeps only until an
-    /// arrival, and another thread releases the token in time.
-    pub(crate) fn give_after_round(&mut self, may_withhold: impl Fn(&Arc<Withheld>) -> bool) {
-        if !std::mem::take(&mut self.by_post) {
-            return self.give();
+    /// As [`Wakes::give`], for wake-ups that are due by a post of this thread and nothing else: tokens may be withheld. `may_withhold`: whether
+    /// the program sleeps only until an arrival, and another thread releases the token in time.
+    pub(crate) fn give_after_post(self, may_withhold: impl Fn(&Arc<Withheld>) -> bool) {
+        if self.is_empty() {
+            return;
         }
-        for wake in self.wakes.drain(..) {
-            match wake {
-                Wake::Due(withheld) => withheld.give_after_post(&may_withhold),
-                Wake::Completed(withheld) if may_withhold(&withheld) => {}
-                other => other.give(),
-            }
-        }
+        self.give_all(|wake| match wake {
+            Wake::Due(withheld) => withheld.give_after_post(&may_withhold),
+            Wake::Completed(withheld) if may_withhold(&withheld) => {}
+            other => other.give(),
+        });
     }
 }
 

@@ -21,7 +21,7 @@ async fn echo(connection: Connection) {
 #[tokio::test]
 async fn tasks_talk_while_tokio_drives() {
     let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
-    let drivers = [&client, &server].map(|device| tokio::spawn(uiw_verbs::tokio::drive(device.clone())));
+    let drivers = [&client, &server].map(|device| tokio::spawn(uiw_verbs::with_tokio::drive(device.clone())));
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let listener = Listener::bind(&server.alloc_pd().unwrap(), any, &ConnSettings::default()).unwrap();
     let address = listener.local_addr();
@@ -56,13 +56,13 @@ async fn tasks_talk_while_tokio_drives() {
 #[tokio::test]
 async fn only_one_task_drives() {
     let device = Device::open().unwrap();
-    let first = tokio::spawn(uiw_verbs::tokio::drive(device.clone()));
+    let first = tokio::spawn(uiw_verbs::with_tokio::drive(device.clone()));
     tokio::task::yield_now().await;
-    let refused = uiw_verbs::tokio::drive(device.clone()).await.unwrap_err();
+    let refused = uiw_verbs::with_tokio::drive(device.clone()).await.unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy);
     first.abort();
     let _ = first.await;
-    let again = tokio::spawn(uiw_verbs::tokio::drive(device));
+    let again = tokio::spawn(uiw_verbs::with_tokio::drive(device));
     tokio::task::yield_now().await;
     assert!(!again.is_finished());
     again.abort();
@@ -71,7 +71,7 @@ async fn only_one_task_drives() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_runtime_of_several_threads_is_refused_and_not_needed() {
     let device = Device::open().unwrap();
-    let refused = uiw_verbs::tokio::drive(device.clone()).await.unwrap_err();
+    let refused = uiw_verbs::with_tokio::drive(device.clone()).await.unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
     let pd = device.alloc_pd().unwrap();
     let settings = ConnSettings::default();
@@ -89,7 +89,7 @@ async fn a_runtime_of_several_threads_is_refused_and_not_needed() {
 #[tokio::test]
 async fn bytes_are_copied_both_ways() {
     let device = Device::open().unwrap();
-    let driver = tokio::spawn(uiw_verbs::tokio::drive(device.clone()));
+    let driver = tokio::spawn(uiw_verbs::with_tokio::drive(device.clone()));
     let pd = device.alloc_pd().unwrap();
     let settings = ConnSettings::default();
     let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
@@ -141,7 +141,7 @@ impl Woken {
 async fn a_reader_does_not_take_the_writers_wake_up() {
     const PAYLOAD: usize = 256 << 10;
     let device = Device::open().unwrap();
-    let driver = tokio::spawn(uiw_verbs::tokio::drive(device.clone()));
+    let driver = tokio::spawn(uiw_verbs::with_tokio::drive(device.clone()));
     let pd = device.alloc_pd().unwrap();
     let settings = ConnSettings::default().recv_depth(32).recv_size(PAYLOAD as u32 + 8);
     let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();

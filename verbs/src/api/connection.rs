@@ -13,6 +13,7 @@ use crate::pd::Pd;
 use crate::qp::{Qp, QpCap, QpInit};
 use crate::wc::{Wc, WcStatus};
 use crate::wr::{Remote, SendFlags, SendOp, Sge};
+use arrayvec::ArrayVec;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -20,6 +21,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use uiw_ddp::STag;
 use uiw_mem::{Access, Memory};
+
+/// [`Connection::send_copy`] posts messages of at most this many bytes inline, and registers memory for longer ones.
+const COPIED_INLINE: u32 = 256;
 
 /// A connection: a queue pair whose completions find their way back to the operations.
 ///
@@ -59,8 +63,12 @@ impl Half {
         let device = pd.device();
         settings.check(device.limits())?;
         let cq = device.create_cq(settings.send_depth + settings.recv_depth, CqOptions::default())?;
-        let cap =
-            QpCap { max_send_wr: settings.send_depth, max_recv_wr: settings.recv_depth, ..QpCap::default() };
+        let cap = QpCap {
+            max_send_wr: settings.send_depth,
+            max_recv_wr: settings.recv_depth,
+            max_inline: COPIED_INLINE,
+            ..QpCap::default()
+        };
         let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).max_message(settings.max_message))?;
         let len = settings.recv_depth as usize * settings.recv_size as usize;
         let memory = Memory::owned(len).map_err(Error::io("allocating receive buffers"))?;
@@ -187,8 +195,15 @@ impl Connection {
     /// # Errors
     /// [`WcError`].
     pub async fn send_copy(&self, message: &[u8]) -> std::result::Result<Wc, WcError> {
-        let (wc, _) = self.send(self.pd.register(message.to_vec())?).await?;
-        Ok(wc)
+        if message.len() > COPIED_INLINE as usize {
+            let (wc, _) = self.send(self.pd.register(message.to_vec())?).await?;
+            return Ok(wc);
+        }
+        // It may have to wait for room in the send queue.
+        let copy = message.to_vec();
+        let sge = Sge { addr: copy.as_ptr().addr() as u64, length: copy.len() as u32, lkey: STag(0) };
+        let sges = [sge].into_iter().collect();
+        self.post(Request { op: SendOp::Send, sges, flags: SendFlags::INLINE }, Box::new(copy)).await.0
     }
 
     /// Adds to eight bytes of the peer's; returns what they were (RFC 7306).
@@ -239,8 +254,8 @@ impl Connection {
         &self,
         cx: &mut Context<'_>,
     ) -> Poll<std::result::Result<Option<Message>, WcError>> {
-        if let Poll::Ready(Some(message)) = self.poll_message(cx) {
-            return Poll::Ready(Ok(Some(message)));
+        if let Poll::Ready(Ok(received)) = self.dispatcher.poll_message(cx) {
+            return Poll::Ready(Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))));
         }
         let ending = ready!(self.dispatcher.poll_ended(cx));
         let (status, reason, peer) = (WcStatus::Flushed, ending.reason, self.dispatcher.peer());
@@ -309,7 +324,7 @@ impl Connection {
         op: SendOp,
         kept: T,
     ) -> (std::result::Result<Wc, WcError>, T) {
-        let request = Request { op, sges: Vec::new(), flags: SendFlags::empty() };
+        let request = Request { op, sges: ArrayVec::new(), flags: SendFlags::empty() };
         let (result, kept) = self.post(request, Box::new(kept)).await;
         match kept.downcast::<T>() {
             Ok(kept) => (result, *kept),
@@ -366,7 +381,10 @@ impl Connection {
     fn submit<B: IoBuf>(&self, op: SendOp, flags: SendFlags, sge: Result<Sge>, buffer: Mr<B>) -> Op<B> {
         let buffer: AnyBuffer = Box::new(buffer);
         let ticket = match sge {
-            Ok(sge) => self.dispatcher.submit(Request { op, sges: vec![sge], flags }, buffer),
+            Ok(sge) => {
+                let sges = [sge].into_iter().collect();
+                self.dispatcher.submit(Request { op, sges, flags }, buffer)
+            }
             Err(error) => self.dispatcher.submit_failed(error, buffer),
         };
         Op::new(Arc::clone(&self.dispatcher), ticket)

@@ -1,7 +1,7 @@
 //! From completions back to the operations and receives they belong to.
 //!
-//! One completion queue a connection, drained by the thread that polls an operation and by the waker that the engine calls after a
-//! push; the drained completions wake the tasks concerned. Buffers live here from post to completion, so a future that is
+//! One completion queue a connection, drained by the waker that the engine calls after a push; the drained completions wake the tasks
+//! concerned. Buffers live here from post to completion, so a future that is
 //! dropped or forgotten never frees memory in flight.
 
 use crate::api::op::WcError;
@@ -15,6 +15,7 @@ use crate::mr::RawMr;
 use crate::qp::{Doorbell, Qp};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
+use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use slab::Slab;
 use std::any::Any;
@@ -35,7 +36,7 @@ pub(super) type OpDone = (std::result::Result<Wc, WcError>, AnyBuffer);
 /// A request that may have to wait for room in the send queue.
 pub(super) struct Request {
     pub(super) op: SendOp,
-    pub(super) sges: Vec<Sge>,
+    pub(super) sges: ArrayVec<Sge, 2>,
     pub(super) flags: SendFlags,
 }
 
@@ -351,17 +352,13 @@ impl Dispatcher {
         if let Some(done) = ops.take_done(ticket) {
             return Poll::Ready(done);
         }
+        // A completion that is in the queue already has called the notifier, or is about to.
         let waker = Some(cx.waker().clone());
         let slot = ops.slots.get_mut(ticket as usize);
         let before = slot.map(|slot| std::mem::replace(&mut slot.caller, Caller::Waits(waker)));
         drop(ops);
         drop(before);
-        // The completion may be in the queue already; draining also renews the notifier.
-        self.drain();
-        match self.ops.lock().take_done(ticket) {
-            Some(done) => Poll::Ready(done),
-            None => Poll::Pending,
-        }
+        Poll::Pending
     }
 
     /// The operation's future was dropped: its request goes on, whether it was posted or waits for room.
@@ -408,7 +405,6 @@ impl Dispatcher {
 
     /// The oldest message.
     pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<std::result::Result<Wc, WcError>> {
-        self.drain();
         let mut inbox = self.inbox.lock();
         if let Some(wc) = inbox.messages.pop_front() {
             return Poll::Ready(Ok(wc));
@@ -416,14 +412,9 @@ impl Dispatcher {
         if let Some(WcError::Completed { status, reason, peer }) = &inbox.closed {
             return Poll::Ready(Err(WcError::Completed { status: *status, reason: *reason, peer: *peer }));
         }
+        // A completion that is in the queue already has called the notifier, or is about to.
         crate::notify::register(&mut inbox.wakers, cx.waker());
-        drop(inbox);
-        // A completion pushed between the drain and the registration has called the notifier, which found no waker.
-        self.drain();
-        match self.inbox.lock().messages.pop_front() {
-            Some(wc) => Poll::Ready(Ok(wc)),
-            None => Poll::Pending,
-        }
+        Poll::Pending
     }
 
     /// Moves completions to where they belong, until none is left and the notifier is registered.
@@ -444,11 +435,11 @@ impl Dispatcher {
     }
 
     fn drain_once(&self, due: &mut Due) {
-        let mut wcs = Vec::new();
         loop {
             // The queue's lock is let go before requests are posted in turn.
-            self.cq.pop(usize::MAX, &mut |wc| wcs.push(wc));
-            for wc in wcs.drain(..) {
+            let mut wcs = ArrayVec::<Wc, 16>::new();
+            self.cq.pop(wcs.capacity(), &mut |wc| wcs.push(wc));
+            for wc in wcs {
                 self.route(wc, due);
             }
             let mut cx = Context::from_waker(&self.notifier);

@@ -154,8 +154,7 @@ mod tests {
         fn post(&self, may_withhold: bool) -> bool {
             let mut wakes = Wakes::default();
             self.queue.push_with(1, &mut wakes, || Wake::Due(Arc::clone(&self.withheld)));
-            wakes.note_post();
-            wakes.give_after_round(|_| may_withhold);
+            wakes.give_after_post(|_| may_withhold);
             self.is_readable()
         }
 
@@ -205,9 +204,8 @@ mod tests {
             f.withheld.note_completion(&mut wakes);
             wakes
         };
-        let mut by_post = completed();
-        by_post.note_post();
-        by_post.give_after_round(|_| true);
+        let by_post = completed();
+        by_post.give_after_post(|_| true);
         assert!(!f.is_readable(), "a post of the program");
         completed().give();
         assert!(f.is_readable());

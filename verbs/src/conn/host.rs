@@ -60,6 +60,12 @@ impl HostState {
     /// The number of the receive whose message will not be finished.
     pub(crate) fn take_receive(&mut self) -> Option<u64> {
         self.long = Vec::new();
+        self.end_receive()
+    }
+
+    /// The number of the receive that is not filled any more.
+    #[inline]
+    fn end_receive(&mut self) -> Option<u64> {
         std::mem::take(&mut self.receiving).then_some(self.receive.wr_id)
     }
 
@@ -247,12 +253,11 @@ impl uiw_stream::Host for QpHost<'_> {
 
     #[inline]
     fn receive(&mut self, message: Received) -> Result<(), LocalError> {
-        let long = std::mem::take(&mut self.state.long);
-        let (Some(qp), Some(wr_id)) = (self.qp, self.state.take_receive()) else { return Ok(()) };
+        let (Some(qp), Some(wr_id)) = (self.qp, self.state.end_receive()) else { return Ok(()) };
         if let Some(messages) = &qp.long
-            && !long.is_empty()
+            && !self.state.long.is_empty()
         {
-            messages.received(wr_id, long);
+            messages.received(wr_id, std::mem::take(&mut self.state.long));
         }
         if let Some(faults) = &qp.faults
             && let Some(status) = faults.completion(WcOpcode::Recv)

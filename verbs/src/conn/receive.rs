@@ -72,48 +72,51 @@ impl Conn {
         if self.stream.is_stalled() && !self.unpark(services) || self.stream.peer_has_closed() {
             return false;
         }
-        let is_short = self.partial.len() < 2 * FRONT && !services.shared.budget.has_room(RX_STAGING);
-        let reads = if is_short { Reads::Whole } else { Reads::All };
-        let mut before = None;
-        if reads == Reads::All {
-            self.read_all(services);
-        } else if !self.begin_short(&mut before, services) {
-            return false;
+        if self.partial.len() < 2 * FRONT && !services.shared.budget.has_room(RX_STAGING) {
+            return self.receive_whole(services);
         }
+        if self.reads_whole {
+            self.end_short(services);
+        }
+        self.receive_with(Reads::All, services)
+    }
+
+    fn receive_with(&mut self, reads: Reads, services: &mut Services) -> bool {
         let mut staging = std::mem::take(&mut services.staging);
         let moved = self.receive_into(&mut staging, reads, services);
         services.staging = staging;
-        if let Some(starved) = self.starved.take() {
-            self.starve(starved, before.filter(|_| !moved), services);
-        }
         moved
     }
 
     /// Ends reading by whole FPDUs.
-    fn read_all(&mut self, services: &mut Services) {
+    #[cold]
+    fn end_short(&mut self, services: &mut Services) {
         self.starved = None;
-        if std::mem::take(&mut self.reads_whole) {
-            self.count_held(services);
-            // An error of the socket is the next read's, too.
-            let _ = self.socket.readable(1);
-        }
+        self.reads_whole = false;
+        self.count_held(services);
+        // An error of the socket is the next read's, too.
+        let _ = self.socket.readable(1);
     }
 
-    /// Reads by whole FPDUs from now on, as the receive memory budget has no room: peers that each send the front of an FPDU must not prevent reads
-    /// of others. False when nothing is to be read; `before` is what the socket had when it was not read before.
+    /// Reads FPDUs that have come as a whole, as the receive memory budget has no room: peers that each send the front of an FPDU must not
+    /// prevent reads of others. True when bytes came.
     #[cold]
-    fn begin_short(&mut self, before: &mut Option<Starved>, services: &mut Services) -> bool {
+    fn receive_whole(&mut self, services: &mut Services) -> bool {
         services.is_short = true;
         if !std::mem::replace(&mut self.reads_whole, true) {
             // Before a peer finds too little room and waits for its timer. An error is the next read's, too.
             let _ = self.socket.readable(SOCKET_ROOM);
         }
-        *before = self.starved.take();
-        let has_room = services.shared.budget.has_room_for_whole(WHOLE);
-        if !has_room {
-            self.starve(Starved { available: 0, pause: Some(STARVED_PAUSE) }, *before, services);
+        let before = self.starved.take();
+        if !services.shared.budget.has_room_for_whole(WHOLE) {
+            self.starve(Starved { available: 0, pause: Some(STARVED_PAUSE) }, before, services);
+            return false;
         }
-        has_room
+        let moved = self.receive_with(Reads::Whole, services);
+        if let Some(starved) = self.starved.take() {
+            self.starve(starved, before.filter(|_| !moved), services);
+        }
+        moved
     }
 
     /// The socket is not read for now. If it had as many bytes `before`, reports of the stack are of no use, and it is asked after a time
@@ -156,7 +159,9 @@ impl Conn {
     #[cold]
     fn receive_outside(&mut self, services: &mut Services) -> bool {
         // Nothing is kept of what is read: the budget does not matter.
-        self.read_all(services);
+        if self.reads_whole {
+            self.end_short(services);
+        }
         if self.stream.is_starting() { self.receive_startup(services) } else { self.discard(services) }
     }
 
@@ -188,7 +193,9 @@ impl Conn {
         }
         let (begun, mut taken) = (self.partial.len(), moved);
         let mut have = begun;
-        staging[..have].copy_from_slice(self.partial.bytes());
+        if have > 0 {
+            staging[..have].copy_from_slice(self.partial.bytes());
+        }
         self.partial.clear();
         // As many bytes in a turn, if its FPDUs are large.
         let turn = if reads == Reads::Whole { services.turn * WHOLE_READS } else { services.turn };
@@ -226,8 +233,11 @@ impl Conn {
                     services.moved += got;
                     let used = self.handle_bytes(&mut staging[..have + got], services);
                     taken |= used > 0;
-                    staging.copy_within(used..have + got, 0);
-                    have = have + got - used;
+                    have += got;
+                    if used < have {
+                        staging.copy_within(used..have, 0);
+                    }
+                    have -= used;
                     if got < room || !self.takes_bytes() {
                         break;
                     }

@@ -144,9 +144,8 @@ impl Shard {
     /// Serves one connection, for which something was posted; while another thread drives, that one does.
     pub(crate) fn serve(self: &Arc<Self>, token: Token) {
         if let Some(mut busy) = self.try_lock() {
-            let core = busy.core();
-            core.serve(token);
-            core.services.wakes.note_post();
+            busy.core().serve(token);
+            busy.is_post = true;
         } else {
             self.ring(token);
             self.try_flush();
@@ -185,6 +184,8 @@ impl Drop for Shard {
 pub(crate) struct Busy<'a> {
     shard: &'a Arc<Shard>,
     core: Option<TryMutexGuard<'a, Core>>,
+    /// The thread has served a post of its own, and nothing else, since it has taken the core.
+    is_post: bool,
     /// Dropped last.
     _guarded: Option<Guarded>,
 }
@@ -211,7 +212,7 @@ impl<'a> Busy<'a> {
     fn new(shard: &'a Arc<Shard>, core: TryMutexGuard<'a, Core>, guarded: Option<Guarded>) -> Self {
         #[cfg(debug_assertions)]
         assert!(!HOLDS.replace(true), "a thread holds the locks of two shards");
-        Self { shard, core: Some(core), _guarded: guarded }
+        Self { shard, core: Some(core), is_post: false, _guarded: guarded }
     }
 
     /// The core.
@@ -267,15 +268,15 @@ impl<'a> Busy<'a> {
             #[cfg(debug_assertions)]
             HOLDS.set(false);
             if !core.has_nothing_to_release() {
-                Self::release_all(self.shard, core);
+                Self::release_all(self.shard, core, self.is_post);
             }
         }
     }
 
     /// Unlocks, and does what the round left for afterwards. Apart, as most rounds leave nothing.
     #[inline(never)]
-    fn release_all(shard: &Shard, mut core: TryMutexGuard<'_, Core>) {
-        let mut wakes = std::mem::take(&mut core.services.wakes);
+    fn release_all(shard: &Shard, mut core: TryMutexGuard<'_, Core>, is_post: bool) {
+        let wakes = std::mem::take(&mut core.services.wakes);
         let trash = std::mem::take(&mut core.trash);
         // Stored while the core is held, so that it does not overwrite a deadline that another thread adds after unlocking.
         let earlier = core.new_deadline().is_some_and(|next| shard.progress.set_timer(next));
@@ -285,7 +286,11 @@ impl<'a> Busy<'a> {
             shard.progress.wake_owner();
         }
         drop(trash);
-        wakes.give_after_round(|withheld| shard.progress.may_withhold(Arc::as_ptr(withheld).cast()));
+        if is_post {
+            wakes.give_after_post(|withheld| shard.progress.may_withhold(Arc::as_ptr(withheld).cast()));
+        } else {
+            wakes.give();
+        }
         if bulk_disconnect {
             shard.shared.trim.bulk_disconnect(!shard.is_manual());
         }
@@ -300,6 +305,7 @@ impl Drop for Busy<'_> {
             #[cfg(debug_assertions)]
             HOLDS.set(true);
             self.core = Some(core);
+            self.is_post = false;
             self.flush();
             self.release();
         });

@@ -68,6 +68,8 @@ pub(crate) struct Budget {
     held: AtomicUsize,
     of_whole: AtomicUsize,
     limit: usize,
+    /// The limit of `held`: a part of `limit`.
+    held_limit: usize,
 }
 
 /// What one connection holds of a [`Budget`].
@@ -81,12 +83,18 @@ pub(crate) struct HeldBytes {
 
 impl Budget {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { held: AtomicUsize::new(0), of_whole: AtomicUsize::new(0), limit }
+        Self {
+            held: AtomicUsize::new(0),
+            of_whole: AtomicUsize::new(0),
+            limit,
+            held_limit: limit - limit / 8,
+        }
     }
 
     /// Whether another `bytes` may be held by a connection that is read as far as its socket has bytes.
+    #[inline]
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
-        self.held.load(Ordering::Relaxed) + bytes <= self.limit - self.limit / 8
+        self.held.load(Ordering::Relaxed) + bytes <= self.held_limit
     }
 
     /// Whether another `bytes` may be held by a connection of which whole FPDUs are read.

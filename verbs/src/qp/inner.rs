@@ -74,7 +74,7 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbell {
-    pub(super) fn ring(mut self, qp: &QpInner) {
+    pub(super) fn ring(self, qp: &QpInner) {
         self.wakes.give();
         match self.token {
             Some(token) if self.go => qp.driver.shard(token).serve(token),

@@ -7,8 +7,8 @@ use crate::peer::{
     Peer, Segment, enhanced, read_request, request, tagged, terminate, terminate_of, untagged, with,
 };
 use crate::simulation::now;
-use serde_json::Value;
 use std::time::Duration;
+use uiw_cases::{Action, Atom, Case, Field, FrameKind, Need, Test};
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use uiw_verbs::{
@@ -26,21 +26,55 @@ fn assumed() -> ConnOptions {
 
 // ---------------------------------------------------------------- the negative vectors
 
-fn vectors() -> Vec<Value> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../interop/data/vectors/negative.json");
-    let all: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    all["vectors"].as_array().unwrap().clone()
+/// A frame that has to be refused, as its case says.
+struct Vector {
+    name: String,
+    bytes: Vec<u8>,
+    /// Any of these Terminates; `None` stands for the end of the stream without one.
+    due: Vec<Option<(u8, u8, u8)>>,
+    markers: bool,
+    startup: bool,
 }
 
-fn bytes(vector: &Value) -> Vec<u8> {
-    let hex = vector["hex"].as_str().unwrap().as_bytes();
-    hex.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+fn vectors() -> Vec<Vector> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../interop/data/vectors/negative.case");
+    let cases = uiw_cases::parse(path, &std::fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!(cases.len(), 26);
+    cases.iter().map(Vector::of).collect()
+}
+
+impl Vector {
+    fn of(case: &Case) -> Self {
+        let actions = || case.steps.iter().map(|step| &step.action);
+        let is_bytes =
+            |action: &&Action| matches!(action, Action::Send(sent) if sent.kind == FrameKind::Bytes);
+        let Some(Action::Send(sent)) = actions().rfind(is_bytes) else { panic!("{}", case.name) };
+        let Test::OneOf(values) = &sent.fields[0].test else { panic!("{}", case.name) };
+        let [(_, Atom::Bytes(bytes))] = values.as_slice() else { panic!("{}", case.name) };
+        let Some(Action::Expect { one_of, .. }) = actions().next_back() else { panic!("{}", case.name) };
+        let due = one_of.iter().flat_map(|frame| match frame.fields.as_slice() {
+            [] => vec![None],
+            [Field { test: Test::OneOf(values), .. }] => values.iter().map(|(_, code)| codes(code)).collect(),
+            other => panic!("{}: {other:?}", case.name),
+        });
+        Self {
+            name: case.name.trim_start_matches("negative/").to_owned(),
+            bytes: bytes.clone(),
+            due: due.collect(),
+            markers: case.needs.contains(&Need::MarkersAsked),
+            startup: case.steps.len() == 3,
+        }
+    }
+}
+
+fn codes(atom: &Atom) -> Option<(u8, u8, u8)> {
+    let Atom::Codes([layer, etype, code]) = *atom else { panic!("{atom:?}") };
+    Some((layer, etype, code))
 }
 
 /// The vector as this connection would carry it: with the STag of a 64-byte region where it names one of the vectors' own.
-fn adapted(vector: &Value, end: &End, peer: &mut Peer) -> Vec<u8> {
-    let bytes = bytes(vector);
-    let name = vector["name"].as_str().unwrap();
+fn adapted(vector: &Vector, end: &End, peer: &mut Peer) -> Vec<u8> {
+    let (name, bytes) = (vector.name.as_str(), vector.bytes.clone());
     if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"].contains(&name)
     {
         return bytes;
@@ -54,18 +88,6 @@ fn adapted(vector: &Value, end: &End, peer: &mut Peer) -> Vec<u8> {
         ulpdu[at + 2..at + 10].copy_from_slice(&1u64.to_be_bytes());
     }
     peer.seal(&ulpdu)
-}
-
-fn expectations(expect: &Value) -> Vec<Option<(u8, u8, u8)>> {
-    if let Some(any) = expect["any_of"].as_array() {
-        return any.iter().flat_map(expectations).collect();
-    }
-    let terminate = &expect["terminate"];
-    if terminate.is_null() {
-        return vec![None];
-    }
-    let field = |name: &str| u8::try_from(terminate[name].as_u64().unwrap()).unwrap();
-    vec![Some((field("layer"), field("etype"), field("code")))]
 }
 
 /// A responder with 64 bytes of memory at TO 0.
@@ -98,10 +120,9 @@ fn check_quoted(name: &str, terminate: &uiw_rdmap::Terminate, bytes: &[u8]) {
 // [test:RFC5040-7.2-01] [test:RFC5040-7.2-06] [test:RFC7306-8.2-02] [test:RFC5044-C.1-01]
 #[test]
 fn negative_vectors_behind_a_good_fpdu_are_terminated() {
-    for vector in vectors().iter().filter(|v| v["phase"].is_null()) {
-        let name = vector["name"].as_str().unwrap();
-        let markers = vector["markers"].as_bool().unwrap_or(false);
-        if markers {
+    for vector in vectors().iter().filter(|vector| !vector.startup) {
+        let name = vector.name.as_str();
+        if vector.markers {
             // These are the stream's first bytes: the next test has them.
             continue;
         }
@@ -118,7 +139,7 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
         if let Some(terminate) = terminate {
             check_quoted(name, &terminate, &bytes);
         }
-        assert!(expectations(&vector["expect"]).contains(&got), "{name}: {got:?}");
+        assert!(vector.due.contains(&got), "{name}: {got:?}");
         if got.is_some() {
             peer.expect_close();
         }
@@ -145,18 +166,17 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
 // [test:RFC5044-7.1.2-11]
 #[test]
 fn negative_vectors_as_first_fpdu_of_an_initiator_are_silently_closed() {
-    for vector in vectors().iter().filter(|v| v["phase"].is_null()) {
-        let name = vector["name"].as_str().unwrap();
+    for vector in vectors().iter().filter(|vector| !vector.startup) {
+        let name = vector.name.as_str();
         if name == "send-no-buffer" {
             continue;
         }
         let end = vector_end();
         end.recv(1, 0, 64);
-        let markers = vector["markers"].as_bool().unwrap_or(false);
-        let options = assumed().markers(markers);
+        let options = assumed().markers(vector.markers);
         let (mut peer, _) = responder_with(&end, &options, &with(request(2), enhanced(4, 4)));
         end.established();
-        let bytes = if markers { bytes(vector) } else { adapted(vector, &end, &mut peer) };
+        let bytes = if vector.markers { vector.bytes.clone() } else { adapted(vector, &end, &mut peer) };
         peer.raw(&bytes);
         if matches!(name, "read-bounds" | "read-to-wrap" | "atomic-unaligned") {
             // The request itself is a valid FPDU; what it asks for is refused when its turn comes.
@@ -170,27 +190,25 @@ fn negative_vectors_as_first_fpdu_of_an_initiator_are_silently_closed() {
 // [test:RFC5044-8-09] [test:RFC5044-7.1.1-18]
 #[test]
 fn negative_vectors_of_the_startup_close() {
-    for vector in vectors().iter().filter(|v| v["phase"] == "startup") {
-        let name = vector["name"].as_str().unwrap();
+    for vector in vectors().iter().filter(|vector| vector.startup) {
         let end = End::new();
-        if name == "mpa-request-as-reply" {
-            let port = crate::peer::Port::new();
-            end.connect(port.addr(), &plain());
-            let mut peer = port.accept();
-            peer.startup_frame();
-            peer.raw(&bytes(vector));
-            end.failed();
-            assert!(peer.rest().is_empty());
-        } else {
-            // Closed at once, and not when the time for the set-up is over.
-            let options = plain().startup_timeout(10 * crate::peer::TIMEOUT);
-            let listener = end.listen(&options);
-            let mut peer = Peer::connect(listener.local_addr());
-            peer.raw(&bytes(vector));
-            assert!(peer.rest().is_empty(), "{name}");
-            assert!(end.channel.is_empty(), "{name}: it is reported to the application");
-        }
+        // Closed at once, and not when the time for the set-up is over.
+        let options = plain().startup_timeout(10 * crate::peer::TIMEOUT);
+        let listener = end.listen(&options);
+        let mut peer = Peer::connect(listener.local_addr());
+        peer.raw(&vector.bytes);
+        assert!(peer.rest().is_empty(), "{}", vector.name);
+        assert!(end.channel.is_empty(), "{}: it is reported to the application", vector.name);
     }
+    // A Request where the Reply is due.
+    let end = End::new();
+    let port = crate::peer::Port::new();
+    end.connect(port.addr(), &plain());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    peer.raw(&request(1).emit());
+    end.failed();
+    assert!(peer.rest().is_empty());
 }
 
 // ---------------------------------------------------------------- access of the peer

@@ -179,6 +179,38 @@ fn poll_after_arming_leaves_arrivals_to_the_sleep() {
     assert!(left, "every poll after arming read the socket");
 }
 
+/// The empty poll between arming and sleeping sends what was posted and coalesced: it would wait for a timer otherwise.
+#[test]
+fn poll_after_arming_sends_what_was_posted() {
+    let sender = notified();
+    let channel = sender.channel;
+    let (target, sender) = pair_of(End::tcp(), sender.end, &ConnOptions::default());
+    channel.fd().unwrap();
+    let (mut sent, mut received) = (Vec::new(), Vec::new());
+    let mut rounds_sent = 0;
+    for i in 0..200 {
+        expire_own_wait_hint();
+        target.recv(i, 0, 64);
+        target.recv(i, 64, 64);
+        sender.rcq.arm(Arm::Any);
+        // The second one is coalesced, as the completion of the first was not taken.
+        sender.send(i, 100, 8);
+        sender.send(i, 100, 8);
+        assert_eq!(sender.rcq.poll(&mut sent, 1), 0);
+        // What loopback was given is there.
+        while target.rcq.poll(&mut received, 16) > 0 {}
+        rounds_sent += u32::from(received.len() == 2);
+        while received.len() < 2 {
+            target.rcq.poll(&mut received, 16);
+        }
+        received.clear();
+        sender.sent_ok(i);
+        sender.sent_ok(i);
+        while channel.try_pop().is_some() {}
+    }
+    assert!(rounds_sent > 100, "a poll after arming left requests unsent in {} of 200", 200 - rounds_sent);
+}
+
 /// A program that posts, polls its queue empty and sleeps in poll(2): once it is observed to do so, the completion of its post does not
 /// end the sleep. What arrives does, and so does the completion that it did not poll this time.
 #[test]

@@ -1,5 +1,7 @@
 //! tokio's reactor as the driver of a device (feature `tokio`).
 //!
+//! The module is not named `tokio`: with `use uiw::*` that name would be ambiguous between module and crate.
+//!
 //! The safe API needs no runtime: its futures are woken by the driving thread, by default the device's background thread. Under
 //! tokio that is one thread hop an arrival; [`drive`] takes it away.
 
@@ -39,7 +41,7 @@ impl Wake for Nudge {
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
 /// # runtime.block_on(async {
 /// let device = uiw_verbs::Device::open()?;
-/// let driver = tokio::spawn(uiw_verbs::tokio::drive(device.clone()));
+/// let driver = tokio::spawn(uiw_verbs::with_tokio::drive(device.clone()));
 /// // ... connections of `device` ...
 /// driver.abort();
 /// # Ok::<(), std::io::Error>(())
@@ -53,7 +55,7 @@ impl Wake for Nudge {
 pub async fn drive(device: Device) -> io::Result<()> {
     if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread {
         // Measured: a third of the requests a second less than without, as arrivals then wait for a worker that is busy.
-        let why = "tokio::drive needs a runtime of one thread (flavor = \"current_thread\"); without it the device's own thread drives";
+        let why = "with_tokio::drive needs a runtime of one thread (flavor = \"current_thread\"); without it the device's own thread drives";
         return Err(io::Error::new(io::ErrorKind::Unsupported, why));
     }
     let mut shards = JoinSet::new();

@@ -1,0 +1,38 @@
+//! A program that takes every name of the crate, and depends on tokio and mio itself.
+
+use std::error::Error;
+use uiw::*;
+
+/// `Result` with an error type of the program's own, and with the crate's.
+fn devices() -> Result<[Device; 2], Box<dyn Error>> {
+    let open = || -> Result<Device> { Device::open() };
+    Ok([open()?, open()?])
+}
+
+#[test]
+fn crates_have_their_names_beside_every_name_of_uiw() -> Result<(), Box<dyn Error>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let [server, client] = devices()?;
+        let drivers = [&server, &client].map(|device| tokio::spawn(with_tokio::drive(device.clone())));
+        let settings = ConnSettings::default();
+        let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
+        let address = listener.local_addr();
+        let accepted = tokio::spawn(async move { listener.accept().await });
+        let connection = Connection::connect(&client.alloc_pd()?, address, &settings).await?;
+        let answerer = accepted.await??;
+        connection.send_copy(b"good day").await?;
+        assert_eq!(answerer.recv().await?.as_deref(), Some(&b"good day"[..]));
+        connection.disconnect().await?;
+        drivers.iter().for_each(tokio::task::JoinHandle::abort);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_device_is_a_source_of_the_crate_mio() -> Result<(), Box<dyn Error>> {
+    let mut device = Device::open_with(DeviceOptions::default().progress(Progress::Manual))?;
+    let poll = mio::Poll::new()?;
+    poll.registry().register(&mut device, mio::Token(0), mio::Interest::READABLE)?;
+    Ok(poll.registry().deregister(&mut device)?)
+}
