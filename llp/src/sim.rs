@@ -280,8 +280,8 @@ impl Stream for SimStream {
         self.network.lock().recv(self.id, bufs)
     }
 
-    fn readable(&mut self, _wanted: usize) -> io::Result<Option<crate::Readable>> {
-        self.network.lock().readable(self.id).map(Some)
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
+        self.network.lock().readable(self.id, wanted).map(Some)
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {

@@ -56,6 +56,47 @@ fn what_is_installed_works_and_is_removed_alone() {
     assert!(error.starts_with(&format!("error: nothing is installed in {given}: ")), "{error}");
 }
 
+/// The first block of README.md.
+fn first_commands() -> Vec<String> {
+    let readme = fs::read_to_string(source("README.md")).unwrap();
+    let (_, block) = readme.split_once("```sh\n").unwrap();
+    block.lines().take_while(|line| *line != "```").map(str::to_owned).collect()
+}
+
+/// As a reader types them, with a debug build for the release build.
+#[test]
+fn the_first_commands_of_the_readme_work() {
+    let needs = ["strip", "unshare", "ip", "ss", "ib_write_bw"];
+    if needs.iter().any(|program| uiw_interop::require(program).is_none()) {
+        return;
+    }
+    let home = Folder::new("home");
+    let commands = first_commands();
+    let prefix = commands[0].split_whitespace().collect::<Vec<_>>();
+    assert_eq!(prefix[..5], ["cargo", "xtask", "install", "--prefix", "~/.local"]);
+    xtask(&["install", "--debug", "--prefix", home.join(".local").to_str().unwrap()]);
+
+    // In a network of its own every port is free. A reader's second becomes a wait for the port of the server that was started.
+    let script = format!(
+        "set -e; ip link set lo up; ports='7174 18515'
+         sleep() {{
+             port=${{ports%% *}} ports=${{ports#* }}
+             until ss -tlnH | grep -q \":$port \"; do command sleep 0.05; done
+         }}
+         {}
+         kill %1; wait",
+        commands[1..].join("\n")
+    );
+    let mut shell = Command::new("unshare");
+    shell.args(["--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--", "bash", "-c", &script]);
+    let shown = output(shell.env("HOME", &home.0).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"));
+    let (text, error) = (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
+    assert!(shown.status.success(), "{text}{error}");
+    assert!(text.contains("5 round trips (send, 64 bytes), all verified"), "{text}{error}");
+    // Both ends of the stock program say how fast it was.
+    assert_eq!(text.matches("BW average[MB/sec]").count(), 2, "{text}{error}");
+}
+
 #[test]
 fn a_packager_gets_everything_below_destdir() {
     let Some(_) = uiw_interop::require("strip") else { return };

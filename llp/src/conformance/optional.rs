@@ -22,6 +22,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check::new("to_itself", "a stream to itself receives what it sends, and its own FIN", to_itself),
     Check::new("take_socket", "a stream gives up its socket, or stays as it is", take_socket),
     Check::new("readable", "what can be received is counted, up to the FIN", readable),
+    Check::new("readable_has_room", "there is room for as many bytes as are wanted", readable_has_room),
     Check::new(
         "peek_takes_nothing",
         "received bytes can be peeked at, and remain in the buffer",
@@ -200,6 +201,28 @@ fn readable(s: &mut Session) -> Verdict {
     s.until("the FIN is known", |_| Ok(ask(&mut *server, 100_000)? == Readable::All))?;
     wait_readable(s)?;
     s.expect(THERE, &mut *server, b"0123456789")
+}
+
+/// More than a socket has room for by itself before anything of it was received.
+const MUCH: usize = 512 << 10;
+
+fn readable_has_room(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    let wait = |stream: &mut dyn Stream| Ok(ask(stream, MUCH)? == Readable::Bytes(MUCH));
+    wait(&mut *server)?;
+    let bytes = pattern(MUCH);
+    let mut sent = 0;
+    s.until("all bytes that are wanted are there, and none was received", |_| {
+        if sent < MUCH {
+            match send(&mut *client, &bytes[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(unexpected("send")(error)),
+            }
+        }
+        wait(&mut *server)
+    })?;
+    s.expect(THERE, &mut *server, &bytes)
 }
 
 /// What [`Stream::peek`] found.

@@ -77,6 +77,8 @@ struct End {
     taken: u64,
     /// Bytes sent that the other end has not read.
     unread: usize,
+    /// Bytes for which [`Stream::readable`](crate::Stream::readable) has asked last: the other end may send as many.
+    wanted: usize,
     /// When the last packet from here is due: packets do not overtake each other.
     last_due: Time,
     /// When a packet from here arrived last.
@@ -487,6 +489,7 @@ impl End {
             sent: 0,
             taken: 0,
             unread: 0,
+            wanted: 0,
             last_due: Time::ZERO,
             arrived: Time::ZERO,
         }

@@ -35,7 +35,7 @@ const DATAGRAMS: &[&str] =
     &["datagram_ports", "datagram_both_ways", "datagram_boundaries", "datagram_interest", "datagram_closed"];
 const TO_ITSELF: &[&str] = &["to_itself"];
 const NO_SOCKET: &[&str] = &["take_socket"];
-const READABLE: &[&str] = &["readable"];
+const READABLE: &[&str] = &["readable", "readable_has_room"];
 const PEEKS: &[&str] =
     &["peek_takes_nothing", "peek_and_consume", "peek_and_wait", "peek_at_the_fin", "peek_round_the_buffer"];
 const NO_SHARDS: &[&str] = &["without_shards"];

@@ -1,6 +1,6 @@
 //! `cargo xtask bench connects`: the example `connects` of `uiw-verbs`.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 /// What can be asked for.
 #[derive(clap::Args)]
@@ -13,19 +13,5 @@ pub(crate) struct Options {
 
 /// Measures.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let status = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--release", "-p", "uiw-verbs", "--example", "connects", "--"])
-        .arg(options.slices.to_string())
-        .status();
-    match status {
-        Ok(status) if status.success() => ExitCode::SUCCESS,
-        Ok(status) => {
-            eprintln!("xtask: connects: {status}");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            eprintln!("xtask: cargo: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    super::example::run("connects", "", &[options.slices])
 }

@@ -1,8 +1,10 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
 mod cases;
+mod clients;
 mod connects;
 mod datagrams;
+mod example;
 mod figures;
 mod hostile;
 mod instructions;
@@ -33,6 +35,8 @@ pub(crate) enum Bench {
     Scaling(scaling::Options),
     /// Connections set up a second, beside TCP's
     Connects(connects::Options),
+    /// A hundred tokio tasks and their server, beside the same program on tokio's TCP
+    Clients(clients::Options),
     /// UD queue pairs beside a UDP socket with the same calls and CRC
     Datagrams(datagrams::Options),
     /// Writes of 1 MiB over TLS beside rustls over bare sockets
@@ -82,6 +86,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Instructions(options) => instructions::run(options),
         Bench::Scaling(options) => scaling::run(options),
         Bench::Connects(options) => connects::run(options),
+        Bench::Clients(options) => clients::run(options),
         Bench::Datagrams(options) => datagrams::run(options),
         Bench::Tls(options) => tls::run(options),
         Bench::Wan(options) => wan::run(options),

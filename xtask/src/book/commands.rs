@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
 const NOT_RUN: &[(&str, &str)] = &[
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
-    ("README.md", "the installation from the source tree; the rest is in docs/quick-start.md"),
+    ("README.md", "the installation from the source tree, by xtask/tests/install.rs"),
     ("docs/containers.md", "containers, by interop/tests/stock"),
     ("docs/debugging.md", "gdb asks its user"),
     ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),

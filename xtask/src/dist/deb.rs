@@ -10,12 +10,12 @@ use std::process::Command;
 use super::{Dist, archive};
 use crate::install::Built;
 
-const CONTROL: &str = include_str!("../../../packaging/debian/control");
-const COPYRIGHT: &str = include_str!("../../../packaging/debian/copyright");
+const CONTROL: &str = include_str!("../../debian/control");
+const COPYRIGHT: &str = include_str!("../../debian/copyright");
 const SCRIPTS: [(&str, &str); 3] = [
-    ("postinst", include_str!("../../../packaging/debian/postinst")),
-    ("prerm", include_str!("../../../packaging/debian/prerm")),
-    ("postrm", include_str!("../../../packaging/debian/postrm")),
+    ("postinst", include_str!("../../debian/postinst")),
+    ("prerm", include_str!("../../debian/prerm")),
+    ("postrm", include_str!("../../debian/postrm")),
 ];
 
 pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {

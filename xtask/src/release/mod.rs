@@ -77,6 +77,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
         println!("git push --follow-tags\ncargo publish --workspace");
+        println!("once for a repository: switch on private vulnerability reporting (SECURITY.md)");
     }
     println!("{total}");
     if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -27,7 +27,7 @@ impl World {
             return Err(no_bytes());
         }
         let link = self.link(from, to).clone();
-        let room = link.capacity.saturating_sub(unread);
+        let room = link.capacity.max(self.wanted_by_peer(id)).saturating_sub(unread);
         if room == 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
@@ -103,11 +103,18 @@ impl World {
         Ok(len)
     }
 
-    pub(in crate::sim) fn readable(&mut self, id: EndId) -> io::Result<Readable> {
+    pub(in crate::sim) fn readable(&mut self, id: EndId, wanted: usize) -> io::Result<Readable> {
         self.arrive(id);
         let end = self.end(id)?;
+        end.wanted = wanted;
         let is_all = end.peer_fin || end.state != State::Made;
         Ok(if is_all { Readable::All } else { Readable::Bytes(end.received.len()) })
+    }
+
+    /// Bytes that the other end has asked to have room for.
+    fn wanted_by_peer(&self, id: EndId) -> usize {
+        let other = self.ends.get(&id).and_then(|end| self.ends.get(&end.other?));
+        other.map_or(0, |other| other.wanted)
     }
 
     pub(in crate::sim) fn set_interest(&mut self, id: EndId, interest: Interest) -> io::Result<()> {
@@ -128,8 +135,9 @@ impl World {
             }
         }
         self.poll_datagrams(stack, events);
-        for end in self.ends.values().filter(|end| end.stack == stack && end.held && end.named) {
-            let room = self.link(end.local.ip(), end.peer.ip()).capacity > end.unread;
+        for (id, end) in self.ends.iter().filter(|(_, end)| end.stack == stack && end.held && end.named) {
+            let capacity = self.link(end.local.ip(), end.peer.ip()).capacity;
+            let room = capacity.max(self.wanted_by_peer(*id)) > end.unread;
             let (readable, writable) = match end.state {
                 State::Connecting | State::Closed => (false, false),
                 State::Failed(_) => (true, true),
