@@ -20,6 +20,21 @@ use crate::{
 };
 
 /// What goes wrong on one stream. Positions count the bytes of one direction of that stream, from 0.
+///
+/// ```
+/// use uiw_llp::fault::{FaultStack, Faults};
+/// use uiw_llp::tcp::TcpStack;
+/// use uiw_llp::{Stack, StreamOptions, Token};
+///
+/// let faults = Faults { cut_sent: Some(3), ..Faults::default() };
+/// let mut stack = FaultStack::new(Box::new(TcpStack::new()?), 1, faults);
+/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
+/// while !stream.connect_result()? {}
+/// let bytes = [uiw_mem::IoVec::from(&b"four"[..])];
+/// assert_eq!(stream.send(&bytes)?, 3);
+/// assert_eq!(stream.send(&bytes).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Faults {
     /// Bytes that one `send` takes.
@@ -42,6 +57,22 @@ pub struct Faults {
 }
 
 /// Changes one byte.
+///
+/// ```
+/// use uiw_llp::fault::{FaultStack, Faults, Flip};
+/// use uiw_llp::tcp::TcpStack;
+/// use uiw_llp::{Stack, StreamOptions, Token};
+///
+/// let faults = Faults { flip_sent: vec![Flip { byte: 0, mask: 0x20 }], ..Faults::default() };
+/// let mut stack = FaultStack::new(Box::new(TcpStack::new()?), 1, faults);
+/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
+/// while !stream.connect_result()? {}
+/// assert_eq!(stream.send(&[uiw_mem::IoVec::from(&b"a"[..])])?, 1);
+/// let mut byte = [0];
+/// while stream.recv(&mut [uiw_mem::IoVecMut::from(&mut byte[..])]).is_err() {}
+/// assert_eq!(byte, *b"A");
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flip {
     /// Its position.
@@ -51,9 +82,33 @@ pub struct Flip {
 }
 
 /// A stack whose streams have faults.
+///
+/// ```
+/// use uiw_llp::fault::{FaultStack, Faults, Split};
+/// use uiw_llp::{tcp::TcpStack, wrap::Origin};
+///
+/// // Accepted streams receive one byte a call, the others have no faults.
+/// let stack = FaultStack::with(Box::new(TcpStack::new()?), 1, |origin, _number| match origin {
+///     Origin::Accepted => Faults { recv_split: Split::Fixed(1), ..Faults::default() },
+///     _ => Faults::default(),
+/// });
+/// # drop(stack);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub type FaultStack = WrappedStack<FaultHooks>;
 
 /// What a [`FaultStack`], its listeners and its streams have in common.
+///
+/// ```
+/// use uiw_llp::fault::{FaultHooks, FaultStack, Faults};
+/// use uiw_llp::{tcp::TcpStack, wrap::WrappedStack};
+///
+/// let stack: WrappedStack<FaultHooks> = FaultStack::new(Box::new(TcpStack::new()?), 1, Faults::default());
+/// // The stack below, without the faults.
+/// let inner = stack.inner;
+/// assert!(inner.wait_fd().is_some());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct FaultHooks {
     plan: Arc<Mutex<Plan>>,

@@ -43,6 +43,27 @@ pub use link::{Capabilities, Frame, Link, Segmentation};
 const LINGER: Duration = Duration::from_secs(1);
 
 /// smoltcp on one link.
+///
+/// ```
+/// use uiw_llp::smol::{SmolConfig, SmolStack, pipe::pipe};
+/// use uiw_llp::{Clock, ListenOptions, Stack, StreamOptions, Token};
+///
+/// // Two hosts in one process, on a clock that only the program moves.
+/// let clock = Clock::virtual_time();
+/// let (a, b) = pipe(1500)?;
+/// let mut client = SmolStack::with_clock(a, &SmolConfig::new("10.1.0.1".parse()?, 24), clock.clone())?;
+/// let mut server = SmolStack::with_clock(b, &SmolConfig::new("10.1.0.2".parse()?, 24), clock)?;
+/// let address = "10.1.0.2:7174".parse()?;
+/// let _listener = server.listen(address, &ListenOptions::default(), Token(1))?;
+/// let mut stream = client.connect(None, address, &StreamOptions::default(), Token(1))?;
+/// let mut events = Vec::new();
+/// while !stream.connect_result()? {
+///     client.poll(&mut events)?;
+///     server.poll(&mut events)?;
+/// }
+/// assert_eq!(stream.peer_addr(), address);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct SmolStack<L: Link> {
     interface: Arc<Mutex<SmolInterface<L>>>,
     wait: Arc<OwnedFd>,

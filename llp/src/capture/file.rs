@@ -39,6 +39,13 @@ pub(super) struct Rotate {
 }
 
 /// What is wrong with the text of a [`PcapFile`].
+///
+/// ```
+/// use uiw_llp::capture::{PcapFile, PcapFileError};
+/// let error = "trace.pcapng,files=4".parse::<PcapFile>().unwrap_err();
+/// assert_eq!(error, PcapFileError::FilesWithoutRotate { files: 4 });
+/// assert_eq!(error.to_string(), "files=4 needs rotate=BYTES, at which a file is full");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PcapFileError {
     /// There is no name.

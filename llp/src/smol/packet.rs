@@ -34,6 +34,16 @@ const LOOK_DOWN: Duration = Duration::from_secs(1);
 const SPARE: usize = 256;
 
 /// A link over one interface of this machine.
+///
+/// It needs CAP_NET_RAW and an interface:
+///
+/// ```no_run
+/// use uiw_llp::smol::{SmolConfig, SmolStack, packet::PacketLink};
+/// let config = SmolConfig::new("10.1.0.2".parse()?, 24);
+/// let stack = SmolStack::new(PacketLink::open("eth0", &config)?, &config)?;
+/// # drop(stack);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct PacketLink {
     socket: PacketSocket,
     mtu: usize,
@@ -124,6 +134,20 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// A received frame behind its header.
+///
+/// It needs CAP_NET_RAW and an interface:
+///
+/// ```no_run
+/// use uiw_llp::smol::packet::{PacketFrame, PacketLink};
+/// use uiw_llp::smol::{Frame, Link, SmolConfig};
+/// let mut link = PacketLink::open("eth0", &SmolConfig::new("10.1.0.2".parse()?, 24))?;
+/// let frame: Option<PacketFrame> = link.receive();
+/// if let Some(mut frame) = frame {
+///     println!("{} bytes", frame.bytes().len());
+///     link.recycle(frame);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct PacketFrame {
     buffer: Vec<u8>,
     len: usize,

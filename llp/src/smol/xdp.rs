@@ -41,6 +41,12 @@ const NO_OTHER_MODE: [io::ErrorKind; 3] =
     [io::ErrorKind::PermissionDenied, io::ErrorKind::ResourceBusy, io::ErrorKind::AddrInUse];
 
 /// How the program is attached and the frames are moved.
+///
+/// ```
+/// use uiw_llp::smol::xdp::XdpMode;
+/// assert_eq!("native".parse(), Ok(XdpMode::Native));
+/// assert_eq!(XdpMode::default().to_string(), "auto");
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum XdpMode {
     /// The best that works: zero copy, else native, else generic.
@@ -81,6 +87,17 @@ impl fmt::Display for XdpMode {
 }
 
 /// A link over AF_XDP.
+///
+/// It needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and an interface:
+///
+/// ```no_run
+/// use uiw_llp::smol::xdp::{XdpLink, XdpMode};
+/// use uiw_llp::smol::{SmolConfig, SmolStack};
+/// let config = SmolConfig::new("10.1.0.2".parse()?, 24);
+/// let stack = SmolStack::new(XdpLink::open("eth0", XdpMode::Auto, &config)?, &config)?;
+/// # drop(stack);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct XdpLink {
     sockets: Vec<XdpSocket>,
     /// Of how many of them the queue may send too.
@@ -229,6 +246,21 @@ impl XdpLink {
 }
 
 /// A received frame: in the memory that the driver filled, or put together from several pieces.
+///
+/// It needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and an interface:
+///
+/// ```no_run
+/// use uiw_llp::smol::xdp::{XdpFrame, XdpLink, XdpMode};
+/// use uiw_llp::smol::{Frame, Link, SmolConfig};
+/// let config = SmolConfig::new("10.1.0.2".parse()?, 24);
+/// let mut link = XdpLink::open("eth0", XdpMode::Native, &config)?;
+/// let frame: Option<XdpFrame> = link.receive();
+/// if let Some(mut frame) = frame {
+///     println!("{} bytes", frame.bytes().len());
+///     link.recycle(frame);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct XdpFrame {
     queue: usize,
     received: Received,

@@ -17,6 +17,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 /// Why a key or a file of keys or certificates cannot be used.
+///
+/// ```
+/// use uiw_llp::tls::{KeyError, PublicKey, SecretKey};
+/// let error = SecretKey::read("/nowhere/uiw.key".as_ref()).unwrap_err();
+/// assert!(matches!(error, KeyError::File { .. }));
+/// let error = "%".parse::<PublicKey>().unwrap_err();
+/// assert_eq!(error.to_string(), "not a public key: not base64");
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -94,6 +102,20 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>, KeyError> {
 }
 
 /// Reads a file that decides which peers may connect: its owner is this user or root, and no other user can change it.
+///
+/// ```
+/// use uiw_llp::tls::{KeyError, read_protected};
+/// use std::{fs, os::unix::fs::PermissionsExt};
+///
+/// let path = std::env::temp_dir().join(format!("uiw-peers-{}", std::process::id()));
+/// fs::write(&path, "# no peers\n")?;
+/// fs::set_permissions(&path, fs::Permissions::from_mode(0o644))?;
+/// assert_eq!(read_protected(&path)?, "# no peers\n");
+/// fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+/// assert!(matches!(read_protected(&path), Err(KeyError::Writable { mode: 0o666, .. })));
+/// # fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// [`KeyError`]: it cannot be read, or others can change it.
@@ -225,6 +247,15 @@ fn pem(label: &str, der: &[u8]) -> String {
 }
 
 /// A public key: a SubjectPublicKeyInfo. Displayed in base64, which is one line of what `openssl pkey -pubout` prints.
+///
+/// ```
+/// use uiw_llp::tls::{PublicKey, SecretKey};
+/// let key = SecretKey::generate()?.public_key();
+/// let again: PublicKey = key.to_string().parse()?;
+/// assert_eq!(again, key);
+/// assert!(key.fingerprint().to_string().starts_with("SHA256:"));
+/// # Ok::<(), uiw_llp::tls::KeyError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PublicKey {
     spki: Box<[u8]>,
@@ -372,6 +403,12 @@ impl PinnedKeys {
 }
 
 /// A wrong line of a file of pinned keys.
+///
+/// ```
+/// use uiw_llp::tls::PinnedKeys;
+/// let error = PinnedKeys::parse("# peers\nnode2\n").unwrap_err();
+/// assert_eq!(error.line, 2);
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct LineError {

@@ -16,6 +16,32 @@ use std::time::{Duration, Instant};
 use uiw_mem::{IoVec, IoVecMut};
 
 /// A stack whose streams are encrypted.
+///
+/// ```
+/// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
+/// use uiw_llp::{ListenOptions, Stack, StreamOptions, Token, tcp::TcpStack};
+///
+/// // One key for both ends.
+/// let key = SecretKey::generate()?;
+/// let mut pinned = PinnedKeys::default();
+/// pinned.add(key.public_key(), "this host");
+/// let tls = Tls::new(TlsConfig::raw_keys(&key, pinned)?)?;
+/// let mut stack = TlsStack::new(Box::new(TcpStack::new()?), &tls)?;
+/// let any = ([127, 0, 0, 1], 0).into();
+/// let mut listener = stack.listen(any, &ListenOptions::default(), Token(1))?;
+/// let _client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2))?;
+/// let mut events = Vec::new();
+/// let accepted = loop {
+///     stack.poll(&mut events)?;
+///     match listener.accept(Token(3)) {
+///         Ok(stream) => break stream,
+///         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+///         Err(error) => return Err(error.into()),
+///     }
+/// };
+/// assert!(accepted.peer_identity().is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct TlsStack {
     inner: Box<dyn Stack>,
     shared: Arc<Shared>,

@@ -17,6 +17,18 @@ const BURST: usize = 64;
 const SPIN: Duration = Duration::from_micros(60);
 
 /// An interface of the two.
+///
+/// It needs CAP_NET_RAW and two interfaces:
+///
+/// ```no_run
+/// use uiw_llp::wan::{Bridge, Profile, Side};
+/// let bridge = Bridge::open(["veth0", "veth1"], &Profile::default(), 1)?;
+/// for side in [Side::A, Side::B] {
+///     let (counts, _) = bridge.counts(side);
+///     println!("{side:?}: {} frames came", counts.offered);
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The first.
@@ -26,6 +38,17 @@ pub enum Side {
 }
 
 /// What an interface did beside its direction's model.
+///
+/// It needs CAP_NET_RAW and two interfaces:
+///
+/// ```no_run
+/// use uiw_llp::wan::{Bridge, PortCounts, Profile, Side};
+/// let bridge = Bridge::open(["veth0", "veth1"], &Profile::default(), 1)?;
+/// let (_, port) = bridge.counts(Side::A);
+/// // The model alone decided what was lost.
+/// assert_eq!(port, PortCounts::default());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounts {
     /// Frames that came faster than they were read: lost without the model's knowledge.
@@ -46,6 +69,19 @@ struct Port {
 
 /// Carries every frame of one interface to the other, as two directions have it. Needs CAP_NET_RAW. The interfaces should have no
 /// addresses: the kernel sees their frames too. VLAN tags are not carried.
+///
+/// It needs CAP_NET_RAW and two interfaces:
+///
+/// ```no_run
+/// use uiw_llp::wan::{Bridge, Profile};
+/// use std::os::fd::AsFd;
+/// use std::time::Duration;
+/// let profile = Profile { delay: Duration::from_millis(20), ..Profile::default() };
+/// let mut bridge = Bridge::open(["veth0", "veth1"], &profile, 1)?;
+/// // The end of standard input stops it.
+/// bridge.run(std::io::stdin().as_fd())?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub struct Bridge {
     ports: [Port; 2],
     start: Instant,
