@@ -10,6 +10,7 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 mod grammar;
 mod parse;

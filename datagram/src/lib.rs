@@ -24,6 +24,7 @@
 
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 mod error;
 mod grh;

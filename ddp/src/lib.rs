@@ -15,6 +15,7 @@
 
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 pub mod rx;
 pub mod segment;

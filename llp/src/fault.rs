@@ -5,6 +5,7 @@
 mod tests;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -159,6 +160,12 @@ impl FaultHooks {
     }
 }
 
+impl fmt::Debug for FaultHooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultHooks").field("streams", &self.plan.lock().streams).finish_non_exhaustive()
+    }
+}
+
 impl StackHooks for FaultHooks {
     type Stream = FaultStream;
 
@@ -212,6 +219,7 @@ impl StackHooks for FaultHooks {
 }
 
 /// The state of a stream of a [`FaultStack`].
+#[derive(Debug)]
 pub struct FaultStream {
     token: Token,
     faults: Faults,
@@ -225,7 +233,7 @@ pub struct FaultStream {
     detached: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Cut,
     Fin,

@@ -46,6 +46,8 @@
 //!
 //! Payload is registered memory and comes as [`uiw_mem::IoVec`]: no stack sees a slice of it.
 
+#![warn(missing_debug_implementations)]
+
 pub mod capability;
 pub mod capture;
 mod clock;

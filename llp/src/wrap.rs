@@ -43,6 +43,7 @@ use crate::{
     DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, PeerIdentity, Stack, Stream,
     StreamInfo, StreamOptions, Token, foreign_stream,
 };
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -296,6 +297,21 @@ impl<H: StreamHooks> WrappedStream<H> {
     /// `InvalidInput`, as [`Stack::adopt`] says it: it is another kind of stream.
     pub fn of(stream: &mut dyn Stream) -> io::Result<&mut Self> {
         stream.downcast_mut().ok_or_else(foreign_stream)
+    }
+}
+
+impl<H: fmt::Debug> fmt::Debug for WrappedStack<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WrappedStack").field("hooks", &self.hooks).finish_non_exhaustive()
+    }
+}
+
+impl<H: StreamHooks + fmt::Debug> fmt::Debug for WrappedStream<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WrappedStream")
+            .field("peer", &self.inner.peer_addr())
+            .field("hooks", &self.hooks)
+            .finish_non_exhaustive()
     }
 }
 

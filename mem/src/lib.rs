@@ -32,6 +32,8 @@
 //! RFC 5040 8.1.1 item 7: "An RNIC MUST ensure that a Remote Peer is not able to invalidate an STag enabled for
 //! remote access, if the STag is shared on multiple streams."
 
+#![warn(missing_debug_implementations)]
+
 mod access;
 mod blocks;
 mod copy;

@@ -27,6 +27,7 @@
 
 #![no_std]
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 extern crate alloc;
 

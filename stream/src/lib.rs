@@ -23,6 +23,7 @@
 
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 extern crate alloc;
 // The name that `tests/common` uses for this crate: it is part of the unit tests, too.

@@ -14,6 +14,7 @@ use crate::{
 };
 
 /// A stream of a [`super::CaptureStack`], and what is recorded of it.
+#[derive(Debug)]
 pub struct CaptureStream {
     /// Those of its shard.
     pub(super) shared: CaptureHooks,

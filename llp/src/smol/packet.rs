@@ -14,6 +14,7 @@ use super::link::{Capabilities, Frame, Gone, Link, Segmentation};
 use crate::Interface;
 use socket::{PacketSocket, Takes};
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -57,6 +58,15 @@ pub struct PacketLink {
     /// When the interface that failed was looked at.
     looked: Instant,
     _claim: Claim,
+}
+
+impl fmt::Debug for PacketLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PacketLink")
+            .field("mtu", &self.mtu)
+            .field("failure", &self.failure)
+            .finish_non_exhaustive()
+    }
 }
 
 impl PacketLink {
@@ -148,6 +158,7 @@ fn is_full(error: &io::Error) -> bool {
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Debug)]
 pub struct PacketFrame {
     buffer: Vec<u8>,
     len: usize,

@@ -6,6 +6,7 @@ use crate::wan::{Counts, Direction};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -138,7 +139,20 @@ impl Scissors {
 /// assert_eq!(frame.map(|mut frame| frame.bytes().len()), Some(60));
 /// # Ok::<(), std::io::Error>(())
 /// ```
+#[derive(Debug)]
 pub struct PipeFrame(Vec<u8>);
+
+impl fmt::Debug for PipeLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PipeLink").field("mtu", &self.mtu).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Scissors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scissors")
+    }
+}
 
 impl Frame for PipeFrame {
     fn bytes(&mut self) -> &mut [u8] {

@@ -123,6 +123,17 @@ pub struct XdpLink {
     _claim: Claim,
 }
 
+impl fmt::Debug for XdpLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XdpLink")
+            .field("interface", &self.interface)
+            .field("mode", &self.mode)
+            .field("mtu", &self.mtu)
+            .field("failure", &self.failure)
+            .finish_non_exhaustive()
+    }
+}
+
 impl XdpLink {
     /// Attaches to `interface` for the addresses of `config`.
     ///
@@ -264,6 +275,12 @@ impl XdpLink {
 pub struct XdpFrame {
     queue: usize,
     received: Received,
+}
+
+impl fmt::Debug for XdpFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XdpFrame").field("queue", &self.queue).finish_non_exhaustive()
+    }
 }
 
 impl Frame for XdpFrame {

@@ -8,6 +8,7 @@ use crate::{
     PeerIdentity, Stack, Stream, StreamInfo, StreamOptions, Token, attached_stream, foreign_stream,
 };
 use parking_lot::Mutex;
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -48,6 +49,12 @@ pub struct TlsStack {
     shard: Arc<Mutex<Shard>>,
     /// Events of the inner stack; kept to save allocations.
     events: Vec<Event>,
+}
+
+impl fmt::Debug for TlsStack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsStack")
+    }
 }
 
 impl TlsStack {

@@ -7,6 +7,7 @@ use crate::smol::packet::LONGEST;
 use crate::smol::packet::socket::{PacketSocket, Takes};
 use crate::smol::packet::virtio::{HEADER, Header};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -87,6 +88,14 @@ pub struct Bridge {
     start: Instant,
     scratch: Vec<u8>,
     realtime: bool,
+}
+
+impl fmt::Debug for Bridge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bridge")
+            .field("between", &[&self.ports[0].name, &self.ports[1].name])
+            .finish_non_exhaustive()
+    }
 }
 
 impl Bridge {

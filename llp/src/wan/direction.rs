@@ -3,6 +3,7 @@
 use super::chance::{Jitter, Loss, Share};
 use super::{Profile, ProfileError};
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::Duration;
 
 /// Bytes that are on their way at most: 1 Gbit/s for two seconds.
@@ -111,6 +112,15 @@ pub struct Direction {
     bytes: usize,
     lost_last: bool,
     counts: Counts,
+}
+
+impl fmt::Debug for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Direction")
+            .field("profile", &self.profile)
+            .field("counts", &self.counts)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Direction {

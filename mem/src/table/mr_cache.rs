@@ -1,5 +1,6 @@
 //! What one stream found last, and holds while a batch of its segments names it repeatedly.
 
+use std::fmt;
 use std::sync::Arc;
 
 use uiw_ddp::STag;
@@ -24,6 +25,12 @@ struct Kept {
     region: Option<Arc<Region>>,
     /// A pin of the region is ours.
     held: bool,
+}
+
+impl fmt::Debug for MrCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MrCache").field("holds", &(self.remote.held, self.local.held)).finish_non_exhaustive()
+    }
 }
 
 impl MrCache {
