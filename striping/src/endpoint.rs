@@ -319,6 +319,11 @@ impl<E> Endpoint<E> {
         if !self.is_up(index) {
             return;
         }
+        if self.role == Role::Acceptor && self.lacks_only_proof_of_close() {
+            // An initiator that sends Closed on one stripe closes the others at the same time, which may be seen here first. One that has
+            // lost a stripe asks for it again without a report.
+            return self.end_stripe(index, now);
+        }
         self.kill(index, now);
         if self.role == Role::Acceptor
             && self.end.is_none()
@@ -331,6 +336,10 @@ impl<E> Endpoint<E> {
 
     fn kill(&mut self, index: u8, now: Duration) {
         self.counts.deaths += u64::from(self.is_up(index));
+        self.end_stripe(index, now);
+    }
+
+    fn end_stripe(&mut self, index: u8, now: Duration) {
         if let Some(stripe) = self.stripe(index) {
             stripe.die(now);
             self.actions.push_back(Action::Kill { index });

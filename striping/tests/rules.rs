@@ -489,6 +489,28 @@ fn an_acceptor_that_lacks_only_the_proof_for_its_close_does_not_wait() {
 }
 
 #[test]
+fn a_stripe_that_ends_beside_an_orderly_close_is_not_counted_as_a_death() {
+    let close = Header { kind: Kind::Close, number: 1 };
+    for lacks_a_write in [false, true] {
+        let mut end = acceptor(3);
+        end.post(ONCE, LARGE).unwrap();
+        end.received(0, &close).unwrap();
+        assert_eq!(starts(&mut end), [(0, 1), (0, 2)]);
+        if !lacks_a_write {
+            end.finished(0, 1, Finish::Placed);
+            outcomes(&mut end);
+        }
+        end.died(1, ms(1));
+        assert_eq!(end.counts().deaths, u64::from(lacks_a_write));
+        assert_eq!(end.poll_action(ms(1)), Some(Action::Kill { index: 1 }));
+        let report = Action::Report { on: 0, index: 1, generation: 0 };
+        assert_eq!(end.poll_action(ms(1)), lacks_a_write.then_some(report));
+        end.received(0, &Header { kind: Kind::Closed, number: 0 }).unwrap();
+        assert_eq!(end.ended(), Some(End::Closed));
+    }
+}
+
+#[test]
 fn a_rejection_ends_the_connection_and_every_request() {
     let mut end = initiator(2);
     end.post(IDEMPOTENT, LARGE).unwrap();

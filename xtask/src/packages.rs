@@ -43,6 +43,8 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "ib_write_bw", package: "perftest", tests: "interop: stock perftest::*" },
     Need { program: "podman", package: "podman", tests: "interop: stock containers::*" },
     Need { program: "crun", package: "crun", tests: "interop: stock containers::*" },
+    Need { program: "runc", package: "runc", tests: "interop: stock containers::*" },
+    Need { program: "fi_pingpong", package: "libfabric-bin", tests: "interop: stock datagrams::libfabric*" },
     Need { program: "objdump", package: "binutils", tests: "interop: stock exports::*" },
     Need { program: "unshare", package: "util-linux", tests: "interop: stock require::*" },
     Need { program: "ucx_perftest", package: "ucx-utils", tests: "interop: stock ucx::* require::ucx*" },
@@ -117,19 +119,20 @@ const APT_CAP: Duration = Duration::from_secs(600);
 
 /// Installs what is missing, if this machine lets us; says what stays missing and which tests that costs.
 pub(crate) fn install(deadline: Instant) {
-    let missing = missing();
-    if missing.is_empty() {
-        return;
-    }
-    match why_not() {
-        Some(reason) => eprintln!("xtask: not installing packages: {reason}"),
-        None => {
-            let mut packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
-            packages.dedup();
-            apt(&packages, deadline);
+    // Twice: a package of another release may be removed when the first call installs those that it conflicts with.
+    for _ in 0..2 {
+        let mut packages: Vec<&str> = missing().iter().map(|need| need.package).collect();
+        packages.dedup();
+        if packages.is_empty() {
+            return;
         }
+        if let Some(reason) = why_not() {
+            eprintln!("xtask: not installing packages: {reason}");
+            break;
+        }
+        apt(&packages, deadline);
     }
-    for need in self::missing() {
+    for need in missing() {
         eprintln!(
             "xtask: no `{}` here (Debian package {}): skipping {}",
             need.program, need.package, need.tests
