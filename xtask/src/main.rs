@@ -9,7 +9,6 @@ mod dist;
 mod history;
 mod install;
 mod models;
-mod nixl;
 mod packages;
 mod process;
 mod prose;
@@ -19,6 +18,7 @@ mod report;
 mod requirements;
 mod symbols;
 mod test;
+mod wheels;
 mod workspace;
 
 use std::process::ExitCode;
@@ -70,7 +70,9 @@ enum Interop {
     /// `uiw conform` on a scripted peer that breaks every requirement, one at a time, and fifty times on uiw.
     Conform,
     /// NIXL's wheel from PyPI, on the C libraries.
-    Nixl(nixl::Options),
+    Nixl(wheels::Nixl),
+    /// Mooncake's wheel from PyPI, on the C libraries.
+    Mooncake(wheels::Mooncake),
 }
 
 fn main() -> ExitCode {
@@ -88,7 +90,8 @@ fn main() -> ExitCode {
             uiw_siw::matrix::main(&options)
         }
         Chore::Interop(Interop::Conform) => conform::run(),
-        Chore::Interop(Interop::Nixl(options)) => nixl::run(&options),
+        Chore::Interop(Interop::Nixl(options)) => options.run(),
+        Chore::Interop(Interop::Mooncake(options)) => options.run(),
         Chore::Install(options) => install::run(&options),
         Chore::Dist(options) => dist::run(&options),
         Chore::Release(options) => release::run(&options),

@@ -46,6 +46,12 @@ impl Hosts {
         Ipv4Addr::new(10, 77, 0, SWITCH)
     }
 
+    /// The command on the host that has this address.
+    #[must_use]
+    pub fn at(&self, host: Ipv4Addr, command: Command) -> Command {
+        inside(&self.ip, &self.name(host.octets()[3]), command)
+    }
+
     /// The command at the switch.
     #[must_use]
     pub fn at_switch(&self, command: Command) -> Command {

@@ -10,6 +10,7 @@ mod faults;
 mod forks;
 mod iser;
 mod migration;
+mod mooncake;
 mod mpi;
 mod nixl;
 mod pair;
