@@ -142,7 +142,7 @@ pub enum Received {
 /// What happened to stripes and requests so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Stripes that died.
+    /// Stripes that died before this end sent its Close. A peer that has the Close may close in order, which looks the same.
     pub deaths: u64,
     /// Stripes that were replaced.
     pub replacements: u64,
@@ -319,14 +319,12 @@ impl<E> Endpoint<E> {
         if !self.is_up(index) {
             return;
         }
-        if self.role == Role::Acceptor && self.lacks_only_proof_of_close() {
-            // An initiator that sends Closed on one stripe closes the others at the same time, which may be seen here first. One that has
-            // lost a stripe asks for it again without a report.
-            return self.end_stripe(index, now);
-        }
         self.kill(index, now);
+        // An initiator that sends Closed on one stripe closes the others at the same time, which may be seen here first. One that has lost
+        // a stripe asks for it again without a report.
         if self.role == Role::Acceptor
             && self.end.is_none()
+            && !self.lacks_only_proof_of_close()
             && let Some(on) = self.indices().find(|on| self.is_up(*on))
         {
             let generation = self.stripes[usize::from(index)].generation;
@@ -335,11 +333,8 @@ impl<E> Endpoint<E> {
     }
 
     fn kill(&mut self, index: u8, now: Duration) {
-        self.counts.deaths += u64::from(self.is_up(index));
-        self.end_stripe(index, now);
-    }
-
-    fn end_stripe(&mut self, index: u8, now: Duration) {
+        // A peer that has the Close may have closed in order. What says so comes on another stripe, and may be seen here later.
+        self.counts.deaths += u64::from(self.is_up(index) && !self.peer_may_have_close());
         if let Some(stripe) = self.stripe(index) {
             stripe.die(now);
             self.actions.push_back(Action::Kill { index });

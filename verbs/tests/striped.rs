@@ -72,6 +72,9 @@ impl Proxy {
 impl ProxyState {
     fn pass_on(&self, client: TcpStream) -> std::io::Result<()> {
         let server = TcpStream::connect(self.upstream)?;
+        for socket in [&client, &server] {
+            socket.set_nodelay(true)?;
+        }
         let clone =
             |from: &TcpStream, to: &TcpStream| Ok::<_, std::io::Error>([from.try_clone()?, to.try_clone()?]);
         for [mut from, mut to] in [clone(&client, &server)?, clone(&server, &client)?] {
@@ -117,7 +120,7 @@ impl Drop for Proxy {
 const STRIPES: u8 = 4;
 const PARTS: u64 = 8;
 const PART: u64 = 32 << 10;
-const ROUNDS: u64 = 150;
+const ROUNDS: u64 = 1000;
 /// What the receiver leaves in its memory.
 const USED: u8 = 0xEE;
 
