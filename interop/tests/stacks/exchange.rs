@@ -45,9 +45,10 @@ fn places() -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
-fn settings() -> ConnSettings {
-    // Messages of many connections may wait for their receives on a busy machine.
-    let options = ConnOptions::default().no_receive_timeout(TIMEOUT);
+/// What both ends and the listener are made with.
+pub(crate) fn settings() -> ConnSettings {
+    // On a busy machine messages of many connections may wait for their receives, and connections for their start-up.
+    let options = ConnOptions::default().no_receive_timeout(TIMEOUT).startup_timeout(TIMEOUT);
     ConnSettings::default().options(options).recv_size(LARGEST as u32).recv_depth(8).send_depth(16)
 }
 

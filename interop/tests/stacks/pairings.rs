@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 use uiw_interop::stock::Network;
 use uiw_llp::Spec;
-use uiw_verbs::{ConnSettings, Device, DeviceOptions, Listener, Pd};
+use uiw_verbs::{Device, DeviceOptions, Listener, Pd};
 
 /// A stack at one end of the cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ fn serve_all(link: Link, stack: Stack, count: usize) {
                 let (device, pd) = open(&stack.spec(11));
                 // The wildcard: one server for both versions.
                 let any = "[::]:0".parse().expect("an address");
-                let listener = Listener::bind(&pd, any, &ConnSettings::default()).expect("a listener");
+                let listener = Listener::bind(&pd, any, &exchange::settings()).expect("a listener");
                 tx.send(listener.local_addr().port()).expect("the client listens");
                 for _ in 0..STACKS.len() * 2 {
                     exchange::serve(&device, &pd, &listener, count);
@@ -135,7 +135,7 @@ pub(crate) fn exchange_between(
             network.inside_server(move || {
                 let (device, pd) = open(server);
                 let any = "[::]:0".parse().expect("an address");
-                let listener = Listener::bind(&pd, any, &ConnSettings::default()).expect("a listener");
+                let listener = Listener::bind(&pd, any, &exchange::settings()).expect("a listener");
                 tx.send(listener.local_addr().port()).expect("the client listens");
                 addresses.iter().for_each(|_| exchange::serve(&device, &pd, &listener, 1));
             });
