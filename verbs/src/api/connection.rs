@@ -48,7 +48,7 @@ const COPIED_INLINE: u32 = 256;
 /// ```
 #[derive(Clone)]
 pub struct Connection {
-    dispatcher: Arc<Handle>,
+    pub(super) dispatcher: Arc<Handle>,
     pd: Pd,
 }
 

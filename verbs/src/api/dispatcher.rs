@@ -25,7 +25,7 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
 /// Buffers of any type.
@@ -434,6 +434,18 @@ impl Dispatcher {
         }
     }
 
+    /// As [`Dispatcher::drain`], and what another thread drains now is where it belongs when this returns.
+    fn drain_now(&self) {
+        let mut due = Due::default();
+        let gate = self.gate.lock();
+        self.drain_once(&mut due);
+        drop(gate);
+        due.deliver(self);
+        if self.again.load(Ordering::SeqCst) {
+            self.drain();
+        }
+    }
+
     fn drain_once(&self, due: &mut Due) {
         loop {
             // The queue's lock is let go before requests are posted in turn.
@@ -481,20 +493,24 @@ impl Dispatcher {
         self.post_waiting(&mut ops, due);
     }
 
-    /// How the connection ended, once it has.
+    /// How the connection ended, once it has. Every message is in the inbox then.
     pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
-        if let Some(ending) = *self.ending.lock() {
+        let ending = ready!(self.poll_ending(cx));
+        // The engine pushes the last completions before it reports the end, and calls the notifier after both.
+        self.drain_now();
+        Poll::Ready(ending)
+    }
+
+    fn poll_ending(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
+        // Held while the event is taken: a second caller would wait for another one.
+        let mut ending = self.ending.lock();
+        if let Some(ending) = *ending {
             return Poll::Ready(ending);
         }
         loop {
-            match self.channel.poll_pop(cx) {
-                Poll::Ready(event) => {
-                    if let CmEventKind::Disconnected(ending) = event.kind {
-                        *self.ending.lock() = Some(ending);
-                        return Poll::Ready(ending);
-                    }
-                }
-                Poll::Pending => return Poll::Pending,
+            if let CmEventKind::Disconnected(reason) = ready!(self.channel.poll_pop(cx)).kind {
+                *ending = Some(reason);
+                return Poll::Ready(reason);
             }
         }
     }
@@ -535,4 +551,39 @@ impl Ops {
 /// Whether a message is Immediate Data behind a Write.
 pub(super) fn is_write_imm(wc: &Wc) -> bool {
     wc.opcode == WcOpcode::RecvWriteImm
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::api::connection::Connection;
+    use crate::api::listener::Listener;
+    use crate::api::settings::ConnSettings;
+    use crate::device::Device;
+    use std::thread;
+
+    #[test]
+    fn a_message_before_the_end_is_received_though_it_is_still_to_be_routed() {
+        let [client, server] = [(); 2].map(|()| Device::open().unwrap());
+        let [client_pd, server_pd] = [&client, &server].map(|device| device.alloc_pd().unwrap());
+        let settings = ConnSettings::default();
+        let listener = Listener::bind(&server_pd, "127.0.0.1:0".parse().unwrap(), &settings).unwrap();
+        let (connection, accepted) = thread::scope(|scope| {
+            let accepted = scope.spawn(|| server.block_on(listener.accept()).unwrap());
+            let connection = Connection::connect(&client_pd, listener.local_addr(), &settings);
+            (client.block_on(connection).unwrap(), accepted.join().unwrap())
+        });
+        // As a notifier that is not done yet.
+        let gate = accepted.dispatcher.gate.lock();
+        thread::scope(|scope| {
+            let received = scope.spawn(|| server.block_on(accepted.recv()).unwrap());
+            client.block_on(async {
+                connection.send_copy(b"the last one").await.unwrap();
+                assert!(connection.disconnect().await.unwrap().orderly);
+            });
+            drop(gate);
+            let received = received.join().unwrap();
+            assert_eq!(received.as_deref(), Some(&b"the last one"[..]));
+        });
+        assert!(server.block_on(accepted.recv()).unwrap().is_none());
+    }
 }
