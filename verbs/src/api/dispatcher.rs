@@ -559,6 +559,7 @@ mod tests {
     use crate::api::listener::Listener;
     use crate::api::settings::ConnSettings;
     use crate::device::Device;
+    use std::future::poll_fn;
     use std::thread;
 
     #[test]
@@ -574,12 +575,14 @@ mod tests {
         });
         // As a notifier that is not done yet.
         let gate = accepted.dispatcher.gate.lock();
+        client.block_on(async {
+            connection.send_copy(b"the last one").await.unwrap();
+            assert!(connection.disconnect().await.unwrap().orderly);
+        });
+        assert!(server.block_on(poll_fn(|cx| accepted.dispatcher.poll_ending(cx))).orderly);
         thread::scope(|scope| {
             let received = scope.spawn(|| server.block_on(accepted.recv()).unwrap());
-            client.block_on(async {
-                connection.send_copy(b"the last one").await.unwrap();
-                assert!(connection.disconnect().await.unwrap().orderly);
-            });
+            // Nothing is routed until then, and by no other thread than the receiver.
             drop(gate);
             let received = received.join().unwrap();
             assert_eq!(received.as_deref(), Some(&b"the last one"[..]));
