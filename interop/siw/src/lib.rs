@@ -11,6 +11,7 @@ pub mod cpio;
 pub mod guest;
 pub mod image;
 pub mod kernel;
+pub mod load;
 pub mod matrix;
 pub mod net;
 pub mod packages;

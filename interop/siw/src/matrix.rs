@@ -2,6 +2,7 @@
 
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
+use crate::load::Load;
 use crate::results::{Environment, Results};
 use crate::test_vm::TestVm;
 use crate::workspace::{folder, workspace};
@@ -44,6 +45,9 @@ pub struct Options {
     /// Test a debug build of uiw, which is built sooner
     #[arg(long)]
     pub debug: bool,
+    /// Keep each core of this machine busy with another process meanwhile; RESULTS.md states it
+    #[arg(long)]
+    pub busy: bool,
     /// Leave the guest running afterwards, until Enter
     #[arg(long)]
     pub keep: bool,
@@ -94,6 +98,7 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     let vm = TestVm::boot(options.kernel.as_deref())?;
     eprintln!("siw: the guest is up after {:.1} s", vm.guest.boot_time.as_secs_f64());
     let mut bench = Bench::new(vm, uiw);
+    let mut load = options.busy.then(Load::start).transpose()?;
     let results = go(options, cases, &mut bench)?;
     if let Some(folder) = &options.pcap {
         println!("captures are in {}", folder.display());
@@ -104,7 +109,9 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     }
     // The last row may have left no guest.
     bench.apply(&Setting::USUAL)?;
-    let environment = Environment::of(&bench, begun.elapsed())?;
+    let busy = load.as_mut().map_or(0, Load::cores);
+    drop(load);
+    let environment = Environment::of(&bench, begun.elapsed(), busy)?;
     let file = match &options.kernel {
         Some(kernel) => folder().join(format!("RESULTS-{kernel}.md")),
         None => folder().join("RESULTS.md"),

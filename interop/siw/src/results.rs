@@ -31,14 +31,16 @@ pub struct Environment {
     took: Duration,
     boots: u32,
     network: &'static str,
+    /// How many cores of this machine another process kept busy.
+    busy: usize,
 }
 
 impl Environment {
-    /// Asks guest and host.
+    /// Asks guest and host. `busy` cores of this machine were kept busy by other processes.
     ///
     /// # Errors
     /// If the guest does not answer.
-    pub fn of(bench: &Bench, took: Duration) -> Result<Self> {
+    pub fn of(bench: &Bench, took: Duration, busy: usize) -> Result<Self> {
         let kernel = bench.guest().must("uname -rv")?.trim().to_owned();
         let (library, version) = (bench.parts().library.clone(), bench.parts().kernel.clone());
         let date = crate::shell::must(
@@ -57,6 +59,7 @@ impl Environment {
             took,
             boots: bench.boots,
             network,
+            busy,
         })
     }
 }
@@ -102,7 +105,7 @@ impl Results {
     /// The file.
     #[must_use]
     pub fn markdown(&self, environment: &Environment) -> String {
-        let Environment { kernel, version, library, uiw, date, took, boots, network } = environment;
+        let Environment { kernel, version, library, uiw, date, took, boots, network, busy } = environment;
         let (of, options) = match version {
             Some(version) => (format!(" of Linux {version}"), format!(" --kernel {version} --short")),
             None => (String::new(), String::new()),
@@ -114,7 +117,13 @@ impl Results {
             text,
             "* {uiw}, {date}\n* kernel {kernel}, its siw driver built from Debian's source package; {library}"
         );
-        let _ = writeln!(text, "* {network}; {boots} boot(s), {:.0} s in all", took.as_secs_f64());
+        let beside = match busy {
+            0 => String::new(),
+            busy => {
+                format!(", with another process that kept a core busy on each of {busy} cores (`--busy`)")
+            }
+        };
+        let _ = writeln!(text, "* {network}; {boots} boot(s), {:.0} s in all{beside}", took.as_secs_f64());
         let _ = writeln!(text, "{}\n", count_line(self.counts()));
         text += "A row is a case one way round. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
                  the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared byte \
@@ -289,7 +298,21 @@ mod tests {
             took: Duration::from_secs(7),
             boots: 1,
             network: "tap",
+            busy: 0,
         }
+    }
+
+    #[test]
+    fn busy_cores_are_stated() {
+        let text = results(&[("a", Verdict::pass())]).markdown(&environment());
+        assert!(text.contains("* tap; 1 boot(s), 7 s in all\n"), "{text}");
+        let text = results(&[("a", Verdict::pass())]).markdown(&Environment { busy: 2, ..environment() });
+        assert!(
+            text.contains(
+                "7 s in all, with another process that kept a core busy on each of 2 cores (`--busy`)\n"
+            ),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,0 +1,53 @@
+//! A busy process on each core of this machine, for runs that must pass beside other work.
+
+use crate::Result;
+use crate::shell::Process;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use std::process::Command;
+
+/// Processes that do nothing but take their core; they end with this value, and with this process.
+pub struct Load {
+    processes: Vec<Process>,
+}
+
+impl Load {
+    /// Starts one on each core that this process may use.
+    ///
+    /// # Errors
+    /// If `taskset` or `setpriv` cannot be run.
+    pub fn start() -> Result<Self> {
+        let allowed =
+            sched_getaffinity(None).map_err(|errno| crate::Error::Failed(format!("cores: {errno}")))?;
+        let cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
+        let processes = cores.map(spin).collect::<Result<_>>()?;
+        Ok(Self { processes })
+    }
+
+    /// How many cores have one that runs still.
+    pub fn cores(&mut self) -> usize {
+        self.processes.iter_mut().filter_map(|process| process.is_running().then_some(())).count()
+    }
+}
+
+fn spin(core: usize) -> Result<Process> {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", "taskset", "--cpu-list"]).arg(core.to_string());
+    Process::start(command.args(["sh", "-c", "while :; do :; done"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_core_has_one_until_it_is_dropped() {
+        let mut load = Load::start().expect("taskset and setpriv are part of util-linux");
+        let cores = std::thread::available_parallelism().expect("a number of cores").get();
+        assert_eq!(load.cores(), cores);
+        let ids: Vec<u32> = load.processes.iter().map(Process::id).collect();
+        drop(load);
+        for id in ids {
+            assert!(!std::path::Path::new(&format!("/proc/{id}")).exists(), "process {id} is left");
+        }
+    }
+}
