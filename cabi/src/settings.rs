@@ -267,6 +267,12 @@ pub const VARIABLES: &[Variable] = &[
         },
     },
     Variable {
+        name: crate::system::VARIABLE,
+        values: "the path of the system's libibverbs.so.1",
+        what: "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it",
+        set: |_, v| crate::system::check(v),
+    },
+    Variable {
         name: crate::counters::VARIABLE,
         values: "off, or the absolute path of a directory",
         what: "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)",

@@ -1,5 +1,6 @@
 //! Stock programs on our two C libraries.
 
+mod beside;
 mod c_programs;
 mod capture;
 mod cm;
@@ -9,6 +10,7 @@ mod exports;
 mod faults;
 mod forks;
 mod iser;
+mod killed;
 mod migration;
 mod mooncake;
 mod mpi;
