@@ -162,6 +162,17 @@ pub const VARIABLES: &[Variable] = &[
         set: |s, v| switch(v).map(|on| s.ud = Some(on)),
     },
     Variable {
+        name: "UIW_LOOPBACK",
+        values: "own or host",
+        what: "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
+               the kernel (host, the default)",
+        set: |s, v| match v {
+            "own" => Ok(s.own_loopback = true),
+            "host" => Ok(()),
+            _ => Err("expected own or host"),
+        },
+    },
+    Variable {
         name: "UIW_SHARDS",
         values: "a number from 1 to 64",
         what: "how many threads can move bytes at the same time (default: the process's cores, at most 8)",
@@ -310,6 +321,8 @@ pub struct Settings {
     pub stable_tx: Option<StableTx>,
     /// Unreliable datagrams, if set.
     pub ud: Option<bool>,
+    /// Whether an id that is bound to a loopback address has the loopback device though there are others.
+    pub own_loopback: bool,
     /// Shards of the device, if set.
     pub shards: Option<usize>,
     /// Ports of out-of-band connected queue pairs.
@@ -658,6 +671,7 @@ mod tests {
         assert_eq!(read("UIW_IRD", "16382").unwrap().ird, Some(0x3FFE));
         assert_eq!(read("UIW_ACK", "on").unwrap().acknowledged, Some(true));
         assert_eq!(read("UIW_UD", "on").unwrap().ud, Some(true));
+        assert!(read("UIW_LOOPBACK", "own").unwrap().own_loopback && read("UIW_LOOPBACK", "eth0").is_err());
         assert_eq!(read("UIW_QP_PORTS", "7000-7010").unwrap().qp_ports, Some(7000..=7010));
         assert_eq!(read("UIW_LID_MAP", "/m").unwrap().lid_map, Some("/m".into()));
         assert_eq!(read("UIW_PORT_OFFSET", "-12").unwrap().port_offset, -12);

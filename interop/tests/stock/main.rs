@@ -11,6 +11,7 @@ mod faults;
 mod forks;
 mod iser;
 mod killed;
+mod libfabric;
 mod migration;
 mod mooncake;
 mod mpi;
