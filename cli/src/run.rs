@@ -1,11 +1,13 @@
 //! `uiw run -- CMD`: a stock program on our own libibverbs and librdmacm.
 
+mod counter_files;
 mod guard;
 mod report;
 mod tree;
 
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Global;
+use counter_files::Server;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -175,10 +177,15 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {
             env::var("UIW_PERSONA").ok().and_then(|name| Persona::named(&name)).unwrap_or_default()
         });
+        // Before this process has a namespace of its own.
+        let server = Server::start(&settings.llp);
         sysfs::enter(persona).map_err(|error| {
             let fix = "run as root, or allow user namespaces (kernel.unprivileged_userns_clone), or do without --sysfs";
             Failure::new(Exit::Failed, "cannot make /sys/class/infiniband", error, fix)
         })?;
+        if let Err(error) = server.and_then(Server::show) {
+            tracing::info!(%error, "no counter files in /sys/class/infiniband: FUSE cannot be used");
+        }
     }
     Ok(command)
 }

@@ -141,10 +141,7 @@ pub fn list() -> Result<Vec<&'static Device>> {
 pub fn with_address(address: IpAddr) -> Result<&'static Device> {
     let persona = Settings::get()?.persona;
     let netdevs = netdev::all()?;
-    let has = |netdev: &&NetDev| {
-        netdev.addresses.iter().any(|(own, _)| *own == address)
-            || netdev.loopback && address.is_loopback() && address.is_ipv4()
-    };
+    let has = |netdev: &&NetDev| netdev.has(address);
     let netdev =
         netdevs.iter().find(has).ok_or_else(|| Errno::NODEV.because("no network device has the address"))?;
     Ok(find(netdev, persona))

@@ -5,6 +5,7 @@ mod c_programs;
 mod capture;
 mod cm;
 mod containers;
+mod counter_files;
 mod datagrams;
 mod exports;
 mod faults;
