@@ -166,11 +166,7 @@ pub const VARIABLES: &[Variable] = &[
         values: "own or host",
         what: "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
                the kernel (host, the default)",
-        set: |s, v| match v {
-            "own" => Ok(s.own_loopback = true),
-            "host" => Ok(()),
-            _ => Err("expected own or host"),
-        },
+        set: |s, v| own_or_host(v).map(|own| s.own_loopback = own),
     },
     Variable {
         name: "UIW_SHARDS",
@@ -521,6 +517,14 @@ fn switch(text: &str) -> std::result::Result<bool, &'static str> {
         "on" | "1" => Ok(true),
         "off" | "0" => Ok(false),
         _ => Err("expected on or off"),
+    }
+}
+
+fn own_or_host(text: &str) -> std::result::Result<bool, &'static str> {
+    match text {
+        "own" => Ok(true),
+        "host" => Ok(false),
+        _ => Err("expected own or host"),
     }
 }
 

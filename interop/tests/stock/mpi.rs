@@ -162,7 +162,7 @@ fn every_pair_and_collectives(mpi: &Mpi) {
         assert_eq!(ended.count("is done"), usize::from(mpi.ranks), "{ended:?}");
         for said in said {
             // A mebibyte to and from each of the other ranks, and less of it.
-            is_reliable(&parsed(&said), 2 * u64::from(mpi.ranks - 1) << 20);
+            is_reliable(&parsed(&said), 2 * u64::from(mpi.ranks - 1) * (1 << 20));
         }
     }
 }
