@@ -46,7 +46,7 @@ macro_rules! jump_by_slot {
 }
 pub(crate) use jump_by_slot;
 
-/// Jump to our function; once the system's library is loaded, to `__uiw_by_object` with the slot in a register that is nobody's.
+/// Jump to our function; once the system's library is loaded, to `__uiw_by_object` with the slot in a register that no argument is in.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump_by_object {
     ($slot:expr) => {

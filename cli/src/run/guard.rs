@@ -96,7 +96,7 @@ impl Guard {
         let ended = loop {
             match wait(WaitOptions::empty()) {
                 Ok(Some((ended, status))) if ended == process => break Ok(status),
-                // A process that another one has left behind.
+                // An orphaned process.
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => break Err(error.into()),
             }

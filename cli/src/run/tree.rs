@@ -52,7 +52,7 @@ fn kill(process: Process) {
     }
 }
 
-/// Takes the exit codes of children that have ended, which nobody else does.
+/// Takes the exit codes of children that have ended, which are orphaned processes.
 fn reap() {
     while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }

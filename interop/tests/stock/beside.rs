@@ -10,7 +10,7 @@ const SYSTEM: &str = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
 /// Where it looks for the names of its providers.
 const PROVIDERS: &str = "/etc/libibverbs.d";
 
-/// A program in a mount namespace where sysfs has the device `stub0`, and the system's library knows its provider.
+/// A program in a mount namespace where sysfs has the device `stub0`, and the system's library finds its provider.
 struct Machine {
     libraries: Libraries,
     script: String,
