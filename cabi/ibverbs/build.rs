@@ -11,6 +11,9 @@ const PUBLIC: &str = "src/exports.rs";
 /// A link: packages have files of their own folder only.
 const PRIVATE: &str = "private.tsv";
 
+/// The one function of a private node that is offered to programs, for objects of either library.
+const OF_OBJECT: &str = "device::port::ibv_query_gid_type";
+
 /// The node that a linker uses for new programs where a name is in several: rdma-core 34 to 56 have it.
 const USUAL_TAG: &str = "34";
 
@@ -36,7 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// The lines of the private nodes, from a table of names, each with the tags that have it and its function.
 fn private(table: &str) -> Result<String, Box<dyn Error>> {
-    let mut functions = String::new();
+    let mut forwarded = String::new();
+    let mut by_object = String::new();
     let mut flags = String::new();
     for line in table.lines().skip(1) {
         let [name, tags, function] = line.split('\t').collect::<Vec<_>>()[..] else {
@@ -52,9 +56,13 @@ fn private(table: &str) -> Result<String, Box<dyn Error>> {
             if function == "-" {
                 writeln!(flags, "crate::export::export_flag!(\"{node}\" {kind});")?;
             } else {
-                writeln!(functions, "    \"{name}\" \"{node}\" {kind} uiw_cabi::{function};")?;
+                let of = match function == OF_OBJECT {
+                    true => &mut by_object,
+                    false => &mut forwarded,
+                };
+                writeln!(of, "    \"{name}\" \"{node}\" {kind} uiw_cabi::{function};")?;
             }
         }
     }
-    Ok(format!("exports! {{\n{functions}}}\n{flags}"))
+    Ok(format!("forwarded! {{\n{forwarded}}}\nby_object! {{\n{by_object}}}\n{flags}"))
 }

@@ -9,6 +9,7 @@ use crate::errno::Errno;
 use crate::object::Object;
 use crate::qp::Qp;
 use crate::srq::Srq;
+use crate::system;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use uiw_verbs::AsyncEvent;
@@ -114,6 +115,10 @@ fn deliver(context: &Context, event: &AsyncEvent) -> Option<ibv_async_event> {
 /// # Safety
 /// `event` is NULL or one that [`ibv_get_async_event`] gave, not acknowledged yet.
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: the caller's promise, for the system's events too.
+    if unsafe { system::acknowledge(event) } {
+        return;
+    }
     boundary::value((), || {
         // SAFETY: the caller's promise: the object that the event names lives until this acknowledgement.
         unsafe {

@@ -4,7 +4,7 @@ use crate::abi::{ibv_context, ibv_cq_ex, ibv_qp_ex, ibv_srq, verbs_context};
 use crate::boundary::Result;
 use crate::device::Device;
 use crate::errno::Errno;
-use crate::object::{Body, Object};
+use crate::object::{self, Body, Object};
 use crate::persona::Persona;
 use crate::settings::Settings;
 use crate::users::Unacknowledged;
@@ -136,6 +136,11 @@ fn empty_descriptor() -> Result<OwnedFd> {
             fd => Ok(OwnedFd::from_raw_fd(fd)),
         }
     }
+}
+
+/// Whether an open context of ours, which C's pointer names by its tail, is at `address`.
+pub(crate) fn lives(address: usize) -> bool {
+    object::lives(address.wrapping_sub(TAIL), Opened::KIND)
 }
 
 /// The structure that ends with C's `ibv_context`, if the pointer names one.

@@ -39,6 +39,11 @@ pub(crate) fn lives(address: usize, kind: u32) -> bool {
     LIVING.shard(address as u64).read().0.get(&address) == Some(&kind)
 }
 
+/// Whether anything of this library lives at `address`.
+pub(crate) fn is_known(address: usize) -> bool {
+    LIVING.shard(address as u64).read().0.contains_key(&address)
+}
+
 /// The Rust value behind C's structure.
 pub trait Body {
     /// C's structure.

@@ -10,6 +10,7 @@ use std::env;
 use std::fs::{self, File};
 use std::io;
 use std::net::Ipv6Addr;
+use std::os::fd::OwnedFd;
 use std::os::unix;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -26,6 +27,40 @@ const NODES: &str = "/dev/infiniband";
 pub fn enter(persona: Persona) -> io::Result<()> {
     mounts::enter()?;
     show(persona)
+}
+
+/// Folders of files that change, in that of a port.
+pub const COUNTERS: [&str; 2] = ["counters", "hw_counters"];
+
+/// After [`enter`]: mounts a FUSE file system that has the [`COUNTERS`] of each of `devices` in a folder of its name, and shows them at the
+/// port. `serve` gets its descriptor, and the file system is to answer then.
+///
+/// # Errors
+/// The system's, and those of `serve`: there are no such folders then.
+pub fn show_counters(devices: &[String], serve: impl FnOnce(OwnedFd) -> io::Result<()>) -> io::Result<()> {
+    let classes = Path::new(CLASSES).join("infiniband");
+    let whole = classes.join(".counters");
+    fs::create_dir(&whole)?;
+    let bound = mounts::fuse(&whole).and_then(|descriptor| {
+        let bound = serve(descriptor).and_then(|()| bind_counters(&classes, &whole, devices));
+        mounts::detach(&whole).and(bound)
+    });
+    fs::remove_dir(&whole)?;
+    bound
+}
+
+fn bind_counters(classes: &Path, whole: &Path, devices: &[String]) -> io::Result<()> {
+    for device in devices {
+        for folder in COUNTERS {
+            let at = classes.join(device).join("ports/1").join(folder);
+            fs::create_dir_all(&at)?;
+            mounts::bind(&whole.join(device).join(folder), &at).inspect_err(|_| {
+                // Without what it is to show it is not there.
+                let _ = fs::remove_dir(&at);
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Shows them to a container whose root file system is `root`, and whose namespaces this process is in. Afterwards `root` is the root of this

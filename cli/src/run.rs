@@ -1,9 +1,13 @@
 //! `uiw run -- CMD`: a stock program on our own libibverbs and librdmacm.
 
+mod counter_files;
+mod guard;
 mod report;
+mod tree;
 
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Global;
+use counter_files::Server;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -15,6 +19,7 @@ use std::process::{Command, ExitCode};
 use uiw_cabi::persona::Persona;
 use uiw_cabi::settings::Settings;
 use uiw_cabi::sysfs;
+use uiw_cabi::system;
 use uiw_cabi::tls;
 
 /// Exit codes of `uiw run`.
@@ -46,6 +51,10 @@ pub(crate) struct Args {
     /// Hide the RDMA devices of this machine from the program
     #[arg(long)]
     only_uiw: bool,
+    /// Show the program the RDMA devices of this machine as well, in front of uiw's: by the system's libibverbs, or the one of that path.
+    /// rdma_cm is uiw's alone
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, conflicts_with = "only_uiw")]
+    with_system: Option<Option<PathBuf>>,
     /// Added to every port that the program gives to rdma_cm, for programs that use the same number over TCP
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-65535..=65535))]
     port_offset: Option<i32>,
@@ -102,10 +111,12 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     let Some((program, rest)) = args.command.split_first() else {
         return Err(Failure::usage("invalid command line", "no program", "see `uiw run --help`"));
     };
-    if !args.only_uiw {
+    if !args.only_uiw && args.with_system.is_none() {
         check_no_other_devices()?;
     }
     let libraries = libraries()?;
+    let system =
+        args.with_system.as_ref().map(|file| system_library(file.as_deref(), &libraries)).transpose()?;
     let mut preloaded = preload(&libraries);
     if args.sockets {
         let library = sockets_library(&libraries)?;
@@ -128,6 +139,9 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     command.args(rest).env("LD_LIBRARY_PATH", paths).env("LD_PRELOAD", preloaded);
     if let Some(persona) = &args.persona {
         command.env("UIW_PERSONA", persona);
+    }
+    if let Some(system) = system {
+        command.env(system::VARIABLE, system);
     }
     let offset = args.port_offset.or_else(|| {
         let is_set = env::var_os("UIW_PORT_OFFSET").is_some_and(|value| !value.is_empty());
@@ -163,10 +177,15 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {
             env::var("UIW_PERSONA").ok().and_then(|name| Persona::named(&name)).unwrap_or_default()
         });
+        // Before this process has a namespace of its own.
+        let server = Server::start(&settings.llp);
         sysfs::enter(persona).map_err(|error| {
             let fix = "run as root, or allow user namespaces (kernel.unprivileged_userns_clone), or do without --sysfs";
             Failure::new(Exit::Failed, "cannot make /sys/class/infiniband", error, fix)
         })?;
+        if let Err(error) = server.and_then(Server::show) {
+            tracing::info!(%error, "no counter files in /sys/class/infiniband: FUSE cannot be used");
+        }
     }
     Ok(command)
 }
@@ -195,6 +214,42 @@ fn preload(libraries: &Path) -> OsString {
     list
 }
 
+/// Where systems have their libibverbs: Debian's and Red Hat's places.
+const SYSTEM_FOLDERS: [&str; 4] = [
+    if cfg!(target_arch = "aarch64") { "/usr/lib/aarch64-linux-gnu" } else { "/usr/lib/x86_64-linux-gnu" },
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+];
+
+/// The system's libibverbs: `file`, or the first one in its usual places that is not ours.
+fn system_library(file: Option<&Path>, libraries: &Path) -> Result<PathBuf> {
+    let own = fs::canonicalize(libraries.join(LIBRARIES[0])).ok();
+    let is_other = |path: &PathBuf| fs::canonicalize(path).is_ok_and(|path| Some(path) != own);
+    match file {
+        Some(file) => std::path::absolute(file).ok().filter(is_other).ok_or_else(|| {
+            let why = "it is not there, or is uiw's own";
+            Failure::usage(
+                format!("--with-system={}", file.display()),
+                why,
+                "give the path of the system's libibverbs.so.1",
+            )
+        }),
+        None => {
+            let places = SYSTEM_FOLDERS.map(|folder| Path::new(folder).join(LIBRARIES[0]));
+            places.into_iter().find(is_other).ok_or_else(|| {
+                let why = format!("no {} of the system in {}", LIBRARIES[0], SYSTEM_FOLDERS.join(", "));
+                Failure::new(
+                    Exit::Failed,
+                    "--with-system",
+                    why,
+                    "install it, or give its path by --with-system=FILE",
+                )
+            })
+        }
+    }
+}
+
 /// The RDMA devices that the kernel has, which the program would not see.
 fn check_no_other_devices() -> Result<()> {
     let names = fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
@@ -208,7 +263,7 @@ fn check_no_other_devices() -> Result<()> {
         others => Err(Failure::usage(
             format!("this machine has RDMA devices ({})", others.join(", ")),
             "the program would see uiw's devices alone",
-            "run the program without uiw to use them, or with --only-uiw to hide them from it",
+            "run the program with --with-system to show them as well, with --only-uiw to hide them from it, or without uiw",
         )),
     }
 }

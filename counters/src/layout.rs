@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A block of a connection is used again by a later one. Its counts then go on: what belongs to the present connection is the
-//! difference to a copy that was made when it began ([`conn::BASE`]). So the sum over all blocks of a shard is exact at any time, and
+//! difference to a copy that was made when it began ([`conn::BASE`]). It goes to one with the same address at this end while there are unused
+//! blocks, so that a block counts for one address. So the sum over all blocks of a shard is exact at any time, and
 //! nothing is lost or counted twice if the process is killed while a block changes hands.
 
 use uiw_mem::BLOCK_WORDS;

@@ -32,7 +32,7 @@ pub use directory::{Directory, DirectoryKind};
 pub use file::{CounterFile, FileError, Owner};
 pub use layout::{VERSION, Wait};
 pub use snapshot::{
-    ConnectionCounters, Count, Directions, Operations, ProcessCounters, QueuePairCounters, ShardCounts,
-    Snapshot, TerminateCount, Traffic, Waits,
+    AddressCounts, ConnectionCounters, Count, Directions, Operations, ProcessCounters, QueuePairCounters,
+    ShardCounts, Snapshot, TerminateCount, Traffic, Waits,
 };
 pub use writer::{ConnCounters, ConnDetails, DeviceCounters, Publish, Refusal, ShardCounters};

@@ -5,7 +5,7 @@ use crate::datagrams::{DatagramQueuePair, Datagrams, Rejected};
 use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block, conn, process, shard};
 use crate::terminates;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use uiw_llp::StreamInfo;
 use uiw_mem::BLOCK_WORDS;
@@ -277,6 +277,15 @@ pub struct QueuePairCounters {
     pub waits: Waits,
 }
 
+/// Traffic at one address of this end: all connections and UD queue pairs that ever had it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressCounts {
+    /// On connections.
+    pub traffic: Operations,
+    /// Of datagrams.
+    pub datagrams: Directions,
+}
+
 /// Counters at one time.
 ///
 /// Counts of messages and bytes only grow. Numbers that one thread counts one after the other may be read between the two.
@@ -290,6 +299,9 @@ pub struct Snapshot {
     pub connections: Vec<ConnectionCounters>,
     /// UD queue pairs with counters of their own: connections and they are up to 1,021 a shard.
     pub datagram_queue_pairs: Vec<DatagramQueuePair>,
+    /// By the address of this end: of connections and UD queue pairs that have or had counters of their own. A program that uses several
+    /// addresses and more counters at a time than there are may count for another address of its own.
+    pub addresses: BTreeMap<IpAddr, AddressCounts>,
 }
 
 type Words = [u64; BLOCK_WORDS];
@@ -357,6 +369,13 @@ impl Snapshot {
             }
             if at < FIRST_CONN {
                 continue;
+            }
+            if let Some(local) = address::parse(self::words(&words, conn::LOCAL)) {
+                let counts = self.addresses.entry(local.ip()).or_default();
+                counts.traffic.add(&traffic);
+                let datagrams = Datagrams::parse(&self::words(&words, conn::TRAFFIC)).traffic;
+                counts.datagrams.sent.add(datagrams.sent);
+                counts.datagrams.received.add(datagrams.received);
             }
             if words[conn::FLAGS] & conn::FLAG_DATAGRAMS != 0 {
                 self.datagram_queue_pairs.extend(datagram_queue_pair(index, &words));

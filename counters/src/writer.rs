@@ -10,9 +10,9 @@ use crate::layout::{
 };
 use crate::snapshot::{Snapshot, Traffic};
 use crate::terminates;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -129,7 +129,7 @@ impl DeviceCounters {
             index,
             used: FIRST_CONN,
             room: self.file.as_ref().map_or(SHARD_BLOCKS, |_| FIRST_CONN + 1),
-            free: VecDeque::new(),
+            free: BTreeMap::new(),
             file: self.file.clone(),
         }
     }
@@ -165,8 +165,8 @@ pub struct ShardCounters {
     used: usize,
     /// Blocks that the file has room for.
     room: usize,
-    /// Blocks of connections that are over, the oldest first.
-    free: VecDeque<usize>,
+    /// Blocks of connections that are over by their own address, the oldest first.
+    free: BTreeMap<IpAddr, VecDeque<usize>>,
     file: Option<Arc<Published>>,
 }
 
@@ -218,7 +218,9 @@ impl ShardCounters {
 
     /// A UD queue pair is destroyed: its counts stay until another one takes their place.
     pub fn close_datagrams(&mut self, counters: &DatagramCounters) {
-        self.free.extend(counters.close());
+        if let Some(index) = counters.close() {
+            self.give_back(&counters.block, index);
+        }
     }
 
     /// A datagram arrived that belongs to no queue pair.
@@ -234,7 +236,7 @@ impl ShardCounters {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<(BlockRef, usize)> {
-        let index = self.free.pop_front().or_else(|| self.unused())?;
+        let index = self.free_of(local.ip()).or_else(|| self.unused()).or_else(|| self.free_of_any())?;
         let Some(block) = self.others.blocks().get(block(self.index, index)) else {
             unreachable!("the blocks of all shards are mapped")
         };
@@ -267,6 +269,22 @@ impl ShardCounters {
         Some((block, index))
     }
 
+    /// A block whose connections had this address of their own: all that it counts is that address's.
+    fn free_of(&mut self, local: IpAddr) -> Option<usize> {
+        self.free.get_mut(&local)?.pop_front()
+    }
+
+    /// What it counted is the next address's from then on.
+    fn free_of_any(&mut self) -> Option<usize> {
+        self.free.values_mut().find_map(VecDeque::pop_front)
+    }
+
+    fn give_back(&mut self, block: &Block, index: usize) {
+        let local = address::parse(std::array::from_fn(|at| block[conn::LOCAL + at].load(Relaxed)));
+        let local = local.map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |local| local.ip());
+        self.free.entry(local).or_default().push_back(index);
+    }
+
     /// A block that no connection had; `None` when the shard has no more, or the file system.
     fn unused(&mut self) -> Option<usize> {
         if self.used == SHARD_BLOCKS {
@@ -296,7 +314,7 @@ impl ShardCounters {
         if let Some(index) = counters.index {
             counters.block[conn::HELD].store(0, Relaxed);
             counters.block[conn::STATE].store(conn::CLOSED, Relaxed);
-            self.free.push_back(index);
+            self.give_back(&counters.block, index);
         }
     }
 

@@ -248,6 +248,33 @@ fn more_connections_than_blocks_count_for_their_shard() {
     assert_eq!(now.total().traffic.write.sent, count(100_001, 300_005));
 }
 
+/// Connections of two addresses, one after the other and with few at a time: each address has what was counted for it, to the byte.
+#[test]
+fn counts_go_by_the_address_of_this_end() {
+    let device = DeviceCounters::new(2, None).unwrap();
+    let mut shards = [device.shard(0), device.shard(1)];
+    for number in 0..3000 {
+        let shard = &mut shards[number as usize % 2];
+        let mut details = details(number, false);
+        details.local.set_ip([10, 0, 0, (number % 3) as u8].into());
+        let conn = shard.open(&details);
+        conn.count(Traffic::WriteSent, 1, 1 << (8 * (number % 3)));
+        conn.count(Traffic::SendReceived, 1, 7);
+        shard.close(&conn, true);
+    }
+    let datagrams = shards[0].open_datagrams(9, "10.0.0.9:1".parse().unwrap());
+    datagrams.sent(count(2, 50), count(0, 0));
+    shards[0].close_datagrams(&datagrams);
+    let now = device.snapshot();
+    for last in 0..3 {
+        let counts = now.addresses[&[10, 0, 0, last].into()];
+        assert_eq!(counts.traffic.write.sent, count(1000, 1000 << (8 * last)));
+        assert_eq!(counts.traffic.send.received, count(1000, 7000));
+    }
+    assert_eq!(now.addresses[&[10, 0, 0, 9].into()].datagrams.sent, count(2, 50));
+    assert_eq!(now.addresses.len(), 4);
+}
+
 #[test]
 fn more_codes_than_entries_are_counted_together() {
     let device = DeviceCounters::new(1, None).unwrap();

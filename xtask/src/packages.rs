@@ -44,7 +44,11 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "podman", package: "podman", tests: "interop: stock containers::*" },
     Need { program: "crun", package: "crun", tests: "interop: stock containers::*" },
     Need { program: "runc", package: "runc", tests: "interop: stock containers::*" },
-    Need { program: "fi_pingpong", package: "libfabric-bin", tests: "interop: stock datagrams::libfabric*" },
+    Need {
+        program: "fi_pingpong",
+        package: "libfabric-bin",
+        tests: "interop: stock libfabric::* datagrams::libfabric*",
+    },
     Need { program: "objdump", package: "binutils", tests: "interop: stock exports::*" },
     Need { program: "unshare", package: "util-linux", tests: "interop: stock require::*" },
     Need { program: "ucx_perftest", package: "ucx-utils", tests: "interop: stock ucx::* require::ucx*" },

@@ -2,6 +2,10 @@
 //!
 //! rustc hides symbols that are not its own, and gives no versions to what it does. A symbol of `global_asm!` it does not see; the
 //! version script of `build.rs` defines the nodes that the names here refer to.
+//!
+//! A jump is of one of three kinds. `exports!` goes to our function always. The other two have a slot each (`uiw_cabi::system`), which names
+//! the function of the system's libibverbs once that is loaded: `forwarded!` goes to that one then, and `by_object!` does where the first
+//! argument is no object of ours. Registers of arguments are the caller's in each.
 
 /// Unconditional jump.
 #[cfg(target_arch = "x86_64")]
@@ -18,31 +22,218 @@ macro_rules! jump {
 }
 pub(crate) use jump;
 
-/// Exports functions: `"name" "NODE" default|compat path;`.
-macro_rules! exports {
+/// Jump to what the slot of this name has: our function, or the system's.
+#[cfg(target_arch = "x86_64")]
+macro_rules! jump_by_slot {
+    ($slot:expr) => {
+        concat!("jmp qword ptr [rip + ", $slot, " + 24]")
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump_by_slot {
+    ($slot:expr) => {
+        concat!(
+            "adrp x16, ",
+            $slot,
+            "\n",
+            "add x16, x16, :lo12:",
+            $slot,
+            "\n",
+            "ldr x16, [x16, 24]\n",
+            "br x16"
+        )
+    };
+}
+pub(crate) use jump_by_slot;
+
+/// Jump to our function; once the system's library is loaded, to `__uiw_by_object` with the slot in a register that no argument is in.
+#[cfg(target_arch = "x86_64")]
+macro_rules! jump_by_object {
+    ($slot:expr) => {
+        concat!(
+            "cmp byte ptr [rip + {loaded}], 0\n",
+            "jne 2f\n",
+            "jmp {f}\n",
+            "2:\n",
+            "lea rax, [rip + ",
+            $slot,
+            "]\n",
+            "jmp __uiw_by_object"
+        )
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump_by_object {
+    ($slot:expr) => {
+        concat!(
+            "adrp x17, {loaded}\n",
+            "ldrb w17, [x17, :lo12:{loaded}]\n",
+            "cbnz w17, 2f\n",
+            "b {f}\n",
+            "2:\n",
+            "adrp x16, ",
+            $slot,
+            "\n",
+            "add x16, x16, :lo12:",
+            $slot,
+            "\n",
+            "b __uiw_by_object"
+        )
+    };
+}
+pub(crate) use jump_by_object;
+
+// Asks whose object the first argument is. Every argument of the functions concerned is an integer or a pointer in a register.
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".pushsection .text.uiw_exports,\"ax\",@progbits",
+    ".p2align 4",
+    ".globl __uiw_by_object",
+    ".hidden __uiw_by_object",
+    ".type __uiw_by_object,@function",
+    "__uiw_by_object:",
+    "push rdi",
+    "push rsi",
+    "push rdx",
+    "push rcx",
+    "push r8",
+    "push r9",
+    // With this and the return address the stack is aligned to 16.
+    "push rax",
+    "call {is_ours}",
+    "mov r10d, eax",
+    "pop rax",
+    "pop r9",
+    "pop r8",
+    "pop rcx",
+    "pop rdx",
+    "pop rsi",
+    "pop rdi",
+    "test r10b, r10b",
+    "je 2f",
+    "jmp qword ptr [rax + 16]",
+    "2:",
+    "jmp qword ptr [rax + 24]",
+    ".size __uiw_by_object, . - __uiw_by_object",
+    ".popsection",
+    is_ours = sym uiw_cabi::system::is_ours,
+);
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(
+    ".pushsection .text.uiw_exports,\"ax\",@progbits",
+    ".p2align 4",
+    ".globl __uiw_by_object",
+    ".hidden __uiw_by_object",
+    ".type __uiw_by_object,@function",
+    "__uiw_by_object:",
+    "stp x29, x30, [sp, -96]!",
+    "stp x0, x1, [sp, 16]",
+    "stp x2, x3, [sp, 32]",
+    "stp x4, x5, [sp, 48]",
+    "stp x6, x7, [sp, 64]",
+    "str x16, [sp, 80]",
+    "bl {is_ours}",
+    "mov w17, w0",
+    "ldp x0, x1, [sp, 16]",
+    "ldp x2, x3, [sp, 32]",
+    "ldp x4, x5, [sp, 48]",
+    "ldp x6, x7, [sp, 64]",
+    "ldr x16, [sp, 80]",
+    "ldp x29, x30, [sp], 96",
+    "tst w17, 0xff",
+    "b.eq 2f",
+    "ldr x16, [x16, 16]",
+    "br x16",
+    "2:",
+    "ldr x16, [x16, 24]",
+    "br x16",
+    ".size __uiw_by_object, . - __uiw_by_object",
+    ".popsection",
+    is_ours = sym uiw_cabi::system::is_ours,
+);
+
+/// The lines of a name: its jump, and what makes it visible.
+macro_rules! exported {
     (@at default) => { "@@" };
     (@at compat) => { "@" };
+    ($name:literal $node:literal $kind:ident, $jump:expr, $($operand:tt)*) => {
+        core::arch::global_asm!(
+            ".pushsection .text.uiw_exports,\"ax\",@progbits",
+            ".p2align 4",
+            concat!(".globl __uiw_", $name, "_", $node),
+            concat!(".type __uiw_", $name, "_", $node, ",@function"),
+            concat!("__uiw_", $name, "_", $node, ":"),
+            $jump,
+            concat!(".size __uiw_", $name, "_", $node, ", . - __uiw_", $name, "_", $node),
+            concat!(
+                ".symver __uiw_", $name, "_", $node, ", ", $name,
+                $crate::export::exported!(@at $kind), $node, ", remove"
+            ),
+            ".popsection",
+            $($operand)*
+        );
+    };
+}
+pub(crate) use exported;
+
+/// The slot of a name: `uiw_cabi::system::Slot`.
+macro_rules! slot {
+    ($name:literal $node:literal $path:path) => {
+        core::arch::global_asm!(
+            ".pushsection .rodata.uiw_slots,\"a\",@progbits",
+            concat!("__uiw_name_", $name, "_", $node, ": .asciz \"", $name, "\""),
+            concat!("__uiw_node_", $name, "_", $node, ": .asciz \"", $node, "\""),
+            ".popsection",
+            ".pushsection uiw_slots,\"aw\",@progbits",
+            ".p2align 3",
+            concat!(".globl __uiw_slot_", $name, "_", $node),
+            concat!(".hidden __uiw_slot_", $name, "_", $node),
+            concat!("__uiw_slot_", $name, "_", $node, ":"),
+            concat!(".quad __uiw_name_", $name, "_", $node),
+            concat!(".quad __uiw_node_", $name, "_", $node),
+            ".quad {f}",
+            ".quad {f}",
+            ".popsection",
+            f = sym $path,
+        );
+    };
+}
+pub(crate) use slot;
+
+/// Exports functions: `"name" "NODE" default|compat path;`.
+macro_rules! exports {
+    ($($name:literal $node:literal $kind:ident $path:path;)*) => {
+        $($crate::export::exported!($name $node $kind, $crate::export::jump!(), f = sym $path,);)*
+    };
+}
+pub(crate) use exports;
+
+/// As [`exports!`]; the system's function once its library is loaded.
+macro_rules! forwarded {
     ($($name:literal $node:literal $kind:ident $path:path;)*) => {
         $(
-            core::arch::global_asm!(
-                ".pushsection .text.uiw_exports,\"ax\",@progbits",
-                ".p2align 4",
-                concat!(".globl __uiw_", $name, "_", $node),
-                concat!(".type __uiw_", $name, "_", $node, ",@function"),
-                concat!("__uiw_", $name, "_", $node, ":"),
-                $crate::export::jump!(),
-                concat!(".size __uiw_", $name, "_", $node, ", . - __uiw_", $name, "_", $node),
-                concat!(
-                    ".symver __uiw_", $name, "_", $node, ", ", $name,
-                    $crate::export::exports!(@at $kind), $node, ", remove"
-                ),
-                ".popsection",
-                f = sym $path,
+            $crate::export::slot!($name $node $path);
+            $crate::export::exported!(
+                $name $node $kind, $crate::export::jump_by_slot!(concat!("__uiw_slot_", $name, "_", $node)),
             );
         )*
     };
 }
-pub(crate) use exports;
+pub(crate) use forwarded;
+
+/// As [`exports!`]; the system's function where the first argument is an object of its library.
+macro_rules! by_object {
+    ($($name:literal $node:literal $kind:ident $path:path;)*) => {
+        $(
+            $crate::export::slot!($name $node $path);
+            $crate::export::exported!(
+                $name $node $kind, $crate::export::jump_by_object!(concat!("__uiw_slot_", $name, "_", $node)),
+                f = sym $path, loaded = sym uiw_cabi::system::LOADED,
+            );
+        )*
+    };
+}
+pub(crate) use by_object;
 
 /// Exports `verbs_allow_disassociate_destroy` in a node: `"NODE" default|compat`. The one export that is no function: a flag that
 /// vendors' libraries set, and nothing here reads.
@@ -57,7 +248,7 @@ macro_rules! export_flag {
             concat!(".size __uiw_flag_", $node, ", 1"),
             concat!(
                 ".symver __uiw_flag_", $node, ", verbs_allow_disassociate_destroy",
-                $crate::export::exports!(@at $kind), $node, ", remove"
+                $crate::export::exported!(@at $kind), $node, ", remove"
             ),
             ".popsection",
         );

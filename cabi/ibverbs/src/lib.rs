@@ -8,3 +8,4 @@ mod export;
 mod exports;
 mod interpose;
 mod own_calls;
+mod slots;

@@ -4,13 +4,14 @@ use crate::abi::{ibv_context, ibv_pd};
 use crate::boundary::{self, Result};
 use crate::cm::id::Id;
 use crate::context::Context;
-use crate::device::{self, Device};
+use crate::device::{self, Device, netdev};
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
+use crate::settings::Settings;
 use crate::{open, pd};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 
 /// A context and its protection domain, which are never closed.
@@ -81,6 +82,28 @@ pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
         (*id.abi()).port_num = 1;
     }
     Ok(())
+}
+
+/// Whether an id that is bound to `address` has no device yet: it is any address; or the loopback device's without a port, where there are
+/// other devices.
+///
+/// The kernel has no device for either (`cma_any_addr`). Programs that ask which devices there are, as libfabric does, bind an id so, and take a
+/// device that it has for the only one. With a port it is a server's, which may use the device before it listens.
+///
+/// # Errors
+/// Those of listing the devices.
+pub(crate) fn is_of_host(address: SocketAddr) -> Result<bool> {
+    if address.ip().is_unspecified() || !address.ip().is_loopback() || address.port() != 0 {
+        return Ok(address.ip().is_unspecified());
+    }
+    Ok(!Settings::get()?.own_loopback && netdev::all()?.iter().any(|netdev| !netdev.loopback))
+}
+
+/// Whether the id has a device.
+pub(crate) fn is_bound(id: &Id) -> bool {
+    let _ordered = id.lock();
+    // SAFETY: the structure is alive, and the lock orders this library's threads.
+    unsafe { !(*id.abi()).verbs.is_null() }
 }
 
 /// `rdma_get_devices`.

@@ -36,7 +36,7 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
         }
         state.options
     };
-    if !real.ip().is_unspecified() {
+    if !devices::is_of_host(real)? {
         devices::bind(id, real.ip()).map_err(not_available)?;
     }
     let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)?;
@@ -97,7 +97,13 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
         return Err(Errno::INVAL.because("one address is IPv4 and the other IPv6"));
     }
     let local = match bound {
-        Some(local) if !local.ip().is_unspecified() => local,
+        Some(local) if !local.ip().is_unspecified() => {
+            // A loopback address.
+            if !devices::is_bound(id) {
+                devices::bind(id, local.ip())?;
+            }
+            local
+        }
         _ => {
             let mut source = address::source_for(peer)?;
             devices::bind(id, source.ip())?;

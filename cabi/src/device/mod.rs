@@ -14,6 +14,7 @@ use crate::fork::{ForkSafe, Forked};
 use crate::object;
 use crate::persona::Persona;
 use crate::settings::Settings;
+use crate::system;
 use netdev::NetDev;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -140,22 +141,22 @@ pub fn list() -> Result<Vec<&'static Device>> {
 pub fn with_address(address: IpAddr) -> Result<&'static Device> {
     let persona = Settings::get()?.persona;
     let netdevs = netdev::all()?;
-    let has = |netdev: &&NetDev| {
-        netdev.addresses.iter().any(|(own, _)| *own == address)
-            || netdev.loopback && address.is_loopback() && address.is_ipv4()
-    };
+    let has = |netdev: &&NetDev| netdev.has(address);
     let netdev =
         netdevs.iter().find(has).ok_or_else(|| Errno::NODEV.because("no network device has the address"))?;
     Ok(find(netdev, persona))
 }
 
-/// `ibv_get_device_list`.
+/// `ibv_get_device_list`: those of the system's library in front, where it is loaded.
 ///
 /// # Safety
 /// `count` is NULL or writable.
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     boundary::pointer(|| {
-        let mut devices: Vec<_> = list()?.into_iter().map(Device::abi).collect();
+        let ours = list()?;
+        let theirs = system::devices()?;
+        let mut devices: Vec<_> = theirs.iter().flat_map(system::Devices::iter).collect();
+        devices.extend(ours.into_iter().map(Device::abi));
         if !count.is_null() {
             // SAFETY: the caller's promise.
             unsafe { *count = c_int::try_from(devices.len()).unwrap_or(c_int::MAX) };
@@ -169,6 +170,9 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
                 return Err(Errno::NOMEM.because("no memory for the list"));
             }
             ptr::copy_nonoverlapping(devices.as_ptr(), array, devices.len());
+            if let Some(theirs) = theirs {
+                theirs.belong_to(array);
+            }
             Ok(array)
         }
     })
@@ -179,6 +183,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
 /// # Safety
 /// `list` is NULL or came out of [`ibv_get_device_list`].
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    system::free_with(list);
     // SAFETY: the caller's promise.
     unsafe { libc::free(list.cast()) };
 }

@@ -37,6 +37,13 @@ impl NetDev {
         self.addresses.get(index).map(|(address, _)| *address)
     }
 
+    /// Whether an address is the device's: every address 127.x.y.z is one of the loopback device.
+    #[must_use]
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|(own, _)| *own == address)
+            || self.loopback && address.is_loopback() && address.is_ipv4()
+    }
+
     /// The socket address of `ip` at this device: link-local addresses need the index of their device.
     #[must_use]
     pub fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {

@@ -1,22 +1,19 @@
 //! What a program and all that it has started moved by uiw: the sum of their counters, which they publish in a directory of this run.
 
 use super::cannot_run;
+use super::guard::{self, Guard};
 use crate::fail::{Failure, Result};
 use crate::stat::{datagrams, operations};
 use crate::text::number;
 use rustix::fs::{FlockOperation, Mode, OFlags, fcntl_lock};
-use rustix::process::{Pid, Signal, geteuid, getpgrp, kill_process};
-use rustix::termios::tcgetpgrp;
+use rustix::process::{Pid, geteuid};
 use serde_json::json;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::{Command, ExitCode};
 use uiw_cabi::counters;
 use uiw_cabi::rsocket::preload::connections::{self, Carrier, Line, Role};
 use uiw_verbs::counters::{Datagrams, Directions, Directory, Operations};
@@ -25,21 +22,21 @@ use uiw_verbs::counters::{Datagrams, Directions, Directory, Operations};
 const NOT_MET: u8 = 125;
 
 /// Runs the program, and reports when it has ended.
-pub(super) fn run(mut command: Command, require: bool, as_json: bool) -> Result<ExitCode> {
+pub(super) fn run(command: Command, require: bool, as_json: bool) -> Result<ExitCode> {
+    guard::run(|guard| watch(command, require, as_json, guard))
+}
+
+fn watch(mut command: Command, require: bool, as_json: bool, guard: Guard) -> Result<ExitCode> {
     let run = Run::new()?;
     command.env(counters::VARIABLE, run.directory.path());
-    // Before the program starts: none is lost.
-    let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])
-        .map_err(|error| Failure::local("cannot catch signals", error))?;
-    let mut child = match command.spawn() {
+    let child = match command.spawn() {
         Ok(child) => child,
         Err(error) => return Ok(cannot_run(&command, &error)),
     };
-    let status = wait(&mut child, signals).map_err(|error| Failure::local("cannot wait for it", error))?;
+    let code = guard.wait(Pid::from_child(&child))?;
     let sum = run.sum()?;
     drop(run);
     let is_met = sum.has_moved();
-    let code = code(status);
     if as_json {
         eprintln!("{}", sum.json(code, is_met));
     } else {
@@ -52,43 +49,6 @@ pub(super) fn run(mut command: Command, require: bool, as_json: bool) -> Result<
         return Ok(ExitCode::from(NOT_MET));
     }
     Ok(ExitCode::from(code))
-}
-
-/// The exit code as shells have it.
-fn code(status: ExitStatus) -> u8 {
-    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-    u8::try_from(code).unwrap_or(u8::MAX)
-}
-
-/// Waits for the program; signals that this process gets meanwhile are passed on.
-fn wait(child: &mut Child, mut signals: Signals) -> io::Result<ExitStatus> {
-    let handle = signals.handle();
-    // A child of this process: its number is not used again before it was waited for, which the thread's end precedes.
-    let program = Pid::from_child(child);
-    let forward = std::thread::Builder::new().name("uiw-signals".to_owned()).spawn(move || {
-        for number in &mut signals {
-            if (!matches!(number, SIGINT | SIGQUIT) || !is_foreground())
-                && let Some(signal) = Signal::from_named_raw(number)
-            {
-                let _ = kill_process(program, signal);
-            }
-        }
-    })?;
-    // The program has ended and is still a zombie.
-    let ended = rustix::process::waitid(
-        rustix::process::WaitId::Pid(program),
-        rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT,
-    );
-    handle.close();
-    let _ = forward.join();
-    ended?;
-    child.wait()
-}
-
-/// Whether a terminal sends its signals to this process and to the program alike.
-fn is_foreground() -> bool {
-    let Ok(terminal) = File::open("/dev/tty") else { return false };
-    tcgetpgrp(&terminal).is_ok_and(|group| group == getpgrp())
 }
 
 /// The directory of one run.
@@ -202,7 +162,7 @@ fn remove(directory: &Directory, user: &Directory, name: &str) {
 }
 
 /// Removes what runs have left that were killed, or whose programs went on.
-fn sweep(user: &Directory) {
+pub(super) fn sweep(user: &Directory) {
     for directory in user.linked().unwrap_or_default() {
         let name = directory.path().file_name().and_then(|name| name.to_str()?.strip_prefix("uiw-run-"));
         let Some(name) = name.map(str::to_owned) else { continue };

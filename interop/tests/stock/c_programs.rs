@@ -2,7 +2,8 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
-use uiw_interop::stock::{Libraries, Network, Running, User, compile};
+use std::process::Command;
+use uiw_interop::stock::{Libraries, Network, Running, User, compile, free_port};
 use uiw_verbs::blocking::Connection;
 use uiw_verbs::{ConnSettings, Device};
 
@@ -11,6 +12,15 @@ const SEED_PROGRAMS: &str = "UIW_SEED_PROGRAMS";
 
 fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// For programs that take the loopback device from an id that is bound to 127.0.0.1 without a port.
+const LOOPBACK: (&str, &str) = ("UIW_LOOPBACK", "own");
+
+fn on_loopback(libraries: &Libraries, program: &Path) -> Command {
+    let mut command = libraries.command(User::Same, program);
+    command.env(LOOPBACK.0, LOOPBACK.1);
+    command
 }
 
 fn port_after(said: &str, text: &str) -> String {
@@ -57,6 +67,7 @@ fn nothing_to_complain_of_for_valgrind() {
         let mut command = libraries.command(User::Same, "valgrind");
         command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
         command.arg(format!("--suppressions={}", folder("../packaging/valgrind.supp").display()));
+        command.env(LOOPBACK.0, LOOPBACK.1);
         // The stacks of threads of these programs' own, which glibc keeps, are possibly lost.
         if [&nonsense, &semantics, &stress].iter().any(|other| *other == program) {
             command.args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
@@ -85,7 +96,7 @@ fn nonsense_is_answered_with_an_error() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/nonsense.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
-    Running::start(libraries.command(User::Same, program)).end().well();
+    Running::start(on_loopback(&libraries, &program)).end().well();
 }
 
 #[test]
@@ -93,12 +104,12 @@ fn promises_of_the_manual_are_kept() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/semantics.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
-    let mut settings = vec![libraries.command(User::Same, &program)];
+    let mut settings = vec![on_loopback(&libraries, &program)];
     // Nothing may depend on what the wire looks like.
     for (name, value) in
         [("UIW_MARKERS", "on"), ("UIW_MPA_REVISION", "1"), ("UIW_ACK", "on"), ("UIW_CRC", "off")]
     {
-        let mut command = libraries.command(User::Same, &program);
+        let mut command = on_loopback(&libraries, &program);
         command.env(name, value);
         settings.push(command);
     }
@@ -106,7 +117,7 @@ fn promises_of_the_manual_are_kept() {
         Running::start(command).end().well();
     }
     // What is refused says why.
-    let mut command = libraries.command(User::Same, &program);
+    let mut command = on_loopback(&libraries, &program);
     command.env("UIW_LOG", "uiw_cabi=debug");
     let logged = Running::start(command).end();
     assert!(logged.well().count("call refused with EINVAL: rdma_connect to port 0") > 0, "{logged:?}");
@@ -171,12 +182,29 @@ fn signals_restart_or_interrupt_waits_as_the_program_says() {
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
+/// As a program asks for by `rnr_retry_count`: 7 is for ever.
+#[test]
+fn a_send_waits_for_its_receive_as_long_as_the_program_says() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/late_receive.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for (persona, retries, received) in
+        [("iwarp", "7", true), ("roce", "7", true), ("iwarp", "0", false), ("roce", "0", false)]
+    {
+        let mut command = libraries.command(User::Same, &program);
+        command.args([&free_port().to_string(), retries]).env("UIW_PERSONA", persona);
+        let ended = Running::start(command).end();
+        let said = if received { "received\n" } else { "not received\n" };
+        assert_eq!(ended.well().said, said, "{persona}, {retries}");
+    }
+}
+
 #[test]
 fn threads_are_cancelled_in_waits_and_nowhere_else() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/cancel.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
-    Running::start(libraries.command(User::Same, program)).end().well();
+    Running::start(on_loopback(&libraries, &program)).end().well();
 }
 
 /// A program that takes an event for a completion (perftest does), and one that takes a readable channel for an event.

@@ -1,14 +1,18 @@
 //! Stock programs on our two C libraries.
 
+mod beside;
 mod c_programs;
 mod capture;
 mod cm;
 mod containers;
+mod counter_files;
 mod datagrams;
 mod exports;
 mod faults;
 mod forks;
 mod iser;
+mod killed;
+mod libfabric;
 mod migration;
 mod mooncake;
 mod mpi;

@@ -1,4 +1,4 @@
-//! MPI jobs on UCX, as Debian has them: each rank on a host of its own, every pair of ranks on our RC queue pairs.
+//! MPI jobs on UCX and libfabric, as Debian has them: each rank on a host of its own, every pair of ranks on our RC queue pairs.
 
 use crate::reported::{is_reliable, number, parsed, reliable, unreliable};
 use std::fs;
@@ -9,29 +9,53 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Hosts, Libraries, Network, Running, User, WaitLimit, uiw};
 
-const RANKS: u8 = 8;
-
 /// An implementation of MPI: its programs, and the options of its mpirun for its own address, those of the ranks, and the remote shell.
 struct Mpi {
     compiler: &'static str,
     mpirun: &'static str,
+    /// At least four: one is killed.
+    ranks: u8,
+    personas: [&'static str; 2],
+    /// What precedes a rank's command.
+    prefix: &'static str,
     options: fn(Ipv4Addr, &[Ipv4Addr], &str) -> Vec<String>,
 }
 
 const OPEN_MPI: Mpi = Mpi {
     compiler: "mpicc.openmpi",
     mpirun: "mpirun.openmpi",
+    ranks: 8,
+    personas: ["roce", "ib"],
+    prefix: "",
+    options: |_, hosts, agent| open_mpi(hosts, agent, &["--mca", "pml", "ucx"]),
+};
+
+/// On libfabric's verbs provider, with its tagged messages on RC queue pairs: no device is chosen, and no address given.
+const OPEN_MPI_OFI: Mpi = Mpi {
+    compiler: "mpicc.openmpi",
+    mpirun: "mpirun.openmpi",
+    ranks: 4,
+    personas: ["iwarp", "roce"],
+    prefix: "",
     options: |_, hosts, agent| {
-        let hosts: Vec<_> = hosts.iter().map(|address| format!("{address}:1")).collect();
-        let options =
-            ["--allow-run-as-root", "--mca", "plm_rsh_agent", agent, "--mca", "pml", "ucx", "--host"];
-        options.into_iter().map(str::to_owned).chain([hosts.join(",")]).collect()
+        let provider = ["--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm"];
+        open_mpi(hosts, agent, &[&["--mca", "pml", "cm", "--mca", "mtl", "ofi"][..], &provider].concat())
     },
 };
+
+fn open_mpi(hosts: &[Ipv4Addr], agent: &str, transport: &[&str]) -> Vec<String> {
+    let hosts: Vec<_> = hosts.iter().map(|address| format!("{address}:1")).collect();
+    let common = ["--allow-run-as-root", "--mca", "plm_rsh_agent", agent];
+    let options = common.iter().chain(transport).chain(&["--host"]);
+    options.map(|option| (*option).to_owned()).chain([hosts.join(",")]).collect()
+}
 
 const MPICH: Mpi = Mpi {
     compiler: "mpicc.mpich",
     mpirun: "mpirun.mpich",
+    ranks: 8,
+    personas: ["roce", "ib"],
+    prefix: "",
     options: |own, hosts, agent| {
         let hosts: Vec<_> = hosts.iter().map(Ipv4Addr::to_string).collect();
         let (own, hosts) = (own.to_string(), hosts.join(","));
@@ -119,7 +143,7 @@ impl Job {
     /// As [`Job::command`], on hosts at a switch.
     fn start(&self, mpi: &Mpi, hosts: &Hosts, options: &str, args: &[&str]) -> Running {
         let places = (hosts.switch_address(), hosts.places());
-        Running::start(hosts.at_switch(self.command(mpi, places, ("", options), args)))
+        Running::start(hosts.at_switch(self.command(mpi, places, (mpi.prefix, options), args)))
     }
 
     /// What rank `rank` wrote to standard error, its report among it.
@@ -129,16 +153,16 @@ impl Job {
 }
 
 fn every_pair_and_collectives(mpi: &Mpi) {
-    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(RANKS)) else { return };
-    for persona in ["roce", "ib"] {
+    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
+    for persona in mpi.personas {
         let options = format!("--require --json --persona {persona}");
         let ended = job.start(mpi, &hosts, &options, &[]).end();
-        let said: Vec<_> = (0..RANKS).map(|rank| job.said(rank)).collect();
+        let said: Vec<_> = (0..mpi.ranks).map(|rank| job.said(rank)).collect();
         assert_eq!(ended.code, 0, "{ended:?}\n{said:#?}");
-        assert_eq!(ended.count("is done"), usize::from(RANKS), "{ended:?}");
+        assert_eq!(ended.count("is done"), usize::from(mpi.ranks), "{ended:?}");
         for said in said {
-            // A mebibyte to and from each of seven ranks, and less of it.
-            is_reliable(&parsed(&said), 14 << 20);
+            // A mebibyte to and from each of the other ranks, and less of it.
+            is_reliable(&parsed(&said), 2 * u64::from(mpi.ranks - 1) * (1 << 20));
         }
     }
 }
@@ -149,13 +173,18 @@ fn open_mpi_verifies_every_pair_and_collectives() {
 }
 
 #[test]
+fn open_mpi_on_libfabric_verifies_every_pair_and_collectives() {
+    every_pair_and_collectives(&OPEN_MPI_OFI);
+}
+
+#[test]
 fn mpich_verifies_every_pair_and_collectives() {
     every_pair_and_collectives(&MPICH);
 }
 
 /// The job ends, and no process of it is left in any host.
 fn a_killed_rank_ends_the_job(mpi: &Mpi) {
-    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(RANKS)) else { return };
+    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
     // Without a report `uiw run` becomes the rank. MPICH's process manager ends a job of several hosts when it sees ranks that a signal
     // ended: the others, which UCX aborts when rank 3 does not answer.
     let ended = job.start(mpi, &hosts, "--persona roce", &["3"]).end();
@@ -171,6 +200,11 @@ fn a_killed_rank_ends_the_job(mpi: &Mpi) {
 #[test]
 fn a_killed_rank_ends_a_job_of_open_mpi() {
     a_killed_rank_ends_the_job(&OPEN_MPI);
+}
+
+#[test]
+fn a_killed_rank_ends_a_job_of_open_mpi_on_libfabric() {
+    a_killed_rank_ends_the_job(&OPEN_MPI_OFI);
 }
 
 #[test]

@@ -1,0 +1,119 @@
+//! The two processes of a run that is reported. The one that the user has started waits for the other one, which waits for the program and
+//! reports. Each ends the program and what it has started when the other one is killed: a killed run leaves neither processes nor files.
+
+use super::report;
+use super::tree;
+use crate::fail::{Failure, Result};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpgrp, getpid, getppid, kill_process, pidfd_open,
+    pidfd_send_signal, set_child_subreaper, set_parent_process_death_signal, wait,
+};
+use rustix::termios::tcgetpgrp;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+use std::fs::File;
+use std::io;
+use std::process::ExitCode;
+use uiw_cabi::counters;
+use uiw_cabi::split::{Side, split};
+
+/// Runs `watch` in a second process, and gives its exit code in the first one.
+pub(super) fn run(watch: impl FnOnce(Guard) -> Result<ExitCode>) -> Result<ExitCode> {
+    let first = getpid();
+    let failed = |error| Failure::local("cannot make the process that waits for the program", error);
+    match split().map_err(failed)? {
+        Side::Child => watch(Guard::new(Some(first)).map_err(failed)?),
+        Side::Parent(child) => {
+            let guard = Guard::new(None).map_err(failed)?;
+            let ended = guard.status(Pid::from_raw(child.get()).unwrap_or(first)).map_err(failed)?;
+            if ended.signaled() {
+                tree::end();
+                report::sweep(&counters::user());
+            }
+            Ok(ExitCode::from(code(ended)))
+        }
+    }
+}
+
+/// The exit code as shells have it.
+fn code(status: WaitStatus) -> u8 {
+    let code = status.exit_status().or_else(|| Some(128 + status.terminating_signal()?));
+    u8::try_from(code.unwrap_or(0)).unwrap_or(u8::MAX)
+}
+
+/// What waits for a process, and passes signals that this process gets on to it. Made before that one: no signal is lost.
+pub(super) struct Guard {
+    /// The process whose end is to be that of the program.
+    above: Option<Pid>,
+    signals: Signals,
+}
+
+impl Guard {
+    fn new(above: Option<Pid>) -> io::Result<Self> {
+        // What any process of the program leaves behind becomes a child of this one, and is found.
+        set_child_subreaper(Some(getpid()))?;
+        let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
+        if above.is_some() {
+            set_parent_process_death_signal(Some(Signal::TERM))?;
+            if is_orphan(above) {
+                return Err(io::Error::other("the process that started it has ended"));
+            }
+        }
+        Ok(Self { above, signals })
+    }
+
+    /// Waits for the program: its exit code.
+    pub(super) fn wait(self, program: Pid) -> Result<u8> {
+        let above = self.above;
+        let status = self.status(program);
+        if is_orphan(above) {
+            tree::end();
+        }
+        status.map(code).map_err(|error| Failure::local("cannot wait for the program", error))
+    }
+
+    fn status(self, process: Pid) -> io::Result<WaitStatus> {
+        let Self { above, mut signals } = self;
+        let handle = signals.handle();
+        // This stays the process's own when its number is another one's. There is none before Linux 5.3.
+        let opened = pidfd_open(process, PidfdFlags::empty()).ok();
+        let send = move |signal| match &opened {
+            Some(opened) => pidfd_send_signal(opened, signal),
+            None => kill_process(process, signal),
+        };
+        let pass_on = std::thread::Builder::new().name("uiw-signals".to_owned()).spawn(move || {
+            for number in &mut signals {
+                if is_orphan(above) {
+                    let _ = send(Signal::KILL);
+                } else if (!matches!(number, SIGINT | SIGQUIT) || !is_foreground())
+                    && let Some(signal) = Signal::from_named_raw(number)
+                {
+                    let _ = send(signal);
+                }
+            }
+        })?;
+        let ended = loop {
+            match wait(WaitOptions::empty()) {
+                Ok(Some((ended, status))) if ended == process => break Ok(status),
+                // An orphaned process.
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => break Err(error.into()),
+            }
+        };
+        handle.close();
+        let _ = pass_on.join();
+        ended
+    }
+}
+
+/// Whether this process's parent is another one than `above`, which has ended then.
+fn is_orphan(above: Option<Pid>) -> bool {
+    above.is_some_and(|above| getppid() != Some(above))
+}
+
+/// Whether a terminal sends its signals to this process and to the program alike.
+fn is_foreground() -> bool {
+    let Ok(terminal) = File::open("/dev/tty") else { return false };
+    tcgetpgrp(&terminal).is_ok_and(|group| group == getpgrp())
+}

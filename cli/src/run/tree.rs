@@ -1,0 +1,120 @@
+//! The processes below this one, and their end.
+
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process, pidfd_open, pidfd_send_signal, wait,
+};
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// How long killed processes may take to end. One that waits for a device or a file system in the kernel may need that.
+const KILLED: Duration = Duration::from_secs(10);
+
+/// Kills every process below this one, and waits for their end. This process must be a subreaper: where a process ends, what it has started
+/// becomes this one's child then, and is found.
+pub(super) fn end() {
+    let limit = Instant::now() + KILLED;
+    loop {
+        // Before the list is made: one that has ended hands its children to this process.
+        reap();
+        let found = below(getpid());
+        if found.is_empty() || Instant::now() > limit {
+            return;
+        }
+        for process in found {
+            kill(process);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A process and its parent at the time of the look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    number: Pid,
+    parent: Pid,
+}
+
+/// The number may be another process's by now. What is killed has the same parent still, or this process in its place.
+fn kill(process: Process) {
+    match pidfd_open(process.number, PidfdFlags::empty()) {
+        Ok(opened) => {
+            if parent(process.number).is_some_and(|now| now == process.parent || now == getpid()) {
+                let _ = pidfd_send_signal(&opened, Signal::KILL);
+            }
+        }
+        // Before Linux 5.3.
+        Err(Errno::NOSYS) => {
+            let _ = kill_process(process.number, Signal::KILL);
+        }
+        Err(_) => {}
+    }
+}
+
+/// Takes the exit codes of children that have ended, which are orphaned processes.
+fn reap() {
+    while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+}
+
+/// The processes that `root` has started, those that they have started, and so on.
+fn below(root: Pid) -> Vec<Process> {
+    // Numbers of another PID namespace would be those of other processes.
+    if fs::read_link("/proc/self").map_or(true, |own| own.to_str() != Some(&root.to_string())) {
+        return Vec::new();
+    }
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?));
+    let mut children = BTreeMap::<i32, Vec<Process>>::new();
+    for number in numbers {
+        if let Some(parent) = parent(number) {
+            children.entry(parent.as_raw_pid()).or_default().push(Process { number, parent });
+        }
+    }
+    let mut found = Vec::new();
+    let mut of = vec![root];
+    while let Some(next) = of.pop() {
+        let next = children.remove(&next.as_raw_pid()).unwrap_or_default();
+        of.extend(next.iter().map(|process| process.number));
+        found.extend(next);
+    }
+    found
+}
+
+fn parent(process: Pid) -> Option<Pid> {
+    parent_in(&fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+}
+
+/// The fourth field of `/proc/PID/stat`. The second one, the name, may have blanks and brackets.
+fn parent_in(stat: &str) -> Option<Pid> {
+    Pid::from_raw(stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn the_parent_is_behind_any_name() {
+        assert_eq!(parent_in("12 (a) b (c) S 7 12 12 0"), Pid::from_raw(7));
+        // The first process has none.
+        assert_eq!(parent_in("1 (init) S 0 1 1 0"), None);
+        assert_eq!(parent_in("12 (a"), None);
+    }
+
+    #[test]
+    fn grandchildren_are_found() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 600 & echo $!; wait"]).stdout(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        let mut said = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+        let (parent, number) =
+            (Pid::from_child(&child), Pid::from_raw(line.trim().parse().unwrap()).unwrap());
+        assert!(below(getpid()).contains(&Process { number, parent }));
+        let _ = kill_process(number, Signal::KILL);
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,111 @@
+//! `uiw run --require` that is killed: neither processes nor files of it are left, whichever of its two processes it was.
+
+use crate::reported::run;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use uiw_interop::stock::{Libraries, Running, WaitLimit, free_port};
+
+/// A run whose program has started processes: one in its session, one in a session of its own, and one whose parent has ended.
+struct Run {
+    libraries: Libraries,
+    running: Running,
+    processes: Vec<u32>,
+    counters: PathBuf,
+}
+
+impl Run {
+    #[track_caller]
+    fn start() -> Option<Self> {
+        uiw_interop::require("rping")?;
+        let libraries = Libraries::get();
+        let runtime = libraries.folder().join("runtime");
+        fs::create_dir(&runtime).unwrap();
+        fs::set_permissions(&runtime, fs::Permissions::from_mode(0o700)).unwrap();
+        let script = format!(
+            "sleep 1000 & echo process $!; setsid sleep 1000 & echo process $!; \
+             (sleep 1000 & echo process $!); echo process $$; echo counters $UIW_COUNTERS; echo all; \
+             exec rping -s -a 127.0.0.1 -p {}",
+            free_port()
+        );
+        let mut command = run(&libraries, &["--require"], &["sh", "-c", &script]);
+        command.env("XDG_RUNTIME_DIR", &runtime);
+        let mut running = Running::start(command);
+        running.wait_saying("all");
+        let said = running.said();
+        let of = |name: &str| {
+            said.lines().filter_map(|line| line.strip_prefix(name)).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let processes = of("process ").iter().map(|number| number.parse().unwrap()).collect();
+        let counters = PathBuf::from(&of("counters ")[0]);
+        let run = Self { libraries, running, processes, counters };
+        run.until("the program publishes counters", || run.files() > 0);
+        assert!(run.links() == 1 && run.processes.iter().all(|number| runs(*number)));
+        Some(run)
+    }
+
+    fn files(&self) -> usize {
+        let names = fs::read_dir(&self.counters).into_iter().flatten().flatten();
+        names.filter(|entry| entry.path().extension().is_some_and(|end| end == "counters")).count()
+    }
+
+    /// Of `uiw stat`, to directories of runs.
+    fn links(&self) -> usize {
+        fs::read_dir(self.libraries.folder().join("runtime/uiw")).map_or(0, Iterator::count)
+    }
+
+    fn until(&self, what: &str, done: impl Fn() -> bool) {
+        let mut limit = WaitLimit::new(Duration::from_secs(30));
+        while !done() {
+            assert!(!limit.is_over(), "not in time: {what}\n{}", self.running.said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn nothing_is_left(&self) {
+        for number in &self.processes {
+            self.until("its processes end", || !runs(*number));
+        }
+        self.until("its counters are removed", || !self.counters.exists());
+        self.until("its link is removed", || self.links() == 0);
+    }
+}
+
+/// Whether a process has this number, and has not ended.
+fn runs(number: u32) -> bool {
+    fs::read_to_string(format!("/proc/{number}/stat"))
+        .is_ok_and(|stat| !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z')))
+}
+
+#[test]
+fn a_killed_run_leaves_nothing() {
+    let Some(run) = Run::start() else { return };
+    run.running.signal("KILL");
+    run.nothing_is_left();
+}
+
+/// The process that waits for the program and reports.
+#[test]
+fn a_run_whose_second_process_is_killed_leaves_nothing() {
+    let Some(run) = Run::start() else { return };
+    let first = run.running.id();
+    let second = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap();
+    let status = Command::new("kill").args(["-s", "KILL", second.trim()]).status();
+    assert!(status.unwrap().success());
+    run.nothing_is_left();
+    assert_eq!(run.running.end().code, 137);
+}
+
+/// A run that ends by itself leaves daemons of the program alone, and their counters.
+#[test]
+fn daemons_outlive_a_run() {
+    let libraries = Libraries::get();
+    let script = "setsid sleep 1000 >/dev/null 2>&1 & echo process $!";
+    let ended = Running::start(run(&libraries, &["--require"], &["sh", "-c", script])).end();
+    let number = ended.said.lines().find_map(|line| line.strip_prefix("process ")).unwrap().to_owned();
+    assert_eq!(ended.code, 125, "{ended:?}");
+    assert!(Path::new(&format!("/proc/{number}")).exists());
+    assert!(Command::new("kill").arg(&number).status().unwrap().success());
+}

@@ -1,0 +1,60 @@
+//! libfabric's verbs provider, as Debian has it. No device is named, and no address where a program needs none.
+
+use crate::reported::{is_reliable, report, run};
+use std::process::Command;
+use uiw_interop::stock::{Libraries, Network, Running, free_port};
+
+/// `fi_info` of what Open MPI asks for, in a network namespace with a real device.
+fn fi_info(libraries: &Libraries, network: &Network, loopback: &str) -> uiw_interop::stock::Ended {
+    let mut command = run(libraries, &[], &["fi_info", "-p", "verbs;ofi_rxm", "-t", "FI_EP_RDM"]);
+    command.env("UIW_LOOPBACK", loopback);
+    Running::start(network.server(command)).end()
+}
+
+/// Without an address libfabric binds an id to localhost, and asks which device it has then.
+#[test]
+fn devices_are_found_without_an_address() {
+    let Some(_) = uiw_interop::require("fi_info") else { return };
+    let Some(network) = Network::veth() else { return };
+    let libraries = Libraries::get();
+    let found = fi_info(&libraries, &network, "");
+    assert!(found.well().count("domain: uiw_veth0") > 0 && found.count("uiw_lo") == 0, "{found:?}");
+    // It takes the loopback device, where there is one, for the only device, and does not offer it.
+    let none = fi_info(&libraries, &network, "own");
+    assert_eq!(none.count("uiw_"), 0, "{none:?}");
+}
+
+/// The server has no address, and every message is compared at both ends.
+fn pingpong(provider: &str, endpoint: &str, persona: &str) {
+    let Some(_) = uiw_interop::require("fi_pingpong") else { return };
+    let Some(network) = Network::veth() else { return };
+    let libraries = Libraries::get();
+    let port = free_port().to_string();
+    let command = |more: &[&str]| -> Command {
+        let program = ["fi_pingpong", "-p", provider, "-e", endpoint, "-I", "300", "-S", "65536", "-c"];
+        run(&libraries, &["--require", "--json", "--persona", persona], &[&program[..], more].concat())
+    };
+    let mut server = Running::start(network.server(command(&["-B", &port])));
+    server.wait_listening(port.parse().unwrap());
+    let address = network.server_address().to_string();
+    let client = Running::start(network.client(command(&["-P", &port, &address]))).end();
+    for end in [server.end(), client] {
+        assert_eq!(end.well().count("=300"), 1, "{end:?}");
+        // Each message there and back.
+        is_reliable(&report(&end), 2 * 300 * 65_536);
+    }
+}
+
+#[test]
+fn pingpong_of_connected_endpoints() {
+    for persona in ["iwarp", "roce"] {
+        pingpong("verbs", "msg", persona);
+    }
+}
+
+#[test]
+fn pingpong_of_endpoints_without_connections() {
+    for persona in ["iwarp", "roce"] {
+        pingpong("verbs;ofi_rxm", "rdm", persona);
+    }
+}
