@@ -10,6 +10,23 @@ use core::fmt;
 use core::time::Duration;
 
 /// Which end it is.
+///
+/// ```
+/// use uiw_striping::{Action, Config, Endpoint, JoinFailure, Role};
+/// # use core::time::Duration;
+/// let now = Duration::ZERO;
+/// let mut initiator = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// let mut acceptor = Endpoint::<()>::new(Role::Acceptor, Config::default());
+/// for end in [&mut initiator, &mut acceptor] {
+///     end.died(2, now);
+///     assert_eq!(end.poll_action(now), Some(Action::Kill { index: 2 }));
+///     end.drained(2, now);
+/// }
+/// // The end that connects replaces the stripe; the other one says on which that it is dead.
+/// let now = now + Duration::from_millis(50);
+/// assert_eq!(initiator.poll_action(now), Some(Action::Join { index: 2, generation: 1, delivered: 0 }));
+/// assert_eq!(acceptor.poll_action(now), Some(Action::Report { on: 0, index: 2, generation: 0 }));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The end that connects, and replaces stripes.
@@ -19,6 +36,18 @@ pub enum Role {
 }
 
 /// What an end is made with.
+///
+/// ```
+/// use core::time::Duration;
+/// use uiw_striping::{Config, End, Endpoint, Role};
+/// let config = Config { stripes: 2, recovery_timeout: Duration::from_secs(60), ..Config::default() };
+/// let mut end = Endpoint::<()>::new(Role::Acceptor, config);
+/// end.died(1, Duration::from_secs(100));
+/// end.handle_timeout(Duration::from_secs(159));
+/// assert_eq!(end.ended(), None);
+/// end.handle_timeout(Duration::from_secs(160));
+/// assert_eq!(end.ended(), Some(End::TimedOut));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Stripes: 1 to [`MAX_STRIPES`](crate::MAX_STRIPES).
@@ -37,6 +66,17 @@ impl Default for Config {
 }
 
 /// What the program around an end is to do with a stripe.
+///
+/// ```
+/// use core::time::Duration;
+/// use uiw_striping::{Action, Config, Endpoint, Role};
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config { stripes: 2, ..Config::default() });
+/// end.abort();
+/// // One stripe tells the peer, the other one just ends.
+/// assert_eq!(end.poll_action(Duration::ZERO), Some(Action::Abort { on: 0 }));
+/// assert_eq!(end.poll_action(Duration::ZERO), Some(Action::Kill { index: 1 }));
+/// assert_eq!(end.poll_action(Duration::ZERO), None);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Puts the queue pair into the error state, or gives the set-up up. [`Endpoint::drained`] follows when every request has been given
@@ -90,6 +130,16 @@ pub enum Action {
 }
 
 /// How a connection has ended.
+///
+/// ```
+/// use uiw_striping::wire::{Header, Kind};
+/// use uiw_striping::{Config, End, Endpoint, Role};
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// end.received(0, &Header { kind: Kind::Abort, number: 0 })?;
+/// assert_eq!(end.ended(), Some(End::Aborted));
+/// assert_eq!(End::Aborted.to_string(), "the peer has ended the connection");
+/// # Ok::<(), uiw_striping::Violation>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
@@ -124,6 +174,19 @@ impl fmt::Display for End {
 }
 
 /// What a Send of the peer was.
+///
+/// ```
+/// use uiw_striping::wire::{Header, Kind};
+/// use uiw_striping::{Config, Endpoint, Received, Role};
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// let message = end.received(0, &Header { kind: Kind::Send, number: 1 })?;
+/// assert_eq!(message, Received::Message);
+/// let dead = end.received(3, &Header { kind: Kind::Dead { index: 2, generation: 0 }, number: 0 })?;
+/// assert_eq!(dead, Received::Dead { index: 2, generation: 0 });
+/// let close = end.received(0, &Header { kind: Kind::Close, number: 2 })?;
+/// assert_eq!(close, Received::Control);
+/// # Ok::<(), uiw_striping::Violation>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
     /// A message for the program.
@@ -140,6 +203,14 @@ pub enum Received {
 }
 
 /// What happened to stripes and requests so far.
+///
+/// ```
+/// use core::time::Duration;
+/// use uiw_striping::{Config, Counts, Endpoint, Role};
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// end.died(1, Duration::ZERO);
+/// assert_eq!(end.counts(), Counts { deaths: 1, replacements: 0, repeated: 0 });
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Stripes that died before this end sent its Close. A peer that has the Close may close in order, which looks the same.
@@ -152,6 +223,27 @@ pub struct Counts {
 
 /// One end of a striped connection, from the moment at which all stripes are established. Times are counted from any origin. `E` is what the
 /// program says of a request that failed by its own fault.
+///
+/// ```
+/// use core::time::Duration;
+/// use uiw_striping::{Action, Config, Endpoint, Finish, Op, Role};
+/// let (zero, later) = (Duration::ZERO, Duration::from_secs(1));
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config { stripes: 2, ..Config::default() });
+/// let write = end.post(Op::Write { idempotent: true }, 4096)?;
+/// assert_eq!(end.poll_start().map(|start| start.index), Some(0));
+/// // The stripe with the Write dies; its queue pair gives the request back.
+/// end.died(0, zero);
+/// assert_eq!(end.poll_action(zero), Some(Action::Kill { index: 0 }));
+/// end.finished(0, write, Finish::Unknown);
+/// end.drained(0, zero);
+/// // Whether it was placed is known once the peer's end is drained too: a Reply on a new connection says that.
+/// assert_eq!(end.poll_action(later), Some(Action::Join { index: 0, generation: 1, delivered: 0 }));
+/// assert!(end.poll_start().is_none());
+/// end.joined(0, 0, later);
+/// assert_eq!(end.poll_start().map(|start| start.number), Some(write));
+/// assert_eq!(end.counts().repeated, 1);
+/// # Ok::<(), uiw_striping::Closed>(())
+/// ```
 #[derive(Debug)]
 pub struct Endpoint<E> {
     role: Role,
