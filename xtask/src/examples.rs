@@ -130,8 +130,9 @@ impl Items {
                     let uses = &child_item["inner"]["use"];
                     let own = child_item["name"].as_str().or_else(|| uses["name"].as_str());
                     let is_glob = uses["is_glob"].as_bool() == Some(true);
-                    let child_path =
-                        own.filter(|_| !is_glob).map_or_else(|| path.to_owned(), |own| format!("{path}::{own}"));
+                    let child_path = own
+                        .filter(|_| !is_glob)
+                        .map_or_else(|| path.to_owned(), |own| format!("{path}::{own}"));
                     self.visit(documents, name, &child, &child_path)?;
                 }
             }
@@ -168,7 +169,8 @@ fn definition(documents: &BTreeMap<String, Value>, name: &str, id: &str) -> Opti
     }
     let kind = &document["paths"][id]["kind"];
     let described = |(id, entry): (&String, &Value)| {
-        (entry["path"] == *path && entry["kind"] == *kind && other["index"].get(id).is_some()).then(|| id.clone())
+        (entry["path"] == *path && entry["kind"] == *kind && other["index"].get(id).is_some())
+            .then(|| id.clone())
     };
     let id = other["paths"].as_object()?.iter().find_map(described)?;
     Some((owner.to_owned(), id))
@@ -186,9 +188,9 @@ fn first(object: &Map<String, Value>) -> Option<(&str, &Value)> {
 /// Whether a block of the documentation is run by `cargo test --doc`.
 fn has_example(docs: &str) -> bool {
     Parser::new(docs).any(|event| match event {
-        Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(info))) => {
-            info.split([',', ' ']).all(|word| matches!(word, "" | "rust" | "should_panic" | "standalone_crate"))
-        }
+        Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(info))) => info
+            .split([',', ' '])
+            .all(|word| matches!(word, "" | "rust" | "should_panic" | "standalone_crate")),
         _ => false,
     })
 }
@@ -251,7 +253,8 @@ mod tests {
     #[test]
     fn a_format_that_is_not_understood_is_an_error() {
         let mut documents = documents(EXAMPLE, EXAMPLE);
-        documents.insert("a".to_owned(), json!({ "root": 0, "index": { "0": { "inner": { "module": {} } } } }));
+        documents
+            .insert("a".to_owned(), json!({ "root": 0, "index": { "0": { "inner": { "module": {} } } } }));
         assert!(Items::of("a", &documents).unwrap_err().contains("no public item"));
         documents.insert("a".to_owned(), json!({ "root": 0, "index": {} }));
         assert!(Items::of("a", &documents).is_err());

@@ -15,10 +15,12 @@ use uiw_datagram::DatagramError;
 /// let to = listener.local_addr();
 /// let _request = SidrHandle::request(&client.device, "127.0.0.1:0".parse()?, to, b"", &client.channel)?;
 /// let CmEventKind::SidrRequest(asked) = server.event() else { return Err("no request".into()) };
-/// asked.accept(17, 0x1111_1111, b"welcome")?;
+/// // Port 7174, index 1.
+/// let number = 7174 << 8 | 1;
+/// asked.accept(number, 0x1111_1111, b"welcome")?;
 /// let CmEventKind::SidrResolved(info) = client.event() else { return Err("no reply".into()) };
 /// let SidrInfo { qpn, qkey, peer, .. } = info;
-/// assert_eq!((qpn, qkey, peer), (17, 0x1111_1111, to));
+/// assert_eq!((qpn, qkey, peer), (number, 0x1111_1111, to));
 /// # Ok(())
 /// # }
 /// ```
