@@ -229,7 +229,7 @@ fn both_directions_are_counted_and_validated() {
     }
 }
 
-/// Every byte of a striped connection is right, also when its TCP connections are cut again and again: they are replaced, and what was in
+/// Every byte of a striped connection is right, also when its TCP connections are cut repeatedly: they are replaced, and what was in
 /// doubt is repeated.
 #[test]
 fn a_striped_measurement_survives_its_stripes() {

@@ -80,12 +80,12 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// let mut from = one.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
 /// let mut to = other.bind_datagrams(([10, 0, 0, 2], 0).into(), &Default::default(), Token(0))?;
 /// let datagram = Outgoing { peer: to.local_addr(), len: 5 };
-/// assert_eq!(from.send(b"hello", &[datagram])?, 1);
+/// assert_eq!(from.send(b"bytes", &[datagram])?, 1);
 /// while network.step() {}
 /// let (mut buffer, mut datagrams) = (vec![0; DATAGRAM_BUFFER], Vec::new());
 /// to.recv(&mut buffer, &mut datagrams)?;
 /// assert_eq!(datagrams[0].peer, from.local_addr());
-/// assert_eq!(buffer[datagrams[0].bytes.clone()], *b"hello");
+/// assert_eq!(buffer[datagrams[0].bytes.clone()], *b"bytes");
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait DatagramSocket: Any + Send {

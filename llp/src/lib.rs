@@ -434,8 +434,8 @@ pub enum Rest {
 /// let mut stack = TcpStack::new()?;
 /// let mut listener = stack.listen(([127, 0, 0, 1], 0).into(), &ListenOptions::default(), Token(0))?;
 /// assert_ne!(listener.local_addr().port(), 0);
-/// let nobody = listener.accept(Token(1)).err().map(|error| error.kind());
-/// assert_eq!(nobody, Some(std::io::ErrorKind::WouldBlock));
+/// let nothing = listener.accept(Token(1)).err().map(|error| error.kind());
+/// assert_eq!(nothing, Some(std::io::ErrorKind::WouldBlock));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait Listener: Send {

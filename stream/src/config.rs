@@ -50,7 +50,7 @@ pub enum StableTx {
 /// use uiw_ddp::STag;
 /// use uiw_stream::{Config, Stream, Time};
 /// let config = Config { startup_timeout: Duration::from_secs(3), ..Config::default() };
-/// let stream = Stream::<Vec<u8>>::connect(config, b"hello", STag(0x5100), 1, Time::default())?;
+/// let stream = Stream::<Vec<u8>>::connect(config, b"private", STag(0x5100), 1, Time::default())?;
 /// assert_eq!(stream.poll_timeout(), Time::default().after(Duration::from_secs(3)));
 /// # Ok::<(), uiw_mpa::startup::ConfigError>(())
 /// ```

@@ -119,7 +119,7 @@ impl Op {
 /// let mut ends = established(now);
 /// ends[1].host.receives.push_back(64);
 /// let request = Request { id: 0, op: Op::Send, len: 5, fence: false, solicited: true, inline: false };
-/// ends[0].host.requests.push((request, b"hello".to_vec()));
+/// ends[0].host.requests.push((request, b"bytes".to_vec()));
 /// ends[0].stream.doorbell();
 /// carry(&mut ends, now);
 /// assert!(ends[1].host.received[0].0.solicited);

@@ -72,7 +72,7 @@ impl Default for Config {
 /// use uiw_striping::{Action, Config, Endpoint, Role};
 /// let mut end = Endpoint::<()>::new(Role::Initiator, Config { stripes: 2, ..Config::default() });
 /// end.abort();
-/// // One stripe tells the peer, the other one just ends.
+/// // One stripe carries the report to the peer, the other one just ends.
 /// assert_eq!(end.poll_action(Duration::ZERO), Some(Action::Abort { on: 0 }));
 /// assert_eq!(end.poll_action(Duration::ZERO), Some(Action::Kill { index: 1 }));
 /// assert_eq!(end.poll_action(Duration::ZERO), None);

@@ -155,7 +155,7 @@ impl Items {
     }
 }
 
-/// Where an item that `name` knows by `id` is described. `None`: in a crate that is not ours.
+/// Where an item that `name` has as `id` is described. `None`: in a crate that is not ours.
 fn definition(documents: &BTreeMap<String, Value>, name: &str, id: &str) -> Option<(String, String)> {
     let document = &documents[name];
     if document["index"].get(id).is_some() {

@@ -133,7 +133,7 @@ impl Reason {
 /// ```
 /// use uiw_striping::wire::{Join, JoinError};
 /// // An ordinary client's private data.
-/// assert_eq!(Join::parse(b"hello"), Err(JoinError::Foreign));
+/// assert_eq!(Join::parse(b"plain"), Err(JoinError::Foreign));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -13,7 +13,10 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
     ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
     ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
-    ("docs/run-your-program.md", "UCX and MPI on several hosts, by interop/tests/stock; NIXL and Mooncake, by `cargo xtask interop`"),
+    (
+        "docs/run-your-program.md",
+        "UCX and MPI on several hosts, by interop/tests/stock; NIXL and Mooncake, by `cargo xtask interop`",
+    ),
     ("docs/tls.md", "Wireshark, by interop/tests/stock/tls.rs"),
     ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),
 ];

@@ -127,7 +127,7 @@ impl Port {
     fn poll_incoming(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming>> {
         match &self.requests {
             Requests::Own(listener) => listener.poll_incoming(cx),
-            // Whoever adds one takes a turn.
+            // The thread that adds one takes a turn.
             Requests::Given { waiting, .. } => {
                 waiting.lock().pop_front().map_or(Poll::Pending, |incoming| Poll::Ready(Ok(incoming)))
             }

@@ -19,10 +19,10 @@ use uiw_llp::Token;
 /// # let (server, client) = (End::new()?, End::new()?);
 /// let listener = SidrListener::bind(&server.device, &["127.0.0.1:0".parse()?], &server.channel)?;
 /// let to = listener.local_addr();
-/// let _asks = SidrHandle::request(&client.device, "127.0.0.1:0".parse()?, to, b"who?", &client.channel)?;
+/// let _asks = SidrHandle::request(&client.device, "127.0.0.1:0".parse()?, to, b"name?", &client.channel)?;
 /// let CmEventKind::SidrRequest(request) = server.event() else { return Err("no request".into()) };
 /// assert_eq!(request.listener(), listener.id());
-/// assert!(request.private_data().starts_with(b"who?"));
+/// assert!(request.private_data().starts_with(b"name?"));
 /// request.reject(b"not you")?;
 /// assert!(matches!(client.event(), CmEventKind::Failed(_)));
 /// # Ok(())
