@@ -29,7 +29,7 @@ pub(super) fn measure(
     let settings = StripedSettings::default().stripes(stripes).conn(conn);
     let connected = device.block_on(Striped::connect(pd, peer, &settings));
     let connection = connected.map_err(|error| Failure::connecting(peer, &options, &error))?;
-    // The server has its own options for its direction, as it gets no wishes before the stripes are established.
+    // The server has its own options for its direction, as it has no order before the stripes are established.
     plan.peer_options.crc = connection.info().negotiated.crc;
     let mut flow = Flow::open(device, connection, peer, plan)?;
     let before = flow.stats()?;

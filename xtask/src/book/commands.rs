@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 /// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
 const NOT_RUN: &[(&str, &str)] = &[
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
+    ("README.md", "the test command of the source tree, which CI runs"),
     ("docs/containers.md", "containers, by interop/tests/stock"),
     ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
     ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
