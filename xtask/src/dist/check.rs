@@ -204,9 +204,10 @@ fn own(root: &Path) -> Result<BTreeSet<PathBuf>, String> {
     Ok(all.filter(|file| !of_managers.iter().any(|folder| file.starts_with(folder))).collect())
 }
 
-/// Podman as an ordinary user, also where root runs this. Arguments: the user's folder, which has `sub`, the users that its containers may have.
+/// Podman as an ordinary user, also where root runs this. It sees cgroups of version 1 alone, as Debian's crun does not support the mix of both. Arguments: the user's folder, which has `sub`, the users that its containers may have.
 const AS_USER: &str = r#"
     set -e
+    umount /sys/fs/cgroup/unified 2>/dev/null || true
     mount --bind "$1/sub" /etc/subuid
     mount --bind "$1/sub" /etc/subgid
     home=$1
