@@ -29,7 +29,7 @@ const MAX_CLOSED: usize = 256;
 /// Where Requests come from.
 enum Requests {
     /// A port of its own.
-    Own(Listener),
+    Own(Box<Listener>),
     /// A listener of the program's, at this address: [`Port::give`].
     Given { local: SocketAddr, waiting: Mutex<VecDeque<Incoming>> },
 }
@@ -81,7 +81,7 @@ impl Port {
     pub(super) fn bind(pd: &Pd, local: SocketAddr, settings: &StripedSettings) -> Result<Arc<Self>> {
         settings.check(pd.device().limits())?;
         let listener = Listener::bind(pd, local, &settings.of_stripe(0, Vec::new()))?;
-        Self::new(pd, Requests::Own(listener), settings)
+        Self::new(pd, Requests::Own(Box::new(listener)), settings)
     }
 
     /// Without a port of its own.
