@@ -160,7 +160,8 @@ impl Failure {
 
     /// The peer, or the path to it, is gone.
     pub(crate) fn silent(peer: impl fmt::Display, ending: impl fmt::Display) -> Self {
-        let fix = "check the path to the peer; --dead-after or UIW_DEAD_AFTER sets the time";
+        let fix = "check the path to the peer; where only small messages pass, it loses long packets: --mss 1220, or net.ipv4.tcp_mtu_probing=1; \
+                   --dead-after or UIW_DEAD_AFTER sets the time";
         Self::new(Exit::Lost, peer, ending, fix)
     }
 

@@ -21,6 +21,12 @@ const UNFINISHED_SECONDS: i64 = 60;
 const KEEP_FILES: usize = 64;
 
 /// Whose directory it is.
+///
+/// ```
+/// use uiw_counters::{Directory, DirectoryKind};
+/// assert_eq!(Directory::of_user(None).kind(), DirectoryKind::User);
+/// assert_eq!(Directory::given("/run/counters").kind(), DirectoryKind::Given);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryKind {
     /// The user's: made with mode 0700 where it is not there, and refused unless it belongs to the user alone.
@@ -30,6 +36,22 @@ pub enum DirectoryKind {
 }
 
 /// A directory of counter files.
+///
+/// ```
+/// use std::path::Path;
+/// use uiw_counters::Directory;
+/// // A runtime directory that is not there is not used.
+/// let directory = Directory::of_user(Some(Path::new("/nonexistent")));
+/// assert!(directory.path().starts_with("/tmp"));
+/// # let path = std::env::temp_dir().join(format!("uiw-example-Directory-{}", std::process::id()));
+/// # std::fs::create_dir(&path)?;
+/// // Readers find another directory by a link.
+/// let (directory, other) = (Directory::given(&path), Directory::given("/run/other"));
+/// directory.link(&other, "1")?;
+/// assert_eq!(directory.linked()?, [other]);
+/// # std::fs::remove_dir_all(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory {
     path: PathBuf,

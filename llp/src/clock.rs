@@ -5,6 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The system's clock, or one that moves only by explicit calls. A clone is the same clock.
+///
+/// ```
+/// use std::time::Duration;
+/// use uiw_llp::Clock;
+/// let clock = Clock::virtual_time();
+/// let (start, same) = (clock.now(), clock.clone());
+/// same.advance(Duration::from_secs(3600));
+/// assert_eq!(clock.now() - start, Duration::from_secs(3600));
+/// assert!(!Clock::system().is_virtual());
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<Virtual>>);
 

@@ -7,6 +7,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 /// A datagram to be sent: the next `len` bytes of the buffer.
+///
+/// ```
+/// use uiw_llp::Outgoing;
+/// let peer = "192.0.2.1:4791".parse().unwrap();
+/// // Two datagrams, which lie in the buffer one behind the other.
+/// let bytes = b"firstsecond";
+/// let datagrams = [Outgoing { peer, len: 5 }, Outgoing { peer, len: 6 }];
+/// assert_eq!(datagrams.iter().map(|datagram| datagram.len).sum::<usize>(), bytes.len());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outgoing {
     /// Where to.
@@ -16,6 +25,16 @@ pub struct Outgoing {
 }
 
 /// A datagram that was received.
+///
+/// ```
+/// use uiw_llp::{Incoming, Stack, Token, sim::Network};
+/// let mut stack = Network::new(1).stack([10, 0, 0, 1]);
+/// let mut socket = stack.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
+/// let (mut buffer, mut datagrams) = (vec![0; uiw_llp::DATAGRAM_BUFFER], Vec::<Incoming>::new());
+/// let nothing = socket.recv(&mut buffer, &mut datagrams).unwrap_err();
+/// assert_eq!((nothing.kind(), datagrams.len()), (std::io::ErrorKind::WouldBlock, 0));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming {
     /// Where from.
@@ -25,6 +44,16 @@ pub struct Incoming {
 }
 
 /// What a socket is bound for.
+///
+/// ```
+/// use uiw_llp::{DatagramOptions, Stack, Token, tcp::TcpStack};
+/// // A member of a group, at the interface with this address.
+/// let options = DatagramOptions { member: Some([127, 0, 0, 1].into()), ..DatagramOptions::default() };
+/// let mut stack = TcpStack::new()?;
+/// let member = stack.bind_datagrams(([239, 1, 2, 3], 0).into(), &options, Token(0))?;
+/// assert!(member.local_addr().ip().is_multicast());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DatagramOptions {
     /// At a multicast address: the address of the interface at which the group is joined. At any other address: without meaning.
@@ -43,6 +72,22 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// address, with a TTL of 1, and to members on their own host as well.
 ///
 /// A new socket has [`Interest::NONE`].
+///
+/// ```
+/// use uiw_llp::{DATAGRAM_BUFFER, Outgoing, Stack, Token, sim::Network};
+/// let network = Network::new(1);
+/// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
+/// let mut from = one.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
+/// let mut to = other.bind_datagrams(([10, 0, 0, 2], 0).into(), &Default::default(), Token(0))?;
+/// let datagram = Outgoing { peer: to.local_addr(), len: 5 };
+/// assert_eq!(from.send(b"bytes", &[datagram])?, 1);
+/// while network.step() {}
+/// let (mut buffer, mut datagrams) = (vec![0; DATAGRAM_BUFFER], Vec::new());
+/// to.recv(&mut buffer, &mut datagrams)?;
+/// assert_eq!(datagrams[0].peer, from.local_addr());
+/// assert_eq!(buffer[datagrams[0].bytes.clone()], *b"bytes");
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub trait DatagramSocket: Any + Send {
     /// Sends datagrams, which lie in `bytes` one behind the other, and returns how many were taken: at least one. A datagram that was taken
     /// may still be lost.

@@ -219,6 +219,21 @@ impl StackHooks for FaultHooks {
 }
 
 /// The state of a stream of a [`FaultStack`].
+///
+/// ```
+/// use uiw_llp::fault::{FaultStack, FaultStream, Faults};
+/// use uiw_llp::tcp::TcpStack;
+/// use uiw_llp::{Stack, Stream, StreamOptions, Token, wrap::WrappedStream};
+///
+/// fn may_be_faulty(stream: &mut dyn Stream) -> bool {
+///     stream.downcast_mut::<WrappedStream<FaultStream>>().is_some()
+/// }
+/// let (any, options) = (([127, 0, 0, 1], 0).into(), StreamOptions::default());
+/// let mut faulty = FaultStack::new(Box::new(TcpStack::new()?), 1, Faults::default());
+/// assert!(may_be_faulty(&mut *faulty.connect_self(any, &options, Token(1))?));
+/// assert!(!may_be_faulty(&mut *TcpStack::new()?.connect_self(any, &options, Token(1))?));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct FaultStream {
     token: Token,

@@ -51,6 +51,12 @@ impl fmt::Display for PeerIdentity {
 }
 
 /// A SHA-256 hash, displayed as OpenSSH displays those of keys: `SHA256:` and base64 without padding.
+///
+/// ```
+/// use uiw_llp::Fingerprint;
+/// let fingerprint = Fingerprint([0; 32]).to_string();
+/// assert!(fingerprint.starts_with("SHA256:AAAA"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 

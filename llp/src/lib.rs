@@ -91,10 +91,45 @@ pub use options::{ListenOptions, Multipath, OptionError, StreamInfo, StreamOptio
 pub use spec::{Spec, SpecError};
 
 /// Names a stream or a listener in [`Event`]s; chosen by the creator.
+///
+/// ```
+/// use uiw_llp::{Event, Stack, StreamOptions, Token, sim::Network};
+/// let network = Network::new(1);
+/// let mut stack = network.stack([10, 0, 0, 1]);
+/// let stream = stack.connect_self(([10, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(7))?;
+/// while network.step() {}
+/// let mut events = Vec::new();
+/// stack.poll(&mut events)?;
+/// assert!(events.iter().any(|event| event.token == Token(7) && event.writable));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
 
 /// The events that a stream is woken for.
+///
+/// ```
+/// use uiw_llp::{Interest, Stack, StreamOptions, Token};
+/// # use std::net::Ipv4Addr;
+/// # use uiw_llp::{ListenOptions, sim::Network};
+/// # let network = Network::new(1);
+/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
+/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
+/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
+/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// # while network.step() {}
+/// # let mut server = listener.accept(Token(2))?;
+/// client.set_interest(Interest::NONE)?;
+/// server.send(&[uiw_mem::IoVec::from(&b"text"[..])])?;
+/// while network.step() {}
+/// let mut events = Vec::new();
+/// a.poll(&mut events)?;
+/// assert!(events.is_empty());
+/// client.set_interest(Interest::READ)?;
+/// a.poll(&mut events)?;
+/// assert!(events[0].readable);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Interest {
     /// Bytes, the peer's FIN, or an error to be read.
@@ -115,6 +150,26 @@ impl Interest {
 }
 
 /// A stream or a listener is ready; it is said again with every poll as long as that is so.
+///
+/// ```
+/// use uiw_llp::{Event, Stack, StreamOptions, Token};
+/// # use std::net::Ipv4Addr;
+/// # use uiw_llp::{ListenOptions, sim::Network};
+/// # let network = Network::new(1);
+/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
+/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
+/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
+/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// # while network.step() {}
+/// # let mut server = listener.accept(Token(2))?;
+/// client.set_interest(uiw_llp::Interest::READ)?;
+/// server.send(&[uiw_mem::IoVec::from(&b"text"[..])])?;
+/// while network.step() {}
+/// let mut events = Vec::new();
+/// a.poll(&mut events)?;
+/// assert_eq!(events, [Event { token: Token(1), readable: true, writable: false }]);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Whose.
@@ -126,6 +181,26 @@ pub struct Event {
 }
 
 /// What a stream has received.
+///
+/// ```
+/// use uiw_llp::{Readable, Stack, StreamOptions, Token};
+/// # use std::net::Ipv4Addr;
+/// # use uiw_llp::{ListenOptions, sim::Network};
+/// # let network = Network::new(1);
+/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
+/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
+/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
+/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// # while network.step() {}
+/// # let mut server = listener.accept(Token(2))?;
+/// client.send(&[uiw_mem::IoVec::from(&b"text"[..])])?;
+/// while network.step() {}
+/// assert_eq!(server.readable(16)?, Some(Readable::Bytes(4)));
+/// client.shutdown()?;
+/// while network.step() {}
+/// assert_eq!(server.readable(16)?, Some(Readable::All));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readable {
     /// So many bytes; more may come.
@@ -137,6 +212,29 @@ pub enum Readable {
 /// One TCP connection, or something that behaves as one. To drop it closes it.
 ///
 /// A stream made by [`Stack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
+///
+/// ```
+/// use uiw_llp::{Stack, StreamOptions, Token};
+/// use uiw_mem::{IoVec, IoVecMut};
+/// # use std::net::Ipv4Addr;
+/// # use uiw_llp::{ListenOptions, sim::Network};
+/// # let network = Network::new(1);
+/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
+/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
+/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
+/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// # while network.step() {}
+/// # let mut server = listener.accept(Token(2))?;
+/// assert_eq!(client.send(&[IoVec::from(&b"good "[..]), IoVec::from(&b"day"[..])])?, 8);
+/// client.shutdown()?;
+/// while network.step() {}
+/// let mut bytes = [0; 16];
+/// assert_eq!(server.recv(&mut [IoVecMut::from(&mut bytes[..])])?, 8);
+/// assert_eq!(bytes[..8], *b"good day");
+/// // The peer's FIN.
+/// assert_eq!(server.recv(&mut [IoVecMut::from(&mut bytes[..])])?, 0);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub trait Stream: Any + Send {
     /// Sends bytes from the front of `bufs`, as many as there is room for.
     ///
@@ -273,6 +371,31 @@ impl dyn Stream {
 }
 
 /// Received bytes in the memory of their stack: see [`Stream::peek`]. To drop it takes nothing.
+///
+/// ```
+/// use uiw_llp::{RecvBuf, Rest};
+///
+/// /// A stack's own buffer.
+/// struct Ring<'a>(&'a mut Vec<u8>);
+///
+/// impl RecvBuf for Ring<'_> {
+///     fn bytes(&mut self) -> &mut [u8] {
+///         self.0
+///     }
+///     fn can_grow(&self, used: usize) -> bool {
+///         self.0.capacity() - self.0.len() + used > 4096
+///     }
+///     fn consume(self: Box<Self>, used: usize, _: Rest) {
+///         self.0.drain(..used);
+///     }
+/// }
+///
+/// let mut ring = b"headrest".to_vec();
+/// let mut look: Box<dyn RecvBuf + '_> = Box::new(Ring(&mut ring));
+/// assert_eq!(look.bytes()[..4], *b"head");
+/// look.consume(4, Rest::WaitForMore);
+/// assert_eq!(ring, b"rest");
+/// ```
 pub trait RecvBuf {
     /// The bytes from the stream's present position on, as far as they lie in one piece. They may be changed in place.
     fn bytes(&mut self) -> &mut [u8];
@@ -286,6 +409,16 @@ pub trait RecvBuf {
 }
 
 /// What the bytes are worth that a [`RecvBuf`] leaves.
+///
+/// ```
+/// use uiw_llp::Rest;
+/// /// What an engine leaves behind the FPDUs that it has taken.
+/// fn rest(left: usize, needed: usize) -> Rest {
+///     if left < needed { Rest::WaitForMore } else { Rest::Useful }
+/// }
+/// assert_eq!(rest(3, 20), Rest::WaitForMore);
+/// assert_eq!(rest(64, 20), Rest::Useful);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// They are of use now: the stream stays readable.
@@ -295,6 +428,16 @@ pub enum Rest {
 }
 
 /// A listening port. To drop it closes it.
+///
+/// ```
+/// use uiw_llp::{ListenOptions, Stack, Token, tcp::TcpStack};
+/// let mut stack = TcpStack::new()?;
+/// let mut listener = stack.listen(([127, 0, 0, 1], 0).into(), &ListenOptions::default(), Token(0))?;
+/// assert_ne!(listener.local_addr().port(), 0);
+/// let nothing = listener.accept(Token(1)).err().map(|error| error.kind());
+/// assert_eq!(nothing, Some(std::io::ErrorKind::WouldBlock));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub trait Listener: Send {
     /// The next connection, which will be known by `token`.
     ///
@@ -319,6 +462,23 @@ pub trait Listener: Send {
 }
 
 /// A TCP implementation.
+///
+/// ```
+/// use uiw_llp::{ListenOptions, Stack, StreamOptions, Token, sim::Network};
+/// let network = Network::new(1);
+/// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
+/// let mut listener = other.listen(([10, 0, 0, 2], 7174).into(), &ListenOptions::default(), Token(0))?;
+/// let mut client = one.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// while network.step() {}
+/// // Level-triggered: the listener is ready until the connection is accepted.
+/// let mut events = Vec::new();
+/// other.poll(&mut events)?;
+/// assert!(events[0].readable && events[0].token == Token(0));
+/// let server = listener.accept(Token(2))?;
+/// assert!(client.connect_result()?);
+/// assert_eq!(server.peer_addr(), client.local_addr());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub trait Stack: Send {
     /// Listens at `local`.
     ///
@@ -454,6 +614,13 @@ pub trait Stack: Send {
 }
 
 /// True if a system call found a buffer unmapped or not writable (EFAULT): a program took away registered memory.
+///
+/// ```
+/// use std::io::Error;
+/// // EFAULT of Linux.
+/// assert!(uiw_llp::is_memory_fault(&Error::from_raw_os_error(14)));
+/// assert!(!uiw_llp::is_memory_fault(&Error::from(std::io::ErrorKind::BrokenPipe)));
+/// ```
 pub fn is_memory_fault(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
 }

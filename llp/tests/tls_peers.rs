@@ -262,6 +262,28 @@ fn openssl_as_client() {
     assert_eq!(end.recv(1), b"", "it closes in order");
 }
 
+/// OpenSSL writes a file with each session that it may resume.
+#[test]
+fn openssl_gets_no_session_to_resume() {
+    let Some(openssl) = uiw_interop::require("openssl") else { return };
+    let directory = Directory::new();
+    let (mut end, mut peer) = accept(certificates(&directory), |port| {
+        let to = format!("127.0.0.1:{port}");
+        let arguments = ["s_client", "-connect", &to, "-tls1_3", "-quiet", "-sess_out", "session.pem"];
+        let own = ["-CAfile", "ca.pem", "-cert", "cert.pem", "-key", "key.pem"];
+        Peer::start(&directory, &openssl, &[&arguments[..], &own].concat())
+    });
+    peer.write(b"a word\n");
+    assert_eq!(end.recv(7), b"a word\n");
+    // A ticket would come in front of this.
+    end.send(b"an answer\n");
+    end.stream.shutdown().expect("a FIN");
+    let mut said = String::new();
+    peer.0.stdout.as_mut().expect("its output").read_to_string(&mut said).expect("text");
+    assert_eq!(said, "an answer\n");
+    assert!(!directory.0.join("session.pem").exists());
+}
+
 #[test]
 fn openssl_as_server() {
     let Some(openssl) = uiw_interop::require("openssl") else { return };

@@ -34,6 +34,17 @@ pub enum CapabilityExchange {
 }
 
 /// Capabilities of a uiw peer, as bits in the TO of a request and an answer.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
+/// # fn main() {
+/// # use uiw_stream::{PeerKind};
+/// // `End` and the functions are those of the example of `Host`.
+/// let [initiator, _] = established(Time::default());
+/// let PeerKind::Capable(capabilities) = initiator.stream.peer() else { unreachable!() };
+/// assert!(capabilities.large_fpdu() && capabilities.extensions().atomic);
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(u16);
 
@@ -65,6 +76,14 @@ impl Capabilities {
 }
 
 /// What the capability exchange has found out.
+///
+/// ```
+/// use uiw_ddp::STag;
+/// use uiw_stream::{CapabilityExchange, Config, PeerKind, Stream, Time};
+/// let config = Config { capabilities: CapabilityExchange::Off, ..Config::default() };
+/// let stream = Stream::<Vec<u8>>::listen(config, STag(0x5100), Time::default());
+/// assert_eq!(stream.peer(), PeerKind::Foreign);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerKind {
     /// Its answer has not come yet.

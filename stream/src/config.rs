@@ -44,6 +44,16 @@ pub enum StableTx {
 }
 
 /// Settings of one stream.
+///
+/// ```
+/// use core::time::Duration;
+/// use uiw_ddp::STag;
+/// use uiw_stream::{Config, Stream, Time};
+/// let config = Config { startup_timeout: Duration::from_secs(3), ..Config::default() };
+/// let stream = Stream::<Vec<u8>>::connect(config, b"private", STag(0x5100), 1, Time::default())?;
+/// assert_eq!(stream.poll_timeout(), Time::default().after(Duration::from_secs(3)));
+/// # Ok::<(), uiw_mpa::startup::ConfigError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What start-up asks for and offers.

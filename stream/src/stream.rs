@@ -41,6 +41,24 @@ pub(crate) enum Phase {
 /// The host moves the bytes: it gives what TCP has received to [`Stream::handle_bytes`] and sends what
 /// [`Stream::poll_transmit`] returns. After every call it takes the events of [`Stream::poll_event`] and looks at
 /// [`Stream::poll_timeout`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
+/// # fn main() {
+/// // `End` and the functions are those of the example of `Host`.
+/// let now = Time::default();
+/// let mut ends = established(now);
+/// ends[1].host.receives.push_back(4096);
+/// ends[0].host.post(Op::Send, b"good day");
+/// ends[0].stream.doorbell();
+/// carry(&mut ends, now);
+/// assert_eq!(ends[1].host.received[0].1, b"good day");
+/// // An orderly close, from one end.
+/// assert!(ends[0].stream.close(now));
+/// carry(&mut ends, now);
+/// assert!(ends.iter().all(|end| end.stream.is_over() && !end.stream.is_reset()));
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Stream<M> {
     pub(crate) phase: Phase,
@@ -62,6 +80,20 @@ pub struct Stream<M> {
 }
 
 /// What the transport is to do: see [`Stream::poll_transmit`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
+/// # fn main() {
+/// // `End` and the functions are those of the example of `Host`.
+/// let now = Time::default();
+/// let [mut end, _] = established(now);
+/// assert!(end.stream.poll_transmit(&mut end.host, now).is_none());
+/// end.stream.close(now);
+/// // Nothing is queued: the half of the transport is shut down.
+/// let transmit = end.stream.poll_transmit(&mut end.host, now);
+/// assert!(matches!(transmit, Some(Transmit::Fin)));
+/// # }
+/// ```
 #[derive(Debug)]
 pub enum Transmit<'a, M> {
     /// Send these bytes. The host reports what the transport took with [`Stream::handle_sent`].

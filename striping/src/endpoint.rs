@@ -1,15 +1,32 @@
 //! One end of a striped connection.
 
+use crate::action::{Action, Counts, End, Received};
 use crate::error::{Closed, Violation};
 use crate::requests::{Done, Finish, Op, Requests, Start};
 use crate::stripes::{JoinFailure, Phase, Stripe};
 use crate::wire::{Header, Kind, Reason};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use core::fmt;
 use core::time::Duration;
 
 /// Which end it is.
+///
+/// ```
+/// use uiw_striping::{Action, Config, Endpoint, Role};
+/// # use core::time::Duration;
+/// let now = Duration::ZERO;
+/// let mut initiator = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// let mut acceptor = Endpoint::<()>::new(Role::Acceptor, Config::default());
+/// for end in [&mut initiator, &mut acceptor] {
+///     end.died(2, now);
+///     assert_eq!(end.poll_action(now), Some(Action::Kill { index: 2 }));
+///     end.drained(2, now);
+/// }
+/// // The end that connects replaces the stripe; the other one says on which that it is dead.
+/// let now = now + Duration::from_millis(50);
+/// assert_eq!(initiator.poll_action(now), Some(Action::Join { index: 2, generation: 1, delivered: 0 }));
+/// assert_eq!(acceptor.poll_action(now), Some(Action::Report { on: 0, index: 2, generation: 0 }));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The end that connects, and replaces stripes.
@@ -19,6 +36,18 @@ pub enum Role {
 }
 
 /// What an end is made with.
+///
+/// ```
+/// use core::time::Duration;
+/// use uiw_striping::{Config, End, Endpoint, Role};
+/// let config = Config { stripes: 2, recovery_timeout: Duration::from_secs(60), ..Config::default() };
+/// let mut end = Endpoint::<()>::new(Role::Acceptor, config);
+/// end.died(1, Duration::from_secs(100));
+/// end.handle_timeout(Duration::from_secs(159));
+/// assert_eq!(end.ended(), None);
+/// end.handle_timeout(Duration::from_secs(160));
+/// assert_eq!(end.ended(), Some(End::TimedOut));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Stripes: 1 to [`MAX_STRIPES`](crate::MAX_STRIPES).
@@ -36,122 +65,29 @@ impl Default for Config {
     }
 }
 
-/// What the program around an end is to do with a stripe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Puts the queue pair into the error state, or gives the set-up up. [`Endpoint::drained`] follows when every request has been given
-    /// back and every message that it received has been reported.
-    Kill {
-        /// The stripe.
-        index: u8,
-    },
-    /// The initiator connects. [`Endpoint::joined`] or [`Endpoint::join_failed`] follows.
-    Join {
-        /// The stripe.
-        index: u8,
-        /// For the Request.
-        generation: u32,
-        /// For the Request.
-        delivered: u64,
-    },
-    /// The acceptor accepts the Request that [`Endpoint::offer`] has reported last for this stripe. As for [`Action::Join`].
-    Accept {
-        /// The stripe.
-        index: u8,
-        /// For the Reply.
-        generation: u32,
-        /// For the Reply.
-        delivered: u64,
-    },
-    /// Sends [`Kind::Dead`].
-    Report {
-        /// The stripe to send it on.
-        on: u8,
-        /// The stripe that is dead.
-        index: u8,
-        /// Its generation.
-        generation: u32,
-    },
-    /// Sends [`Kind::Abort`], then closes the stripe in order, for at most 5 s. As for [`Action::Kill`].
-    Abort {
-        /// The stripe.
-        on: u8,
-    },
-    /// Sends [`Kind::Closed`], then closes the stripe in order. As for [`Action::Kill`].
-    Confirm {
-        /// The stripe.
-        on: u8,
-    },
-    /// Closes the stripe in order. As for [`Action::Kill`].
-    Disconnect {
-        /// The stripe.
-        index: u8,
-    },
-}
-
-/// How a connection has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum End {
-    /// In order: both ends have closed.
-    Closed,
-    /// A request failed.
-    Request,
-    /// A stripe was dead for `recovery_timeout`.
-    TimedOut,
-    /// The peer has ended the connection.
-    Aborted,
-    /// The peer does not let a stripe join.
-    Rejected(Reason),
-    /// The peer broke a rule.
-    Violation(Violation),
-    /// [`Endpoint::abort`].
-    Local,
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Closed => f.write_str("closed in order"),
-            Self::Request => f.write_str("a request failed"),
-            Self::TimedOut => f.write_str("a stripe was lost and could not be replaced in time"),
-            Self::Aborted => f.write_str("the peer has ended the connection"),
-            Self::Rejected(reason) => reason.fmt(f),
-            Self::Violation(violation) => write!(f, "the peer broke a rule: {violation}"),
-            Self::Local => f.write_str("ended by this end"),
-        }
-    }
-}
-
-/// What a Send of the peer was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Received {
-    /// A message for the program.
-    Message,
-    /// Nothing for the program.
-    Control,
-    /// The peer's end of a stripe is dead: for [`Endpoint::peer_died`].
-    Dead {
-        /// The stripe.
-        index: u8,
-        /// Its generation.
-        generation: u32,
-    },
-}
-
-/// What happened to stripes and requests so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Stripes that died before this end sent its Close. A peer that has the Close may close in order, which looks the same.
-    pub deaths: u64,
-    /// Stripes that were replaced.
-    pub replacements: u64,
-    /// Requests that were repeated.
-    pub repeated: u64,
-}
-
 /// One end of a striped connection, from the moment at which all stripes are established. Times are counted from any origin. `E` is what the
 /// program says of a request that failed by its own fault.
+///
+/// ```
+/// use core::time::Duration;
+/// use uiw_striping::{Action, Config, Endpoint, Finish, Op, Role};
+/// let (zero, later) = (Duration::ZERO, Duration::from_secs(1));
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config { stripes: 2, ..Config::default() });
+/// let write = end.post(Op::Write { idempotent: true }, 4096)?;
+/// assert_eq!(end.poll_start().map(|start| start.index), Some(0));
+/// // The stripe with the Write dies; its queue pair gives the request back.
+/// end.died(0, zero);
+/// assert_eq!(end.poll_action(zero), Some(Action::Kill { index: 0 }));
+/// end.finished(0, write, Finish::Unknown);
+/// end.drained(0, zero);
+/// // Whether it was placed is known once the peer's end is drained too: a Reply on a new connection says that.
+/// assert_eq!(end.poll_action(later), Some(Action::Join { index: 0, generation: 1, delivered: 0 }));
+/// assert!(end.poll_start().is_none());
+/// end.joined(0, 0, later);
+/// assert_eq!(end.poll_start().map(|start| start.number), Some(write));
+/// assert_eq!(end.counts().repeated, 1);
+/// # Ok::<(), uiw_striping::Closed>(())
+/// ```
 #[derive(Debug)]
 pub struct Endpoint<E> {
     role: Role,

@@ -1,11 +1,27 @@
 //! What is refused, and what a peer does wrong.
 
 /// Nothing can be posted: the connection is closed, or is being closed.
+///
+/// ```
+/// use uiw_striping::{Closed, Config, Endpoint, Op, Role};
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// assert_eq!(end.close(), Some(1));
+/// assert_eq!(end.post(Op::Read, 4096), Err(Closed));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the striped connection is closed")]
 pub struct Closed;
 
 /// The peer breaks a rule of striped connections.
+///
+/// ```
+/// use uiw_striping::wire::{Header, Kind};
+/// use uiw_striping::{Config, Endpoint, Role, Violation};
+/// let mut end = Endpoint::<()>::new(Role::Acceptor, Config::default());
+/// let second = end.received(0, &Header { kind: Kind::Send, number: 2 });
+/// assert_eq!(second, Err(Violation::Number { given: 2, expected: 1 }));
+/// assert!(end.ended().is_some());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {

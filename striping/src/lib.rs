@@ -30,13 +30,15 @@
 
 extern crate alloc;
 
+mod action;
 mod endpoint;
 mod error;
 mod requests;
 mod stripes;
 pub mod wire;
 
-pub use endpoint::{Action, Config, Counts, End, Endpoint, Received, Role};
+pub use action::{Action, Counts, End, Received};
+pub use endpoint::{Config, Endpoint, Role};
 pub use error::{Closed, Violation};
 pub use requests::{Done, Finish, Op, Outcome, Start};
 pub use stripes::JoinFailure;

@@ -10,6 +10,24 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const USEFUL_AFTER: Duration = Duration::from_secs(10);
 
 /// Why a stripe did not join.
+///
+/// ```
+/// use core::time::Duration;
+/// use uiw_striping::wire::Reason;
+/// use uiw_striping::{Config, End, Endpoint, JoinFailure, Role};
+/// let (zero, later) = (Duration::ZERO, Duration::from_secs(1));
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// end.died(1, zero);
+/// end.poll_action(zero);
+/// end.drained(1, zero);
+/// // A first attempt fails, and the peer refuses the second one.
+/// assert!(end.poll_action(later).is_some());
+/// end.join_failed(1, JoinFailure::Retry, later);
+/// assert_eq!(end.ended(), None);
+/// assert!(end.poll_action(later + later).is_some());
+/// end.join_failed(1, JoinFailure::Rejected(Reason::Unknown), later + later);
+/// assert_eq!(end.ended(), Some(End::Rejected(Reason::Unknown)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinFailure {
     /// The attempt failed: the next one may succeed.

@@ -347,6 +347,30 @@ impl StripedListener {
 }
 
 /// A stream of bytes over a connection: see [`crate::ByteStream`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::io::{Read as _, Write as _};
+/// use uiw_verbs::blocking::ByteStream;
+/// # let [client, server] = blocking()?;
+/// let echo = std::thread::spawn(move || -> std::io::Result<()> {
+///     let mut stream = ByteStream::new(server)?;
+///     let mut text = String::new();
+///     stream.read_to_string(&mut text)?;
+///     stream.write_all(text.as_bytes())?;
+///     stream.shutdown()
+/// });
+/// let mut stream = ByteStream::new(client)?;
+/// stream.write_all(b"any number of bytes")?;
+/// stream.shutdown()?;
+/// let mut answer = String::new();
+/// stream.read_to_string(&mut answer)?;
+/// assert_eq!(answer, "any number of bytes");
+/// # echo.join().map_err(|_| "the server panicked")??;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct ByteStream {
     device: Device,

@@ -6,6 +6,7 @@ mod book;
 mod conform;
 mod debian;
 mod dist;
+mod examples;
 mod history;
 mod install;
 mod models;
@@ -43,6 +44,8 @@ enum Chore {
     Prose(prose::Options),
     /// Make the book of the documents, and check their links.
     Book(book::Options),
+    /// Say which public items have no example.
+    Examples(examples::Options),
     /// Run the models of the progress engine: every schedule of a few threads, random ones of more.
     Models(models::Options),
     /// Check that the crates can be published: packages, oldest Rust, lowest versions, licences, compatibility.
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Prose(options) => prose::run(&options),
         Chore::Book(options) => book::run(&options),
+        Chore::Examples(options) => examples::run(&options),
         Chore::Models(options) => models::run(&options),
         Chore::Symbols(options) => symbols::run(&options),
         Chore::Publishable(options) => publishable::run(&options),

@@ -9,8 +9,10 @@ use std::{env, fs, io};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Every package is built from its tarball, the upload is rehearsed, the workspace is built with the oldest Rust that Cargo.toml names and
-with the lowest versions of its dependencies, licences are checked (cargo-deny), and the API is compared with the last tag
-(cargo-semver-checks). Takes about ten minutes. Exit code 1 when a check fails; a check whose tool is absent is skipped by name.")]
+with the lowest versions of its dependencies, licences are checked (cargo-deny), and the API is compared with that of the last tag, or of the
+commit that stands for it until there is one (cargo-semver-checks). Tools that are absent are installed from crates.io below the target folder.
+Takes about twenty minutes, and as long again to build the tools once. Exit code 1 when a check fails; one whose tool cannot be had is skipped
+by name.")]
 pub(crate) struct Options {
     /// Only checks whose name contains this
     #[arg(long, value_name = "SUBSTR")]
@@ -69,6 +71,29 @@ impl Clone {
         Ok(Verdict::of(self.command(cargo).args(args).status()?.success()))
     }
 
+    /// A subcommand of Cargo, installed from crates.io if it is absent.
+    fn tool(&self, name: &str, args: &[&str]) -> io::Result<Verdict> {
+        let program = format!("cargo-{name}");
+        let folder = self.target.join("tools");
+        let path = env::var_os("PATH").unwrap_or_default();
+        let path = env::join_paths([folder.join("bin")].into_iter().chain(env::split_paths(&path)))
+            .map_err(io::Error::other)?;
+        let is_there = || {
+            let version = Command::new(&program).arg("--version").env("PATH", &path).output();
+            version.is_ok_and(|output| output.status.success())
+        };
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        if !is_there() {
+            let mut install = self.command(&cargo);
+            install.args(["install", "--quiet", "--locked", &program, "--root"]).arg(&folder);
+            if !install.status()?.success() || !is_there() {
+                return Ok(Verdict::Skipped(format!("{program} (cargo install {program} --locked)")));
+            }
+        }
+        let status = self.command(cargo).arg(name).args(args).env("PATH", &path).status()?;
+        Ok(Verdict::of(status.success()))
+    }
+
     /// As it was cloned.
     fn restore(&self) -> io::Result<()> {
         self.command("git").args(["checkout", "--quiet", "."]).status().map(drop)
@@ -120,35 +145,19 @@ fn lowest_versions(clone: &Clone) -> io::Result<Verdict> {
 }
 
 fn deny(clone: &Clone) -> io::Result<Verdict> {
-    if !has("deny") {
-        return Ok(Verdict::Skipped("cargo-deny (cargo install cargo-deny --locked)".into()));
-    }
-    clone.cargo(&["deny", "--log-level", "error", "check", "licenses", "bans", "sources"])
+    clone.tool("deny", &["--log-level", "error", "check", "licenses", "bans", "sources"])
 }
 
+/// What the API is compared with until there is a tag: it has the crates of today under their names.
+const FIRST: &str = "ca4aed59";
+
 fn semver(clone: &Clone) -> io::Result<Verdict> {
-    if !has("semver-checks") {
-        return Ok(Verdict::Skipped(
-            "cargo-semver-checks (cargo install cargo-semver-checks --locked)".into(),
-        ));
-    }
     let tag =
         clone.command("git").args(["describe", "--tags", "--abbrev=0"]).stderr(Stdio::null()).output()?;
     let tag = String::from_utf8_lossy(&tag.stdout);
-    match tag.trim() {
-        "" => Ok(Verdict::Skipped("a tag to compare with".into())),
-        tag => clone.cargo(&["semver-checks", "--workspace", "--baseline-rev", tag]),
-    }
-}
-
-/// Whether Cargo has this subcommand.
-fn has(subcommand: &str) -> bool {
-    let status = Command::new(format!("cargo-{subcommand}"))
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    status.is_ok()
+    let baseline = Some(tag.trim()).filter(|tag| !tag.is_empty()).unwrap_or(FIRST);
+    println!("beside {baseline}");
+    clone.tool("semver-checks", &["--workspace", "--baseline-rev", baseline])
 }
 
 /// Runs the checks; the score is the last line on stdout.

@@ -30,7 +30,7 @@ impl<'a> Caller<'a> {
     /// The reply. A request may be repeated, whether the server has executed it or not.
     pub(super) fn call(&mut self, request: &Request) -> Result<Reply> {
         let mut pause = PAUSES.0;
-        let mut called = self.stripe.call(request, &self.plan.stop);
+        let mut called = self.stripe.call(request, self.target, &self.plan.stop);
         loop {
             let failure = match called {
                 Ok(reply) => {
@@ -48,7 +48,7 @@ impl<'a> Caller<'a> {
             called = match Stripe::connect(self.target, self.slots, &self.plan.stop) {
                 Ok(stripe) => {
                     self.stripe = stripe;
-                    self.stripe.call(request, &self.plan.stop)
+                    self.stripe.call(request, self.target, &self.plan.stop)
                 }
                 Err(failure) => Err(failure.into()),
             };

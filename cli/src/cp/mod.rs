@@ -10,6 +10,7 @@ mod plan;
 mod pull;
 mod push;
 mod report;
+mod segments;
 mod sources;
 mod stripe;
 mod transfer;
@@ -27,6 +28,7 @@ use plan::Plan;
 use pull::Pull;
 use push::Push;
 use report::Report;
+use segments::Segments;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -133,13 +135,20 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         token,
         // A dry run writes nothing, so it may look at a share that is read-only.
         push: matches!(way, Way::Push(..)) && !args.dry_run,
+        segments: Segments::new(peer_options.own.mss),
         peer_options,
         pace: args.limit.map(Pace::new),
         give_up,
         identity: OnceLock::new(),
     };
-    let first =
-        security.connect(args, host, || Stripe::connect(&target, Shape::of(Duration::MAX).slots, &stop))?;
+    let connect = || {
+        let connect = || Stripe::connect(&target, Shape::of(Duration::MAX).slots, &stop);
+        let before = target.segments.next();
+        // TLS's first message may be longer than the path takes; that of MPA is not.
+        let is_other = || security.opener.has_tls() && target.segments.next() != before;
+        connect().or_else(|failure| if is_other() { connect() } else { Err(failure) })
+    };
+    let first = security.connect(args, host, connect)?;
     let mut shape = Shape::of(first.round_trip());
     shape.stripes = args.stripes.unwrap_or(shape.stripes);
     let plan = Plan::new(Report::new(args.json), stop, args.dry_run);

@@ -4,6 +4,7 @@ use super::channel::{Channel, Memory};
 use super::direction::{Direction, Violation};
 use super::pace::Pace;
 use super::plan::{Plan, Task};
+use super::segments::Segments;
 use crate::args::PeerOptions;
 use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::qp_setup::Until;
@@ -34,6 +35,7 @@ pub(super) struct Target {
     pub(super) push: bool,
     pub(super) peer_options: PeerOptions,
     pub(super) pace: Option<Pace>,
+    pub(super) segments: Segments,
     /// How long a transfer is continued without an answer of the server.
     pub(super) give_up: Duration,
     /// Of the server, as the first connection has verified it: further ones must lead to the same.
@@ -46,6 +48,12 @@ pub(super) struct Stripe {
     flights: Vec<Option<Task>>,
     round_trip: Duration,
     flow: Flow,
+    /// Bytes of its TCP segments at most.
+    segment: Option<u16>,
+    /// When it had its last answer, or was made.
+    answered: Instant,
+    /// Bytes of files were answered.
+    has_moved: bool,
 }
 
 /// How fast slots of data are answered.
@@ -99,9 +107,10 @@ impl From<Failure> for Broken {
 }
 
 impl Target {
-    fn options(&self) -> ConnOptions {
+    fn options(&self, segment: Option<u16>) -> ConnOptions {
         let mut options = self.peer_options.options();
         options.stream.dead_after = Some(SILENCE.min(self.give_up));
+        options.stream.max_segment = segment;
         options
     }
 }
@@ -118,16 +127,22 @@ impl Stripe {
             at,
             peer_options: target.peer_options.clone(),
         });
-        let begun = Instant::now();
-        let mut channel = Channel::connect(
-            &target.device,
-            memory,
-            target.peer,
-            &target.options(),
-            &order.private_data(),
-            Until::stop(stop),
-        )?;
+        let (begun, segment) = (Instant::now(), target.segments.next());
+        let options = target.options(segment);
+        let private_data = order.private_data();
+        let channel =
+            Channel::connect(&target.device, memory, target.peer, &options, &private_data, Until::stop(stop));
         let connected = begun.elapsed();
+        let mut channel = match channel {
+            Ok(channel) => channel,
+            Err(failure) => {
+                if failure.refusal.is_none() {
+                    target.segments.not_connected(connected);
+                }
+                return Err(failure);
+            }
+        };
+        target.segments.connected(segment);
         let identity = channel.conn.link.info.peer_identity.clone();
         if *target.identity.get_or_init(|| identity.clone()) != identity {
             let failure = Failure::lost(target.peer, "another server answers than at the beginning");
@@ -147,7 +162,15 @@ impl Stripe {
         let flights = (0..slots).map(|_| None).collect();
         // TCP and MPA take one each, and TLS a third one.
         let round_trip = connected / if identity.is_some() { 3 } else { 2 };
-        Ok(Self { channel, flights, round_trip, flow: Flow::default() })
+        let answered = Instant::now();
+        Ok(Self { channel, flights, round_trip, flow: Flow::default(), segment, answered, has_moved: false })
+    }
+
+    /// The connection is lost while an answer is due.
+    fn lost(&self, target: &Target) {
+        if !self.has_moved {
+            target.segments.stuck(self.segment, self.answered.elapsed());
+        }
     }
 
     pub(super) fn round_trip(&self) -> Duration {
@@ -160,7 +183,21 @@ impl Stripe {
     }
 
     /// One request and its reply, with nothing else under way.
-    pub(super) fn call(&mut self, request: &Request, stop: &Stop) -> std::result::Result<Reply, Broken> {
+    pub(super) fn call(
+        &mut self,
+        request: &Request,
+        target: &Target,
+        stop: &Stop,
+    ) -> std::result::Result<Reply, Broken> {
+        self.answered = Instant::now();
+        let called = self.exchange(request, stop);
+        if matches!(called, Err(Broken::Lost(_))) {
+            self.lost(target);
+        }
+        called
+    }
+
+    fn exchange(&mut self, request: &Request, stop: &Stop) -> std::result::Result<Reply, Broken> {
         let until = Until::stop(stop);
         self.channel.send(&request.encode(0), until)?;
         let Some(message) = self.channel.next(until)? else {
@@ -181,7 +218,11 @@ impl Stripe {
         direction: &dyn Direction,
         target: &Target,
     ) -> std::result::Result<(), Broken> {
+        self.answered = Instant::now();
         let worked = self.tasks(plan, direction, target);
+        if worked.is_err() && self.flights.iter().any(Option::is_some) {
+            self.lost(target);
+        }
         plan.again(self.flights.iter_mut().filter_map(Option::take));
         match worked {
             Ok(()) => {
@@ -265,7 +306,9 @@ impl Stripe {
         let task = self.flights.get_mut(usize::from(slot)).and_then(Option::take);
         let task = task.ok_or_else(|| self.broken(&Violation::Reply("none was asked for")))?;
         let is_data = matches!(task, Task::Block(..) | Task::Batch(..));
-        self.flow.answered(is_data, Instant::now());
+        self.answered = Instant::now();
+        self.has_moved |= is_data;
+        self.flow.answered(is_data, self.answered);
         let failure = RefCell::new(None);
         let landed = |len| match self.channel.landed(slot, len) {
             Ok(bytes) => bytes,

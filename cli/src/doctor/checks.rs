@@ -74,7 +74,7 @@ pub(super) fn all(bdp: u64) -> Vec<Check> {
     let interfaces = Interface::all().unwrap_or_default();
     found.extend(locked(&interfaces));
     found.extend([buffer("receive buffers", "tcp_rmem", bdp), buffer("send buffers", "tcp_wmem", bdp)]);
-    found.push(congestion());
+    found.extend([congestion(), probing()]);
     for interface in &interfaces {
         found.push(link(interface));
         found.push(modes(interface));
@@ -216,6 +216,24 @@ fn congestion() -> Check {
         check.not(State::Limited, fix)
     } else {
         check.not(State::Limited, "for lossy paths modprobe tcp_bbr, then --congestion bbr")
+    }
+}
+
+/// Whether the kernel's TCP finds the size of packets that pass where no message says that longer ones are lost (RFC 4821).
+fn probing() -> Check {
+    const NAME: &str = "path MTU probing";
+    let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_mtu_probing").unwrap_or_default();
+    let check = |says: &str| Check::ok(NAME, says).with(json!({ "tcp_mtu_probing": text.trim() }));
+    match text.trim() {
+        "0" => {
+            let fix = "sysctl -w net.ipv4.tcp_mtu_probing=1; or --mss 1220 on such a path";
+            check("off: on a path that loses long packets and does not report it, connections stop")
+                .not(State::Limited, fix)
+        }
+        "1" => check("on, when packets are lost, as smoltcp has it"),
+        "2" => check("on, from the beginning"),
+        _ => check("the kernel does not report tcp_mtu_probing here")
+            .not(State::Limited, "run it where /proc is mounted"),
     }
 }
 

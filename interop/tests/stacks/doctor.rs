@@ -44,6 +44,23 @@ fn what_would_run_in_a_namespace() {
     assert_eq!(buffers["details"]["wanted"].as_u64(), Some(2 << 20), "{buffers}");
 }
 
+/// Whether the kernel's TCP goes on on a path that loses long packets, and what to do where it does not.
+#[test]
+fn probing_of_the_path_is_reported() {
+    let Some(network) = Network::veth() else { return };
+    for (value, state) in [("0", "limited"), ("1", "ok"), ("2", "ok")] {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("echo {value} > /proc/sys/net/ipv4/tcp_mtu_probing")]);
+        Running::start(network.server(command)).end().is_well();
+        let (found, _) = report(Command::new(uiw()), &network);
+        let probing = check(&found, "path MTU probing", None);
+        assert_eq!(probing["details"]["tcp_mtu_probing"], value, "{probing}");
+        assert_eq!(probing["state"], state, "{probing}");
+        let has_fix = probing["fix"].as_str().is_some_and(|fix| fix.contains("tcp_mtu_probing=1"));
+        assert_eq!(has_fix, state == "limited", "{probing}");
+    }
+}
+
 #[test]
 fn what_would_run_for_a_user_without_capabilities() {
     let Some(network) = Network::veth() else { return };

@@ -2,6 +2,7 @@
 
 use crate::pairings::Stack;
 use serde_json::Value;
+use std::path::PathBuf;
 use std::process::Command;
 use uiw_interop::stock::{Network, Running, uiw};
 
@@ -149,6 +150,72 @@ fn a_path_that_loses_long_packets_without_a_message() {
         let _ = serve.stop();
         let ways = path.end();
         assert!(ways.iter().all(|way| way["too_long"].as_u64() > Some(0)), "{ways:?}");
+    }
+}
+
+/// A folder, removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    /// With the keys of two ends that accept each other, and the files for `--tls` that name them.
+    fn with_keys() -> Self {
+        let folder = std::env::temp_dir().join(format!("uiw-path-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("a folder");
+        let keys = "for end in server client; do \"$0\" key new $end.pem > $end.pub; done
+            \"$0\" key pin clients \"$(cat client.pub)\" client && \"$0\" key pin servers \"$(cat server.pub)\" server
+            for end in server client; do printf 'mode raw\nkey %s.pem\n' $end > $end.conf; done
+            echo 'pinned clients' >> server.conf; echo 'pinned servers' >> client.conf";
+        let made = Command::new("sh").args(["-ec", keys]).arg(uiw()).current_dir(&folder).output();
+        assert!(made.as_ref().is_ok_and(|made| made.status.success()), "{made:?}");
+        Self(folder)
+    }
+
+    fn name(&self, file: &str) -> String {
+        self.0.join(file).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Between kernels without probing, on such a path: `uiw cp` connects again with shorter segments by itself. In clear a connection is stuck; with TLS
+/// the first message is too long already.
+#[test]
+fn copies_on_a_path_that_loses_long_packets_without_a_message() {
+    let folder = Folder::with_keys();
+    let bytes: Vec<u8> = (0..3u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::fs::write(folder.0.join("source"), &bytes).expect("a file");
+    for (name, has_tls) in [("clear", false), ("tls", true)] {
+        let Some(path) = Path::new(&["--delay", "1ms", "--max-packet", "1300"]) else { return };
+        let network = &path.network;
+        let off = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo 0 > /proc/sys/net/ipv4/tcp_mtu_probing"]);
+            command
+        };
+        Running::start(network.server(off())).end().is_well();
+        Running::start(network.client(off())).end().is_well();
+        let protected = |conf: &str| {
+            if has_tls { vec!["--tls".to_owned(), folder.name(conf)] } else { vec!["--clear".to_owned()] }
+        };
+        let mut command = Command::new(uiw());
+        command.args(["serve", "--listen", "10.77.0.1:7174", "--share"]);
+        command.arg(format!("files={}:rw", folder.0.display())).args(protected("server.conf"));
+        let mut serve = Running::start(network.server(command));
+        serve.wait_saying("listening on");
+        let mut command = Command::new(uiw());
+        command.args(["cp", &folder.name("source"), &format!("10.77.0.1:files/{name}")]);
+        command.args(protected("client.conf"));
+        let ended = Running::start(network.client(command)).end();
+        assert_eq!(ended.code, 0, "{name}: {}{}", ended.said, serve.said());
+        let copy = std::fs::read(folder.0.join(name));
+        assert!(copy.is_ok_and(|copy| copy == bytes), "{name}");
+        let _ = serve.stop();
+        let ways = path.end();
+        assert!(ways.iter().any(|way| way["too_long"].as_u64() > Some(0)), "{ways:?}");
     }
 }
 

@@ -38,12 +38,14 @@ const SPARE: usize = 256;
 ///
 /// It needs CAP_NET_RAW and an interface:
 ///
-/// ```no_run
+/// ```
 /// use uiw_llp::smol::{SmolConfig, SmolStack, packet::PacketLink};
-/// let config = SmolConfig::new("10.1.0.2".parse()?, 24);
-/// let stack = SmolStack::new(PacketLink::open("eth0", &config)?, &config)?;
-/// # drop(stack);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// fn open(interface: &str) -> std::io::Result<SmolStack<PacketLink>> {
+///     let config = SmolConfig::new([10, 1, 0, 2].into(), 24);
+///     SmolStack::new(PacketLink::open(interface, &config)?, &config)
+/// }
+/// // There is no such interface.
+/// assert!(open("absent0").is_err());
 /// ```
 pub struct PacketLink {
     socket: PacketSocket,
@@ -147,16 +149,21 @@ fn is_full(error: &io::Error) -> bool {
 ///
 /// It needs CAP_NET_RAW and an interface:
 ///
-/// ```no_run
+/// ```
 /// use uiw_llp::smol::packet::{PacketFrame, PacketLink};
 /// use uiw_llp::smol::{Frame, Link, SmolConfig};
-/// let mut link = PacketLink::open("eth0", &SmolConfig::new("10.1.0.2".parse()?, 24))?;
-/// let frame: Option<PacketFrame> = link.receive();
-/// if let Some(mut frame) = frame {
-///     println!("{} bytes", frame.bytes().len());
-///     link.recycle(frame);
+/// /// Bytes of the next frame.
+/// fn next(interface: &str) -> std::io::Result<Option<usize>> {
+///     let mut link = PacketLink::open(interface, &SmolConfig::new([10, 1, 0, 2].into(), 24))?;
+///     let frame: Option<PacketFrame> = link.receive();
+///     Ok(frame.map(|mut frame| {
+///         let len = frame.bytes().len();
+///         link.recycle(frame);
+///         len
+///     }))
 /// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// // There is no such interface.
+/// assert!(next("absent0").is_err());
 /// ```
 #[derive(Debug)]
 pub struct PacketFrame {

@@ -90,13 +90,15 @@ impl fmt::Display for XdpMode {
 ///
 /// It needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and an interface:
 ///
-/// ```no_run
+/// ```
 /// use uiw_llp::smol::xdp::{XdpLink, XdpMode};
 /// use uiw_llp::smol::{SmolConfig, SmolStack};
-/// let config = SmolConfig::new("10.1.0.2".parse()?, 24);
-/// let stack = SmolStack::new(XdpLink::open("eth0", XdpMode::Auto, &config)?, &config)?;
-/// # drop(stack);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// fn open(interface: &str) -> std::io::Result<SmolStack<XdpLink>> {
+///     let config = SmolConfig::new([10, 1, 0, 2].into(), 24);
+///     SmolStack::new(XdpLink::open(interface, XdpMode::Auto, &config)?, &config)
+/// }
+/// // There is no such interface.
+/// assert!(open("absent0").is_err());
 /// ```
 pub struct XdpLink {
     sockets: Vec<XdpSocket>,
@@ -260,17 +262,22 @@ impl XdpLink {
 ///
 /// It needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and an interface:
 ///
-/// ```no_run
+/// ```
 /// use uiw_llp::smol::xdp::{XdpFrame, XdpLink, XdpMode};
 /// use uiw_llp::smol::{Frame, Link, SmolConfig};
-/// let config = SmolConfig::new("10.1.0.2".parse()?, 24);
-/// let mut link = XdpLink::open("eth0", XdpMode::Native, &config)?;
-/// let frame: Option<XdpFrame> = link.receive();
-/// if let Some(mut frame) = frame {
-///     println!("{} bytes", frame.bytes().len());
-///     link.recycle(frame);
+/// /// Bytes of the next frame.
+/// fn next(interface: &str) -> std::io::Result<Option<usize>> {
+///     let config = SmolConfig::new([10, 1, 0, 2].into(), 24);
+///     let mut link = XdpLink::open(interface, XdpMode::Native, &config)?;
+///     let frame: Option<XdpFrame> = link.receive();
+///     Ok(frame.map(|mut frame| {
+///         let len = frame.bytes().len();
+///         link.recycle(frame);
+///         len
+///     }))
 /// }
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// // There is no such interface.
+/// assert!(next("absent0").is_err());
 /// ```
 pub struct XdpFrame {
     queue: usize,

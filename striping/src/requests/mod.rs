@@ -10,6 +10,20 @@ use open::{Open, Way};
 const MAX_REPEATS: u8 = 64;
 
 /// What a request does.
+///
+/// ```
+/// use uiw_striping::{Config, Endpoint, Op, Role};
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config { stripes: 2, ..Config::default() });
+/// end.post(Op::Write { idempotent: false }, 1 << 20)?;
+/// let second = end.post(Op::Write { idempotent: true }, 1 << 20)?;
+/// let read = end.post(Op::Read, 4096)?;
+/// assert!(end.poll_start().is_some() && end.poll_start().is_some());
+/// // A Read starts when everything in front of it is placed, or is in front of it in the stream of its stripe.
+/// assert!(end.poll_start().is_none());
+/// end.finished(1, second, uiw_striping::Finish::Placed);
+/// assert_eq!(end.poll_start().map(|start| (start.number, start.index)), Some((read, 0)));
+/// # Ok::<(), uiw_striping::Closed>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// A Send, a notice or a Close: delivered once, in order.
@@ -41,6 +55,15 @@ impl Op {
 }
 
 /// A request to be put into the stream of a stripe now.
+///
+/// ```
+/// use uiw_striping::{Config, Endpoint, Op, Role, Start};
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// let number = end.post(Op::Message, 100)?;
+/// // Messages travel on stripe 0, and are numbered among themselves.
+/// assert_eq!(end.poll_start(), Some(Start { index: 0, number, message: Some(1) }));
+/// # Ok::<(), uiw_striping::Closed>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
     /// The stripe.
@@ -52,6 +75,17 @@ pub struct Start {
 }
 
 /// What a stripe reports of a request.
+///
+/// ```
+/// use uiw_striping::{Config, Done, Endpoint, Finish, Op, Outcome, Role};
+/// let mut end = Endpoint::new(Role::Initiator, Config::default());
+/// let number = end.post(Op::Read, 4096)?;
+/// end.poll_start();
+/// end.finished(0, number, Finish::Failed("the peer's memory does not allow it"));
+/// let outcome = Outcome::Failed("the peer's memory does not allow it");
+/// assert_eq!(end.poll_done(), Some(Done { number, outcome, part: false }));
+/// # Ok::<(), uiw_striping::Closed>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish<E> {
     /// It is proven to be placed.
@@ -63,6 +97,17 @@ pub enum Finish<E> {
 }
 
 /// How a request completes.
+///
+/// ```
+/// use uiw_striping::{Config, Endpoint, Op, Outcome, Role};
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// end.post(Op::Message, 100)?;
+/// end.post(Op::Message, 100)?;
+/// end.abort();
+/// let outcomes = [end.poll_done(), end.poll_done()].map(|done| done.map(|done| done.outcome));
+/// assert_eq!(outcomes, [Some(Outcome::Lost), Some(Outcome::Flushed)]);
+/// # Ok::<(), uiw_striping::Closed>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome<E> {
     /// Placed.
@@ -76,6 +121,20 @@ pub enum Outcome<E> {
 }
 
 /// A request that is over.
+///
+/// ```
+/// use uiw_striping::{Config, Endpoint, Finish, Role};
+/// let mut end = Endpoint::<()>::new(Role::Initiator, Config::default());
+/// let write = end.post_write_notice(true, 4096)?;
+/// for _ in 0..2 {
+///     let Some(start) = end.poll_start() else { break };
+///     end.finished(start.index, start.number, Finish::Placed);
+/// }
+/// // The notice behind the Write reports the outcome of both.
+/// let done = [end.poll_done(), end.poll_done()].map(|done| done.map(|done| (done.number, done.part)));
+/// assert_eq!(done, [Some((write, true)), Some((write + 1, false))]);
+/// # Ok::<(), uiw_striping::Closed>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done<E> {
     /// The request.

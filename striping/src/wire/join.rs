@@ -11,6 +11,15 @@ const MAGIC: u32 = 0x7569_7753;
 pub const JOIN_LEN: usize = 36;
 
 /// A stripe asks to belong to a connection.
+///
+/// ```
+/// use uiw_striping::wire::{JOIN_LEN, Join, Request};
+/// let request = Request { stripes: 4, index: 2, generation: 1, token: [7; 16], delivered: 9 };
+/// let bytes = Join::Request(request).emit(b"");
+/// assert_eq!(bytes.len(), JOIN_LEN);
+/// assert_eq!(Join::parse(&bytes), Ok((Join::Request(request), &b""[..])));
+/// assert!(!format!("{request:?}").contains("token"));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// Stripes of the connection.
@@ -38,6 +47,14 @@ impl fmt::Debug for Request {
 }
 
 /// The stripe belongs to the connection.
+///
+/// ```
+/// use uiw_striping::wire::{Join, JoinError, Reply};
+/// let mut bytes = Join::Reply(Reply { stripes: 4, index: 2, generation: 1, delivered: 9 }).emit(b"");
+/// // A connection of two stripes has no third one.
+/// bytes[6] = 2;
+/// assert_eq!(Join::parse(&bytes), Err(JoinError::Index { index: 2, stripes: 2 }));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// As in the Request.
@@ -51,6 +68,13 @@ pub struct Reply {
 }
 
 /// Why a stripe was rejected.
+///
+/// ```
+/// use uiw_striping::wire::{Join, Reason};
+/// let bytes = Join::Rejection(Reason::Stale).emit(b"");
+/// assert_eq!(Join::parse(&bytes), Ok((Join::Rejection(Reason::Stale), &b""[..])));
+/// assert_eq!(Reason::Stale.to_string(), "the generation of the stripe is stale");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
@@ -105,6 +129,12 @@ impl Reason {
 }
 
 /// Why private data is not that of a stripe.
+///
+/// ```
+/// use uiw_striping::wire::{Join, JoinError};
+/// // An ordinary client's private data.
+/// assert_eq!(Join::parse(b"plain"), Err(JoinError::Foreign));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
@@ -134,6 +164,17 @@ pub enum JoinError {
 }
 
 /// What the private data of a stripe says.
+///
+/// ```
+/// use uiw_striping::wire::{Join, Reply, Request};
+/// let request = Request { stripes: 2, index: 1, generation: 0, token: [3; 16], delivered: 0 };
+/// let bytes = Join::Request(request).emit(b"for the program");
+/// let Ok((Join::Request(asked), private_data)) = Join::parse(&bytes) else { unreachable!() };
+/// assert_eq!(private_data, b"for the program");
+/// let Request { stripes, index, generation, .. } = asked;
+/// let reply = Join::Reply(Reply { stripes, index, generation, delivered: 0 });
+/// assert_eq!(Join::parse(&reply.emit(b"")).map(|(join, _)| join), Ok(reply));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Join {
     /// In the MPA Request.

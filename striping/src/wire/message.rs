@@ -7,6 +7,13 @@ use alloc::vec::Vec;
 pub const MESSAGE_HEADER_LEN: usize = 16;
 
 /// What a Send is.
+///
+/// ```
+/// use uiw_striping::wire::{Header, Kind};
+/// let notice = Kind::WriteNotice { imm: 7, len: 4096 };
+/// let bytes = Header { kind: notice, number: 1 }.emit();
+/// assert_eq!(Header::parse(&bytes).map(|(header, _)| header.kind), Ok(notice));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -37,6 +44,14 @@ pub enum Kind {
 }
 
 /// The header of a Send.
+///
+/// ```
+/// use uiw_striping::wire::{Header, Kind, MESSAGE_HEADER_LEN};
+/// let header = Header { kind: Kind::Close, number: 12 };
+/// let bytes = header.emit();
+/// assert_eq!(bytes.len(), MESSAGE_HEADER_LEN);
+/// assert_eq!(Header::parse(&bytes), Ok((header, &b""[..])));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// What it is.
@@ -46,6 +61,14 @@ pub struct Header {
 }
 
 /// Why bytes are no such header.
+///
+/// ```
+/// use uiw_striping::wire::{Header, HeaderError, Kind};
+/// let mut bytes = Header { kind: Kind::Abort, number: 0 }.emit();
+/// assert_eq!(Header::parse(&bytes[..15]), Err(HeaderError::Short(15)));
+/// bytes[0] = 9;
+/// assert_eq!(Header::parse(&bytes), Err(HeaderError::Kind(9)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {

@@ -58,6 +58,25 @@ pub fn connect(
 ///
 /// # Errors
 /// As for [`connect`]; [`Error::Lost`] where the TCP is not the kernel's.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::cm::{self, CmEventKind};
+/// let end = End::new()?;
+/// let options = Arc::new(uiw_verbs::ConnOptions::default());
+/// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+/// let peer = listener.local_addr()?;
+/// let socket = std::net::TcpStream::connect(peer)?;
+/// cm::connect_open(&end.qp, socket.into(), peer, &options, b"", &end.channel, 7)?;
+/// // TCP was connected before; MPA is not yet.
+/// assert!(matches!(end.event(), CmEventKind::Posted(7)));
+/// drop(listener.accept()?);
+/// assert!(matches!(end.event(), CmEventKind::Failed(_)));
+/// # Ok(())
+/// # }
+/// ```
 pub fn connect_open(
     qp: &Qp,
     socket: OwnedFd,

@@ -2,7 +2,7 @@
 
 use crate::common::{End, Make, closed_addr, initiator_opt, next_request, pair_of, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
-use crate::simulation::{any_port, now, until};
+use crate::simulation::{any_port, change_link, now, until};
 use crate::transport::pass;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -534,6 +534,29 @@ fn a_queue_pair_outlives_a_peer_that_sends_no_fpdu() {
         assert_eq!(peer.expect_fpdu().opcode(), Opcode::Send);
         end.sent_ok(id);
     }
+}
+
+/// On a long path, connections whose set-ups are begun one after the other are all established after the time of one.
+#[test]
+fn many_connections_are_set_up_in_the_time_of_one() {
+    change_link(|link| link.latency = Duration::from_millis(50));
+    let server = End::new();
+    let listener = server.listen(&plain());
+    let took = |count: usize| {
+        let begun = now();
+        let client = End::new();
+        let clients: Vec<_> = (0..count).map(|_| End::on(&client.device)).collect();
+        clients.iter().for_each(|client| client.connect(listener.local_addr(), &plain()));
+        let accepted: Vec<_> = (0..count).map(|_| End::on(&server.device)).collect();
+        for end in &accepted {
+            server.request().accept(&end.qp, None, b"", Some(&end.channel)).unwrap();
+        }
+        clients.iter().chain(&accepted).for_each(|end| drop(end.established()));
+        now() - begun
+    };
+    let one = took(1);
+    assert!(one >= Duration::from_millis(200), "TCP and MPA take a round trip each: {one:?}");
+    assert_eq!(took(32), one);
 }
 
 // ---------------------------------------------------------------- initiator

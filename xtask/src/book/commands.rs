@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 /// The pages with commands that are not run, and why. A page that has `sh` blocks or indented ones is here, and no other one.
 const NOT_RUN: &[(&str, &str)] = &[
     ("CONTRIBUTING.md", "work on the source tree; its commands are what CI runs"),
-    ("README.md", "the installation from the source tree, by xtask/tests/install.rs"),
+    ("README.md", "the test command of the source tree, which CI runs"),
     ("docs/containers.md", "containers, by interop/tests/stock"),
-    ("docs/debugging.md", "gdb asks its user"),
     ("docs/installing.md", "the source tree, which xtask/tests has: install.rs, dist.rs; a running systemd"),
     ("docs/interop.md", "the kernel's siw, which `cargo xtask interop siw` runs in a virtual machine"),
     ("docs/quick-start.md", "the installation from the source tree, by xtask/tests/install.rs"),
-    ("docs/run-your-program.md", "UCX, MPI and NIXL on several hosts, by interop/tests/stock"),
+    (
+        "docs/run-your-program.md",
+        "UCX and MPI on several hosts, by interop/tests/stock; NIXL and Mooncake, by `cargo xtask interop`",
+    ),
     ("docs/tls.md", "Wireshark, by interop/tests/stock/tls.rs"),
-    ("docs/wan.md", "two links between two hosts, by interop/tests/stacks"),
     ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),
 ];
 

@@ -23,6 +23,8 @@ const PACKAGES: &[&str] = &[
     "curl",
     "tcpdump",
     "valgrind",
+    "gdb",
+    "ucx-utils",
 ];
 
 /// Programs without which there is no fresh root.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,7 +23,7 @@ struct Check {
 /// What checks of packages for another processor need.
 const FOREIGN: [&str; 4] = ["mmdebstrap", "chroot", "unshare", "ip"];
 
-const CHECKS: [Check; 4] = [
+const CHECKS: [Check; 5] = [
     Check {
         name: "tarball",
         kind: Kind::Tarball,
@@ -39,6 +40,13 @@ const CHECKS: [Check; 4] = [
     },
     Check { name: "deb", kind: Kind::Deb, programs: &FOREIGN, run: deb, foreign: deb },
     Check { name: "oci", kind: Kind::Oci, programs: &["podman"], run: image, foreign: image },
+    Check {
+        name: "oci-rootless",
+        kind: Kind::Oci,
+        programs: &["podman", "unshare", "setpriv", "newuidmap"],
+        run: image_of_user,
+        foreign: image_of_user,
+    },
 ];
 
 /// Runs the checks of what was made; the score is the last line on stdout. False when one failed.
@@ -196,37 +204,101 @@ fn own(root: &Path) -> Result<BTreeSet<PathBuf>, String> {
     Ok(all.filter(|file| !of_managers.iter().any(|folder| file.starts_with(folder))).collect())
 }
 
-/// In a storage of its own, without a network but loopback.
-fn image(dist: &Dist, package: &Path) -> Result<(), String> {
-    // Podman's folder of run-time files has a path of at most 50 bytes.
-    let storage = env::temp_dir().join(format!("uiw-podman-{}", std::process::id()));
-    let podman = |args: &[&str]| {
-        let mut command = Command::new("podman");
-        command.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
+/// Podman as an ordinary user, also where root runs this. It sees cgroups of version 1 alone, as Debian's crun does not support the mix of both. Arguments: the user's folder, which has `sub`, the users that its containers may have.
+const AS_USER: &str = r#"
+    set -e
+    umount /sys/fs/cgroup/unified 2>/dev/null || true
+    mount --bind "$1/sub" /etc/subuid
+    mount --bind "$1/sub" /etc/subgid
+    home=$1
+    shift
+    exec setpriv --reuid 65534 --regid 65534 --clear-groups env HOME="$home" XDG_RUNTIME_DIR="$home/user" podman "$@"
+"#;
+
+/// The user of [`AS_USER`], and the users of its containers.
+const ORDINARY: u32 = 65534;
+const SUB: &str = "65534:100000:65536\n";
+
+/// A storage of its own for podman, of this process's user or of an ordinary one.
+struct Podman {
+    storage: PathBuf,
+    as_user: bool,
+}
+
+impl Podman {
+    fn new(as_user: bool) -> Result<Self, String> {
+        // Podman's folder of run-time files has a path of at most 50 bytes.
+        let kind = if as_user { "user" } else { "own" };
+        let storage = env::temp_dir().join(format!("uiw-pm-{kind}-{}", std::process::id()));
+        let this = Self { storage, as_user };
+        let user = this.storage.join("user");
+        let make = || {
+            fs::create_dir_all(&user)?;
+            fs::write(this.storage.join("sub"), SUB)?;
+            let mut owned = [&this.storage, &user].into_iter().filter(|_| as_user);
+            owned.try_for_each(|folder| chown(folder, Some(ORDINARY), Some(ORDINARY)))
+        };
+        make().map_err(|error| format!("{}: {error}", this.storage.display()))?;
+        Ok(this)
+    }
+
+    fn podman(&self, args: &[&str]) -> Result<String, String> {
+        let mut command = if self.as_user {
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", AS_USER, "sh"]).arg(&self.storage).current_dir("/");
+            command
+        } else {
+            Command::new("podman")
+        };
+        command.arg("--root").arg(self.storage.join("root")).arg("--runroot").arg(self.storage.join("run"));
         command.args(["--storage-driver=vfs", "--cgroup-manager=cgroupfs"]);
-        // The usual one does not run where the system has both versions of cgroups.
-        if crate::packages::on_path("runc") {
+        // The usual one does not run where the system has both versions of cgroups, unless it makes none.
+        if !self.as_user && crate::packages::on_path("runc") {
             command.arg("--runtime=runc");
         }
         output(command.args(args))
-    };
-    let run = |image: &str, more: &[&str], args: &[&str]| {
-        // In containers the limits may not be raised.
+    }
+
+    fn run(&self, image: &str, more: &[&str], args: &[&str]) -> Result<String, String> {
+        // In containers the limits may not be raised, and an ordinary user makes no cgroups.
         let options =
             ["run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
-        podman(&[&options, more, &[image], args].concat())
-    };
-    let check = || {
-        let loaded = podman(&["pull", "--quiet", &format!("oci-archive:{}", package.display())])?;
+        let cgroups: &[&str] = if self.as_user { &["--cgroups=disabled"] } else { &[] };
+        self.podman(&[&options, cgroups, more, &[image], args].concat())
+    }
+
+    /// Runs the image of an archive.
+    fn check(&self, dist: &Dist, package: &Path) -> Result<(), String> {
+        // The user may not be able to reach the package's folder.
+        let archive = self.storage.join("image.tar");
+        fs::copy(package, &archive).map_err(|error| format!("{}: {error}", archive.display()))?;
+        let loaded = self.podman(&["pull", "--quiet", &format!("oci-archive:{}", archive.display())])?;
         let image = loaded.trim();
-        let said = run(image, &[], &["--version"])?;
+        let said = self.run(image, &[], &["--version"])?;
         expect(said == format!("uiw {}\n", dist.version), || said)?;
         let script = "uiw serve --listen 127.0.0.1:7174 & n=0; until uiw ping 127.0.0.1 -c 3; do n=$((n + 1)); test $n -lt 50; sleep 0.2; done";
-        run(image, &["--entrypoint=/bin/sh"], &["-ec", script]).map(drop)
-    };
-    let checked = check();
-    // Its files belong to users of the image.
-    let _ = podman(&["rmi", "--all", "--force"]);
-    let _ = fs::remove_dir_all(&storage);
-    checked
+        self.run(image, &["--entrypoint=/bin/sh"], &["-ec", script]).map(drop)
+    }
+}
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        // Its files belong to users of the image.
+        let _ = self.podman(&["rmi", "--all", "--force"]);
+        let _ = fs::remove_dir_all(&self.storage);
+    }
+}
+
+/// In a storage of its own, without a network but loopback.
+fn image(dist: &Dist, package: &Path) -> Result<(), String> {
+    Podman::new(false)?.check(dist, package)
+}
+
+/// The same as an ordinary user.
+fn image_of_user(dist: &Dist, package: &Path) -> Result<(), String> {
+    if !rustix::process::geteuid().is_root() {
+        // The check of `oci` is that of an ordinary user then.
+        return Ok(());
+    }
+    Podman::new(true)?.check(dist, package)
 }

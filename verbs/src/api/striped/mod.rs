@@ -22,8 +22,9 @@ pub use settings::StripedSettings;
 
 use crate::api::buf::{IoBuf, IoBufMut, Mr};
 use crate::api::connection::Half;
+use crate::api::listener::Incoming;
 use crate::api::op::WcError;
-use crate::cm::ConnInfo;
+use crate::cm::{ConnInfo, ConnRequest};
 use crate::error::{Error, Result};
 use crate::mr::RemoteMr;
 use crate::pd::Pd;
@@ -419,6 +420,60 @@ impl StripedListener {
     /// As [`Listener::bind`](crate::Listener::bind).
     pub fn bind(pd: &Pd, local: SocketAddr, settings: &StripedSettings) -> Result<Self> {
         Ok(Self { port: Port::bind(pd, local, settings)? })
+    }
+
+    /// A listener without a port of its own, for a program whose [`cm::Listener`](crate::cm::Listener) at `local` has ordinary connections too. The program gives
+    /// it the Requests of striped ones ([`StripedListener::offer`]), also those that replace stripes, so it lives as long as the connections. TCP
+    /// connections are made with the options of the program's listener.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+    /// # fn main() -> Result<(), AnyError> {
+    /// use uiw_verbs::cm::{self, CmEventKind};
+    /// use uiw_verbs::{Device, Striped, StripedListener, StripedSettings};
+    /// let end = End::new()?;
+    /// let (any, options) = ("127.0.0.1:0".parse()?, Default::default());
+    /// let port = cm::Listener::bind(&end.device, any, 16, &options, &end.channel)?;
+    /// let to = port.local_addr();
+    /// let settings = StripedSettings::default().stripes(2);
+    /// let client = std::thread::spawn(move || -> Result<Striped, AnyError> {
+    ///     let device = Device::open()?;
+    ///     let pd = device.alloc_pd()?;
+    ///     Ok(device.block_on(Striped::connect(&pd, to, &StripedSettings::default().stripes(2)))?)
+    /// });
+    /// let listener = StripedListener::beside(&end.pd, to, &settings)?;
+    /// // A Request for each stripe.
+    /// for _ in 0..2 {
+    ///     let CmEventKind::ConnectRequest(request) = end.event() else { return Err("no request".into()) };
+    ///     assert!(listener.offer(request).is_none());
+    /// }
+    /// let connection = end.device.block_on(listener.accept())?;
+    /// assert_eq!(connection.stripes(), 2);
+    /// # client.join().map_err(|_| "the client panicked")??;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Limit`] and [`Error::Zero`] for settings that no connection can be made with.
+    pub fn beside(pd: &Pd, local: SocketAddr, settings: &StripedSettings) -> Result<Self> {
+        Ok(Self { port: Port::beside(pd, local, settings)? })
+    }
+
+    /// Whether a Request is that of a striped connection, of whatever version.
+    #[must_use]
+    pub fn is_striped(request: &ConnRequest) -> bool {
+        !matches!(Join::parse(request.private_data()), Err(JoinError::Foreign))
+    }
+
+    /// Takes a Request of a striped connection that came to the program's listener. Another one is returned, to be accepted as an ordinary
+    /// connection.
+    pub fn offer(&self, request: ConnRequest) -> Option<ConnRequest> {
+        if !Self::is_striped(&request) {
+            return Some(request);
+        }
+        self.port.give(Incoming::new(request));
+        None
     }
 
     /// The address it listens on.

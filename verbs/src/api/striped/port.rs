@@ -26,8 +26,16 @@ const MAX_GROUPS: usize = 256;
 /// Tokens of connections that ended in order, which are kept.
 const MAX_CLOSED: usize = 256;
 
+/// Where Requests come from.
+enum Requests {
+    /// A port of its own.
+    Own(Box<Listener>),
+    /// A listener of the program's, at this address: [`Port::give`].
+    Given { local: SocketAddr, waiting: Mutex<VecDeque<Incoming>> },
+}
+
 pub(super) struct Port {
-    listener: Listener,
+    requests: Requests,
     pd: Pd,
     device: Device,
     settings: StripedSettings,
@@ -73,8 +81,18 @@ impl Port {
     pub(super) fn bind(pd: &Pd, local: SocketAddr, settings: &StripedSettings) -> Result<Arc<Self>> {
         settings.check(pd.device().limits())?;
         let listener = Listener::bind(pd, local, &settings.of_stripe(0, Vec::new()))?;
+        Self::new(pd, Requests::Own(Box::new(listener)), settings)
+    }
+
+    /// Without a port of its own.
+    pub(super) fn beside(pd: &Pd, local: SocketAddr, settings: &StripedSettings) -> Result<Arc<Self>> {
+        settings.check(pd.device().limits())?;
+        Self::new(pd, Requests::Given { local, waiting: Mutex::default() }, settings)
+    }
+
+    fn new(pd: &Pd, requests: Requests, settings: &StripedSettings) -> Result<Arc<Self>> {
         let port = Arc::new_cyclic(|this: &Weak<Self>| Self {
-            listener,
+            requests,
             pd: pd.clone(),
             device: pd.device().clone(),
             settings: settings.clone(),
@@ -92,7 +110,28 @@ impl Port {
     }
 
     pub(super) fn local_addr(&self) -> SocketAddr {
-        self.listener.local_addr()
+        match &self.requests {
+            Requests::Own(listener) => listener.local_addr(),
+            Requests::Given { local, .. } => *local,
+        }
+    }
+
+    /// A Request has come to the program's listener.
+    pub(super) fn give(&self, incoming: Incoming) {
+        if let Requests::Given { waiting, .. } = &self.requests {
+            waiting.lock().push_back(incoming);
+        }
+        self.turn();
+    }
+
+    fn poll_incoming(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming>> {
+        match &self.requests {
+            Requests::Own(listener) => listener.poll_incoming(cx),
+            // The thread that adds one takes a turn.
+            Requests::Given { waiting, .. } => {
+                waiting.lock().pop_front().map_or(Poll::Pending, |incoming| Poll::Ready(Ok(incoming)))
+            }
+        }
     }
 
     pub(super) fn failures(&self) -> u64 {
@@ -159,7 +198,7 @@ impl Port {
     fn round(&self, io: &mut Io, wakers: &mut Vec<Waker>, gone: &mut Vec<Group>) {
         let mut cx = Context::from_waker(&self.waker);
         loop {
-            match self.listener.poll_incoming(&mut cx) {
+            match self.poll_incoming(&mut cx) {
                 Poll::Ready(Ok(incoming)) => self.route(incoming, io),
                 Poll::Ready(Err(error)) => {
                     let mut state = self.state.lock();

@@ -15,6 +15,23 @@ use uiw_datagram::sidr::Request;
 use uiw_llp::Token;
 
 /// A request that is repeated until its reply comes. Dropping it ends that.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use uiw_verbs::cm::{CmEventKind, SidrHandle, SidrListener};
+/// # let (server, client) = (End::new()?, End::new()?);
+/// let listener = SidrListener::bind(&server.device, &["127.0.0.1:0".parse()?], &server.channel)?;
+/// let to = listener.local_addr();
+/// let request = SidrHandle::request(&client.device, "127.0.0.1:0".parse()?, to, b"", &client.channel)?;
+/// let CmEventKind::SidrRequest(asked) = server.event() else { return Err("no request".into()) };
+/// assert_eq!(asked.peer_addr(), request.local_addr());
+/// // Dropped without an answer it is rejected.
+/// drop(asked);
+/// assert!(matches!(client.event(), CmEventKind::Failed(_)));
+/// # Ok(())
+/// # }
+/// ```
 pub struct SidrHandle {
     driver: Arc<Driver>,
     token: Token,
