@@ -9,6 +9,7 @@ mod exports;
 mod faults;
 mod forks;
 mod iser;
+mod lossy;
 mod migration;
 mod mooncake;
 mod mpi;

@@ -1,6 +1,7 @@
 //! MPI jobs on UCX, as Debian has them: each rank on a host of its own, every pair of ranks on our RC queue pairs.
 
-use crate::reported::{is_reliable, number, parsed, reliable, unreliable};
+use crate::lossy::LossyPath;
+use crate::reported::{is_reliable, parsed, reliable, unreliable};
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -182,34 +183,15 @@ fn a_killed_rank_ends_a_job_of_mpich() {
 #[test]
 fn datagrams_alone_survive_a_lossy_path() {
     let (Some(job), Some(network)) = (Job::new(&OPEN_MPI), Network::path()) else { return };
-    let mut wan = Command::new(uiw());
-    wan.args([
-        "wan",
-        "server",
-        "client",
-        "--json",
-        "--loss",
-        "1%",
-        "--duplicate",
-        "0.5%",
-        "--reorder",
-        "0.5%",
-    ]);
-    wan.args(["--seed", "7"]);
-    let mut wan = Running::start(network.middle(wan));
-    wan.wait_saying("carrying");
+    let wan = LossyPath::start(&network);
     let places = (network.server_address(), network.places());
     let run = ("UCX_TLS=ud_verbs,self", "--require --json --persona roce");
     let ended = Running::start(network.server(job.command(&OPEN_MPI, places, run, &[]))).end();
     let said = [job.said(0), job.said(1)];
     assert_eq!((ended.code, ended.count("is done")), (0, 2), "{ended:?}\n{said:#?}");
-    for report in said.iter().map(|said| parsed(said)) {
-        assert!(unreliable(&report) >= 2 << 20 && reliable(&report) == 0, "{report}");
+    let reports = said.map(|said| parsed(&said));
+    for report in &reports {
+        assert!(unreliable(report) >= 2 << 20 && reliable(report) == 0, "{report}");
     }
-    let wan = wan.interrupt();
-    let last: serde_json::Value =
-        serde_json::from_str(wan.well().said.lines().last().expect("statistics")).expect("JSON");
-    let sum = |name: &str| number(&last["ways"][0], name) + number(&last["ways"][1], name);
-    assert!(sum("lost") as f64 >= 0.005 * sum("frames") as f64, "{last}");
-    assert!(sum("duplicated") > 0 && sum("reordered") > 0, "{last}");
+    wan.has_lost_datagrams(&reports);
 }

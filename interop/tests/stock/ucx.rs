@@ -1,8 +1,11 @@
 //! UCX as Debian has it, without a setting of its own: between two hosts that share a network alone, its bytes are on our RC queue pairs.
 
-use crate::reported::{is_reliable, isolated, number, reliable, report};
+use crate::lossy::LossyPath;
+use crate::reported::{is_reliable, isolated, number, reliable, report, unreliable};
+use serde_json::Value;
 use std::fs;
-use uiw_interop::stock::{Ended, Libraries, Network, Running, free_port};
+use std::path::Path;
+use uiw_interop::stock::{Ended, Libraries, Network, Running, compile, free_port};
 
 /// Bytes that went through the client's interface so far, both directions, all headers included.
 fn on_the_wire(network: &Network) -> u64 {
@@ -125,4 +128,85 @@ fn hidden_devices_are_noticed() {
     }
     let ended = io_demo(&libraries, &network, &options, &[]);
     assert_eq!((ended.code, number(&report(&ended), "exit_code")), (125, 0), "{ended:?}");
+}
+
+/// A pair of programs that UCX's API is used by, which connect by rdma_cm; the one that listens speaks first.
+struct Transfer<'a> {
+    persona: &'a str,
+    /// Transports that UCX may use: UCX's own choice where there are none.
+    transports: Option<&'a str>,
+    mebibytes: u32,
+    /// Milliseconds for which the one that connects does nothing at a time, until it hears of the other one.
+    pause: u32,
+}
+
+impl Transfer<'_> {
+    /// The ends' reports, the server's first, when both have said the same hash. Nothing where a program is missing; the test is noted as
+    /// skipped then.
+    #[track_caller]
+    fn run(&self, network: &Network) -> Option<[Value; 2]> {
+        uiw_interop::require("unshare")?;
+        if !Path::new("/usr/include/ucp/api/ucp.h").exists() {
+            uiw_interop::skip("libucx-dev");
+            return None;
+        }
+        let libraries = Libraries::get();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/ucx.c");
+        let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-lucp", "-lucs"];
+        let program = compile(&libraries, &source, &flags)?;
+        let program = program.to_str().expect("a path of text");
+        let options = ["--require", "--json", "--sysfs", "--port-offset", "-5000", "--persona", self.persona];
+        let port = free_port().to_string();
+        let command = |args: &[&str]| {
+            let mut command = isolated(&libraries, &options, &[&[program], args].concat());
+            if let Some(transports) = self.transports {
+                command.env("UCX_TLS", transports);
+            }
+            command
+        };
+        let mut server = Running::start(network.server(command(&[&port])));
+        server.wait_saying("listening");
+        let (address, mebibytes) = (network.server_address().to_string(), self.mebibytes.to_string());
+        let client = command(&[&port, &address, &mebibytes, &self.pause.to_string()]);
+        let client = Running::start(network.client(client)).end();
+        let server = server.end();
+        let hash_of = |end: &Ended, verb: &str| {
+            let text = format!("{verb} {mebibytes} MiB, hash ");
+            let line = end.well().said.lines().find_map(|line| line.strip_prefix(&text));
+            line.unwrap_or_else(|| panic!("{end:?}")).to_owned()
+        };
+        assert_eq!(hash_of(&client, "sent"), hash_of(&server, "received"));
+        Some([server, client].map(|end| report(&end)))
+    }
+}
+
+/// UCX fails an assertion when the one that listens sends before the one that connects has called `rdma_establish`.
+#[test]
+fn the_one_that_listens_may_speak_first() {
+    for persona in ["roce", "ib"] {
+        for transports in [Some("ud_verbs,self"), None] {
+            let Some(network) = Network::veth() else { return };
+            let transfer = Transfer { persona, transports, mebibytes: 4, pause: 100 };
+            let Some(reports) = transfer.run(&network) else { return };
+            for report in reports {
+                match transports {
+                    Some(_) => assert!(unreliable(&report) >= 4 << 20 && reliable(&report) == 0, "{report}"),
+                    None => is_reliable(&report, 4 << 20),
+                }
+            }
+        }
+    }
+}
+
+/// Datagrams alone on a path that loses, doubles and reorders.
+#[test]
+fn datagrams_of_rdma_cm_survive_a_lossy_path() {
+    let Some(network) = Network::path() else { return };
+    let wan = LossyPath::start(&network);
+    let transfer = Transfer { persona: "roce", transports: Some("ud_verbs,self"), mebibytes: 16, pause: 0 };
+    let Some(reports) = transfer.run(&network) else { return };
+    for report in &reports {
+        assert!(unreliable(report) >= 16 << 20 && reliable(report) == 0, "{report}");
+    }
+    wan.has_lost_datagrams(&reports);
 }
