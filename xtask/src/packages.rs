@@ -18,6 +18,7 @@ pub(crate) struct Need {
 /// Which test needs what. Everything else needs Cargo alone.
 pub(crate) const NEEDS: &[Need] = &[
     Need { program: "tshark", package: "tshark", tests: "interop: oracles tshark::*" },
+    Need { program: "dumpcap", package: "wireshark-common", tests: "interop: stock ucx::* mpi::*" },
     Need { program: "openssl", package: "openssl", tests: "llp: tls_peers openssl*" },
     Need { program: "gnutls-cli", package: "gnutls-bin", tests: "llp: tls_peers gnutls*" },
     Need { program: "gnutls-serv", package: "gnutls-bin", tests: "llp: tls_peers gnutls*" },

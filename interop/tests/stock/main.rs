@@ -29,3 +29,4 @@ mod sockets_programs;
 mod tls;
 mod ucx;
 mod utilities;
+mod wire;

@@ -2,6 +2,7 @@
 
 use crate::lossy::LossyPath;
 use crate::reported::{is_reliable, parsed, reliable, unreliable};
+use crate::wire::Capture;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -97,7 +98,7 @@ impl Job {
         let rank = self.script(
             "rank",
             &format!(
-                "export UIW_LIB={folder} {prefix}; exec {} run --sysfs {options} -- \"$@\" \
+                "export UIW_LIB={folder} {prefix}; exec {} run {options} -- \"$@\" \
                  2> {folder}/report-${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}",
                 uiw().display(),
                 folder = self.libraries.folder().display(),
@@ -129,11 +130,45 @@ impl Job {
     }
 }
 
+/// A capture of what passes the interfaces of all ranks.
+#[track_caller]
+fn capture(job: &Job, hosts: &Hosts) -> Option<Capture> {
+    let ports: Vec<_> = (1..=RANKS).map(|rank| format!("port{rank}")).collect();
+    let ports: Vec<_> = ports.iter().map(String::as_str).collect();
+    Capture::start(job.libraries.folder(), &ports, |dumpcap| hosts.at_switch(dumpcap))
+}
+
+/// Nothing passed between two ranks but what is uiw's. The process manager has connections between each host and its own.
+fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
+    let switch = hosts.switch_address();
+    capture.end().is_uiws_but_for(|end| end.ip() == switch, 4 << 20)
+}
+
+/// Without device nodes UCX moves messages by TCP, which fails the job by the reports, and the capture shows it.
+#[test]
+fn hidden_devices_are_noticed() {
+    let (Some(job), Some(hosts)) = (Job::new(&OPEN_MPI), Hosts::new(RANKS)) else { return };
+    let Some(capture) = capture(&job, &hosts) else { return };
+    let places = (hosts.switch_address(), hosts.places());
+    let mut command = job.command(&OPEN_MPI, places, ("", "--require --json --persona roce"), &[]);
+    // Open MPI takes UCX for devices alone, unless it is told otherwise.
+    command.env("OMPI_MCA_opal_common_ucx_tls", "any").env("OMPI_MCA_opal_common_ucx_devices", "any");
+    let ended = Running::start(hosts.at_switch(command)).end();
+    let said = between_ranks(capture, &hosts).expect_err("the capture shows TCP between ranks");
+    assert!(said.contains(" bytes between 10.77.0.1:"), "{said}");
+    assert_ne!(ended.code, 0, "{ended:?}");
+    for rank in 0..RANKS {
+        assert_eq!(reliable(&parsed(&job.said(rank))), 0);
+    }
+}
+
 fn every_pair_and_collectives(mpi: &Mpi) {
     let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(RANKS)) else { return };
     for persona in ["roce", "ib"] {
-        let options = format!("--require --json --persona {persona}");
+        let options = format!("--require --json --sysfs --persona {persona}");
+        let Some(capture) = capture(&job, &hosts) else { return };
         let ended = job.start(mpi, &hosts, &options, &[]).end();
+        assert_eq!(between_ranks(capture, &hosts), Ok(()), "{ended:?}");
         let said: Vec<_> = (0..RANKS).map(|rank| job.said(rank)).collect();
         assert_eq!(ended.code, 0, "{ended:?}\n{said:#?}");
         assert_eq!(ended.count("is done"), usize::from(RANKS), "{ended:?}");
@@ -159,7 +194,7 @@ fn a_killed_rank_ends_the_job(mpi: &Mpi) {
     let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(RANKS)) else { return };
     // Without a report `uiw run` becomes the rank. MPICH's process manager ends a job of several hosts when it sees ranks that a signal
     // ended: the others, which UCX aborts when rank 3 does not answer.
-    let ended = job.start(mpi, &hosts, "--persona roce", &["3"]).end();
+    let ended = job.start(mpi, &hosts, "--sysfs --persona roce", &["3"]).end();
     assert_ne!(ended.code, 0, "{ended:?}");
     assert_eq!((ended.count("rank 3 will kill itself"), ended.count("is done")), (1, 0), "{ended:?}");
     let mut limit = WaitLimit::new(Duration::from_secs(30));
@@ -185,7 +220,7 @@ fn datagrams_alone_survive_a_lossy_path() {
     let (Some(job), Some(network)) = (Job::new(&OPEN_MPI), Network::path()) else { return };
     let wan = LossyPath::start(&network);
     let places = (network.server_address(), network.places());
-    let run = ("UCX_TLS=ud_verbs,self", "--require --json --persona roce");
+    let run = ("UCX_TLS=ud_verbs,self", "--require --json --sysfs --persona roce");
     let ended = Running::start(network.server(job.command(&OPEN_MPI, places, run, &[]))).end();
     let said = [job.said(0), job.said(1)];
     assert_eq!((ended.code, ended.count("is done")), (0, 2), "{ended:?}\n{said:#?}");
