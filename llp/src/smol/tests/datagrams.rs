@@ -90,8 +90,8 @@ fn sent_to_groups(end: &mut PipeLink) -> Vec<([u8; 6], IpAddr, u8, u8)> {
 
 /// A general membership query of IGMP version 2 (RFC 2236) with a response time of one second, as a router sends it.
 const QUERY: [u8; 42] = [
-    0x01, 0x00, 0x5e, 0, 0, 1, 2, 0, 0, 0, 0, 9, 8, 0, 0x45, 0, 0, 28, 0, 0, 0x40, 0, 1, 2, 0x8f, 0xcd, 10, 9, 0, 9,
-    224, 0, 0, 1, 0x11, 10, 0xee, 0xf5, 0, 0, 0, 0,
+    0x01, 0x00, 0x5e, 0, 0, 1, 2, 0, 0, 0, 0, 9, 8, 0, 0x45, 0, 0, 28, 0, 0, 0x40, 0, 1, 2, 0x8f, 0xcd, 10,
+    9, 0, 9, 224, 0, 0, 1, 0x11, 10, 0xee, 0xf5, 0, 0, 0, 0,
 ];
 
 #[test]
@@ -161,13 +161,16 @@ fn members_of_a_group_receive_what_is_sent_to_it() {
         let (mut there, mut too, mut stranger) = (join(1, group, 2), join(1, group, 3), join(1, other, 4));
         let mut here = join(0, group, 5);
         let from = SocketAddr::new(address(1, v6), 0);
-        let mut sender =
-            world.stacks[0].bind_datagrams(from, &DatagramOptions::default(), Token(6)).unwrap();
+        let mut sender = world.stacks[0].bind_datagrams(from, &DatagramOptions::default(), Token(6)).unwrap();
         let to = SocketAddr::new(group, PORT);
         send(&mut *sender, to, b"to all").unwrap();
         for member in [&mut there, &mut too, &mut here] {
             assert_eq!(received(&mut world, &clock, &mut **member), [b"to all"], "{v6}");
-            assert_eq!(send(&mut **member, to, b"back"), Err(ErrorKind::InvalidInput), "a group is no sender");
+            assert_eq!(
+                send(&mut **member, to, b"back"),
+                Err(ErrorKind::InvalidInput),
+                "a group is no sender"
+            );
         }
         assert!(received(&mut world, &clock, &mut *stranger).is_empty(), "another group's");
         drop(there);
