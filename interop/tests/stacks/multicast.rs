@@ -92,3 +92,69 @@ fn a_link_without_groups_says_so() {
         assert!(said.contains("no multicast groups"), "{said}");
     });
 }
+
+/// A socket of the kernel's gets datagrams of a group that came by the interface at which it is joined, and no others
+/// (IP_MULTICAST_ALL, IPV6_MULTICAST_ALL are off).
+#[test]
+fn a_group_is_received_at_the_interface_where_it_is_joined() {
+    let Some(network) = network_of(1500, true) else { return };
+    let at_client = index(&network, false);
+    for (group, own) in [
+        ("239.77.0.9", ["127.0.0.1", "10.77.0.1", "10.77.0.2"]),
+        ("ff15::77:9", ["::1", "fd77::1", "fd77::2"]),
+    ] {
+        let group: IpAddr = group.parse().expect("a group");
+        let own = own.map(|own| own.parse::<IpAddr>().expect("an address"));
+        let kernel = |own, index| {
+            let end = End::on(open("tcp").0, own, 1024);
+            end.qp.attach_multicast(group, own, index).expect("the group is joined");
+            end.receive();
+            end
+        };
+        let at_server = index(&network, true);
+        let (on_loopback, on_cable) =
+            network.inside_server(|| (kernel(own[0], LOOPBACK), kernel(own[1], at_server)));
+        let scope = if group.is_ipv6() { at_client } else { 0 };
+        let way = AddressHandle::new(own[2], group, scope);
+        // Each from a port of its own, as the kernel may choose among sockets by that.
+        for number in 0..8 {
+            let sender = network.inside_client(|| End::on(open("tcp").0, own[2], 1024));
+            sender.send_to(way, 0xFF_FFFF, &[number], None, SendFlags::empty());
+            assert_eq!(on_cable.message().1, [number]);
+            on_cable.receive();
+        }
+        let received = on_loopback.qp.datagram_port().expect("it is UD").counts().received;
+        assert_eq!(received, 0, "{group}: received at another interface");
+    }
+}
+
+/// The index of the loopback interface in every namespace.
+const LOOPBACK: u32 = 1;
+
+/// Where the MTUs of two ends differ, what is too long for the other end is lost behind its completion; what is too long for this end's
+/// interface is counted. Neither keeps anything from the next message.
+#[test]
+fn messages_that_are_too_long_for_an_interface_are_dropped() {
+    let Some(network) = network_of(1500, true) else { return };
+    let set_mtu = |server, mtu| at(&network, server, "ip", &["link", "set", "veth0", "mtu", mtu]);
+    set_mtu(false, "9000");
+    let own = ["10.77.0.1", "10.77.0.2"].map(|own| own.parse::<IpAddr>().expect("an address"));
+    let receiver = network.inside_server(|| End::on(open("tcp").0, own[0], 4096));
+    let sender = network.inside_client(|| End::on(open("tcp").0, own[1], 4096));
+    let counts = |end: &End| end.qp.datagram_port().expect("it is UD").counts();
+    let way = AddressHandle::new(own[1], own[0], 0);
+    let send = |payload: &[u8]| {
+        sender.send_to(way, receiver.qp.num(), payload, None, SendFlags::empty());
+    };
+    receiver.receive();
+    send(&[7; 4096]);
+    send(b"short");
+    assert_eq!(receiver.message().1, b"short");
+    assert_eq!((counts(&sender).sent, counts(&sender).unsent, counts(&receiver).received), (2, 0, 1));
+    set_mtu(false, "1500");
+    receiver.receive();
+    send(&[7; 4096]);
+    send(b"short again");
+    assert_eq!(receiver.message().1, b"short again");
+    assert_eq!((counts(&sender).sent, counts(&sender).unsent, counts(&receiver).received), (3, 1, 2));
+}

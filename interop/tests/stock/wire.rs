@@ -99,11 +99,15 @@ impl Passed {
     fn frame(&mut self, frame: &[u8]) {
         let Some((header, mut ip)) = frame.split_at_checked(14) else { return };
         let (source, destination, protocol, len): (IpAddr, IpAddr, _, _);
+        // IPv6 has no flag: who does not fragment has no extension header.
+        let mut is_whole = true;
         match header[12..] {
             [0x08, 0x00] if ip.len() >= 20 => {
                 let header_len = usize::from(ip[0] & 15) * 4;
                 let of = |at: usize| Ipv4Addr::from_bits(word(ip, at)).into();
                 (source, destination, protocol) = (of(12), of(16), ip[9]);
+                // DF, no more fragments, offset 0.
+                is_whole = short(ip, 6) == 0x4000;
                 len = usize::from(short(ip, 2)).checked_sub(header_len).expect("a length of IPv4");
                 ip = &ip[header_len.min(ip.len())..];
             }
@@ -126,7 +130,7 @@ impl Passed {
                 ends.sort_unstable();
                 self.segment(ends, ip.get(header_len..).unwrap_or_default(), len - header_len);
             }
-            17 if ip.len() >= 8 => self.datagram(ports(ip), &ip[8..]),
+            17 if ip.len() >= 8 => self.datagram(ports(ip), &ip[8..], is_whole),
             _ => {}
         }
     }
@@ -140,13 +144,15 @@ impl Passed {
         }
     }
 
-    /// docs/datagrams.md: version 1; a message has the port that it is sent from in its source QPN, SIDR has 256 bytes.
-    fn datagram(&mut self, [source, destination]: [SocketAddr; 2], payload: &[u8]) {
-        let is_uiws = match payload {
-            [1, 1, rest @ ..] if rest.len() >= 40 => word(payload, 12) >> 8 == u32::from(source.port()),
-            [1, 2 | 3, ..] => true,
-            _ => false,
-        };
+    /// docs/datagrams.md: version 1; a message has the port that it is sent from in its source QPN, SIDR has 256 bytes. None is
+    /// fragmented.
+    fn datagram(&mut self, [source, destination]: [SocketAddr; 2], payload: &[u8], is_whole: bool) {
+        let is_uiws = is_whole
+            && match payload {
+                [1, 1, rest @ ..] if rest.len() >= 40 => word(payload, 12) >> 8 == u32::from(source.port()),
+                [1, 2 | 3, ..] => true,
+                _ => false,
+            };
         if is_uiws {
             self.uiws_datagrams += 1;
         } else {
