@@ -134,7 +134,7 @@ fn udaddy_resolves_queue_pairs_and_exchanges_messages() {
     }
 }
 
-/// Over both versions of IP, on loopback and between namespaces.
+/// On loopback, and between namespaces over both versions of IP. Linux has no route to IPv6 groups on loopback.
 #[test]
 fn mckey_sends_to_a_group() {
     let Some(_) = uiw_interop::require("mckey") else { return };
@@ -149,7 +149,6 @@ fn mckey_sends_to_a_group() {
     let plain = ["10.77.0.1", "10.77.0.2"];
     for (network, group, [of_server, of_client]) in [
         (&Network::Loopback, "239.77.0.1", ["127.0.0.1"; 2]),
-        (&Network::Loopback, "ff15::77:1", ["::1"; 2]),
         (&veth, "239.77.0.1", plain),
         (&veth, "ff15::77:1", ["fd77::1", "fd77::2"]),
     ] {
