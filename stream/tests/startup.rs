@@ -97,7 +97,7 @@ fn a_responder_sends_nothing_before_the_first_fpdu() {
 }
 
 #[test]
-fn an_initiator_sends_nothing_before_it_is_told_that_the_connection_is_established() {
+fn an_initiator_sends_nothing_before_the_call_that_establishes() {
     for kind in RTR_KINDS {
         for capabilities in [CapabilityExchange::On, CapabilityExchange::Off] {
             let responder = config_with(|config| {

@@ -14,7 +14,7 @@ fn index(network: &Network, server: bool) -> u32 {
     shown.split(':').next().expect("an index").trim().parse().expect("a number")
 }
 
-/// A member that knows when the other end has got as far.
+/// A member that waits until the other end has got as far.
 struct Member {
     end: End,
     way: AddressHandle,

@@ -151,7 +151,7 @@ fn hidden_devices_are_noticed() {
     let Some(capture) = capture(&job, &hosts) else { return };
     let places = (hosts.switch_address(), hosts.places());
     let mut command = job.command(&OPEN_MPI, places, ("", "--require --json --persona roce"), &[]);
-    // Open MPI takes UCX for devices alone, unless it is told otherwise.
+    // By default Open MPI takes UCX for devices alone.
     command.env("OMPI_MCA_opal_common_ucx_tls", "any").env("OMPI_MCA_opal_common_ucx_devices", "any");
     let ended = Running::start(hosts.at_switch(command)).end();
     let said = between_ranks(capture, &hosts).expect_err("the capture shows TCP between ranks");

@@ -154,7 +154,7 @@ struct Transfer<'a> {
     /// Transports that UCX may use: UCX's own choice where there are none.
     transports: Option<&'a str>,
     mebibytes: u32,
-    /// Milliseconds for which the one that connects does nothing at a time, until it hears of the other one.
+    /// Milliseconds for which the one that connects does nothing at a time, until it has received the first message.
     pause: u32,
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Capture {
 }
 
 /// The kernel gives dumpcap frames within a quarter of this, and dumpcap writes them at once.
-const SETTLED: Duration = Duration::from_secs(1);
+const QUIET: Duration = Duration::from_secs(1);
 
 impl Capture {
     /// Of `interfaces`, at the place where `at` takes a command. Nothing without dumpcap; the test is noted as skipped then.
@@ -76,8 +76,8 @@ impl Capture {
     fn wait_complete(&self) {
         let len = || fs::metadata(&self.file).map_or(0, |file| file.len());
         let (mut last, mut since) = (len(), Instant::now());
-        while since.elapsed() < SETTLED {
-            thread::sleep(SETTLED / 20);
+        while since.elapsed() < QUIET {
+            thread::sleep(QUIET / 20);
             let now = len();
             if now != last {
                 (last, since) = (now, Instant::now());
@@ -99,7 +99,7 @@ impl Passed {
     fn frame(&mut self, frame: &[u8]) {
         let Some((header, mut ip)) = frame.split_at_checked(14) else { return };
         let (source, destination, protocol, len): (IpAddr, IpAddr, _, _);
-        // IPv6 has no flag: who does not fragment has no extension header.
+        // IPv6 has no flag: a fragment has an extension header.
         let mut is_whole = true;
         match header[12..] {
             [0x08, 0x00] if ip.len() >= 20 => {
@@ -170,7 +170,7 @@ impl Passed {
         self.uiws_datagrams
     }
 
-    /// Nothing passed but what is uiw's and connections of which `is_control` knows an end, with at most `limit` bytes in all: what the
+    /// Nothing passed but what is uiw's and connections for an end of which `is_control` is true, with at most `limit` bytes in all: what the
     /// program says to itself.
     ///
     /// # Errors

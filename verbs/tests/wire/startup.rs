@@ -56,7 +56,7 @@ fn the_second_step_establishes_a_connection_at_the_peer() {
 }
 
 #[test]
-fn a_peer_that_waits_for_the_second_step_is_told_that_there_is_none() {
+fn a_peer_that_waits_for_the_second_step_is_notified_when_there_is_none() {
     let (client, server) = (End::new(), End::new());
     let listener = server.listen(&ConnOptions::default());
     let options = Arc::new(ConnOptions::default());

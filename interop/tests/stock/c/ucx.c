@@ -1,6 +1,6 @@
-/* Two UCX programs that connect by rdma_cm. "ucx PORT" listens; "ucx PORT ADDRESS MEBIBYTES PAUSE" connects. The one that listens speaks
- * first, while the other one leaves its worker alone for PAUSE milliseconds between any two looks at it: UCX's own thread takes events and
- * datagrams meanwhile. Then it receives MEBIBYTES from it and answers with their hash. */
+/* Two UCX programs that connect by rdma_cm. "ucx PORT" listens; "ucx PORT ADDRESS MEBIBYTES PAUSE" connects. The one that listens sends
+ * first, while the other one sleeps for PAUSE milliseconds after each call of ucp_worker_progress: UCX's own thread takes events and
+ * datagrams meanwhile. Then the one that listens receives MEBIBYTES and answers with their hash. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <stdint.h>

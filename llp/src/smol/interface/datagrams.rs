@@ -184,7 +184,7 @@ impl<L: Link> SmolInterface<L> {
         })
     }
 
-    /// Tells neighbours which groups were joined and left.
+    /// Reports to neighbours which groups were joined and left.
     fn report_groups(&mut self) {
         let now = self.clock();
         let mut port = Port { link: &mut self.link, frame: None, sender: None };
