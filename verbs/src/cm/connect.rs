@@ -60,7 +60,7 @@ pub fn connect(
 /// use uiw_verbs::{ConnOptions, cm};
 /// let [client, server] = [End::new()?, End::new()?];
 /// let options = Arc::new(ConnOptions::default());
-/// let listener = cm::Listener::bind(&server.device, "127.0.0.1:0".parse()?, &options, 1, &server.channel)?;
+/// let listener = cm::Listener::bind(&server.device, "127.0.0.1:0".parse()?, 1, &options, &server.channel)?;
 /// cm::connect_in_two_steps(&client.qp, None, listener.local_addr(), &options, b"", &client.channel)?;
 /// let cm::CmEventKind::ConnectRequest(request) = server.event() else { panic!("a request") };
 /// request.accept(&server.qp, None, b"", None)?;
