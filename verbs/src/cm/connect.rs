@@ -50,7 +50,7 @@ pub fn connect(
 }
 
 /// As [`connect`], in two steps: when the peer has answered ([`crate::cm::CmEventKind::Established`] on this side), nothing is sent to it
-/// before [`ConnHandle::establish`], with which the connection is established on its side too. So a connection is set up on InfiniBand by
+/// before [`crate::cm::ConnHandle::establish`], with which the connection is established on its side too. So a connection is set up on InfiniBand by
 /// programs that move their queue pairs themselves.
 ///
 /// ```
