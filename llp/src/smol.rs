@@ -118,10 +118,10 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        _options: &DatagramOptions,
+        options: &DatagramOptions,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
-        let (id, local) = self.interface.lock().bind_datagrams(local, token)?;
+        let (id, local) = self.interface.lock().bind_datagrams(local, options, token)?;
         Ok(Box::new(datagram::SmolDatagrams::new(Arc::clone(&self.interface), id, local)))
     }
 

@@ -22,6 +22,8 @@ impl<M> Stream<M> {
         if !self.is_open() || self.shared.fin.wanted {
             return false;
         }
+        // The FIN follows the first FPDU.
+        self.establish(now);
         self.shared.now = now;
         self.shared.fin.wanted = true;
         self.shared.timers.set(Timer::Close, now, self.shared.config.close_timeout);

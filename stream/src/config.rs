@@ -70,6 +70,8 @@ pub struct Config {
     /// As initiator: reports [`crate::Event::Reconnect`] once, to start again with MPA revision 1, when the peer closes on
     /// revision 2 before any byte of a Reply (RFC 6581 section 10).
     pub fallback: bool,
+    /// As initiator: no FPDU is sent before [`crate::Stream::establish`], not even the RTR message.
+    pub awaits_establish: bool,
     /// Time for the connection of TCP and the start-up together.
     pub startup_timeout: Duration,
     /// How long an inbound Send may wait for a receive before the stream is terminated; zero: not at all,
@@ -90,6 +92,7 @@ impl Default for Config {
             stable_tx: StableTx::Off,
             acknowledged: false,
             fallback: true,
+            awaits_establish: false,
             startup_timeout: Duration::from_secs(10),
             no_receive_timeout: Duration::from_secs(1),
             close_timeout: Duration::from_secs(5),

@@ -29,8 +29,11 @@ pub(crate) struct Shared {
     pub(crate) caps: PeerCaps,
     pub(crate) reads: Reads,
     pub(crate) fin: Fin,
-    /// No FPDU is sent: RFC 5044 section 7.1.1, a responder before it has validated the initiator's first FPDU; and behind our FIN.
+    /// No FPDU is sent: RFC 5044 section 7.1.1, a responder before it has validated the initiator's first FPDU; an initiator before
+    /// [`crate::Stream::establish`]; and behind our FIN.
     pub(crate) hold: bool,
+    /// [`crate::Stream::establish`] is awaited.
+    pub(crate) awaits_establish: bool,
     /// The peer's first FPDU was received and validated.
     pub(crate) first_fpdu: bool,
     /// The host's queues are gone: Sends are discarded, Reads are still answered.

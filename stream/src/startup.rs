@@ -198,21 +198,41 @@ impl<M> Stream<M> {
         self.sender.open(&negotiated, shared.initiator);
         self.receiver.open(&negotiated, shared);
         self.sender.choose_mulpdu(shared);
-        if shared.initiator {
+        if shared.initiator && (negotiated.rtr == Some(Rtr::Write) || shared.caps.is_undecided()) {
             // Its first FPDU: the RTR message where one was negotiated, and the capability request.
-            if negotiated.rtr == Some(Rtr::Write) || shared.caps.is_undecided() {
-                shared.caps.due = Some(shared.caps.request());
-                self.capability_repeats = CAPABILITY_REPEATS;
-                shared.timers.set(Timer::Capabilities, shared.now, CAPABILITY_INTERVAL);
-            }
-        } else {
-            shared.hold = true;
+            shared.caps.due = Some(shared.caps.request());
         }
+        shared.awaits_establish = shared.initiator && shared.config.awaits_establish;
+        shared.hold = !shared.initiator || shared.awaits_establish;
         // A responder of the peer-to-peer model waits for the RTR message, inside the same time.
         if shared.initiator || !negotiated.peer_to_peer {
             shared.timers.cancel(Timer::Startup);
         }
         self.phase = Phase::Open;
+        if self.shared.initiator && !self.shared.awaits_establish {
+            self.begin_capability_repeats();
+        }
+    }
+
+    /// As initiator with [`Config::awaits_establish`]: the first FPDU may be sent, with which the responder of the peer-to-peer model
+    /// sees the connection established. Nothing happens to any other stream.
+    pub fn establish(&mut self, now: Time) {
+        if !self.is_open() || !core::mem::take(&mut self.shared.awaits_establish) {
+            return;
+        }
+        self.shared.now = now;
+        self.shared.hold = self.shared.fin.sent;
+        self.begin_capability_repeats();
+        self.doorbell();
+    }
+
+    /// Time runs for the answer to the capability request that is due.
+    fn begin_capability_repeats(&mut self) {
+        let shared = &mut self.shared;
+        if shared.caps.due.is_some() {
+            self.capability_repeats = CAPABILITY_REPEATS;
+            shared.timers.set(Timer::Capabilities, shared.now, CAPABILITY_INTERVAL);
+        }
     }
 
     /// The capability request is repeated, or its answer is no longer awaited.

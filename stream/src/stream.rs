@@ -150,6 +150,7 @@ impl<M> Stream<M> {
             reads: Reads::new(sink),
             fin: Fin::default(),
             hold: false,
+            awaits_establish: false,
             first_fpdu: false,
             detached: false,
             events: VecDeque::new(),

@@ -97,6 +97,51 @@ fn a_responder_sends_nothing_before_the_first_fpdu() {
 }
 
 #[test]
+fn an_initiator_sends_nothing_before_the_call_that_establishes() {
+    for kind in RTR_KINDS {
+        for capabilities in [CapabilityExchange::On, CapabilityExchange::Off] {
+            let responder = config_with(|config| {
+                config.startup.rtr = rtr(kind);
+                config.capabilities = capabilities;
+            });
+            let mut pair = Pair::new(Config { awaits_establish: true, ..responder.clone() }, responder);
+            pair.run();
+            let request = pair.ends[0].sent.len();
+            pair.ends[0].post(Op::Write { remote: at(0) }, b"waits");
+            pair.run();
+            assert!(pair.ends[0].established.is_some() && pair.ends[1].established.is_none(), "{kind:?}");
+            assert_eq!(pair.ends[0].sent.len(), request, "{kind:?}");
+            pair.call(0, |stream, _, now| stream.establish(now));
+            pair.run();
+            assert_eq!(&pair.ends[1].host.memory[..5], b"waits");
+            pair.assert_established();
+            let capable = matches!(pair.ends[0].kind, Some(PeerKind::Capable(_)));
+            assert_eq!(capable, capabilities == CapabilityExchange::On);
+        }
+    }
+}
+
+#[test]
+fn a_connection_that_is_not_established_ends_without_an_fpdu() {
+    let initiator = config_with(|config| config.awaits_establish = true);
+    let mut pair = Pair::new(initiator, Config::default());
+    pair.run();
+    let request = pair.ends[0].sent.len();
+    pair.call(0, Stream::abort);
+    pair.run();
+    assert_eq!(pair.ends[0].sent.len(), request);
+    assert!(pair.ends[1].established.is_none(), "{:?}", pair.ends[1].established);
+    // An orderly close establishes it first.
+    let initiator = config_with(|config| config.awaits_establish = true);
+    let mut pair = Pair::new(initiator, Config::default());
+    pair.run();
+    pair.call(0, |stream, _, now| assert!(stream.close(now)));
+    pair.run();
+    assert!(pair.ends[1].established.is_some());
+    pair.assert_over();
+}
+
+#[test]
 fn a_responder_that_must_not_send_ends_without_a_terminate() {
     let config = config_with(|config| {
         config.startup.peer_to_peer = false;

@@ -136,10 +136,11 @@ impl End for Verbs {
         }
         let to = Destination { ah: AddressHandle::new(HERE, HERE, 0), qpn: to, qkey: QKEY };
         let sges = [Sge { addr: self.mr.addr() + 2048, length: PAYLOAD as u32, lkey: self.mr.lkey() }];
+        let op = SendOp::Datagram { to, imm: None };
         // The last one's completion stands for all.
         let wrs = (1..=count).map(|number| SendWr {
             wr_id: count as u64,
-            op: SendOp::Datagram { to, imm: None },
+            op,
             sges: &sges,
             flags: if number == count { SendFlags::SIGNALED } else { SendFlags::empty() },
         });

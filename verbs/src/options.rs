@@ -181,6 +181,7 @@ impl ConnOptions {
             stable_tx: self.stable_tx,
             acknowledged: self.acknowledged,
             fallback: self.fallback,
+            awaits_establish: false,
             startup_timeout: self.startup_timeout,
             no_receive_timeout: self.no_receive_timeout,
             close_timeout: self.close_timeout,

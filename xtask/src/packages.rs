@@ -18,6 +18,7 @@ pub(crate) struct Need {
 /// Which test needs what. Everything else needs Cargo alone.
 pub(crate) const NEEDS: &[Need] = &[
     Need { program: "tshark", package: "tshark", tests: "interop: oracles tshark::*" },
+    Need { program: "dumpcap", package: "wireshark-common", tests: "interop: stock ucx::* mpi::*" },
     Need { program: "openssl", package: "openssl", tests: "llp: tls_peers openssl*" },
     Need { program: "gnutls-cli", package: "gnutls-bin", tests: "llp: tls_peers gnutls*" },
     Need { program: "gnutls-serv", package: "gnutls-bin", tests: "llp: tls_peers gnutls*" },
@@ -52,6 +53,7 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "objdump", package: "binutils", tests: "interop: stock exports::*" },
     Need { program: "unshare", package: "util-linux", tests: "interop: stock require::*" },
     Need { program: "ucx_perftest", package: "ucx-utils", tests: "interop: stock ucx::* require::ucx*" },
+    Need { program: UCX_HEADER, package: "libucx-dev", tests: "interop: stock ucx::*" },
     Need { program: "mpirun.openmpi", package: "openmpi-bin", tests: "interop: stock mpi::*open_mpi*" },
     Need { program: "mpicc.openmpi", package: "libopenmpi-dev", tests: "interop: stock mpi::*open_mpi*" },
     Need { program: "mpirun.mpich", package: "mpich", tests: "interop: stock mpi::*mpich*" },
@@ -109,6 +111,7 @@ const SIW: &str = "interop/siw: siw::*";
 const INSTALL: &str = "xtask: install *";
 /// The tests of the packages for users, and of the book's commands with these packages.
 const DIST: &str = "xtask: dist * book *";
+const UCX_HEADER: &str = "/usr/include/ucp/api/ucp.h";
 const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
 /// QEMU's block driver for iSCSI.
 const ISCSI_DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";

@@ -30,6 +30,12 @@ fn has_foreign_qp(id: &Id) -> bool {
     unsafe { (*id.abi()).qp.is_null() }
 }
 
+/// That of the id's device.
+fn persona(id: &Id) -> Result<Persona> {
+    // SAFETY: the structure is alive, and a context stays while ids have it.
+    Ok(unsafe { Context::get((*id.abi()).verbs) }?.persona)
+}
+
 /// What the engine connects.
 enum QueuePair<'a> {
     Program(&'a Object<Qp>),
@@ -103,7 +109,7 @@ unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
         state.active = true;
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;
-        state.foreign_qp = has_foreign_qp(id);
+        state.two_steps = has_foreign_qp(id) && persona(id)? != Persona::Iwarp;
         // Now, as events of the connection are delivered before this call ends.
         state.phase = Phase::Connecting;
         (Arc::clone(&state.channel), local, peer, params, state.options)
@@ -147,7 +153,8 @@ fn begin(
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
     let options = params::options_of(params, set)?;
     let opening = channel.opening();
-    let begun = cm::connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
+    let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
+    let begun = connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
     let conn = match begun {
         Ok(conn) => conn,
         Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(Begin::Peer(error)),
@@ -191,13 +198,12 @@ pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
 unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     let _control = id.control();
     let (channel, params, set) = {
-        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Requested(_)) {
             return Err(Errno::INVAL.because("rdma_accept of an id that is no connection request"));
         }
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;
-        state.foreign_qp = has_foreign_qp(id);
         (Arc::clone(&state.channel), params, state.options)
     };
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
@@ -259,7 +265,7 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
     })
 }
 
-/// `rdma_establish`: the connection is established without it.
+/// `rdma_establish`: behind CONNECT_RESPONSE it lets the peer see the connection established. Elsewhere that needs no call.
 ///
 /// # Safety
 /// None: what is no id of ours is refused.
@@ -269,10 +275,23 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
         if id.own_qp().is_some() {
             return Err(Errno::INVAL.because("rdma_establish of an id with a queue pair of its own"));
         }
-        match id.lock().phase {
-            Phase::Connecting | Phase::Connected | Phase::Disconnecting => Ok(()),
-            _ => Err(Errno::INVAL.because("rdma_establish of an id that is not connecting")),
-        }
+        // Waits for `rdma_connect` of another thread, which is about to get the connection.
+        let _control = id.control();
+        let handle = {
+            let mut state = id.lock();
+            match state.phase {
+                Phase::Connecting if state.two_steps => {
+                    return Err(Errno::INVAL.because("rdma_establish before RDMA_CM_EVENT_CONNECT_RESPONSE"));
+                }
+                Phase::Connecting | Phase::Connected | Phase::Disconnecting => {}
+                _ => return Err(Errno::INVAL.because("rdma_establish of an id that is not connecting")),
+            }
+            let awaited = std::mem::take(&mut state.awaits_establish);
+            state.handle.clone().filter(|_| awaited)
+        };
+        // One that is over has its event in the channel.
+        let _ = handle.map(|handle| handle.establish());
+        Ok(())
     })
 }
 
@@ -312,7 +331,7 @@ fn disconnect(id: &Id) -> Result<bool> {
     }
     // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to get the connection.
     let _control = id.control();
-    let (established, handle) = {
+    let (in_order, handle) = {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let established = match state.phase {
             Phase::Connected => true,
@@ -324,10 +343,11 @@ fn disconnect(id: &Id) -> Result<bool> {
         if established {
             state.phase = Phase::Disconnecting;
         }
-        (established, state.handle.clone())
+        (established && !state.awaits_establish, state.handle.clone())
     };
-    // A connection that is over already has its event in the channel. One that is not established is given up, with an event too.
-    let _ = handle.map(|handle| if established { handle.disconnect() } else { handle.abort() });
+    // A connection that is over already has its event in the channel. One that is not established, at this side or the peer's, is given
+    // up, with an event too.
+    let _ = handle.map(|handle| if in_order { handle.disconnect() } else { handle.abort() });
     Ok(true)
 }
 

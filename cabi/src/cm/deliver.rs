@@ -8,8 +8,6 @@ use crate::cm::failure::{event_and_status, flush_if_rejected};
 use crate::cm::id::{Id, Phase};
 use crate::cm::routes::{self, Source};
 use crate::cm::{address, lifecycle, request_id, sidr};
-use crate::persona::Persona;
-use crate::settings::Settings;
 use std::sync::Arc;
 use uiw_verbs::Error;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
@@ -89,8 +87,11 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
         if !matches!(state.phase, Phase::Disconnecting) {
             state.phase = Phase::Connected;
         }
-        let responds = state.active && state.foreign_qp && Settings::get().is_ok_and(answers_first);
-        (state.active, if responds { RDMA_CM_EVENT_CONNECT_RESPONSE } else { RDMA_CM_EVENT_ESTABLISHED })
+        state.awaits_establish = state.two_steps;
+        (
+            state.active,
+            if state.two_steps { RDMA_CM_EVENT_CONNECT_RESPONSE } else { RDMA_CM_EVENT_ESTABLISHED },
+        )
     };
     id.set_addresses(Some(address::plain(info.local)), Some(address::plain(info.peer)));
     let draft = Draft {
@@ -101,12 +102,6 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
         ..Draft::new(event)
     };
     give(id, id, &draft)
-}
-
-/// On other transports than iWARP a program that moves its queue pair itself gets an event when the peer has answered, and calls
-/// `rdma_establish` after that.
-fn answers_first(settings: &Settings) -> bool {
-    settings.persona != Persona::Iwarp
 }
 
 fn failed(id: &Arc<Id>, error: &Error) -> Option<*mut rdma_cm_event> {

@@ -96,8 +96,11 @@ pub(crate) struct State {
     pub(crate) sync: bool,
     /// Whether it connects, rather than accepts.
     pub(crate) active: bool,
-    /// Whether the queue pair is one that the program moves itself.
-    pub(crate) foreign_qp: bool,
+    /// Whether it connects with a queue pair that the program moves itself, on another transport than iWARP: the program gets an event
+    /// when the peer has answered, and calls `rdma_establish` after that.
+    pub(crate) two_steps: bool,
+    /// The peer has answered, and `rdma_establish` was not called.
+    pub(crate) awaits_establish: bool,
     /// The queue pair of a connection for which the program has none.
     pub(crate) placeholder: Option<Arc<Placeholder>>,
     pub(crate) conn: Option<ConnId>,
@@ -145,7 +148,8 @@ impl Id {
             channel: Arc::clone(channel),
             sync,
             active: false,
-            foreign_qp: false,
+            two_steps: false,
+            awaits_establish: false,
             placeholder: None,
             conn: None,
             handle: None,

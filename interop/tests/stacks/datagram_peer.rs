@@ -16,19 +16,24 @@ const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const QKEY: u32 = 0x0123_4567;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-struct End {
+/// A UD queue pair with its device.
+pub(crate) struct End {
     device: Device,
     cq: Arc<Cq>,
-    qp: Qp,
+    pub(crate) qp: Qp,
     mr: RawMr,
 }
 
 impl End {
     fn new() -> Self {
-        let device = Device::open().unwrap();
+        Self::on(Device::open().unwrap(), LOCALHOST, 4096)
+    }
+
+    pub(crate) fn on(device: Device, local: IpAddr, max_payload: usize) -> Self {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(64, CqOptions::default()).unwrap();
-        let port = DatagramPort::bind(&device, &[SocketAddr::new(LOCALHOST, 0)], cq.shard(), 4096).unwrap();
+        let local = SocketAddr::new(local, 0);
+        let port = DatagramPort::bind(&device, &[local], cq.shard(), max_payload).unwrap();
         let init = QpInit::new(&cq, &cq).signal_all(true);
         let qp = pd.create_ud_qp(init, &port).unwrap();
         qp.set_qkey(QKEY).unwrap();
@@ -45,14 +50,25 @@ impl End {
         Sge { addr: self.mr.addr() + at, length, lkey: self.mr.lkey() }
     }
 
-    fn receive(&self) {
+    pub(crate) fn receive(&self) {
         // SAFETY: the region lives as long as the queue pair, and is read through copies.
         unsafe { self.qp.post_recv([RecvWr { wr_id: 1, sges: &[self.sge(8192, 8192)] }]) }.unwrap();
     }
 
     fn send(&self, qpn: u32, payload: &[u8], imm: Option<u32>, flags: SendFlags) {
+        self.send_to(AddressHandle::new(LOCALHOST, LOCALHOST, 0), qpn, payload, imm, flags);
+    }
+
+    pub(crate) fn send_to(
+        &self,
+        ah: AddressHandle,
+        qpn: u32,
+        payload: &[u8],
+        imm: Option<u32>,
+        flags: SendFlags,
+    ) {
         self.mr.region().span(0, payload.len()).unwrap().pin().unwrap().copy_from(0, payload).unwrap();
-        let to = Destination { ah: AddressHandle::new(LOCALHOST, LOCALHOST, 0), qpn, qkey: QKEY };
+        let to = Destination { ah, qpn, qkey: QKEY };
         let sges = [self.sge(0, payload.len() as u32)];
         let wr = SendWr { wr_id: 2, op: SendOp::Datagram { to, imm }, sges: &sges, flags };
         // SAFETY: as in `receive`.
@@ -74,7 +90,7 @@ impl End {
     }
 
     /// The next received message.
-    fn message(&self) -> (Wc, Vec<u8>) {
+    pub(crate) fn message(&self) -> (Wc, Vec<u8>) {
         let wc = self.next();
         let mut bytes = vec![0; wc.byte_len as usize - 40];
         self.mr.region().span(8192 + 40, bytes.len()).unwrap().pin().unwrap().copy_to(0, &mut bytes).unwrap();

@@ -8,6 +8,7 @@ mod exchange;
 mod exhaustion;
 mod gateway;
 mod modes;
+mod multicast;
 mod multipath;
 mod pairings;
 mod path;

@@ -153,7 +153,7 @@ pub(crate) fn exchange_between(
     });
 }
 
-fn open(spec: &str) -> (Device, Pd) {
+pub(crate) fn open(spec: &str) -> (Device, Pd) {
     let spec: Spec = spec.parse().expect("a stack");
     let device = Device::with_stack(spec.open().expect("the stack"), DeviceOptions::default());
     let device = device.expect("a device");

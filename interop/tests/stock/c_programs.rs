@@ -92,6 +92,18 @@ fn nothing_to_complain_of_for_valgrind() {
 }
 
 #[test]
+fn programs_that_move_their_queue_pairs_connect_in_two_steps() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/two_steps.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for persona in ["roce", "ib"] {
+        let mut command = libraries.command(User::Same, &program);
+        command.env("UIW_PERSONA", persona);
+        assert_eq!(Running::start(command).end().well().said, "done\n");
+    }
+}
+
+#[test]
 fn nonsense_is_answered_with_an_error() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/nonsense.c");

@@ -1,7 +1,11 @@
 //! Stock programs that use unreliable datagrams: ibverbs-utils, perftest, rdmacm-utils.
 
 use crate::pair::pair;
+use std::process::Command;
 use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
+
+/// An end of a network.
+type At = fn(&Network, Command) -> Command;
 
 fn pingpong(network: &Network, user: User, persona: &str, args: &[&str]) {
     let args = [&["-n", "500", "-s", "1024"], args].concat();
@@ -130,24 +134,32 @@ fn udaddy_resolves_queue_pairs_and_exchanges_messages() {
     }
 }
 
+/// On loopback, and between namespaces over both versions of IP. Linux has no route to IPv6 groups on loopback.
 #[test]
 fn mckey_sends_to_a_group() {
     let Some(_) = uiw_interop::require("mckey") else { return };
     let Some(veth) = Network::veth() else { return };
+    for (at, address) in [(Network::server as At, "fd77::1/64"), (Network::client, "fd77::2/64")] {
+        let mut command = Command::new("ip");
+        command.args(["address", "add", address, "dev", "veth0", "nodad"]);
+        let output = at(&veth, command).output().expect("ip");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
     let libraries = Libraries::get();
-    for network in [&Network::Loopback, &veth] {
-        let command = |args: &[&str], own: String| {
+    let plain = ["10.77.0.1", "10.77.0.2"];
+    for (network, group, [of_server, of_client]) in [
+        (&Network::Loopback, "239.77.0.1", ["127.0.0.1"; 2]),
+        (&veth, "239.77.0.1", plain),
+        (&veth, "ff15::77:1", ["fd77::1", "fd77::2"]),
+    ] {
+        let command = |args: &[&str], own: &str| {
             let mut command = libraries.command(User::Same, "stdbuf");
-            command
-                .args(["-oL", "mckey", "-m", "239.77.0.1", "-b", &own])
-                .args(args)
-                .env("UIW_PERSONA", "roce");
+            command.args(["-oL", "mckey", "-m", group, "-b", own]).args(args).env("UIW_PERSONA", "roce");
             command
         };
-        let mut server = Running::start(network.server(command(&[], network.server_address().to_string())));
+        let mut server = Running::start(network.server(command(&[], of_server)));
         server.wait_saying("receiving data transfers");
-        let client =
-            Running::start(network.client(command(&["-s"], network.client_address().to_string()))).end();
+        let client = Running::start(network.client(command(&["-s"], of_client))).end();
         for end in [server.end(), client] {
             assert_eq!(end.well().count("return status 0"), 1, "{end:?}");
         }

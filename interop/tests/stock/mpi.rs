@@ -1,6 +1,8 @@
 //! MPI jobs on UCX and libfabric, as Debian has them: each rank on a host of its own, every pair of ranks on our RC queue pairs.
 
-use crate::reported::{is_reliable, number, parsed, reliable, unreliable};
+use crate::lossy::LossyPath;
+use crate::reported::{is_reliable, parsed, reliable, unreliable};
+use crate::wire::Capture;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -120,7 +122,7 @@ impl Job {
         let rank = self.script(
             "rank",
             &format!(
-                "export UIW_LIB={folder} {prefix}; exec {} run --sysfs {options} -- \"$@\" \
+                "export UIW_LIB={folder} {prefix}; exec {} run {options} -- \"$@\" \
                  2> {folder}/report-${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}",
                 uiw().display(),
                 folder = self.libraries.folder().display(),
@@ -152,11 +154,45 @@ impl Job {
     }
 }
 
+/// A capture of what passes the interfaces of all ranks.
+#[track_caller]
+fn capture(job: &Job, mpi: &Mpi, hosts: &Hosts) -> Option<Capture> {
+    let ports: Vec<_> = (1..=mpi.ranks).map(|rank| format!("port{rank}")).collect();
+    let ports: Vec<_> = ports.iter().map(String::as_str).collect();
+    Capture::start(job.libraries.folder(), &ports, |dumpcap| hosts.at_switch(dumpcap))
+}
+
+/// Nothing passed between two ranks but what is uiw's. The process manager has connections between each host and its own.
+fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
+    let switch = hosts.switch_address();
+    capture.end().is_uiws_but_for(|end| end.ip() == switch, 4 << 20)
+}
+
+/// Without device nodes UCX moves messages by TCP, which fails the job by the reports, and the capture shows it.
+#[test]
+fn hidden_devices_are_noticed() {
+    let (Some(job), Some(hosts)) = (Job::new(&OPEN_MPI), Hosts::new(OPEN_MPI.ranks)) else { return };
+    let Some(capture) = capture(&job, &OPEN_MPI, &hosts) else { return };
+    let places = (hosts.switch_address(), hosts.places());
+    let mut command = job.command(&OPEN_MPI, places, ("", "--require --json --persona roce"), &[]);
+    // By default Open MPI takes UCX for devices alone.
+    command.env("OMPI_MCA_opal_common_ucx_tls", "any").env("OMPI_MCA_opal_common_ucx_devices", "any");
+    let ended = Running::start(hosts.at_switch(command)).end();
+    let said = between_ranks(capture, &hosts).expect_err("the capture shows TCP between ranks");
+    assert!(said.contains(" bytes between 10.77.0.1:"), "{said}");
+    assert_ne!(ended.code, 0, "{ended:?}");
+    for rank in 0..OPEN_MPI.ranks {
+        assert_eq!(reliable(&parsed(&job.said(rank))), 0);
+    }
+}
+
 fn every_pair_and_collectives(mpi: &Mpi) {
     let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
     for persona in mpi.personas {
-        let options = format!("--require --json --persona {persona}");
+        let options = format!("--require --json --sysfs --persona {persona}");
+        let Some(capture) = capture(&job, mpi, &hosts) else { return };
         let ended = job.start(mpi, &hosts, &options, &[]).end();
+        assert_eq!(between_ranks(capture, &hosts), Ok(()), "{ended:?}");
         let said: Vec<_> = (0..mpi.ranks).map(|rank| job.said(rank)).collect();
         assert_eq!(ended.code, 0, "{ended:?}\n{said:#?}");
         assert_eq!(ended.count("is done"), usize::from(mpi.ranks), "{ended:?}");
@@ -187,7 +223,7 @@ fn a_killed_rank_ends_the_job(mpi: &Mpi) {
     let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
     // Without a report `uiw run` becomes the rank. MPICH's process manager ends a job of several hosts when it sees ranks that a signal
     // ended: the others, which UCX aborts when rank 3 does not answer.
-    let ended = job.start(mpi, &hosts, "--persona roce", &["3"]).end();
+    let ended = job.start(mpi, &hosts, "--sysfs --persona roce", &["3"]).end();
     assert_ne!(ended.code, 0, "{ended:?}");
     assert_eq!((ended.count("rank 3 will kill itself"), ended.count("is done")), (1, 0), "{ended:?}");
     let mut limit = WaitLimit::new(Duration::from_secs(30));
@@ -216,34 +252,15 @@ fn a_killed_rank_ends_a_job_of_mpich() {
 #[test]
 fn datagrams_alone_survive_a_lossy_path() {
     let (Some(job), Some(network)) = (Job::new(&OPEN_MPI), Network::path()) else { return };
-    let mut wan = Command::new(uiw());
-    wan.args([
-        "wan",
-        "server",
-        "client",
-        "--json",
-        "--loss",
-        "1%",
-        "--duplicate",
-        "0.5%",
-        "--reorder",
-        "0.5%",
-    ]);
-    wan.args(["--seed", "7"]);
-    let mut wan = Running::start(network.middle(wan));
-    wan.wait_saying("carrying");
+    let wan = LossyPath::start(&network);
     let places = (network.server_address(), network.places());
-    let run = ("UCX_TLS=ud_verbs,self", "--require --json --persona roce");
+    let run = ("UCX_TLS=ud_verbs,self", "--require --json --sysfs --persona roce");
     let ended = Running::start(network.server(job.command(&OPEN_MPI, places, run, &[]))).end();
     let said = [job.said(0), job.said(1)];
     assert_eq!((ended.code, ended.count("is done")), (0, 2), "{ended:?}\n{said:#?}");
-    for report in said.iter().map(|said| parsed(said)) {
-        assert!(unreliable(&report) >= 2 << 20 && reliable(&report) == 0, "{report}");
+    let reports = said.map(|said| parsed(&said));
+    for report in &reports {
+        assert!(unreliable(report) >= 2 << 20 && reliable(report) == 0, "{report}");
     }
-    let wan = wan.interrupt();
-    let last: serde_json::Value =
-        serde_json::from_str(wan.well().said.lines().last().expect("statistics")).expect("JSON");
-    let sum = |name: &str| number(&last["ways"][0], name) + number(&last["ways"][1], name);
-    assert!(sum("lost") as f64 >= 0.005 * sum("frames") as f64, "{last}");
-    assert!(sum("duplicated") > 0 && sum("reordered") > 0, "{last}");
+    wan.has_lost_datagrams(&reports);
 }

@@ -51,6 +51,11 @@ pub(crate) fn unreliable(report: &Value) -> u64 {
     number(&moved["sent"], "bytes") + number(&moved["received"], "bytes")
 }
 
+/// Datagrams that were `sent` or `received`.
+pub(crate) fn unreliable_messages(report: &Value, way: &str) -> u64 {
+    number(&report["datagrams"]["with_others"][way], "messages")
+}
+
 /// At least `payload` bytes were moved, and 0.95 of all on RC queue pairs.
 #[track_caller]
 pub(crate) fn is_reliable(report: &Value, payload: u64) {

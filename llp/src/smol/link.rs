@@ -30,6 +30,8 @@ pub struct Capabilities {
     /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which hardware would
     /// complete. They are taken for right.
     pub partial_checksums: bool,
+    /// Frames to every group come, as [`Link::receive`] says. Otherwise those to the groups of neighbour discovery alone.
+    pub groups: bool,
 }
 
 /// How the link is to cut a TCP packet into segments, where one does not take it.

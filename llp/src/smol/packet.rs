@@ -191,7 +191,12 @@ impl Link for PacketLink {
     type Frame = PacketFrame;
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mtu: self.mtu, segmentation: Some(LONGEST_SENT), partial_checksums: false }
+        Capabilities {
+            mtu: self.mtu,
+            segmentation: Some(LONGEST_SENT),
+            partial_checksums: false,
+            groups: true,
+        }
     }
 
     fn receive(&mut self) -> Option<PacketFrame> {

@@ -304,7 +304,7 @@ impl Link for XdpLink {
     type Frame = XdpFrame;
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mtu: self.mtu, segmentation: None, partial_checksums: self.is_virtual }
+        Capabilities { mtu: self.mtu, segmentation: None, partial_checksums: self.is_virtual, groups: false }
     }
 
     fn receive(&mut self) -> Option<XdpFrame> {

@@ -48,8 +48,9 @@ pub(super) fn bind(
     // Older kernels deliver every datagram by itself.
     let _ = syscall::set_gro(&socket);
     if local.ip().is_multicast() {
+        // Not SO_REUSEPORT: with that Linux chooses one of the group's sockets by the sender's port, also where only another one is a
+        // member at the interface (seen on 6.18).
         socket.set_reuse_address(true)?;
-        socket.set_reuse_port(true)?;
         socket.bind(&local.into())?;
         join(&socket, local.ip(), options)?;
     } else {
@@ -79,6 +80,8 @@ fn join(socket: &Socket, group: IpAddr, options: &DatagramOptions) -> io::Result
         }
         (IpAddr::V6(group), Some(IpAddr::V6(_))) => {
             socket.set_multicast_all_v6(false)?;
+            // Of IPv6 the kernel does not look at the interface of a membership. Before Linux 5.7 this needs a privilege.
+            let _ = syscall::bind_to_interface(socket, options.interface);
             socket.join_multicast_v6(&group, options.interface)
         }
         _ => {

@@ -107,7 +107,8 @@ impl Table {
     ///
     /// # Errors
     /// [`LocalError`].
-    #[inline]
+    // Always: a pin that is returned through memory is read back in larger pieces than it was written in, which waits for the stores.
+    #[inline(always)]
     pub fn hold_local<'a>(
         &self,
         cache: &'a mut MrCache,

@@ -46,10 +46,56 @@ pub fn connect(
     private_data: &[u8],
     channel: &Arc<CmChannel>,
 ) -> Result<ConnId> {
-    let begin = move |stack: &mut dyn Stack, options: &ConnOptions, token| {
+    connect_to(qp, (local, peer), options, private_data, channel, false)
+}
+
+/// As [`connect`], in two steps: when the peer has answered ([`crate::cm::CmEventKind::Established`] on this side), nothing is sent to it
+/// before [`crate::cm::ConnHandle::establish`], with which the connection is established on its side too. So a connection is set up on InfiniBand by
+/// programs that move their queue pairs themselves.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::{ConnOptions, cm};
+/// let [client, server] = [End::new()?, End::new()?];
+/// let options = Arc::new(ConnOptions::default());
+/// let listener = cm::Listener::bind(&server.device, "127.0.0.1:0".parse()?, 1, &options, &server.channel)?;
+/// cm::connect_in_two_steps(&client.qp, None, listener.local_addr(), &options, b"", &client.channel)?;
+/// let cm::CmEventKind::ConnectRequest(request) = server.event() else { panic!("a request") };
+/// request.accept(&server.qp, None, b"", None)?;
+/// assert!(matches!(client.event(), cm::CmEventKind::Established(_)));
+/// cm::ConnHandle::of(&client.qp)?.establish()?;
+/// assert!(matches!(server.event(), cm::CmEventKind::Established(_)));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As for [`connect`].
+pub fn connect_in_two_steps(
+    qp: &Qp,
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+    options: &Arc<ConnOptions>,
+    private_data: &[u8],
+    channel: &Arc<CmChannel>,
+) -> Result<ConnId> {
+    connect_to(qp, (local, peer), options, private_data, channel, true)
+}
+
+fn connect_to(
+    qp: &Qp,
+    (local, peer): (Option<SocketAddr>, SocketAddr),
+    options: &Arc<ConnOptions>,
+    private_data: &[u8],
+    channel: &Arc<CmChannel>,
+    awaits_establish: bool,
+) -> Result<ConnId> {
+    let how = How { asked_local: local, peer, connected_note: None, awaits_establish };
+    connect_by(qp, how, options, private_data, channel, move |stack, options, token| {
         stack.connect(local, peer, &options.stream, token)
-    };
-    connect_by(qp, (local, peer, None), options, private_data, channel, begin)
+    })
 }
 
 /// As [`connect`], over a socket of the kernel that is connected to `peer`, or has begun to connect, and over which nothing was sent. It
@@ -88,15 +134,24 @@ pub fn connect_open(
 ) -> Result<ConnId> {
     let mut options = ConnOptions::clone(options);
     (options.fallback, options.refused_retry_time) = (false, Duration::ZERO);
-    let begin = move |stack: &mut dyn Stack, options: &ConnOptions, token| {
+    let how = How { asked_local: None, peer, connected_note: Some(connected), awaits_establish: false };
+    connect_by(qp, how, &Arc::new(options), private_data, channel, move |stack, options, token| {
         stack.connect_open(socket, peer, &options.stream, token)
-    };
-    connect_by(qp, (None, peer, Some(connected)), &Arc::new(options), private_data, channel, begin)
+    })
+}
+
+/// What connections differ in by the call that begins them.
+struct How {
+    /// The local address that the application asked for.
+    asked_local: Option<SocketAddr>,
+    peer: SocketAddr,
+    connected_note: Option<u64>,
+    awaits_establish: bool,
 }
 
 fn connect_by(
     qp: &Qp,
-    (local, peer, connected_note): (Option<SocketAddr>, SocketAddr, Option<u64>),
+    how: How,
     options: &Arc<ConnOptions>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
@@ -104,6 +159,7 @@ fn connect_by(
     + Send
     + 'static,
 ) -> Result<ConnId> {
+    let How { asked_local, peer, connected_note, awaits_establish } = how;
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
     let shared = &inner.driver.shared;
@@ -121,8 +177,9 @@ fn connect_by(
         let options = stream_options;
         let socket = connect(stack, &options, token).map_err(|source| connect_error(peer, source))?;
         let nonce = getrandom::u64().unwrap_or(token.0);
-        let stream = Stream::connect(options.stream_config(), &private_data, sink, nonce, now)?;
-        Ok(Opened { socket, stream, asked_local: local, connected_note })
+        let config = uiw_stream::Config { awaits_establish, ..options.stream_config() };
+        let stream = Stream::connect(config, &private_data, sink, nonce, now)?;
+        Ok(Opened { socket, stream, asked_local, connected_note })
     })
 }
 

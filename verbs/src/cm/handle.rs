@@ -61,6 +61,14 @@ impl ConnHandle {
         let _ = with(&self.driver, self.token, |conn, _| conn.cm.forget());
     }
 
+    /// The second step of [`crate::cm::connect_in_two_steps`]; nothing happens to other connections, and the second time.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    pub fn establish(&self) -> Result<()> {
+        with(&self.driver, self.token, Conn::establish)
+    }
+
     /// As [`Qp::disconnect`].
     ///
     /// # Errors

@@ -9,7 +9,7 @@ mod listener;
 mod sidr;
 
 pub use accept_open::{Awaited, accept_open};
-pub use connect::{abandon, connect, connect_open, connect_self};
+pub use connect::{abandon, connect, connect_in_two_steps, connect_open, connect_self};
 pub use handle::ConnHandle;
 pub use id::{ConnId, ListenerId};
 pub use listener::{ConnRequest, Listener};

@@ -196,6 +196,12 @@ impl Conn {
         self.transmit(services);
     }
 
+    /// The first FPDU may be sent, and what was posted.
+    pub(crate) fn establish(&mut self, services: &mut Services) {
+        self.stream.establish(services.now);
+        self.transmit(services);
+    }
+
     /// The queue pair is destroyed: nothing completes any more.
     pub(crate) fn detach(&mut self, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.detach(host, now));

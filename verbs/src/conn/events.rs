@@ -8,6 +8,7 @@ use crate::event::AsyncEvent;
 use crate::qp::{QpInner, QpState, RecvSource, SqMode};
 use crate::suspect::Suspect;
 use crate::wc::{WcStatus, WireReason};
+use std::io;
 use std::sync::Arc;
 use uiw_counters::ConnDetails;
 use uiw_mpa::startup::Negotiated;
@@ -175,6 +176,11 @@ impl Conn {
             ConnError::NoFirstFpdu => {
                 let after = self.options.startup_timeout;
                 self.cm.failed(Error::TimedOut { peer, after }, &mut services.wakes);
+            }
+            // The initiator accepted our Reply and gave the connection up before its first FPDU.
+            ConnError::Closed if self.cm.is_undecided() => {
+                let source = io::ErrorKind::ConnectionReset.into();
+                self.cm.failed(Error::Lost { peer, source }, &mut services.wakes);
             }
             _ => {}
         }

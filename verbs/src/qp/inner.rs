@@ -31,6 +31,23 @@ pub(crate) enum RecvSource {
     Shared(Arc<Srq>),
 }
 
+/// The receives of a queue pair; its own ones are locked meanwhile.
+pub(crate) enum Receives<'a> {
+    Own(MutexGuard<'a, RecvQueue>),
+    Shared(&'a Srq),
+}
+
+impl Receives<'_> {
+    /// Takes the oldest receive, if there is one.
+    #[inline]
+    pub(crate) fn take(&mut self, into: &mut RecvWqe, wakes: &mut Wakes) -> bool {
+        match self {
+            Self::Own(rq) => rq.take(into),
+            Self::Shared(srq) => srq.try_take(into, wakes),
+        }
+    }
+}
+
 /// Shared by the application's handle and the stream.
 pub(crate) struct QpInner {
     pub(crate) num: u32,
@@ -178,14 +195,12 @@ impl QpInner {
         let mut sq = self.sq.lock();
         let at_once = sq.all_seen(self.send_cq.taken());
         let mut posted = 0usize;
-        let mut result = Ok(());
-        for (index, wr) in wrs.into_iter().enumerate() {
-            if let Err(error) = self.post_one(&mut sq, &wr) {
-                result = Err(PostError { index, error });
-                break;
-            }
-            posted = index + 1;
-        }
+        // Not a loop of `next`: that would move every request through an `Option`, which waits for the stores of its fields.
+        let result = wrs.into_iter().try_for_each(|wr| {
+            self.post_one(&mut sq, &wr).map_err(|error| PostError { index: posted, error })?;
+            posted += 1;
+            Ok(())
+        });
         if sq.mode == SqMode::Flushing {
             self.flush_sends(&mut sq, None, &mut wakes);
         }
@@ -281,6 +296,23 @@ impl QpInner {
         }
     }
 
+    /// Completes requests that have succeeded, `count` of them from `first` on, which is at the front of the send queue. False: a completion
+    /// found no room.
+    pub(crate) fn retire_sent(
+        &self,
+        sq: &mut SendQueue,
+        (first, count): (u32, usize),
+        wakes: &mut Wakes,
+    ) -> bool {
+        let mut room = true;
+        sq.retire_sent(first, count, |cqe| {
+            let place = self.send_cq.push(cqe, wakes);
+            room &= place.is_some();
+            place
+        });
+        room
+    }
+
     /// Ends every posted send as flushed.
     pub(crate) fn flush_sends(&self, sq: &mut SendQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
         sq.flush(reason, |cqe| self.send_cq.push(cqe, wakes));
@@ -329,11 +361,11 @@ impl QpInner {
         }
     }
 
-    /// Takes the oldest receive, if there is one.
-    pub(crate) fn try_take_recv(&self, into: &mut RecvWqe, wakes: &mut Wakes) -> bool {
+    /// Where receives are taken from, one after the other.
+    pub(crate) fn receives(&self) -> Receives<'_> {
         match &self.rq {
-            RecvSource::Own(rq) => rq.lock().take(into),
-            RecvSource::Shared(srq) => srq.try_take(into, wakes),
+            RecvSource::Own(rq) => Receives::Own(rq.lock()),
+            RecvSource::Shared(srq) => Receives::Shared(srq),
         }
     }
 

@@ -14,7 +14,7 @@ mod state;
 
 pub use attributes::{Path, QpAttr, QpCap, QpInit};
 pub use handle::Qp;
-pub(crate) use inner::{Doorbell, QpInner, RecvSource};
+pub(crate) use inner::{Doorbell, QpInner, Receives, RecvSource};
 pub(crate) use long_messages::LongMessages;
 pub(crate) use recv_queue::{RecvQueue, RecvWqe};
 pub(crate) use send_queue::{SendQueue, SqMode, Wqe};

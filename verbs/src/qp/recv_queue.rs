@@ -45,7 +45,10 @@ impl RecvQueue {
         // A receive longer than any message takes any message.
         wqe.len = u32::try_from(len).unwrap_or(u32::MAX);
         wqe.sges.clear();
-        wqe.sges.extend(wr.sges.iter().filter(|sge| sge.length > 0));
+        match wr.sges {
+            [sge] if sge.length > 0 => wqe.sges.push(*sge),
+            sges => wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0)),
+        }
         Ok(())
     }
 

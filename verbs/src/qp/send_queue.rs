@@ -160,7 +160,10 @@ impl SendQueue {
         if wr.flags.contains(SendFlags::INLINE) {
             inline(wr.sges, &mut wqe.inline);
         } else {
-            wqe.sges.extend(wr.sges.iter().filter(|sge| sge.length > 0));
+            match wr.sges {
+                [sge] if sge.length > 0 => wqe.sges.push(*sge),
+                sges => wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0)),
+            }
         }
         self.unpumped += u64::from(len) + 32;
         Ok(())
@@ -352,6 +355,19 @@ impl SendQueue {
         }
     }
 
+    /// Takes `count` requests off the front, from `first` on, which have succeeded. `complete` is as for [`SendQueue::retire`].
+    pub(crate) fn retire_sent(
+        &mut self,
+        first: u32,
+        count: usize,
+        mut complete: impl FnMut(Cqe) -> Option<u64>,
+    ) {
+        for _ in 0..if first == self.front { count } else { 0 } {
+            debug_assert!(self.ring.get(0).is_some_and(|wqe| wqe.status == WcStatus::Success));
+            self.retire_front(None, &mut complete);
+        }
+    }
+
     fn retire_front(&mut self, reason: Option<WireReason>, complete: &mut impl FnMut(Cqe) -> Option<u64>) {
         let Some(wqe) = self.ring.pop() else { return };
         self.front = self.front.wrapping_add(1);
@@ -487,6 +503,25 @@ mod tests {
             None
         });
         assert_eq!(out, [(1, WcStatus::RemoteAccess), (2, WcStatus::Flushed)]);
+    }
+
+    #[test]
+    fn sent_requests_retire_from_the_one_that_is_named() {
+        let mut queue = queue(8);
+        for id in 0..4 {
+            let flags = if id == 1 { SendFlags::empty() } else { SendFlags::SIGNALED };
+            queue.post(&send(id, flags), |_, _| ()).unwrap();
+            queue.built(0);
+        }
+        let mut out = Vec::new();
+        let mut complete = |cqe: Cqe| {
+            out.push((cqe.wc.wr_id, cqe.wc.status));
+            Some(cqe.wc.wr_id)
+        };
+        queue.retire_sent(1, 2, &mut complete);
+        queue.retire_sent(0, 3, &mut complete);
+        assert_eq!(out, [(0, WcStatus::Success), (2, WcStatus::Success)]);
+        assert_eq!((queue.len(), queue.next_seq()), (1, 4));
     }
 
     #[test]

@@ -26,29 +26,23 @@ pub(crate) struct Endpoint {
     pub(super) completions: Vec<Cqe>,
     pub(super) received: Received,
     /// The route header that was written last: those of one sender's messages are equal where their lengths are.
-    pub(super) last_grh: Option<(Grh, [u8; Grh::LEN])>,
+    pub(super) last_grh: (Option<Grh>, [u8; Grh::LEN]),
     /// The receive that is being filled; kept for its allocation.
     pub(super) receive: RecvWqe,
 }
 
-/// Messages of one run of datagrams; those from queue pairs of the same device apart.
+/// Messages of one run of datagrams, which have one sender.
 #[derive(Default)]
 pub(super) struct Received {
     pub(super) all: Count,
-    pub(super) same_device: Count,
+    /// The sender is a queue pair of the same device.
+    pub(super) same_device: bool,
 }
 
 impl Received {
-    pub(super) fn add(&mut self, len: u32, same_device: bool) {
-        let to = if same_device {
-            [Some(&mut self.all), Some(&mut self.same_device)]
-        } else {
-            [Some(&mut self.all), None]
-        };
-        for count in to.into_iter().flatten() {
-            count.messages += 1;
-            count.bytes += u64::from(len);
-        }
+    pub(super) fn add(&mut self, len: u32) {
+        self.all.messages += 1;
+        self.all.bytes += u64::from(len);
     }
 }
 
@@ -65,7 +59,7 @@ impl Endpoint {
             last_peer: LastPeer::default(),
             completions: Vec::new(),
             received: Received::default(),
-            last_grh: None,
+            last_grh: (None, [0; Grh::LEN]),
             receive: RecvWqe::default(),
         }
     }

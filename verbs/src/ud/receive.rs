@@ -1,14 +1,15 @@
 //! From a datagram to a completed receive.
 
 use super::counts::Count;
-use super::endpoint::Received;
-use super::staging::HEADROOM;
+use super::staging::{HEADROOM, Staging};
 use super::{Endpoint, PortSlot};
 use crate::cq::Cqe;
 use crate::driver::{Core, Services};
 use crate::event::AsyncEvent;
+use crate::qp::{QpInner, Receives};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uiw_counters::{Dropped, Rejected, ShardCounters};
 use uiw_datagram::{DatagramError, Grh, Header, Qpn};
@@ -30,19 +31,13 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
         if source.socket.recv(&mut staging.buffer[HEADROOM..], &mut staging.incoming).is_err() {
             break;
         }
-        let mut last = None;
-        for incoming in &staging.incoming {
-            // In front of it is the end of the one before, which has been placed.
-            let bytes = &mut staging.buffer[incoming.bytes.start..incoming.bytes.end + HEADROOM];
-            core.services.moved += bytes.len();
-            if is_group {
-                receive_for_group(core, (port, at), local, incoming.peer, bytes, &mut last);
-            } else {
-                receive_for_one(core, port, local, incoming.peer, bytes, &mut last);
+        if is_group {
+            receive_for_group(core, (port, at), local, &mut staging);
+        } else {
+            let mut next = 0;
+            while next < staging.incoming.len() {
+                next = receive_run(core, port, local, &mut staging, next);
             }
-        }
-        if let Some(token) = last {
-            finish(core, token);
         }
         count += staging.incoming.len();
         if !staging.was_filled() {
@@ -53,14 +48,15 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
     count
 }
 
-/// Checks a datagram by itself.
+/// Checks a datagram by itself. Inlined, as a header that is returned through memory is read back before its stores are done. Returns its header and the length of its payload.
+#[inline(always)]
 fn check(
     slot: &PortSlot,
     counters: &ShardCounters,
     peer: SocketAddr,
     bytes: &[u8],
     is_group: bool,
-) -> Option<(Header, Grh)> {
+) -> Option<(Header, usize)> {
     let reject = |count, why| {
         slot.count(count);
         counters.rejected(why);
@@ -91,117 +87,142 @@ fn check(
         reject(Count::NoQueuePair, Rejected::NoQueuePair);
         return None;
     }
-    // A UDP datagram has less than 65,536 bytes.
-    let grh = Grh { len: len as u16, source: peer.ip(), destination: peer.ip() };
-    Some((header, grh))
+    Some((header, len))
 }
 
-fn receive_for_one(
-    core: &mut Core,
-    port: Token,
-    local: IpAddr,
-    peer: SocketAddr,
-    bytes: &mut [u8],
-    last: &mut Option<Token>,
-) {
-    let Some((slot, services)) = core.port_and_services(port) else { return };
-    let Some((header, grh)) = check(slot, &services.counters, peer, &bytes[HEADROOM..], false) else {
-        return;
+/// Receives the datagram number `first` and those behind it that have the same sender and go to the same queue pair. Returns the number of
+/// the next one.
+fn receive_run(core: &mut Core, port: Token, local: IpAddr, staging: &mut Staging, first: usize) -> usize {
+    let mut next = first + 1;
+    let Some((slot, services)) = core.port_and_services(port) else { return next };
+    let (peer, bytes) = staging.arrived(first);
+    services.moved += bytes.len();
+    let Some((header, len)) = check(slot, &services.counters, peer, &bytes[HEADROOM..], false) else {
+        return next;
     };
     let number = slot.number;
-    let endpoint = slot.endpoints[usize::from(header.destination.index())];
-    let Some(endpoint) = endpoint.filter(|_| header.destination.port() == number) else {
-        slot.count(Count::NoQueuePair);
-        services.counters.rejected(Rejected::NoQueuePair);
-        return;
+    let to = header.destination;
+    let endpoint = slot.endpoints[usize::from(to.index())].filter(|_| to.port() == number);
+    let Some((endpoint, slot, services)) = endpoint.and_then(|token| core.endpoint_and_port(token)) else {
+        if let Some((slot, services)) = core.port_and_services(port) {
+            slot.count(Count::NoQueuePair);
+            services.counters.rejected(Rejected::NoQueuePair);
+        }
+        return next;
     };
-    deliver(core, (endpoint, peer), &header, &Grh { destination: local, ..grh }, bytes, last);
+    let qp = Arc::clone(&endpoint.qp);
+    let mut receives = None;
+    let mut last_len = len;
+    endpoint.set_grh(len, peer, local);
+    endpoint.received.same_device = endpoint.last_peer.is_own(&services.shared.datagram_sockets, peer);
+    endpoint.deliver(&qp, &mut receives, &header, bytes, slot, services);
+    while next < staging.incoming.len() && staging.incoming[next].peer == peer {
+        let (_, bytes) = staging.arrived(next);
+        let moved = bytes.len();
+        if let Some((header, len)) = check(slot, &services.counters, peer, &bytes[HEADROOM..], false) {
+            if header.destination != to {
+                break;
+            }
+            if std::mem::replace(&mut last_len, len) != len {
+                endpoint.set_grh(len, peer, local);
+            }
+            endpoint.deliver(&qp, &mut receives, &header, bytes, slot, services);
+        }
+        services.moved += moved;
+        next += 1;
+    }
+    drop(receives);
+    endpoint.cache.let_go();
+    endpoint.finish(slot, services);
+    next
 }
 
-/// Every attached queue pair receives a copy.
-fn receive_for_group(
-    core: &mut Core,
-    (port, at): (Token, usize),
-    group: IpAddr,
-    peer: SocketAddr,
-    bytes: &mut [u8],
-    last: &mut Option<Token>,
-) {
-    let Some((slot, services)) = core.port_and_services(port) else { return };
-    let Some((header, grh)) = check(slot, &services.counters, peer, &bytes[HEADROOM..], true) else { return };
-    let mut next = 0;
-    while let Some(slot) = core.datagram_port(port)
-        && let Some(joined) = &slot.sockets[at].group
-        && let Some(index) = joined.attached.get(next)
-    {
-        next += 1;
-        if let Some(endpoint) = slot.endpoints[usize::from(*index)] {
-            deliver(core, (endpoint, peer), &header, &Grh { destination: group, ..grh }, bytes, last);
+/// Every queue pair that is attached to the group at the socket number `at` receives a copy of every datagram.
+fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr, staging: &mut Staging) {
+    for number in 0..staging.incoming.len() {
+        let Some((slot, services)) = core.port_and_services(port) else { return };
+        let (peer, bytes) = staging.arrived(number);
+        services.moved += bytes.len();
+        let Some((header, len)) = check(slot, &services.counters, peer, &bytes[HEADROOM..], true) else {
+            continue;
+        };
+        let mut next = 0;
+        while let Some(slot) = core.datagram_port(port)
+            && let Some(joined) = &slot.sockets[at].group
+            && let Some(index) = joined.attached.get(next)
+        {
+            next += 1;
+            let endpoint = slot.endpoints[usize::from(*index)];
+            if let Some((endpoint, slot, services)) = endpoint.and_then(|token| core.endpoint_and_port(token))
+            {
+                let qp = Arc::clone(&endpoint.qp);
+                endpoint.set_grh(len, peer, group);
+                let own = &services.shared.datagram_sockets;
+                endpoint.received.same_device = endpoint.last_peer.is_own(own, peer);
+                endpoint.deliver(&qp, &mut None, &header, bytes, slot, services);
+                endpoint.cache.let_go();
+                endpoint.finish(slot, services);
+            }
         }
     }
 }
 
-/// `bytes`: the datagram, behind [`HEADROOM`].
-fn deliver(
-    core: &mut Core,
-    (token, peer): (Token, SocketAddr),
-    header: &Header,
-    grh: &Grh,
-    bytes: &mut [u8],
-    last: &mut Option<Token>,
-) {
-    if *last != Some(token)
-        && let Some(before) = last.replace(token)
-    {
-        finish(core, before);
-    }
-    let Some((endpoint, slot, services)) = core.endpoint_and_port(token) else { return };
-    let end = bytes.len() - uiw_datagram::CRC_LEN;
-    let message = &mut bytes[..end];
-    if endpoint.last_grh.as_ref().is_none_or(|(last, _)| last != grh) {
-        endpoint.last_grh = Some((*grh, grh.emit()));
-    }
-    if let (Some((_, emitted)), Some(place)) = (&endpoint.last_grh, message.first_chunk_mut()) {
-        *place = *emitted;
-    }
-    let Err(dropped) = endpoint.receive(header, peer, message, services) else { return };
-    endpoint.finish(slot, services);
-    slot.count(dropped);
-    let why = match dropped {
-        Count::BadQkey => Dropped::BadQkey,
-        Count::NoReceive => Dropped::NoReceive,
-        Count::BadReceive => Dropped::BadReceive,
-        _ => return services.counters.rejected(Rejected::NoQueuePair),
-    };
-    endpoint.counters.dropped(why, 1);
-}
-
-/// A run of datagrams of one queue pair is over.
-fn finish(core: &mut Core, token: Token) {
-    if let Some((endpoint, slot, services)) = core.endpoint_and_port(token) {
-        endpoint.cache.let_go();
-        endpoint.finish(slot, services);
-    }
-}
-
 impl Endpoint {
+    /// The route header in front of messages of `len` bytes from now on.
+    fn set_grh(&mut self, len: usize, peer: SocketAddr, destination: IpAddr) {
+        // A UDP datagram has less than 65,536 bytes.
+        let grh = Grh { len: len as u16, source: peer.ip(), destination };
+        if self.last_grh.0 != Some(grh) {
+            self.last_grh = (Some(grh), grh.emit());
+        }
+    }
+
+    /// Takes a datagram, or counts it as dropped. `bytes`: the datagram, behind [`HEADROOM`]. `receives` are those of `qp`, which is its own
+    /// queue pair, once the first was needed.
+    fn deliver<'a>(
+        &mut self,
+        qp: &'a QpInner,
+        receives: &mut Option<Receives<'a>>,
+        header: &Header,
+        bytes: &mut [u8],
+        slot: &PortSlot,
+        services: &mut Services,
+    ) {
+        let end = bytes.len() - uiw_datagram::CRC_LEN;
+        let message = &mut bytes[..end];
+        if let Some(place) = message.first_chunk_mut() {
+            *place = self.last_grh.1;
+        }
+        let Err(dropped) = self.receive(qp, receives, header, message, services) else { return };
+        *receives = None;
+        self.finish(slot, services);
+        slot.count(dropped);
+        let why = match dropped {
+            Count::BadQkey => Dropped::BadQkey,
+            Count::NoReceive => Dropped::NoReceive,
+            Count::BadReceive => Dropped::BadReceive,
+            _ => return services.counters.rejected(Rejected::NoQueuePair),
+        };
+        self.counters.dropped(why, 1);
+    }
+
     /// Places a message, behind its route header. Its completion is queued with those of the datagrams behind it: see
     /// [`Endpoint::finish`].
-    fn receive(
+    fn receive<'a>(
         &mut self,
+        qp: &'a QpInner,
+        receives: &mut Option<Receives<'a>>,
         header: &Header,
-        peer: SocketAddr,
         message: &[u8],
         services: &mut Services,
     ) -> Result<(), Count> {
-        let qp = &self.qp;
         let Some(ud) = qp.ud.as_ref().filter(|_| Self::receives(qp.state())) else {
             return Err(Count::NoQueuePair);
         };
         if header.qkey != ud.qkey.load(Ordering::Relaxed) {
             return Err(Count::BadQkey);
         }
-        if !qp.try_take_recv(&mut self.receive, &mut services.wakes) {
+        if !receives.get_or_insert_with(|| qp.receives()).take(&mut self.receive, &mut services.wakes) {
             return Err(Count::NoReceive);
         }
         // At most 4,096 bytes and the route header.
@@ -215,6 +236,8 @@ impl Endpoint {
             placed.err().map(|_| WcStatus::LocalProtection)
         };
         if let Some(status) = failed {
+            // The queue is flushed.
+            *receives = None;
             self.push_received(services);
             self.fail(wr_id, status, services);
             return Err(Count::BadReceive);
@@ -231,8 +254,7 @@ impl Endpoint {
             reason: None,
             timestamp_ns: 0,
         };
-        let same_device = self.last_peer.is_own(&services.shared.datagram_sockets, peer);
-        self.received.add(byte_len - GRH, same_device);
+        self.received.add(byte_len - GRH);
         self.completions.push(Cqe { wc, solicited: header.solicited });
         Ok(())
     }
@@ -252,9 +274,11 @@ impl Endpoint {
         if !self.push_received(services) {
             self.lost_completion(services);
         }
-        let Received { all, same_device } = std::mem::take(&mut self.received);
+        // The run may go on.
+        let all = std::mem::take(&mut self.received.all);
         if all.messages > 0 {
             slot.counts.add(Count::Received, all.messages);
+            let same_device = if self.received.same_device { all } else { uiw_counters::Count::default() };
             self.counters.received(all, same_device);
         }
     }

@@ -1,5 +1,6 @@
 //! Memory in which a shard's datagrams are built and received.
 
+use std::net::SocketAddr;
 use uiw_datagram::{Grh, Header};
 use uiw_llp::{DATAGRAM_BUFFER, Incoming, Outgoing};
 
@@ -45,6 +46,13 @@ impl Staging {
             self.buffer = vec![0; HEADROOM + BUFFERS * DATAGRAM_BUFFER];
         }
         self.incoming.clear();
+    }
+
+    /// The sender of a datagram that was received, and the datagram behind [`HEADROOM`]: in front of it is the end of the one before, which
+    /// has been placed.
+    pub(super) fn arrived(&mut self, number: usize) -> (SocketAddr, &mut [u8]) {
+        let Incoming { peer, bytes } = &self.incoming[number];
+        (*peer, &mut self.buffer[bytes.start..bytes.end + HEADROOM])
     }
 
     /// Whether a call that receives may have left datagrams behind.

@@ -11,8 +11,20 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use uiw_counters::{Count, Dropped};
-use uiw_datagram::{Header, OVERHEAD};
+use uiw_datagram::{Header, OVERHEAD, Qpn};
 use uiw_llp::{Outgoing, Token};
+
+/// What follows from a destination: found once for requests to one destination, one behind the other.
+struct Way {
+    to: Destination,
+    /// Which socket of the port.
+    socket: usize,
+    destination: Qpn,
+    peer: SocketAddr,
+    qkey: u32,
+    /// It leads to a queue pair of the same device, or to a group.
+    same_device: bool,
+}
 
 /// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its own: a thread that posts without a
 /// pause does not keep the shard.
@@ -67,9 +79,8 @@ impl Endpoint {
         self.count(&staging.requests[..sent]);
         sq.take_back(unsent);
         self.msn = self.msn.wrapping_sub(unsent as u32);
-        for request in &staging.requests[..sent] {
-            sq.done(request.id, WcStatus::Success);
-        }
+        let first = staging.requests.first().map_or(0, |request| request.id);
+        let room = qp.retire_sent(&mut sq, (first, sent), &mut services.wakes);
         let failed = failed.filter(|_| unsent == 0);
         if let Some((id, status)) = failed {
             sq.built(0);
@@ -82,7 +93,7 @@ impl Endpoint {
             qp.flush_sends(&mut sq, None, &mut services.wakes);
         }
         drop(sq);
-        if retired.is_err() {
+        if !room || retired.is_err() {
             self.lost_completion(services);
             return false;
         }
@@ -97,8 +108,11 @@ impl Endpoint {
         staging: &mut Staging,
     ) -> (Option<usize>, Option<(u32, WcStatus)>) {
         let qp = std::sync::Arc::clone(&self.qp);
+        let Some(ud) = &qp.ud else { return (None, None) };
+        let own_qkey = ud.qkey.load(Ordering::Relaxed);
         let mut sq = qp.sq.lock();
         let mut socket = None;
+        let mut way: Option<Way> = None;
         while staging.may_begin_another()
             && sq.mode == SqMode::Running
             && let Some((id, wqe)) = sq.next_wqe()
@@ -107,45 +121,49 @@ impl Endpoint {
             let SendOp::Datagram { to, imm } = &wqe.op else {
                 return (socket, Some((id, WcStatus::LocalQpOperation)));
             };
-            let at = port.socket_at(to.ah.local());
-            let Some(at) = at else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
-            if *socket.get_or_insert(at) != at {
+            if way.as_ref().is_none_or(|way| way.to != *to) {
+                way = self.way(to, port, services, own_qkey);
+            }
+            let Some(way) = &way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
+            if *socket.get_or_insert(way.socket) != way.socket {
                 break;
             }
             let len = wqe.len;
-            let peer = match self.build_one(wqe, (to, *imm), services, staging) {
-                Ok(peer) => peer,
-                Err(status) => {
-                    return (socket.filter(|_| !staging.requests.is_empty()), Some((id, status)));
-                }
+            let built = match len as usize > ud.port.max_payload() {
+                true => Err(WcStatus::LocalLength),
+                false => self.build_one(wqe, (way, *imm), services, staging),
             };
-            let own = &services.shared.datagram_sockets;
-            let same_device = peer.ip().is_multicast() || self.last_peer.is_own(own, peer);
-            staging.requests.push(Built { id, len, same_device, is_unsent: false });
+            if let Err(status) = built {
+                return (socket.filter(|_| !staging.requests.is_empty()), Some((id, status)));
+            }
+            staging.requests.push(Built { id, len, same_device: way.same_device, is_unsent: false });
             sq.built(0);
         }
         (socket, None)
     }
 
+    /// The way to a destination; nothing where no socket of the port has its local address.
+    fn way(&mut self, to: &Destination, port: &PortSlot, services: &Services, own_qkey: u32) -> Option<Way> {
+        let socket = port.socket_at(to.ah.local())?;
+        let (destination, peer) = to.resolve();
+        let own = &services.shared.datagram_sockets;
+        let same_device = peer.ip().is_multicast() || self.last_peer.is_own(own, peer);
+        let qkey = if to.qkey >> 31 == 0 { to.qkey } else { own_qkey };
+        Some(Way { to: *to, socket, destination, peer, qkey, same_device })
+    }
+
     fn build_one(
         &mut self,
         wqe: &Wqe,
-        (to, immediate): (&Destination, Option<u32>),
+        (way, immediate): (&Way, Option<u32>),
         services: &Services,
         staging: &mut Staging,
-    ) -> Result<SocketAddr, WcStatus> {
-        let qp = &*self.qp;
-        let ud = qp.ud.as_ref().ok_or(WcStatus::LocalQpOperation)?;
-        if wqe.len as usize > ud.port.max_payload() {
-            return Err(WcStatus::LocalLength);
-        }
-        let own = ud.qkey.load(Ordering::Relaxed);
-        let (destination, peer) = to.resolve();
+    ) -> Result<(), WcStatus> {
         let header = Header {
             epoch: self.epoch,
-            destination,
-            source: uiw_datagram::Qpn::from_raw(qp.num),
-            qkey: if to.qkey >> 31 == 0 { to.qkey } else { own },
+            destination: way.destination,
+            source: Qpn::from_raw(self.qp.num),
+            qkey: way.qkey,
             msn: self.msn.wrapping_add(1),
             solicited: wqe.flags.contains(SendFlags::SOLICITED),
             immediate,
@@ -155,16 +173,16 @@ impl Endpoint {
         if let Some(place) = staging.out[start..].first_chunk_mut() {
             header.write(place);
         }
-        let gathered = qp.gather(&services.table, &mut self.cache, wqe, 0..wqe.len, &mut staging.out);
+        let gathered = self.qp.gather(&services.table, &mut self.cache, wqe, 0..wqe.len, &mut staging.out);
         if gathered.is_err() {
             staging.out.truncate(start);
             return Err(WcStatus::LocalProtection);
         }
         let crc = uiw_datagram::crc(&staging.out[start..]);
         staging.out.extend_from_slice(&crc);
-        staging.outgoing.push(Outgoing { peer, len: staging.out.len() - start });
+        staging.outgoing.push(Outgoing { peer: way.peer, len: staging.out.len() - start });
         self.msn = header.msn;
-        Ok(peer)
+        Ok(())
     }
 
     /// Counts requests whose datagrams were taken or left out.

@@ -2,7 +2,7 @@
 
 use crate::common::{End, Make, closed_addr, initiator_opt, next_request, pair_of, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
-use crate::simulation::{any_port, change_link, now, until};
+use crate::simulation::{any_port, change_link, now, run_until_idle, until};
 use crate::transport::pass;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use uiw_mpa::startup::RtrKinds;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_rdmap::Opcode;
-use uiw_verbs::cm::Listener;
+use uiw_verbs::cm::{ConnHandle, Listener};
 use uiw_verbs::{CapabilityExchange, ConnOptions, Error, QpState, Revision, SendFlags, SendOp};
 
 fn p2p(rtr: RtrKinds) -> ConnOptions {
@@ -31,6 +31,44 @@ fn asks(kinds: RtrKinds) -> Enhanced {
 const WRITE: RtrKinds = RtrKinds { write: true, ..RtrKinds::NONE };
 const READ: RtrKinds = RtrKinds { read: true, ..RtrKinds::NONE };
 const SEND: RtrKinds = RtrKinds { send: true, ..RtrKinds::NONE };
+
+// ---------------------------------------------------------------- two steps
+
+#[test]
+fn the_second_step_establishes_a_connection_at_the_peer() {
+    let (client, server) = (End::new(), End::new());
+    let listener = server.listen(&ConnOptions::default());
+    let options = Arc::new(ConnOptions::default());
+    let to = listener.local_addr();
+    uiw_verbs::cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel).unwrap();
+    server.accept(server.request());
+    client.established();
+    client.send(1, 0, 16);
+    run_until_idle();
+    assert!(server.channel.is_empty(), "the peer has an event before the second step");
+    let handle = ConnHandle::of(&client.qp).unwrap();
+    server.recv(1, 0, 64);
+    handle.establish().unwrap();
+    server.established();
+    assert_eq!(server.received_ok(1).byte_len, 16);
+    handle.establish().unwrap();
+    client.sent_ok(1);
+}
+
+#[test]
+fn a_peer_that_waits_for_the_second_step_is_notified_when_there_is_none() {
+    let (client, server) = (End::new(), End::new());
+    let listener = server.listen(&ConnOptions::default());
+    let options = Arc::new(ConnOptions::default());
+    let to = listener.local_addr();
+    uiw_verbs::cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel).unwrap();
+    server.accept(server.request());
+    client.established();
+    ConnHandle::of(&client.qp).unwrap().abort().unwrap();
+    let error = server.failed();
+    let Error::Lost { source, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(source.kind(), ErrorKind::ConnectionReset);
+}
 
 // ---------------------------------------------------------------- responder
 

@@ -1,17 +1,17 @@
 //! UDP sockets of an interface. smoltcp sends, as it has neighbours and routes; what arrives is kept here, as the kernel of a peer on
 //! the same machine may give several datagrams in one frame.
 
-use super::{BURSTS, LINK_FULL, SmolInterface};
+use super::{BURSTS, CLOCK, LINK_FULL, SmolInterface};
 use crate::smol::addr::{endpoint, plain};
 use crate::smol::flow::Flow;
 use crate::smol::link::{Link, Port};
-use crate::{DATAGRAM_BUFFER, Event, Incoming, Interest, Outgoing, Token};
+use crate::{DATAGRAM_BUFFER, DatagramOptions, Event, Incoming, Interest, Outgoing, Token};
 use smoltcp::iface::{PollResult, SocketHandle, SocketSet};
 use smoltcp::socket::udp::{PacketBuffer, PacketMetadata, Socket, UdpMetadata};
 use smoltcp::time::Instant as Tick;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 /// Datagrams, and their bytes, that wait for a neighbour's address or for room in the link.
@@ -26,6 +26,11 @@ const RECEIVE_BYTES: usize = 512 << 10;
 const OVERHEAD: usize = 64;
 /// Bytes of the UDP header.
 const UDP: usize = 8;
+/// Hop limit of datagrams to groups.
+const GROUP_HOPS: u8 = 1;
+/// While groups are joined smoltcp is polled as often as this, in ticks: it reports memberships when it was asked (IGMP, MLD), and does not
+/// say when.
+const REPORTS: i64 = 100_000 * CLOCK as i64;
 
 /// The UDP sockets.
 pub(super) struct Datagrams {
@@ -41,6 +46,8 @@ pub(super) struct UdpSocket {
     token: Token,
     interest: Interest,
     sender: SocketHandle,
+    /// For datagrams to groups, once there was one: smoltcp has one hop limit for a socket.
+    group_sender: Option<SocketHandle>,
     /// Bytes that were ever given to the sender, and how many of them have left.
     queued: u64,
     departed: u64,
@@ -60,29 +67,44 @@ impl Datagrams {
     pub(super) fn events(&self) -> impl Iterator<Item = Event> + '_ {
         self.sockets.iter().filter_map(|(_, socket)| {
             let readable = socket.interest.read && !socket.received.is_empty();
-            let writable = socket.interest.write && self.senders.get::<Socket<'_>>(socket.sender).can_send();
+            let can_send = |sender| self.senders.get::<Socket<'_>>(sender).can_send();
+            let room = || [Some(socket.sender), socket.group_sender].into_iter().flatten().all(can_send);
+            let writable = socket.interest.write && room();
             (readable || writable).then_some(Event { token: socket.token, readable, writable })
         })
     }
 
     /// Datagrams of `size` bytes each, but the last one, that came in one frame.
+    /// A group may have several sockets, any other address has one.
     pub(super) fn arrive(&mut self, flow: Flow, bytes: &[u8], size: usize) {
-        let Some((_, socket)) = self.sockets.iter_mut().find(|(_, socket)| socket.local == flow.local) else {
-            return;
-        };
-        // One without a payload is a datagram too.
-        let empty = bytes.is_empty().then_some(bytes);
-        for datagram in bytes.chunks(size.max(1)).chain(empty) {
-            if socket.held + datagram.len() + OVERHEAD > RECEIVE_BYTES {
-                return;
-            }
-            socket.held += datagram.len() + OVERHEAD;
-            socket.received.push_back((flow.peer, datagram.to_vec()));
+        for (_, socket) in self.sockets.iter_mut().filter(|(_, socket)| socket.local == flow.local) {
+            socket.arrive(flow.peer, bytes, size);
         }
+    }
+
+    /// Whether a socket is bound to the group, at any port.
+    fn has_group(&self, group: IpAddr) -> bool {
+        self.sockets.iter().any(|(_, socket)| socket.local.ip() == group)
+    }
+
+    fn has_groups(&self) -> bool {
+        self.sockets.iter().any(|(_, socket)| socket.local.ip().is_multicast())
     }
 }
 
 impl UdpSocket {
+    fn arrive(&mut self, peer: SocketAddr, bytes: &[u8], size: usize) {
+        // One without a payload is a datagram too.
+        let empty = bytes.is_empty().then_some(bytes);
+        for datagram in bytes.chunks(size.max(1)).chain(empty) {
+            if self.held + datagram.len() + OVERHEAD > RECEIVE_BYTES {
+                return;
+            }
+            self.held += datagram.len() + OVERHEAD;
+            self.received.push_back((peer, datagram.to_vec()));
+        }
+    }
+
     /// Discards what waits if nothing has left for [`LONGEST_WAIT`].
     fn give_up(&mut self, senders: &mut SocketSet<'static>, now: i64) {
         let sender = senders.get_mut::<Socket<'_>>(self.sender);
@@ -108,14 +130,14 @@ impl<L: Link> SmolInterface<L> {
     pub(in crate::smol) fn bind_datagrams(
         &mut self,
         local: SocketAddr,
+        options: &DatagramOptions,
         token: Token,
     ) -> io::Result<(usize, SocketAddr)> {
         self.standing()?;
         let ip = plain(local.ip());
-        if ip.is_multicast() {
-            return Err(io::Error::new(ErrorKind::Unsupported, "this stack has no multicast groups"));
-        }
-        if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
+        let is_group = ip.is_multicast();
+        let own = if is_group { self.member(ip, options)? } else { ip };
+        if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(own)) {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
         let taken = |port| {
@@ -124,32 +146,67 @@ impl<L: Link> SmolInterface<L> {
         };
         let port = match local.port() {
             0 => self.ports.ephemeral(taken)?,
-            port if taken(port) => return Err(ErrorKind::AddrInUse.into()),
+            port if taken(port) && !is_group => return Err(ErrorKind::AddrInUse.into()),
             port => port,
         };
         let local = SocketAddr::new(ip, port);
-        let none = PacketBuffer::new(Vec::new(), Vec::new());
-        let out = PacketBuffer::new(vec![PacketMetadata::EMPTY; SEND_DATAGRAMS], vec![0; SEND_BYTES]);
-        let mut sender = Socket::new(none, out);
-        sender.bind(endpoint(local)).map_err(|error| io::Error::other(error.to_string()))?;
+        let sender = if is_group { silent() } else { sender(local)? };
+        if is_group && !self.datagrams.has_group(ip) {
+            let joined = self.iface.join_multicast_group(smoltcp::wire::IpAddress::from(ip));
+            joined.map_err(|error| io::Error::other(format!("{ip}: {error}")))?;
+        }
         let socket = UdpSocket {
             local,
             token,
             interest: Interest::NONE,
             sender: self.datagrams.senders.add(sender),
+            group_sender: None,
             queued: 0,
             departed: 0,
             waits_since: None,
             received: VecDeque::new(),
             held: 0,
         };
-        Ok((self.datagrams.sockets.insert(socket), local))
+        let id = self.datagrams.sockets.insert(socket);
+        self.report_groups();
+        Ok((id, local))
+    }
+
+    /// The address at which a group is joined.
+    fn member(&self, group: IpAddr, options: &DatagramOptions) -> io::Result<IpAddr> {
+        if !self.link.capabilities().groups {
+            let why = "this link has no multicast groups: an XDP program redirects frames of this host alone";
+            return Err(io::Error::new(ErrorKind::Unsupported, why));
+        }
+        let member = options.member.map(plain).filter(|member| member.is_ipv4() == group.is_ipv4());
+        member.ok_or_else(|| {
+            io::Error::new(ErrorKind::InvalidInput, "a group is joined at an address of its family")
+        })
+    }
+
+    /// Reports to neighbours which groups were joined and left.
+    fn report_groups(&mut self) {
+        let now = self.clock();
+        let mut port = Port { link: &mut self.link, frame: None, sender: None };
+        self.iface.poll_egress(now, &mut port, &mut self.no_sockets);
+        self.egress_datagrams(now);
+        self.link.flush();
     }
 
     pub(in crate::smol) fn close_datagrams(&mut self, id: usize) {
         let socket = self.datagrams.sockets.remove(id);
         // What waits for a neighbour is lost with it, as datagrams may be.
-        self.datagrams.senders.remove(socket.sender);
+        for sender in [Some(socket.sender), socket.group_sender].into_iter().flatten() {
+            self.datagrams.senders.remove(sender);
+        }
+        let ip = socket.local.ip();
+        if ip.is_multicast() && !self.datagrams.has_group(ip) {
+            // It was joined, so it can be left.
+            let _ = self.iface.leave_multicast_group(smoltcp::wire::IpAddress::from(ip));
+            if self.gone.is_none() {
+                self.report_groups();
+            }
+        }
     }
 
     pub(in crate::smol) fn set_datagram_interest(&mut self, id: usize, interest: Interest) {
@@ -198,17 +255,42 @@ impl<L: Link> SmolInterface<L> {
         if bytes.len() + UDP + ip_header > self.mtu() {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
-        let socket = &self.datagrams.sockets[id];
-        if peer.is_ipv4() != socket.local.is_ipv4() || peer.ip().is_unspecified() || peer.port() == 0 {
+        let local = self.datagrams.sockets[id].local;
+        let goes_nowhere = peer.ip().is_unspecified() || peer.port() == 0 || local.ip().is_multicast();
+        if peer.is_ipv4() != local.is_ipv4() || goes_nowhere {
             return Err(ErrorKind::InvalidInput.into());
+        }
+        if peer.ip().is_multicast() {
+            return self.queue_for_group(id, peer, bytes);
         }
         if !self.has_route(peer.ip()) {
             return Err(ErrorKind::NetworkUnreachable.into());
         }
-        let sender = self.datagrams.senders.get_mut::<Socket<'_>>(socket.sender);
+        let sender = self.datagrams.sockets[id].sender;
+        let sender = self.datagrams.senders.get_mut::<Socket<'_>>(sender);
         let sent = sender.send_slice(bytes, UdpMetadata::from(endpoint(peer)));
         sent.map_err(|_| io::Error::from(ErrorKind::WouldBlock))?;
         self.datagrams.sockets[id].queued += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// A datagram to a group, of which members at this interface receive it as well.
+    fn queue_for_group(&mut self, id: usize, group: SocketAddr, bytes: &[u8]) -> io::Result<()> {
+        let Datagrams { senders, sockets, .. } = &mut self.datagrams;
+        let local = sockets[id].local;
+        let handle = match sockets[id].group_sender {
+            Some(handle) => handle,
+            None => {
+                let mut sender = sender(local)?;
+                sender.set_hop_limit(Some(GROUP_HOPS));
+                *sockets[id].group_sender.insert(senders.add(sender))
+            }
+        };
+        let sender = senders.get_mut::<Socket<'_>>(handle);
+        let sent = sender.send_slice(bytes, UdpMetadata::from(endpoint(group)));
+        sent.map_err(|_| io::Error::from(ErrorKind::WouldBlock))?;
+        self.datagrams.arrive(Flow { local: group, peer: local }, bytes, usize::MAX);
+        self.wake_for_events(None);
         Ok(())
     }
 
@@ -240,7 +322,7 @@ impl<L: Link> SmolInterface<L> {
             self.datagrams.timer = None;
             return;
         }
-        let Datagrams { senders, timer, sockets } = &mut self.datagrams;
+        let Datagrams { senders, sockets, .. } = &mut self.datagrams;
         for _ in 0..BURSTS {
             let mut port = Port { link: &mut self.link, frame: None, sender: None };
             if self.iface.poll_egress(now, &mut port, senders) == PollResult::None {
@@ -252,6 +334,23 @@ impl<L: Link> SmolInterface<L> {
             socket.give_up(senders, now.total_micros());
         }
         // "Now", though nothing could be sent: the link has no room.
-        *timer = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
+        let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
+        let reports = self.datagrams.has_groups().then(|| now.total_micros() + REPORTS);
+        self.datagrams.timer = at.into_iter().chain(reports).min();
     }
+}
+
+/// A socket of smoltcp's that sends from `local`.
+fn sender(local: SocketAddr) -> io::Result<Socket<'static>> {
+    let none = PacketBuffer::new(Vec::new(), Vec::new());
+    let out = PacketBuffer::new(vec![PacketMetadata::EMPTY; SEND_DATAGRAMS], vec![0; SEND_BYTES]);
+    let mut sender = Socket::new(none, out);
+    sender.bind(endpoint(local)).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(sender)
+}
+
+/// One that sends nothing.
+fn silent() -> Socket<'static> {
+    let none = || PacketBuffer::new(Vec::new(), Vec::new());
+    Socket::new(none(), none())
 }

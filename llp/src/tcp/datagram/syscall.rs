@@ -55,6 +55,12 @@ pub(super) fn set_unfragmented(socket: &Socket, v6: bool) -> io::Result<()> {
     }
 }
 
+/// Only what comes by this interface is received; 0: by any.
+pub(super) fn bind_to_interface(socket: &Socket, index: u32) -> io::Result<()> {
+    const SO_BINDTOIFINDEX: c_int = 62;
+    set(socket, libc::SOL_SOCKET, SO_BINDTOIFINDEX, c_int::try_from(index).unwrap_or(0))
+}
+
 /// Several datagrams of one sender may come in one buffer.
 pub(super) fn set_gro(socket: &Socket) -> io::Result<()> {
     set(socket, libc::IPPROTO_UDP, UDP_GRO, 1)

@@ -1,0 +1,160 @@
+//! Multicast groups with members on the kernel's stack and on one of our own.
+
+use crate::datagram_peer::End;
+use crate::pairings::{Stack, at, network_of, open};
+use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use uiw_interop::stock::Network;
+use uiw_verbs::{AddressHandle, SendFlags};
+
+/// The index of an end's interface.
+fn index(network: &Network, server: bool) -> u32 {
+    let shown = at(network, server, "ip", &["-o", "link", "show", "dev", "veth0"]);
+    shown.split(':').next().expect("an index").trim().parse().expect("a number")
+}
+
+/// A member that waits until the other end has got as far.
+struct Member {
+    end: End,
+    way: AddressHandle,
+    there: Sender<()>,
+    here: Receiver<()>,
+}
+
+impl Member {
+    fn join(
+        (stack, own): (Stack, IpAddr),
+        (group, index): (IpAddr, u32),
+        (there, here): (Sender<()>, Receiver<()>),
+    ) -> Self {
+        let host = if stack == Stack::Kernel { 1 } else { 12 };
+        let end = End::on(open(&stack.spec(host)).0, own, 1024);
+        end.qp.attach_multicast(group, own, index).expect("the group is joined");
+        // Of a group whose address does not name its interface, sockets of the kernel's need the index.
+        let scope = if stack == Stack::Kernel && group.is_ipv6() { index } else { 0 };
+        Self { end, way: AddressHandle::new(own, group, scope), there, here }
+    }
+
+    fn meet(&self) {
+        self.there.send(()).expect("the other end");
+        self.here.recv().expect("the other end");
+    }
+
+    /// Both receive what one of them sends.
+    fn one_message(&self, sends: bool, text: &[u8]) {
+        self.end.receive();
+        self.meet();
+        if sends {
+            self.end.send_to(self.way, 0xFF_FFFF, text, None, SendFlags::empty());
+        }
+        assert_eq!(self.end.message().1, text);
+    }
+}
+
+#[test]
+fn members_on_the_kernel_and_on_a_packet_socket_receive_each_others_messages() {
+    let Some(network) = network_of(1500, true) else { return };
+    let indices = [index(&network, true), index(&network, false)];
+    for (group, own) in [("239.77.0.9", ["10.77.0.1", "10.77.0.12"]), ("ff15::77:9", ["fd77::1", "fd77::12"])]
+    {
+        let group: IpAddr = group.parse().expect("a group");
+        let own = own.map(|own| own.parse::<IpAddr>().expect("an address"));
+        let ((to_client, at_client), (to_server, at_server)) = (channel(), channel());
+        let (of_server, of_client) = ((to_client, at_server), (to_server, at_client));
+        thread::scope(|scope| {
+            let network = &network;
+            scope.spawn(move || {
+                network.inside_server(move || {
+                    let member = Member::join((Stack::Kernel, own[0]), (group, indices[0]), of_server);
+                    member.one_message(false, b"from our own stack");
+                    member.one_message(true, b"from the kernel");
+                });
+            });
+            network.inside_client(move || {
+                let member = Member::join((Stack::Packet, own[1]), (group, indices[1]), of_client);
+                member.one_message(true, b"from our own stack");
+                member.one_message(false, b"from the kernel");
+            });
+        });
+    }
+}
+
+#[test]
+fn a_link_without_groups_says_so() {
+    let Some(network) = network_of(1500, true) else { return };
+    let index = index(&network, false);
+    network.inside_client(|| {
+        let own = "10.77.0.12".parse().expect("an address");
+        let end = End::on(open(&Stack::Xdp.spec(12)).0, own, 1024);
+        let refused = end.qp.attach_multicast("239.77.0.9".parse().expect("a group"), own, index);
+        let said = refused.expect_err("no groups").to_string();
+        assert!(said.contains("no multicast groups"), "{said}");
+    });
+}
+
+/// A socket of the kernel's gets datagrams of a group that came by the interface at which it is joined, and no others
+/// (IP_MULTICAST_ALL, IPV6_MULTICAST_ALL are off).
+#[test]
+fn a_group_is_received_at_the_interface_where_it_is_joined() {
+    let Some(network) = network_of(1500, true) else { return };
+    let at_client = index(&network, false);
+    for (group, own) in [
+        ("239.77.0.9", ["127.0.0.1", "10.77.0.1", "10.77.0.2"]),
+        ("ff15::77:9", ["::1", "fd77::1", "fd77::2"]),
+    ] {
+        let group: IpAddr = group.parse().expect("a group");
+        let own = own.map(|own| own.parse::<IpAddr>().expect("an address"));
+        let kernel = |own, index| {
+            let end = End::on(open("tcp").0, own, 1024);
+            end.qp.attach_multicast(group, own, index).expect("the group is joined");
+            end.receive();
+            end
+        };
+        let at_server = index(&network, true);
+        let (on_loopback, on_cable) =
+            network.inside_server(|| (kernel(own[0], LOOPBACK), kernel(own[1], at_server)));
+        let scope = if group.is_ipv6() { at_client } else { 0 };
+        let way = AddressHandle::new(own[2], group, scope);
+        // Each from a port of its own, as the kernel may choose among sockets by that.
+        for number in 0..8 {
+            let sender = network.inside_client(|| End::on(open("tcp").0, own[2], 1024));
+            sender.send_to(way, 0xFF_FFFF, &[number], None, SendFlags::empty());
+            assert_eq!(on_cable.message().1, [number]);
+            on_cable.receive();
+        }
+        let received = on_loopback.qp.datagram_port().expect("it is UD").counts().received;
+        assert_eq!(received, 0, "{group}: received at another interface");
+    }
+}
+
+/// The index of the loopback interface in every namespace.
+const LOOPBACK: u32 = 1;
+
+/// Where the MTUs of two ends differ, what is too long for the other end is lost behind its completion; what is too long for this end's
+/// interface is counted. Neither keeps anything from the next message.
+#[test]
+fn messages_that_are_too_long_for_an_interface_are_dropped() {
+    let Some(network) = network_of(1500, true) else { return };
+    let set_mtu = |server, mtu| at(&network, server, "ip", &["link", "set", "veth0", "mtu", mtu]);
+    set_mtu(false, "9000");
+    let own = ["10.77.0.1", "10.77.0.2"].map(|own| own.parse::<IpAddr>().expect("an address"));
+    let receiver = network.inside_server(|| End::on(open("tcp").0, own[0], 4096));
+    let sender = network.inside_client(|| End::on(open("tcp").0, own[1], 4096));
+    let counts = |end: &End| end.qp.datagram_port().expect("it is UD").counts();
+    let way = AddressHandle::new(own[1], own[0], 0);
+    let send = |payload: &[u8]| {
+        sender.send_to(way, receiver.qp.num(), payload, None, SendFlags::empty());
+    };
+    receiver.receive();
+    send(&[7; 4096]);
+    send(b"short");
+    assert_eq!(receiver.message().1, b"short");
+    assert_eq!((counts(&sender).sent, counts(&sender).unsent, counts(&receiver).received), (2, 0, 1));
+    set_mtu(false, "1500");
+    receiver.receive();
+    send(&[7; 4096]);
+    send(b"short again");
+    assert_eq!(receiver.message().1, b"short again");
+    assert_eq!((counts(&sender).sent, counts(&sender).unsent, counts(&receiver).received), (3, 1, 2));
+}

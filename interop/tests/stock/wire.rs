@@ -1,0 +1,207 @@
+//! What passes on an interface: which TCP connections and UDP datagrams are uiw's, by their own first bytes.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::BufReader;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+use uiw_cli::pcap::Reader;
+use uiw_interop::stock::Running;
+
+/// Bytes of each frame that are kept: its headers, and the first ones behind them.
+const KEPT: &str = "256";
+
+/// A capture under way, by Wireshark's dumpcap.
+pub(crate) struct Capture {
+    dumpcap: Running,
+    file: PathBuf,
+}
+
+/// The kernel gives dumpcap frames within a quarter of this, and dumpcap writes them at once.
+const QUIET: Duration = Duration::from_secs(1);
+
+impl Capture {
+    /// Of `interfaces`, at the place where `at` takes a command. Nothing without dumpcap; the test is noted as skipped then.
+    #[track_caller]
+    pub(crate) fn start(
+        folder: &Path,
+        interfaces: &[&str],
+        at: impl FnOnce(Command) -> Command,
+    ) -> Option<Self> {
+        let mut command = Command::new(uiw_interop::require("dumpcap")?);
+        let file = folder.join("wire.pcap");
+        // Room for whatever comes while dumpcap does not run: in the kernel in MiB, in dumpcap in frames and bytes.
+        command.args(["-s", KEPT, "-B", "64", "-N", "1000000", "-C", "200000000", "-w"]).arg(&file);
+        for interface in interfaces {
+            command.args(["-i", interface]);
+        }
+        let mut dumpcap = Running::start(at(command));
+        // Said behind the opening of the interfaces.
+        dumpcap.wait_saying("File: ");
+        Some(Self { dumpcap, file })
+    }
+
+    /// Ends it: what passed.
+    pub(crate) fn end(self) -> Passed {
+        self.wait_complete();
+        let ended = self.dumpcap.interrupt();
+        let dropped = ended.well().said.lines().filter(|line| line.contains("received/dropped on interface"));
+        for line in dropped {
+            let numbers = line.split(": ").nth(1).and_then(|numbers| numbers.split(' ').next());
+            let dropped = numbers.and_then(|numbers| numbers.split('/').nth(1));
+            assert_eq!(dropped, Some("0"), "{line}");
+        }
+        let mut reader = Reader::new(BufReader::new(File::open(&self.file).expect("the capture"))).unwrap();
+        let mut passed = Passed::default();
+        while let Some(packet) = reader.next_packet().unwrap() {
+            passed.frame(&packet.bytes);
+        }
+        passed
+    }
+}
+
+/// Payload of one protocol between two ports, both directions.
+#[derive(Default)]
+struct Flow {
+    bytes: u64,
+    is_uiws: bool,
+}
+
+impl Capture {
+    /// Waits until frames that have passed are in the file: dumpcap leaves behind what it has not got when it is asked to end.
+    fn wait_complete(&self) {
+        let len = || fs::metadata(&self.file).map_or(0, |file| file.len());
+        let (mut last, mut since) = (len(), Instant::now());
+        while since.elapsed() < QUIET {
+            thread::sleep(QUIET / 20);
+            let now = len();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+        }
+    }
+}
+
+/// What an interface carried.
+#[derive(Default)]
+pub(crate) struct Passed {
+    tcp: BTreeMap<[SocketAddr; 2], Flow>,
+    uiws_datagrams: u64,
+    /// Datagrams that are not uiw's, by their destination.
+    others_datagrams: BTreeMap<SocketAddr, u64>,
+}
+
+impl Passed {
+    fn frame(&mut self, frame: &[u8]) {
+        let Some((header, mut ip)) = frame.split_at_checked(14) else { return };
+        let (source, destination, protocol, len): (IpAddr, IpAddr, _, _);
+        // IPv6 has no flag: a fragment has an extension header.
+        let mut is_whole = true;
+        match header[12..] {
+            [0x08, 0x00] if ip.len() >= 20 => {
+                let header_len = usize::from(ip[0] & 15) * 4;
+                let of = |at: usize| Ipv4Addr::from_bits(word(ip, at)).into();
+                (source, destination, protocol) = (of(12), of(16), ip[9]);
+                // DF, no more fragments, offset 0.
+                is_whole = short(ip, 6) == 0x4000;
+                len = usize::from(short(ip, 2)).checked_sub(header_len).expect("a length of IPv4");
+                ip = &ip[header_len.min(ip.len())..];
+            }
+            [0x86, 0xdd] if ip.len() >= 40 => {
+                let of = |at: usize| {
+                    Ipv6Addr::from(<[u8; 16]>::try_from(&ip[at..at + 16]).expect("16 bytes")).into()
+                };
+                (source, destination, protocol, len) = (of(8), of(24), ip[6], usize::from(short(ip, 4)));
+                ip = &ip[40..];
+            }
+            _ => return,
+        }
+        let ports = |segment: &[u8]| {
+            [SocketAddr::new(source, short(segment, 0)), SocketAddr::new(destination, short(segment, 2))]
+        };
+        match protocol {
+            6 if ip.len() >= 20 => {
+                let header_len = usize::from(ip[12] >> 4) * 4;
+                let mut ends = ports(ip);
+                ends.sort_unstable();
+                self.segment(ends, ip.get(header_len..).unwrap_or_default(), len - header_len);
+            }
+            17 if ip.len() >= 8 => self.datagram(ports(ip), &ip[8..], is_whole),
+            _ => {}
+        }
+    }
+
+    /// A connection's first payload is the MPA Request Frame (RFC 5044 section 7.1.1), and nothing was seen of it before.
+    fn segment(&mut self, ends: [SocketAddr; 2], payload: &[u8], len: usize) {
+        let begins = payload.starts_with(b"MPA ID Req Frame");
+        if len > 0 {
+            let flow = self.tcp.entry(ends).or_insert(Flow { bytes: 0, is_uiws: begins });
+            flow.bytes += len as u64;
+        }
+    }
+
+    /// docs/datagrams.md: version 1; a message has the port that it is sent from in its source QPN, SIDR has 256 bytes. None is
+    /// fragmented.
+    fn datagram(&mut self, [source, destination]: [SocketAddr; 2], payload: &[u8], is_whole: bool) {
+        let is_uiws = is_whole
+            && match payload {
+                [1, 1, rest @ ..] if rest.len() >= 40 => word(payload, 12) >> 8 == u32::from(source.port()),
+                [1, 2 | 3, ..] => true,
+                _ => false,
+            };
+        if is_uiws {
+            self.uiws_datagrams += 1;
+        } else {
+            *self.others_datagrams.entry(destination).or_default() += 1;
+        }
+    }
+
+    /// Payload of uiw's TCP connections.
+    pub(crate) fn uiws_tcp(&self) -> u64 {
+        self.tcp.values().filter(|flow| flow.is_uiws).map(|flow| flow.bytes).sum()
+    }
+
+    /// Messages of uiw's datagrams, those that the kernel sends as one counted once.
+    pub(crate) fn uiws_datagrams(&self) -> u64 {
+        self.uiws_datagrams
+    }
+
+    /// Nothing passed but what is uiw's and connections for an end of which `is_control` is true, with at most `limit` bytes in all: what the
+    /// program says to itself.
+    ///
+    /// # Errors
+    /// What else passed.
+    pub(crate) fn is_uiws_but_for(
+        &self,
+        is_control: impl Fn(SocketAddr) -> bool,
+        limit: u64,
+    ) -> Result<(), String> {
+        let others = self.tcp.iter().filter(|(_, flow)| !flow.is_uiws);
+        let (control, foreign): (Vec<_>, Vec<_>) =
+            others.partition(|(ends, _)| ends.iter().any(|end| is_control(*end)));
+        let mut said = String::new();
+        for ([one, other], flow) in &foreign {
+            let _ = writeln!(said, "{} bytes between {one} and {other}", flow.bytes);
+        }
+        for (to, count) in &self.others_datagrams {
+            let _ = writeln!(said, "{count} datagrams to {to}");
+        }
+        let bytes = control.iter().map(|(_, flow)| flow.bytes).sum::<u64>();
+        if bytes > limit {
+            let _ = writeln!(said, "{bytes} bytes on the program's own connections, more than {limit}");
+        }
+        if said.is_empty() { Ok(()) } else { Err(said) }
+    }
+}
+
+fn short(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from(short(bytes, at)) << 16 | u32::from(short(bytes, at + 2))
+}
