@@ -260,6 +260,22 @@ impl Cq {
         if self.is_empty() { 0 } else { self.pop(max, &mut each) }
     }
 
+    /// Takes up to `max` completions as [`Cq::poll_with`] does, without driving: for a program that drives many queues at once
+    /// ([`Device::drive`], [`PollWaiter`](crate::PollWaiter)).
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+    /// # fn main() -> Result<(), AnyError> {
+    /// # let end = End::new()?;
+    /// end.device.drive(end.cq.shards());
+    /// assert_eq!(end.cq.take_with(16, |wc| println!("{wc:?}")), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn take_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
+        if self.is_empty() { 0 } else { self.pop(max, &mut each) }
+    }
+
     /// As [`Cq::poll_with`], appended to `out`.
     pub fn poll(&self, out: &mut Vec<Wc>, max: usize) -> usize {
         self.poll_with(max, |wc| out.push(wc))
@@ -344,6 +360,11 @@ impl Cq {
         }
         register(&mut inner.wakers, cx.waker());
         Poll::Pending
+    }
+
+    /// The shards of connections that complete here: a bit for each.
+    pub(crate) fn shard_bits(&self) -> u64 {
+        self.shards.load(Ordering::Acquire)
     }
 
     /// Completions queued now.

@@ -6,6 +6,7 @@ use crate::rsocket::socket::Socket;
 use std::ffi::{c_int, c_short};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use uiw_verbs::ShardSet;
 
 /// An rsocket.
 #[derive(Clone)]
@@ -61,11 +62,11 @@ impl AnySocket {
         }
     }
 
-    /// Asks the engine for a wake-up by its background thread at the next completion.
-    pub(crate) fn arm(&self) {
+    /// The shards of its connection.
+    pub(crate) fn shards(&self) -> ShardSet {
         match self {
-            Self::Stream(socket) => socket.arm(),
-            Self::Datagram(socket) => socket.arm(),
+            Self::Stream(socket) => socket.shards(),
+            Self::Datagram(socket) => socket.shards(),
         }
     }
 

@@ -19,10 +19,14 @@ use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
+use uiw_verbs::ShardSet;
 
+/// Waits that find rsockets before one asks the system's set as well.
+const WAITS_BETWEEN: u32 = 8;
 /// How often a set is looked at while it is always ready.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
@@ -35,9 +39,15 @@ pub(crate) struct Epoll {
     /// The descriptor that wakes threads which wait by the system's call, while it is in the set: see [`WAITING`].
     marker: Mutex<Option<RawFd>>,
     members: Mutex<BTreeMap<RawFd, Arc<Member>>>,
+    /// The member that was removed last: programs add a socket anew for each other direction.
+    removed: Mutex<Option<Arc<Member>>>,
     /// Members of the system's set that may become rsockets.
     plain: Mutex<BTreeMap<RawFd, Asked>>,
     woken: Arc<Woken>,
+    /// The shards of the members' connections, which a thread that waits drives. Those of removed members stay while there are members.
+    shards: Mutex<ShardSet>,
+    /// Waits since the last one that asked the system's set.
+    waits: AtomicU32,
 }
 
 /// Members that may be ready, and threads that wait for one.
@@ -57,6 +67,8 @@ struct Member {
     event: Mutex<Asked>,
     /// Of a [`MemberWaker`].
     waker: Waker,
+    /// The set has the shards of its connection.
+    has_shards: AtomicBool,
 }
 
 /// What the socket wakes.
@@ -88,6 +100,7 @@ impl Member {
                 socket,
                 event: Mutex::new(event),
                 waker: Arc::new(MemberWaker { member, woken }).into(),
+                has_shards: AtomicBool::new(false),
             }
         })
     }
@@ -141,8 +154,11 @@ impl Epoll {
             number: fd,
             marker: Mutex::default(),
             members: Mutex::default(),
+            removed: Mutex::default(),
             plain: Mutex::default(),
             woken: Arc::default(),
+            shards: Mutex::default(),
+            waits: AtomicU32::new(0),
         }))
     }
 
@@ -196,6 +212,11 @@ impl Epoll {
         }
     }
 
+    /// Whether a number is that of an rsocket in the set.
+    pub(crate) fn has(&self, fd: RawFd) -> bool {
+        self.members.lock().contains_key(&fd)
+    }
+
     fn control_rsocket(
         &self,
         op: c_int,
@@ -215,7 +236,10 @@ impl Epoll {
                     member
                 }
                 (libc::EPOLL_CTL_DEL, Some(_)) => {
-                    members.remove(&fd);
+                    let removed = std::mem::replace(&mut *self.removed.lock(), members.remove(&fd));
+                    // Unlocked: what it watches is dropped.
+                    drop(members);
+                    drop(removed);
                     return Ok(());
                 }
                 // In the system's set is one that becomes a socket of the kernel in this moment, and none else.
@@ -224,7 +248,15 @@ impl Epoll {
                     return sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event);
                 }
                 (libc::EPOLL_CTL_ADD, None) => {
-                    let member = Member::new(fd, socket, asked(event)?, &self.woken);
+                    let asked = asked(event)?;
+                    let same = |member: &mut Arc<Member>| member.fd == fd && member.socket.is(&socket);
+                    let member = match self.removed.lock().take_if(same) {
+                        Some(member) => {
+                            *member.event.lock() = asked;
+                            member
+                        }
+                        None => Member::new(fd, socket, asked, &self.woken),
+                    };
                     members.insert(fd, Arc::clone(&member));
                     member
                 }
@@ -315,6 +347,7 @@ impl Epoll {
                 again.push_back(candidate);
                 continue;
             }
+            self.note_shards(&member);
             let wanted = (asked.events & 0x3FFF) as c_short;
             let cx = &mut Context::from_waker(&member.waker);
             let Poll::Ready(revents) = member.socket.poll_ready(wanted, cx) else { continue };
@@ -341,6 +374,7 @@ impl Epoll {
     }
 
     fn ordinary(&self, events: &mut [epoll_event]) -> Result<usize> {
+        self.waits.store(0, Ordering::Relaxed);
         if events.is_empty() {
             return Ok(0);
         }
@@ -351,19 +385,65 @@ impl Epoll {
         Ok(found - 1)
     }
 
+    /// A thread that waits for the set drives the shards of the member, from the first look on that finds it connected.
+    fn note_shards(&self, member: &Member) {
+        if !member.has_shards.load(Ordering::Relaxed) {
+            let shards = member.socket.shards();
+            member.has_shards.store(!shards.is_empty(), Ordering::Relaxed);
+            self.shards.lock().add(shards);
+        }
+    }
+
+    /// The shards that a thread which waits for the set drives.
+    fn shards(&self) -> ShardSet {
+        let mut shards = self.shards.lock();
+        if self.members.lock().is_empty() {
+            *shards = ShardSet::default();
+        }
+        *shards
+    }
+
+    /// Makes one round of the members' shards.
+    fn drive(&self) {
+        let shards = self.shards();
+        // Connections have an engine.
+        if !shards.is_empty()
+            && let Ok(device) = engine::get()
+        {
+            wait::make_round(&device, shards);
+        }
+    }
+
+    /// Whether a wait that has found rsockets is to ask the system's set as well: some are, so that rsockets which are always ready do not hide the
+    /// other members.
+    fn asks_system(&self) -> bool {
+        self.waits.fetch_add(1, Ordering::Relaxed) >= WAITS_BETWEEN
+    }
+
     /// epoll_wait(2).
     ///
     /// # Errors
     /// EINTR, EMFILE.
     pub(crate) fn wait(&self, events: &mut [epoll_event], limit: &Limit<'_>) -> Result<usize> {
+        // What the thread found in its sleep is served.
+        let mut has_driven = false;
         loop {
             let mut found = self.collect(events);
-            found += self.ordinary(&mut events[found..])?;
-            if found > 0 || limit.has_passed() {
+            if found > 0 || limit.is_now() {
+                if !has_driven {
+                    // Arrivals for the members that are not ready, and what was posted.
+                    self.drive();
+                }
+                if found == 0 {
+                    found = self.collect(events);
+                }
+                if found == 0 || self.asks_system() {
+                    found += self.ordinary(&mut events[found..])?;
+                }
                 return Ok(found);
             }
             // With the marker the set is always ready.
-            let (mut others, limit) = if self.has_marker() {
+            let (mut others, limit_now) = if self.has_marker() {
                 (Vec::new(), limit.at_most(LOOK_EVERY))
             } else {
                 let set = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -379,10 +459,17 @@ impl Epoll {
                 }
                 Poll::Pending
             };
-            let members: Vec<_> = self.members.lock().values().cloned().collect();
-            let arm = || members.iter().for_each(|member| member.socket.arm());
-            let device = if members.is_empty() { None } else { Some(engine::get()?) };
-            wait::until_or(device.as_ref(), &mut others, &limit, arm, any)?;
+            let device = if self.members.lock().is_empty() { None } else { Some(engine::get()?) };
+            let woken = wait::until_or(device.as_ref(), &mut others, &limit_now, || self.shards(), any)?;
+            has_driven = true;
+            if woken.is_none() {
+                // The system's set is ready, or the time is over.
+                found = self.collect(events);
+                found += self.ordinary(&mut events[found..])?;
+                if found > 0 || limit.has_passed() {
+                    return Ok(found);
+                }
+            }
         }
     }
 }

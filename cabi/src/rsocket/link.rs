@@ -7,7 +7,7 @@ use crate::rsocket::settings::Sizes;
 use crate::rsocket::wire::{ConnData, Mapping, Message, Order, Target, Variant};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use uiw_verbs::{
     Access, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp,
     SendWr, Sge, Wc, WcStatus,
@@ -25,6 +25,15 @@ const WORD: u32 = 4;
 const RECEIVE: u64 = 1 << 63;
 /// Completions that are handled before receives are posted again.
 const BATCH: usize = 64;
+
+/// How completions are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Take {
+    /// The engine is driven where none is queued.
+    Driving,
+    /// Those that are queued.
+    Queued,
+}
 
 /// What has completed.
 pub(crate) enum Completed {
@@ -56,6 +65,17 @@ pub(crate) struct Link {
     receives: u16,
 }
 
+/// The shard of the connections of this thread: one, as a thread that waits for all of them drives each shard that they are on. Threads get
+/// one in turn.
+fn shard_of_thread(device: &Device) -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    // The thread's own storage is gone when it ends.
+    OWN.try_with(|own| *own).unwrap_or(0) % device.shards()
+}
+
 impl Link {
     /// A queue pair with all receives posted.
     pub(crate) fn new(device: &Device, sizes: &Sizes, variant: Variant) -> Result<Self> {
@@ -63,7 +83,8 @@ impl Link {
         let (credits, receives) = (sizes.receives, sizes.receives.saturating_add(EXTRA_RECEIVES));
         // With messages by Send each is behind a Write.
         let sends = 2 * (u32::from(sizes.sends) + u32::from(CONTROL_SLOTS));
-        let cq = device.create_cq(sends + u32::from(receives), CqOptions::default())?;
+        let options = CqOptions { shard: Some(shard_of_thread(device)), ..CqOptions::default() };
+        let cq = device.create_cq(sends + u32::from(receives), options)?;
         let cap = QpCap {
             max_send_wr: sends,
             max_recv_wr: receives.into(),
@@ -289,12 +310,12 @@ impl Link {
         }
     }
 
-    /// Takes a batch of completions, the oldest first; drives the engine if there are none. Returns how many it took. A connection that
-    /// fails is reported by its event: completions in error say nothing here.
-    pub(crate) fn poll(&self, mut each: impl FnMut(Completed)) -> usize {
+    /// Takes a batch of completions, the oldest first. Returns how many it took. A connection that fails is reported by its event: completions
+    /// in error say nothing here.
+    pub(crate) fn poll(&self, take: Take, mut each: impl FnMut(Completed)) -> usize {
         let mut again = [0u16; BATCH];
         let mut count = 0;
-        let taken = self.cq.poll_with(BATCH, |wc| {
+        let each = |wc: Wc| {
             if wc.status != WcStatus::Success {
                 return;
             }
@@ -306,7 +327,11 @@ impl Link {
             each(self.word(&wc, slot));
             again[count] = slot;
             count += 1;
-        });
+        };
+        let taken = match take {
+            Take::Driving => self.cq.poll_with(BATCH, each),
+            Take::Queued => self.cq.take_with(BATCH, each),
+        };
         if count > 0 {
             // It fails where the connection has ended, which its event says.
             let _ = self.receive_again(&again[..count]);

@@ -12,11 +12,19 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, pollfd};
 use std::ffi::c_short;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use uiw_verbs::ShardSet;
 
 /// The sockets of a list, each with its place.
 fn sockets(fds: &[pollfd]) -> Vec<(usize, AnySocket)> {
     let of = |(at, fd): (usize, &pollfd)| Some((at, table::get(fd.fd)?.socket()?));
     fds.iter().enumerate().filter_map(of).collect()
+}
+
+/// Their connections' shards.
+fn shards(sockets: &[(usize, AnySocket)]) -> ShardSet {
+    let mut shards = ShardSet::default();
+    sockets.iter().for_each(|(_, socket)| shards.add(socket.shards()));
+    shards
 }
 
 /// A list of descriptors, sorted.
@@ -98,8 +106,8 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
                     .count();
                 if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
             };
-            let arm = || sockets.iter().for_each(|(_, socket)| socket.arm());
-            wait::until_or(Some(&engine::get()?), others, limit, arm, any)?;
+            let shards = || shards(sockets);
+            wait::until_or(Some(&engine::get()?), others, limit, shards, any)?;
             // Other descriptors may have become ready since.
             count = sorted.look(fds)?;
         }

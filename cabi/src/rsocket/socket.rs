@@ -10,6 +10,7 @@ use crate::errno::Errno;
 use crate::lock::{Mutex, MutexGuard};
 use crate::rsocket::acceptor::{self, Acceptor};
 use crate::rsocket::connect::{self, Connecting};
+use crate::rsocket::link::Take;
 use crate::rsocket::preload::Behind;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::service::{self, Closing, Timer};
@@ -28,7 +29,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use uiw_verbs::cm::{Awaited, CloseReason, CmChannel, CmEventKind};
-use uiw_verbs::{ConnOptions, Error};
+use uiw_verbs::{ConnOptions, Error, ShardSet};
 
 /// What a program sets, and a listener's connections inherit.
 #[derive(Clone, Copy, Debug)]
@@ -266,12 +267,17 @@ impl Socket {
         any
     }
 
-    /// Brings the socket to where it is, and asks `ask`. Other threads are woken by what is found.
+    /// Brings the socket to where it is, driving the engine if need be, and asks `ask`. Other threads are woken by what is found.
     pub(crate) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+        self.look_by(Take::Driving, own, ask)
+    }
+
+    /// As [`Socket::look`].
+    pub(super) fn look_by<T>(&self, take: Take, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         // The event of the end comes after the last completion, so completions are taken after it.
         let mut changed = self.take_events(&mut state);
-        changed |= state.process();
+        changed |= state.process(take);
         let answer = ask(&mut state);
         drop(state);
         if changed {
@@ -280,14 +286,15 @@ impl Socket {
         answer
     }
 
-    /// As [`Socket::look`]; if the answer is "not yet", the task is woken by the next change.
+    /// As [`Socket::look`] without driving, which is for the thread or task that waits; if the answer is "not yet", the task is woken by the next
+    /// change.
     pub(crate) fn poll<T>(
         &self,
         cx: &mut Context<'_>,
         mut ask: impl FnMut(&mut State) -> Poll<T>,
     ) -> Poll<T> {
         loop {
-            let answer = self.look(Some(cx.waker()), &mut ask);
+            let answer = self.look_by(Take::Queued, Some(cx.waker()), &mut ask);
             if answer.is_ready() {
                 return answer;
             }
@@ -325,6 +332,11 @@ impl Socket {
         }
     }
 
+    /// The shards of its connection.
+    pub(crate) fn shards(&self) -> ShardSet {
+        self.lock().stream().map(|stream| stream.link.cq().shards()).unwrap_or_default()
+    }
+
     /// Runs `attempt` until its answer is not EAGAIN; waits between, unless the call does not wait.
     pub(crate) fn complete<T>(
         &self,
@@ -346,6 +358,7 @@ impl Socket {
             nonblocking,
             time,
             || self.arm(),
+            || self.shards(),
             |way| match way {
                 Try::AsItIs => attempt(&mut self.lock()),
                 Try::Processed => self.look(None, &mut attempt),
@@ -378,7 +391,7 @@ impl Socket {
                 if aborts {
                     stream.link.abort();
                 }
-                stream.process();
+                stream.process(Take::Driving);
                 stream.close();
                 drop(state);
                 self.linger(stream);
@@ -470,10 +483,10 @@ impl State {
     }
 
     /// Handles completions. Returns whether there were any.
-    fn process(&mut self) -> bool {
+    fn process(&mut self, take: Take) -> bool {
         let (Phase::Connected(stream, _) | Phase::Accepting(stream)) = &mut self.phase else { return false };
         let before = stream.failure();
-        let any = stream.process();
+        let any = stream.process(take);
         self.error = stream.failure().filter(|_| before.is_none()).or(self.error);
         any
     }

@@ -2,7 +2,7 @@
 
 use crate::boundary::Result;
 use crate::errno::Errno;
-use crate::rsocket::link::{CONTROL_SLOTS, Completed, Link};
+use crate::rsocket::link::{CONTROL_SLOTS, Completed, Link, Take};
 use crate::rsocket::mappings::Mappings;
 use crate::rsocket::receiver::{Receiver, Violation};
 use crate::rsocket::sender::Sender;
@@ -74,12 +74,12 @@ impl Stream {
     }
 
     /// Handles what has completed, and gives credits. Returns whether anything had completed.
-    pub(crate) fn process(&mut self) -> bool {
+    pub(crate) fn process(&mut self, take: Take) -> bool {
         let mut any = false;
         loop {
             let Self { link, receiver, sender, shut, ended, .. } = self;
             let mut broken = None;
-            let taken = link.poll(|completed| match completed {
+            let taken = link.poll(take, |completed| match completed {
                 Completed::Sent => sender.completed(),
                 Completed::Received(word) if broken.is_none() && ended.is_none() => {
                     broken = receive(word, receiver, sender, shut, ended).err();
@@ -143,7 +143,7 @@ impl Stream {
     /// The connection has ended: the event of it.
     pub(crate) fn end(&mut self, ending: Ending) {
         // What the peer has sent is completed before.
-        self.process();
+        self.process(Take::Driving);
         self.ended.get_or_insert(ending);
     }
 

@@ -78,7 +78,7 @@ pub(crate) fn process() -> c_int {
 
 /// Descriptors that a program has no name for are above this, where there is room. Programs exist that close a number twice (iperf3),
 /// which does no harm to them alone; and the low numbers are those that select(2) has.
-const FIRST_OWN: c_int = 512;
+pub(super) const FIRST_OWN: c_int = 512;
 
 /// A second descriptor for this library alone, which exec(3) closes.
 ///

@@ -7,19 +7,18 @@ use crate::fork;
 use crate::rsocket::sys;
 use crate::signals::Held;
 use std::cell::RefCell;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
-use uiw_verbs::Device;
+use uiw_verbs::{Device, PollWaiter, ShardSet};
 
 /// How long a waiting thread drives the engine itself before it sleeps and leaves driving to the background thread. Only the sleep is
 /// ended by signals.
 const DRIVE: Duration = Duration::from_millis(5);
-/// How long it drives where it watches other descriptors too.
-const DRIVE_BETWEEN: Duration = Duration::from_micros(50);
 
 /// How long a wait may last, and which signals are blocked meanwhile.
 #[derive(Clone, Default)]
@@ -164,7 +163,46 @@ pub(crate) fn until<T>(
     }
 }
 
-/// As [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases.
+/// Where this thread sleeps together with other descriptors. It is taken out of its place meanwhile: a handler of a signal may wait as well.
+struct Waiter {
+    /// Dropped only in the process that made it: in a child of a fork its locks may be held by threads of the parent.
+    inner: ManuallyDrop<PollWaiter>,
+    generation: u32,
+}
+
+thread_local! {
+    static WAITER: RefCell<Option<Waiter>> = const { RefCell::new(None) };
+}
+
+impl Waiter {
+    fn take(device: &Device) -> Result<Self> {
+        let kept = WAITER.try_with(RefCell::take).unwrap_or_default();
+        match kept.filter(|waiter| waiter.generation == fork::generation()) {
+            Some(waiter) => Ok(waiter),
+            None => {
+                let inner = ManuallyDrop::new(PollWaiter::new_above(device, sys::FIRST_OWN)?);
+                Ok(Self { inner, generation: fork::generation() })
+            }
+        }
+    }
+
+    fn put_back(self) {
+        // The thread's own storage is gone when it ends.
+        let _ = WAITER.try_with(|place| place.replace(Some(self)));
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if self.generation == fork::generation() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.inner) };
+        }
+    }
+}
+
+/// As [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases. What arrives on `shards` ends the sleep, and
+/// the thread drives them.
 ///
 /// # Errors
 /// EINTR, whatever the program said of the signal, as poll(2) has it; EMFILE.
@@ -172,22 +210,48 @@ pub(crate) fn until_or<T>(
     device: Option<&Device>,
     fds: &mut Vec<libc::pollfd>,
     limit: &Limit<'_>,
-    mut arm: impl FnMut(),
+    shards: impl Fn() -> ShardSet,
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
-    if let Some(device) = device {
-        let most = if fds.is_empty() { DRIVE } else { DRIVE_BETWEEN };
-        let left = limit.left().map_or(most, |left| left.min(most));
+    let Some(device) = device else {
+        return sleep_without_engine(fds, limit, poll);
+    };
+    if fds.is_empty() {
+        let left = limit.left().map_or(DRIVE, |left| left.min(DRIVE));
         if let Some(value) = drive(device, left, &mut poll)? {
             return Ok(Some(value));
         }
     }
+    let mut waiter = Waiter::take(device)?;
+    let result = sleep_with(&mut waiter.inner, fds, limit, shards, poll);
+    waiter.put_back();
+    result
+}
+
+/// Makes one round of `shards`, for a thread that waits for what arrives there again and again.
+pub(crate) fn make_round(device: &Device, shards: ShardSet) {
+    match Waiter::take(device) {
+        Ok(mut waiter) => {
+            waiter.inner.arm(shards);
+            waiter.inner.make_round();
+            waiter.put_back();
+        }
+        // There is no descriptor left.
+        Err(_) => device.drive(shards),
+    }
+}
+
+/// Of a thread that waits for rsockets which have no connection, or of which it has none yet.
+fn sleep_without_engine<T>(
+    fds: &mut Vec<libc::pollfd>,
+    limit: &Limit<'_>,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<Option<T>> {
     let sleeper = Sleeper::current()?;
     let waker = Waker::from(Arc::clone(&sleeper));
     let others = fds.len();
     fds.push(libc::pollfd { fd: sleeper.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     let result = loop {
-        arm();
         if let Poll::Ready(value) = poll(&mut Context::from_waker(&waker)) {
             break Ok(Some(value));
         }
@@ -200,6 +264,44 @@ pub(crate) fn until_or<T>(
                 }
             }
             Err(errno) => break Err(errno),
+        }
+    };
+    fds.pop();
+    result
+}
+
+/// See [`until_or`].
+fn sleep_with<T>(
+    waiter: &mut PollWaiter,
+    fds: &mut Vec<libc::pollfd>,
+    limit: &Limit<'_>,
+    shards: impl Fn() -> ShardSet,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<Option<T>> {
+    let waker = waiter.waker();
+    let mut cx = Context::from_waker(&waker);
+    let others = fds.len();
+    fds.push(libc::pollfd { fd: waiter.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    let result = loop {
+        waiter.arm(shards());
+        if let Poll::Ready(value) = poll(&mut cx) {
+            break Ok(Some(value));
+        }
+        // Of a program that has much to do something has arrived by now, and a call is saved.
+        waiter.make_round();
+        if !waiter.begin_sleep() {
+            continue;
+        }
+        let slept = poll_system(fds, limit);
+        let readable = slept.is_ok() && fds[others].revents != 0;
+        waiter.end_sleep(readable);
+        let found = if readable { poll(&mut cx) } else { Poll::Pending };
+        match (slept, found) {
+            (Err(errno), _) => break Err(errno),
+            (_, Poll::Ready(value)) => break Ok(Some(value)),
+            (Ok(0), _) => break Ok(None),
+            (Ok(_), _) if fds[..others].iter().any(|fd| fd.revents != 0) => break Ok(None),
+            (Ok(_), _) => waiter.note_spurious(),
         }
     };
     fds.pop();
@@ -243,7 +345,8 @@ pub(crate) enum Try<'a, 'b> {
     Watched(&'a mut Context<'b>),
 }
 
-/// Tries a call until its answer is not EAGAIN; waits between, for at most `time`, unless the call does not wait. `arm` asks the engine for a wake-up.
+/// Tries a call until its answer is not EAGAIN; waits between, for at most `time`, unless the call does not wait. `arm` asks the engine for a wake-up;
+/// `shards` are the socket's.
 ///
 /// # Errors
 /// Those of the call; EAGAIN also when the time is over.
@@ -252,6 +355,7 @@ pub(crate) fn complete<T>(
     nonblocking: bool,
     time: Option<Duration>,
     arm: impl Fn(),
+    shards: impl Fn() -> ShardSet,
     mut call: impl FnMut(Try<'_, '_>) -> Result<T>,
 ) -> Result<T> {
     let first = call(Try::AsItIs);
@@ -270,7 +374,7 @@ pub(crate) fn complete<T>(
         None => until(&device, arm, poll)?,
         Some(time) => {
             let limit = Limit::within(time);
-            let done = until_or(Some(&device), &mut Vec::new(), &limit, arm, poll)?;
+            let done = until_or(Some(&device), &mut Vec::new(), &limit, shards, poll)?;
             done.unwrap_or(Err(Errno::AGAIN))
         }
     }

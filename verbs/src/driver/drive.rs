@@ -68,6 +68,19 @@ impl Shard {
         self.progress.arm(watch);
     }
 
+    /// As [`Shard::arm`], by a thread that sleeps in a poll(2) of its own: see [`State::arm_waiter`].
+    pub(crate) fn arm_waiter(self: &Arc<Self>, watch: Option<&Arc<Watch>>) {
+        if self.is_pending() {
+            self.try_flush();
+        }
+        self.progress.arm_waiter(watch);
+    }
+
+    /// See [`State::end_served`].
+    pub(crate) fn end_served(&self) {
+        self.progress.end_served();
+    }
+
     /// A watch of this shard in the epoll set of a channel: see [`Watch`].
     pub(crate) fn watch(&self, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
         self.progress.watch(set, release)

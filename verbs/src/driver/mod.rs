@@ -158,6 +158,16 @@ impl Driver {
         self.each_shard(shards, |shard| shard.arm(watch(shard.index()).as_ref()));
     }
 
+    /// As [`Driver::arm`] for one shard, by a thread that sleeps in a poll(2) of its own: see [`State::arm_waiter`](progress::State::arm_waiter).
+    pub(crate) fn arm_waiter(&self, shard: usize, watch: Option<&Arc<Watch>>) {
+        self.shard_at(shard).arm_waiter(watch);
+    }
+
+    /// The thread of a watch that is on this shard does not sleep for it any more.
+    pub(crate) fn end_served(&self, shard: usize) {
+        self.shard_at(shard).end_served();
+    }
+
     /// A watch of a shard in the set of a channel, whose programs are expected to drive the shard: see [`Watch`].
     pub(crate) fn watch(&self, shard: usize, set: &Arc<ChannelSet>, release: Waker) -> Option<Watch> {
         self.shard_at(shard).watch(set, release)

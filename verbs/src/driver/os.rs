@@ -103,6 +103,11 @@ impl ChannelSet {
         Ok(Self(set))
     }
 
+    /// The set by another descriptor.
+    pub(crate) fn map_fd(self, map: impl FnOnce(OwnedFd) -> OwnedFd) -> Self {
+        Self(map(self.0))
+    }
+
     /// Adds the stack's descriptor, without waiting for it yet. It must be an epoll set: epoll reports errors of other descriptors even
     /// when no event is requested.
     pub(super) fn add(&self, stack: &StackFd) -> Result<()> {

@@ -12,6 +12,7 @@ mod itself;
 mod migrate;
 mod nics;
 mod peer;
+mod poll_waiter;
 mod progress;
 mod requirements;
 mod segmentation;

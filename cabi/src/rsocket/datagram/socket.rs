@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+use uiw_verbs::ShardSet;
 
 /// How long closing a socket waits for UDP to take what was sent.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
@@ -202,6 +203,11 @@ impl Datagram {
         cq.is_some_and(|cq| cq.poll_ready(&mut Context::from_waker(&all)).is_ready())
     }
 
+    /// The shards of its queue pairs.
+    pub(crate) fn shards(&self) -> ShardSet {
+        self.lock().endpoint.as_ref().map(|endpoint| endpoint.cq().shards()).unwrap_or_default()
+    }
+
     /// Asks the engine for a wake-up by its background thread at the next completion.
     pub(crate) fn arm(&self) {
         let cq = self.lock().endpoint.as_ref().map(|endpoint| Arc::clone(endpoint.cq()));
@@ -222,6 +228,7 @@ impl Datagram {
             nonblocking,
             time,
             || self.arm(),
+            || self.shards(),
             |way| match way {
                 Try::AsItIs => attempt(&mut self.lock()),
                 Try::Processed => self.look(None, &mut attempt),
@@ -380,7 +387,7 @@ impl Datagram {
             };
             let limit = Limit::within(FLUSH_TIMEOUT);
             if !matches!(
-                wait::until_or(Some(&device), &mut Vec::new(), &limit, || self.arm(), all),
+                wait::until_or(Some(&device), &mut Vec::new(), &limit, || self.shards(), all),
                 Ok(Some(()))
             ) {
                 tracing::debug!("a datagram rsocket is closed before UDP has taken everything");

@@ -49,6 +49,14 @@ impl State {
         if own_wait != NEVER && self.now().saturating_sub(own_wait) < nanos(OWN_WAIT_HINT) {
             return;
         }
+        self.arm_waiter(watch);
+    }
+
+    /// As [`State::arm`], by a thread that sleeps in a poll(2) of its own next, whatever it did before.
+    pub(in super::super) fn arm_waiter(&self, watch: Option<&Arc<Watch>>) {
+        if self.manual {
+            return;
+        }
         self.poll_hint.store(false, Ordering::SeqCst);
         let begin = || {
             self.worked.store(false, Ordering::SeqCst);
@@ -86,7 +94,7 @@ impl State {
     }
 
     /// A program that has taken its event polls, or asks for another one, instead of arming at once.
-    pub(super) fn end_served(&self) {
+    pub(in super::super) fn end_served(&self) {
         if self.served.load(Ordering::Relaxed) {
             self.served.store(false, Ordering::Relaxed);
             self.ownership.end_served();

@@ -1,0 +1,240 @@
+//! How a thread waits for connections in a poll(2) of its own, together with descriptors that the engine does not know.
+
+use crate::cq::Cq;
+use crate::device::Device;
+use crate::driver::{ChannelSet, Driver, MAX_SHARDS, Watch};
+use crate::error::{Error, Result};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::fcntl_dupfd_cloexec;
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Wake, Waker};
+
+/// Shards of one device, see [`DeviceOptions::shards`](crate::DeviceOptions::shards).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardSet(u64);
+
+impl ShardSet {
+    /// Adds those of `other`.
+    pub fn add(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    fn indices(self) -> impl Iterator<Item = usize> {
+        (0..MAX_SHARDS).filter(move |index| self.0 >> index & 1 != 0)
+    }
+}
+
+impl Cq {
+    /// The shards of the connections that complete here.
+    #[must_use]
+    pub fn shards(&self) -> ShardSet {
+        ShardSet(self.shard_bits())
+    }
+}
+
+impl Device {
+    /// Makes one round of each of these shards, as an empty poll of a completion queue on them does: for a program that then looks at many
+    /// queues by [`Cq::take_with`].
+    pub fn drive(&self, shards: ShardSet) {
+        self.driver().note_poll(shards.0);
+        self.driver().poll_progress(shards.0, &|| false);
+    }
+}
+
+/// Where a thread sleeps in a poll(2) of its own until something arrives for its connections, or one of its other descriptors is ready.
+///
+/// The arrival itself ends the sleep, and the thread drives the shards: no second thread is woken. Where another thread drives them, that one
+/// wakes this one by its wakers. One thread uses it.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// use rustix::event::{PollFd, PollFlags, poll};
+/// use std::task::{Context, Waker};
+/// use uiw_verbs::PollWaiter;
+///
+/// let mut waiter = PollWaiter::new(&end.device)?;
+/// waiter.arm(end.cq.shards());
+/// let waker = waiter.waker();
+/// if end.cq.poll_ready(&mut Context::from_waker(&waker)).is_pending() && waiter.begin_sleep() {
+///     // Other descriptors stand beside it here.
+///     let mut fds = [PollFd::new(&waiter, PollFlags::IN)];
+///     # let none = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+///     poll(&mut fds, Some(&none))?;
+///     let readable = !fds[0].revents().is_empty();
+///     waiter.end_sleep(readable);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct PollWaiter {
+    driver: Weak<Driver>,
+    set: Arc<ChannelSet>,
+    wakeup: Arc<Wakeup>,
+    /// By shard; those that were armed once.
+    watches: Vec<Option<Arc<Watch>>>,
+    /// Shards for which this thread is expected to sleep.
+    armed: ShardSet,
+}
+
+/// What wakers of the thread set.
+struct Wakeup {
+    fd: OwnedFd,
+    notified: AtomicBool,
+    asleep: AtomicBool,
+}
+
+impl Wake for Wakeup {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    /// The sleeper sets `asleep`, then reads `notified`: in the sequentially consistent order one of the two threads sees the other's store.
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.notified.store(true, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) {
+            // Fails only with a count of 2^64 - 2.
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl PollWaiter {
+    /// For connections of `device`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the process has no descriptor left.
+    pub fn new(device: &Device) -> Result<Self> {
+        Self::new_above(device, 0)
+    }
+
+    /// As [`PollWaiter::new`], with descriptors whose numbers are at least `least`, if there are such: for a library in a program that expects the low
+    /// ones for its own files.
+    ///
+    /// # Errors
+    /// As [`PollWaiter::new`].
+    pub fn new_above(device: &Device, least: RawFd) -> Result<Self> {
+        let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+        let fd = eventfd(0, flags).map_err(|errno| Error::io("opening an eventfd")(errno.into()))?;
+        let fd = moved(fd, least);
+        let set = ChannelSet::new(fd.as_fd()).map_err(Error::io("opening an epoll set"))?;
+        let set = set.map_fd(|fd| moved(fd, least));
+        let wakeup = Wakeup { fd, notified: AtomicBool::new(false), asleep: AtomicBool::new(false) };
+        Ok(Self {
+            driver: Arc::downgrade(device.driver()),
+            set: Arc::new(set),
+            wakeup: Arc::new(wakeup),
+            watches: Vec::new(),
+            armed: ShardSet::default(),
+        })
+    }
+
+    /// Ends the sleep.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        Waker::from(Arc::clone(&self.wakeup))
+    }
+
+    /// The thread is about to sleep until something arrives on `shards`. It checks what it waits for once more, with [`PollWaiter::waker`]
+    /// registered, before it sleeps.
+    pub fn arm(&mut self, shards: ShardSet) {
+        self.wakeup.notified.store(false, Ordering::SeqCst);
+        let Some(driver) = self.driver.upgrade() else { return };
+        for index in self.armed.indices().filter(|index| shards.0 >> index & 1 == 0) {
+            if let Some(watch) = self.watches.get(index).and_then(Option::as_ref) {
+                driver.disarm(index, watch);
+                driver.end_served(index);
+            }
+        }
+        for index in shards.indices() {
+            if self.watches.len() <= index {
+                self.watches.resize(index + 1, None);
+            }
+            let watch = &mut self.watches[index];
+            if watch.is_none() {
+                *watch = driver.watch(index, &self.set, Waker::noop().clone()).map(Arc::new);
+            }
+            driver.arm_waiter(index, watch.as_ref());
+        }
+        self.armed = shards;
+    }
+
+    /// Makes one round of the armed shards, in the place of a sleep or before one.
+    pub fn make_round(&self) {
+        let Some(driver) = self.driver.upgrade() else { return };
+        driver.poll_progress(self.armed.0, &|| false);
+    }
+
+    /// Whether the thread may sleep: a waker was not called since [`PollWaiter::arm`]. Then [`PollWaiter::end_sleep`] follows the sleep.
+    #[must_use]
+    pub fn begin_sleep(&self) -> bool {
+        self.wakeup.asleep.store(true, Ordering::SeqCst);
+        let sleeps = !self.wakeup.notified.load(Ordering::SeqCst);
+        if !sleeps {
+            self.wakeup.asleep.store(false, Ordering::SeqCst);
+        }
+        sleeps
+    }
+
+    /// The sleep is over. If the waiter's descriptor is `readable`, the thread drives the shards whose arrivals may have ended it.
+    pub fn end_sleep(&self, readable: bool) {
+        self.wakeup.asleep.store(false, Ordering::SeqCst);
+        if !readable {
+            return;
+        }
+        if self.wakeup.notified.load(Ordering::SeqCst) {
+            // Fails only when the count is zero.
+            let _ = rustix::io::read(&self.wakeup.fd, &mut [0u8; 8]);
+        }
+        let Some(driver) = self.driver.upgrade() else { return };
+        for (index, watch) in self.each_armed() {
+            driver.answer_armed(index, watch);
+            driver.disarm(index, watch);
+        }
+    }
+
+    /// The sleep ended, and what the thread waits for has not come: other threads' connections share its shards, or a message has come in
+    /// part. After several of these the background thread drives for a while.
+    pub fn note_spurious(&self) {
+        let Some(driver) = self.driver.upgrade() else { return };
+        self.each_armed().for_each(|(index, _)| driver.note_spurious_wake_up(index));
+    }
+
+    fn each_armed(&self) -> impl Iterator<Item = (usize, &Arc<Watch>)> {
+        self.armed.indices().filter_map(|index| Some((index, self.watches.get(index)?.as_ref()?)))
+    }
+}
+
+/// The same file by a number that is at least `least`, or as it is where there is none.
+fn moved(fd: OwnedFd, least: RawFd) -> OwnedFd {
+    if fd.as_raw_fd() >= least { fd } else { fcntl_dupfd_cloexec(&fd, least).unwrap_or(fd) }
+}
+
+impl AsFd for PollWaiter {
+    /// Readable when a waker was called during the sleep, or something has arrived on an armed shard.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
+    }
+}
+
+impl fmt::Debug for PollWaiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PollWaiter").field("armed", &self.armed).finish_non_exhaustive()
+    }
+}
+
+impl Drop for PollWaiter {
+    fn drop(&mut self) {
+        self.arm(ShardSet::default());
+    }
+}
