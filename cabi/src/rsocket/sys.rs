@@ -302,6 +302,21 @@ pub(crate) fn closed_socket() -> Result<OwnedFd> {
     }
 }
 
+/// The flags of such a socket, once it stands for the connections of a process: no file has just these.
+const MARK: c_int = libc::O_RDWR | libc::O_NONBLOCK | libc::O_APPEND | libc::O_NOATIME;
+
+/// Gives a socket of [`closed_socket`] the flags by which [`is_marked`] knows it; false where the system does not.
+pub(crate) fn mark(fd: RawFd) -> bool {
+    // SAFETY: numbers alone.
+    unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETFL, MARK) == 0 && is_marked(fd) }
+}
+
+/// Whether the file is a socket that [`mark`] has marked. This takes a third of the time of [`cookie`].
+pub(crate) fn is_marked(fd: RawFd) -> bool {
+    // SAFETY: numbers alone.
+    unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFL) == MARK.into() }
+}
+
 /// The beginning of the name of such a socket, once it stands for the connections of a process.
 const NAME: &[u8] = b"\0uiw-rsocket-";
 

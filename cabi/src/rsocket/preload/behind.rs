@@ -1,8 +1,9 @@
 //! Which socket of the system is behind a number.
 //!
 //! A program may close a number by a call that is not seen here: a system call of its own, or one of the C library's that closes within. The
-//! system gives the number to the next file, whose bytes would be the rsocket's. So before a number is used, the socket behind it is compared by
-//! its cookie: a system call for each call on a socket, a tenth of a microsecond.
+//! system gives the number to the next file, whose bytes would be the rsocket's. So before a number is used, the file behind it is looked at: a system
+//! call for each call on a socket. What stands for rsockets has flags that no other file has, a socket of the program's own is compared by its
+//! cookie, which takes three times as long.
 
 use crate::boundary::Result;
 use crate::fork::{ForkSafe, Forked};
@@ -17,21 +18,29 @@ pub(crate) struct Behind {
     own: NonZeroU64,
     /// What is there in its place, once it is an rsocket.
     placeholder: Option<NonZeroU64>,
+    /// That has the flags of [`sys::mark`].
+    is_marked: bool,
 }
 
 impl Behind {
     /// The socket that is there. None where the system does not distinguish sockets.
     pub(super) fn of(fd: RawFd) -> Option<Self> {
-        Some(Self { own: sys::cookie(fd)?, placeholder: None })
+        Some(Self { own: sys::cookie(fd)?, placeholder: None, is_marked: false })
     }
 
     pub(super) fn or(self, placeholder: Option<&Placeholder>) -> Self {
-        Self { placeholder: placeholder.and_then(|placeholder| placeholder.cookie), ..self }
+        let cookie = placeholder.and_then(|placeholder| placeholder.cookie);
+        Self {
+            placeholder: cookie,
+            is_marked: placeholder.is_some_and(|placeholder| placeholder.is_marked),
+            ..self
+        }
     }
 
     /// Whether one of them is behind the number.
     pub(crate) fn is_at(&self, fd: RawFd) -> bool {
-        sys::cookie(fd).is_some_and(|cookie| cookie == self.own || Some(cookie) == self.placeholder)
+        self.is_marked && sys::is_marked(fd)
+            || sys::cookie(fd).is_some_and(|cookie| cookie == self.own || Some(cookie) == self.placeholder)
     }
 }
 
@@ -40,6 +49,7 @@ impl Behind {
 pub(crate) struct Placeholder {
     pub(crate) fd: RawFd,
     cookie: Option<NonZeroU64>,
+    is_marked: bool,
 }
 
 struct Known(Option<Placeholder>);
@@ -66,11 +76,40 @@ pub(crate) fn placeholder() -> Result<Placeholder> {
     }
     let made = sys::duplicate(sys::closed_socket()?.as_raw_fd())?;
     sys::name_placeholder(made.as_raw_fd());
-    let cookie = sys::cookie(made.as_raw_fd());
+    let (cookie, is_marked) = (sys::cookie(made.as_raw_fd()), sys::mark(made.as_raw_fd()));
     let mut known = PLACEHOLDER.write();
     match known.0 {
         // Another thread was faster.
         Some(other) if before.is_none_or(|before| before.cookie != other.cookie) => Ok(other),
-        _ => Ok(*known.0.insert(Placeholder { fd: made.into_raw_fd(), cookie })),
+        _ => Ok(*known.0.insert(Placeholder { fd: made.into_raw_fd(), cookie, is_marked })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_placeholder_is_known_by_its_flags_and_another_file_is_not() {
+        let own = sys::closed_socket().unwrap();
+        let standing = placeholder().unwrap();
+        assert!(standing.is_marked);
+        let behind = Behind::of(own.as_raw_fd()).unwrap().or(Some(&standing));
+        assert!(behind.is_at(standing.fd) && behind.is_at(own.as_raw_fd()));
+        let other = sys::closed_socket().unwrap();
+        assert!(!behind.is_at(other.as_raw_fd()));
+        let file = std::fs::OpenOptions::new().append(true).read(true).open("/dev/null").unwrap();
+        assert!(!behind.is_at(file.as_raw_fd()));
+        // Its flags were changed by a call that is not seen: the cookie is its own still.
+        let unmarked = sys::closed_socket().unwrap();
+        let marked = Placeholder {
+            fd: unmarked.as_raw_fd(),
+            cookie: sys::cookie(unmarked.as_raw_fd()),
+            is_marked: true,
+        };
+        assert!(
+            !sys::is_marked(marked.fd)
+                && Behind::of(own.as_raw_fd()).unwrap().or(Some(&marked)).is_at(marked.fd)
+        );
     }
 }
