@@ -19,14 +19,12 @@ use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use uiw_verbs::ShardSet;
 
-/// Waits that find rsockets before one asks the system's set as well.
-const WAITS_BETWEEN: u32 = 8;
 /// How often a set is looked at while it is always ready.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
@@ -46,8 +44,6 @@ pub(crate) struct Epoll {
     woken: Arc<Woken>,
     /// The shards of the members' connections, which a thread that waits drives. Those of removed members stay while there are members.
     shards: Mutex<ShardSet>,
-    /// Waits since the last one that asked the system's set.
-    waits: AtomicU32,
 }
 
 /// Members that may be ready, and threads that wait for one.
@@ -158,7 +154,6 @@ impl Epoll {
             plain: Mutex::default(),
             woken: Arc::default(),
             shards: Mutex::default(),
-            waits: AtomicU32::new(0),
         }))
     }
 
@@ -374,7 +369,6 @@ impl Epoll {
     }
 
     fn ordinary(&self, events: &mut [epoll_event]) -> Result<usize> {
-        self.waits.store(0, Ordering::Relaxed);
         if events.is_empty() {
             return Ok(0);
         }
@@ -414,12 +408,6 @@ impl Epoll {
         }
     }
 
-    /// Whether a wait that has found rsockets is to ask the system's set as well: some are, so that rsockets which are always ready do not hide the
-    /// other members.
-    fn asks_system(&self) -> bool {
-        self.waits.fetch_add(1, Ordering::Relaxed) >= WAITS_BETWEEN
-    }
-
     /// epoll_wait(2).
     ///
     /// # Errors
@@ -437,9 +425,7 @@ impl Epoll {
                 if found == 0 {
                     found = self.collect(events);
                 }
-                if found == 0 || self.asks_system() {
-                    found += self.ordinary(&mut events[found..])?;
-                }
+                found += self.ordinary(&mut events[found..])?;
                 return Ok(found);
             }
             // With the marker the set is always ready.
