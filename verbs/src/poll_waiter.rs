@@ -104,6 +104,8 @@ struct Wakeup {
     fd: OwnedFd,
     notified: AtomicBool,
     asleep: AtomicBool,
+    /// The descriptor was written since it was read last.
+    written: AtomicBool,
 }
 
 impl Wake for Wakeup {
@@ -117,6 +119,8 @@ impl Wake for Wakeup {
         if self.asleep.load(Ordering::SeqCst) {
             // Fails only with a count of 2^64 - 2.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+            // In this order: whoever finds the descriptor readable and this not set finds it set the next time.
+            self.written.store(true, Ordering::SeqCst);
         }
     }
 }
@@ -141,7 +145,8 @@ impl PollWaiter {
         let fd = moved(fd, least);
         let set = ChannelSet::new(fd.as_fd()).map_err(Error::io("opening an epoll set"))?;
         let set = set.map_fd(|fd| moved(fd, least));
-        let wakeup = Wakeup { fd, notified: AtomicBool::new(false), asleep: AtomicBool::new(false) };
+        let [notified, asleep, written] = [const { AtomicBool::new(false) }; 3];
+        let wakeup = Wakeup { fd, notified, asleep, written };
         Ok(Self {
             driver: Arc::downgrade(device.driver()),
             set: Arc::new(set),
@@ -204,7 +209,8 @@ impl PollWaiter {
         if !readable {
             return;
         }
-        if self.wakeup.notified.load(Ordering::SeqCst) {
+        // A waker may have written after the end of an earlier sleep that something else ended.
+        if self.wakeup.written.swap(false, Ordering::SeqCst) {
             // Fails only when the count is zero.
             let _ = rustix::io::read(&self.wakeup.fd, &mut [0u8; 8]);
         }

@@ -120,6 +120,16 @@ fn a_waker_ends_the_sleep_or_prevents_it() {
     waiter.end_sleep(false);
     waker.wake_by_ref();
     assert!(!sleep(&waiter, Duration::ZERO), "the descriptor is written for a sleeper alone");
+    // Another descriptor has ended the sleep, and the wake-up came after that.
+    waiter.arm(Default::default());
+    assert!(waiter.begin_sleep());
+    waker.wake_by_ref();
+    waiter.end_sleep(false);
+    waiter.arm(Default::default());
+    assert!(waiter.begin_sleep() && sleep(&waiter, Duration::ZERO), "one needless wake-up");
+    waiter.end_sleep(true);
+    waiter.arm(Default::default());
+    assert!(waiter.begin_sleep() && !sleep(&waiter, Duration::ZERO), "and no second one");
 }
 
 #[test]
