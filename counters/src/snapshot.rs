@@ -401,6 +401,24 @@ pub struct QueuePairCounters {
 }
 
 /// Traffic at one address of this end: all connections and UD queue pairs that ever had it.
+///
+/// ```
+/// use uiw_counters::{AddressCounts, DeviceCounters, Traffic};
+/// let device = DeviceCounters::new(1, None)?;
+/// # let details = uiw_counters::ConnDetails {
+/// #     qp_num: 17,
+/// #     local: "192.0.2.1:7174".parse().unwrap(),
+/// #     peer: "192.0.2.2:40000".parse().unwrap(),
+/// #     initiator: false,
+/// #     same_device: false,
+/// #     kernel: true,
+/// # };
+/// device.shard(0).open(&details).count(Traffic::SendSent, 3, 300);
+/// let addresses = device.snapshot().addresses;
+/// let AddressCounts { traffic, .. } = addresses[&details.local.ip()];
+/// assert_eq!(traffic.send.sent.bytes, 300);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressCounts {
     /// On connections.

@@ -1,4 +1,4 @@
-//! How a thread waits for connections in a poll(2) of its own, together with descriptors that the engine does not know.
+//! How a thread waits for connections in a poll(2) of its own, together with descriptors that are not the engine's.
 
 use crate::cq::Cq;
 use crate::device::Device;
@@ -119,7 +119,7 @@ impl Wake for Wakeup {
         if self.asleep.load(Ordering::SeqCst) {
             // Fails only with a count of 2^64 - 2.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
-            // In this order: whoever finds the descriptor readable and this not set finds it set the next time.
+            // In this order: a thread that finds the descriptor readable and this not set finds it set the next time.
             self.written.store(true, Ordering::SeqCst);
         }
     }

@@ -305,7 +305,7 @@ pub(crate) fn closed_socket() -> Result<OwnedFd> {
 /// The flags of such a socket, once it stands for the connections of a process: no file has just these.
 const MARK: c_int = libc::O_RDWR | libc::O_NONBLOCK | libc::O_APPEND | libc::O_NOATIME;
 
-/// Gives a socket of [`closed_socket`] the flags by which [`is_marked`] knows it; false where the system does not.
+/// Gives a socket of [`closed_socket`] the flags that [`is_marked`] asks for; false where the system refuses them.
 pub(crate) fn mark(fd: RawFd) -> bool {
     // SAFETY: numbers alone.
     unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETFL, MARK) == 0 && is_marked(fd) }

@@ -228,7 +228,7 @@ pub(crate) fn until_or<T>(
     result
 }
 
-/// Makes one round of `shards`, for a thread that waits for what arrives there again and again.
+/// Makes one round of `shards`, for a thread that waits repeatedly for what arrives there.
 pub(crate) fn make_round(device: &Device, shards: ShardSet) {
     match Waiter::take(device) {
         Ok(mut waiter) => {
