@@ -23,8 +23,10 @@ const TARGETS: usize = 2;
 const WORD: u32 = 4;
 /// Marks completions of receives; the rest of the number is the slot.
 const RECEIVE: u64 = 1 << 63;
-/// Completions that are handled before receives are posted again.
+/// Completions that are handled at a time.
 const BATCH: usize = 64;
+/// Receives that are posted again at a time. Fewer than [`EXTRA_RECEIVES`], so the peer finds one for each of its credits.
+const REPOSTED: usize = 16;
 
 /// How completions are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +65,8 @@ pub(crate) struct Link {
     half: u32,
     credits: u16,
     receives: u16,
+    /// Receives that were used and not posted again, fewer than [`REPOSTED`].
+    used: Vec<u16>,
 }
 
 /// The shard of the connections of this thread: one, as a thread that waits for all of them drives each shard that they are on. Threads get
@@ -108,6 +112,7 @@ impl Link {
             half,
             credits,
             receives,
+            used: Vec::with_capacity(BATCH + REPOSTED),
         };
         link.receive_again(&(0..receives).collect::<Vec<_>>())?;
         Ok(link)
@@ -312,9 +317,8 @@ impl Link {
 
     /// Takes a batch of completions, the oldest first. Returns how many it took. A connection that fails is reported by its event: completions
     /// in error say nothing here.
-    pub(crate) fn poll(&self, take: Take, mut each: impl FnMut(Completed)) -> usize {
-        let mut again = [0u16; BATCH];
-        let mut count = 0;
+    pub(crate) fn poll(&mut self, take: Take, mut each: impl FnMut(Completed)) -> usize {
+        let mut used = std::mem::take(&mut self.used);
         let each = |wc: Wc| {
             if wc.status != WcStatus::Success {
                 return;
@@ -325,17 +329,18 @@ impl Link {
             }
             let slot = wc.wr_id as u16;
             each(self.word(&wc, slot));
-            again[count] = slot;
-            count += 1;
+            used.push(slot);
         };
         let taken = match take {
             Take::Driving => self.cq.poll_with(BATCH, each),
             Take::Queued => self.cq.take_with(BATCH, each),
         };
-        if count > 0 {
+        if used.len() >= REPOSTED {
             // It fails where the connection has ended, which its event says.
-            let _ = self.receive_again(&again[..count]);
+            let _ = self.receive_again(&used);
+            used.clear();
         }
+        self.used = used;
         taken
     }
 
