@@ -274,10 +274,10 @@ pub const VARIABLES: &[Variable] = &[
         },
     },
     Variable {
-        name: crate::system::VARIABLE,
+        name: crate::system::path::VARIABLE,
         values: "the path of the system's libibverbs.so.1",
         what: "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it",
-        set: |_, v| crate::system::check(v),
+        set: |_, v| crate::system::path::check(v),
     },
     Variable {
         name: crate::counters::VARIABLE,

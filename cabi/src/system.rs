@@ -8,6 +8,8 @@
 //! Providers of adapters (`libmlx5.so.1`) need `libibverbs.so.1`, and the loader gives them this one. Functions of the private nodes, by
 //! which they register and talk to the kernel, are the system's for them. Nothing of theirs is changed.
 
+pub mod path;
+
 use crate::abi::event::ibv_async_event;
 use crate::abi::ibv_device;
 use crate::boundary::Result;
@@ -16,17 +18,15 @@ use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::object;
 use crate::settings::is_secure_execution;
+use crate::system::path::{VARIABLE, check};
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-
-/// The variable that names the system's library.
-pub const VARIABLE: &str = "UIW_SYSTEM_VERBS";
 
 /// Whether the system's library is loaded, and the slots name its functions.
 pub static LOADED: AtomicBool = AtomicBool::new(false);
@@ -55,15 +55,6 @@ struct System {
 /// Nothing where it was not asked for; why it is not there.
 static SYSTEM: OnceLock<std::result::Result<System, String>> = OnceLock::new();
 
-/// The value of [`VARIABLE`].
-///
-/// # Errors
-/// The rule that it breaks.
-pub fn check(value: &str) -> std::result::Result<(), &'static str> {
-    // A name alone would be this library's.
-    if Path::new(value).is_absolute() { Ok(()) } else { Err("expected an absolute path") }
-}
-
 /// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is loaded: providers that a program is linked
 /// with register with it after that.
 pub fn load(slots: &[Slot]) {
@@ -72,9 +63,9 @@ pub fn load(slots: &[Slot]) {
     if is_secure_execution() {
         return;
     }
-    let loaded = match Path::new(&path).is_absolute() {
-        true => open(&path, slots),
-        false => Err("expected an absolute path".to_owned()),
+    let loaded = match check(&path.to_string_lossy()) {
+        Ok(()) => open(&path, slots),
+        Err(rule) => Err(rule.to_owned()),
     };
     let is_loaded = loaded.is_ok();
     if SYSTEM.set(loaded).is_ok() && is_loaded {

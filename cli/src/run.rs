@@ -141,7 +141,7 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         command.env("UIW_PERSONA", persona);
     }
     if let Some(system) = system {
-        command.env(system::VARIABLE, system);
+        command.env(system::path::VARIABLE, system);
     }
     let offset = args.port_offset.or_else(|| {
         let is_set = env::var_os("UIW_PORT_OFFSET").is_some_and(|value| !value.is_empty());
