@@ -151,7 +151,7 @@ fn begin(
     set: Options,
 ) -> std::result::Result<(), Begin> {
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
-    let options = params::options_of(params, set)?;
+    let options = params::conn_options(set, params.responder_resources, params.initiator_depth)?;
     let opening = channel.opening();
     let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
     let begun = connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
@@ -207,7 +207,7 @@ unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
         (Arc::clone(&state.channel), params, state.options)
     };
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
-    let options = params::options_of(&params, set)?;
+    let options = params::conn_options(set, params.responder_resources, params.initiator_depth)?;
     let request = {
         let mut state = id.lock();
         // Connecting now, as events of the connection are delivered before this call ends.

@@ -41,28 +41,12 @@ pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOpt
     Ok(Arc::new(options))
 }
 
-/// Options of a connection with these parameters.
-///
-/// # Errors
-/// As [`conn_options`].
-pub(crate) fn options_of(params: &Params, set: Options) -> Result<Arc<ConnOptions>> {
-    // Seven are without end.
-    const FOREVER: u8 = 7;
-    let mut options = conn_options(set, params.responder_resources, params.initiator_depth)?;
-    if params.rnr_retry_count == FOREVER {
-        Arc::make_mut(&mut options).no_receive_timeout = Duration::MAX;
-    }
-    Ok(options)
-}
-
 /// The parameters that a program gives for a connection.
 pub(crate) struct Params {
     pub(crate) private_data: Vec<u8>,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
     pub(crate) qp_num: u32,
-    /// How often the peer is to repeat a Send for which there is no receive here.
-    rnr_retry_count: u8,
 }
 
 /// # Safety
@@ -88,7 +72,6 @@ pub(crate) unsafe fn read(param: *const rdma_conn_param, state: &State) -> Resul
         responder_resources: of(given.map(|g| g.responder_resources), state.responder_resources),
         initiator_depth: of(given.map(|g| g.initiator_depth), state.initiator_depth),
         qp_num: given.map_or(0, |g| g.qp_num),
-        rnr_retry_count: given.map_or(0, |g| g.rnr_retry_count & 7),
     })
 }
 

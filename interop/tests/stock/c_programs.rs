@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Libraries, Network, Running, User, compile, free_port};
+use uiw_interop::stock::{Libraries, Network, Running, User, compile};
 use uiw_verbs::blocking::Connection;
 use uiw_verbs::{ConnSettings, Device};
 
@@ -192,23 +192,6 @@ fn signals_restart_or_interrupt_waits_as_the_program_says() {
     let source = folder("tests/stock/c/signals.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
     Running::start(libraries.command(User::Same, program)).end().well();
-}
-
-/// As a program asks for by `rnr_retry_count`: 7 is for ever.
-#[test]
-fn a_send_waits_for_its_receive_as_long_as_the_program_says() {
-    let libraries = Libraries::get();
-    let source = folder("tests/stock/c/late_receive.c");
-    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
-    for (persona, retries, received) in
-        [("iwarp", "7", true), ("roce", "7", true), ("iwarp", "0", false), ("roce", "0", false)]
-    {
-        let mut command = libraries.command(User::Same, &program);
-        command.args([&free_port().to_string(), retries]).env("UIW_PERSONA", persona);
-        let ended = Running::start(command).end();
-        let said = if received { "received\n" } else { "not received\n" };
-        assert_eq!(ended.well().said, said, "{persona}, {retries}");
-    }
 }
 
 #[test]
