@@ -290,6 +290,10 @@ fn sleep_with<T>(
         // Of a program that has much to do something has arrived by now, and a call is saved.
         waiter.make_round();
         if !waiter.begin_sleep() {
+            // Wake-ups that are not for this wait do not make it longer.
+            if limit.has_passed() {
+                break Ok(None);
+            }
             continue;
         }
         let slept = poll_system(fds, limit);
