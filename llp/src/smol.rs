@@ -18,6 +18,8 @@ mod netdev;
 pub mod packet;
 mod path_mtu;
 pub mod pipe;
+mod probe;
+mod segment;
 mod stream;
 mod stretch;
 #[cfg(test)]

@@ -274,6 +274,13 @@ impl<L: Link> SmolInterface<L> {
                 self.iface.poll_ingress_single(now, &mut port, sockets);
             }
         }
+        if let Some(mut duplicates) = conn.duplicates(bytes) {
+            while duplicates.write(bytes) {
+                let (sender, sockets) = conn.sender(now);
+                let mut port = Port { link: &mut self.link, frame: Some(&mut *bytes), sender: Some(sender) };
+                self.iface.poll_ingress_single(now, &mut port, sockets);
+            }
+        }
         let (sender, sockets) = conn.sender(now);
         let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: Some(sender) };
         let result = self.iface.poll_ingress_single(now, &mut port, sockets);
@@ -338,6 +345,10 @@ impl<L: Link> SmolInterface<L> {
         self.link.send_for(conn.queue);
         let mut changed = false;
         for _ in 0..BURSTS {
+            // smoltcp forgets a fast retransmission that finds no room.
+            if !self.link.has_room() {
+                break;
+            }
             let (sender, sockets) = conn.sender(now);
             let mut port = Port { link: &mut self.link, frame: None, sender: Some(sender) };
             if self.iface.poll_egress(now, &mut port, sockets) == PollResult::None {
@@ -345,10 +356,18 @@ impl<L: Link> SmolInterface<L> {
             }
             changed = true;
         }
+        if conn.next_probe().is_some_and(|at| at <= now) && self.link.has_room() {
+            let frame = conn.probe(now);
+            self.link.transmit(frame.len(), &mut |bytes| {
+                bytes.copy_from_slice(frame);
+                None
+            });
+        }
         let queued = conn.unacknowledged();
         conn.stretch.has_sent_all(queued, emss);
         conn.note_emss(emss);
-        let at = self.iface.poll_at(now, &conn.sockets).map(|at| at.total_micros());
+        let at = self.iface.poll_at(now, &conn.sockets).into_iter().chain(conn.next_probe()).min();
+        let at = at.map(|at| at.total_micros());
         // "Now", though nothing could be sent: the link has no room.
         let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
         if conn.timer != at {

@@ -2,10 +2,13 @@
 
 use super::mss;
 use super::path_mtu::PathMtu;
-use super::stretch::{Stretch, TCP_HEADER};
+use super::probe::Probe;
+use super::segment::{TCP_HEADER, fill_checksum};
+use super::stretch::Stretch;
 use crate::wan::segments::cut_tcp;
 use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::time::Instant as Tick;
+use smoltcp::wire::{TcpPacket, TcpSeqNumber};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
@@ -180,6 +183,7 @@ pub(super) struct Port<'a, L: Link> {
 pub(super) struct Sender<'a> {
     pub(super) stretch: &'a mut Stretch,
     pub(super) path: &'a mut PathMtu,
+    pub(super) probe: &'a mut Probe,
     /// Of links that cut.
     pub(super) segmentation: Option<Segmentation>,
     /// In microseconds of the stack's clock.
@@ -188,16 +192,36 @@ pub(super) struct Sender<'a> {
 
 impl Sender<'_> {
     fn again(&mut self) -> Sender<'_> {
-        Sender { stretch: self.stretch, path: self.path, segmentation: self.segmentation, now: self.now }
+        let Self { stretch, path, probe, segmentation, now } = self;
+        Sender { stretch, path, probe, segmentation: *segmentation, now: *now }
     }
 
     /// A frame leaves, over a link whose packets have up to `mtu` bytes. Returns in how many bytes of payload it is to be cut.
-    fn has_left(&mut self, frame: &[u8], mtu: usize) -> Option<usize> {
-        let (at, start, len) = self.stretch.has_left(frame).filter(|(_, _, len)| *len > 0)?;
+    fn has_left(&mut self, frame: &mut [u8], mtu: usize) -> Option<usize> {
+        let (at, start, len) = self.stretch.has_left(frame)?;
+        if len == 0 {
+            place_empty(frame, at, self.stretch.acceptable());
+        }
+        let is_first = len > 0 && start == self.stretch.acknowledged();
+        self.probe.has_left(frame, at, is_first, self.now);
+        if len == 0 {
+            return None;
+        }
         let headers = at + TCP_HEADER - ETHERNET_HEADER;
         let whole = self.segmentation.map_or(mtu - headers, |cut| usize::from(cut.size));
         self.path.has_left((start, len), headers, whole, self.now)
     }
+}
+
+/// Gives a segment without bytes, whose header is at `at`, the sequence number `acceptable`. A SYN and a FIN have their own.
+fn place_empty(frame: &mut [u8], at: usize, acceptable: u32) {
+    let segment = TcpPacket::new_unchecked(&frame[at..]);
+    let acceptable = TcpSeqNumber(acceptable.cast_signed());
+    if segment.syn() || segment.fin() || segment.seq_number() >= acceptable {
+        return;
+    }
+    TcpPacket::new_unchecked(&mut frame[at..]).set_seq_number(acceptable);
+    fill_checksum(frame, at);
 }
 
 impl<L: Link> Device for Port<'_, L> {
@@ -321,7 +345,7 @@ fn cut<L: Link, R>(
             None
         });
     };
-    let size = sender.has_left(&frame, mtu);
+    let size = sender.has_left(&mut frame, mtu);
     let is_cut = size.is_some_and(|size| cut_tcp(&frame, size, &mut |piece| send(&piece)));
     if !is_cut {
         send(&frame);

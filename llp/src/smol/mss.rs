@@ -5,7 +5,7 @@
 //! carries, and of a peer's no more than that.
 
 use super::link::ETHERNET_HEADER;
-use super::stretch::{TCP_HEADER, segment_of};
+use super::segment::{TCP_HEADER, segment_of};
 use smoltcp::wire::TcpPacket;
 
 /// What a peer takes that says nothing: smoltcp's, for both versions of IP.

@@ -7,6 +7,8 @@
 //! segment is sent to find out, and if it arrives they are whole again. If it does not, the next one goes ten minutes later, as RFC
 //! 4821 section 7.3 has it for raising the size.
 
+use super::segment::is_behind;
+
 /// Longest IP packets that are tried, one after the other: Ethernet's, IPv6's least (RFC 8200 section 5), IPv4's that every host takes.
 const PACKETS: [usize; 3] = [1500, 1280, 576];
 /// Times in vain before packets become shorter for the first time; from then on one is enough, as smoltcp's pauses have grown.
@@ -121,11 +123,6 @@ impl PathMtu {
             _ => {}
         }
     }
-}
-
-/// Whether `this` comes behind `other` in the sequence space.
-fn is_behind(this: u32, other: u32) -> bool {
-    this.wrapping_sub(other).cast_signed() > 0
 }
 
 #[cfg(test)]

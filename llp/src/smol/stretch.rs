@@ -7,22 +7,22 @@
 //! congestion window holds the connection back.
 
 use super::link::ETHERNET_HEADER;
-use smoltcp::wire::{EthernetFrame, EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpOption, TcpPacket};
+use super::segment::{
+    IPV6_HEADER, LONGEST, TCP_HEADER, ethertype, is_behind, scale_of, segment_of, sequence,
+};
+use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
 
 /// Parts of an acknowledgement: each costs what a frame costs.
 const PARTS: u32 = 64;
-/// Bytes of the IPv6 header and of a TCP header without options.
-const IPV6_HEADER: usize = 40;
-pub(super) const TCP_HEADER: usize = 20;
-const LONGEST: usize = ETHERNET_HEADER + IPV6_HEADER + TCP_HEADER;
 
 /// What is known of a connection's sending direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stretch {
     /// The first byte that the peer has not acknowledged.
     acknowledged: u32,
-    /// The byte behind the one that was sent last.
+    /// The byte behind the one that was sent last, and the one behind every byte that was ever sent. A SYN and a FIN count.
     sent: u32,
+    highest: u32,
     /// The peer's window, and by how many bits it is shifted.
     window: u32,
     scale: u8,
@@ -39,7 +39,18 @@ impl Stretch {
         let (start, len) =
             (sequence(segment.seq_number()), bytes.saturating_sub(usize::from(segment.header_len())));
         self.sent = start.wrapping_add((len + flags) as u32);
+        if segment.syn() || is_behind(self.sent, self.highest) {
+            self.highest = self.sent;
+        }
         Some((at, start, len))
+    }
+
+    /// The sequence number of segments without bytes: RFC 9293 section 3.10.7.4 has them at SND.NXT. smoltcp goes back with its own when it
+    /// sends again, and a peer that has received everything takes no acknowledgement that stands before it. Not beyond the
+    /// peer's window, where a probe of a closed one stands.
+    pub(super) fn acceptable(&self) -> u32 {
+        let end = self.acknowledged.wrapping_add(self.window);
+        if is_behind(self.highest, end) { end } else { self.highest }
     }
 
     /// The first byte that the peer has not acknowledged.
@@ -68,7 +79,7 @@ impl Stretch {
         let shift = if segment.syn() { 0 } else { self.scale };
         self.window = u32::from(segment.window_len()) << shift;
         let covers = ack.wrapping_sub(self.acknowledged);
-        let is_new = covers > 0 && covers <= self.sent.wrapping_sub(self.acknowledged);
+        let is_new = covers > 0 && covers <= self.highest.wrapping_sub(self.acknowledged);
         let before = self.acknowledged;
         if segment.syn() || is_new {
             self.acknowledged = ack;
@@ -130,54 +141,10 @@ impl Parts {
     }
 }
 
-fn sequence(number: smoltcp::wire::TcpSeqNumber) -> u32 {
-    number.0 as u32
-}
-
-fn ethertype(frame: &[u8]) -> Option<EthernetProtocol> {
-    Some(EthernetFrame::new_checked(frame).ok()?.ethertype())
-}
-
-/// Where the TCP segment of a frame begins, and its bytes.
-pub(super) fn segment_of(frame: &[u8]) -> Option<(usize, usize)> {
-    let packet = frame.get(ETHERNET_HEADER..)?;
-    let (header, len) = match ethertype(frame)? {
-        EthernetProtocol::Ipv4 => {
-            let packet = Ipv4Packet::new_checked(packet).ok()?;
-            if packet.next_header() != smoltcp::wire::IpProtocol::Tcp {
-                return None;
-            }
-            (usize::from(packet.header_len()), usize::from(packet.total_len()))
-        }
-        EthernetProtocol::Ipv6 => {
-            let packet = Ipv6Packet::new_checked(packet).ok()?;
-            if packet.next_header() != smoltcp::wire::IpProtocol::Tcp {
-                return None;
-            }
-            (IPV6_HEADER, packet.total_len())
-        }
-        _ => return None,
-    };
-    let bytes = len.checked_sub(header).filter(|bytes| *bytes >= TCP_HEADER)?;
-    Some((ETHERNET_HEADER + header, bytes))
-}
-
-/// RFC 7323 section 2.2: the shift that a SYN announces; none is a shift of 0, and more than 14 is 14.
-fn scale_of(segment: &TcpPacket<&[u8]>) -> u8 {
-    let mut options = segment.options();
-    while !options.is_empty() {
-        match TcpOption::parse(options) {
-            Ok((_, TcpOption::WindowScale(shift))) => return shift.min(14),
-            Ok((_, TcpOption::EndOfList)) | Err(_) => break,
-            Ok((rest, _)) => options = rest,
-        }
-    }
-    0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smoltcp::wire::EthernetFrame;
 
     #[test]
     fn parts_come_in_order_end_before_the_whole_and_at_multiples_of_four() {

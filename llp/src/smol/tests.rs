@@ -3,6 +3,7 @@
 mod congestion;
 mod datagrams;
 mod path_mtu;
+mod probe;
 
 use super::pipe::{PipeLink, pipe};
 use super::{SmolConfig, SmolStack};

@@ -5,6 +5,7 @@ use super::super::addr::endpoint;
 use super::super::flow::Flow;
 use super::super::link::{Segmentation, Sender};
 use super::super::path_mtu::PathMtu;
+use super::super::probe::{Duplicates, Probe};
 use super::super::stretch::{Parts, Stretch};
 use super::CLOCK;
 use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
@@ -47,6 +48,7 @@ pub(super) struct Conn {
     handle: SocketHandle,
     pub(super) stretch: Stretch,
     path: PathMtu,
+    probe: Probe,
     /// What its stream says, also while the interface is locked.
     emss: Arc<AtomicUsize>,
     /// Known from the peer's SYN on.
@@ -102,17 +104,6 @@ fn scaled(time: Duration) -> smoltcp::time::Duration {
     smoltcp::time::Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
 
-/// The longest time between segments. smoltcp repeats no window update and no acknowledgement, and starts no probes of a closed window where its
-/// retransmission timer has expired: a connection whose last update was lost goes on with the answer to a probe.
-const LONGEST_SILENCE: Duration = Duration::from_secs(10);
-
-/// The time counts from the peer's last segment, while bytes wait or probes are sent; a peer whose window is closed answers probes.
-fn set_dead_after(socket: &mut Socket<'_>, after: Option<Duration>) {
-    socket.set_timeout(after.map(scaled));
-    let probes = after.map_or(LONGEST_SILENCE, |after| LONGEST_SILENCE.min(after / 4));
-    socket.set_keep_alive(Some(scaled(probes)));
-}
-
 impl Conn {
     fn new(
         flow: Flow,
@@ -127,7 +118,7 @@ impl Conn {
         let mut socket = Socket::new(ring(options.recv_buffer), ring(options.send_buffer));
         socket.set_congestion_control(check(options)?);
         socket.set_nagle_enabled(false);
-        set_dead_after(&mut socket, options.dead_after);
+        socket.set_timeout(options.dead_after.map(scaled));
         let mut sockets = SocketSet::new(Vec::with_capacity(1));
         let handle = sockets.add(socket);
         Ok(Self {
@@ -135,6 +126,7 @@ impl Conn {
             handle,
             stretch: Stretch::default(),
             path: PathMtu::default(),
+            probe: Probe::new(options.dead_after),
             emss: Arc::default(),
             segmentation: None,
             queue: flow.hash(),
@@ -196,15 +188,38 @@ impl Conn {
 
     /// What its segments need on the link, and its socket.
     pub(super) fn sender(&mut self, now: Tick) -> (Sender<'_>, &mut SocketSet<'static>) {
-        let Self { stretch, path, segmentation, sockets, .. } = self;
-        (Sender { stretch, path, segmentation: *segmentation, now: micros(now) }, sockets)
+        let Self { stretch, path, probe, segmentation, sockets, .. } = self;
+        (Sender { stretch, path, probe, segmentation: *segmentation, now: micros(now) }, sockets)
     }
 
     /// A frame with a segment of the peer has come: see [`Stretch::has_come`].
     pub(super) fn has_come(&mut self, frame: &[u8], emss: usize, now: Tick) -> Option<Parts> {
+        let before = self.stretch.acknowledged();
         let parts = self.stretch.has_come(frame, emss);
-        self.path.is_acknowledged(self.stretch.acknowledged(), micros(now));
+        let acknowledged = self.stretch.acknowledged();
+        self.path.is_acknowledged(acknowledged, micros(now));
+        self.probe.has_come(acknowledged != before, micros(now));
         parts
+    }
+
+    /// See [`Probe::duplicates`].
+    pub(super) fn duplicates(&mut self, frame: &[u8]) -> Option<Duplicates> {
+        self.probe.duplicates(frame)
+    }
+
+    /// When it is to be probed.
+    pub(super) fn next_probe(&self) -> Option<Tick> {
+        if !self.is_established() || self.socket().state() == State::TimeWait {
+            return None;
+        }
+        let micros = self.probe.next(self.unacknowledged() > 0)?;
+        Some(Tick::from_micros(micros.saturating_mul(i64::from(CLOCK))))
+    }
+
+    /// The frame of a probe.
+    pub(super) fn probe(&mut self, now: Tick) -> &[u8] {
+        let in_flight = self.unacknowledged() > 0;
+        self.probe.frame(self.stretch.acknowledged(), in_flight, micros(now))
     }
 
     /// Bytes of payload in a segment, where the interface carries `whole`, as the path is known now.
@@ -407,7 +422,8 @@ impl Conn {
     }
 
     pub(super) fn set_dead_after(&mut self, after: Option<Duration>) {
-        set_dead_after(self.socket_mut(), after);
+        self.socket_mut().set_timeout(after.map(scaled));
+        self.probe.set_dead_after(after);
     }
 
     /// Ends it at once; a RST is sent with the next egress.

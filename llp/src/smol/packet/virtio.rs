@@ -2,7 +2,7 @@
 
 use super::super::flow::pseudo_sum;
 use super::super::link::{ETHERNET_HEADER, Segmentation};
-use super::super::stretch::TCP_HEADER;
+use super::super::segment::TCP_HEADER;
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
 use std::net::IpAddr;
 

@@ -1,0 +1,76 @@
+//! TCP segments in Ethernet frames: where they are, and what is read of their headers.
+
+use super::link::ETHERNET_HEADER;
+use smoltcp::wire::{
+    EthernetFrame, EthernetProtocol, IpAddress, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOption, TcpPacket,
+    TcpSeqNumber,
+};
+
+/// Bytes of the IPv6 header and of a TCP header without options.
+pub(super) const IPV6_HEADER: usize = 40;
+pub(super) const TCP_HEADER: usize = 20;
+/// Bytes of the headers of a segment without options.
+pub(super) const LONGEST: usize = ETHERNET_HEADER + IPV6_HEADER + TCP_HEADER;
+
+/// Where the TCP segment of a frame begins, and its bytes.
+pub(super) fn segment_of(frame: &[u8]) -> Option<(usize, usize)> {
+    let packet = frame.get(ETHERNET_HEADER..)?;
+    let (header, len) = match ethertype(frame)? {
+        EthernetProtocol::Ipv4 => {
+            let packet = Ipv4Packet::new_checked(packet).ok()?;
+            if packet.next_header() != IpProtocol::Tcp {
+                return None;
+            }
+            (usize::from(packet.header_len()), usize::from(packet.total_len()))
+        }
+        EthernetProtocol::Ipv6 => {
+            let packet = Ipv6Packet::new_checked(packet).ok()?;
+            if packet.next_header() != IpProtocol::Tcp {
+                return None;
+            }
+            (IPV6_HEADER, packet.total_len())
+        }
+        _ => return None,
+    };
+    let bytes = len.checked_sub(header).filter(|bytes| *bytes >= TCP_HEADER)?;
+    Some((ETHERNET_HEADER + header, bytes))
+}
+
+pub(super) fn ethertype(frame: &[u8]) -> Option<EthernetProtocol> {
+    Some(EthernetFrame::new_checked(frame).ok()?.ethertype())
+}
+
+/// RFC 7323 section 2.2: the shift that a SYN announces; none is a shift of 0, and more than 14 is 14.
+pub(super) fn scale_of(segment: &TcpPacket<&[u8]>) -> u8 {
+    let mut options = segment.options();
+    while !options.is_empty() {
+        match TcpOption::parse(options) {
+            Ok((_, TcpOption::WindowScale(shift))) => return shift.min(14),
+            Ok((_, TcpOption::EndOfList)) | Err(_) => break,
+            Ok((rest, _)) => options = rest,
+        }
+    }
+    0
+}
+
+pub(super) fn sequence(number: TcpSeqNumber) -> u32 {
+    number.0 as u32
+}
+
+/// Whether `this` comes behind `other` in the sequence space.
+pub(super) fn is_behind(this: u32, other: u32) -> bool {
+    this.wrapping_sub(other).cast_signed() > 0
+}
+
+/// Fills the checksum of the TCP segment that is the rest of `frame` from `at` on.
+pub(super) fn fill_checksum(frame: &mut [u8], at: usize) {
+    let packet = &frame[ETHERNET_HEADER..at];
+    let (source, destination): (IpAddress, IpAddress) = if ethertype(frame) == Some(EthernetProtocol::Ipv6) {
+        let packet = Ipv6Packet::new_unchecked(packet);
+        (packet.src_addr().into(), packet.dst_addr().into())
+    } else {
+        let packet = Ipv4Packet::new_unchecked(packet);
+        (packet.src_addr().into(), packet.dst_addr().into())
+    };
+    TcpPacket::new_unchecked(&mut frame[at..]).fill_checksum(&source, &destination);
+}
