@@ -52,7 +52,9 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     }
     let netdev = domain.context.device.netdev()?;
     let (own, peer) = oob::addresses(&netdev, attr)?;
-    let engine = AddressHandle::new(own, peer, scope(&netdev, peer));
+    // Without a GRH the attributes have no hop limit.
+    let hop_limit = if attr.is_global == 0 { 0 } else { attr.grh.hop_limit };
+    let engine = AddressHandle::new(own, peer, scope(&netdev, peer)).with_hop_limit(hop_limit);
     // SAFETY: integers and pointers.
     let mut abi: ibv_ah = unsafe { abi::zeroed() };
     // SAFETY: the domain lives.

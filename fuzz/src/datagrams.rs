@@ -60,7 +60,7 @@ impl Sender {
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        let sent = self.socket.send(bytes, &[Outgoing { peer: self.peer, len: bytes.len() }]);
+        let sent = self.socket.send(bytes, &[Outgoing::new(self.peer, bytes.len())]);
         assert_eq!(sent.expect("room"), 1);
     }
 

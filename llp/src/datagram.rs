@@ -4,16 +4,18 @@ use crate::Interest;
 use std::any::Any;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::ops::Range;
 
 /// A datagram to be sent: the next `len` bytes of the buffer.
 ///
 /// ```
+/// use std::num::NonZeroU8;
 /// use uiw_llp::Outgoing;
 /// let peer = "192.0.2.1:4791".parse().unwrap();
 /// // Two datagrams, which lie in the buffer one behind the other.
 /// let bytes = b"firstsecond";
-/// let datagrams = [Outgoing { peer, len: 5 }, Outgoing { peer, len: 6 }];
+/// let datagrams = [Outgoing::new(peer, 5), Outgoing { hop_limit: NonZeroU8::new(2), ..Outgoing::new(peer, 6) }];
 /// assert_eq!(datagrams.iter().map(|datagram| datagram.len).sum::<usize>(), bytes.len());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,16 @@ pub struct Outgoing {
     pub peer: SocketAddr,
     /// Bytes.
     pub len: usize,
+    /// The IPv4 TTL or IPv6 hop limit. `None`: the stack's default for a host, 1 for a group.
+    pub hop_limit: Option<NonZeroU8>,
+}
+
+impl Outgoing {
+    /// A datagram of `len` bytes to `peer`, with the default hop limit.
+    #[must_use]
+    pub const fn new(peer: SocketAddr, len: usize) -> Self {
+        Self { peer, len, hop_limit: None }
+    }
 }
 
 /// A datagram that was received.
@@ -69,7 +81,7 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 ///
 /// Datagrams are never fragmented. A socket bound to a multicast address receives what is sent to that group at its port, together with
 /// every other such socket, and nothing else; it does not send. Other sockets also send to groups: through the interface of their
-/// address, with a TTL of 1, and to members on their own host as well.
+/// address, with the datagram's hop limit or 1, and to members on their own host as well.
 ///
 /// A new socket has [`Interest::NONE`].
 ///
@@ -79,7 +91,7 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
 /// let mut from = one.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
 /// let mut to = other.bind_datagrams(([10, 0, 0, 2], 0).into(), &Default::default(), Token(0))?;
-/// let datagram = Outgoing { peer: to.local_addr(), len: 5 };
+/// let datagram = Outgoing::new(to.local_addr(), 5);
 /// assert_eq!(from.send(b"bytes", &[datagram])?, 1);
 /// while network.step() {}
 /// let (mut buffer, mut datagrams) = (vec![0; DATAGRAM_BUFFER], Vec::new());

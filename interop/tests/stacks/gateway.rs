@@ -1,8 +1,13 @@
 //! TCP of our own across a router: the kernel of a third namespace forwards between the client's network and the server's.
 
-use crate::pairings::{at_middle, exchange_between};
+use crate::datagram_peer::End;
+use crate::pairings::{at, at_middle, exchange_between, open};
+use std::net::IpAddr;
 use std::process::Command;
+use std::sync::mpsc::channel;
+use std::thread;
 use uiw_interop::stock::{Network, uiw};
+use uiw_verbs::{AddressHandle, SendFlags};
 
 /// The third namespace with an address in both networks, of both versions, and forwarding.
 fn routed() -> Option<Network> {
@@ -43,6 +48,58 @@ fn every_operation_across_a_gateway() {
             after[0] > before[0] + 20 && after[1] > before[1] + 20,
             "{before:?}, {after:?}: frames of the router"
         );
+    }
+}
+
+/// A router takes 1 from the hop limit of an address handle and drops what has none left; without one messages pass.
+#[test]
+fn messages_pass_routers_by_their_hop_limit() {
+    if uiw_interop::require("sysctl").is_none() {
+        return;
+    }
+    let Some(network) = routed() else { return };
+    let ip = |args: &[&str]| at(&network, false, "ip", args);
+    // The kernel's stack at the client: its address there is one of the server's network.
+    ip(&["address", "flush", "dev", "veth0", "scope", "global"]);
+    ip(&["address", "add", "10.78.0.1/24", "dev", "veth0"]);
+    ip(&["address", "add", "fd78::1/64", "dev", "veth0", "nodad"]);
+    ip(&["route", "add", "10.77.0.0/24", "via", "10.78.0.254"]);
+    ip(&["route", "add", "fd77::/64", "via", "fd78::fe"]);
+    let senders = [("tcp".to_owned(), 1), (spec("packet", 78, 12), 12), (spec("xdp", 78, 12), 12)];
+    for ((sender, host), version_6) in senders.iter().flat_map(|sender| [(sender, false), (sender, true)]) {
+        let [own, peer] = match version_6 {
+            false => [format!("10.78.0.{host}"), "10.77.0.11".to_owned()],
+            true => [format!("fd78::{host}"), "fd77::11".to_owned()],
+        };
+        let [own, peer] = [own, peer].map(|address| address.parse::<IpAddr>().expect("an address"));
+        let (receiver_is, receiver) = channel();
+        let (next, may_send) = channel();
+        let network = &network;
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                network.inside_server(move || {
+                    let end = End::on(open(&spec("packet", 77, 11)).0, peer, 1024);
+                    receiver_is.send(end.qp.num()).expect("the sender");
+                    for expected in [&b"two hops"[..], b"as many as the system has"] {
+                        end.receive();
+                        next.send(()).expect("the sender");
+                        assert_eq!(end.message().1, expected);
+                    }
+                });
+            });
+            network.inside_client(move || {
+                let end = End::on(open(sender).0, own, 1024);
+                let to = receiver.recv().expect("the receiver");
+                let way = AddressHandle::new(own, peer, 0);
+                may_send.recv().expect("the receiver");
+                end.send_to(way.with_hop_limit(1), to, b"one hop", None, SendFlags::empty());
+                end.send_to(way.with_hop_limit(2), to, b"two hops", None, SendFlags::empty());
+                may_send.recv().expect("the receiver");
+                end.send_to(way, to, b"as many as the system has", None, SendFlags::empty());
+                // What waits for a neighbour is lost with the end.
+                let _ = may_send.recv();
+            });
+        });
     }
 }
 

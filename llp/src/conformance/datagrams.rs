@@ -63,7 +63,7 @@ fn send(
     datagrams: &[&[u8]],
 ) -> Verdict {
     let bytes = datagrams.concat();
-    let list: Vec<_> = datagrams.iter().map(|bytes| Outgoing { peer, len: bytes.len() }).collect();
+    let list: Vec<_> = datagrams.iter().map(|bytes| Outgoing::new(peer, bytes.len())).collect();
     let (mut done, mut at) = (0, 0);
     while done < list.len() {
         match socket.send(&bytes[at..], &list[done..]) {

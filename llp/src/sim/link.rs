@@ -73,7 +73,7 @@ impl Default for Link {
 /// let mut stack = network.stack([10, 0, 0, 1]);
 /// let mut from = stack.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
 /// let mut to = stack.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(1))?;
-/// from.send(b"text", &[Outgoing { peer: to.local_addr(), len: 4 }])?;
+/// from.send(b"text", &[Outgoing::new(to.local_addr(), 4)])?;
 /// while network.step() {}
 /// assert!(to.recv(&mut vec![0; uiw_llp::DATAGRAM_BUFFER], &mut Vec::new()).is_err());
 /// # Ok::<(), std::io::Error>(())

@@ -101,7 +101,7 @@ fn send_to_groups(socket: &Socket, local: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// How many datagrams from the front the kernel can take as one: they have one peer and one length, and the last one may be shorter.
+/// How many datagrams from the front the kernel can take as one: they have one peer, one hop limit and one length, and the last one may be shorter.
 fn run(datagrams: &[Outgoing]) -> usize {
     let Some(first) = datagrams.first() else { return 0 };
     let mut bytes = 0;
@@ -109,6 +109,7 @@ fn run(datagrams: &[Outgoing]) -> usize {
         bytes += datagram.len;
         if count == MAX_SEGMENTS
             || datagram.peer != first.peer
+            || datagram.hop_limit != first.hop_limit
             || datagram.len > first.len
             || bytes > MAX_SEGMENTED
         {
@@ -131,7 +132,8 @@ impl KernelDatagrams {
             let (now, later) = rest.split_at(count);
             let len = now.iter().map(|datagram| datagram.len).sum();
             let segment = if count > 1 { u16::try_from(now[0].len).unwrap_or(0) } else { 0 };
-            self.messages.push(Message { peer: now[0].peer, at, len, segment, count });
+            let Outgoing { peer, hop_limit, .. } = now[0];
+            self.messages.push(Message { peer, hop_limit, at, len, segment, count });
             (rest, at) = (later, at + len);
         }
     }
@@ -192,17 +194,89 @@ impl Drop for KernelDatagrams {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read as _;
+    use std::num::NonZeroU8;
+    use std::process::Command;
+    use std::time::Duration;
+    use uiw_interop::stock::Network;
 
     #[test]
-    fn runs_have_one_peer_and_one_length() {
-        let to = |port: u16, len| Outgoing { peer: ([127, 0, 0, 1], port).into(), len };
+    fn runs_have_one_peer_one_hop_limit_and_one_length() {
+        let to = |port: u16, len| Outgoing::new(([127, 0, 0, 1], port).into(), len);
         assert_eq!(run(&[]), 0);
         assert_eq!(run(&[to(1, 100)]), 1);
         assert_eq!(run(&[to(1, 100), to(1, 100), to(1, 60), to(1, 60)]), 3, "the last one may be shorter");
         assert_eq!(run(&[to(1, 100), to(1, 101)]), 1);
         assert_eq!(run(&[to(1, 100), to(2, 100)]), 1);
+        let far = Outgoing { hop_limit: NonZeroU8::new(9), ..to(1, 100) };
+        assert_eq!((run(&[to(1, 100), far]), run(&[far, far, to(1, 100)])), (1, 2));
         assert_eq!(run(&[to(1, 100); 100]), MAX_SEGMENTS);
         assert_eq!(run(&[to(1, 4000); 100]), MAX_SEGMENTED / 4000);
+    }
+
+    /// The hop limits of UDP datagrams as they arrive in this namespace, as many as there are `ports`; those to other ports are not looked at.
+    fn arriving(socket: &Socket, ports: &[u16]) -> Vec<(u16, u8)> {
+        let mut bytes = [0; 2048];
+        let mut found = Vec::new();
+        while found.len() < ports.len() {
+            let len = (&*socket).read(&mut bytes).expect("a packet within the time");
+            let packet = &bytes[..len];
+            let (hops, udp) = match packet[0] >> 4 {
+                4 if packet[9] == 17 => (packet[8], &packet[20..]),
+                6 if packet[6] == 17 => (packet[7], &packet[40..]),
+                _ => continue,
+            };
+            let port = u16::from_be_bytes([udp[2], udp[3]]);
+            if ports.contains(&port) {
+                found.push((port, hops));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn datagrams_have_their_hop_limits() {
+        let Some(network) = Network::veth() else { return };
+        for (at, address) in
+            [(Network::server as fn(&_, _) -> _, "fd77::1/64"), (Network::client, "fd77::2/64")]
+        {
+            let mut command = Command::new("ip");
+            command.args(["address", "add", address, "dev", "veth0", "nodad"]);
+            assert!(at(&network, command).status().unwrap().success());
+        }
+        let wire = network.inside_server(|| {
+            let every = i32::from((libc::ETH_P_ALL as u16).to_be());
+            Socket::new(Domain::PACKET, Type::DGRAM, Some(Protocol::from(every))).unwrap()
+        });
+        wire.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let hops = NonZeroU8::new;
+        for [own, peer, group] in
+            [["10.77.0.2", "10.77.0.1", "239.77.0.1"], ["fd77::2", "fd77::1", "ff15::77:1"]]
+        {
+            let to = |ip: &str, port, hop_limit| Outgoing {
+                hop_limit,
+                ..Outgoing::new(SocketAddr::new(ip.parse().unwrap(), port), 8)
+            };
+            network.inside_client(|| {
+                let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+                let own = SocketAddr::new(own.parse().unwrap(), 0);
+                let mut socket = bind(own, &DatagramOptions::default(), &epoll, Token(1)).unwrap();
+                let datagrams = [
+                    to(peer, 9001, None),
+                    to(peer, 9002, hops(1)),
+                    // Segments of one message.
+                    to(peer, 9003, hops(255)),
+                    to(peer, 9003, hops(255)),
+                    to(group, 9004, None),
+                    to(group, 9005, hops(7)),
+                    to(peer, 9006, None),
+                ];
+                assert_eq!(socket.send(&[7; 56], &datagrams).unwrap(), 7);
+            });
+            let mut arrived = arriving(&wire, &[9001, 9002, 9003, 9004, 9005, 9006]);
+            arrived.sort_unstable();
+            assert_eq!(arrived, [(9001, 64), (9002, 1), (9003, 255), (9004, 1), (9005, 7), (9006, 64)]);
+        }
     }
 
     /// A run that the kernel refuses because of its peer says nothing about segmentation.
@@ -211,7 +285,7 @@ mod tests {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         let local = (std::net::Ipv4Addr::LOCALHOST, 0).into();
         let mut socket = bind(local, &DatagramOptions::default(), &epoll, Token(1)).unwrap();
-        let to = |peer| [Outgoing { peer, len: 8 }; 4];
+        let to = |peer| [Outgoing::new(peer, 8); 4];
         assert!(socket.send(&[7; 32], &to((std::net::Ipv4Addr::LOCALHOST, 0).into())).is_err());
         assert!(socket.send(&[7; 32], &to(([255, 255, 255, 255], 9).into())).is_err());
         assert!(socket.segments, "segmentation is given up");

@@ -1,6 +1,7 @@
 //! Where datagrams go.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::num::NonZeroU8;
 use uiw_datagram::{MULTICAST_PORT, Qpn};
 
 /// The way to a host or to a multicast group: from one of our addresses to one of theirs (`ibv_ah`).
@@ -17,13 +18,39 @@ pub struct AddressHandle {
     peer: IpAddr,
     /// The interface of a link-local address.
     scope: u32,
+    hop_limit: Option<NonZeroU8>,
 }
 
 impl AddressHandle {
-    /// From `local`, at which the datagram port is bound, to `peer`. `scope` is the index of the interface, for link-local addresses.
+    /// From `local`, at which the datagram port is bound, to `peer`. `scope` is the index of the interface, for link-local addresses. The hop
+    /// limit is the default: that of the stack for a host, 1 for a group.
     #[must_use]
     pub const fn new(local: IpAddr, peer: IpAddr, scope: u32) -> Self {
-        Self { local, peer, scope }
+        Self { local, peer, scope, hop_limit: None }
+    }
+
+    /// The same way with another hop limit (IPv4: TTL) for its datagrams, `grh.hop_limit` of an `ibv_ah_attr`. 0: the default.
+    ///
+    /// ```
+    /// use uiw_verbs::AddressHandle;
+    /// let way = AddressHandle::new("10.0.0.1".parse()?, "239.1.2.3".parse()?, 0);
+    /// // The group has members behind at most three routers.
+    /// let far = way.with_hop_limit(4);
+    /// assert_eq!((way.hop_limit(), far.hop_limit()), (0, 4));
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    #[must_use]
+    pub const fn with_hop_limit(self, hop_limit: u8) -> Self {
+        Self { hop_limit: NonZeroU8::new(hop_limit), ..self }
+    }
+
+    /// The hop limit of the datagrams; 0: the default.
+    #[must_use]
+    pub const fn hop_limit(&self) -> u8 {
+        match self.hop_limit {
+            Some(hop_limit) => hop_limit.get(),
+            None => 0,
+        }
     }
 
     /// Our address.

@@ -9,6 +9,7 @@ use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp};
 use std::io;
 use std::net::SocketAddr;
+use std::num::NonZeroU8;
 use std::sync::atomic::Ordering;
 use uiw_counters::{Count, Dropped};
 use uiw_datagram::{Header, OVERHEAD, Qpn};
@@ -180,7 +181,11 @@ impl Endpoint {
         }
         let crc = uiw_datagram::crc(&staging.out[start..]);
         staging.out.extend_from_slice(&crc);
-        staging.outgoing.push(Outgoing { peer: way.peer, len: staging.out.len() - start });
+        let len = staging.out.len() - start;
+        staging.outgoing.push(Outgoing {
+            hop_limit: NonZeroU8::new(way.to.ah.hop_limit()),
+            ..Outgoing::new(way.peer, len)
+        });
         self.msn = header.msn;
         Ok(())
     }

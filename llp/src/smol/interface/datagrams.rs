@@ -12,6 +12,7 @@ use smoltcp::time::Instant as Tick;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::ops::Range;
 
 /// Datagrams, and their bytes, that wait for a neighbour's address or for room in the link.
@@ -26,7 +27,7 @@ const RECEIVE_BYTES: usize = 512 << 10;
 const OVERHEAD: usize = 64;
 /// Bytes of the UDP header.
 const UDP: usize = 8;
-/// Hop limit of datagrams to groups.
+/// Hop limit of datagrams to groups that have none of their own.
 const GROUP_HOPS: u8 = 1;
 /// While groups are joined smoltcp is polled as often as this, in ticks: it reports memberships when it was asked (IGMP, MLD), and does not
 /// say when.
@@ -46,8 +47,10 @@ pub(super) struct UdpSocket {
     token: Token,
     interest: Interest,
     sender: SocketHandle,
-    /// For datagrams to groups, once there was one: smoltcp has one hop limit for a socket.
+    /// For datagrams to groups, once there was one: they wait for no neighbour.
     group_sender: Option<SocketHandle>,
+    /// A datagram waits until a sender is empty, as its hop limit is another one than that of those in front of it.
+    changes_hop_limit: bool,
     /// Bytes that were ever given to the sender, and how many of them have left.
     queued: u64,
     departed: u64,
@@ -67,8 +70,11 @@ impl Datagrams {
     pub(super) fn events(&self) -> impl Iterator<Item = Event> + '_ {
         self.sockets.iter().filter_map(|(_, socket)| {
             let readable = socket.interest.read && !socket.received.is_empty();
-            let can_send = |sender| self.senders.get::<Socket<'_>>(sender).can_send();
-            let room = || [Some(socket.sender), socket.group_sender].into_iter().flatten().all(can_send);
+            let has_room = |sender| {
+                let sender = self.senders.get::<Socket<'_>>(sender);
+                if socket.changes_hop_limit { sender.send_queue() == 0 } else { sender.can_send() }
+            };
+            let room = || [Some(socket.sender), socket.group_sender].into_iter().flatten().all(has_room);
             let writable = socket.interest.write && room();
             (readable || writable).then_some(Event { token: socket.token, readable, writable })
         })
@@ -103,6 +109,22 @@ impl UdpSocket {
             self.held += datagram.len() + OVERHEAD;
             self.received.push_back((peer, datagram.to_vec()));
         }
+    }
+
+    /// Gives a datagram to `sender`. smoltcp has one hop limit for all that a socket of its sends: another one waits until that is empty.
+    fn queue(
+        &mut self,
+        sender: &mut Socket<'_>,
+        (peer, hop_limit): (SocketAddr, Option<u8>),
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        self.changes_hop_limit = sender.hop_limit() != hop_limit && sender.send_queue() > 0;
+        if self.changes_hop_limit {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        sender.set_hop_limit(hop_limit);
+        let sent = sender.send_slice(bytes, UdpMetadata::from(endpoint(peer)));
+        sent.map_err(|_| ErrorKind::WouldBlock.into())
     }
 
     /// Discards what waits if nothing has left for [`LONGEST_WAIT`].
@@ -161,6 +183,7 @@ impl<L: Link> SmolInterface<L> {
             interest: Interest::NONE,
             sender: self.datagrams.senders.add(sender),
             group_sender: None,
+            changes_hop_limit: false,
             queued: 0,
             departed: 0,
             waits_since: None,
@@ -240,7 +263,7 @@ impl<L: Link> SmolInterface<L> {
         let mut rest = bytes;
         for (count, datagram) in datagrams.iter().enumerate() {
             let (now, later) = rest.split_at(datagram.len);
-            match self.queue_datagram(id, datagram.peer, now) {
+            match self.queue_datagram(id, datagram, now) {
                 Ok(()) => rest = later,
                 Err(error) if count == 0 => return Err(error),
                 Err(_) => return Ok(count),
@@ -249,8 +272,9 @@ impl<L: Link> SmolInterface<L> {
         Ok(datagrams.len())
     }
 
-    fn queue_datagram(&mut self, id: usize, peer: SocketAddr, bytes: &[u8]) -> io::Result<()> {
-        let peer = SocketAddr::new(plain(peer.ip()), peer.port());
+    fn queue_datagram(&mut self, id: usize, outgoing: &Outgoing, bytes: &[u8]) -> io::Result<()> {
+        let peer = SocketAddr::new(plain(outgoing.peer.ip()), outgoing.peer.port());
+        let hop_limit = outgoing.hop_limit.map(NonZeroU8::get);
         let ip_header = if peer.is_ipv4() { 20 } else { 40 };
         if bytes.len() + UDP + ip_header > self.mtu() {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
@@ -261,34 +285,33 @@ impl<L: Link> SmolInterface<L> {
             return Err(ErrorKind::InvalidInput.into());
         }
         if peer.ip().is_multicast() {
-            return self.queue_for_group(id, peer, bytes);
+            return self.queue_for_group(id, peer, hop_limit.unwrap_or(GROUP_HOPS), bytes);
         }
         if !self.has_route(peer.ip()) {
             return Err(ErrorKind::NetworkUnreachable.into());
         }
-        let sender = self.datagrams.sockets[id].sender;
-        let sender = self.datagrams.senders.get_mut::<Socket<'_>>(sender);
-        let sent = sender.send_slice(bytes, UdpMetadata::from(endpoint(peer)));
-        sent.map_err(|_| io::Error::from(ErrorKind::WouldBlock))?;
-        self.datagrams.sockets[id].queued += bytes.len() as u64;
+        let Datagrams { senders, sockets, .. } = &mut self.datagrams;
+        let socket = &mut sockets[id];
+        socket.queue(senders.get_mut(socket.sender), (peer, hop_limit), bytes)?;
+        socket.queued += bytes.len() as u64;
         Ok(())
     }
 
     /// A datagram to a group, of which members at this interface receive it as well.
-    fn queue_for_group(&mut self, id: usize, group: SocketAddr, bytes: &[u8]) -> io::Result<()> {
+    fn queue_for_group(
+        &mut self,
+        id: usize,
+        group: SocketAddr,
+        hop_limit: u8,
+        bytes: &[u8],
+    ) -> io::Result<()> {
         let Datagrams { senders, sockets, .. } = &mut self.datagrams;
         let local = sockets[id].local;
         let handle = match sockets[id].group_sender {
             Some(handle) => handle,
-            None => {
-                let mut sender = sender(local)?;
-                sender.set_hop_limit(Some(GROUP_HOPS));
-                *sockets[id].group_sender.insert(senders.add(sender))
-            }
+            None => *sockets[id].group_sender.insert(senders.add(sender(local)?)),
         };
-        let sender = senders.get_mut::<Socket<'_>>(handle);
-        let sent = sender.send_slice(bytes, UdpMetadata::from(endpoint(group)));
-        sent.map_err(|_| io::Error::from(ErrorKind::WouldBlock))?;
+        sockets[id].queue(senders.get_mut(handle), (group, Some(hop_limit)), bytes)?;
         self.datagrams.arrive(Flow { local: group, peer: local }, bytes, usize::MAX);
         self.wake_for_events(None);
         Ok(())

@@ -4,13 +4,14 @@ use super::{World, address, pipe};
 use crate::smol::link::{Frame as _, Link as _};
 use crate::smol::pipe::PipeLink;
 use crate::smol::{SmolConfig, SmolStack};
-use crate::{Clock, DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Outgoing, Stack as _, Token};
+use crate::{Clock, DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Interest, Outgoing, Stack as _, Token};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
 use std::time::Duration;
 
 fn send(socket: &mut dyn DatagramSocket, peer: SocketAddr, bytes: &[u8]) -> Result<(), ErrorKind> {
-    let sent = socket.send(bytes, &[Outgoing { peer, len: bytes.len() }]);
+    let sent = socket.send(bytes, &[Outgoing::new(peer, bytes.len())]);
     sent.map(|count| assert_eq!(count, 1)).map_err(|error| error.kind())
 }
 
@@ -45,6 +46,75 @@ fn an_address_that_no_host_has_does_not_keep_a_socket() {
         });
         assert!(arrived, "nothing leaves the socket within ten seconds");
         assert_eq!(&buffer[..4], b"here");
+    }
+}
+
+/// Carries frames from one pipe to the other. The hop limits of those with datagrams to `port`.
+fn carry(from: &mut PipeLink, to: &mut PipeLink, port: u16) -> Vec<u8> {
+    let mut found = Vec::new();
+    while let Some(mut frame) = from.receive() {
+        let bytes = frame.bytes();
+        let (hops, udp) = match bytes[12..14] {
+            [8, 0] if bytes[23] == 17 => (bytes[22], 34),
+            [0x86, 0xdd] if bytes[20] == 17 => (bytes[21], 54),
+            _ => (0, 0),
+        };
+        if udp != 0 && bytes[udp + 2..udp + 4] == port.to_be_bytes() {
+            found.push(hops);
+        }
+        to.transmit(bytes.len(), &mut |out| {
+            out.copy_from_slice(bytes);
+            None
+        });
+        from.recycle(frame);
+    }
+    to.flush();
+    found
+}
+
+/// A socket of smoltcp's has one hop limit for all that it sends: a datagram with another one waits for those in front of it.
+#[test]
+fn datagrams_have_their_hop_limits() {
+    const PORT: u16 = 9;
+    for v6 in [false, true] {
+        let clock = Clock::virtual_time();
+        let ((a, mut wire_a), (b, mut wire_b)) = (pipe(1500).unwrap(), pipe(1500).unwrap());
+        let stack = |link, host| {
+            let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
+            SmolStack::with_clock(link, &config, clock.clone()).unwrap()
+        };
+        let (mut one, mut other) = (stack(a, 1), stack(b, 2));
+        let from = SocketAddr::new(address(1, v6), 0);
+        let mut socket = one.bind_datagrams(from, &DatagramOptions::default(), Token(1)).unwrap();
+        socket.set_interest(Interest { read: false, write: true }).unwrap();
+        let peer = SocketAddr::new(address(2, v6), PORT);
+        let group: IpAddr = if v6 { "ff15::77:1" } else { "239.77.0.1" }.parse().unwrap();
+        let group = SocketAddr::new(group, PORT);
+        let to =
+            |peer, hop_limit| Outgoing { hop_limit: NonZeroU8::new(hop_limit), ..Outgoing::new(peer, 4) };
+        let mut send = |datagrams: &[Outgoing]| {
+            socket.send(&[5; 64][..datagrams.len() * 4], datagrams).map_err(|error| error.kind())
+        };
+        let mut is_writable = || {
+            let mut events = Vec::new();
+            one.poll(&mut events).unwrap();
+            events.iter().any(|event| event.writable)
+        };
+        // The neighbour is not known yet.
+        assert_eq!(send(&[to(peer, 0), to(peer, 0), to(peer, 3), to(peer, 0)]), Ok(2));
+        assert_eq!(send(&[to(peer, 3)]), Err(ErrorKind::WouldBlock));
+        assert!(!is_writable(), "there is room for another hop limit");
+        let mut sent = carry(&mut wire_a, &mut wire_b, PORT);
+        other.poll(&mut Vec::new()).unwrap();
+        carry(&mut wire_b, &mut wire_a, PORT);
+        assert!(is_writable(), "those in front have left");
+        let datagrams = [to(peer, 3), to(peer, 3), to(peer, 255), to(peer, 0), to(group, 0), to(group, 7)];
+        let mut rest = &datagrams[..];
+        while !rest.is_empty() {
+            rest = &rest[send(rest).expect("a neighbour that is known")..];
+        }
+        sent.extend(carry(&mut wire_a, &mut wire_b, PORT));
+        assert_eq!(sent, [64, 64, 3, 3, 255, 64, 1, 7], "{v6}");
     }
 }
 

@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{Ipv6Addr, SocketAddr};
+use std::num::NonZeroU8;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Messages of one call.
@@ -20,16 +21,37 @@ const UDP_GRO: c_int = 104;
 /// Bytes to one peer: one datagram, or `count` of `segment` bytes each but the last.
 pub(super) struct Message {
     pub(super) peer: SocketAddr,
+    pub(super) hop_limit: Option<NonZeroU8>,
     pub(super) at: usize,
     pub(super) len: usize,
     pub(super) segment: u16,
     pub(super) count: usize,
 }
 
-/// Room for one control message of a number, aligned as the kernel needs it.
+/// Room for two control messages of a number each, aligned as the kernel needs it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
-struct Control([u8; 32]);
+struct Control([u8; 48]);
+
+impl Message {
+    /// The control messages that the datagrams need: level, type and value.
+    fn controls(&self) -> impl Iterator<Item = (c_int, c_int, Number)> {
+        let segment =
+            (self.segment != 0).then_some((libc::IPPROTO_UDP, UDP_SEGMENT, Number::Short(self.segment)));
+        let (level, name) = match self.peer {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TTL),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT),
+        };
+        let hops = self.hop_limit.map(|hops| (level, name, Number::Int(hops.get().into())));
+        segment.into_iter().chain(hops)
+    }
+}
+
+/// The value of a control message, as long as the kernel requires it.
+enum Number {
+    Short(u16),
+    Int(c_int),
+}
 
 fn set(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the call reads one integer at the address of `value`.
@@ -119,18 +141,30 @@ pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io
         header.msg_hdr.msg_namelen = address.len();
         header.msg_hdr.msg_iov = element;
         header.msg_hdr.msg_iovlen = 1;
-        if message.segment != 0 {
-            let control = controls[index].write(Control([0; 32]));
+        if message.segment != 0 || message.hop_limit.is_some() {
+            let control = controls[index].write(Control([0; 48]));
             header.msg_hdr.msg_control = (&raw mut *control).cast();
-            // SAFETY: the macros compute lengths; `control` has room for one control message of two bytes and is aligned for its header.
-            unsafe {
-                header.msg_hdr.msg_controllen = libc::CMSG_SPACE(2) as _;
-                let first = libc::CMSG_FIRSTHDR(&raw const header.msg_hdr);
-                (*first).cmsg_level = libc::IPPROTO_UDP;
-                (*first).cmsg_type = UDP_SEGMENT;
-                (*first).cmsg_len = libc::CMSG_LEN(2) as _;
-                libc::CMSG_DATA(first).cast::<u16>().write_unaligned(message.segment);
+            let mut used = 0;
+            for (level, name, value) in message.controls() {
+                let len = match value {
+                    Number::Short(_) => size_of::<u16>(),
+                    Number::Int(_) => size_of::<c_int>(),
+                } as libc::c_uint;
+                // SAFETY: the macros compute lengths. There are at most two control messages, each of at most an integer: they end within
+                // `control`, and each begins at a multiple of the alignment of its header, as `control` does.
+                unsafe {
+                    let at = control.0.as_mut_ptr().add(used).cast::<libc::cmsghdr>();
+                    used += libc::CMSG_SPACE(len) as usize;
+                    (*at).cmsg_level = level;
+                    (*at).cmsg_type = name;
+                    (*at).cmsg_len = libc::CMSG_LEN(len) as _;
+                    match value {
+                        Number::Short(value) => libc::CMSG_DATA(at).cast::<u16>().write_unaligned(value),
+                        Number::Int(value) => libc::CMSG_DATA(at).cast::<c_int>().write_unaligned(value),
+                    }
+                }
             }
+            header.msg_hdr.msg_controllen = used as _;
         }
     }
     loop {

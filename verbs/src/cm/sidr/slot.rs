@@ -109,7 +109,7 @@ impl SidrSlot {
 /// Sends one datagram from `local` to `peer`. One that cannot be sent is lost, and repeated by the protocol.
 fn send(sockets: &mut [Box<dyn DatagramSocket>], (local, peer): (SocketAddr, SocketAddr), datagram: &[u8]) {
     let Some(socket) = sockets.iter_mut().find(|socket| socket.local_addr() == local) else { return };
-    if let Err(error) = socket.send(datagram, &[Outgoing { peer, len: datagram.len() }]) {
+    if let Err(error) = socket.send(datagram, &[Outgoing::new(peer, datagram.len())]) {
         tracing::debug!(%error, %peer, "a SIDR message cannot be sent");
     }
 }
