@@ -45,6 +45,7 @@ impl Datagrams {
                     transaction: Some(reply.transaction),
                     private_data_length: Some(reply.private_data.len()),
                     destination_qpn: (reply.status == Status::Valid).then(|| reply.qpn.raw()),
+                    qkey: (reply.status == Status::Valid).then_some(reply.qkey),
                     ..Datagram::new(
                         match reply.status {
                             Status::Valid => "SIDR reply",

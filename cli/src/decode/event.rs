@@ -268,7 +268,7 @@ pub struct Datagram {
     /// The source of a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_qpn: Option<u32>,
-    /// Q_Key of a message.
+    /// Q_Key of a message, or of the queue pair that a reply names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qkey: Option<u32>,
     /// MSN of a message.

@@ -312,8 +312,9 @@ fn datagram_text(datagram: &Datagram) -> String {
         }
         Datagram { transaction, private_data_length, destination_qpn, .. } => {
             let qpn = destination_qpn.map_or_else(String::new, |qpn| format!(" QPN {qpn:#08x},"));
+            let qkey = datagram.qkey.map_or_else(String::new, |qkey| format!(" Q_Key {qkey:#010x},"));
             format!(
-                "{name},{qpn} transaction {:#018x}, {} bytes of private data",
+                "{name},{qpn}{qkey} transaction {:#018x}, {} bytes of private data",
                 transaction.unwrap_or_default(),
                 private_data_length.unwrap_or_default()
             )

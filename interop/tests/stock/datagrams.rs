@@ -1,7 +1,12 @@
 //! Stock programs that use unreliable datagrams: ibverbs-utils, perftest, rdmacm-utils.
 
 use crate::pair::pair;
+use crate::wire::Capture;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::Path;
 use std::process::Command;
+use uiw_cli::decode::{Datagram, Event, Summary, decode};
 use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
 
 /// An end of a network.
@@ -103,31 +108,63 @@ fn libfabric_dgram_endpoints_exchange_messages() {
     }
 }
 
-/// The two ends of one of rdmacm-utils.
-fn by_rdma_cm(network: &Network, program: &str, server: &[&str], client: &[&str]) -> Option<[Ended; 2]> {
-    uiw_interop::require(program)?;
+/// The two ends of udaddy. What the server's end sends and receives is written to `capture`.
+fn udaddy(network: &Network, args: &[&str], capture: Option<&Path>) -> Option<[Ended; 2]> {
+    uiw_interop::require("udaddy")?;
+    let address = network.server_address().to_string();
+    let to_server = [args, &["-s", &address]].concat();
     let libraries = Libraries::get();
     let command = |args: &[&str]| {
         let mut command = libraries.command(User::Same, "stdbuf");
-        command.args(["-oL", program]).args(args).env("UIW_PERSONA", "roce");
+        command.args(["-oL", "udaddy"]).args(args).env("UIW_PERSONA", "roce");
         command
     };
-    let mut server = Running::start(network.server(command(server)));
+    let mut server = command(args);
+    if let Some(file) = capture {
+        server.env("UIW_PCAP", file);
+    }
+    let mut server = Running::start(network.server(server));
     server.wait_saying("starting server");
-    let client = Running::start(network.client(command(client))).end();
+    let client = Running::start(network.client(command(&to_server))).end();
     Some([server.end(), client])
+}
+
+/// A member of `group` and a sender, by mckey. What the member sends and receives is written to `capture`.
+fn mckey(network: &Network, group: &str, [member, sender]: [&str; 2], capture: Option<&Path>) -> [Ended; 2] {
+    let libraries = Libraries::get();
+    let command = |args: &[&str], own: &str| {
+        let mut command = libraries.command(User::Same, "stdbuf");
+        command.args(["-oL", "mckey", "-m", group, "-b", own]).args(args).env("UIW_PERSONA", "roce");
+        command
+    };
+    let mut member = command(&[], member);
+    if let Some(file) = capture {
+        member.env("UIW_PCAP", file);
+    }
+    let mut member = Running::start(network.server(member));
+    member.wait_saying("receiving data transfers");
+    let sender = Running::start(network.client(command(&["-s"], sender))).end();
+    [member.end(), sender]
+}
+
+/// Addresses of IPv6 at both ends.
+fn add_v6(network: &Network) {
+    for (at, address) in [(Network::server as At, "fd77::1/64"), (Network::client, "fd77::2/64")] {
+        let mut command = Command::new("ip");
+        command.args(["address", "add", address, "dev", "veth0", "nodad"]);
+        let output = at(network, command).output().expect("ip");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 /// Its port cannot be chosen: each end has a namespace of its own.
 #[test]
 fn udaddy_resolves_queue_pairs_and_exchanges_messages() {
     let Some(network) = Network::veth() else { return };
-    let address = network.server_address().to_string();
     // Port spaces UDP and IPOIB.
     for space in ["0x0111", "0x0002"] {
         let common = ["-c", "5", "-C", "20", "-S", "500", "-p", space];
-        let client = [&common[..], &["-s", &address]].concat();
-        let Some(ends) = by_rdma_cm(&network, "udaddy", &common, &client) else { return };
+        let Some(ends) = udaddy(&network, &common, None) else { return };
         for end in ends {
             assert_eq!(end.well().count("return status 0"), 1, "{end:?}");
         }
@@ -139,30 +176,54 @@ fn udaddy_resolves_queue_pairs_and_exchanges_messages() {
 fn mckey_sends_to_a_group() {
     let Some(_) = uiw_interop::require("mckey") else { return };
     let Some(veth) = Network::veth() else { return };
-    for (at, address) in [(Network::server as At, "fd77::1/64"), (Network::client, "fd77::2/64")] {
-        let mut command = Command::new("ip");
-        command.args(["address", "add", address, "dev", "veth0", "nodad"]);
-        let output = at(&veth, command).output().expect("ip");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-    let libraries = Libraries::get();
+    add_v6(&veth);
     let plain = ["10.77.0.1", "10.77.0.2"];
-    for (network, group, [of_server, of_client]) in [
+    for (network, group, own) in [
         (&Network::Loopback, "239.77.0.1", ["127.0.0.1"; 2]),
         (&veth, "239.77.0.1", plain),
         (&veth, "ff15::77:1", ["fd77::1", "fd77::2"]),
     ] {
-        let command = |args: &[&str], own: &str| {
-            let mut command = libraries.command(User::Same, "stdbuf");
-            command.args(["-oL", "mckey", "-m", group, "-b", own]).args(args).env("UIW_PERSONA", "roce");
-            command
-        };
-        let mut server = Running::start(network.server(command(&[], of_server)));
-        server.wait_saying("receiving data transfers");
-        let client = Running::start(network.client(command(&["-s"], of_client))).end();
-        for end in [server.end(), client] {
+        for end in mckey(network, group, own, None) {
             assert_eq!(end.well().count("return status 0"), 1, "{end:?}");
         }
+    }
+}
+
+/// The hop limit of an address handle is the program's: 1 of `ibv_ud_pingpong`, 255 of perftest. Those of rdma_cm's events are the
+/// default, for a host and for a group; that of a completion is 255, as in libibverbs.
+#[test]
+fn datagrams_have_the_hop_limit_of_their_address_handle() {
+    let (Some(network), Some(_)) = (Network::veth(), uiw_interop::require("mckey")) else { return };
+    let libraries = Libraries::get();
+    let one = ["-c", "1", "-C", "3", "-S", "100"];
+    let by_pair = |program: &str, args: &[&str]| pair(&network, User::Same, "roce", program, args).is_some();
+    let programs: [(&dyn Fn() -> bool, &[u8]); 4] = [
+        (&|| by_pair("ibv_ud_pingpong", &["-g", "0", "-n", "5", "-s", "100"]), &[1]),
+        (&|| by_pair("ib_send_lat", &["-c", "UD", "-F", "-n", "5", "-s", "100"]), &[255]),
+        // The server answers by the address handle of a completion.
+        (
+            &|| udaddy(&network, &one, None).is_some_and(|ends| ends.iter().all(|end| end.code == 0)),
+            &[64, 255],
+        ),
+        (
+            &|| {
+                mckey(&network, "239.77.0.1", ["10.77.0.1", "10.77.0.2"], None)
+                    .iter()
+                    .all(|end| end.code == 0)
+            },
+            &[1],
+        ),
+    ];
+    for (run, expected) in programs {
+        let Some(capture) = Capture::start(libraries.folder(), &["veth0"], |dumpcap| network.server(dumpcap))
+        else {
+            return;
+        };
+        if !run() {
+            // One of them is not here, which is noted.
+            continue;
+        }
+        assert_eq!(capture.end().hop_limits(), expected);
     }
 }
 
@@ -184,15 +245,83 @@ fn every_datagram_of_a_capture_is_decoded() {
     client.arg("127.0.0.1").env("UIW_PCAP", &file);
     Running::start(client).end().well();
     server.end().well();
-    let mut lines = Vec::new();
-    let capture = std::fs::File::open(&file).unwrap();
-    let summary =
-        uiw_cli::decode::decode(capture, &mut |record| lines.push(format!("{:?}", record.event))).unwrap();
+    let (found, summary) = decoded(&file);
+    let lines: Vec<_> = found.iter().map(|datagram| format!("{datagram:?}")).collect();
     // Each end sends 100 messages and receives as many.
     assert_eq!((summary.packets, summary.datagrams, summary.departures), (200, 200, 0), "{summary}");
-    assert!(summary.followed());
     assert!(
         lines.iter().all(|line| line.contains("length: 1024") && line.contains("order: None")),
         "{lines:?}"
     );
+}
+
+/// The datagrams of a capture, in which is nothing else.
+fn decoded(file: &Path) -> (Vec<Datagram>, Summary) {
+    let mut found = Vec::new();
+    let summary = decode(File::open(file).unwrap(), &mut |record| match &record.event {
+        Event::Datagram(datagram) => found.push((**datagram).clone()),
+        other => panic!("{other:?}"),
+    });
+    let summary = summary.unwrap();
+    assert!(summary.followed(), "{summary}");
+    (found, summary)
+}
+
+/// Each of udaddy's connections asks by SIDR, and then messages go to and fro between the queue pairs that were named.
+#[test]
+fn sidr_of_a_capture_is_decoded() {
+    const CONNECTIONS: usize = 3;
+    const MESSAGES: usize = 10;
+    let Some(network) = Network::veth() else { return };
+    let libraries = Libraries::get();
+    let file = libraries.folder().join("sidr.pcapng");
+    let args = ["-c", &CONNECTIONS.to_string(), "-C", &MESSAGES.to_string(), "-S", "100"];
+    let Some(ends) = udaddy(&network, &args, Some(&file)) else { return };
+    ends.iter().for_each(Ended::is_well);
+    let (found, summary) = decoded(&file);
+    assert_eq!(summary.departures, 0, "{summary}");
+    let named = |name: &str| found.iter().filter(|datagram| datagram.name == name).collect::<Vec<_>>();
+    // A request that is not answered within 250 ms is repeated.
+    let requests: BTreeSet<_> = named("SIDR request").iter().map(|datagram| datagram.transaction).collect();
+    let replies: BTreeMap<_, _> =
+        named("SIDR reply").iter().map(|datagram| (datagram.transaction, *datagram)).collect();
+    assert_eq!((requests.len(), replies.len()), (CONNECTIONS, CONNECTIONS));
+    assert!(replies.keys().all(|transaction| requests.contains(transaction)));
+    for reply in replies.values() {
+        let of_messages = |number: fn(&Datagram) -> Option<u32>| {
+            let other =
+                |datagram: &&Datagram| number(datagram) == reply.destination_qpn && datagram.msn.is_some();
+            found.iter().filter(other).collect::<Vec<_>>()
+        };
+        let (received, sent) =
+            (of_messages(|message| message.destination_qpn), of_messages(|message| message.source_qpn));
+        assert_eq!((received.len(), sent.len()), (MESSAGES, MESSAGES), "{reply:?}");
+        // udaddy takes the Q_Key of the event.
+        assert!(
+            received.iter().all(|message| message.qkey == reply.qkey && message.length == 100),
+            "{received:?}"
+        );
+    }
+}
+
+#[test]
+fn messages_to_a_group_of_a_capture_are_decoded() {
+    let (Some(network), Some(_)) = (Network::veth(), uiw_interop::require("mckey")) else { return };
+    add_v6(&network);
+    for (group, own) in [("239.77.0.1", ["10.77.0.1", "10.77.0.2"]), ("ff15::77:1", ["fd77::1", "fd77::2"])] {
+        let libraries = Libraries::get();
+        let file = libraries.folder().join("group.pcapng");
+        mckey(&network, group, own, Some(&file)).iter().for_each(Ended::is_well);
+        let (found, summary) = decoded(&file);
+        // mckey's number of messages.
+        assert_eq!((summary.packets, found.len(), summary.departures), (10, 10, 0), "{summary}");
+        for (message, msn) in found.iter().zip(1..) {
+            let Datagram { destination_qpn, qkey, order, .. } = message;
+            assert_eq!(
+                (message.msn, *destination_qpn, *qkey),
+                (Some(msn), Some(0xFF_FFFF), Some(0x0123_4567))
+            );
+            assert_eq!((message.length, order), (100, &None), "{message:?}");
+        }
+    }
 }

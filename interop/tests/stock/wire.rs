@@ -1,6 +1,6 @@
 //! What passes on an interface: which TCP connections and UDP datagrams are uiw's, by their own first bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -91,6 +91,8 @@ impl Capture {
 pub(crate) struct Passed {
     tcp: BTreeMap<[SocketAddr; 2], Flow>,
     uiws_datagrams: u64,
+    /// Their hop limits.
+    hop_limits: BTreeSet<u8>,
     /// Datagrams that are not uiw's, by their destination.
     others_datagrams: BTreeMap<SocketAddr, u64>,
 }
@@ -98,14 +100,14 @@ pub(crate) struct Passed {
 impl Passed {
     fn frame(&mut self, frame: &[u8]) {
         let Some((header, mut ip)) = frame.split_at_checked(14) else { return };
-        let (source, destination, protocol, len): (IpAddr, IpAddr, _, _);
+        let (source, destination, protocol, len, hop_limit): (IpAddr, IpAddr, _, _, u8);
         // IPv6 has no flag: a fragment has an extension header.
         let mut is_whole = true;
         match header[12..] {
             [0x08, 0x00] if ip.len() >= 20 => {
                 let header_len = usize::from(ip[0] & 15) * 4;
                 let of = |at: usize| Ipv4Addr::from_bits(word(ip, at)).into();
-                (source, destination, protocol) = (of(12), of(16), ip[9]);
+                (source, destination, protocol, hop_limit) = (of(12), of(16), ip[9], ip[8]);
                 // DF, no more fragments, offset 0.
                 is_whole = short(ip, 6) == 0x4000;
                 len = usize::from(short(ip, 2)).checked_sub(header_len).expect("a length of IPv4");
@@ -116,6 +118,7 @@ impl Passed {
                     Ipv6Addr::from(<[u8; 16]>::try_from(&ip[at..at + 16]).expect("16 bytes")).into()
                 };
                 (source, destination, protocol, len) = (of(8), of(24), ip[6], usize::from(short(ip, 4)));
+                hop_limit = ip[7];
                 ip = &ip[40..];
             }
             _ => return,
@@ -130,7 +133,7 @@ impl Passed {
                 ends.sort_unstable();
                 self.segment(ends, ip.get(header_len..).unwrap_or_default(), len - header_len);
             }
-            17 if ip.len() >= 8 => self.datagram(ports(ip), &ip[8..], is_whole),
+            17 if ip.len() >= 8 => self.datagram(ports(ip), &ip[8..], (is_whole, hop_limit)),
             _ => {}
         }
     }
@@ -146,7 +149,12 @@ impl Passed {
 
     /// docs/datagrams.md: version 1; a message has the port that it is sent from in its source QPN, SIDR has 256 bytes. None is
     /// fragmented.
-    fn datagram(&mut self, [source, destination]: [SocketAddr; 2], payload: &[u8], is_whole: bool) {
+    fn datagram(
+        &mut self,
+        [source, destination]: [SocketAddr; 2],
+        payload: &[u8],
+        (is_whole, hop_limit): (bool, u8),
+    ) {
         let is_uiws = is_whole
             && match payload {
                 [1, 1, rest @ ..] if rest.len() >= 40 => word(payload, 12) >> 8 == u32::from(source.port()),
@@ -155,6 +163,7 @@ impl Passed {
             };
         if is_uiws {
             self.uiws_datagrams += 1;
+            self.hop_limits.insert(hop_limit);
         } else {
             *self.others_datagrams.entry(destination).or_default() += 1;
         }
@@ -168,6 +177,11 @@ impl Passed {
     /// Messages of uiw's datagrams, those that the kernel sends as one counted once.
     pub(crate) fn uiws_datagrams(&self) -> u64 {
         self.uiws_datagrams
+    }
+
+    /// The hop limits of uiw's datagrams, each once.
+    pub(crate) fn hop_limits(&self) -> Vec<u8> {
+        self.hop_limits.iter().copied().collect()
     }
 
     /// Nothing passed but what is uiw's and connections for an end of which `is_control` is true, with at most `limit` bytes in all: what the
