@@ -53,7 +53,13 @@ impl Member {
 }
 
 #[test]
-fn members_on_the_kernel_and_on_a_packet_socket_receive_each_others_messages() {
+fn members_on_the_kernel_and_on_stacks_of_our_own_receive_each_others_messages() {
+    for stack in [Stack::Packet, Stack::Xdp] {
+        exchange(stack);
+    }
+}
+
+fn exchange(stack: Stack) {
     let Some(network) = network_of(1500, true) else { return };
     let indices = [index(&network, true), index(&network, false)];
     for (group, own) in [("239.77.0.9", ["10.77.0.1", "10.77.0.12"]), ("ff15::77:9", ["fd77::1", "fd77::12"])]
@@ -72,7 +78,7 @@ fn members_on_the_kernel_and_on_a_packet_socket_receive_each_others_messages() {
                 });
             });
             network.inside_client(move || {
-                let member = Member::join((Stack::Packet, own[1]), (group, indices[1]), of_client);
+                let member = Member::join((stack, own[1]), (group, indices[1]), of_client);
                 member.one_message(true, b"from our own stack");
                 member.one_message(false, b"from the kernel");
             });
@@ -80,17 +86,45 @@ fn members_on_the_kernel_and_on_a_packet_socket_receive_each_others_messages() {
     }
 }
 
+/// The program on the interface leaves frames to groups to the kernel: a member there receives them beside the one over AF_XDP, before it
+/// joins, while it is a member and when it has left.
 #[test]
-fn a_link_without_groups_says_so() {
+fn a_member_over_xdp_takes_nothing_from_the_kernels() {
     let Some(network) = network_of(1500, true) else { return };
-    let index = index(&network, false);
-    network.inside_client(|| {
-        let own = "10.77.0.12".parse().expect("an address");
-        let end = End::on(open(&Stack::Xdp.spec(12)).0, own, 1024);
-        let refused = end.qp.attach_multicast("239.77.0.9".parse().expect("a group"), own, index);
-        let said = refused.expect_err("no groups").to_string();
-        assert!(said.contains("no multicast groups"), "{said}");
-    });
+    let indices = [index(&network, true), index(&network, false)];
+    for (group, own) in [
+        ("239.77.0.9", ["10.77.0.1", "10.77.0.2", "10.77.0.12"]),
+        ("ff15::77:9", ["fd77::1", "fd77::2", "fd77::12"]),
+    ] {
+        let group: IpAddr = group.parse().expect("a group");
+        let own = own.map(|own| own.parse::<IpAddr>().expect("an address"));
+        let sender = network.inside_server(|| End::on(open("tcp").0, own[0], 1024));
+        let scope = if group.is_ipv6() { indices[0] } else { 0 };
+        let way = AddressHandle::new(own[0], group, scope);
+        let [kernel, xdp] = network.inside_client(|| {
+            let kernel = End::on(open("tcp").0, own[1], 1024);
+            kernel.qp.attach_multicast(group, own[1], indices[1]).expect("the group is joined");
+            [kernel, End::on(open(&Stack::Xdp.spec(12)).0, own[2], 1024)]
+        });
+        let send = |text: &[u8], receivers: &[&End]| {
+            for end in receivers {
+                end.receive();
+            }
+            sender.send_to(way, 0xFF_FFFF, text, None, SendFlags::empty());
+            for end in receivers {
+                assert_eq!(end.message().1, text, "{group}");
+            }
+        };
+        send(b"to the kernel's", &[&kernel]);
+        for _ in 0..2 {
+            xdp.qp.attach_multicast(group, own[2], indices[1]).expect("the group is joined");
+            send(b"to both", &[&kernel, &xdp]);
+            xdp.qp.detach_multicast(group, own[2], indices[1]).expect("it is left");
+            send(b"to the kernel's again", &[&kernel]);
+        }
+        let received = |end: &End| end.qp.datagram_port().expect("it is UD").counts().received;
+        assert_eq!((received(&kernel), received(&xdp)), (5, 2), "{group}");
+    }
 }
 
 /// A socket of the kernel's gets datagrams of a group that came by the interface at which it is joined, and no others

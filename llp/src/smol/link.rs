@@ -33,8 +33,6 @@ pub struct Capabilities {
     /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which hardware would
     /// complete. They are taken for right.
     pub partial_checksums: bool,
-    /// Frames to every group come, as [`Link::receive`] says. Otherwise those to the groups of neighbour discovery alone.
-    pub groups: bool,
 }
 
 /// How the link is to cut a TCP packet into segments, where one does not take it.
@@ -109,7 +107,8 @@ pub trait Link: Send {
     /// What it can do. It does not change.
     fn capabilities(&self) -> Capabilities;
 
-    /// The next frame that came for our MAC or for a group.
+    /// The next frame that came for our MAC or for a group: those of neighbour discovery, and any between [`Link::start_groups`] and
+    /// [`Link::stop_groups`].
     fn receive(&mut self) -> Option<Self::Frame>;
 
     /// Takes back a frame that was used: its memory serves another one.
@@ -130,6 +129,18 @@ pub trait Link: Send {
 
     /// Readable when [`Link::receive`] has something.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// A multicast group was joined, and none was before. Returns a descriptor that is readable when [`Link::receive`] has a frame to a group,
+    /// where [`Link::fd`] is not: the same one each time, or one that [`Link::stop_groups`] closes.
+    ///
+    /// # Errors
+    /// `Unsupported` where frames to groups do not come; the system's.
+    fn start_groups(&mut self) -> io::Result<Option<BorrowedFd<'_>>> {
+        Ok(None)
+    }
+
+    /// The last multicast group was left.
+    fn stop_groups(&mut self) {}
 
     /// When [`Link::receive`] will have something, or [`Link::flush`] should be called again, where only the clock decides.
     fn next(&self) -> Option<Instant> {

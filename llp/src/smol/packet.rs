@@ -59,7 +59,8 @@ pub struct PacketLink {
     interface: Interface,
     /// When the interface that failed was looked at.
     looked: Instant,
-    _claim: Claim,
+    /// Of the addresses, where it receives frames for them.
+    _claim: Option<Claim>,
 }
 
 impl fmt::Debug for PacketLink {
@@ -79,10 +80,32 @@ impl PacketLink {
     /// no Ethernet frames; `AddrInUse` for addresses of the kernel's or of another process; the system's.
     pub fn open(interface: &str, config: &SmolConfig) -> io::Result<Self> {
         let (socket, mtu) = PacketSocket::open(interface, Takes::For(config.mac))?;
+        Self::new(interface, socket, mtu, Some(Claim::new(interface, config)?))
+    }
+
+    /// Beside another link to `interface`, for frames to multicast groups alone; none come before [`PacketLink::take_groups`].
+    pub(super) fn of_groups(interface: &str) -> io::Result<Self> {
+        let (socket, mtu) = PacketSocket::open(interface, Takes::Nothing)?;
+        Self::new(interface, socket, mtu, None)
+    }
+
+    /// Whether frames to groups come. It needs no privilege, and may be called in another network namespace.
+    pub(super) fn take_groups(&mut self, taken: bool) -> io::Result<()> {
+        self.socket.take_groups(self.interface.index as libc::c_int, taken)?;
+        if !taken {
+            // What is left would keep the descriptor readable.
+            while let Some(frame) = self.receive() {
+                self.recycle(frame);
+            }
+        }
+        Ok(())
+    }
+
+    fn new(interface: &str, socket: PacketSocket, mtu: usize, claim: Option<Claim>) -> io::Result<Self> {
         Ok(Self {
             interface: Interface::find(interface)?,
             looked: Instant::now(),
-            _claim: Claim::new(interface, config)?,
+            _claim: claim,
             socket,
             mtu,
             waiting: VecDeque::new(),
@@ -191,12 +214,7 @@ impl Link for PacketLink {
     type Frame = PacketFrame;
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            mtu: self.mtu,
-            segmentation: Some(LONGEST_SENT),
-            partial_checksums: false,
-            groups: true,
-        }
+        Capabilities { mtu: self.mtu, segmentation: Some(LONGEST_SENT), partial_checksums: false }
     }
 
     fn receive(&mut self) -> Option<PacketFrame> {

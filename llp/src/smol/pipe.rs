@@ -196,7 +196,7 @@ impl Link for PipeLink {
     type Frame = PipeFrame;
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mtu: self.mtu, segmentation: None, partial_checksums: false, groups: true }
+        Capabilities { mtu: self.mtu, segmentation: None, partial_checksums: false }
     }
 
     fn receive(&mut self) -> Option<PipeFrame> {

@@ -1,7 +1,8 @@
 //! AF_XDP: frames between the driver and this process without the kernel's stack. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
 //!
 //! A program on the interface (`xdp::program`) hands us the frames for our MAC and the questions for our addresses; everything else
-//! goes the kernel's way. One socket a receive queue, each with memory of its own (`xdp::umem`). A flow sends by one of them: so all
+//! goes the kernel's way. What is sent to multicast groups does, too: members of the kernel's on the same interface need it, and a program
+//! cannot give a frame to both. While groups are joined an AF_PACKET socket has a copy of it. One AF_XDP socket a receive queue, each with memory of its own (`xdp::umem`). A flow sends by one of them: so all
 //! of the memory serves, and an interface at the other end that keeps the queues apart (a veth does) spreads flows over its own.
 
 mod bpf;
@@ -19,6 +20,7 @@ use super::link::{Capabilities, ETHERNET_HEADER, Frame, Gone, Link, Segmentation
 use crate::Interface;
 use crate::interface::index_of;
 use crate::smol::netdev::{Queues, ethernet, is_virtual, mtu_of};
+use crate::smol::packet::{PacketFrame, PacketLink};
 pub use features::XdpFeatures;
 use rustix::event::epoll;
 use socket::{Received, XdpSocket};
@@ -35,6 +37,9 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// Frames that the kernel left in a ring are given to it again after this time: what it waited for (memory of its own, a queue of the
 /// interface) causes no event when it is there.
 const AGAIN: Duration = Duration::from_micros(200);
+
+/// So many redirected frames are received before it is asked for one to a group: that is a system call each time.
+const GROUPS_TURN: u32 = 64;
 
 /// What no other mode would mend.
 const NO_OTHER_MODE: [io::ErrorKind; 3] =
@@ -107,6 +112,11 @@ pub struct XdpLink {
     /// Which one sends now, and which one is asked first for a frame.
     sending: usize,
     turn: usize,
+    /// Receives frames to groups, while there are any: opened with the rest, as the process may have less privileges later. How many redirected
+    /// frames came since it was asked.
+    groups: PacketLink,
+    has_groups: bool,
+    since_groups: u32,
     /// Of several sockets' descriptors one.
     set: Option<OwnedFd>,
     /// Keeps the program attached.
@@ -204,6 +214,9 @@ impl XdpLink {
             senders: sockets.len().min(queues.tx as usize),
             sending: 0,
             turn: 0,
+            groups: PacketLink::of_groups(interface)?,
+            has_groups: false,
+            since_groups: 0,
             sockets,
             set,
             attachment,
@@ -246,6 +259,19 @@ impl XdpLink {
         self.mode
     }
 
+    /// The next frame of the program's.
+    fn redirected(&mut self) -> Option<XdpFrame> {
+        // By turns: a queue that is always busy leaves the others their part.
+        for _ in 0..self.sockets.len() {
+            let queue = self.turn;
+            self.turn = (queue + 1) % self.sockets.len();
+            if let Some(received) = self.sockets[queue].receive() {
+                return Some(XdpFrame(Source::Queue { queue, received }));
+            }
+        }
+        None
+    }
+
     fn look(&mut self) {
         match Interface::find(&self.interface) {
             Ok(now) if now.index != self.index => self.failure = Some(Gone::Deleted),
@@ -279,24 +305,44 @@ impl XdpLink {
 /// // There is no such interface.
 /// assert!(next("absent0").is_err());
 /// ```
-pub struct XdpFrame {
-    queue: usize,
-    received: Received,
+pub struct XdpFrame(Source);
+
+/// Where a frame came from.
+enum Source {
+    Queue { queue: usize, received: Received },
+    Groups(PacketFrame),
 }
 
 impl fmt::Debug for XdpFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("XdpFrame").field("queue", &self.queue).finish_non_exhaustive()
+        let queue = match &self.0 {
+            Source::Queue { queue, .. } => Some(queue),
+            Source::Groups(_) => None,
+        };
+        f.debug_struct("XdpFrame").field("queue", &queue).finish_non_exhaustive()
     }
 }
 
 impl Frame for XdpFrame {
     fn bytes(&mut self) -> &mut [u8] {
-        self.received.bytes()
+        match &mut self.0 {
+            Source::Queue { received, .. } => received.bytes(),
+            Source::Groups(frame) => frame.bytes(),
+        }
     }
 
     fn is_checked(&self) -> bool {
-        false
+        match &self.0 {
+            Source::Queue { .. } => false,
+            Source::Groups(frame) => frame.is_checked(),
+        }
+    }
+
+    fn datagram_size(&self) -> Option<usize> {
+        match &self.0 {
+            Source::Queue { .. } => None,
+            Source::Groups(frame) => frame.datagram_size(),
+        }
     }
 }
 
@@ -304,23 +350,42 @@ impl Link for XdpLink {
     type Frame = XdpFrame;
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mtu: self.mtu, segmentation: None, partial_checksums: self.is_virtual, groups: false }
+        Capabilities { mtu: self.mtu, segmentation: None, partial_checksums: self.is_virtual }
     }
 
     fn receive(&mut self) -> Option<XdpFrame> {
-        // By turns: a queue that is always busy leaves the others their part.
-        for _ in 0..self.sockets.len() {
-            let queue = self.turn;
-            self.turn = (queue + 1) % self.sockets.len();
-            if let Some(received) = self.sockets[queue].receive() {
-                return Some(XdpFrame { queue, received });
-            }
+        if !self.has_groups {
+            return self.redirected();
         }
-        None
+        let groups_first = self.since_groups >= GROUPS_TURN;
+        if !groups_first && let Some(frame) = self.redirected() {
+            self.since_groups += 1;
+            return Some(frame);
+        }
+        self.since_groups = 0;
+        match self.groups.receive() {
+            Some(frame) => Some(XdpFrame(Source::Groups(frame))),
+            None if groups_first => self.redirected(),
+            None => None,
+        }
     }
 
     fn recycle(&mut self, frame: XdpFrame) {
-        self.sockets[frame.queue].recycle(frame.received);
+        match frame.0 {
+            Source::Queue { queue, received } => self.sockets[queue].recycle(received),
+            Source::Groups(frame) => self.groups.recycle(frame),
+        }
+    }
+
+    fn start_groups(&mut self) -> io::Result<Option<BorrowedFd<'_>>> {
+        self.groups.take_groups(true)?;
+        self.has_groups = true;
+        Ok(self.groups.fd())
+    }
+
+    fn stop_groups(&mut self) {
+        // Where the kernel refuses that, they are received and dropped.
+        self.has_groups = self.groups.take_groups(false).is_err();
     }
 
     fn send_for(&mut self, flow: u64) {

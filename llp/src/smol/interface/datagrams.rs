@@ -158,7 +158,7 @@ impl<L: Link> SmolInterface<L> {
         self.standing()?;
         let ip = plain(local.ip());
         let is_group = ip.is_multicast();
-        let own = if is_group { self.member(ip, options)? } else { ip };
+        let own = if is_group { member(ip, options)? } else { ip };
         if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(own)) {
             return Err(ErrorKind::AddrNotAvailable.into());
         }
@@ -174,8 +174,7 @@ impl<L: Link> SmolInterface<L> {
         let local = SocketAddr::new(ip, port);
         let sender = if is_group { silent() } else { sender(local)? };
         if is_group && !self.datagrams.has_group(ip) {
-            let joined = self.iface.join_multicast_group(smoltcp::wire::IpAddress::from(ip));
-            joined.map_err(|error| io::Error::other(format!("{ip}: {error}")))?;
+            self.join(ip)?;
         }
         let socket = UdpSocket {
             local,
@@ -195,16 +194,17 @@ impl<L: Link> SmolInterface<L> {
         Ok((id, local))
     }
 
-    /// The address at which a group is joined.
-    fn member(&self, group: IpAddr, options: &DatagramOptions) -> io::Result<IpAddr> {
-        if !self.link.capabilities().groups {
-            let why = "this link has no multicast groups: an XDP program redirects frames of this host alone";
-            return Err(io::Error::new(ErrorKind::Unsupported, why));
+    /// Joins a group that has no socket yet.
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let is_first = !self.datagrams.has_groups();
+        if is_first && let Some(fd) = self.link.start_groups()? {
+            self.wake.watch(fd)?;
         }
-        let member = options.member.map(plain).filter(|member| member.is_ipv4() == group.is_ipv4());
-        member.ok_or_else(|| {
-            io::Error::new(ErrorKind::InvalidInput, "a group is joined at an address of its family")
-        })
+        let joined = self.iface.join_multicast_group(smoltcp::wire::IpAddress::from(group));
+        if is_first && joined.is_err() {
+            self.link.stop_groups();
+        }
+        joined.map_err(|error| io::Error::other(format!("{group}: {error}")))
     }
 
     /// Reports to neighbours which groups were joined and left.
@@ -228,6 +228,9 @@ impl<L: Link> SmolInterface<L> {
             let _ = self.iface.leave_multicast_group(smoltcp::wire::IpAddress::from(ip));
             if self.gone.is_none() {
                 self.report_groups();
+            }
+            if !self.datagrams.has_groups() {
+                self.link.stop_groups();
             }
         }
     }
@@ -361,6 +364,14 @@ impl<L: Link> SmolInterface<L> {
         let reports = self.datagrams.has_groups().then(|| now.total_micros() + REPORTS);
         self.datagrams.timer = at.into_iter().chain(reports).min();
     }
+}
+
+/// The address at which a group is joined.
+fn member(group: IpAddr, options: &DatagramOptions) -> io::Result<IpAddr> {
+    let member = options.member.map(plain).filter(|member| member.is_ipv4() == group.is_ipv4());
+    member.ok_or_else(|| {
+        io::Error::new(ErrorKind::InvalidInput, "a group is joined at an address of its family")
+    })
 }
 
 /// A socket of smoltcp's that sends from `local`.

@@ -23,6 +23,14 @@ impl Wake {
         Ok(Self { set: Arc::new(set), kick, kicked: false })
     }
 
+    /// A descriptor that the link has as well, until it closes. It may be watched already.
+    pub(super) fn watch(&self, link: BorrowedFd<'_>) -> io::Result<()> {
+        match epoll::add(&self.set, link, epoll::EventData::new_u64(0), epoll::EventFlags::IN) {
+            Err(rustix::io::Errno::EXIST) => Ok(()),
+            added => added.map_err(Into::into),
+        }
+    }
+
     pub(super) fn set(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.set)
     }

@@ -16,6 +16,8 @@ const BUFFER: libc::c_int = 8 << 20;
 pub(crate) enum Takes {
     /// Those for a MAC of ours, and for groups.
     For([u8; 6]),
+    /// None before [`PacketSocket::take_groups`].
+    Nothing,
     /// All that come.
     All,
 }
@@ -52,13 +54,14 @@ impl PacketSocket {
         }
         match takes {
             Takes::For(mac) => {
-                socket.attach(mac)?;
+                socket.attach(&mut filter::program(mac))?;
                 socket.bind(index)?;
                 socket.receive_for(index, mac)?;
             }
+            Takes::Nothing => {}
             Takes::All => {
                 socket.bind(index)?;
-                socket.receive_all(index)?;
+                socket.member(index, libc::PACKET_MR_PROMISC, libc::PACKET_ADD_MEMBERSHIP)?;
             }
         }
         Ok((socket, mtu))
@@ -77,8 +80,7 @@ impl PacketSocket {
         Ok(())
     }
 
-    fn attach(&self, mac: [u8; 6]) -> io::Result<()> {
-        let mut program = filter::program(mac);
+    fn attach(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         self.set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
     }
@@ -109,17 +111,26 @@ impl PacketSocket {
             member.mr_type = libc::PACKET_MR_ALLMULTI as u16;
             return self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member);
         }
-        self.receive_all(index)
+        self.member(index, libc::PACKET_MR_PROMISC, libc::PACKET_ADD_MEMBERSHIP)
     }
 
-    fn receive_all(&self, index: libc::c_int) -> io::Result<()> {
-        let member = libc::packet_mreq {
-            mr_ifindex: index,
-            mr_type: libc::PACKET_MR_PROMISC as u16,
-            mr_alen: 0,
-            mr_address: [0; 8],
-        };
-        self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)
+    /// The interface takes all frames, or all to groups, or not any more.
+    fn member(&self, index: libc::c_int, kind: libc::c_int, change: libc::c_int) -> io::Result<()> {
+        let member =
+            libc::packet_mreq { mr_ifindex: index, mr_type: kind as u16, mr_alen: 0, mr_address: [0; 8] };
+        self.set(libc::SOL_PACKET, change, &member)
+    }
+
+    /// Whether frames to multicast groups of IPv4 and IPv6 come. For a socket that takes nothing else.
+    pub(crate) fn take_groups(&self, index: libc::c_int, taken: bool) -> io::Result<()> {
+        if taken {
+            self.attach(&mut filter::groups())?;
+            self.bind(index)?;
+            self.member(index, libc::PACKET_MR_ALLMULTI, libc::PACKET_ADD_MEMBERSHIP)
+        } else {
+            self.attach(&mut filter::nothing())?;
+            self.member(index, libc::PACKET_MR_ALLMULTI, libc::PACKET_DROP_MEMBERSHIP)
+        }
     }
 
     /// Frames that the socket had no room for since the last call.

@@ -1,9 +1,10 @@
 //! All frames of the memory in use, by the kernel or by uiw. Nothing hangs, none is lost for ever.
 
-use super::super::SmolConfig;
 use super::super::link::{Frame, Link};
+use super::super::{SmolConfig, SmolStack};
 use super::socket::RING;
 use super::{Queues, XdpLink, XdpMode, is_virtual};
+use crate::{DatagramOptions, Interest, Stack as _, Token};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
@@ -138,6 +139,75 @@ fn frames_for_receiving_run_out_and_come_back() {
             assert!(link.failure(Instant::now()).is_none());
         }
     });
+}
+
+/// While no group is joined frames to groups do not come, and none that came is left to wake a thread.
+#[test]
+fn frames_to_groups_come_while_one_is_joined() {
+    let Some(network) = Network::veth() else { return };
+    let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
+    socket.set_multicast_ttl_v4(1).expect("the hop limit");
+    ip(&network, false, &["route", "add", "239.0.0.0/8", "dev", "veth0"]);
+    let send = |byte| _ = socket.send_to(&[byte; 100], "239.77.0.9:9").expect("a datagram leaves");
+    let mut link =
+        network.inside_server(|| XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP"));
+    // Other frames to groups are the kernel's there, of IPv6.
+    let next = |link: &mut XdpLink| {
+        let mut frame = link.receive()?;
+        let bytes = frame.bytes().to_vec();
+        link.recycle(frame);
+        Some(bytes).filter(|bytes| bytes[..2] == [1, 0] && bytes.len() == 142).map(|bytes| bytes[141])
+    };
+    for round in 0..3 {
+        send(0xEE);
+        assert!(link.receive().is_none(), "no group is joined");
+        let fd = link.start_groups().expect("groups").expect("a descriptor").try_clone_to_owned().unwrap();
+        send(round);
+        let mut came = None;
+        until("a frame to the group", || {
+            came = next(&mut link);
+            came.is_some()
+        });
+        assert_eq!(came, Some(round), "what was sent before");
+        send(0xEE);
+        link.stop_groups();
+        let mut ready = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut ready, Some(&none)), Ok(0), "a frame is left");
+    }
+}
+
+/// A frame to a group wakes a thread that sleeps in the stack's descriptor.
+#[test]
+fn a_frame_to_a_group_wakes_the_stack() {
+    let Some(network) = Network::veth() else { return };
+    ip(&network, false, &["route", "add", "239.0.0.0/8", "dev", "veth0"]);
+    let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
+    let link = network.inside_server(|| XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP"));
+    let mut stack = SmolStack::new(link, &config()).unwrap();
+    let options = DatagramOptions { member: OURS.parse().ok(), ..DatagramOptions::default() };
+    let bind = |stack: &mut SmolStack<XdpLink>, port| {
+        stack.bind_datagrams(([239, 77, 0, 9], port).into(), &options, Token(1)).expect("the group is joined")
+    };
+    // The second time the descriptor is watched already.
+    for _ in 0..2 {
+        let mut member = bind(&mut stack, 9);
+        member.set_interest(Interest::READ).unwrap();
+        let is_ready = |stack: &SmolStack<XdpLink>, tv_sec| {
+            let fd = stack.wait_fd().expect("a descriptor");
+            let mut ready = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+            let time = rustix::event::Timespec { tv_sec, tv_nsec: 0 };
+            rustix::event::poll(&mut ready, Some(&time)).unwrap() == 1
+        };
+        while is_ready(&stack, 0) {
+            stack.poll(&mut Vec::new()).unwrap();
+        }
+        socket.send_to(b"to the group", "239.77.0.9:9").expect("a datagram leaves");
+        assert!(is_ready(&stack, TIMEOUT.as_secs() as i64), "nothing wakes it");
+        let (mut buffer, mut datagrams) = (vec![0; crate::DATAGRAM_BUFFER], Vec::new());
+        until("the datagram", || member.recv(&mut buffer, &mut datagrams).is_ok());
+        assert_eq!(&buffer[datagrams[0].bytes.clone()], b"to the group");
+    }
 }
 
 /// A `/sys` is that of the namespace in which it was mounted: this thread is in another one.
