@@ -1,6 +1,6 @@
 //! Which connection or UDP socket a frame belongs to, read from its headers before smoltcp sees it.
 
-use super::link::ETHERNET_HEADER;
+use super::segment::ETHERNET_HEADER;
 use smoltcp::wire::{
     ArpPacket, EthernetFrame, EthernetProtocol, Icmpv6Message, Icmpv6Packet, IpProtocol, Ipv4Packet,
     Ipv6Packet, TcpPacket,

@@ -3,7 +3,7 @@
 use super::mss;
 use super::path_mtu::PathMtu;
 use super::probe::Probe;
-use super::segment::{TCP_HEADER, fill_checksum};
+use super::segment::{ETHERNET_HEADER, TCP_HEADER, fill_checksum};
 use super::stretch::Stretch;
 use crate::wan::segments::cut_tcp;
 use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
@@ -293,9 +293,6 @@ fn whole_segments(longest: usize, mtu: usize, ip_and_tcp: usize) -> usize {
 /// Bytes of the two headers without options.
 const IPV4_AND_TCP: usize = 40;
 const IPV6_AND_TCP: usize = 60;
-
-/// Bytes in front of the IP packet.
-pub(super) const ETHERNET_HEADER: usize = 14;
 
 pub(super) struct Rx<'a>(&'a mut [u8]);
 

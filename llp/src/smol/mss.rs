@@ -4,8 +4,7 @@
 //! link's longest packet, and the segment sizes in SYNs are corrected in both directions: of our own what the true MTU
 //! carries, and of a peer's no more than that.
 
-use super::link::ETHERNET_HEADER;
-use super::segment::{TCP_HEADER, segment_of};
+use super::segment::{ETHERNET_HEADER, TCP_HEADER, segment_of};
 use smoltcp::wire::TcpPacket;
 
 /// What a peer takes that says nothing: smoltcp's, for both versions of IP.

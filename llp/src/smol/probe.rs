@@ -7,8 +7,7 @@
 //! stand in front of what the peer has acknowledged, so that it answers each of them (section 3.10.7.4). Where bytes are in flight,
 //! its answer is what starts the retransmission that smoltcp has forgotten.
 
-use super::link::ETHERNET_HEADER;
-use super::segment::{LONGEST, TCP_HEADER, ethertype, fill_checksum, scale_of, segment_of};
+use super::segment::{ETHERNET_HEADER, LONGEST, TCP_HEADER, ethertype, fill_checksum, scale_of, segment_of};
 use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket, TcpSeqNumber};
 use std::time::Duration;
 

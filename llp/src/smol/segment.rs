@@ -1,11 +1,12 @@
 //! TCP segments in Ethernet frames: where they are, and what is read of their headers.
 
-use super::link::ETHERNET_HEADER;
 use smoltcp::wire::{
     EthernetFrame, EthernetProtocol, IpAddress, IpProtocol, Ipv4Packet, Ipv6Packet, TcpOption, TcpPacket,
     TcpSeqNumber,
 };
 
+/// Bytes in front of the IP packet.
+pub(super) const ETHERNET_HEADER: usize = 14;
 /// Bytes of the IPv6 header and of a TCP header without options.
 pub(super) const IPV6_HEADER: usize = 40;
 pub(super) const TCP_HEADER: usize = 20;

@@ -6,9 +6,8 @@
 //! if the peer had acknowledged segment by segment; no more is acknowledged than the peer has, and only while nothing but the
 //! congestion window holds the connection back.
 
-use super::link::ETHERNET_HEADER;
 use super::segment::{
-    IPV6_HEADER, LONGEST, TCP_HEADER, ethertype, is_behind, scale_of, segment_of, sequence,
+    ETHERNET_HEADER, IPV6_HEADER, LONGEST, TCP_HEADER, ethertype, is_behind, scale_of, segment_of, sequence,
 };
 use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
 

@@ -16,7 +16,8 @@ mod umem;
 
 use super::SmolConfig;
 use super::claim::Claim;
-use super::link::{Capabilities, ETHERNET_HEADER, Frame, Gone, Link, Segmentation};
+use super::link::{Capabilities, Frame, Gone, Link, Segmentation};
+use super::segment::ETHERNET_HEADER;
 use crate::Interface;
 use crate::interface::index_of;
 use crate::smol::netdev::{Queues, ethernet, is_virtual, mtu_of};

@@ -1,8 +1,8 @@
 //! The virtio-net header in front of every frame of a PACKET_VNET_HDR socket (`struct virtio_net_hdr`, native byte order).
 
 use super::super::flow::pseudo_sum;
-use super::super::link::{ETHERNET_HEADER, Segmentation};
-use super::super::segment::TCP_HEADER;
+use super::super::link::Segmentation;
+use super::super::segment::{ETHERNET_HEADER, TCP_HEADER};
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
 use std::net::IpAddr;
 
