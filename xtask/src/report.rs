@@ -60,11 +60,44 @@ pub(crate) struct Parser {
     open: Option<Binary>,
     passed: BTreeMap<String, u64>,
     failed: Vec<String>,
+    reasons: Reasons,
+}
+
+/// Why tests failed: a line of what each of them printed.
+#[derive(Debug, Default)]
+struct Reasons {
+    /// The test whose output the present line belongs to.
+    of: Option<String>,
+    /// The line before named the place of a panic.
+    is_panic: bool,
+    found: BTreeMap<String, String>,
+}
+
+impl Reasons {
+    /// Takes the next line. A panic's message is the reason, otherwise the first line.
+    fn line(&mut self, line: &str) {
+        if let Some(name) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" ----")) {
+            self.of = Some(name.strip_suffix(" stdout").unwrap_or(name).to_owned());
+            self.is_panic = false;
+        } else if line == "failures:" || result(line).is_some() {
+            self.of = None;
+        } else if let Some(name) = &self.of
+            && !line.is_empty()
+        {
+            if self.is_panic {
+                self.found.insert(name.clone(), line.to_owned());
+            } else {
+                self.found.entry(name.clone()).or_insert_with(|| line.to_owned());
+            }
+            self.is_panic = line.contains(" panicked at ") && line.ends_with(':');
+        }
+    }
 }
 
 impl Parser {
     /// Takes the next line, without its line end.
     pub(crate) fn line(&mut self, line: &str) {
+        self.reasons.line(line);
         if let Some(announced) = running(line) {
             self.close_without_result();
             self.open = Some(Binary { announced, seen: Tally::default() });
@@ -108,7 +141,7 @@ impl Parser {
         for skip in skips {
             self.passed.remove(&skip.test);
         }
-        Score { tally: self.tally, passed: self.passed, failed: self.failed }
+        Score { tally: self.tally, passed: self.passed, failed: self.failed, reasons: self.reasons.found }
     }
 
     /// A test binary died (signal, `exit`) before its result line: what it announced and did not report has failed.
@@ -132,6 +165,8 @@ pub(crate) struct Score {
     /// How many tests of each name ran and passed.
     pub(crate) passed: BTreeMap<String, u64>,
     pub(crate) failed: Vec<String>,
+    /// Of failed tests that printed something, a line that says why.
+    pub(crate) reasons: BTreeMap<String, String>,
 }
 
 enum Verdict {
@@ -193,11 +228,14 @@ mod tests {
         let text = "\nrunning 2 tests\ntest a::x ... ok\ntest a::y ... ok\n\n\
             test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n\n\
             running 3 tests\ntest z - should panic ... ok\ntest w ... FAILED\ntest v ... ignored, slow\n\n\
-            failures:\n\n---- w stdout ----\nboom\n\nfailures:\n    w\n\n\
+            failures:\n\n---- w stdout ----\nboom\n\n---- u stdout ----\n\nthread 'u' (7) panicked at a.rs:1:2:\n\
+            the sum is wrong\nnote: run with\n\nfailures:\n    w\n\n\
             test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.10s\n";
         let score = score(text, "");
         assert_eq!(score.tally, Tally { passed: 3, failed: 1, skipped: 1 });
         assert_eq!(score.failed, ["w"]);
+        let reasons: Vec<_> = score.reasons.iter().map(|(name, why)| [&name[..], &why[..]]).collect();
+        assert_eq!(reasons, [["u", "the sum is wrong"], ["w", "boom"]]);
         assert_eq!(score.passed.keys().collect::<Vec<_>>(), ["a::x", "a::y", "z"]);
     }
 

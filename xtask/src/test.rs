@@ -245,6 +245,9 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
         }
         score.tally.add(tally);
     }
+    for (name, why) in &score.reasons {
+        println!("{name}: {why}");
+    }
     (score.tally, score.failed)
 }
 

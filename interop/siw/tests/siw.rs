@@ -88,7 +88,7 @@ fn run(tests: &[Test], filtered: usize) -> ExitCode {
     }
     if !failures.is_empty() {
         println!("\nfailures:\n");
-        failures.iter().for_each(|(name, why)| println!("    {name}: {why}"));
+        failures.iter().for_each(|(name, why)| println!("---- {name} stdout ----\n{why}\n"));
     }
     let (word, failed) = (if failures.is_empty() { "ok" } else { "FAILED" }, failures.len());
     println!(
