@@ -31,9 +31,9 @@ const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const SLICE: Duration = Duration::from_millis(10);
 const TRIES: usize = 20;
 const KEPT: f64 = 0.97;
-const STEP: f64 = 1.05;
+const STEP: f64 = 1.02;
 /// How many rates have to fail.
-const FAILURES: usize = 4;
+const FAILURES: usize = 6;
 /// How long one series of round trips takes.
 const SERIES: Duration = Duration::from_millis(200);
 /// What may be lost.

@@ -138,6 +138,7 @@ impl SendQueue {
     }
 
     /// Checks a request against the rules of posting and appends it. `inline` reads the caller's memory.
+    #[inline(always)]
     pub(crate) fn post(
         &mut self,
         wr: &SendWr<'_>,
@@ -169,6 +170,7 @@ impl SendQueue {
         Ok(())
     }
 
+    #[inline(always)]
     fn check(&self, wr: &SendWr<'_>) -> Result<u32, Error> {
         if wr.sges.len() > self.limits.max_sge as usize {
             return Err(Error::TooManySges { given: wr.sges.len(), max: self.limits.max_sge });

@@ -81,6 +81,19 @@ impl Staging {
         self.requests.clear();
     }
 
+    /// Fills in the CRCs, when all datagrams were built: bytes that were just written, in other pieces than those that the CRC reads, would
+    /// have to reach the cache first.
+    pub(super) fn fill_crcs(&mut self) {
+        let mut rest = &mut self.out[..];
+        for Outgoing { len, .. } in &self.outgoing {
+            let (datagram, behind) = rest.split_at_mut(*len);
+            if let Some((bytes, field)) = datagram.split_last_chunk_mut() {
+                *field = uiw_datagram::crc(bytes);
+            }
+            rest = behind;
+        }
+    }
+
     /// Whether a datagram of `len` bytes may be added.
     pub(super) fn has_room(&self, len: usize) -> bool {
         self.outgoing.is_empty() || self.outgoing.len() < SEND_DATAGRAMS && self.out.len() + len <= SEND_BYTES
