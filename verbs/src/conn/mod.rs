@@ -210,7 +210,10 @@ impl Conn {
             // Readability was not requested: the stack reports a hang-up, or the event was listed before the interest changed.
             return self.read_ahead(services);
         }
-        if event.readable || !self.stream.is_open() {
+        if event.readable && !event.writable {
+            // What was posted has a doorbell of its own.
+            self.on_poll(services);
+        } else if event.readable || !self.stream.is_open() {
             self.on_readable(services);
         } else {
             self.transmit(services);
@@ -245,7 +248,7 @@ impl Conn {
         moved
     }
 
-    /// Reads though the stack reported nothing, and nothing was posted: sends only if something came or waits. True when bytes moved.
+    /// Reads though nothing was posted, and the stack did not report room: sends only if something came or waits. True when bytes moved.
     pub(crate) fn on_poll(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() {
             return self.on_readable(services);
