@@ -63,6 +63,12 @@ pub struct CqOptions {
     pub shard: Option<usize>,
 }
 
+/// What takes the completions of a queue in the place of its ring: they are taken when they are pushed.
+pub(crate) trait Consumer: Send + Sync {
+    /// Takes a completion. The engine's locks are held: what is foreign goes to `wakes`.
+    fn complete(&self, wc: Wc, wakes: &mut Wakes);
+}
+
 pub(crate) struct Cqe {
     pub(crate) wc: Wc,
     /// Raises an event even when only solicited ones were asked for.
@@ -104,6 +110,7 @@ pub struct Cq {
     /// How many connections complete here on each shard; `shards` is its copy.
     connections: Mutex<Vec<u32>>,
     faults: Option<Arc<Faults>>,
+    consumer: Option<Arc<dyn Consumer>>,
     this: Weak<Self>,
 }
 
@@ -124,7 +131,15 @@ impl std::fmt::Debug for Cq {
 }
 
 impl Cq {
-    pub(crate) fn new(device: &Device, num: u32, depth: u32, options: CqOptions) -> Arc<Self> {
+    fn new(
+        device: &Device,
+        num: u32,
+        depth: u32,
+        options: CqOptions,
+        consumer: Option<Arc<dyn Consumer>>,
+    ) -> Arc<Self> {
+        // A consumer has taken every completion.
+        let taken = if consumer.is_some() { u64::MAX } else { 0 };
         let shard = options.shard.unwrap_or_else(|| device.driver().shard_for_queue());
         Arc::new_cyclic(|this| Self {
             num,
@@ -139,7 +154,7 @@ impl Cq {
                 wakers: Vec::new(),
             }),
             queued: AtomicUsize::new(0),
-            taken: AtomicU64::new(0),
+            taken: AtomicU64::new(taken),
             users: AtomicU32::new(0),
             shard,
             shards: AtomicU64::new(0),
@@ -147,6 +162,7 @@ impl Cq {
             skips_drive: AtomicBool::new(false),
             connections: Mutex::default(),
             faults: device.driver().shared.faults.clone(),
+            consumer,
             this: this.clone(),
         })
     }
@@ -394,9 +410,13 @@ impl Cq {
         self.taken.load(Ordering::Acquire)
     }
 
-    /// Adds a completion and gives its number. None when the queue has overflowed: then the caller's queue pair enters the error
-    /// state.
+    /// Adds a completion and gives its number, or gives it to the consumer. None when the queue has overflowed: then the caller's queue pair
+    /// enters the error state.
     pub(crate) fn push(&self, mut cqe: Cqe, wakes: &mut Wakes) -> Option<u64> {
+        if let Some(consumer) = &self.consumer {
+            consumer.complete(cqe.wc, wakes);
+            return Some(0);
+        }
         if self.options.timestamps {
             cqe.wc.timestamp_ns = monotonic_ns();
         }
@@ -434,6 +454,9 @@ impl Cq {
     /// Adds completions in order, and gives how many of them: all, or as many as the queue has room for. Then it has overflowed, and the
     /// caller's queue pair enters the error state.
     pub(crate) fn push_all(&self, cqes: impl IntoIterator<Item = Cqe>, wakes: &mut Wakes) -> usize {
+        if let Some(consumer) = &self.consumer {
+            return cqes.into_iter().map(|cqe| consumer.complete(cqe.wc, wakes)).count();
+        }
         let now = if self.options.timestamps { monotonic_ns() } else { 0 };
         let mut inner = self.inner.lock();
         let (mut count, mut fires, mut overflows) = (0, false, false);
@@ -486,6 +509,9 @@ impl Cq {
 
     /// Removes the completions of a queue pair that is being destroyed.
     pub(crate) fn forget_qp(&self, qp_num: u32) {
+        if self.consumer.is_some() {
+            return;
+        }
         let mut inner = self.inner.lock();
         inner.ring.retain(|cqe| cqe.wc.qp_num != qp_num);
         self.note_left(&inner);
@@ -498,6 +524,21 @@ impl Device {
     /// # Errors
     /// [`Error::Zero`], [`Error::Limit`].
     pub fn create_cq(&self, depth: u32, options: CqOptions) -> Result<Arc<Cq>> {
+        self.create_cq_with(depth, options, None)
+    }
+
+    /// A completion queue whose completions a consumer takes: it is always empty, and does not overflow. The consumer holds at most as many
+    /// completions as requests were posted that it has not given back to the program.
+    pub(crate) fn create_consumed_cq(&self, depth: u32, consumer: Arc<dyn Consumer>) -> Result<Arc<Cq>> {
+        self.create_cq_with(depth, CqOptions::default(), Some(consumer))
+    }
+
+    fn create_cq_with(
+        &self,
+        depth: u32,
+        options: CqOptions,
+        consumer: Option<Arc<dyn Consumer>>,
+    ) -> Result<Arc<Cq>> {
         self.driver().shared.call(Call::CreateCq)?;
         let limits = self.driver().limits();
         limits.check("completion queue depth", depth.into(), limits.max_cqe.into())?;
@@ -507,7 +548,7 @@ impl Device {
             return Err(Error::Limit { what: "shard", asked, limit });
         }
         self.driver().shared.counts.take_cq(limits)?;
-        Ok(Cq::new(self, self.driver().shared.next_num(), depth, options))
+        Ok(Cq::new(self, self.driver().shared.next_num(), depth, options, consumer))
     }
 }
 
@@ -524,4 +565,53 @@ impl Drop for Cq {
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wc::WcOpcode;
+
+    #[derive(Default)]
+    struct Taken(Mutex<Vec<u64>>);
+
+    impl Consumer for Taken {
+        fn complete(&self, wc: Wc, _: &mut Wakes) {
+            self.0.lock().push(wc.wr_id);
+        }
+    }
+
+    fn cqe(wr_id: u64) -> Cqe {
+        let wc = Wc {
+            wr_id,
+            status: WcStatus::Success,
+            opcode: WcOpcode::Recv,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qp_num: 1,
+            datagram_from: None,
+            reason: None,
+            timestamp_ns: 0,
+        };
+        Cqe { wc, solicited: false }
+    }
+
+    #[test]
+    fn consumer_takes_every_completion_and_the_queue_does_not_overflow() {
+        let device = Device::open().unwrap();
+        let consumer = Arc::<Taken>::default();
+        let cq = device.create_consumed_cq(1, Arc::clone(&consumer) as Arc<_>).unwrap();
+        let mut wakes = Wakes::default();
+        for wr_id in 0..3 {
+            let number = cq.push(cqe(wr_id), &mut wakes);
+            assert!(number.is_some_and(|number| number < cq.taken()), "the program has seen it");
+        }
+        assert_eq!(cq.push_all([cqe(3), cqe(4)], &mut wakes), 2);
+        assert_eq!(*consumer.0.lock(), [0, 1, 2, 3, 4]);
+        assert!(cq.is_empty() && wakes.is_empty());
+        cq.forget_qp(1);
+        assert!(cq.taken() > 0, "what was taken stays taken");
+        assert!(device.async_events().try_pop().is_none());
+    }
 }

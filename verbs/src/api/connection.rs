@@ -1,12 +1,12 @@
 //! Connections.
 
 use crate::api::buf::{IoBuf, IoBufMut, Mr};
-use crate::api::dispatcher::{AnyBuffer, Handle, OpDone, Request, Ring};
+use crate::api::completions::{AnyBuffer, Completions, Request};
+use crate::api::dispatcher::{Handle, OpDone, Ring};
 use crate::api::message::Message;
 use crate::api::op::{Op, WcError};
 use crate::api::settings::ConnSettings;
 use crate::cm::{self, CloseReason, CmChannel, CmEvent, CmEventKind, ConnInfo};
-use crate::cq::CqOptions;
 use crate::error::{Error, Result};
 use crate::mr::RemoteMr;
 use crate::pd::Pd;
@@ -62,7 +62,9 @@ impl Half {
     pub(super) fn new(pd: &Pd, settings: &ConnSettings) -> Result<Self> {
         let device = pd.device();
         settings.check(device.limits())?;
-        let cq = device.create_cq(settings.send_depth + settings.recv_depth, CqOptions::default())?;
+        let completions = Completions::new(settings.send_depth);
+        let depth = settings.send_depth + settings.recv_depth;
+        let cq = device.create_consumed_cq(depth, Arc::clone(&completions) as Arc<_>)?;
         let cap = QpCap {
             max_send_wr: settings.send_depth,
             max_recv_wr: settings.recv_depth,
@@ -76,7 +78,7 @@ impl Half {
         let memory = unsafe { memory.exclusive() };
         let memory = pd.register_raw(memory, 0, Access::LOCAL_WRITE)?;
         let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
-        let dispatcher = Handle::new(device.to_handle(), qp, cq, settings, ring)?;
+        let dispatcher = Handle::new(device.to_handle(), qp, completions, settings, ring)?;
         Ok(Self { dispatcher, pd: pd.clone() })
     }
 
@@ -199,11 +201,8 @@ impl Connection {
             let (wc, _) = self.send(self.pd.register(message.to_vec())?).await?;
             return Ok(wc);
         }
-        // It may have to wait for room in the send queue.
-        let copy = message.to_vec();
-        let sge = Sge { addr: copy.as_ptr().addr() as u64, length: copy.len() as u32, lkey: STag(0) };
-        let sges = [sge].into_iter().collect();
-        self.post(Request { op: SendOp::Send, sges, flags: SendFlags::INLINE }, Box::new(copy)).await.0
+        let dispatcher = Arc::clone(&self.dispatcher);
+        Posted { ticket: dispatcher.submit_copy(message), dispatcher, over: false }.await.0
     }
 
     /// Adds to eight bytes of the peer's; returns what they were (RFC 7306).

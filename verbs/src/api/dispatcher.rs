@@ -1,87 +1,34 @@
-//! From completions back to the operations and receives they belong to.
+//! The operations of a connection, from the program to the queue pair: what posts requests and receives.
 //!
-//! One completion queue a connection, drained by the waker that the engine calls after a push; the drained completions wake the tasks
-//! concerned. Buffers live here from post to completion, so a future that is
-//! dropped or forgotten never frees memory in flight.
+//! The engine gives completions to the connection's [`Completions`] and wakes the task concerned. What a completion leaves to do besides is
+//! done by [`Dispatcher::run_deferred`], which is called as a waker is. Buffers stay in the completions from post to completion, so a future that
+//! is dropped or forgotten never frees memory in flight.
 
+use crate::api::completions::{
+    AnyBuffer, Caller, Completions, Ops, Outcome, Owned, Request, SEND, Slot, failed,
+};
 use crate::api::op::WcError;
 use crate::api::settings::ConnSettings;
 use crate::cm::{CloseReason, CmChannel, CmEventKind, ConnInfo};
-use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::lingering::Linger;
 use crate::mr::RawMr;
 use crate::qp::{Doorbell, Qp};
-use crate::wc::{Wc, WcOpcode, WcStatus};
+use crate::wc::{Wc, WcOpcode};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
-use arrayvec::ArrayVec;
-use parking_lot::Mutex;
-use slab::Slab;
-use std::any::Any;
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
+use uiw_ddp::STag;
 
-/// Buffers of any type.
-pub(super) type AnyBuffer = Box<dyn Any + Send>;
 /// How an operation ended, and its buffer.
 pub(super) type OpDone = (std::result::Result<Wc, WcError>, AnyBuffer);
-
-/// A request that may have to wait for room in the send queue.
-pub(super) struct Request {
-    pub(super) op: SendOp,
-    pub(super) sges: ArrayVec<Sge, 2>,
-    pub(super) flags: SendFlags,
-}
-
-enum State {
-    /// Not posted: waits for room.
-    Waiting(Request),
-    Posted,
-    Done(std::result::Result<Wc, WcError>),
-}
-
-/// What takes the outcome of an operation.
-enum Caller {
-    /// Its future, which is woken by this if it has been polled.
-    Waits(Option<Waker>),
-    /// The future was dropped. The request is posted and completes as any other; then the slot is freed.
-    Detached,
-}
-
-struct Slot {
-    state: State,
-    caller: Caller,
-    buffer: AnyBuffer,
-}
-
-/// The operations of a connection.
-pub(super) struct Ops {
-    slots: Slab<Slot>,
-    /// Keeps the connection until `slots` is empty, when only detached operations are left of it.
-    lingering: Option<Arc<Dispatcher>>,
-    /// Room in the send queue.
-    room: u32,
-    /// Operations that wait for room, first come first served.
-    waiting: VecDeque<usize>,
-}
-
-/// Received messages.
-#[derive(Default)]
-struct Inbox {
-    messages: VecDeque<Wc>,
-    wakers: Vec<Waker>,
-    /// Receives were flushed: no message will come.
-    closed: Option<WcError>,
-    /// No handle is left: messages are dropped, and their receives posted again.
-    discards: bool,
-}
 
 /// The receive buffers of a connection: one block, one slot a receive.
 pub(super) struct Ring {
@@ -100,31 +47,25 @@ impl Handle {
     pub(super) fn new(
         device: Device,
         qp: Qp,
-        cq: Arc<Cq>,
+        completions: Arc<Completions>,
         settings: &ConnSettings,
         ring: Ring,
     ) -> Result<Arc<Self>> {
-        let slots = Slab::new();
-        let ops = Ops { slots, lingering: None, room: settings.send_depth, waiting: VecDeque::new() };
-        let dispatcher = Arc::new_cyclic(|this: &Weak<Dispatcher>| Dispatcher {
+        let dispatcher = Arc::new(Dispatcher {
             qp,
-            cq,
-            ops: Mutex::new(ops),
-            inbox: Mutex::default(),
+            completions: Owned::new(completions),
             gate: Mutex::new(()),
-            again: AtomicBool::new(false),
             ring,
             detached_timeout: settings.detached_timeout,
             channel: Arc::new(CmChannel::default()),
             info: std::sync::OnceLock::new(),
             ending: Mutex::new(None),
-            notifier: Waker::from(Arc::new(Notifier(this.clone()))),
         });
+        let waker = Waker::from(Arc::new(DeferredWaker(Arc::downgrade(&dispatcher))));
+        let _ = dispatcher.completions.deferred.set(waker);
         for slot in 0..dispatcher.ring.depth {
             dispatcher.post_slot(slot)?;
         }
-        // Registers the notifier.
-        dispatcher.drain();
         Ok(Arc::new(Self { dispatcher, device }))
     }
 
@@ -150,20 +91,16 @@ impl Drop for Handle {
 pub(crate) struct Dispatcher {
     /// Dropped before the buffers: the engine lets go first.
     qp: Qp,
-    cq: Arc<Cq>,
-    ops: Mutex<Ops>,
-    inbox: Mutex<Inbox>,
-    /// Held while draining and while queueing requests, never while foreign code runs. A notifier that finds it locked
-    /// sets `again`, and the holder drains once more.
+    completions: Owned,
+    /// Held from where a request has its room to where it is in the send queue, so that requests are queued in order; never while foreign
+    /// code runs, so that any thread may wait for it.
     gate: Mutex<()>,
-    again: AtomicBool,
     pub(super) ring: Ring,
     /// See [`ConnSettings::detached_timeout`].
     detached_timeout: Duration,
     pub(super) channel: Arc<CmChannel>,
     pub(super) info: std::sync::OnceLock<ConnInfo>,
     ending: Mutex<Option<CloseReason>>,
-    notifier: Waker,
 }
 
 /// What is due after a round, when no lock is held any more: all of it may run foreign code.
@@ -175,7 +112,7 @@ struct Due {
     /// Receives of messages that were dropped.
     receives: Vec<u32>,
     doorbells: Vec<Doorbell>,
-    /// The last of [`Ops::lingering`].
+    /// Of [`Ops::lingering`].
     ended: Option<Arc<Dispatcher>>,
 }
 
@@ -194,23 +131,23 @@ impl Due {
     }
 }
 
-/// What the engine wakes when a completion is pushed.
-struct Notifier(Weak<Dispatcher>);
+/// What the engine wakes when a completion leaves something to do.
+struct DeferredWaker(Weak<Dispatcher>);
 
-/// Notifiers that may be at work inside each other on one thread: a doorbell that completes requests at once wakes the next.
+/// Runs of deferred work that may be inside each other on one thread: a doorbell that completes requests at once wakes the next.
 const NESTED: usize = 8;
 
 thread_local! {
-    /// Notifiers at work on this thread, and the routers that were put off because there were too many.
-    static NOTIFIED: RefCell<(usize, VecDeque<Arc<Dispatcher>>)> = const { RefCell::new((0, VecDeque::new())) };
+    /// Runs of deferred work on this thread, and the dispatchers that were put off because there were too many.
+    static RUNS: RefCell<(usize, VecDeque<Arc<Dispatcher>>)> = const { RefCell::new((0, VecDeque::new())) };
 }
 
-impl Wake for Notifier {
+impl Wake for DeferredWaker {
     fn wake(self: Arc<Self>) {
         let Some(dispatcher) = self.0.upgrade() else { return };
-        // `Some` when this notifier is to do the work itself.
-        let turn = NOTIFIED.try_with(|notified| {
-            let (depth, put_off) = &mut *notified.borrow_mut();
+        // `Some` when this call is to do the work itself.
+        let turn = RUNS.try_with(|runs| {
+            let (depth, put_off) = &mut *runs.borrow_mut();
             if *depth == NESTED {
                 put_off.push_back(Arc::clone(&dispatcher));
                 return None;
@@ -221,34 +158,38 @@ impl Wake for Notifier {
         match turn {
             Ok(None) => {}
             Ok(Some(_turn)) => {
-                dispatcher.drain();
-                while let Some(dispatcher) = NOTIFIED.with(|notified| notified.borrow_mut().1.pop_front()) {
-                    dispatcher.drain();
+                dispatcher.run_deferred();
+                while let Some(dispatcher) = RUNS.with(|runs| runs.borrow_mut().1.pop_front()) {
+                    dispatcher.run_deferred();
                 }
             }
             // The thread ends.
-            Err(_) => dispatcher.drain(),
+            Err(_) => dispatcher.run_deferred(),
         }
     }
 }
 
-/// One notifier at work on this thread.
+/// One run of deferred work on this thread.
 struct Turn;
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let _ = NOTIFIED.try_with(|notified| notified.borrow_mut().0 -= 1);
+        let _ = RUNS.try_with(|runs| runs.borrow_mut().0 -= 1);
     }
 }
 
 impl Linger for Dispatcher {
     fn end_lingering(&self) {
-        let lingering = self.ops.lock().lingering.take();
+        let lingering = self.ops().lingering.take();
         drop(lingering);
     }
 }
 
 impl Dispatcher {
+    fn ops(&self) -> MutexGuard<'_, Ops> {
+        self.completions.ops.lock()
+    }
+
     pub(super) fn qp(&self) -> &Qp {
         &self.qp
     }
@@ -292,70 +233,95 @@ impl Dispatcher {
 
     /// Takes an operation in: posts it if there is room, else lets it wait.
     pub(super) fn submit(&self, request: Request, buffer: AnyBuffer) -> u64 {
-        let mut due = Due::default();
         let gate = self.gate.lock();
-        let key = {
-            let mut ops = self.ops.lock();
-            let key = ops.slots.insert(Slot {
-                state: State::Waiting(request),
-                caller: Caller::Waits(None),
-                buffer,
-            });
-            ops.waiting.push_back(key);
-            self.post_waiting(&mut ops, &mut due);
-            key
-        };
-        drop(gate);
-        due.deliver(self);
-        if self.again.load(Ordering::SeqCst) {
-            self.drain();
+        let mut ops = self.ops();
+        if ops.has_room() {
+            let key = ops.add_posted(buffer);
+            drop(ops);
+            return self.post_first(gate, key, &request);
         }
-        key as u64
+        ops.add_waiting(request, buffer) as u64
+    }
+
+    /// Takes a Send of at most `max_inline` bytes in, which are copied.
+    pub(super) fn submit_copy(&self, message: &[u8]) -> u64 {
+        let gate = self.gate.lock();
+        let mut ops = self.ops();
+        if ops.has_room() {
+            // The queue copies the message when it is posted.
+            let key = ops.add_posted(Box::new(()));
+            drop(ops);
+            return self.post_first(gate, key, &inline(message));
+        }
+        let copy = message.to_vec();
+        ops.add_waiting(inline(&copy), Box::new(copy)) as u64
     }
 
     /// Takes an operation in that failed before it was posted.
     pub(super) fn submit_failed(&self, error: Error, buffer: AnyBuffer) -> u64 {
-        let state = State::Done(Err(error.into()));
-        self.ops.lock().slots.insert(Slot { state, caller: Caller::Waits(None), buffer }) as u64
+        self.ops().add_failed(error, buffer) as u64
+    }
+
+    /// Posts the request of an operation in front of which none waits.
+    fn post_first(&self, gate: MutexGuard<'_, ()>, key: usize, request: &Request) -> u64 {
+        let (posted, doorbell) = self.queue(key, request);
+        if let Err(error) = posted {
+            // Its future is not known yet: there is no waker.
+            let _ = self.ops().finish(key, Outcome::Refused(Arc::new(error)));
+        }
+        drop(gate);
+        self.qp.ring(doorbell);
+        key as u64
+    }
+
+    /// Queues the request of an operation. The gate is held.
+    fn queue(&self, key: usize, request: &Request) -> (Result<()>, Doorbell) {
+        let wr = SendWr {
+            wr_id: SEND | key as u64,
+            op: request.op,
+            sges: &request.sges,
+            flags: request.flags | SendFlags::SIGNALED,
+        };
+        // SAFETY: the elements lie in the slot's buffer, an `Mr` that stays in the slot until the completion was taken (or
+        // the queue pair was dropped, which happens before the slots are); nothing else can access its bytes meanwhile. Inline
+        // data lies there too, or is borrowed by the caller of `submit_copy`.
+        let (posted, doorbell) = unsafe { self.qp.queue_send([wr]) };
+        (posted.map_err(|refused| refused.error), doorbell)
     }
 
     /// Posts waiting operations while there is room. The gate is held.
-    fn post_waiting(&self, ops: &mut Ops, due: &mut Due) {
-        while ops.room > 0
-            && let Some(key) = ops.waiting.pop_front()
-        {
-            let Some(slot) = ops.slots.get_mut(key) else { continue };
-            let State::Waiting(request) = &slot.state else { continue };
-            let wr = SendWr {
-                wr_id: SEND | key as u64,
-                op: request.op,
-                sges: &request.sges,
-                flags: request.flags | SendFlags::SIGNALED,
-            };
-            // SAFETY: the elements lie in `slot.buffer`, an `Mr` that stays in this slot until the completion was taken (or
-            // the queue pair was dropped, which happens before the slots are); nothing else can access its bytes meanwhile. Inline
-            // data lies in the slot's buffer too.
-            let (posted, doorbell) = unsafe { self.qp.queue_send([wr]) };
+    fn post_waiting(&self, due: &mut Due) {
+        loop {
+            let Some((key, request)) = self.ops().next_waiting() else { break };
+            let (posted, doorbell) = self.queue(key, &request);
             due.doorbells.push(doorbell);
-            match posted {
-                Ok(()) => {
-                    slot.state = State::Posted;
-                    ops.room -= 1;
-                }
-                Err(refused) => ops.finish(key, Err(refused.error.into()), due),
+            if let Err(error) = posted {
+                due.wakers.extend(self.ops().finish(key, Outcome::Refused(Arc::new(error))));
             }
         }
     }
 
+    /// Does what completions have left to do: posts operations that waited for room, and receives of messages that were dropped; drops
+    /// detached operations that are over.
+    fn run_deferred(&self) {
+        let mut due = Due::default();
+        let gate = self.gate.lock();
+        self.post_waiting(&mut due);
+        drop(gate);
+        (due.freed, due.ended) = self.ops().take_freed();
+        due.receives = std::mem::take(&mut self.completions.inbox.lock().discarded);
+        // A doorbell may complete requests at once, and so have this function called again inside this call.
+        due.deliver(self);
+    }
+
     pub(super) fn poll_op(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<OpDone> {
-        let mut ops = self.ops.lock();
-        if let Some(done) = ops.take_done(ticket) {
-            return Poll::Ready(done);
+        let key = ticket as usize;
+        let mut ops = self.ops();
+        if let Some((outcome, buffer)) = ops.take_done(key) {
+            drop(ops);
+            return Poll::Ready((outcome.into_result(self.peer()), buffer));
         }
-        // A completion that is in the queue already has called the notifier, or is about to.
-        let waker = Some(cx.waker().clone());
-        let slot = ops.slots.get_mut(ticket as usize);
-        let before = slot.map(|slot| std::mem::replace(&mut slot.caller, Caller::Waits(waker)));
+        let before = ops.set_caller(key, Caller::Waits(Some(cx.waker().clone())));
         drop(ops);
         drop(before);
         Poll::Pending
@@ -364,15 +330,13 @@ impl Dispatcher {
     /// The operation's future was dropped: its request goes on, whether it was posted or waits for room.
     pub(super) fn detach(&self, ticket: u64) {
         let key = ticket as usize;
-        let mut ops = self.ops.lock();
-        let Some(slot) = ops.slots.get_mut(key) else { return };
+        let mut ops = self.ops();
         // The waker and the buffer are foreign code: dropped without the lock.
-        if matches!(slot.state, State::Done(_)) {
-            let slot = ops.slots.remove(key);
+        if let Some(slot) = ops.remove_done(key) {
             drop(ops);
             drop(slot);
         } else {
-            let before = std::mem::replace(&mut slot.caller, Caller::Detached);
+            let before = ops.set_caller(key, Caller::Detached);
             drop(ops);
             drop(before);
         }
@@ -380,8 +344,8 @@ impl Dispatcher {
 
     /// The last handle was dropped. Detached operations that are not over keep the connection, at most for the detached timeout.
     fn linger(this: &Arc<Self>, device: &Device) {
-        let mut ops = this.ops.lock();
-        if ops.slots.is_empty() {
+        let mut ops = this.ops();
+        if ops.is_empty() {
             return;
         }
         ops.lingering = Some(Arc::clone(this));
@@ -392,7 +356,7 @@ impl Dispatcher {
         }
         // The peer may go on sending meanwhile: a message without a receive would end the connection.
         let messages = {
-            let mut inbox = this.inbox.lock();
+            let mut inbox = this.completions.inbox.lock();
             inbox.discards = true;
             std::mem::take(&mut inbox.messages)
         };
@@ -405,103 +369,19 @@ impl Dispatcher {
 
     /// The oldest message.
     pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<std::result::Result<Wc, WcError>> {
-        let mut inbox = self.inbox.lock();
+        let mut inbox = self.completions.inbox.lock();
         if let Some(wc) = inbox.messages.pop_front() {
             return Poll::Ready(Ok(wc));
         }
-        if let Some(WcError::Completed { status, reason, peer }) = &inbox.closed {
-            return Poll::Ready(Err(WcError::Completed { status: *status, reason: *reason, peer: *peer }));
+        if let Some(wc) = &inbox.closed {
+            return Poll::Ready(Err(failed(wc, self.peer())));
         }
-        // A completion that is in the queue already has called the notifier, or is about to.
         crate::notify::register(&mut inbox.wakers, cx.waker());
         Poll::Pending
     }
 
-    /// Moves completions to where they belong, until none is left and the notifier is registered.
-    fn drain(&self) {
-        let mut due = Due::default();
-        self.again.store(true, Ordering::SeqCst);
-        // The holder of the gate looks at `again` after opening it, so a failed try loses nothing.
-        while self.again.load(Ordering::SeqCst)
-            && let Some(gate) = self.gate.try_lock()
-        {
-            while self.again.swap(false, Ordering::SeqCst) {
-                self.drain_once(&mut due);
-            }
-            drop(gate);
-            // A doorbell may complete requests at once, and so ask for another round.
-            std::mem::take(&mut due).deliver(self);
-        }
-    }
-
-    /// As [`Dispatcher::drain`], and what another thread drains now is where it belongs when this returns.
-    fn drain_now(&self) {
-        let mut due = Due::default();
-        let gate = self.gate.lock();
-        self.drain_once(&mut due);
-        drop(gate);
-        due.deliver(self);
-        if self.again.load(Ordering::SeqCst) {
-            self.drain();
-        }
-    }
-
-    fn drain_once(&self, due: &mut Due) {
-        loop {
-            // The queue's lock is let go before requests are posted in turn.
-            let mut wcs = ArrayVec::<Wc, 16>::new();
-            self.cq.pop(wcs.capacity(), &mut |wc| wcs.push(wc));
-            for wc in wcs {
-                self.route(wc, due);
-            }
-            let mut cx = Context::from_waker(&self.notifier);
-            if self.cq.poll_ready(&mut cx).is_pending() {
-                break;
-            }
-        }
-    }
-
-    fn route(&self, wc: Wc, due: &mut Due) {
-        if wc.wr_id & SEND != 0 {
-            self.send_done(wc, due);
-        } else if wc.status == WcStatus::Success {
-            let mut inbox = self.inbox.lock();
-            if inbox.discards {
-                due.receives.push(wc.wr_id as u32);
-            } else {
-                inbox.messages.push_back(wc);
-                due.wakers.append(&mut inbox.wakers);
-            }
-        } else {
-            let mut inbox = self.inbox.lock();
-            let (status, reason, peer) = (wc.status, wc.reason, self.peer());
-            inbox.closed.get_or_insert(WcError::Completed { status, reason, peer });
-            due.wakers.append(&mut inbox.wakers);
-        }
-    }
-
-    fn send_done(&self, wc: Wc, due: &mut Due) {
-        let key = (wc.wr_id & !SEND) as usize;
-        let mut ops = self.ops.lock();
-        ops.room += 1;
-        let peer = self.peer();
-        let result = match wc.status {
-            WcStatus::Success => Ok(wc),
-            status => Err(WcError::Completed { status, reason: wc.reason, peer }),
-        };
-        ops.finish(key, result, due);
-        self.post_waiting(&mut ops, due);
-    }
-
-    /// How the connection ended, once it has. Every message is in the inbox then.
+    /// How the connection ended, once it has. The engine reports the end behind the last completion, so every message is in the inbox then.
     pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
-        let ending = ready!(self.poll_ending(cx));
-        // The engine pushes the last completions before it reports the end, and calls the notifier after both.
-        self.drain_now();
-        Poll::Ready(ending)
-    }
-
-    fn poll_ending(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         // Held while the event is taken: a second caller would wait for another one.
         let mut ending = self.ending.lock();
         if let Some(ending) = *ending {
@@ -516,36 +396,10 @@ impl Dispatcher {
     }
 }
 
-/// Marks completions of sends among the `wr_id`s.
-const SEND: u64 = 1 << 63;
-
-impl Ops {
-    /// An operation is over.
-    fn finish(&mut self, key: usize, result: std::result::Result<Wc, WcError>, due: &mut Due) {
-        let Some(slot) = self.slots.get_mut(key) else { return };
-        match &mut slot.caller {
-            Caller::Waits(waker) => {
-                due.wakers.extend(waker.take());
-                slot.state = State::Done(result);
-            }
-            Caller::Detached => {
-                due.freed.extend(self.slots.try_remove(key));
-                if self.slots.is_empty() {
-                    due.ended = self.lingering.take();
-                }
-            }
-        }
-    }
-
-    fn take_done(&mut self, ticket: u64) -> Option<OpDone> {
-        let key = ticket as usize;
-        if !matches!(self.slots.get(key)?.state, State::Done(_)) {
-            return None;
-        }
-        let slot = self.slots.try_remove(key)?;
-        let State::Done(result) = slot.state else { return None };
-        Some((result, slot.buffer))
-    }
+/// A Send of these bytes, which are copied when it is posted.
+fn inline(message: &[u8]) -> Request {
+    let sge = Sge { addr: message.as_ptr().addr() as u64, length: message.len() as u32, lkey: STag(0) };
+    Request { op: SendOp::Send, sges: [sge].into_iter().collect(), flags: SendFlags::INLINE }
 }
 
 /// Whether a message is Immediate Data behind a Write.
@@ -559,34 +413,105 @@ mod tests {
     use crate::api::listener::Listener;
     use crate::api::settings::ConnSettings;
     use crate::device::Device;
-    use std::future::poll_fn;
+    use std::future::{Future, poll_fn};
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll, Waker};
     use std::thread;
+    use std::time::Duration;
 
-    #[test]
-    fn a_message_before_the_end_is_received_though_it_is_still_to_be_routed() {
+    fn pair(settings: &ConnSettings) -> (Device, Connection, Device, Connection) {
         let [client, server] = [(); 2].map(|()| Device::open().unwrap());
         let [client_pd, server_pd] = [&client, &server].map(|device| device.alloc_pd().unwrap());
-        let settings = ConnSettings::default();
-        let listener = Listener::bind(&server_pd, "127.0.0.1:0".parse().unwrap(), &settings).unwrap();
+        let listener = Listener::bind(&server_pd, "127.0.0.1:0".parse().unwrap(), settings).unwrap();
         let (connection, accepted) = thread::scope(|scope| {
             let accepted = scope.spawn(|| server.block_on(listener.accept()).unwrap());
-            let connection = Connection::connect(&client_pd, listener.local_addr(), &settings);
+            let connection = Connection::connect(&client_pd, listener.local_addr(), settings);
             (client.block_on(connection).unwrap(), accepted.join().unwrap())
         });
-        // As a notifier that is not done yet.
-        let gate = accepted.dispatcher.gate.lock();
+        (client, connection, server, accepted)
+    }
+
+    #[test]
+    fn a_message_before_the_end_is_in_the_inbox_once_the_end_is_known() {
+        let (client, connection, server, accepted) = pair(&ConnSettings::default());
         client.block_on(async {
             connection.send_copy(b"the last one").await.unwrap();
             assert!(connection.disconnect().await.unwrap().orderly);
         });
-        assert!(server.block_on(poll_fn(|cx| accepted.dispatcher.poll_ending(cx))).orderly);
-        thread::scope(|scope| {
-            let received = scope.spawn(|| server.block_on(accepted.recv()).unwrap());
-            // Nothing is routed until then, and by no other thread than the receiver.
-            drop(gate);
-            let received = received.join().unwrap();
-            assert_eq!(received.as_deref(), Some(&b"the last one"[..]));
-        });
+        assert!(server.block_on(accepted.ended()).orderly);
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(matches!(accepted.dispatcher.poll_message(&mut cx), Poll::Ready(Ok(_))));
         assert!(server.block_on(accepted.recv()).unwrap().is_none());
+    }
+
+    /// Polls once, for an operation that cannot be over.
+    fn begin(future: Pin<&mut impl Future>) {
+        assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+
+    async fn receive(connection: &Connection, count: usize) -> Vec<Vec<u8>> {
+        let mut messages = Vec::new();
+        for _ in 0..count {
+            messages.push(connection.recv().await.unwrap().unwrap().to_vec());
+        }
+        messages
+    }
+
+    /// A completion has made room, and what waits for it is not posted yet: a request that comes then waits behind it.
+    #[test]
+    fn requests_are_sent_in_order_though_one_finds_room_before_another_that_waits() {
+        let (client, connection, server, accepted) = pair(&ConnSettings::default());
+        let dispatcher = &connection.dispatcher;
+        dispatcher.ops().set_room(0);
+        let mut waiting = pin!(connection.send_copy(b"waits"));
+        begin(waiting.as_mut());
+        dispatcher.ops().set_room(2);
+        let mut behind = pin!(connection.send_copy(b"behind"));
+        begin(behind.as_mut());
+        dispatcher.run_deferred();
+        client.block_on(async { (waiting.await.unwrap(), behind.await.unwrap()) });
+        assert_eq!(server.block_on(receive(&accepted, 2)), [b"waits".to_vec(), b"behind".to_vec()]);
+    }
+
+    /// The thread that runs the deferred work waits until the other one has queued its request.
+    #[test]
+    fn a_request_that_waits_is_posted_though_another_thread_queues_one() {
+        let (client, connection, server, accepted) = pair(&ConnSettings::default());
+        let dispatcher = &connection.dispatcher;
+        dispatcher.ops().set_room(0);
+        let mut waiting = pin!(connection.send_copy(b"waits"));
+        begin(waiting.as_mut());
+        thread::scope(|scope| {
+            let gate = dispatcher.gate.lock();
+            dispatcher.ops().set_room(1);
+            let run = scope.spawn(|| dispatcher.run_deferred());
+            // It ends now only if it does not wait.
+            for _ in 0..20 {
+                if run.is_finished() {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            drop(gate);
+            run.join().unwrap();
+        });
+        assert!(dispatcher.ops().next_waiting().is_none(), "posted");
+        client.block_on(waiting).unwrap();
+        assert_eq!(server.block_on(receive(&accepted, 1)), [b"waits".to_vec()]);
+    }
+
+    /// The message is borrowed only for the call that takes it in.
+    #[test]
+    fn a_copy_that_waits_for_room_has_bytes_of_its_own() {
+        let (client, connection, server, accepted) = pair(&ConnSettings::default());
+        let dispatcher = &connection.dispatcher;
+        dispatcher.ops().set_room(0);
+        let mut message = *b"as it was";
+        let ticket = dispatcher.submit_copy(&message);
+        message.fill(0);
+        dispatcher.ops().set_room(1);
+        dispatcher.run_deferred();
+        client.block_on(poll_fn(|cx| dispatcher.poll_op(ticket, cx))).0.unwrap();
+        assert_eq!(server.block_on(receive(&accepted, 1)), [b"as it was".to_vec()]);
     }
 }

@@ -7,6 +7,7 @@ mod buf;
 mod byte_stream;
 #[cfg(feature = "bytes")]
 mod bytes;
+mod completions;
 mod connection;
 mod dispatcher;
 mod handshakes;

@@ -1,7 +1,7 @@
 //! What the program's calls and the turns of a striped connection share: its rules, its operations, its messages.
 
 use super::message::StripedMessage;
-use crate::api::dispatcher::AnyBuffer;
+use crate::api::completions::AnyBuffer;
 use crate::api::listener::Incoming;
 use crate::api::op::WcError;
 use crate::notify::register;

@@ -2,8 +2,8 @@
 
 use super::settings::check_acknowledged;
 use crate::api::buf::Mr;
+use crate::api::completions::{AnyBuffer, Request};
 use crate::api::connection::{Connection, Half, Posted};
-use crate::api::dispatcher::{AnyBuffer, Request};
 use crate::api::message::Message;
 use crate::api::op::WcError;
 use crate::cm::ConnHandle;
