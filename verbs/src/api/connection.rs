@@ -71,7 +71,8 @@ impl Half {
             max_inline: COPIED_INLINE,
             ..QpCap::default()
         };
-        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).max_message(settings.max_message))?;
+        let init = QpInit::new(&cq, &cq).cap(cap).max_message(settings.max_message).newest_receive_first();
+        let qp = pd.create_qp(init)?;
         let len = settings.recv_depth as usize * settings.recv_size as usize;
         let memory = Memory::owned(len).map_err(Error::io("allocating receive buffers"))?;
         // SAFETY: a slot of this memory is read (through a `Message`) only while no receive names it.

@@ -514,4 +514,20 @@ mod tests {
         client.block_on(poll_fn(|cx| dispatcher.poll_op(ticket, cx))).0.unwrap();
         assert_eq!(server.block_on(receive(&accepted, 1)), [b"as it was".to_vec()]);
     }
+
+    #[test]
+    fn messages_take_the_receive_that_was_released_last() {
+        let (client, connection, server, accepted) = pair(&ConnSettings::default());
+        let send = |message: &'static [u8]| client.block_on(connection.send_copy(message)).unwrap();
+        let receive = || server.block_on(accepted.recv()).unwrap().unwrap();
+        send(b"first");
+        let first = receive().as_ptr();
+        send(b"second");
+        let second = receive();
+        assert_eq!((&second[..], second.as_ptr()), (&b"second"[..], first));
+        send(b"third");
+        let third = receive();
+        assert_ne!(third.as_ptr(), first, "the second is kept");
+        assert_eq!((&second[..], &third[..]), (&b"second"[..], &b"third"[..]));
+    }
 }

@@ -55,6 +55,7 @@ pub struct QpInit {
     pub(crate) num: Option<u32>,
     /// Messages may be longer than their receives, up to so many bytes.
     pub(crate) max_message: Option<u32>,
+    pub(crate) newest_receive_first: bool,
 }
 
 impl QpInit {
@@ -70,6 +71,7 @@ impl QpInit {
             signal_all: true,
             num: None,
             max_message: None,
+            newest_receive_first: false,
         }
     }
 
@@ -98,6 +100,12 @@ impl QpInit {
     #[must_use]
     pub fn num(mut self, num: impl Into<Option<u32>>) -> Self {
         self.num = num.into();
+        self
+    }
+
+    /// Messages take the receive that was posted last. Default: the one that was posted first, as verbs demand.
+    pub(crate) fn newest_receive_first(mut self) -> Self {
+        self.newest_receive_first = true;
         self
     }
 

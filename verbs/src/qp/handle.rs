@@ -81,7 +81,10 @@ impl Qp {
                 srq.add_user();
                 RecvSource::Shared(srq)
             }
-            None => RecvSource::Own(Mutex::new(RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge))),
+            None => {
+                let queue = RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge);
+                RecvSource::Own(Mutex::new(queue.newest_first(init.newest_receive_first)))
+            }
         };
         let max_rd_atomic = limits.max_rd_atomic;
         let stream = driver.shared.next_stream();

@@ -38,7 +38,7 @@ pub(crate) enum Receives<'a> {
 }
 
 impl Receives<'_> {
-    /// Takes the oldest receive, if there is one.
+    /// Takes the next receive, if there is one.
     #[inline]
     pub(crate) fn take(&mut self, into: &mut RecvWqe, wakes: &mut Wakes) -> bool {
         match self {
@@ -369,7 +369,7 @@ impl QpInner {
         }
     }
 
-    /// Takes the oldest receive, or notes the stream as waiting for one.
+    /// Takes the next receive, or notes the stream as waiting for one.
     pub(crate) fn take_recv(&self, into: &mut RecvWqe, token: Token, wakes: &mut Wakes) -> bool {
         match &self.rq {
             RecvSource::Own(rq) => {

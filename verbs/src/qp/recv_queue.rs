@@ -13,11 +13,14 @@ pub(crate) struct RecvWqe {
     pub(crate) len: u32,
 }
 
-/// A FIFO of posted receives.
+/// The posted receives.
 pub(crate) struct RecvQueue {
     ring: Ring<RecvWqe>,
     depth: u32,
     max_sge: u32,
+    /// Messages take the receive that was posted last, not first: where all receives are the same, its memory is the one in the cache, and
+    /// no more memory is touched than there are messages at a time.
+    newest_first: bool,
     /// Posting is an error (RESET).
     pub(crate) closed: bool,
     /// Posted receives are flushed at once (ERR).
@@ -28,7 +31,21 @@ pub(crate) struct RecvQueue {
 
 impl RecvQueue {
     pub(crate) fn new(depth: u32, max_sge: u32) -> Self {
-        Self { ring: Ring::new(), depth, max_sge, closed: false, flushing: false, waiting: Vec::new() }
+        Self {
+            ring: Ring::new(),
+            depth,
+            max_sge,
+            newest_first: false,
+            closed: false,
+            flushing: false,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// With another order of the receives.
+    pub(crate) fn newest_first(mut self, newest_first: bool) -> Self {
+        self.newest_first = newest_first;
+        self
     }
 
     #[inline]
@@ -52,9 +69,10 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// Puts the oldest receive into `into`, whose allocation takes its place. False when there is none.
+    /// Puts the next receive into `into`, whose allocation takes its place. False when there is none.
     pub(crate) fn take(&mut self, into: &mut RecvWqe) -> bool {
-        match self.ring.pop() {
+        let next = if self.newest_first { self.ring.pop_last() } else { self.ring.pop() };
+        match next {
             Some(wqe) => {
                 std::mem::swap(wqe, into);
                 true
@@ -86,5 +104,31 @@ impl RecvQueue {
     pub(crate) fn reset(&mut self) {
         self.ring.clear();
         self.flushing = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(mut queue: RecvQueue) -> Vec<u64> {
+        let mut wqe = RecvWqe::default();
+        let mut taken = Vec::new();
+        for wr_id in 0..3 {
+            queue.post(&RecvWr { wr_id, sges: &[] }).unwrap();
+        }
+        assert!(queue.take(&mut wqe));
+        taken.push(wqe.wr_id);
+        queue.post(&RecvWr { wr_id: 3, sges: &[] }).unwrap();
+        while queue.take(&mut wqe) {
+            taken.push(wqe.wr_id);
+        }
+        taken
+    }
+
+    #[test]
+    fn receives_are_taken_oldest_first_unless_newest_first_is_asked_for() {
+        assert_eq!(taken(RecvQueue::new(4, 1)), [0, 1, 2, 3]);
+        assert_eq!(taken(RecvQueue::new(4, 1).newest_first(true)), [2, 3, 1, 0]);
     }
 }

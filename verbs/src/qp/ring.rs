@@ -50,8 +50,17 @@ impl<T: Default> Ring<T> {
             return None;
         }
         let place = self.front;
-        self.front = (self.front + 1) & (self.slots.len() - 1);
         self.len -= 1;
+        // An empty queue begins anew with the place that was used last: it is in the cache.
+        let step = usize::from(self.len > 0);
+        self.front = (place + step) & (self.slots.len() - 1);
+        self.slots.get_mut(place)
+    }
+
+    /// As [`Ring::pop`], of the last entry.
+    pub(crate) fn pop_last(&mut self) -> Option<&mut T> {
+        self.len = self.len.checked_sub(1)?;
+        let place = self.place(self.len);
         self.slots.get_mut(place)
     }
 
@@ -88,6 +97,9 @@ mod tests {
             } else {
                 assert_eq!(ring.pop().copied(), model.pop_front());
             }
+            if step % 11 == 0 {
+                assert_eq!(ring.pop_last().copied(), model.pop_back());
+            }
             assert_eq!(ring.len(), model.len());
             assert!(ring.iter().eq(model.iter()));
             assert_eq!(ring.get(3), model.get(3));
@@ -95,6 +107,7 @@ mod tests {
         }
         ring.clear();
         assert_eq!((ring.len(), ring.pop()), (0, None));
+        assert_eq!(ring.pop_last(), None);
     }
 
     #[test]
@@ -108,5 +121,15 @@ mod tests {
         }
         let again = ring.push();
         assert_eq!((again.as_ptr(), again.len()), (before, 100));
+    }
+
+    #[test]
+    fn uses_the_same_place_again_when_it_has_been_empty() {
+        let mut ring = Ring::<u32>::new();
+        *ring.push() = 1;
+        *ring.push() = 2;
+        assert_eq!(ring.pop().copied(), Some(1));
+        assert_eq!(ring.pop().copied(), Some(2));
+        assert_eq!(*ring.push(), 2);
     }
 }
