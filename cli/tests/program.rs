@@ -257,6 +257,32 @@ fn a_striped_measurement_survives_its_stripes() {
     assert_eq!(objects(&uiw(&["perf", &server.address, "--json", "--iterations", "3"]))[0]["messages"], 3);
 }
 
+/// No request fits into what a path lets through before each new TCP connection is cut: the measurement ends, and says why.
+#[test]
+fn a_striped_measurement_without_progress_ends() {
+    let server = Server::start();
+    let mut perf = Command::new(env!("CARGO_BIN_EXE_uiw"));
+    perf.args([
+        "perf",
+        &server.address,
+        "--stripes",
+        "3",
+        "--op",
+        "write",
+        "--size",
+        "400000",
+        "--depth",
+        "2",
+    ]);
+    perf.args(["--seconds", "1", "--dead-after", "2s"]).env("UIW_FAULT", "cut-sent=300000");
+    let output = perf.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    let why = "the striped connection has ended: nothing was placed after a stripe had died, on ";
+    assert!(said.contains(why), "{said}");
+    assert!(said.contains("; the last stripe ended with: "), "{said}");
+}
+
 /// What the intervals have is, together, what the result has: their messages, one after the other in time.
 #[test]
 fn intervals_add_up() {

@@ -88,6 +88,11 @@ pub enum End {
     Request,
     /// A stripe was dead for `recovery_timeout`.
     TimedOut,
+    /// Nothing was placed for `recovery_timeout`, though a stripe was replaced; or a request was not, in more attempts than are made.
+    Stalled {
+        /// How often the stripe was replaced, or the request tried again.
+        attempts: u32,
+    },
     /// The peer has ended the connection.
     Aborted,
     /// The peer does not let a stripe join.
@@ -104,6 +109,10 @@ impl fmt::Display for End {
             Self::Closed => f.write_str("closed in order"),
             Self::Request => f.write_str("a request failed"),
             Self::TimedOut => f.write_str("a stripe was lost and could not be replaced in time"),
+            Self::Stalled { attempts } => {
+                let plural = if *attempts == 1 { "" } else { "s" };
+                write!(f, "nothing was placed after a stripe had died, on {attempts} new stripe{plural}")
+            }
             Self::Aborted => f.write_str("the peer has ended the connection"),
             Self::Rejected(reason) => reason.fmt(f),
             Self::Violation(violation) => write!(f, "the peer broke a rule: {violation}"),

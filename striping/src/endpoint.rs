@@ -2,8 +2,8 @@
 
 use crate::action::{Action, Counts, End, Received};
 use crate::error::{Closed, Violation};
-use crate::requests::{Done, Finish, Op, Requests, Start};
-use crate::stripes::{JoinFailure, Phase, Stripe};
+use crate::requests::{Done, Finish, Op, Outcome, Requests, Start};
+use crate::stripes::{JoinFailure, Phase, Stall, Stripe};
 use crate::wire::{Header, Kind, Reason};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -54,7 +54,7 @@ pub struct Config {
     pub stripes: u8,
     /// Requests under way on each stripe at most.
     pub depth: u32,
-    /// A stripe that is dead for so long ends the connection.
+    /// A stripe that is dead for so long ends the connection, and so does one that dies again when no request was placed for so long.
     pub recovery_timeout: Duration,
 }
 
@@ -104,6 +104,9 @@ pub struct Endpoint<E> {
     /// The peer has received the Close.
     peer_is_over: bool,
     end: Option<End>,
+    stall: Option<Stall>,
+    /// For how long something was lost when that ended the connection.
+    lost_for: Option<Duration>,
     counts: Counts,
 }
 
@@ -124,6 +127,8 @@ impl<E> Endpoint<E> {
             peer_has_closed: false,
             peer_is_over: false,
             end: None,
+            stall: None,
+            lost_for: None,
             counts: Counts::default(),
         }
     }
@@ -208,7 +213,15 @@ impl<E> Endpoint<E> {
         let was_placed = matches!(finish, Finish::Placed);
         let was_there = self.requests.finished(index, number, finish);
         assert!(was_there, "request {number} is not on stripe {index}");
-        if was_placed && let Some(stripe) = self.stripe(index) {
+        if was_placed {
+            self.has_placed(index);
+        }
+    }
+
+    /// Something is proven to be placed.
+    fn has_placed(&mut self, index: u8) {
+        self.stall = None;
+        if let Some(stripe) = self.stripe(index) {
             stripe.has_placed = true;
         }
     }
@@ -220,7 +233,9 @@ impl<E> Endpoint<E> {
             self.close_is_placed = true;
             self.end_if_closed();
         } else if self.requests.has_failed() {
-            self.end(End::Request);
+            let is_lost = !matches!(done.outcome, Outcome::Failed(_));
+            let given_up = self.requests.given_up.filter(|_| is_lost);
+            self.end(given_up.map_or(End::Request, |attempts| End::Stalled { attempts }));
         } else {
             self.end_if_alone();
         }
@@ -271,7 +286,12 @@ impl<E> Endpoint<E> {
     fn kill(&mut self, index: u8, now: Duration) {
         // A peer that has the Close may have closed in order. What says so comes on another stripe, and may be seen here later.
         self.counts.deaths += u64::from(self.is_up(index) && !self.peer_may_have_close());
+        let had_requests = self.requests.under_way(index) > 0;
+        if had_requests {
+            self.stall.get_or_insert(Stall { since: now, attempts: 0 });
+        }
         if let Some(stripe) = self.stripe(index) {
+            stripe.had_requests |= had_requests;
             stripe.die(now);
             self.actions.push_back(Action::Kill { index });
         }
@@ -342,8 +362,19 @@ impl<E> Endpoint<E> {
         let Some(stripe) = self.stripe(index).filter(|stripe| stripe.phase == Phase::Joining) else { return };
         stripe.go_up(now);
         self.counts.replacements += 1;
-        if let Err(violation) = self.requests.confirmed(index, delivered) {
-            self.end(End::Violation(violation));
+        match self.requests.confirmed(index, delivered, now) {
+            Err(violation) => self.end(End::Violation(violation)),
+            Ok(confirmed) => {
+                if confirmed.has_placed {
+                    self.has_placed(index);
+                }
+                if let Some(since) = confirmed.given_up_since {
+                    self.lost_for = Some(now.saturating_sub(since));
+                }
+            }
+        }
+        if let Some(stall) = &mut self.stall {
+            stall.attempts = stall.attempts.saturating_add(1);
         }
         self.end_if_closed();
     }
@@ -487,7 +518,9 @@ impl<E> Endpoint<E> {
         }
         let end = match end {
             // What is missing is of no consequence.
-            End::TimedOut | End::Rejected(_) if self.lacks_only_proof_of_close() => End::Closed,
+            End::TimedOut | End::Stalled { .. } | End::Rejected(_) if self.lacks_only_proof_of_close() => {
+                End::Closed
+            }
             end => end,
         };
         self.end = Some(end);
@@ -518,6 +551,12 @@ impl<E> Endpoint<E> {
         self.end
     }
 
+    /// For how long a stripe or a request was lost, where it has ended with [`End::TimedOut`] or [`End::Stalled`].
+    #[must_use]
+    pub fn lost_for(&self) -> Option<Duration> {
+        self.lost_for.filter(|_| matches!(self.end, Some(End::TimedOut | End::Stalled { .. })))
+    }
+
     /// Whether it has ended, and no stripe has a connection.
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -544,16 +583,24 @@ impl<E> Endpoint<E> {
             .filter(|stripe| self.role == Role::Initiator && stripe.phase == Phase::Down)
             .map(|stripe| stripe.retry_at);
         let limit = self.config.recovery_timeout;
-        let deadlines = self.stripes.iter().filter_map(|stripe| stripe.deadline(limit));
+        let stall = self.stall.as_ref();
+        let deadlines = self.stripes.iter().filter_map(|stripe| stripe.deadline(stall, limit));
         retries.chain(deadlines).min()
     }
 
-    /// Ends the connection if a stripe is dead for too long. Attempts that are due come from [`Endpoint::poll_action`].
+    /// Ends the connection if a stripe is dead for too long, or one died that places nothing for too long. Attempts that are due come from [`Endpoint::poll_action`].
     pub fn handle_timeout(&mut self, now: Duration) {
-        let limit = self.config.recovery_timeout;
-        if self.stripes.iter().filter_map(|stripe| stripe.deadline(limit)).any(|at| at <= now) {
-            self.end(End::TimedOut);
+        if self.end.is_some() {
+            return;
         }
+        let (limit, stall) = (self.config.recovery_timeout, self.stall.as_ref());
+        let is_late = |stripe: &&Stripe| stripe.deadline(stall, limit).is_some_and(|at| at <= now);
+        let Some(stripe) = self.stripes.iter().find(is_late) else { return };
+        let lost_since = stripe.lost_since(stall);
+        let attempts = stall.filter(|_| stripe.had_requests).map_or(0, |stall| stall.attempts);
+        let attempts = attempts.max(stripe.replaced);
+        self.lost_for = lost_since.map(|since| now.saturating_sub(since));
+        self.end(if attempts > 0 { End::Stalled { attempts } } else { End::TimedOut });
     }
 
     /// What happened so far.

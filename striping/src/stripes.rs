@@ -48,6 +48,15 @@ pub(crate) enum Phase {
     Joining,
 }
 
+/// No request was placed since a stripe died that had some.
+#[derive(Debug)]
+pub(crate) struct Stall {
+    /// The first death.
+    pub(crate) since: Duration,
+    /// How often a stripe was replaced since.
+    pub(crate) attempts: u32,
+}
+
 #[derive(Debug)]
 pub(crate) struct Stripe {
     pub(crate) phase: Phase,
@@ -57,9 +66,13 @@ pub(crate) struct Stripe {
     pub(crate) is_offered: bool,
     /// It has placed a request since it was up.
     pub(crate) has_placed: bool,
+    /// It had requests under way when it died last.
+    pub(crate) had_requests: bool,
     up_since: Duration,
     /// Its first death since it was last of use.
     died: Option<Duration>,
+    /// How often it was replaced since.
+    pub(crate) replaced: u32,
     failures: u32,
     /// When the initiator may try to join.
     pub(crate) retry_at: Duration,
@@ -72,8 +85,10 @@ impl Stripe {
             generation: 0,
             is_offered: false,
             has_placed: false,
+            had_requests: false,
             up_since: Duration::ZERO,
             died: None,
+            replaced: 0,
             failures: 0,
             retry_at: Duration::ZERO,
         }
@@ -83,7 +98,7 @@ impl Stripe {
     pub(crate) fn die(&mut self, now: Duration) {
         if self.phase == Phase::Up {
             if self.has_placed || now.saturating_sub(self.up_since) >= USEFUL_AFTER {
-                (self.died, self.failures) = (None, 0);
+                (self.died, self.replaced, self.failures) = (None, 0, 0);
             } else {
                 self.failures += 1;
             }
@@ -106,8 +121,9 @@ impl Stripe {
 
     pub(crate) fn go_up(&mut self, now: Duration) {
         self.phase = Phase::Up;
+        self.replaced = self.replaced.saturating_add(1);
         self.up_since = now;
-        self.has_placed = false;
+        (self.has_placed, self.had_requests) = (false, false);
     }
 
     fn pause(&self) -> Duration {
@@ -118,10 +134,17 @@ impl Stripe {
     }
 
     /// When it has been dead for too long.
-    pub(crate) fn deadline(&self, limit: Duration) -> Option<Duration> {
-        match (self.phase, self.died) {
-            (Phase::Up, _) | (_, None) => None,
-            (_, Some(died)) => Some(died.saturating_add(limit)),
+    pub(crate) fn deadline(&self, stall: Option<&Stall>, limit: Duration) -> Option<Duration> {
+        self.lost_since(stall).map(|since| since.saturating_add(limit))
+    }
+
+    /// Since when it is of no use, where it is not up.
+    pub(crate) fn lost_since(&self, stall: Option<&Stall>) -> Option<Duration> {
+        if self.phase == Phase::Up {
+            return None;
         }
+        // One that is up for long after each replacement, and never places what it was replaced for, is of no use either.
+        let stalled = stall.filter(|_| self.had_requests).map(|stall| stall.since);
+        stalled.into_iter().chain(self.died).min()
     }
 }

@@ -55,7 +55,7 @@ fn two_ends_behave_as_on_one_connection() {
             replaced += end.endpoint.counts().replacements;
             repeated += end.endpoint.counts().repeated;
             // The stripe that was to bring the acceptor the proof died with it, and the initiator is over.
-            if at == 1 && end.endpoint.ended() == Some(End::TimedOut) {
+            if at == 1 && matches!(end.endpoint.ended(), Some(End::TimedOut | End::Stalled { .. })) {
                 doubtful += 1;
                 continue;
             }

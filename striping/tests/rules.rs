@@ -339,7 +339,7 @@ fn a_stripe_that_dies_without_being_of_use_keeps_its_deadline() {
     }
     end.died(1, Duration::from_secs(60));
     end.handle_timeout(Duration::from_secs(61));
-    assert_eq!(end.ended(), Some(End::TimedOut), "its first death was 60 s ago");
+    assert_eq!(end.ended(), Some(End::Stalled { attempts: 59 }), "its first death was 60 s ago");
 }
 
 #[test]
@@ -546,12 +546,12 @@ fn a_rejection_ends_the_connection_and_every_request() {
 
 #[test]
 fn a_request_is_not_repeated_for_ever() {
-    let mut end = initiator(1);
+    let config = Config { recovery_timeout: Duration::from_secs(3600), ..config(1) };
+    let mut end = TestEnd::new(Role::Initiator, config);
     end.post(IDEMPOTENT, 1).unwrap();
-    let (mut now, mut repeats) = (ms(1), 0);
+    let (mut now, mut repeats) = (ms(0), 0);
     while starts(&mut end) == [(0, 1)] {
         repeats += 1;
-        // A stripe that was up for 10 s was of use.
         now += Duration::from_secs(10);
         die(&mut end, 0, &[1], now);
         now += Duration::from_secs(2);
@@ -560,6 +560,79 @@ fn a_request_is_not_repeated_for_ever() {
     }
     assert_eq!(repeats, 65);
     assert_eq!(outcomes(&mut end), [Outcome::Lost]);
+    assert_eq!(end.ended(), Some(End::Stalled { attempts: 65 }));
+    // From the first replacement to the last one.
+    assert_eq!(end.lost_for(), Some(Duration::from_secs(64 * 12)));
+}
+
+/// Stripe 0 is up for 20 s, dies with the request, and is replaced at once.
+fn live_and_die(end: &mut TestEnd, number: u64, delivered: u64, now: &mut Duration) {
+    *now += Duration::from_secs(20);
+    die(end, 0, &[number], *now);
+    end.handle_timeout(*now);
+    if end.ended().is_none() {
+        let joining = end.poll_action(*now);
+        assert!(matches!(joining, Some(Action::Join { .. })), "it was up for long: {joining:?}");
+        end.joined(0, delivered, *now);
+    }
+}
+
+/// A path that lets start-up through and nothing behind it: each stripe is up for longer than one that is of use.
+#[test]
+fn stripes_that_place_nothing_however_often_they_are_replaced_end_the_connection() {
+    let mut end = initiator(1);
+    end.post(IDEMPOTENT, 1).unwrap();
+    let mut now = ms(0);
+    while end.ended().is_none() {
+        assert_eq!(starts(&mut end), [(0, 1)]);
+        live_and_die(&mut end, 1, 0, &mut now);
+    }
+    // The first death is at 20 s; the timeout is 60 s.
+    assert_eq!((now, end.ended()), (Duration::from_secs(80), Some(End::Stalled { attempts: 3 })));
+    assert_eq!(end.lost_for(), Some(Duration::from_secs(60)));
+    assert_eq!(outcomes(&mut end), [Outcome::Lost]);
+}
+
+#[test]
+fn a_request_that_is_placed_between_two_deaths_starts_the_time_anew() {
+    for is_counted in [false, true] {
+        let mut end = initiator(1);
+        let mut now = ms(0);
+        for number in 1..=10 {
+            end.post(Op::Message, 1).unwrap();
+            assert_eq!(starts(&mut end), [(0, number)]);
+            live_and_die(&mut end, number, number - 1, &mut now);
+            assert_eq!(starts(&mut end), [(0, number)]);
+            if is_counted {
+                // Its proof is lost, but the peer's count has it.
+                now += Duration::from_secs(20);
+                die(&mut end, 0, &[number], now);
+                end.handle_timeout(now);
+                assert!(matches!(end.poll_action(now), Some(Action::Join { .. })));
+                end.joined(0, number, now);
+            } else {
+                end.finished(0, number, Finish::Placed);
+            }
+            assert_eq!((end.ended(), outcomes(&mut end)), (None, vec![Outcome::Placed]));
+        }
+    }
+}
+
+/// A long request that has died is under way again for longer than the timeout. Another stripe, without requests, dies meanwhile.
+#[test]
+fn a_long_request_that_is_repeated_is_not_lost_by_the_death_of_an_idle_stripe() {
+    let mut end = initiator(2);
+    end.post(IDEMPOTENT, 1).unwrap();
+    let mut now = ms(0);
+    assert_eq!(starts(&mut end), [(0, 1)]);
+    live_and_die(&mut end, 1, 0, &mut now);
+    assert_eq!(starts(&mut end), [(0, 1)]);
+    now += Duration::from_secs(90);
+    end.died(1, now);
+    end.handle_timeout(now);
+    assert_eq!(end.ended(), None);
+    end.finished(0, 1, Finish::Placed);
+    assert_eq!(outcomes(&mut end), [Outcome::Placed]);
 }
 
 /// A Request that waits for the end of a stripe when the connection ends gets no stripe: nothing would close it, and the connection would never be over.

@@ -255,6 +255,16 @@ pub enum Error {
         /// Why.
         end: uiw_striping::End,
     },
+    /// A striped connection has ended, as a stripe could not be replaced, or as nothing was placed on those that replaced it.
+    #[error("{peer}: the striped connection has ended: {why}")]
+    StripedLost {
+        /// The peer.
+        peer: SocketAddr,
+        /// The time for which it was tried, in whole milliseconds.
+        lost_for: Duration,
+        /// The end, the time, and what ended a stripe last or prevented its replacement.
+        why: Box<str>,
+    },
     /// A striped connection refuses what it could not repeat.
     #[error(
         "{what} cannot be repeated when a stripe has died: striped connections refuse it, use an ordinary one"
@@ -311,7 +321,7 @@ impl Error {
             Self::PeerStartup { .. } | Self::PeerRefusal { .. } | Self::PeerStripe { .. } => {
                 io::ErrorKind::InvalidData
             }
-            Self::StripedEnded { .. } => io::ErrorKind::ConnectionAborted,
+            Self::StripedEnded { .. } | Self::StripedLost { .. } => io::ErrorKind::ConnectionAborted,
             Self::TimedOut { .. } => io::ErrorKind::TimedOut,
             Self::ClosedInStartup { .. } => io::ErrorKind::ConnectionReset,
             Self::NotConnected => io::ErrorKind::NotConnected,

@@ -10,9 +10,10 @@ use crate::service::{Op, PerfReply, Stats, StripedOrder};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use uiw_cabi::settings::DeadAfter;
 use uiw_verbs::{
-    ConnOptions, ConnSettings, Device, Mr, Pd, RemoteMr, STag, Striped, StripedMessage, StripedOp,
-    StripedSettings, Wc,
+    ConnOptions, ConnSettings, Device, Error, Mr, Pd, RemoteMr, STag, Striped, StripedMessage, StripedOp,
+    StripedSettings, Wc, WcError, WcStatus,
 };
 
 /// Connects, measures, and closes in order.
@@ -26,7 +27,10 @@ pub(super) fn measure(
 ) -> Result<Outcome> {
     let options = options(plan);
     let conn = ConnSettings::default().options(options.clone()).send_depth(plan.depth);
-    let settings = StripedSettings::default().stripes(stripes).conn(conn);
+    let mut settings = StripedSettings::default().stripes(stripes).conn(conn);
+    if let Some(DeadAfter(Some(time))) = plan.peer_options.own.dead_after {
+        settings = settings.recovery_timeout(time);
+    }
     let connected = device.block_on(Striped::connect(pd, peer, &settings));
     let connection = connected.map_err(|error| Failure::connecting(peer, &options, &error))?;
     // The server has its own options for its direction, as it has no order before the stripes are established.
@@ -55,7 +59,8 @@ pub(super) fn measure(
     })
 }
 
-/// Those of the plan; a stripe that is silent is replaced after the time of striped connections unless the plan names another.
+/// Those of the plan; a stripe that is silent is replaced after the time of striped connections unless the plan names another one, which is
+/// then also how long replaced stripes may place nothing.
 fn options(plan: &Plan) -> ConnOptions {
     let mut options = plan.peer_options.options();
     if plan.peer_options.own.dead_after.is_none() {
@@ -111,9 +116,26 @@ impl<'a> Flow<'a> {
         Failure::lost(self.peer, why)
     }
 
+    /// An operation failed: what ended the connection says more, where it was lost.
+    fn failed(&self, error: WcError) -> Failure {
+        if !matches!(error, WcError::Completed { status: WcStatus::RetryExceeded | WcStatus::Flushed, .. }) {
+            return self.lost(error);
+        }
+        // Behind what has come, the connection reports its end.
+        loop {
+            match self.device.block_on(self.connection.recv()) {
+                Ok(Some(_)) => {}
+                Err(WcError::Refused(end)) if matches!(*end, Error::StripedLost { .. }) => {
+                    return self.lost(end);
+                }
+                _ => return self.lost(error),
+            }
+        }
+    }
+
     /// Sends a message, and takes the answer.
     fn ask<T: serde::de::DeserializeOwned>(&self, message: &[u8]) -> Result<T> {
-        self.device.block_on(self.connection.send_copy(message)).map_err(|error| self.lost(error))?;
+        self.device.block_on(self.connection.send_copy(message)).map_err(|error| self.failed(error))?;
         let answer = self.device.block_on(self.connection.recv()).map_err(|error| self.lost(error))?;
         let answer: StripedMessage =
             answer.ok_or_else(|| self.lost("closed in the middle of a measurement"))?;
@@ -175,7 +197,7 @@ impl<'a> Flow<'a> {
         };
         let Some(over) = over else { return Ok(()) };
         self.under_way.pop_front();
-        let (_, buffer): (Wc, _) = over.map_err(|failed| self.lost(failed.error))?;
+        let (_, buffer): (Wc, _) = over.map_err(|failed| self.failed(failed.error))?;
         if self.plan.validate && self.plan.op == Op::Read {
             let slot = self.done % u64::from(self.plan.slots());
             self.wrong += u64::from(buffer.bytes() != pattern::message(slot, self.plan.size as usize));
@@ -214,7 +236,7 @@ impl<'a> Flow<'a> {
             let Some(buffer) = self.idle.pop() else { return Ok(()) };
             let at = self.open.slice(slot * size..(slot + 1) * size).map_err(|error| self.lost(error))?;
             let read = self.device.block_on(self.connection.read(buffer, at));
-            let (_, buffer) = read.map_err(|failed| self.lost(failed.error))?;
+            let (_, buffer) = read.map_err(|failed| self.failed(failed.error))?;
             let expected = pattern::message(last_of(slot, slots, self.done), size as usize);
             self.wrong += u64::from(buffer.bytes() != expected);
             self.idle.push(buffer);

@@ -4,10 +4,20 @@ mod open;
 
 use crate::error::Violation;
 use alloc::collections::VecDeque;
+use core::time::Duration;
 use open::{Open, Way};
 
 /// A request that is repeated more often fails.
 const MAX_REPEATS: u8 = 64;
+
+/// What the count of a peer has decided.
+#[derive(Default)]
+pub(crate) struct Confirmed {
+    /// A request is proven to be placed.
+    pub(crate) has_placed: bool,
+    /// A request was repeated too often: when it was decided to repeat it first.
+    pub(crate) given_up_since: Option<Duration>,
+}
 
 /// What a request does.
 ///
@@ -160,6 +170,8 @@ struct Entry<E> {
     part: bool,
     message: Option<u64>,
     repeats: u8,
+    /// When it was decided to repeat it first.
+    repeated_since: Option<Duration>,
     state: State<E>,
 }
 
@@ -193,6 +205,8 @@ pub(crate) struct Requests<E> {
     proven: u64,
     /// Requests that were repeated.
     pub(crate) repeated: u64,
+    /// A request was tried this often, and is given up.
+    pub(crate) given_up: Option<u32>,
 }
 
 impl<E> Requests<E> {
@@ -209,6 +223,7 @@ impl<E> Requests<E> {
             sent: 0,
             proven: 0,
             repeated: 0,
+            given_up: None,
         }
     }
 
@@ -218,7 +233,8 @@ impl<E> Requests<E> {
             self.messages += 1;
             self.messages
         });
-        self.entries.push_back(Entry { op, bytes, part, message, repeats: 0, state: State::Waiting });
+        let state = State::Waiting;
+        self.entries.push_back(Entry { op, bytes, part, message, repeats: 0, repeated_since: None, state });
         self.open.wait(number, op);
         number
     }
@@ -310,9 +326,15 @@ impl<E> Requests<E> {
     ///
     /// # Errors
     /// [`Violation::Delivered`].
-    pub(crate) fn confirmed(&mut self, index: u8, delivered: u64) -> Result<(), Violation> {
+    pub(crate) fn confirmed(
+        &mut self,
+        index: u8,
+        delivered: u64,
+        now: Duration,
+    ) -> Result<Confirmed, Violation> {
+        let mut confirmed = Confirmed::default();
         if self.mode != Mode::Running {
-            return Ok(());
+            return Ok(confirmed);
         }
         let mut last_delivered = 0;
         if index == 0 {
@@ -347,16 +369,22 @@ impl<E> Requests<E> {
             };
             entry.repeats += 1;
             if was_placed {
+                confirmed.has_placed = true;
                 self.over(number, op, Outcome::Placed);
-            } else if op == (Op::Write { idempotent: false }) || entry.repeats > MAX_REPEATS {
+            } else if op == (Op::Write { idempotent: false }) {
+                self.over(number, op, Outcome::Lost);
+            } else if entry.repeats > MAX_REPEATS {
+                confirmed.given_up_since = entry.repeated_since;
+                self.given_up = Some(entry.repeats.into());
                 self.over(number, op, Outcome::Lost);
             } else {
+                entry.repeated_since.get_or_insert(now);
                 entry.state = State::Waiting;
                 self.open.wait(number, op);
                 self.repeated += 1;
             }
         }
-        Ok(())
+        Ok(confirmed)
     }
 
     /// The connection ends: the oldest request that is not over is lost, the others are flushed.

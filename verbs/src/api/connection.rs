@@ -315,7 +315,12 @@ impl Connection {
 
     /// Waits until the connection has ended, from whichever side.
     pub async fn ended(&self) -> CloseReason {
-        poll_fn(|cx| self.dispatcher.poll_ended(cx)).await
+        poll_fn(|cx| self.poll_ended(cx)).await
+    }
+
+    /// Ready when the connection has ended.
+    pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
+        self.dispatcher.poll_ended(cx)
     }
 
     /// A request without memory. `kept` is what it works on: it is kept until the request is over, even if the future is dropped.

@@ -38,6 +38,7 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_striping::wire::{Join, JoinError, Kind, Request};
 use uiw_striping::{Closed, Counts, End, Op};
@@ -222,20 +223,28 @@ impl Striped {
     /// The next message; `None` when the connection was closed in order, by whichever side. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// [`WcError`] with [`Error::StripedEnded`] when the connection has ended otherwise.
+    /// [`WcError`] with [`Error::StripedEnded`] or [`Error::StripedLost`] when the connection has ended otherwise.
     pub async fn recv(&self) -> std::result::Result<Option<StripedMessage>, WcError> {
         let shared = &self.handle.shared;
         let message = poll_fn(|cx| shared.state.lock().poll_message(cx)).await;
         if message.is_some() {
             return Ok(message);
         }
-        let (ended, has_closed) = {
-            let state = shared.state.lock();
-            (state.endpoint.ended(), state.endpoint.peer_has_closed())
-        };
-        match ended {
-            Some(end) if end != End::Closed && !has_closed => {
-                Err(Error::StripedEnded { peer: shared.info.peer, end }.into())
+        let state = shared.state.lock();
+        match state.endpoint.ended() {
+            Some(end) if end != End::Closed && !state.endpoint.peer_has_closed() => {
+                let peer = shared.info.peer;
+                let error = match state.endpoint.lost_for() {
+                    Some(lost_for) => {
+                        let lost_for = Duration::from_millis(lost_for.as_millis() as u64);
+                        let cause = state.cause.as_ref();
+                        let cause = cause.map(|cause| format!("; the last stripe ended with: {cause}"));
+                        let why = format!("{end}, for {lost_for:?}{}", cause.unwrap_or_default()).into();
+                        Error::StripedLost { peer, lost_for, why }
+                    }
+                    None => Error::StripedEnded { peer, end },
+                };
+                Err(error.into())
             }
             _ => Ok(None),
         }

@@ -50,10 +50,14 @@ impl Shared {
                 match event {
                     Event::Returned(returned) => self.on_returned(index, returned),
                     Event::Message(message) => self.on_message(index, message, due),
-                    Event::Died => {
+                    Event::Died(reason) => {
                         let now = self.now();
-                        tracing::debug!(peer = %self.info.peer, index, "a stripe died");
-                        self.state.lock().endpoint.died(index, now);
+                        tracing::debug!(peer = %self.info.peer, index, %reason, "a stripe died");
+                        let mut state = self.state.lock();
+                        if state.endpoint.ended().is_none() {
+                            state.cause = Some(reason.to_string().into());
+                        }
+                        state.endpoint.died(index, now);
                     }
                     Event::Drained => {
                         let now = self.now();
@@ -133,7 +137,11 @@ impl Shared {
             _ => JoinFailure::Retry,
         };
         let now = self.now();
-        self.state.lock().endpoint.join_failed(index, failure, now);
+        let mut state = self.state.lock();
+        if state.endpoint.ended().is_none() {
+            state.cause = Some(error.to_string().into());
+        }
+        state.endpoint.join_failed(index, failure, now);
     }
 
     /// Does what the rules ask for. True when they did.

@@ -90,7 +90,8 @@ impl StripedSettings {
         self
     }
 
-    /// How long a stripe may be dead until it is replaced; after that, the connection ends. Default: 15 minutes. It should be longer
+    /// How long a stripe may be dead until it is replaced, and how long stripes that were replaced may die again without any request being
+    /// placed; after that, the connection ends. Default: 15 minutes. It should be longer
     /// than `dead_after` of the peer, which may notice the death of a stripe only then.
     #[must_use]
     pub fn recovery_timeout(mut self, timeout: Duration) -> Self {

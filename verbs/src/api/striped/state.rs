@@ -59,6 +59,8 @@ pub(super) struct State {
     pub(super) offers: BTreeMap<u8, (Incoming, u64)>,
     /// It has ended, and no stripe has a connection.
     pub(super) is_over: bool,
+    /// What ended a stripe last, or prevented its replacement.
+    pub(super) cause: Option<Box<str>>,
     peer: SocketAddr,
 }
 
@@ -89,6 +91,7 @@ impl State {
             end_wakers: Vec::new(),
             offers: BTreeMap::new(),
             is_over: false,
+            cause: None,
             peer,
         }
     }

@@ -6,7 +6,7 @@ use crate::api::completions::{AnyBuffer, Request};
 use crate::api::connection::{Connection, Half, Posted};
 use crate::api::message::Message;
 use crate::api::op::WcError;
-use crate::cm::ConnHandle;
+use crate::cm::{CloseReason, ConnHandle};
 use crate::error::{Error, Result};
 use crate::pd::Pd;
 use crate::qp::QpState;
@@ -44,7 +44,7 @@ pub(super) enum Event {
     Returned(Returned),
     Message(Message),
     /// Its queue pair is in the error state.
-    Died,
+    Died(CloseReason),
     /// A dead one: every request was given back, and every message reported.
     Drained,
     Joined(Joined),
@@ -112,8 +112,10 @@ impl Stripe {
             match connection.poll_message(cx) {
                 Poll::Ready(Some(message)) => return Poll::Ready(Event::Message(message)),
                 Poll::Ready(None) => {
+                    // A connection that brings no message any more has reported its end.
+                    let Poll::Ready(reason) = connection.poll_ended(cx) else { return Poll::Pending };
                     self.is_closed = true;
-                    return Poll::Ready(Event::Died);
+                    return Poll::Ready(Event::Died(reason));
                 }
                 Poll::Pending => return Poll::Pending,
             }

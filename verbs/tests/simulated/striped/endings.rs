@@ -1,5 +1,6 @@
 //! How striped connections end, and what keeps them from it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::task::Poll;
 use std::time::Duration;
@@ -53,10 +54,10 @@ impl Scene {
         until(&self.simulation, is_so);
     }
 
-    /// Everything between the two stops.
-    fn stall(&self) {
-        self.simulation.network().stall(CLIENT, SERVER, true);
-        self.simulation.network().stall(SERVER, CLIENT, true);
+    /// Everything between the two stops, or goes on.
+    fn stall(&self, on: bool) {
+        self.simulation.network().stall(CLIENT, SERVER, on);
+        self.simulation.network().stall(SERVER, CLIENT, on);
     }
 
     fn cut_all(&self) {
@@ -96,7 +97,7 @@ fn settings(stripes: u8) -> StripedSettings {
 fn a_peer_that_is_gone_for_good_completes_every_request() {
     for idempotent in [true, false] {
         let scene = Scene::new(&settings(3));
-        scene.stall();
+        scene.stall(true);
         let start = scene.simulation.now();
         let (statuses, sent) =
             scene.run(join(scene.statuses(16, idempotent), scene.server.send_copy(b"no receiver")));
@@ -121,15 +122,14 @@ fn a_peer_that_is_gone_for_good_completes_every_request() {
 #[test]
 fn an_outage_that_is_shorter_than_the_timeouts_ends_nothing() {
     let scene = Scene::new(&settings(3));
-    scene.stall();
+    scene.stall(true);
     let mut is_restored = false;
     let start = scene.simulation.now();
     let (statuses, ()) = scene.simulation.run_with(scene.statuses(16, true), async {}, |_| {
         // The stripes are dead since long.
         if !is_restored && scene.simulation.now() - start > Duration::from_secs(18) {
             is_restored = true;
-            scene.simulation.network().stall(CLIENT, SERVER, false);
-            scene.simulation.network().stall(SERVER, CLIENT, false);
+            scene.stall(false);
         }
     });
     assert_eq!(statuses, [WcStatus::Success; 16]);
@@ -153,6 +153,53 @@ fn all_stripes_at_once_are_replaced() {
     for at in 0..16 {
         let written = scene.memory.to_vec((at * LEN) as u64..((at + 1) * LEN) as u64).unwrap();
         assert!(written == [at as u8 + 1; LEN], "slot {at}");
+    }
+}
+
+/// Each new connection of a stripe lets start-up through and is then cut, or brings nothing back: before the first acknowledgement either way.
+#[test]
+fn a_path_that_is_cut_before_each_first_acknowledgement_ends_the_connection() {
+    for is_silent in [false, true] {
+        // Silent stripes are up for longer than one that is of use.
+        let conn = ConnSettings::default().dead_after(Duration::from_secs(15));
+        let limit = Duration::from_secs(40);
+        let scene = Scene::new(&StripedSettings::default().stripes(3).conn(conn).recovery_timeout(limit));
+        let (simulation, start) = (&scene.simulation, scene.simulation.now());
+        let network = simulation.network();
+        let (mut seen, mut stalled_with) = (BTreeMap::new(), None);
+        let (statuses, ()) = simulation.run_with(scene.statuses(16, true), async {}, |_| {
+            let now = simulation.now();
+            let deaths = scene.client.counts().deaths;
+            if stalled_with.is_some_and(|before| deaths >= before + 3) {
+                // The next ones are set up.
+                stalled_with = None;
+                scene.stall(false);
+            }
+            for (client, server) in network.connections(CLIENT, SERVER) {
+                // A connection is seen after a round trip; start-up takes another one, and the first acknowledgement a third.
+                let since = *seen.entry(client).or_insert(now);
+                let is_first = since == start;
+                if now - since < 2 * LATENCY + LATENCY / 2 && !is_first {
+                    continue;
+                }
+                if is_silent && stalled_with.is_none() {
+                    stalled_with = Some(deaths);
+                    scene.stall(true);
+                } else if !is_silent {
+                    network.reset_end(server, client);
+                    network.reset_end(client, server);
+                }
+            }
+        });
+        assert_eq!(statuses[0], WcStatus::RetryExceeded);
+        assert_eq!(statuses[1..], [WcStatus::Flushed; 15]);
+        let took = simulation.now() - start;
+        assert!((limit..limit + Duration::from_secs(35)).contains(&took), "{took:?}");
+        assert!(matches!(scene.run(scene.client.ended()), End::Stalled { attempts: 2.. }));
+        let ended = scene.run(scene.client.recv()).unwrap_err().to_string();
+        assert!(ended.contains("nothing was placed after a stripe had died, on "), "{ended}");
+        let cause = if is_silent { "nothing acknowledged for 15s" } else { "connection lost" };
+        assert!(ended.ends_with(&format!("; the last stripe ended with: {cause}")), "{ended}");
     }
 }
 
