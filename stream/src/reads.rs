@@ -21,6 +21,19 @@ pub(crate) struct Outstanding {
     pub(crate) invalidate: Option<STag>,
 }
 
+/// Places for so many Reads and atomics are kept by a queue that is empty. What a burst took beyond them is given back: every connection may
+/// have had one.
+const KEPT: usize = 64;
+
+/// Takes the oldest entry.
+fn pop<T>(queue: &mut VecDeque<T>) -> Option<T> {
+    let oldest = queue.pop_front();
+    if queue.is_empty() && queue.capacity() > KEPT {
+        *queue = VecDeque::new();
+    }
+    oldest
+}
+
 /// On whose behalf a Read or atomic was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadOrigin {
@@ -171,6 +184,16 @@ impl Reads {
         self.outstanding.push_back(Outstanding { origin, msn, kind, invalidate });
     }
 
+    /// The oldest of ours has its answer.
+    pub(crate) fn pop_outstanding(&mut self) -> Option<Outstanding> {
+        pop(&mut self.outstanding)
+    }
+
+    /// The oldest of the peer's, to be answered.
+    pub(crate) fn pop_inbound(&mut self) -> Option<InboundRead> {
+        pop(&mut self.inbound)
+    }
+
     /// Whether an RTR Read waits for its answer.
     #[inline]
     pub(crate) fn awaits_rtr(&self) -> bool {
@@ -186,5 +209,38 @@ impl Reads {
     pub(crate) fn next_request_id(&mut self) -> u32 {
         self.next_request_id = self.next_request_id.wrapping_add(1);
         self.next_request_id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What both queues have room for.
+    fn capacities(reads: &Reads) -> [usize; 2] {
+        [reads.outstanding.capacity(), reads.inbound.capacity()]
+    }
+
+    #[test]
+    fn memory_is_taken_by_reads_and_not_by_ird_and_ord_and_a_burst_gives_it_back() {
+        let mut reads = Reads { ord: 1024, ird: 1024, ..Reads::new(STag(1)) };
+        assert_eq!(capacities(&reads), [0, 0]);
+        let request =
+            ReadRequest { sink_stag: STag(1), sink_to: 0, len: 8, source_stag: STag(2), source_to: 0 };
+        for count in [1, KEPT, 1024] {
+            for at in 0..count as u32 {
+                let kind = OutstandingKind::Read { sink_to: 0, len: 8, received: 0 };
+                assert!(reads.has_credit() && reads.has_inbound_room());
+                reads.add(ReadOrigin::Request(at), at, kind, None);
+                let segment = QuotedSegment::new(&[], 0);
+                reads.inbound.push_back(InboundRead { kind: InboundKind::Read(request), segment });
+            }
+            // Doubled when it is full, from four places on.
+            assert!(capacities(&reads).iter().all(|places| *places <= (2 * count).max(4)), "{count}");
+            for _ in 0..count {
+                assert!(reads.pop_outstanding().is_some() && reads.pop_inbound().is_some());
+            }
+            assert!(capacities(&reads).iter().all(|places| *places <= KEPT), "{count}");
+        }
     }
 }

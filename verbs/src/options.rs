@@ -93,7 +93,7 @@ options! {
         /// RTR kinds offered. Default: all.
         rtr: RtrKinds = RtrKinds::ALL,
         /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most [`Limits::max_rd_atomic`]. Memory for them is
-        /// taken when they come.
+        /// taken when they come, and given back behind a burst.
         ird: u16 = 1024,
         /// Reads and atomics that this end may have outstanding. Default: 1,024; at most [`Limits::max_rd_atomic`], and never more than the
         /// peer's IRD, or 128 towards a peer that announces none.

@@ -2,8 +2,8 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind, Listener};
 use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpInit};
@@ -87,18 +87,36 @@ fn descriptors() -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
+/// One test counts at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// What each end of so many new connections holds.
+fn held_each(connections: usize, options: &Arc<ConnOptions>) -> usize {
+    let (mut client, mut server) = (Side::new(), Side::new());
+    let any = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(&server.device, any, 64, options, &server.channel).unwrap();
+    // What the first ones allocate for all: tables, staging.
+    (0..8).for_each(|_| connect(&mut client, &mut server, listener.local_addr(), options));
+    let before = HELD.load(Ordering::Relaxed);
+    (0..connections).for_each(|_| connect(&mut client, &mut server, listener.local_addr(), options));
+    (HELD.load(Ordering::Relaxed) - before) / (2 * connections)
+}
+
+/// A place for a Read takes 32 bytes at least: a queue made for all of them would hold 32 KiB more.
+#[test]
+fn a_connection_without_reads_holds_the_same_whatever_its_ird_and_ord_are() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let of = |depth| held_each(200, &Arc::new(ConnOptions::default().ird(depth).ord(depth)));
+    let (few, many) = (of(1), of(1024));
+    println!("an end holds {few} bytes with an IRD and ORD of 1, {many} with 1024");
+    assert!(many.abs_diff(few) < 1024, "{few} bytes with 1, {many} with 1024");
+}
+
 #[test]
 fn an_idle_connection_holds_at_most_16_kib() {
-    let (mut client, mut server) = (Side::new(), Side::new());
-    let options = Arc::new(ConnOptions::default());
-    let any = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(&server.device, any, 64, &options, &server.channel).unwrap();
-    // What the first ones allocate for all: tables, staging.
-    (0..8).for_each(|_| connect(&mut client, &mut server, listener.local_addr(), &options));
-    let before = HELD.load(Ordering::Relaxed);
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let connections = CONNECTIONS.min((descriptors() - 100) / 2);
-    (0..connections).for_each(|_| connect(&mut client, &mut server, listener.local_addr(), &options));
-    let each = (HELD.load(Ordering::Relaxed) - before) / (2 * connections);
+    let each = held_each(connections, &Arc::new(ConnOptions::default()));
     println!("{} idle ends hold {each} bytes each", 2 * connections);
     assert!(each <= BOUND, "{each} bytes an idle end");
 }

@@ -74,7 +74,7 @@ impl Receiver {
 
     /// The oldest Read or atomic has its answer.
     fn answered<H: Host>(shared: &mut Shared, host: &mut H) -> Result<(), ConnError> {
-        let Some(front) = shared.reads.outstanding.pop_front() else { return Ok(()) };
+        let Some(front) = shared.reads.pop_outstanding() else { return Ok(()) };
         shared.reads.lacks_credit = false;
         match front.origin {
             // What the peer asked for before its answer to the drain Read is still answered.

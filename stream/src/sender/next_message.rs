@@ -120,7 +120,7 @@ impl<M> Sender<M> {
         shared: &mut Shared,
         host: &mut H,
     ) -> Result<Option<Message>, ConnError> {
-        let Some(InboundRead { kind, segment }) = shared.reads.inbound.pop_front() else { return Ok(None) };
+        let Some(InboundRead { kind, segment }) = shared.reads.pop_inbound() else { return Ok(None) };
         match kind {
             InboundKind::Read(request) => {
                 shared.reads.responding = true;
