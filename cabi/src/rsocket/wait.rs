@@ -391,3 +391,25 @@ pub(crate) fn pending<T>(answer: Result<T>) -> Poll<Result<T>> {
         other => Poll::Ready(other),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections: it never comes to sleep.
+    #[test]
+    fn wake_ups_that_are_not_for_a_wait_do_not_make_it_longer() {
+        let device = Device::open().unwrap();
+        let begun = Instant::now();
+        let limit = Limit::within(Duration::from_millis(20));
+        let mut attempts = 0;
+        let waited = until_or(Some(&device), &mut Vec::new(), &limit, ShardSet::default, |cx| {
+            attempts += 1;
+            cx.waker().wake_by_ref();
+            // Without an end of its own the wait ends here.
+            if begun.elapsed() < Duration::from_secs(5) { Poll::Pending } else { Poll::Ready(()) }
+        });
+        assert_eq!(waited, Ok(None), "after {attempts} attempts");
+        assert!(limit.has_passed() && attempts > 1, "{attempts} attempts");
+    }
+}

@@ -4,6 +4,7 @@ use crate::common::{End, Make, connected, fill, loopback, memory, pair_of, peek,
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use uiw_verbs::{
     Access, Arm, CapabilityExchange, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap,
@@ -624,4 +625,20 @@ fn a_stalled_stream_does_not_delay_another_one() {
     for i in 0..20 {
         a1.sent_ok(i);
     }
+}
+
+/// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections.
+#[test]
+fn wake_ups_that_are_not_for_a_wait_do_not_make_it_longer() {
+    let device = Device::open().unwrap();
+    let begun = Instant::now();
+    let mut attempts = 0;
+    let waited = device.wait(Some(begun + Duration::from_millis(20)), |cx| {
+        attempts += 1;
+        cx.waker().wake_by_ref();
+        // Without an end of its own the wait ends here.
+        if begun.elapsed() < Duration::from_secs(5) { Poll::Pending } else { Poll::Ready(()) }
+    });
+    assert_eq!(waited, None, "after {attempts} attempts");
+    assert!(attempts > 1);
 }

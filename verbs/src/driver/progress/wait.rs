@@ -53,10 +53,18 @@ pub(in super::super) fn block_on<D: Drive, T>(
         }
         let pumped = drive.try_pump();
         let moved = pumped.is_some_and(|moved| moved > 0);
+        let is_late = deadline.is_some_and(|at| Instant::now() >= at);
         if parker.is_notified() {
-            continue;
+            if !is_late {
+                continue;
+            }
+            // Wake-ups that are not for this wait do not make it longer.
+            return match poll(&mut cx) {
+                Poll::Ready(value) => Some(value),
+                Poll::Pending => None,
+            };
         }
-        if deadline.is_some_and(|at| Instant::now() >= at) {
+        if is_late {
             return None;
         }
         // A thread on standby does not keep polling: one thread that drives is enough.
