@@ -204,6 +204,11 @@ pub trait StreamHooks: Send + 'static {
         inner.recv(bufs)
     }
 
+    /// See [`Stream::readable`].
+    fn readable(&mut self, inner: &mut dyn Stream, wanted: usize) -> io::Result<Option<crate::Readable>> {
+        inner.readable(wanted)
+    }
+
     /// See [`Stream::set_interest`].
     fn set_interest(&mut self, inner: &mut dyn Stream, interest: Interest) -> io::Result<()> {
         inner.set_interest(interest)
@@ -452,7 +457,7 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
     }
 
     fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
-        self.inner.readable(wanted)
+        self.hooks.readable(&mut *self.inner, wanted)
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {

@@ -349,3 +349,105 @@ impl Link {
         let _ = self.qp.modify(QpState::Err);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+    use uiw_verbs::cm::{self, CmChannel, CmEventKind, Listener};
+    use uiw_verbs::{ConnOptions, DeviceOptions};
+
+    const CREDITS: u16 = 40;
+    const SIZES: Sizes =
+        Sizes { sends: 64, receives: CREDITS, inline: 0, sent: 1 << 16, received: 1 << 16, mappings: 0 };
+
+    /// On the thread that has opened the device as well, whose completion queues are on each shard in turn.
+    #[test]
+    fn the_links_of_a_thread_are_on_one_shard_and_threads_are_spread() {
+        let device = Device::open_with(DeviceOptions::default().shards(3)).unwrap();
+        let shard_of_links = || {
+            let links = [(); 5].map(|()| Link::new(&device, &SIZES, Variant::Send).unwrap());
+            let shards = links.each_ref().map(|link| link.cq().shard());
+            assert!(shards.iter().all(|shard| *shard == shards[0]), "{shards:?}");
+            shards[0]
+        };
+        let mut shards = [false; 3];
+        shards[shard_of_links()] = true;
+        for _ in 0..12 {
+            let shard = std::thread::scope(|scope| scope.spawn(shard_of_links).join().unwrap());
+            shards[shard] = true;
+        }
+        assert_eq!(shards, [true; 3], "threads get them in turn");
+    }
+
+    fn wait_for<T>(mut ready: impl FnMut() -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            match ready() {
+                Some(value) => return value,
+                None => assert!(start.elapsed() < Duration::from_secs(60), "nothing came"),
+            }
+        }
+    }
+
+    /// Two connected ends on one device.
+    fn pair(variant: Variant) -> [Link; 2] {
+        let device = Device::open().unwrap();
+        let links = [(); 2].map(|()| Link::new(&device, &SIZES, variant).unwrap());
+        let (options, channel) = (Arc::new(ConnOptions::default()), Arc::new(CmChannel::default()));
+        let any = "127.0.0.1:0".parse().unwrap();
+        let listener = Listener::bind(&device, any, 8, &options, &channel).unwrap();
+        cm::connect(links[0].qp(), None, listener.local_addr(), &options, b"", &channel).unwrap();
+        let mut established = 0;
+        while established < 2 {
+            let until = Some(Instant::now() + Duration::from_secs(60));
+            match device.wait(until, |cx| channel.poll_pop(cx)).unwrap().kind {
+                CmEventKind::ConnectRequest(request) => {
+                    request.accept(links[1].qp(), None, b"", None).unwrap();
+                }
+                CmEventKind::Established(_) => established += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        links
+    }
+
+    /// Sends so many messages and takes them at the peer; returns the greatest number of receives that were not posted again.
+    fn carry(links: &mut [Link; 2], count: usize) -> usize {
+        let [from, to] = links;
+        let (mut sent, mut received, mut most) = (0, 0, 0);
+        (0..count).for_each(|_| from.message(Message::Credits { limit: 1 }).unwrap());
+        wait_for(|| {
+            to.poll(Take::Driving, |completed| match completed {
+                Completed::Received(_) => received += 1,
+                Completed::Sent | Completed::Unknown => panic!("no message"),
+            });
+            from.poll(Take::Driving, |completed| match completed {
+                Completed::Sent => sent += 1,
+                Completed::Received(_) | Completed::Unknown => panic!("a message"),
+            });
+            most = most.max(to.used.len());
+            (sent == count && received == count).then_some(())
+        });
+        most
+    }
+
+    #[test]
+    fn receives_are_posted_again_in_batches_and_the_peer_finds_one_for_each_credit() {
+        for variant in [Variant::Send, Variant::Immediate] {
+            let mut links = pair(variant);
+            for count in 1..=8 {
+                carry(&mut links, 1);
+                assert_eq!(links[1].used.len(), count, "none is posted again alone");
+            }
+            // As many as are used at most: all credits of the peer, beside what control messages take.
+            let most = carry(&mut links, CREDITS.into());
+            assert!(most < REPOSTED, "{most}");
+            for _ in 0..20 {
+                carry(&mut links, CREDITS.into());
+            }
+            assert!(links[1].used.len() < REPOSTED);
+            assert!(usize::from(EXTRA_RECEIVES) > REPOSTED);
+        }
+    }
+}

@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
-use uiw_llp::{Event, Stack, Stream, Token};
+use uiw_llp::{Event, Readable, Stack, Stream, Token};
 use uiw_mem::IoVecMut;
 use uiw_rdmap::Opcode;
 use uiw_verbs::{
@@ -304,11 +304,12 @@ fn fpdus_of_any_length_are_reported_while_memory_is_short() {
     assert_eq!(ended(&holders), 0);
 }
 
-/// Hooks that count what the stack reports, and the bytes that its streams receive.
+/// Hooks that count what the stack reports, and the bytes that its streams receive, and list what these are asked to have room for.
 #[derive(Clone, Default)]
 struct Reports {
     events: Arc<AtomicUsize>,
     received: Arc<AtomicUsize>,
+    wanted: Arc<Mutex<Vec<usize>>>,
 }
 
 impl StackHooks for Reports {
@@ -330,6 +331,58 @@ impl StreamHooks for Reports {
     fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         inner.recv(bufs).inspect(|bytes| _ = self.received.fetch_add(*bytes, Ordering::SeqCst))
     }
+
+    fn readable(&mut self, inner: &mut dyn Stream, wanted: usize) -> io::Result<Option<Readable>> {
+        self.wanted.lock().unwrap().push(wanted);
+        inner.readable(wanted)
+    }
+}
+
+/// While the receive memory is used up, a socket that is not read gets room for the longest FPDU (64 KiB, with Markers and what is read behind
+/// it less than 128 KiB), of which the kernel counts up to four times the bytes. It is asked once, then only for what an FPDU needs.
+#[test]
+fn a_socket_that_is_read_by_whole_fpdus_has_room_for_the_longest_one() {
+    let reports = Reports::default();
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
+    let limits = Limits::default().max_held_bytes(SHORT_MEMORY);
+    let options = DeviceOptions::default().progress(Progress::Manual).shards(1).limits(limits);
+    let device = Device::with_stack(Box::new(stack), options).unwrap();
+    let settings = plain().no_receive_timeout(TIMEOUT);
+    let other = End::on(&device);
+    let mut peer = responder_opt(&other, &settings);
+    for id in 0..6 {
+        other.recv(id, 0, 64);
+    }
+    assert_eq!(*reports.wanted.lock().unwrap(), [], "there is memory");
+    // Messages that wait for receives, as many as are kept before memory is short.
+    let holders: Vec<(End, Peer)> = (0..11)
+        .map(|_| {
+            let end = End::on(&device);
+            let mut holder = responder_opt(&end, &settings);
+            let before = reports.received.load(Ordering::SeqCst);
+            holder.send(&[7; 60_000]);
+            while reports.received.load(Ordering::SeqCst) < before + 60_000 {
+                device.pump();
+            }
+            (end, holder)
+        })
+        .collect();
+    reports.wanted.lock().unwrap().clear();
+    for id in 0..5 {
+        peer.send(b"while memory is short");
+        other.received_ok(id);
+    }
+    let wanted = std::mem::take(&mut *reports.wanted.lock().unwrap());
+    let (first, later) = wanted.split_first().expect("it is asked");
+    assert!(*first >= 4 * (128 << 10), "{first} bytes");
+    assert!(later.iter().all(|wanted| *wanted < 128 << 10), "{later:?}");
+    for (holder, _) in &holders {
+        holder.recv(0, 0, 60_000);
+        holder.received_ok(0);
+    }
+    peer.send(b"with memory");
+    other.received_ok(5);
+    assert_eq!(reports.wanted.lock().unwrap().last(), Some(&1), "any byte is reported again");
 }
 
 /// While another connection keeps the receive memory budget used up, both ends of one close: what the peer sent waits in the socket, and
