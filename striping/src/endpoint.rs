@@ -286,7 +286,7 @@ impl<E> Endpoint<E> {
     fn kill(&mut self, index: u8, now: Duration) {
         // A peer that has the Close may have closed in order. What says so comes on another stripe, and may be seen here later.
         self.counts.deaths += u64::from(self.is_up(index) && !self.peer_may_have_close());
-        let had_requests = self.requests.under_way(index) > 0;
+        let had_requests = self.requests.has_undecided(index);
         if had_requests {
             self.stall.get_or_insert(Stall { since: now, attempts: 0 });
         }

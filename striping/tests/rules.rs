@@ -565,10 +565,10 @@ fn a_request_is_not_repeated_for_ever() {
     assert_eq!(end.lost_for(), Some(Duration::from_secs(64 * 12)));
 }
 
-/// Stripe 0 is up for 20 s, dies with the request, and is replaced at once.
-fn live_and_die(end: &mut TestEnd, number: u64, delivered: u64, now: &mut Duration) {
+/// Stripe 0 is up for 20 s, dies with the requests, and is replaced at once.
+fn live_and_die(end: &mut TestEnd, requests: &[u64], delivered: u64, now: &mut Duration) {
     *now += Duration::from_secs(20);
-    die(end, 0, &[number], *now);
+    die(end, 0, requests, *now);
     end.handle_timeout(*now);
     if end.ended().is_none() {
         let joining = end.poll_action(*now);
@@ -580,17 +580,23 @@ fn live_and_die(end: &mut TestEnd, number: u64, delivered: u64, now: &mut Durati
 /// A path that lets start-up through and nothing behind it: each stripe is up for longer than one that is of use.
 #[test]
 fn stripes_that_place_nothing_however_often_they_are_replaced_end_the_connection() {
-    let mut end = initiator(1);
-    end.post(IDEMPOTENT, 1).unwrap();
-    let mut now = ms(0);
-    while end.ended().is_none() {
-        assert_eq!(starts(&mut end), [(0, 1)]);
-        live_and_die(&mut end, 1, 0, &mut now);
+    for is_given_back_first in [false, true] {
+        let mut end = initiator(1);
+        end.post(IDEMPOTENT, 1).unwrap();
+        let mut now = ms(0);
+        while end.ended().is_none() {
+            assert_eq!(starts(&mut end), [(0, 1)]);
+            if is_given_back_first {
+                // Its connection completes the request before its end is reported.
+                end.finished(0, 1, Finish::Unknown);
+            }
+            live_and_die(&mut end, if is_given_back_first { &[] } else { &[1] }, 0, &mut now);
+        }
+        // The first death is at 20 s; the timeout is 60 s.
+        assert_eq!((now, end.ended()), (Duration::from_secs(80), Some(End::Stalled { attempts: 3 })));
+        assert_eq!(end.lost_for(), Some(Duration::from_secs(60)));
+        assert_eq!(outcomes(&mut end), [Outcome::Lost]);
     }
-    // The first death is at 20 s; the timeout is 60 s.
-    assert_eq!((now, end.ended()), (Duration::from_secs(80), Some(End::Stalled { attempts: 3 })));
-    assert_eq!(end.lost_for(), Some(Duration::from_secs(60)));
-    assert_eq!(outcomes(&mut end), [Outcome::Lost]);
 }
 
 #[test]
@@ -601,7 +607,7 @@ fn a_request_that_is_placed_between_two_deaths_starts_the_time_anew() {
         for number in 1..=10 {
             end.post(Op::Message, 1).unwrap();
             assert_eq!(starts(&mut end), [(0, number)]);
-            live_and_die(&mut end, number, number - 1, &mut now);
+            live_and_die(&mut end, &[number], number - 1, &mut now);
             assert_eq!(starts(&mut end), [(0, number)]);
             if is_counted {
                 // Its proof is lost, but the peer's count has it.
@@ -625,7 +631,7 @@ fn a_long_request_that_is_repeated_is_not_lost_by_the_death_of_an_idle_stripe() 
     end.post(IDEMPOTENT, 1).unwrap();
     let mut now = ms(0);
     assert_eq!(starts(&mut end), [(0, 1)]);
-    live_and_die(&mut end, 1, 0, &mut now);
+    live_and_die(&mut end, &[1], 0, &mut now);
     assert_eq!(starts(&mut end), [(0, 1)]);
     now += Duration::from_secs(90);
     end.died(1, now);

@@ -321,6 +321,13 @@ impl<E> Requests<E> {
         self.open.stripes.get(usize::from(index)).map_or(0, |stripe| stripe.count)
     }
 
+    /// Whether a stripe has requests that it has not given back, or that it gave back without an outcome: it may do so before its death is
+    /// reported.
+    pub(crate) fn has_undecided(&self, index: u8) -> bool {
+        let stripe = self.open.stripes.get(usize::from(index));
+        stripe.is_some_and(|stripe| stripe.count > 0 || !stripe.unknown.is_empty())
+    }
+
     /// The peer has confirmed that its end of a dead stripe is drained: what is unknown is decided (docs/striping.md, "Death of a
     /// stripe"). For stripe 0 it has received `delivered` messages.
     ///
