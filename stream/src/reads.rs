@@ -23,7 +23,7 @@ pub(crate) struct Outstanding {
 
 /// Places for so many Reads and atomics are kept by a queue that is empty. What a burst took beyond them is given back: every connection may
 /// have had one.
-const KEPT: usize = 64;
+const KEPT: usize = 256;
 
 /// Takes the oldest entry.
 fn pop<T>(queue: &mut VecDeque<T>) -> Option<T> {
