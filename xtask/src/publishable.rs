@@ -54,7 +54,8 @@ impl Clone {
     fn new() -> io::Result<Self> {
         let workspace = crate::workspace::root();
         let target = crate::workspace::target().map_err(io::Error::other)?.join("publishable");
-        let root = target.join(format!("clone-{}", std::process::id()));
+        let now = std::time::UNIX_EPOCH.elapsed().map_err(io::Error::other)?;
+        let root = target.join(format!("clone-{}-{}", std::process::id(), now.as_secs()));
         fs::create_dir_all(&target)?;
         let cloned = Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&root).status()?;
         if cloned.success() { Ok(Self { root, target }) } else { Err(io::Error::other("git clone failed")) }
@@ -106,35 +107,12 @@ impl Drop for Clone {
     }
 }
 
+/// Cargo neither unpacks nor compiles a package again whose version it has from the same folder: the folder is a new one.
 fn package(clone: &Clone) -> io::Result<Verdict> {
-    if let Some(cargo) = env::home_dir().map(|home| home.join(".cargo")) {
-        forget_unpacked(&env::var_os("CARGO_HOME").map_or(cargo, PathBuf::from))?;
-    }
-    // What was compiled of them is not compiled again either.
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut package = clone.command(cargo);
     package.args(["package", "--workspace", "--quiet"]).env("CARGO_TARGET_DIR", clone.root.join("target"));
     Ok(Verdict::of(package.status()?.success()))
-}
-
-/// Removes our crates that Cargo has unpacked from registries in folders. It does not unpack them again where the version is the same, so a package would be
-/// built with those of an earlier run.
-fn forget_unpacked(cargo: &Path) -> io::Result<()> {
-    let Ok(registries) = fs::read_dir(cargo.join("registry/src")) else { return Ok(()) };
-    for registry in registries {
-        let registry = registry?;
-        // Such a registry has no host in front of its hash.
-        if !registry.file_name().to_string_lossy().starts_with('-') {
-            continue;
-        }
-        for package in fs::read_dir(registry.path())? {
-            let package = package?;
-            if package.file_name().to_string_lossy().starts_with("uiw") {
-                fs::remove_dir_all(package.path())?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The models need a newer one: `generator`, below `loom`.
@@ -223,26 +201,4 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     drop(clone);
     println!("{total}");
     if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_our_crates_of_registries_in_folders_are_unpacked_again() {
-        let cargo = env::temp_dir().join(format!("uiw-unpacked-{}", std::process::id()));
-        let source = cargo.join("registry/src");
-        forget_unpacked(&cargo).unwrap();
-        for package in
-            ["-0a1b/uiw-0.1.0/src", "-0a1b/uiw-mpa-0.1.0", "-0a1b/bytes-1.0.0", "index-2c/uiw-0.1.0"]
-        {
-            fs::create_dir_all(source.join(package)).unwrap();
-        }
-        forget_unpacked(&cargo).unwrap();
-        let there = |package: &str| source.join(package).exists();
-        assert!(!there("-0a1b/uiw-0.1.0") && !there("-0a1b/uiw-mpa-0.1.0"));
-        assert!(there("-0a1b/bytes-1.0.0") && there("index-2c/uiw-0.1.0"));
-        fs::remove_dir_all(&cargo).unwrap();
-    }
 }
