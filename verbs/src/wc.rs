@@ -214,6 +214,24 @@ pub struct Wc {
     pub timestamp_ns: u64,
 }
 
+impl Wc {
+    /// A completion that has nothing beside these.
+    pub(crate) const fn plain(wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> Self {
+        Self {
+            wr_id,
+            status,
+            opcode,
+            byte_len,
+            imm: None,
+            invalidated: None,
+            qp_num: 0,
+            datagram_from: None,
+            reason: None,
+            timestamp_ns: 0,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -310,24 +310,9 @@ mod tests {
         (completions, runs)
     }
 
-    fn wc(wr_id: u64, status: WcStatus) -> Wc {
-        Wc {
-            wr_id,
-            status,
-            opcode: WcOpcode::Recv,
-            byte_len: 1,
-            imm: None,
-            invalidated: None,
-            qp_num: 1,
-            datagram_from: None,
-            reason: None,
-            timestamp_ns: 0,
-        }
-    }
-
     fn complete(completions: &Completions, wr_id: u64, status: WcStatus) {
         let mut wakes = Wakes::default();
-        completions.complete(wc(wr_id, status), &mut wakes);
+        completions.complete(Wc::plain(wr_id, status, WcOpcode::Recv, 1), &mut wakes);
         assert!(completions.ops.try_lock().is_some() && completions.inbox.try_lock().is_some());
         wakes.give();
     }

@@ -176,7 +176,7 @@ impl State {
         let peer = self.peer;
         let failed = |status| Err(WcError::Completed { status, reason: None, peer });
         let result = match done.outcome {
-            Outcome::Placed => Ok(success(done.number, slot.opcode, slot.len)),
+            Outcome::Placed => Ok(Wc::plain(done.number, WcStatus::Success, slot.opcode, slot.len)),
             Outcome::Failed(error) => Err(error),
             Outcome::Lost => failed(WcStatus::RetryExceeded),
             Outcome::Flushed => failed(WcStatus::Flushed),
@@ -226,21 +226,5 @@ impl State {
         }
         register(&mut self.end_wakers, cx.waker());
         Poll::Pending
-    }
-}
-
-/// The completion of a request that is placed.
-fn success(number: u64, opcode: WcOpcode, len: u32) -> Wc {
-    Wc {
-        wr_id: number,
-        status: WcStatus::Success,
-        opcode,
-        byte_len: len,
-        imm: None,
-        invalidated: None,
-        qp_num: 0,
-        datagram_from: None,
-        reason: None,
-        timestamp_ns: 0,
     }
 }
