@@ -9,8 +9,9 @@ use crate::settings::Settings;
 use crate::signals::Held;
 use crate::stack;
 use crate::tls_watch::TlsWatch;
+use once_cell::race::OnceBox;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 use uiw_llp::Stack;
 use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
@@ -85,6 +86,9 @@ impl Engine {
             return Ok(device.clone());
         }
         let settings = Settings::get()?;
+        // At its first use the library of CRCs finds out what the processor has, in a cell on which other threads wait. No fork comes
+        // between here: it waits for this lock.
+        std::hint::black_box(uiw_mpa::crc32c(b""));
         let watch =
             settings.tls.as_ref().map(|file| TlsWatch::new(file, &settings.tls_options)).transpose()?;
         let tls = settings.tls().map_err(|line| {
@@ -148,11 +152,11 @@ impl Engine {
 }
 
 /// See [`before_exit`].
-static BEFORE_EXIT: OnceLock<fn(Instant)> = OnceLock::new();
+static BEFORE_EXIT: OnceBox<fn(Instant)> = OnceBox::new();
 
 /// At the end of the process `close` is called before the engine is left; it returns by the time that it is given.
 pub(crate) fn before_exit(close: fn(Instant)) {
-    let _ = BEFORE_EXIT.set(close);
+    BEFORE_EXIT.get_or_init(|| Box::new(close));
 }
 
 fn flush_at_exit() {

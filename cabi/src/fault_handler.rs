@@ -6,11 +6,10 @@
 
 use crate::c_library;
 use crate::errno::Errno;
-use crate::fork::generation;
+use crate::fork::{ForkSafe, Forked, generation};
 use crate::signals::Held;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use uiw_mem::recover;
 
@@ -112,25 +111,41 @@ fn system_sigaction() -> SigAction {
     unsafe { std::mem::transmute::<usize, SigAction>(found) }
 }
 
+/// The handler is installed by one thread; a fork waits for it.
+struct Installation;
+
+static INSTALLATION: ForkSafe<Installation> = ForkSafe::new();
+
+impl Forked for Installation {
+    const NEW: Self = Self;
+
+    /// A child has the handlers of its parent.
+    fn in_child(&mut self) {}
+}
+
 /// Installs the handler, once.
 pub(crate) fn install() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        recover::prepare();
-        // SAFETY: a structure of zeros but for what is set; the handler touches the context of its signal alone.
-        unsafe {
-            let mut action: Action = std::mem::zeroed();
-            action.sa_sigaction = on_fault as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-            for (signal, wanted) in [(libc::SIGSEGV, &SEGV), (libc::SIGBUS, &BUS)] {
-                let mut old: Action = std::mem::zeroed();
-                system_sigaction()(signal, std::ptr::null(), &raw mut old);
-                wanted.set(old);
-                system_sigaction()(signal, &raw const action, std::ptr::null_mut());
-            }
+    if INSTALLED.load(Ordering::Acquire) {
+        return;
+    }
+    let _installation = INSTALLATION.write();
+    if INSTALLED.load(Ordering::Acquire) {
+        return;
+    }
+    recover::prepare();
+    // SAFETY: a structure of zeros but for what is set; the handler touches the context of its signal alone.
+    unsafe {
+        let mut action: Action = std::mem::zeroed();
+        action.sa_sigaction = on_fault as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        for (signal, wanted) in [(libc::SIGSEGV, &SEGV), (libc::SIGBUS, &BUS)] {
+            let mut old: Action = std::mem::zeroed();
+            system_sigaction()(signal, std::ptr::null(), &raw mut old);
+            wanted.set(old);
+            system_sigaction()(signal, &raw const action, std::ptr::null_mut());
         }
-        INSTALLED.store(true, Ordering::Release);
-    });
+    }
+    INSTALLED.store(true, Ordering::Release);
 }
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {

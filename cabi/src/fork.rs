@@ -7,6 +7,10 @@
 //! Each subsystem (engine, devices, objects, connection manager, out-of-band connections) has a static [`ForkSafe`] of its own.
 //! Its locks are held while the process is copied, so that the child never finds one in the hands of a thread that it lacks.
 //! Invariant: a thread that holds one of these locks takes no other of them, so the order in which a fork takes them is free.
+//!
+//! A value that is made once in a process is in a cell of `once_cell::race`, where no thread waits for another one: a child would wait
+//! for ever for the thread of its parent that was making the value of a `std::sync::OnceLock`. Such cells of other libraries get their
+//! values while the engine is opened, under a lock for which a fork waits.
 
 use crate::lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::cell::RefCell;

@@ -10,12 +10,13 @@ use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
+use once_cell::race::OnceBool;
 use parking_lot::{Mutex, MutexGuard};
 use ranges::{Key, Range as Registration, Ranges, Room};
 use std::ffi::c_void;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use uiw_mem::{PageState, recover};
 
 /// The registered ranges of a process.
@@ -253,8 +254,8 @@ unsafe fn madvise(start: usize, len: usize, advice: i32) -> i32 {
 
 /// Whether the kernel can make pages present (Linux 5.14).
 fn has_populate(page: usize) -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    *KNOWN.get_or_init(|| {
+    static KNOWN: OnceBool = OnceBool::new();
+    KNOWN.get_or_init(|| {
         let on_stack = 0u8;
         let at = (&raw const on_stack).addr() & !(page - 1);
         // SAFETY: a page of this stack, which is present.

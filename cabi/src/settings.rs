@@ -6,11 +6,11 @@ use crate::errno::Errno;
 use crate::log;
 use crate::persona::Persona;
 use crate::tls::TlsOptions;
+use once_cell::race::OnceBox;
 use std::env;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::OnceLock;
 use std::time::Duration;
 use uiw_llp::Spec;
 use uiw_llp::capture::PcapFile;
@@ -406,14 +406,17 @@ impl Settings {
     /// # Errors
     /// EINVAL when a variable has a bad value.
     pub fn get() -> Result<&'static Self> {
-        static SETTINGS: OnceLock<std::result::Result<Settings, String>> = OnceLock::new();
-        let settings = SETTINGS.get_or_init(|| {
+        static SETTINGS: OnceBox<std::result::Result<Settings, String>> = OnceBox::new();
+        let settings = SETTINGS.get().unwrap_or_else(|| {
             // A value that is no text is a wrong one: without it UIW_TLS would be off.
             let value = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
-            let settings = Self::read(|name| value(name).filter(|value| !value.is_empty()));
-            match &settings {
-                Ok(settings) => settings.log_filter().map_or((), log::start),
-                Err(line) => eprintln!("{line}"),
+            let read = Self::read(|name| value(name).filter(|value| !value.is_empty()));
+            let is_first = SETTINGS.set(Box::new(read)).is_ok();
+            let settings = SETTINGS.get_or_init(|| unreachable!("set by this thread or by an earlier one"));
+            match settings {
+                Ok(settings) if is_first => settings.log_filter().map_or((), log::start),
+                Err(line) if is_first => eprintln!("{line}"),
+                _ => {}
             }
             settings
         });

@@ -21,7 +21,7 @@ use crate::qp::Qp;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use uiw_verbs::cm::{self, ConnHandle};
+use uiw_verbs::cm;
 use uiw_verbs::{Error, QpState};
 
 /// Whether the program moves the queue pair of the connection itself, and gives its number.
@@ -155,17 +155,17 @@ fn begin(
     let opening = channel.opening();
     let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
     let begun = connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
-    let conn = match begun {
-        Ok(conn) => conn,
+    // From here on another thread may have taken the connection's events, and destroyed its queue pair.
+    let handle = match begun {
+        Ok(handle) => handle,
         Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(Begin::Peer(error)),
         Err(error) => return Err(error.into()),
     };
-    // One that has failed already needs no handle; its event is there.
-    let handle = ConnHandle::of(qp.engine()).ok();
+    let conn = handle.id();
     let bound = {
         let mut state = id.lock();
         state.conn = Some(conn);
-        state.handle = handle;
+        state.handle = Some(handle);
         // The connection has it now; the port stays the id's towards others of this process.
         state.port.as_mut().and_then(Reservation::unbind)
     };
@@ -221,13 +221,17 @@ unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
         }
     };
     let accepted = request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
-    if let Err(error) = accepted {
-        id.lock().phase = Phase::Over;
-        return Err(peer_is_gone(error));
+    match accepted {
+        // From here on another thread may have taken the connection's events, and destroyed its queue pair.
+        Ok(handle) => {
+            id.lock().handle = Some(handle);
+            Ok(())
+        }
+        Err(error) => {
+            id.lock().phase = Phase::Over;
+            Err(peer_is_gone(error))
+        }
     }
-    let handle = ConnHandle::of(qp.engine()).ok();
-    id.lock().handle = handle;
-    Ok(())
 }
 
 fn peer_is_gone(error: Error) -> Errno {

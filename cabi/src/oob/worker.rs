@@ -274,7 +274,8 @@ impl Worker {
             cm::connect(&state.qp, Some(target.local), target.remote, &self.options, &info, &self.channel)
         };
         match begun {
-            Ok(conn) => {
+            Ok(handle) => {
+                let conn = handle.id();
                 state.phase = Phase::Connecting(conn);
                 state.next = None;
                 self.tables.lock().conns.insert(conn, number);
@@ -295,7 +296,8 @@ impl Worker {
         }
         let info = state.target.info().emit();
         match peer.request.accept(&state.qp, None, &info, None) {
-            Ok(conn) => {
+            Ok(handle) => {
+                let conn = handle.id();
                 state.phase = Phase::Accepting(conn);
                 state.next = None;
                 self.tables.lock().conns.insert(conn, number);

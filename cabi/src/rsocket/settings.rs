@@ -2,9 +2,9 @@
 
 use crate::persona::Persona;
 use crate::rsocket::wire::{Variant, representable_mappings};
+use once_cell::race::OnceBox;
 use std::fs;
 use std::str::FromStr;
-use std::sync::OnceLock;
 
 /// Where rdma-core's rsockets have their configuration.
 const FOLDER: &str = "/etc/rdma/rsocket";
@@ -41,8 +41,9 @@ impl Sizes {
 
     /// The defaults of this system.
     pub(crate) fn of_system() -> Self {
-        static SIZES: OnceLock<Sizes> = OnceLock::new();
-        *SIZES.get_or_init(|| Self::read(|name| fs::read_to_string(format!("{FOLDER}/{name}")).ok()))
+        static SIZES: OnceBox<Sizes> = OnceBox::new();
+        *SIZES
+            .get_or_init(|| Box::new(Self::read(|name| fs::read_to_string(format!("{FOLDER}/{name}")).ok())))
     }
 
     fn read(file: impl Fn(&str) -> Option<String>) -> Self {

@@ -137,10 +137,14 @@ fn a_message_that_connects_does_not_connect_by_tcp() {
 fn a_process_with_busy_threads_forks_and_its_children_have_rsockets() {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload_fork.c") else { return };
-    let command = with_sockets(&libraries, &["--require"], &[program.to_str().unwrap(), "30"]);
-    let ended = Running::start(command).end();
-    assert_eq!(ended.well().count("forks are as they should be"), 1);
-    assert!(ended.count("over rsockets") > 0 && ended.count("over TCP") == 0, "{ended:?}");
+    // The first fork of a process comes while its threads begin: what is made once in a process may be half made. One process has few such
+    // moments.
+    for forks in ["30", "1", "1", "1", "1", "1", "1", "1", "1"] {
+        let command = with_sockets(&libraries, &["--require"], &[program.to_str().unwrap(), forks]);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("forks are as they should be"), 1);
+        assert!(ended.count("over rsockets") > 0 && ended.count("over TCP") == 0, "{ended:?}");
+    }
 }
 
 /// What `scripts/thousand.py` says of `count` sockets.

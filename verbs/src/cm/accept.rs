@@ -1,6 +1,6 @@
 //! Accepting a request with a queue pair.
 
-use crate::cm::{CmChannel, ConnId, ConnRequest, check_options};
+use crate::cm::{CmChannel, ConnHandle, ConnRequest, check_options};
 use crate::conn::Conn;
 use crate::driver::{Core, Services};
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ impl ConnRequest {
         options: Option<&Arc<ConnOptions>>,
         private_data: &[u8],
         channel: Option<&Arc<CmChannel>>,
-    ) -> Result<ConnId> {
+    ) -> Result<ConnHandle> {
         let options = Arc::clone(options.unwrap_or(&self.options));
         check_options(self.driver.limits().max_rd_atomic, &options)?;
         let inner = Arc::clone(&qp.0);
@@ -30,6 +30,7 @@ impl ConnRequest {
         self.move_to(inner.recv_cq.shard())?;
         let token = self.token;
         let (private_data, channel) = (private_data.to_vec(), channel.cloned());
+        // Behind it the queue pair is not touched: another thread may have taken the connection's events, and dropped it.
         let (accepted, channel_before) = self.driver.shard(token).call(move |core| {
             let mut channel_before = None;
             let accepted = accept_on(core, token, &inner, |conn, services| {
@@ -43,7 +44,7 @@ impl ConnRequest {
         accepted?;
         self.decided = true;
         self.driver.note_use(token);
-        Ok(self.id)
+        Ok(ConnHandle::new(Arc::clone(&self.driver), Some(token), self.id))
     }
 }
 

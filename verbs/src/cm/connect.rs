@@ -1,6 +1,6 @@
 //! Connecting a queue pair.
 
-use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId, check_options, connect_error};
+use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnHandle, ConnId, check_options, connect_error};
 use crate::conn::Conn;
 use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
@@ -45,7 +45,7 @@ pub fn connect(
     options: &Arc<ConnOptions>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
-) -> Result<ConnId> {
+) -> Result<ConnHandle> {
     connect_to(qp, (local, peer), options, private_data, channel, false)
 }
 
@@ -61,11 +61,12 @@ pub fn connect(
 /// let [client, server] = [End::new()?, End::new()?];
 /// let options = Arc::new(ConnOptions::default());
 /// let listener = cm::Listener::bind(&server.device, "127.0.0.1:0".parse()?, 1, &options, &server.channel)?;
-/// cm::connect_in_two_steps(&client.qp, None, listener.local_addr(), &options, b"", &client.channel)?;
+/// let to = listener.local_addr();
+/// let connection = cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel)?;
 /// let cm::CmEventKind::ConnectRequest(request) = server.event() else { panic!("a request") };
 /// request.accept(&server.qp, None, b"", None)?;
 /// assert!(matches!(client.event(), cm::CmEventKind::Established(_)));
-/// cm::ConnHandle::of(&client.qp)?.establish()?;
+/// connection.establish()?;
 /// assert!(matches!(server.event(), cm::CmEventKind::Established(_)));
 /// # Ok(())
 /// # }
@@ -80,7 +81,7 @@ pub fn connect_in_two_steps(
     options: &Arc<ConnOptions>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
-) -> Result<ConnId> {
+) -> Result<ConnHandle> {
     connect_to(qp, (local, peer), options, private_data, channel, true)
 }
 
@@ -91,7 +92,7 @@ fn connect_to(
     private_data: &[u8],
     channel: &Arc<CmChannel>,
     awaits_establish: bool,
-) -> Result<ConnId> {
+) -> Result<ConnHandle> {
     let how = How { asked_local: local, peer, connected_note: None, awaits_establish };
     connect_by(qp, how, options, private_data, channel, move |stack, options, token| {
         stack.connect(local, peer, &options.stream, token)
@@ -131,7 +132,7 @@ pub fn connect_open(
     private_data: &[u8],
     channel: &Arc<CmChannel>,
     connected: u64,
-) -> Result<ConnId> {
+) -> Result<ConnHandle> {
     let mut options = ConnOptions::clone(options);
     (options.fallback, options.refused_retry_time) = (false, Duration::ZERO);
     let how = How { asked_local: None, peer, connected_note: Some(connected), awaits_establish: false };
@@ -158,7 +159,7 @@ fn connect_by(
     connect: impl FnOnce(&mut dyn Stack, &ConnOptions, Token) -> io::Result<Box<dyn uiw_llp::Stream>>
     + Send
     + 'static,
-) -> Result<ConnId> {
+) -> Result<ConnHandle> {
     let How { asked_local, peer, connected_note, awaits_establish } = how;
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
@@ -169,7 +170,7 @@ fn connect_by(
         let kind = CmEventKind::Failed(fault.error(peer, options.startup_timeout));
         channel.push(CmEvent { id, kind }, &mut wakes);
         wakes.give();
-        return Ok(id);
+        return Ok(ConnHandle::new(Arc::clone(&inner.driver), None, id));
     }
     Initiator::new(options.startup(), private_data)?;
     let (stream_options, private_data) = (Arc::clone(options), private_data.to_vec());
@@ -208,7 +209,7 @@ pub fn connect_self(
     local: SocketAddr,
     options: &Arc<ConnOptions>,
     channel: &Arc<CmChannel>,
-) -> Result<ConnId> {
+) -> Result<ConnHandle> {
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
     let (stream_options, limit) = (Arc::clone(options), inner.driver.limits().max_rd_atomic);
@@ -239,14 +240,15 @@ fn begin(
     options: &Arc<ConnOptions>,
     channel: &Arc<CmChannel>,
     open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened> + Send + 'static,
-) -> Result<ConnId> {
-    let driver = &inner.driver;
+) -> Result<ConnHandle> {
+    let driver = Arc::clone(&inner.driver);
     let shard = driver.shard_at(inner.recv_cq.shard());
     shard.start()?;
     let (qp, options, channel) = (Arc::clone(inner), Arc::clone(options), Arc::clone(channel));
+    // Behind it the queue pair is not touched: another thread may have taken the connection's events, and dropped it.
     let (token, id) = shard.call(move |core| begin_on(core, &qp, &options, &channel, open))?;
     driver.note_use(token);
-    Ok(id)
+    Ok(ConnHandle::new(driver, Some(token), id))
 }
 
 fn begin_on(

@@ -11,6 +11,8 @@ use uiw_llp::Token;
 /// A connection, in set-up or standing, without its queue pair. It keeps nothing alive: once the connection is over every call
 /// answers [`Error::NotConnected`].
 ///
+/// What begins a connection returns one. From then on other threads may take the events of the connection, and drop its queue pair.
+///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
@@ -25,11 +27,16 @@ use uiw_llp::Token;
 #[derive(Clone)]
 pub struct ConnHandle {
     driver: Arc<Driver>,
-    token: Token,
+    /// None of one that ended before it had a stream.
+    token: Option<Token>,
     id: ConnId,
 }
 
 impl ConnHandle {
+    pub(super) fn new(driver: Arc<Driver>, token: Option<Token>, id: ConnId) -> Self {
+        Self { driver, token, id }
+    }
+
     /// The connection that `qp` has.
     ///
     /// # Errors
@@ -38,7 +45,7 @@ impl ConnHandle {
         let token = qp.0.conn().ok_or(Error::NotConnected)?;
         let driver = Arc::clone(&qp.0.driver);
         let id = with(&driver, token, |conn, _| conn.cm.id)?;
-        Ok(Self { driver, token, id })
+        Ok(Self { driver, token: Some(token), id })
     }
 
     /// Which connection it is in [`crate::cm::CmEvent`]s.
@@ -52,13 +59,13 @@ impl ConnHandle {
     /// # Errors
     /// [`Error::NotConnected`]; events not taken yet stay where they are then.
     pub fn migrate(&self, channel: &Arc<CmChannel>) -> Result<()> {
-        migrate(&self.driver, self.token, channel)
+        migrate(&self.driver, self.token.ok_or(Error::NotConnected)?, channel)
     }
 
     /// No event reports it any more. Those not taken yet stay in their channel.
     pub fn forget(&self) {
         // One that is over has no events anyway.
-        let _ = with(&self.driver, self.token, |conn, _| conn.cm.forget());
+        let _ = self.with(|conn, _| conn.cm.forget());
     }
 
     /// The second step of [`crate::cm::connect_in_two_steps`]; nothing happens to other connections, and the second time.
@@ -66,7 +73,7 @@ impl ConnHandle {
     /// # Errors
     /// [`Error::NotConnected`].
     pub fn establish(&self) -> Result<()> {
-        with(&self.driver, self.token, Conn::establish)
+        self.with(Conn::establish)
     }
 
     /// As [`Qp::disconnect`].
@@ -74,7 +81,7 @@ impl ConnHandle {
     /// # Errors
     /// [`Error::NotConnected`].
     pub fn disconnect(&self) -> Result<()> {
-        with(&self.driver, self.token, Conn::close)
+        self.with(Conn::close)
     }
 
     /// Gives up a connection in set-up, whose queue pair is free again then, and terminates one that stands, whose queue pair
@@ -83,13 +90,20 @@ impl ConnHandle {
     /// # Errors
     /// [`Error::NotConnected`].
     pub fn abort(&self) -> Result<()> {
-        with(&self.driver, self.token, |conn, services| {
+        self.with(|conn, services| {
             if conn.is_established() {
                 conn.abort(services);
             } else {
                 conn.fail_startup(Error::NotConnected, services);
             }
         })
+    }
+
+    fn with<R: Send + 'static>(
+        &self,
+        serve: impl FnOnce(&mut Conn, &mut Services) -> R + Send + 'static,
+    ) -> Result<R> {
+        with(&self.driver, self.token.ok_or(Error::NotConnected)?, serve)
     }
 }
 

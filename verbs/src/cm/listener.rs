@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use uiw_counters::Refusal;
 use uiw_llp::{ListenOptions, PeerIdentity, Stream as Socket, Token};
 use uiw_mpa::startup::Request;
@@ -19,11 +19,9 @@ use uiw_stream::Stream;
 /// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter of
 /// the network configuration).
 fn warn_of_cleartext(local: SocketAddr) {
-    static SAID: Once = Once::new();
-    if !local.ip().is_loopback() {
-        SAID.call_once(|| {
-            tracing::warn!(%local, "the wire is not encrypted: use TLS, or a tunnel, on networks you do not trust");
-        });
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !local.ip().is_loopback() && !SAID.swap(true, Ordering::Relaxed) {
+        tracing::warn!(%local, "the wire is not encrypted: use TLS, or a tunnel, on networks you do not trust");
     }
 }
 

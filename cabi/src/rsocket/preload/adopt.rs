@@ -17,11 +17,12 @@ use crate::rsocket::socket::{Instead, Opened, Phase, Set, Socket, TCP_CONNECTED}
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::settings::Settings;
+use once_cell::race::OnceBox;
 use std::env;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::ConnOptions;
 use uiw_verbs::cm;
@@ -44,15 +45,16 @@ fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
 
 /// The sizes of the system, and of the variables.
 pub(super) fn sizes() -> Sizes {
-    static SIZES: OnceLock<Sizes> = OnceLock::new();
+    static SIZES: OnceBox<Sizes> = OnceBox::new();
     *SIZES.get_or_init(|| {
         let system = Sizes::of_system();
-        Sizes {
+        let sizes = Sizes {
             sends: variable("RS_SQ_SIZE", system.sends),
             receives: variable("RS_RQ_SIZE", system.receives),
             inline: variable("RS_INLINE", system.inline),
             ..system
-        }
+        };
+        Box::new(sizes)
     })
 }
 

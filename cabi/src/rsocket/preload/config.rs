@@ -1,9 +1,9 @@
 //! `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets. Without the file, or with nothing in it, all of TCP do,
 //! and none of UDP: a datagram rsocket reaches no peer of UDP, so a program that asks for names by UDP, for one, would get no answer.
 
+use once_cell::race::OnceBox;
 use std::ffi::c_int;
 use std::fs;
-use std::sync::OnceLock;
 
 const FILE: &str = "/etc/rdma/rsocket/preload_config";
 
@@ -70,9 +70,9 @@ fn has(lines: &[Line], program: &str, domain: c_int, kind: Kind) -> bool {
 
 /// Whether sockets of `domain` become rsockets in `program`.
 pub(super) fn includes(program: &str, domain: c_int, kind: Kind) -> bool {
-    static LINES: OnceLock<Vec<Line>> = OnceLock::new();
-    let lines =
-        LINES.get_or_init(|| fs::read_to_string(FILE).map_or_else(|_| Vec::new(), |text| parse(&text)));
+    static LINES: OnceBox<Vec<Line>> = OnceBox::new();
+    let lines = LINES
+        .get_or_init(|| Box::new(fs::read_to_string(FILE).map_or_else(|_| Vec::new(), |text| parse(&text))));
     has(lines, program, domain, kind)
 }
 

@@ -5,7 +5,8 @@ use super::super::os::Instant;
 use super::super::park::Parker;
 use super::super::sync::yield_now;
 use super::{Drive, State};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
@@ -23,7 +24,7 @@ const CORE_HELD: Duration = Duration::from_micros(200);
 const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
 
 /// That the process is short of descriptors: every wait of every thread finds it again.
-static REPORTED: Once = Once::new();
+static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Runs `poll` until it is ready or `deadline` has passed, driving meanwhile. `None`: the deadline has passed.
 pub(in super::super) fn block_on<D: Drive, T>(
@@ -34,9 +35,9 @@ pub(in super::super) fn block_on<D: Drive, T>(
     let parker = match Parker::current() {
         Ok(parker) => parker,
         Err(error) => {
-            REPORTED.call_once(|| {
+            if !REPORTED.swap(true, Ordering::Relaxed) {
                 tracing::warn!(%error, "no descriptor to sleep on: the thread polls every millisecond instead");
-            });
+            }
             return poll_on(drive, deadline, poll);
         }
     };
