@@ -110,7 +110,8 @@ fn connect(to: SocketAddr, options: &Arc<ConnOptions>) -> usize {
     let mut qps = HashMap::new();
     let begin = |qps: &mut HashMap<ConnId, Qp>| {
         let qp = client.qp();
-        let connection = cm::connect(&qp, None, to, options, b"", &client.channel).expect("a connection begun");
+        let connection =
+            cm::connect(&qp, None, to, options, b"", &client.channel).expect("a connection begun");
         qps.insert(connection.id(), qp);
     };
     (0..IN_FLIGHT).for_each(|_| begin(&mut qps));
