@@ -7,23 +7,29 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
 use std::ops::Range;
 
-/// A datagram to be sent: the next `len` bytes of the buffer.
+/// Datagrams to be sent: the next `count` pieces of the buffer, of `len` bytes each.
 ///
 /// ```
 /// use std::num::NonZeroU8;
 /// use uiw_llp::Outgoing;
 /// let peer = "192.0.2.1:4791".parse().unwrap();
-/// // Two datagrams, which lie in the buffer one behind the other.
-/// let bytes = b"firstsecond";
-/// let datagrams = [Outgoing::new(peer, 5), Outgoing { hop_limit: NonZeroU8::new(2), ..Outgoing::new(peer, 6) }];
-/// assert_eq!(datagrams.iter().map(|datagram| datagram.len).sum::<usize>(), bytes.len());
+/// // Three datagrams, which lie in the buffer one behind the other.
+/// let bytes = b"firstthirdsecond";
+/// let datagrams = [
+///     Outgoing { count: 2, ..Outgoing::new(peer, 5) },
+///     Outgoing { hop_limit: NonZeroU8::new(2), ..Outgoing::new(peer, 6) },
+/// ];
+/// let sent: Vec<_> = Outgoing::each(&datagrams, bytes).map(|(_, datagram)| datagram).collect();
+/// assert_eq!(sent, [&b"first"[..], b"third", b"second"]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outgoing {
     /// Where to.
     pub peer: SocketAddr,
-    /// Bytes.
+    /// Bytes of each.
     pub len: usize,
+    /// How many.
+    pub count: usize,
     /// The IPv4 TTL or IPv6 hop limit. `None`: the stack's default for a host, 1 for a group.
     pub hop_limit: Option<NonZeroU8>,
 }
@@ -32,7 +38,26 @@ impl Outgoing {
     /// A datagram of `len` bytes to `peer`, with the default hop limit.
     #[must_use]
     pub const fn new(peer: SocketAddr, len: usize) -> Self {
-        Self { peer, len, hop_limit: None }
+        Self { peer, len, count: 1, hop_limit: None }
+    }
+
+    /// Each datagram of `datagrams`, which lie in `bytes` one behind the other.
+    ///
+    /// ```
+    /// use uiw_llp::Outgoing;
+    /// let to = Outgoing { count: 2, ..Outgoing::new("192.0.2.1:4791".parse().unwrap(), 3) };
+    /// assert!(Outgoing::each(&[to], b"onetwo").eq([(&to, &b"one"[..]), (&to, b"two")]));
+    /// ```
+    ///
+    /// # Panics
+    /// The iterator panics where `bytes` is shorter than the datagrams.
+    pub fn each<'a>(datagrams: &'a [Self], bytes: &'a [u8]) -> impl Iterator<Item = (&'a Self, &'a [u8])> {
+        let mut rest = bytes;
+        datagrams.iter().flat_map(|run| std::iter::repeat_n(run, run.count)).map(move |run| {
+            let (now, later) = rest.split_at(run.len);
+            rest = later;
+            (run, now)
+        })
     }
 }
 
@@ -101,8 +126,8 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait DatagramSocket: Any + Send {
-    /// Sends datagrams, which lie in `bytes` one behind the other, and returns how many were taken: at least one. A datagram that was taken
-    /// may still be lost.
+    /// Sends datagrams, which lie in `bytes` one behind the other, and returns how many were taken: at least one, and not always whole items of
+    /// `datagrams`. A datagram that was taken may still be lost.
     ///
     /// # Errors
     /// `WouldBlock`: there is no room. Others concern the first datagram alone, such as one that is too long for the interface or that no

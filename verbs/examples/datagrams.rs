@@ -203,10 +203,10 @@ impl End for Udp {
             let crc = uiw_datagram::crc(&self.out[start..]);
             self.out.extend_from_slice(&crc);
         }
-        let outgoing = [Outgoing::new(peer, LEN); BURST];
         let mut done = 0;
         while done < count {
-            done += self.socket.send(&self.out[done * LEN..], &outgoing[done..count]).unwrap_or(0);
+            let rest = Outgoing { count: count - done, ..Outgoing::new(peer, LEN) };
+            done += self.socket.send(&self.out[done * LEN..], &[rest]).unwrap_or(0);
         }
     }
 

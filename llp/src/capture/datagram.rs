@@ -26,11 +26,8 @@ impl CaptureDatagrams {
 impl DatagramSocket for CaptureDatagrams {
     fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
         let taken = self.inner.send(bytes, datagrams)?;
-        let mut rest = bytes;
-        for datagram in &datagrams[..taken] {
-            let (now, later) = rest.split_at(datagram.len);
-            self.write(true, self.inner.local_addr(), datagram.peer, now);
-            rest = later;
+        for (to, datagram) in Outgoing::each(datagrams, bytes).take(taken) {
+            self.write(true, self.inner.local_addr(), to.peer, datagram);
         }
         Ok(taken)
     }

@@ -63,18 +63,19 @@ fn send(
     datagrams: &[&[u8]],
 ) -> Verdict {
     let bytes = datagrams.concat();
-    let list: Vec<_> = datagrams.iter().map(|bytes| Outgoing::new(peer, bytes.len())).collect();
-    let (mut done, mut at) = (0, 0);
-    while done < list.len() {
-        match socket.send(&bytes[at..], &list[done..]) {
-            Ok(taken) => {
-                ensure!(
-                    (1..=list.len() - done).contains(&taken),
-                    "send of {} took {taken}",
-                    list.len() - done
-                );
-                at += list[done..done + taken].iter().map(|datagram| datagram.len).sum::<usize>();
-                done += taken;
+    let run = |run: &[&[u8]]| Outgoing { count: run.len(), ..Outgoing::new(peer, run[0].len()) };
+    let mut items: Vec<_> = datagrams.chunk_by(|one, next| one.len() == next.len()).map(run).collect();
+    let (mut left, mut at) = (datagrams.len(), 0);
+    while left > 0 {
+        match socket.send(&bytes[at..], &items) {
+            Ok(mut taken) => {
+                ensure!((1..=left).contains(&taken), "send of {left} took {taken}");
+                left -= taken;
+                items.retain_mut(|item| {
+                    let now = taken.min(item.count);
+                    (taken, item.count, at) = (taken - now, item.count - now, at + now * item.len);
+                    item.count > 0
+                });
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 socket.set_interest(Interest::BOTH).map_err(unexpected("set_interest"))?;

@@ -20,16 +20,15 @@ impl SimDatagrams {
 impl DatagramSocket for SimDatagrams {
     fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
         let mut world = self.network.lock();
-        let mut rest = bytes;
-        for (count, datagram) in datagrams.iter().enumerate() {
-            let (now, later) = rest.split_at(datagram.len);
-            match world.send_datagram(self.id, self.local, datagram.peer, now) {
-                Ok(()) => rest = later,
-                Err(error) if count == 0 => return Err(error),
-                Err(_) => return Ok(count),
+        let mut taken = 0;
+        for (to, datagram) in Outgoing::each(datagrams, bytes) {
+            match world.send_datagram(self.id, self.local, to.peer, datagram) {
+                Ok(()) => taken += 1,
+                Err(error) if taken == 0 => return Err(error),
+                Err(_) => break,
             }
         }
-        Ok(datagrams.len())
+        Ok(taken)
     }
 
     fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()> {

@@ -101,41 +101,58 @@ fn send_to_groups(socket: &Socket, local: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// How many datagrams from the front the kernel can take as one: they have one peer, one hop limit and one length, and the last one may be shorter.
-fn run(datagrams: &[Outgoing]) -> usize {
-    let Some(first) = datagrams.first() else { return 0 };
-    let mut bytes = 0;
-    for (count, datagram) in datagrams.iter().enumerate() {
-        bytes += datagram.len;
-        if count == MAX_SEGMENTS
-            || datagram.peer != first.peer
-            || datagram.hop_limit != first.hop_limit
-            || datagram.len > first.len
-            || bytes > MAX_SEGMENTED
-        {
-            return count.max(1);
-        }
-        if datagram.len < first.len {
-            return count + 1;
-        }
+/// Datagrams that were not described to the kernel yet.
+struct Rest<'a> {
+    items: &'a [Outgoing],
+    /// How many of the first item were described.
+    used: usize,
+    /// Where the next datagram begins in the buffer.
+    at: usize,
+}
+
+impl<'a> Rest<'a> {
+    fn new(items: &'a [Outgoing]) -> Self {
+        Self { items, used: 0, at: 0 }
     }
-    datagrams.len()
+
+    /// Takes datagrams off the front that the kernel can take as one, at most `max`: they have one peer, one hop limit and one length, and
+    /// the last one may be shorter.
+    fn take(&mut self, max: usize) -> Option<Message> {
+        let first = self.items.iter().find(|item| item.count > 0)?;
+        // The kernel makes no segment without bytes.
+        let max = if first.len == 0 { 1 } else { max };
+        let (mut count, mut len, mut ends) = (0, 0, false);
+        while !ends
+            && let Some(item) = self.items.first()
+            && (item.peer, item.hop_limit) == (first.peer, first.hop_limit)
+            && item.len <= first.len
+            && (item.len > 0 || count == 0)
+        {
+            ends = item.len < first.len && item.count > 0;
+            let room = (max - count).min(MAX_SEGMENTED.saturating_sub(len) / item.len.max(1));
+            let room = if count == 0 { room.max(1) } else { room };
+            let now = (item.count - self.used).min(if ends { room.min(1) } else { room });
+            (count, len, self.used) = (count + now, len + now * item.len, self.used + now);
+            if self.used < item.count {
+                break;
+            }
+            (self.items, self.used) = (&self.items[1..], 0);
+        }
+        let segment = if count > 1 { u16::try_from(first.len).unwrap_or(0) } else { 0 };
+        let message =
+            Message { peer: first.peer, hop_limit: first.hop_limit, at: self.at, len, segment, count };
+        self.at += len;
+        Some(message)
+    }
 }
 
 impl KernelDatagrams {
     /// Describes as many datagrams as one call takes.
     fn describe(&mut self, datagrams: &[Outgoing], segments: bool) {
+        let mut rest = Rest::new(datagrams);
+        let max = if segments { MAX_SEGMENTS } else { 1 };
         self.messages.clear();
-        let (mut rest, mut at) = (datagrams, 0);
-        while !rest.is_empty() && self.messages.len() < MAX_MESSAGES {
-            let count = if segments { run(rest) } else { 1 };
-            let (now, later) = rest.split_at(count);
-            let len = now.iter().map(|datagram| datagram.len).sum();
-            let segment = if count > 1 { u16::try_from(now[0].len).unwrap_or(0) } else { 0 };
-            let Outgoing { peer, hop_limit, .. } = now[0];
-            self.messages.push(Message { peer, hop_limit, at, len, segment, count });
-            (rest, at) = (later, at + len);
-        }
+        self.messages.extend(std::iter::from_fn(|| rest.take(max)).take(MAX_MESSAGES));
     }
 }
 
@@ -200,18 +217,49 @@ mod tests {
     use std::time::Duration;
     use uiw_interop::stock::Network;
 
+    /// The messages that the kernel is given: datagrams and bytes of each.
+    fn messages(datagrams: &[Outgoing]) -> Vec<(usize, usize)> {
+        let mut rest = Rest::new(datagrams);
+        let mut at = 0;
+        let taken: Vec<_> = std::iter::from_fn(|| rest.take(MAX_SEGMENTS)).collect();
+        for message in &taken {
+            assert_eq!(message.at, at);
+            assert_eq!(message.segment != 0, message.count > 1);
+            at += message.len;
+        }
+        assert_eq!(at, datagrams.iter().map(|item| item.count * item.len).sum::<usize>());
+        taken.iter().map(|message| (message.count, message.len)).collect()
+    }
+
     #[test]
-    fn runs_have_one_peer_one_hop_limit_and_one_length() {
+    fn messages_have_one_peer_one_hop_limit_and_one_length() {
         let to = |port: u16, len| Outgoing::new(([127, 0, 0, 1], port).into(), len);
-        assert_eq!(run(&[]), 0);
-        assert_eq!(run(&[to(1, 100)]), 1);
-        assert_eq!(run(&[to(1, 100), to(1, 100), to(1, 60), to(1, 60)]), 3, "the last one may be shorter");
-        assert_eq!(run(&[to(1, 100), to(1, 101)]), 1);
-        assert_eq!(run(&[to(1, 100), to(2, 100)]), 1);
+        let run = |count, len| Outgoing { count, ..to(1, len) };
+        assert_eq!(messages(&[]), []);
+        assert_eq!(messages(&[run(0, 9)]), []);
+        assert_eq!(messages(&[to(1, 100)]), [(1, 100)]);
+        assert_eq!(messages(&[run(0, 9), to(1, 100), run(0, 9), to(1, 100)]), [(2, 200)]);
+        let shorter = [(3, 260), (1, 60)];
+        assert_eq!(messages(&[to(1, 100), to(1, 100), to(1, 60), to(1, 60)]), shorter);
+        assert_eq!(messages(&[run(2, 100), run(2, 60)]), shorter, "the last one may be shorter");
+        assert_eq!(messages(&[to(1, 100), to(1, 101)]), [(1, 100), (1, 101)]);
+        assert_eq!(messages(&[to(1, 100), to(2, 100)]), [(1, 100), (1, 100)]);
         let far = Outgoing { hop_limit: NonZeroU8::new(9), ..to(1, 100) };
-        assert_eq!((run(&[to(1, 100), far]), run(&[far, far, to(1, 100)])), (1, 2));
-        assert_eq!(run(&[to(1, 100); 100]), MAX_SEGMENTS);
-        assert_eq!(run(&[to(1, 4000); 100]), MAX_SEGMENTED / 4000);
+        assert_eq!(messages(&[to(1, 100), far]), [(1, 100), (1, 100)]);
+        assert_eq!(messages(&[far, far, to(1, 100)]), [(2, 200), (1, 100)]);
+        for many in [&[to(1, 100); 100][..], &[run(100, 100)], &[run(30, 100), run(70, 100)]] {
+            assert_eq!(messages(many), [(MAX_SEGMENTS, 6400), (36, 3600)]);
+        }
+        assert_eq!(messages(&[run(64, 100), to(1, 60)]), [(64, 6400), (1, 60)]);
+        let long = MAX_SEGMENTED / 4000;
+        assert_eq!(messages(&[run(20, 4000)]), [(long, long * 4000), (20 - long, (20 - long) * 4000)]);
+        assert_eq!(
+            messages(&[run(2, 65_507)]),
+            [(1, 65_507); 2],
+            "longer than a message with segments may be"
+        );
+        assert_eq!(messages(&[run(2, 0)]), [(1, 0); 2]);
+        assert_eq!(messages(&[to(1, 9), to(1, 0)]), [(1, 9), (1, 0)], "no segment is empty");
     }
 
     /// The hop limits of UDP datagrams as they arrive in this namespace, as many as there are `ports`; those to other ports are not looked at.

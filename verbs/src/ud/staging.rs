@@ -12,19 +12,6 @@ pub(super) const HEADROOM: usize = Grh::LEN - Header::LEN;
 const SEND_BYTES: usize = 256 << 10;
 const SEND_DATAGRAMS: usize = 256;
 
-/// A request whose datagram was built.
-#[derive(Clone, Copy)]
-pub(super) struct Built {
-    /// Its sequence number.
-    pub(super) id: u32,
-    /// Bytes of payload.
-    pub(super) len: u32,
-    /// It goes to a queue pair of the same device, or to a group.
-    pub(super) same_device: bool,
-    /// UDP refused it.
-    pub(super) is_unsent: bool,
-}
-
 /// Shared by the ports of a shard; empty until the first datagram.
 #[derive(Default)]
 pub(crate) struct Staging {
@@ -32,9 +19,14 @@ pub(crate) struct Staging {
     pub(super) incoming: Vec<Incoming>,
     /// Datagrams that are being built, one behind the other.
     pub(super) out: Vec<u8>,
+    /// Those of one length to one destination are an item.
     pub(super) outgoing: Vec<Outgoing>,
-    /// The requests that they belong to.
-    pub(super) requests: Vec<Built>,
+    /// Of each item: it goes to a queue pair of the same device, or to a group.
+    pub(super) same_device: Vec<bool>,
+    /// How many datagrams these are.
+    pub(super) built: usize,
+    /// Sequence number of the request of the first one; those of the others follow.
+    pub(super) first: u32,
     /// Requests that the present turn may still send.
     turn: usize,
 }
@@ -67,7 +59,7 @@ impl Staging {
 
     /// Whether the turn has a request left.
     pub(super) fn may_begin_another(&self) -> bool {
-        self.requests.len() < self.turn
+        self.built < self.turn
     }
 
     /// So many requests were sent.
@@ -78,17 +70,43 @@ impl Staging {
     pub(super) fn prepare_send(&mut self) {
         self.out.clear();
         self.outgoing.clear();
-        self.requests.clear();
+        self.same_device.clear();
+        self.built = 0;
+    }
+
+    /// Adds the datagram of `len` bytes that was just built, for request `id`: to the last item, or in one of its own, `new`, where it has another
+    /// length, or the first one to its destination (`is_first`).
+    pub(super) fn add(
+        &mut self,
+        id: u32,
+        len: usize,
+        is_first: bool,
+        new: impl FnOnce() -> (Outgoing, bool),
+    ) {
+        if self.built == 0 {
+            self.first = id;
+        }
+        self.built += 1;
+        match self.outgoing.last_mut() {
+            Some(last) if !is_first && last.len == len => last.count += 1,
+            _ => {
+                let (outgoing, same_device) = new();
+                self.outgoing.push(outgoing);
+                self.same_device.push(same_device);
+            }
+        }
     }
 
     /// Fills in the CRCs, when all datagrams were built: bytes that were just written, in other pieces than those that the CRC reads, would
     /// have to reach the cache first.
     pub(super) fn fill_crcs(&mut self) {
         let mut rest = &mut self.out[..];
-        for Outgoing { len, .. } in &self.outgoing {
-            let (datagram, behind) = rest.split_at_mut(*len);
-            if let Some((bytes, field)) = datagram.split_last_chunk_mut() {
-                *field = uiw_datagram::crc(bytes);
+        for Outgoing { len, count, .. } in &self.outgoing {
+            let (datagrams, behind) = rest.split_at_mut(len * count);
+            for datagram in datagrams.chunks_exact_mut(*len) {
+                if let Some((bytes, field)) = datagram.split_last_chunk_mut() {
+                    *field = uiw_datagram::crc(bytes);
+                }
             }
             rest = behind;
         }
@@ -96,6 +114,6 @@ impl Staging {
 
     /// Whether a datagram of `len` bytes may be added.
     pub(super) fn has_room(&self, len: usize) -> bool {
-        self.outgoing.is_empty() || self.outgoing.len() < SEND_DATAGRAMS && self.out.len() + len <= SEND_BYTES
+        self.built == 0 || self.built < SEND_DATAGRAMS && self.out.len() + len <= SEND_BYTES
     }
 }

@@ -1,7 +1,7 @@
 //! From the send queue to UDP.
 
 use super::counts::Count as PortCount;
-use super::staging::{Built, Staging};
+use super::staging::Staging;
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
 use crate::qp::{QpState, SendQueue, SqMode, Wqe};
@@ -25,6 +25,13 @@ struct Way {
     qkey: u32,
     /// It leads to a queue pair of the same device, or to a group.
     same_device: bool,
+}
+
+impl Way {
+    /// A datagram of `len` bytes that takes it.
+    fn outgoing(&self, len: usize) -> Outgoing {
+        Outgoing { hop_limit: NonZeroU8::new(self.to.ah.hop_limit()), ..Outgoing::new(self.peer, len) }
+    }
 }
 
 /// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its own: a thread that posts without a
@@ -66,23 +73,22 @@ impl Endpoint {
         let (socket, failed) = self.build(port, services, staging);
         staging.fill_crcs();
         self.cache.let_go();
-        let mut sent = 0;
-        let mut blocked = false;
+        let mut sent = Sent::default();
         if let Some(at) = socket {
-            (sent, blocked) = send(port, at, staging);
-            if blocked {
+            sent = send(port, at, staging);
+            if sent.is_blocked {
                 port.block(token, at);
             }
         }
+        let Sent { done, is_blocked: blocked, .. } = sent;
         let qp = &*self.qp;
         let mut sq = qp.sq.lock();
-        let unsent = staging.requests.len() - sent;
-        staging.count(sent);
-        self.count(&staging.requests[..sent]);
+        let unsent = staging.built - done;
+        staging.count(done);
+        self.count(&sent);
         sq.take_back(unsent);
         self.msn = self.msn.wrapping_sub(unsent as u32);
-        let first = staging.requests.first().map_or(0, |request| request.id);
-        let room = qp.retire_sent(&mut sq, (first, sent), &mut services.wakes);
+        let room = qp.retire_sent(&mut sq, (staging.first, done), &mut services.wakes);
         let failed = failed.filter(|_| unsent == 0);
         if let Some((id, status)) = failed {
             sq.built(0);
@@ -123,7 +129,8 @@ impl Endpoint {
             let SendOp::Datagram { to, imm } = &wqe.op else {
                 return (socket, Some((id, WcStatus::LocalQpOperation)));
             };
-            if way.as_ref().is_none_or(|way| way.to != *to) {
+            let is_new = way.as_ref().is_none_or(|way| way.to != *to);
+            if is_new {
                 way = self.way(to, port, services, own_qkey);
             }
             let Some(way) = &way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
@@ -135,10 +142,10 @@ impl Endpoint {
                 true => Err(WcStatus::LocalLength),
                 false => self.build_one(wqe, (way, *imm), services, staging),
             };
-            if let Err(status) = built {
-                return (socket.filter(|_| !staging.requests.is_empty()), Some((id, status)));
+            match built {
+                Ok(bytes) => staging.add(id, bytes, is_new, || (way.outgoing(bytes), way.same_device)),
+                Err(status) => return (socket.filter(|_| staging.built > 0), Some((id, status))),
             }
-            staging.requests.push(Built { id, len, same_device: way.same_device, is_unsent: false });
             sq.built(0);
         }
         (socket, None)
@@ -160,7 +167,7 @@ impl Endpoint {
         (way, immediate): (&Way, Option<u32>),
         services: &Services,
         staging: &mut Staging,
-    ) -> Result<(), WcStatus> {
+    ) -> Result<usize, WcStatus> {
         let header = Header {
             epoch: self.epoch,
             destination: way.destination,
@@ -181,63 +188,74 @@ impl Endpoint {
             return Err(WcStatus::LocalProtection);
         }
         staging.out.extend_from_slice(&[0; CRC_LEN]);
-        let len = staging.out.len() - start;
-        staging.outgoing.push(Outgoing {
-            hop_limit: NonZeroU8::new(way.to.ah.hop_limit()),
-            ..Outgoing::new(way.peer, len)
-        });
         self.msn = header.msn;
-        Ok(())
+        Ok(staging.out.len() - start)
     }
 
     /// Counts requests whose datagrams were taken or left out.
-    fn count(&self, requests: &[Built]) {
-        let (mut all, mut same_device, mut unsent) = (Count::default(), Count::default(), 0);
-        for request in requests {
-            if request.is_unsent {
-                unsent += 1;
-                continue;
-            }
-            all.messages += 1;
-            all.bytes += u64::from(request.len);
-            if request.same_device {
-                same_device.messages += 1;
-                same_device.bytes += u64::from(request.len);
-            }
-        }
-        self.counters.sent(all, same_device);
-        if unsent > 0 {
-            self.counters.dropped(Dropped::Unsent, unsent);
+    fn count(&self, sent: &Sent) {
+        self.counters.sent(sent.all, sent.same_device);
+        if sent.unsent > 0 {
+            self.counters.dropped(Dropped::Unsent, sent.unsent);
         }
     }
 }
 
-/// Sends the batch. Returns how many were taken or left out, and whether there is no room for the next one.
-fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> (usize, bool) {
+/// What became of a batch.
+#[derive(Default)]
+struct Sent {
+    /// How many datagrams were taken or left out.
+    done: usize,
+    /// There is no room for the next one.
+    is_blocked: bool,
+    /// Those that were taken; and of these, those to queue pairs of the same device, and to groups.
+    all: Count,
+    same_device: Count,
+    /// How many UDP refused.
+    unsent: u64,
+}
+
+/// Sends the batch.
+fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> Sent {
     let socket = &mut port.sockets[at].socket;
-    let (mut done, mut bytes, mut unsent) = (0, &staging.out[..], 0);
-    let mut blocked = false;
-    while done < staging.outgoing.len() {
-        let rest = &staging.outgoing[done..];
-        let taken = match socket.send(bytes, rest) {
-            Ok(taken) => taken,
+    let mut sent = Sent::default();
+    let (mut bytes, mut item) = (&staging.out[..], 0);
+    while sent.done < staging.built {
+        let rest = &mut staging.outgoing[item..];
+        let (mut taken, is_sent) = match socket.send(bytes, rest) {
+            Ok(taken) => (taken, true),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                blocked = true;
+                sent.is_blocked = true;
                 break;
             }
             Err(error) => {
                 tracing::debug!(%error, peer = %rest[0].peer, "a datagram cannot be sent");
-                staging.requests[done].is_unsent = true;
-                unsent += 1;
-                1
+                sent.unsent += 1;
+                (1, false)
             }
         };
-        let len: usize = rest[..taken].iter().map(|outgoing| outgoing.len).sum();
-        (done, bytes) = (done + taken, &bytes[len..]);
+        sent.done += taken;
+        for outgoing in rest {
+            let now = taken.min(outgoing.count);
+            (taken, outgoing.count) = (taken - now, outgoing.count - now);
+            bytes = &bytes[now * outgoing.len..];
+            if is_sent {
+                let payload = now * (outgoing.len - OVERHEAD);
+                let same_device = staging.same_device[item].then_some(&mut sent.same_device);
+                for count in [Some(&mut sent.all), same_device].into_iter().flatten() {
+                    count.messages += now as u64;
+                    count.bytes += payload as u64;
+                }
+            }
+            if outgoing.count > 0 {
+                break;
+            }
+            item += 1;
+        }
     }
-    port.counts.add(PortCount::Sent, (done - unsent) as u64);
-    port.counts.add(PortCount::Unsent, unsent as u64);
-    (done, blocked)
+    port.counts.add(PortCount::Sent, sent.all.messages);
+    port.counts.add(PortCount::Unsent, sent.unsent);
+    sent
 }
 
 impl SendQueue {

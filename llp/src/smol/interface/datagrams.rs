@@ -263,16 +263,15 @@ impl<L: Link> SmolInterface<L> {
     }
 
     fn queue_datagrams(&mut self, id: usize, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
-        let mut rest = bytes;
-        for (count, datagram) in datagrams.iter().enumerate() {
-            let (now, later) = rest.split_at(datagram.len);
-            match self.queue_datagram(id, datagram, now) {
-                Ok(()) => rest = later,
-                Err(error) if count == 0 => return Err(error),
-                Err(_) => return Ok(count),
+        let mut taken = 0;
+        for (to, datagram) in Outgoing::each(datagrams, bytes) {
+            match self.queue_datagram(id, to, datagram) {
+                Ok(()) => taken += 1,
+                Err(error) if taken == 0 => return Err(error),
+                Err(_) => break,
             }
         }
-        Ok(datagrams.len())
+        Ok(taken)
     }
 
     fn queue_datagram(&mut self, id: usize, outgoing: &Outgoing, bytes: &[u8]) -> io::Result<()> {
