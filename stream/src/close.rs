@@ -16,8 +16,9 @@ use uiw_rdmap::{Fault, MpaFault, Origin, Terminate};
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl<M> Stream<M> {
-    /// Begins the orderly close (`rdma_disconnect`): what was posted is sent and answered, then FIN goes both ways. False: the
-    /// stream is not open, or closes already.
+    /// Begins the orderly close (`rdma_disconnect`): what was posted is sent and answered, then FIN goes both ways. A stream of acknowledged
+    /// completions asks its peer first whether that has all acknowledgements of what came from it. False: the stream is not open, or closes
+    /// already.
     pub fn close(&mut self, now: Time) -> bool {
         if !self.is_open() || self.shared.fin.wanted {
             return false;
@@ -71,16 +72,19 @@ impl<M> Stream<M> {
     /// pair is destroyed: it gets them until a Read of ours has been to it and back.
     pub fn detach<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
-        if self.may_drain() && self.receiver.is_stalled() {
+        if (self.may_drain() || self.is_draining()) && self.receiver.is_stalled() {
             // No receive will be posted for the Send that waits for one, and to acknowledge it would be wrong.
             let error = self.receiver.no_receive_in_time();
             self.fail(error, host);
         } else if self.may_drain() {
             self.shared.reads.acks.clear();
             self.shared.reads.acks.on = false;
+            self.shared.fin.drain_begun = true;
             self.sender.send_drain_read();
-            let wait = self.shared.config.close_timeout.min(DRAIN_TIMEOUT);
-            self.shared.timers.set(Timer::Close, now, wait);
+            self.limit_drain();
+        } else if self.is_draining() {
+            // The orderly close has come this far: nothing of the host is under way.
+            self.limit_drain();
         } else {
             let finished = self.is_open() && self.sender.is_finished(&self.shared, host);
             self.fail(if finished { ConnError::Closed } else { ConnError::Aborted }, host);
@@ -88,10 +92,36 @@ impl<M> Stream<M> {
         self.shared.detached = true;
     }
 
-    /// Whether the stream is open for a peer, though the host's queues are gone.
+    /// Whether the stream is open for the last acknowledgements of its peer alone: the host's queues are gone, or everything of the host's has
+    /// completed and the stream closes.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.shared.detached && self.is_open()
+        self.is_open() && (self.shared.detached || self.shared.fin.drain_begun && !self.shared.fin.sent)
+    }
+
+    fn limit_drain(&mut self) {
+        let wait = self.shared.config.close_timeout.min(DRAIN_TIMEOUT);
+        self.shared.timers.set(Timer::Close, self.shared.now, wait);
+    }
+
+    /// Begins the last Read of an orderly close, when it is due.
+    ///
+    /// The peer may have a Send whose acknowledging Read waits for ORD, and the program here may have disconnected because it received that
+    /// Send. It waits behind the peer's Reads, all of which are answered now, and the peer sends it before it answers this Read
+    /// ([`Stream::detach`]).
+    pub(crate) fn begin_close_drain<H: Host<Memory = M>>(&mut self, host: &mut H) {
+        let fin = self.shared.fin;
+        let due = fin.wanted && !fin.sent && !fin.received && !fin.drain_begun;
+        if due
+            && self.shared.reads.acks.on
+            && !self.shared.hold
+            && !self.loopback
+            && !self.receiver.is_stalled()
+            && self.sender.is_finished(&self.shared, host)
+        {
+            self.shared.fin.drain_begun = true;
+            self.sender.send_drain_read();
+        }
     }
 
     /// Whether the peer may wait for acknowledgements, and can be asked.

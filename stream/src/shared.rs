@@ -12,6 +12,8 @@ use alloc::collections::VecDeque;
 pub(crate) struct Fin {
     /// FIN is sent when everything before it is.
     pub(crate) wanted: bool,
+    /// The last request before it, the drain Read, was begun.
+    pub(crate) drain_begun: bool,
     pub(crate) sent: bool,
     pub(crate) received: bool,
 }

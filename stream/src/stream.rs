@@ -248,6 +248,7 @@ impl<M> Stream<M> {
         self.shared.now = now;
         let mut more = false;
         if matches!(self.phase, Phase::Open) {
+            self.begin_close_drain(host);
             match self.sender.build(&mut self.shared, host) {
                 Ok(all) => more = !all,
                 Err(error) => self.fail(error, host),

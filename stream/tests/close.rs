@@ -316,6 +316,91 @@ fn a_detached_stream_answers_the_last_acknowledgements_of_its_peer() {
     assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)), "{:?}", pair.ends[0].ended);
 }
 
+/// The acknowledging Read of the last Send waits for the ORD that a Read has, and the peer closes as soon as it has the Send.
+#[test]
+fn the_orderly_close_answers_the_last_acknowledgements_of_the_peer() {
+    for closes_both in [false, true] {
+        let config = config_with(|config| {
+            config.acknowledged = true;
+            (config.startup.ird, config.startup.ord) = (1, 1);
+        });
+        let mut pair = Pair::open(config.clone(), config);
+        pair.receives(1, 1, 64);
+        let ids = [
+            pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 8]),
+            pair.ends[0].post(Op::Send, b"last"),
+        ];
+        while forward(&mut pair).is_some() {}
+        pair.receive(1, usize::MAX);
+        assert_eq!(pair.ends[1].host.received.len(), 1, "the peer has it all");
+        pair.call(1, |stream, _, now| stream.close(now));
+        // All that it sends at once, before the other end looks.
+        let now = pair.now;
+        let [end, peer] = &mut pair.ends;
+        loop {
+            let (sent, fin) = peer.transmit(usize::MAX, now);
+            end.incoming_fin |= fin;
+            if sent.is_empty() {
+                break;
+            }
+            end.incoming.extend(sent);
+        }
+        if closes_both {
+            pair.call(0, |stream, _, now| stream.close(now));
+        }
+        pair.assert_over();
+        assert_eq!(pair.ends[0].host.completed, ids);
+        for end in &pair.ends {
+            assert!(matches!(end.error(), ConnError::Closed), "{:?}", end.ended);
+            assert!(end.fin_sent && !end.stream.is_reset());
+        }
+    }
+}
+
+/// A host that lets go of a stream which closes leaves the rest to the stream.
+#[test]
+fn a_stream_that_closes_and_is_detached_still_closes_in_order() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.receives(1, 1, 64);
+    let id = pair.ends[0].post(Op::Send, b"last");
+    while forward(&mut pair).is_some() {}
+    pair.receive(1, usize::MAX);
+    pair.call(1, |stream, _, now| stream.close(now));
+    // The acknowledgement, then the drain Read.
+    let now = pair.now;
+    for is_draining in [false, true] {
+        let (sent, fin) = pair.ends[1].transmit(usize::MAX, now);
+        assert!(!sent.is_empty() && !fin);
+        assert_eq!(pair.ends[1].stream.is_draining(), is_draining);
+        pair.ends[0].incoming.extend(sent);
+    }
+    pair.detach(1);
+    pair.assert_over();
+    assert_eq!(pair.ends[0].host.completed, [id]);
+    assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)), "{:?}", pair.ends[0].ended);
+}
+
+/// A peer that closes meanwhile answers no drain Read, and one that waits for a receive could not.
+#[test]
+fn a_close_waits_for_no_drain_read_that_is_not_answered() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.call(1, |stream, _, now| stream.close(now));
+    assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))), "the drain Read, which is lost");
+    pair.ends[1].incoming_fin = true;
+    pair.receive(1, 0);
+    assert!(matches!(next_transmit(&mut pair, 1), Some(None)), "FIN");
+    pair.call(1, |_, _, _| ());
+    assert!(matches!(pair.ends[1].error(), ConnError::Closed));
+
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.ends[0].post(Op::Send, b"finds no receive");
+    while forward(&mut pair).is_some() {}
+    pair.receive(1, usize::MAX);
+    assert!(pair.ends[1].stream.is_stalled());
+    pair.call(1, |stream, _, now| stream.close(now));
+    assert!(matches!(next_transmit(&mut pair, 1), Some(None)), "FIN at once");
+}
+
 #[test]
 fn a_drain_lasts_a_second_at_most() {
     let mut pair = Pair::open(acknowledged(), acknowledged());

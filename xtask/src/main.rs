@@ -2,6 +2,7 @@
 
 mod arch;
 mod bench;
+mod bindings;
 mod book;
 mod conform;
 mod debian;
@@ -76,6 +77,12 @@ enum Interop {
     Nixl(wheels::Nixl),
     /// Mooncake's wheel from PyPI, on the C libraries.
     Mooncake(wheels::Mooncake),
+    /// The crate sideway from crates.io, on the C libraries.
+    #[command(after_help = bindings::SIDEWAY.help)]
+    Sideway,
+    /// The crate ibverbs (rust-ibverbs) from crates.io, on the C libraries.
+    #[command(after_help = bindings::RUST_IBVERBS.help)]
+    RustIbverbs,
 }
 
 fn main() -> ExitCode {
@@ -96,6 +103,8 @@ fn main() -> ExitCode {
         Chore::Interop(Interop::Conform) => conform::run(),
         Chore::Interop(Interop::Nixl(options)) => options.run(),
         Chore::Interop(Interop::Mooncake(options)) => options.run(),
+        Chore::Interop(Interop::Sideway) => bindings::SIDEWAY.run(),
+        Chore::Interop(Interop::RustIbverbs) => bindings::RUST_IBVERBS.run(),
         Chore::Install(options) => install::run(&options),
         Chore::Dist(options) => dist::run(&options),
         Chore::Release(options) => release::run(&options),

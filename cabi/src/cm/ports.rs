@@ -167,6 +167,17 @@ fn take(port: Port, bound: Option<Socket>) -> Result<Reservation> {
     Ok(Reservation { port: number, holder: port.holder, bound })
 }
 
+/// Whether another id of this process keeps `at` from an id because one of the two has a wildcard address. The kernel's rdma_cm reports that as
+/// EADDRNOTAVAIL, and two ids with the same address as EADDRINUSE (`cma_check_port`).
+pub(crate) fn is_taken_by_wildcard(at: SocketAddr, datagrams: bool, reuse: bool) -> bool {
+    let port = Port { at, datagrams, reuse, holder: 0 };
+    shard(at.port()).read().0.get(&at.port()).is_some_and(|ports| {
+        ports.iter().any(|other| {
+            collide(*other, port) && (at.ip().is_unspecified() || other.at.ip().is_unspecified())
+        })
+    })
+}
+
 fn collide(a: Port, b: Port) -> bool {
     let (left, right) = (a.at.ip(), b.at.ip());
     let same = left == right
@@ -195,7 +206,11 @@ mod tests {
     fn a_port_is_held_until_its_reservation_ends() {
         let (bound, reservation) = reserve(1, "127.0.0.1:0".parse().unwrap(), false, false, false).unwrap();
         assert_eq!(reserve(2, bound, false, false, false).err(), Some(Errno(libc::EADDRINUSE)));
+        assert!(!is_taken_by_wildcard(bound, false, false));
+        let wildcard = SocketAddr::new(IpAddr::from([0, 0, 0, 0]), bound.port());
+        assert!(is_taken_by_wildcard(wildcard, false, false) && !is_taken_by_wildcard(wildcard, true, false));
         drop(reservation);
+        assert!(!is_taken_by_wildcard(wildcard, false, false));
         let (again, _reservation) = reserve(2, bound, false, false, false).unwrap();
         assert_eq!(again, bound);
     }

@@ -39,7 +39,16 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     if !devices::is_of_host(real)? {
         devices::bind(id, real.ip()).map_err(not_available)?;
     }
-    let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)?;
+    let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)
+        .map_err(|errno| {
+            if errno == Errno(libc::EADDRINUSE)
+                && ports::is_taken_by_wildcard(real, id.is_ud(), options.reuse)
+            {
+                not_available(Errno::NODEV)
+            } else {
+                errno
+            }
+        })?;
     id.set_addresses(Some(bound), None);
     let mut state = id.lock();
     state.port = Some(port);

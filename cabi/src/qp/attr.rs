@@ -33,7 +33,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         modify(object, attr, mask)?;
         if mask & flags::IBV_QP_STATE != 0 {
             // SAFETY: as above; rdma-core writes it here as well.
-            unsafe { (*qp).state = object.engine.state() as c_int };
+            unsafe { (*qp).state = shown_state(object) as c_int };
         }
         Ok(())
     })
@@ -129,6 +129,15 @@ fn target(object: &Object<Qp>) -> Result<Target> {
     Target::new(&netdev, object.engine.num(), &kept.ah, kept.dest_qp_num, kept.rq_psn)
 }
 
+/// The state as the program has it: an out-of-band connection brings the queue pair to RTS as soon as it is established, perhaps
+/// before `ibv_modify_qp` to RTR has returned.
+fn shown_state(object: &Object<Qp>) -> QpState {
+    match object.engine.state() {
+        QpState::Rts if object.attributes.lock().before_rts => QpState::Rtr,
+        state => state,
+    }
+}
+
 /// Programs that connect with rdma_cm and move their queue pair themselves ask for INIT and RTR, with the mask of
 /// `rdma_init_qp_attr`, after the connection has brought the queue pair to RTS. Nothing is left to do; siw succeeds as well.
 fn is_past(now: QpState, to: QpState, mask: c_int) -> bool {
@@ -166,10 +175,7 @@ pub unsafe extern "C" fn ibv_query_qp(
         if attr.is_null() || init.is_null() {
             return Err(Errno::INVAL.null());
         }
-        let state = match object.engine.state() {
-            QpState::Rts if object.attributes.lock().before_rts => QpState::Rtr,
-            state => state,
-        } as c_int;
+        let state = shown_state(object) as c_int;
         // SAFETY: as above.
         unsafe {
             (*qp).state = state;

@@ -31,7 +31,7 @@ fn command(libraries: &Libraries, user: User, options: &[&str], script: &str) ->
 
 /// Nothing where FUSE cannot be used; the test is noted as skipped then.
 #[track_caller]
-fn can_be_there(user: User) -> bool {
+pub(crate) fn can_be_there(user: User) -> bool {
     let may =
         user == User::Same || fs::metadata("/dev/fuse").is_ok_and(|it| it.permissions().mode() & 6 == 6);
     let is_there = Path::new("/dev/fuse").exists() && may;

@@ -1,6 +1,7 @@
 //! Stock programs on our two C libraries.
 
 mod beside;
+mod bindings;
 mod c_programs;
 mod capture;
 mod cm;
@@ -10,6 +11,7 @@ mod datagrams;
 mod exports;
 mod faults;
 mod forks;
+mod geek_in_the_corner;
 mod iser;
 mod killed;
 mod libfabric;
@@ -28,6 +30,8 @@ mod rping;
 mod rsocket_datagrams;
 mod rsockets;
 mod run;
+mod rust_ibverbs;
+mod sideway;
 mod sockets;
 mod sockets_programs;
 mod tls;

@@ -77,6 +77,51 @@ fn perftest_is_on_rc_queue_pairs_of_persona_ib() {
     exchanges_addresses("ib");
 }
 
+/// UCT's own tests (the transport alone, without the protocols above it) with what each message has and how often it is sent. `get` has no
+/// short form.
+const TRANSPORT_TESTS: &[(&str, &[&str], u64, u64)] = &[
+    ("am_lat", &["-D", "short"], 8, 2_000),
+    ("am_lat", &["-D", "bcopy"], 4_096, 2_000),
+    ("am_bw", &["-D", "zcopy"], 4_096, 2_000),
+    ("put_lat", &["-D", "short"], 8, 200),
+    ("put_bw", &["-D", "short"], 8, 2_000),
+    ("put_bw", &["-D", "zcopy"], 65_536, 500),
+    ("get", &["-D", "bcopy"], 4_096, 1_000),
+    ("get", &["-D", "zcopy"], 65_536, 500),
+    ("fadd", &[], 8, 200),
+    ("cswap", &[], 8, 200),
+];
+
+#[test]
+fn perftest_of_the_transport_is_on_rc_queue_pairs() {
+    let Some(_) = uiw_interop::require("ucx_perftest") else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
+    let libraries = Libraries::get();
+    let Some(capture) = capture(&libraries, &network) else { return };
+    let options = ["--require", "--json", "--sysfs", "--persona", "roce"];
+    let (mut counted, mut ports) = (0, Vec::new());
+    for (test, layout, size, count) in TRANSPORT_TESTS {
+        let (size_text, count_text) = (size.to_string(), count.to_string());
+        let common = ["-t", test, "-d", "uiw_veth0:1", "-x", "rc_verbs", "-s", &size_text, "-n", &count_text];
+        let (ends, port) =
+            perftest(&libraries, &network, &options, &[&common[..], layout, &["-w", "10"]].concat());
+        for end in &ends {
+            assert_eq!(end.well().count("ERROR"), 0, "{end:?}");
+            let report = report(end);
+            assert!(reliable(&report) >= size * count, "{report}");
+            // Nothing but RC queue pairs was named.
+            assert_eq!(unreliable(&report), 0, "{report}");
+        }
+        counted += reliable(&report(&ends[1]));
+        ports.push(port);
+    }
+    let passed = capture.end();
+    let own = OWN_BYTES * TRANSPORT_TESTS.len() as u64;
+    assert_eq!(passed.is_uiws_but_for(|end| ports.contains(&end.port()), own), Ok(()));
+    let moved = passed.uiws_tcp();
+    assert!(counted <= moved, "{counted} in {moved} bytes");
+}
+
 /// `io_demo`, which connects by rdma_cm and compares every byte: a client's exit code and report, and whether nothing passed but what is
 /// uiw's. Nothing without dumpcap.
 #[track_caller]

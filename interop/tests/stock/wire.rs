@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use uiw_cli::pcap::Reader;
 use uiw_interop::stock::Running;
 
-/// Bytes of each frame that are kept: its headers, and the first ones behind them.
+/// Bytes of each frame that are kept where its payload is of no interest: its headers, and the first ones behind them.
 const KEPT: &str = "256";
 
 /// A capture under way, by Wireshark's dumpcap.
@@ -32,10 +32,30 @@ impl Capture {
         interfaces: &[&str],
         at: impl FnOnce(Command) -> Command,
     ) -> Option<Self> {
+        Self::begin(folder, interfaces, &["-s", KEPT], at)
+    }
+
+    /// As [`Capture::start`], with all of each frame, for dissectors.
+    #[track_caller]
+    pub(crate) fn whole(
+        folder: &Path,
+        interfaces: &[&str],
+        at: impl FnOnce(Command) -> Command,
+    ) -> Option<Self> {
+        Self::begin(folder, interfaces, &[], at)
+    }
+
+    #[track_caller]
+    fn begin(
+        folder: &Path,
+        interfaces: &[&str],
+        kept: &[&str],
+        at: impl FnOnce(Command) -> Command,
+    ) -> Option<Self> {
         let mut command = Command::new(uiw_interop::require("dumpcap")?);
         let file = folder.join("wire.pcap");
         // Room for whatever comes while dumpcap does not run: in the kernel in MiB, in dumpcap in frames and bytes.
-        command.args(["-s", KEPT, "-B", "64", "-N", "1000000", "-C", "200000000", "-w"]).arg(&file);
+        command.args(kept).args(["-B", "64", "-N", "1000000", "-C", "200000000", "-w"]).arg(&file);
         for interface in interfaces {
             command.args(["-i", interface]);
         }
@@ -47,6 +67,11 @@ impl Capture {
 
     /// Ends it: what passed.
     pub(crate) fn end(self) -> Passed {
+        Passed::read(&self.end_file())
+    }
+
+    /// Ends it: the file, without a gap.
+    pub(crate) fn end_file(self) -> PathBuf {
         self.wait_complete();
         let ended = self.dumpcap.interrupt();
         let dropped = ended.well().said.lines().filter(|line| line.contains("received/dropped on interface"));
@@ -55,12 +80,7 @@ impl Capture {
             let dropped = numbers.and_then(|numbers| numbers.split('/').nth(1));
             assert_eq!(dropped, Some("0"), "{line}");
         }
-        let mut reader = Reader::new(BufReader::new(File::open(&self.file).expect("the capture"))).unwrap();
-        let mut passed = Passed::default();
-        while let Some(packet) = reader.next_packet().unwrap() {
-            passed.frame(&packet.bytes);
-        }
-        passed
+        self.file
     }
 }
 
@@ -98,6 +118,16 @@ pub(crate) struct Passed {
 }
 
 impl Passed {
+    /// What a capture file shows.
+    pub(crate) fn read(file: &Path) -> Self {
+        let mut reader = Reader::new(BufReader::new(File::open(file).expect("the capture"))).unwrap();
+        let mut passed = Self::default();
+        while let Some(packet) = reader.next_packet().unwrap() {
+            passed.frame(&packet.bytes);
+        }
+        passed
+    }
+
     fn frame(&mut self, frame: &[u8]) {
         let Some((header, mut ip)) = frame.split_at_checked(14) else { return };
         let (source, destination, protocol, len, hop_limit): (IpAddr, IpAddr, _, _, u8);

@@ -474,6 +474,29 @@ static void nonsense(void)
 	unmake(&a);
 }
 
+/* The state in struct ibv_qp is the one that the program has asked for, however fast the connection is established. */
+static void states_are_those_asked_for(void)
+{
+	static struct end a;
+	int life;
+
+	make(&a);
+	for (life = 0; life < 300; life++) {
+		init(&a);
+		CHECK(a.qp->state == IBV_QPS_INIT);
+		CHECK(!rtr(&a, a.qp->qp_num, a.psn));
+		CHECK(a.qp->state == IBV_QPS_RTR);
+		CHECK(state_of(&a) == IBV_QPS_RTR && a.qp->state == IBV_QPS_RTR);
+		rts(&a, 7, 7);
+		CHECK(a.qp->state == IBV_QPS_RTS);
+		to(&a, IBV_QPS_ERR);
+		CHECK(a.qp->state == IBV_QPS_ERR);
+		to(&a, IBV_QPS_RESET);
+		CHECK(a.qp->state == IBV_QPS_RESET);
+	}
+	unmake(&a);
+}
+
 int main(int argc, char **argv)
 {
 	int acknowledged = argc > 1 && !strcmp(argv[1], "acknowledged");
@@ -499,6 +522,7 @@ int main(int argc, char **argv)
 	if (acknowledged)
 		errors_land_where_they_belong();
 	itself(acknowledged);
+	states_are_those_asked_for();
 	many();
 	CHECK(!ibv_dealloc_pd(pd));
 	CHECK(!ibv_close_device(context));

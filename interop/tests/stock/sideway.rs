@@ -1,0 +1,165 @@
+//! The crate sideway (Rust): `cargo xtask interop sideway` builds its examples, its tests and a program of ours on it, and runs this.
+
+use crate::bindings::{Programs, Proof, exchange};
+use crate::reported::{isolated, number, report, run};
+use uiw_interop::stock::{Libraries, Network, Running, free_port};
+
+/// Of our program: the memory that is written and read back in each round, what its messages have, and its atomic operations.
+const PAYLOAD: u64 = 8 << 20;
+const MESSAGES: [u64; 2] = [5 + 8, 16 + 8];
+const ATOMICS: u64 = 8 * 24;
+
+/// The folder with sideway's programs. Nothing without it; the test is noted as skipped then.
+#[track_caller]
+fn programs() -> Option<Programs> {
+    Programs::given("UIW_SIDEWAY", "sideway: cargo xtask interop sideway")
+}
+
+/// rdma_cm, Writes with immediate data, Reads and atomic operations, by both kinds of queue pairs and completion queues.
+#[test]
+fn memory_of_a_server_is_written_and_read_back() {
+    let (Some(programs), Some(_), Some(network)) =
+        (programs(), uiw_interop::require("unshare"), Network::veth())
+    else {
+        return;
+    };
+    let libraries = Libraries::get();
+    let peer = programs.path("uiw-sideway-peer");
+    let address = network.server_address().to_string();
+    for persona in ["iwarp", "roce", "ib"] {
+        for kind in ["basic", "extended"] {
+            let port = free_port();
+            let number_of_port = port.to_string();
+            let server: &[&str] = &[&peer, "server", &number_of_port, kind];
+            let client: &[&str] = &[&peer, "client", &address, &number_of_port, kind];
+            let [server, client] = exchange(&libraries, &network, persona, port, [server, client]);
+            let said = "8 writes and reads of 1048576 bytes and 24 atomic operations are equal";
+            assert_eq!(client.well().count(said), 1, "{client:?}\n{server:?}");
+            let said = "8 writes of 1048576 bytes and a counter are equal";
+            assert_eq!(server.well().count(said), 1, "{client:?}\n{server:?}");
+            let [server, client] = [server, client].map(|end| report(&end));
+            for (end, own, peers) in
+                [(&client, "bytes_sent", "bytes_received"), (&server, "bytes_received", "bytes_sent")]
+            {
+                assert_eq!(number(end, own), PAYLOAD + MESSAGES[0], "{end}");
+                assert_eq!(number(end, peers), PAYLOAD + MESSAGES[1] + ATOMICS, "{end}");
+            }
+        }
+    }
+}
+
+#[test]
+fn report_counters_and_capture_agree() {
+    let (Some(programs), Some(_), Some(network)) =
+        (programs(), uiw_interop::require("unshare"), Network::veth())
+    else {
+        return;
+    };
+    let libraries = Libraries::get();
+    let Some(proof) = Proof::begin(&libraries, &network) else { return };
+    let peer = programs.path("uiw-sideway-peer");
+    let (port, address) = (free_port(), network.server_address().to_string());
+    let number = port.to_string();
+    let server = isolated(&libraries, &["--require"], &[&peer, "server", &number, "extended"]);
+    let mut server = Running::start(network.server(server));
+    server.wait_listening(port);
+    let client = proof.client("iwarp", &[&peer, "client", &address, &number, "extended"]);
+    let client = Running::start(client).end();
+    server.end().is_well();
+    proof.holds(&client, 2 * PAYLOAD, None, 0);
+}
+
+/// Its own ping-pongs, whose queue pairs are connected out of band.
+#[test]
+fn its_ping_pongs_run() {
+    let (Some(programs), Some(_), Some(network)) =
+        (programs(), uiw_interop::require("unshare"), Network::veth())
+    else {
+        return;
+    };
+    let libraries = Libraries::get();
+    let address = network.server_address().to_string();
+    for persona in ["iwarp", "roce", "ib"] {
+        for name in ["rc_pingpong", "rc_pingpong_split"] {
+            let program = programs.path(name);
+            let port = free_port();
+            let number_of_port = port.to_string();
+            let common: &[&str] =
+                &[&program, "-p", &number_of_port, "-s", "5000", "-n", "1000", "-m", "4096"];
+            let client = [common, &[&address]].concat();
+            for end in exchange(&libraries, &network, persona, port, [common, &client]) {
+                assert_eq!(end.well().count("10000000 bytes in "), 1, "{end:?}");
+                let report = report(&end);
+                let moved = (number(&report, "bytes_sent"), number(&report, "bytes_received"));
+                assert_eq!(moved, (5_000_000, 5_000_000), "{report}");
+            }
+        }
+    }
+}
+
+/// Its cmtime: 100 connections at once, of which each end modifies the queue pair itself, and no payload.
+#[test]
+fn its_cmtime_connects() {
+    let (Some(programs), Some(_), Some(network)) =
+        (programs(), uiw_interop::require("unshare"), Network::veth())
+    else {
+        return;
+    };
+    let libraries = Libraries::get();
+    let program = programs.path("cmtime");
+    let address = network.server_address().to_string();
+    for persona in ["iwarp", "roce", "ib"] {
+        let port = free_port();
+        let number_of_port = port.to_string();
+        let common = [program.as_str(), "-p", &number_of_port, "-c", "100"];
+        let options = ["--json", "--persona", persona];
+        let mut server = Running::start(network.server(isolated(&libraries, &options, &common)));
+        server.wait_listening(port);
+        let client = isolated(&libraries, &options, &[&common[..], &["-s", &address]].concat());
+        let client = Running::start(network.client(client)).end();
+        assert_eq!(client.well().count("Disconnect"), 1, "{client:?}");
+        for end in [server.end(), client] {
+            let report = report(end.well());
+            let made = (number(&report, "connections"), number(&report, "queue_pairs_created"));
+            assert_eq!(made, (100, 100), "{report}");
+        }
+    }
+}
+
+#[test]
+fn its_lists_of_devices_and_gids_show_ours() {
+    let (Some(programs), Some(network)) = (programs(), Network::veth()) else { return };
+    let libraries = Libraries::get();
+    let address = network.client_address().to_string();
+    for persona in ["iwarp", "roce", "ib"] {
+        for (name, options, shown) in
+            [("ibv_devinfo", &[][..], "uiw_veth0"), ("show_gids", &["--sysfs"], address.as_str())]
+        {
+            let program = programs.path(name);
+            let options = [&["--persona", persona], options].concat();
+            let ended = Running::start(network.client(run(&libraries, &options, &[&program]))).end();
+            assert!(ended.well().count(shown) >= 1, "{ended:?}");
+        }
+    }
+}
+
+/// Its own tests: each opens every device, and connects queue pairs to themselves. Not `test_iterations`, which makes devices that libibverbs
+/// did not give out and asks it for their names.
+#[test]
+fn its_own_tests_pass() {
+    let (Some(programs), Some(_), Some(network)) =
+        (programs(), uiw_interop::require("unshare"), Network::veth())
+    else {
+        return;
+    };
+    let libraries = Libraries::get();
+    for persona in ["roce", "ib"] {
+        for name in ["test_atomic", "test_cq", "test_mr_and_cq", "test_post_send", "test_qp", "sideway"] {
+            let program = programs.path(name);
+            let options = ["--sysfs", "--persona", persona];
+            let words = [program.as_str(), "--skip", "test_iterations"];
+            let ended = Running::start(network.client(run(&libraries, &options, &words))).end();
+            assert_eq!(ended.well().count("test result: ok"), 1, "{ended:?}");
+        }
+    }
+}
