@@ -8,7 +8,7 @@ use std::{fs, io};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Installs the wheel in a virtual environment, target/nixl (about 350 MB; python3 with venv and pip, and access to PyPI), unless it is there,
-and runs the tests stock nixl::* with it. Needs root for network namespaces.")]
+and runs the tests stock nixl::* with it. Needs root for network namespaces, and dumpcap (wireshark-common).")]
 pub(crate) struct Nixl {
     /// Version of the wheel nixl-cu12; its UCX runs without CUDA
     #[arg(long, value_name = "VERSION", default_value = "1.5.1")]
@@ -19,7 +19,7 @@ pub(crate) struct Nixl {
 #[derive(clap::Args)]
 #[command(after_help = "\
 Installs the wheel in a virtual environment, target/mooncake (about 200 MB; python3 with venv and pip, and access to PyPI), unless it is
-there, and runs the tests stock mooncake::* with it. Needs root for network namespaces.")]
+there, and runs the tests stock mooncake::* with it. Needs root for network namespaces, and dumpcap (wireshark-common).")]
 pub(crate) struct Mooncake {
     /// Version of the wheel mooncake-transfer-engine-non-cuda
     #[arg(long, value_name = "VERSION", default_value = "0.3.13.post1")]

@@ -36,6 +36,11 @@ impl Hosts {
         self.addresses().map(|address| (address, self.name(address.octets()[3])))
     }
 
+    /// The interfaces at the switch, one to each host.
+    pub fn ports(&self) -> impl Iterator<Item = String> + use<> {
+        self.addresses().map(|address| port(address.octets()[3]))
+    }
+
     fn addresses(&self) -> impl Iterator<Item = Ipv4Addr> + use<> {
         (1..=self.count).map(|last| Ipv4Addr::new(10, 77, 0, last))
     }
@@ -82,7 +87,7 @@ impl Hosts {
         run(&["-n", &switch, "link", "set", "lo", "up"])?;
         for address in self.addresses() {
             let last = address.octets()[3];
-            let (name, port) = (self.name(last), format!("port{last}"));
+            let (name, port) = (self.name(last), port(last));
             run(&["netns", "add", &name])?;
             run(&[
                 "-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "veth0", "netns", &name,
@@ -105,6 +110,11 @@ impl Hosts {
         }
         Ok(())
     }
+}
+
+/// The interface at the switch to the host with this last number of its address.
+fn port(last: u8) -> String {
+    format!("port{last}")
 }
 
 /// The last number of its address.

@@ -215,10 +215,7 @@ fn datagrams_have_the_hop_limit_of_their_address_handle() {
         ),
     ];
     for (run, expected) in programs {
-        let Some(capture) = Capture::start(libraries.folder(), &["veth0"], |dumpcap| network.server(dumpcap))
-        else {
-            return;
-        };
+        let Some(capture) = Capture::of_ends(&libraries, &network) else { return };
         if !run() {
             // One of them is not here, which is noted.
             continue;

@@ -154,14 +154,6 @@ impl Job {
     }
 }
 
-/// A capture of what passes the interfaces of all ranks.
-#[track_caller]
-fn capture(job: &Job, mpi: &Mpi, hosts: &Hosts) -> Option<Capture> {
-    let ports: Vec<_> = (1..=mpi.ranks).map(|rank| format!("port{rank}")).collect();
-    let ports: Vec<_> = ports.iter().map(String::as_str).collect();
-    Capture::start(job.libraries.folder(), &ports, |dumpcap| hosts.at_switch(dumpcap))
-}
-
 /// Nothing passed between two ranks but what is uiw's. The process manager has connections between each host and its own.
 fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
     let switch = hosts.switch_address();
@@ -172,7 +164,7 @@ fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
 #[test]
 fn hidden_devices_are_noticed() {
     let (Some(job), Some(hosts)) = (Job::new(&OPEN_MPI), Hosts::new(OPEN_MPI.ranks)) else { return };
-    let Some(capture) = capture(&job, &OPEN_MPI, &hosts) else { return };
+    let Some(capture) = Capture::of_hosts(&job.libraries, &hosts) else { return };
     let places = (hosts.switch_address(), hosts.places());
     let mut command = job.command(&OPEN_MPI, places, ("", "--require --json --persona roce"), &[]);
     // By default Open MPI takes UCX for devices alone.
@@ -190,7 +182,7 @@ fn every_pair_and_collectives(mpi: &Mpi) {
     let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
     for persona in mpi.personas {
         let options = format!("--require --json --sysfs --persona {persona}");
-        let Some(capture) = capture(&job, mpi, &hosts) else { return };
+        let Some(capture) = Capture::of_hosts(&job.libraries, &hosts) else { return };
         let ended = job.start(mpi, &hosts, &options, &[]).end();
         assert_eq!(between_ranks(capture, &hosts), Ok(()), "{ended:?}");
         let said: Vec<_> = (0..mpi.ranks).map(|rank| job.said(rank)).collect();

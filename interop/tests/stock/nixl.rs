@@ -1,39 +1,83 @@
 //! NIXL's wheel, which has a UCX and a libibverbs of its own: `cargo xtask interop nixl` installs it and runs this.
 
-use crate::reported::{is_reliable, isolated, report};
+use crate::reported::{is_reliable, isolated, number, reliable, report};
+use crate::wire::{Capture, Passed};
 use std::path::Path;
-use uiw_interop::stock::{Libraries, Network, Running, free_port};
+use uiw_interop::stock::{Ended, Libraries, Network, Running, free_port};
 
 /// Names a Python that has the wheel.
 const PYTHON: &str = "UIW_NIXL_PYTHON";
 
-/// Agents on two hosts, without a setting for UCX: one writes to the other's memory and reads from it.
-#[test]
-fn nixl_writes_and_reads() {
-    let Ok(python) = std::env::var(PYTHON) else {
-        return uiw_interop::skip("NIXL's wheel: cargo xtask interop nixl");
-    };
-    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
-    let libraries = Libraries::get();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/nixl_peer.py");
-    let script = script.to_str().expect("a path of text");
-    for persona in ["roce", "ib"] {
-        let port = free_port();
+/// Written and read by the initiator.
+const PAYLOAD: u64 = 2 * 8 * (8 << 20);
+
+/// What the programs say to each other: the agents' metadata, places of memory, and when to go on.
+const OWN_BYTES: u64 = 16 << 10;
+
+/// Two agents that have ended.
+struct Agents {
+    /// The target's program, the initiator's.
+    ends: [Ended; 2],
+    passed: Passed,
+    /// The port at which the programs meet.
+    port: u16,
+}
+
+impl Agents {
+    /// On two hosts, without a setting for UCX, under `uiw run` with `options`: one writes to the other's memory and reads from it, and both
+    /// compare. Nothing where something is missing; the test is noted as skipped then.
+    #[track_caller]
+    fn run(options: &[&str]) -> Option<Self> {
+        let Ok(python) = std::env::var(PYTHON) else {
+            uiw_interop::skip("NIXL's wheel: cargo xtask interop nixl");
+            return None;
+        };
+        uiw_interop::require("unshare")?;
+        let network = Network::veth()?;
+        let libraries = Libraries::get();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/nixl_peer.py");
+        let script = script.to_str().expect("a path of text");
+        let (port, address) = (free_port(), network.server_address().to_string());
         let number = port.to_string();
-        let options = ["--require", "--json", "--sysfs", "--persona", persona];
-        let target = isolated(&libraries, &options, &[&python, script, "target", &number]);
+        let capture = Capture::of_ends(&libraries, &network)?;
+        let target = isolated(&libraries, options, &[&python, script, "target", &number]);
         let mut target = Running::start(network.server(target));
         target.wait_listening(port);
-        let address = network.server_address().to_string();
-        let initiator = isolated(&libraries, &options, &[&python, script, "initiator", &address, &number]);
+        let initiator = isolated(&libraries, options, &[&python, script, "initiator", &address, &number]);
         let initiator = Running::start(network.client(initiator)).end();
-        assert_eq!(
-            initiator.well().count("8 writes and reads of 8388608 bytes are equal"),
-            1,
-            "{initiator:?}"
-        );
-        for end in [target.end(), initiator] {
-            is_reliable(&report(end.well()), 2 * 8 * (8 << 20));
+        assert_eq!(initiator.count("8 writes and reads of 8388608 bytes are equal"), 1, "{initiator:?}");
+        Some(Self { ends: [target.end(), initiator], passed: capture.end(), port })
+    }
+
+    /// Nothing passed but what is uiw's and what the programs say to each other.
+    fn is_uiws(&self) -> Result<(), String> {
+        self.passed.is_uiws_but_for(|end| end.port() == self.port, OWN_BYTES)
+    }
+}
+
+#[test]
+fn nixl_writes_and_reads() {
+    for persona in ["roce", "ib"] {
+        let options = ["--require", "--json", "--sysfs", "--persona", persona];
+        let Some(agents) = Agents::run(&options) else { return };
+        for end in &agents.ends {
+            is_reliable(&report(end.well()), PAYLOAD);
         }
+        assert_eq!(agents.is_uiws(), Ok(()));
+        // What the capture shows of uiw's connections holds all that the queue pairs count.
+        let (counted, moved) = (reliable(&report(&agents.ends[1])), agents.passed.uiws_tcp());
+        assert!(counted <= moved && agents.passed.uiws_datagrams() > 0, "{counted} in {moved} bytes");
+    }
+}
+
+/// Without device nodes the wheel's UCX finds no device: it succeeds on TCP, and the reports and the capture say so.
+#[test]
+fn hidden_devices_are_noticed() {
+    let Some(agents) = Agents::run(&["--require", "--json", "--persona", "roce"]) else { return };
+    let said = agents.is_uiws().expect_err("the capture shows TCP of UCX's own");
+    assert!(said.contains(" bytes between "), "{said}");
+    for end in &agents.ends {
+        let report = report(end);
+        assert_eq!((end.code, number(&report, "exit_code"), reliable(&report)), (125, 0, 0), "{end:?}");
     }
 }

@@ -10,12 +10,6 @@ use uiw_interop::stock::{Ended, Libraries, Network, Running, compile, free_port}
 /// What the ends of `ucx_perftest` say to each other: addresses, the beginning of a test, results.
 const OWN_BYTES: u64 = 16 << 10;
 
-/// A capture of what passes the client's interface.
-#[track_caller]
-fn capture(libraries: &Libraries, network: &Network) -> Option<Capture> {
-    Capture::start(libraries.folder(), &["veth0"], |dumpcap| network.client(dumpcap))
-}
-
 /// Both ends of `ucx_perftest`, which exchange addresses over TCP at a port: what they said, and the port.
 fn perftest(libraries: &Libraries, network: &Network, options: &[&str], test: &[&str]) -> ([Ended; 2], u16) {
     let (port, address) = (free_port(), network.server_address().to_string());
@@ -46,7 +40,7 @@ fn exchanges_addresses(persona: &str) {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
     let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
     let libraries = Libraries::get();
-    let Some(capture) = capture(&libraries, &network) else { return };
+    let Some(capture) = Capture::of_ends(&libraries, &network) else { return };
     let options = ["--require", "--json", "--sysfs", "--persona", persona];
     let (mut counted, mut ports) = (0, Vec::new());
     for (test, size, count) in TESTS {
@@ -131,7 +125,7 @@ fn io_demo(
     options: &[&str],
     api: &[&str],
 ) -> Option<(Ended, Result<(), String>)> {
-    let capture = capture(libraries, network)?;
+    let capture = Capture::of_ends(libraries, network)?;
     let (port, address) = (free_port(), network.server_address().to_string());
     let number = port.to_string();
     let common = [&["io_demo", "-p", &number, "-q", "-d", "1000:200000"], api].concat();
@@ -180,7 +174,7 @@ fn hidden_devices_are_noticed() {
     let libraries = Libraries::get();
     let options = ["--require", "--json", "--port-offset", "-5000", "--persona", "roce"];
     let test = ["-t", "tag_bw", "-s", "65536", "-n", "100"];
-    let Some(capture) = capture(&libraries, &network) else { return };
+    let Some(capture) = Capture::of_ends(&libraries, &network) else { return };
     let (ends, port) = perftest(&libraries, &network, &options, &test);
     let alone = capture.end().is_uiws_but_for(|end| end.port() == port, OWN_BYTES);
     assert!(alone.is_err_and(|said| said.contains(" bytes between ")), "the capture shows TCP of UCX's own");
@@ -228,7 +222,7 @@ impl Transfer<'_> {
             }
             command
         };
-        let capture = capture(&libraries, network)?;
+        let capture = Capture::of_ends(&libraries, network)?;
         let mut server = Running::start(network.server(command(&[&port])));
         server.wait_saying("listening");
         let (address, mebibytes) = (network.server_address().to_string(), self.mebibytes.to_string());

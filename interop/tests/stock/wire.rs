@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 use uiw_cli::pcap::Reader;
-use uiw_interop::stock::Running;
+use uiw_interop::stock::{Hosts, Libraries, Network, Running};
 
 /// Bytes of each frame that are kept where its payload is of no interest: its headers, and the first ones behind them.
 const KEPT: &str = "256";
@@ -25,10 +25,24 @@ pub(crate) struct Capture {
 const QUIET: Duration = Duration::from_secs(1);
 
 impl Capture {
-    /// Of `interfaces`, at the place where `at` takes a command. Nothing without dumpcap; the test is noted as skipped then.
+    /// Of what passes between the two ends of `network`. Nothing without dumpcap; the test is noted as skipped then.
     #[track_caller]
-    pub(crate) fn start(
-        folder: &Path,
+    pub(crate) fn of_ends(libraries: &Libraries, network: &Network) -> Option<Self> {
+        Self::start(libraries, &["veth0"], |dumpcap| network.client(dumpcap))
+    }
+
+    /// As [`Capture::of_ends`], of what passes between `hosts`, and between each and the switch. A frame between two hosts is in it twice,
+    /// as it passes the interfaces of both.
+    #[track_caller]
+    pub(crate) fn of_hosts(libraries: &Libraries, hosts: &Hosts) -> Option<Self> {
+        let ports: Vec<_> = hosts.ports().collect();
+        let ports: Vec<_> = ports.iter().map(String::as_str).collect();
+        Self::start(libraries, &ports, |dumpcap| hosts.at_switch(dumpcap))
+    }
+
+    #[track_caller]
+    fn start(
+        libraries: &Libraries,
         interfaces: &[&str],
         at: impl FnOnce(Command) -> Command,
     ) -> Option<Self> {
@@ -53,7 +67,7 @@ impl Capture {
         at: impl FnOnce(Command) -> Command,
     ) -> Option<Self> {
         let mut command = Command::new(uiw_interop::require("dumpcap")?);
-        let file = folder.join("wire.pcap");
+        let file = libraries.folder().join("wire.pcap");
         // Room for whatever comes while dumpcap does not run: in the kernel in MiB, in dumpcap in frames and bytes.
         command.args(kept).args(["-B", "64", "-N", "1000000", "-C", "200000000", "-w"]).arg(&file);
         for interface in interfaces {
