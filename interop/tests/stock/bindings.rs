@@ -69,7 +69,7 @@ impl<'a> Proof<'a> {
         if !can_be_there(User::Same) {
             return None;
         }
-        let capture = Capture::whole(libraries.folder(), &["veth0"], |dumpcap| network.client(dumpcap))?;
+        let capture = Capture::whole_of_ends(libraries, network)?;
         Some(Self { libraries, network, capture, tshark })
     }
 

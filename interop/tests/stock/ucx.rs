@@ -91,7 +91,7 @@ fn perftest_of_the_transport_is_on_rc_queue_pairs() {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
     let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
     let libraries = Libraries::get();
-    let Some(capture) = capture(&libraries, &network) else { return };
+    let Some(capture) = Capture::of_ends(&libraries, &network) else { return };
     let options = ["--require", "--json", "--sysfs", "--persona", "roce"];
     let (mut counted, mut ports) = (0, Vec::new());
     for (test, layout, size, count) in TRANSPORT_TESTS {

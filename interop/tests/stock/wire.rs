@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,7 +28,13 @@ impl Capture {
     /// Of what passes between the two ends of `network`. Nothing without dumpcap; the test is noted as skipped then.
     #[track_caller]
     pub(crate) fn of_ends(libraries: &Libraries, network: &Network) -> Option<Self> {
-        Self::start(libraries, &["veth0"], |dumpcap| network.client(dumpcap))
+        Self::start(libraries, &["veth0"], &["-s", KEPT], |dumpcap| network.client(dumpcap))
+    }
+
+    /// As [`Capture::of_ends`], with all of each frame, for dissectors.
+    #[track_caller]
+    pub(crate) fn whole_of_ends(libraries: &Libraries, network: &Network) -> Option<Self> {
+        Self::start(libraries, &["veth0"], &[], |dumpcap| network.client(dumpcap))
     }
 
     /// As [`Capture::of_ends`], of what passes between `hosts`, and between each and the switch. A frame between two hosts is in it twice,
@@ -37,31 +43,12 @@ impl Capture {
     pub(crate) fn of_hosts(libraries: &Libraries, hosts: &Hosts) -> Option<Self> {
         let ports: Vec<_> = hosts.ports().collect();
         let ports: Vec<_> = ports.iter().map(String::as_str).collect();
-        Self::start(libraries, &ports, |dumpcap| hosts.at_switch(dumpcap))
+        Self::start(libraries, &ports, &["-s", KEPT], |dumpcap| hosts.at_switch(dumpcap))
     }
 
     #[track_caller]
     fn start(
         libraries: &Libraries,
-        interfaces: &[&str],
-        at: impl FnOnce(Command) -> Command,
-    ) -> Option<Self> {
-        Self::begin(folder, interfaces, &["-s", KEPT], at)
-    }
-
-    /// As [`Capture::start`], with all of each frame, for dissectors.
-    #[track_caller]
-    pub(crate) fn whole(
-        folder: &Path,
-        interfaces: &[&str],
-        at: impl FnOnce(Command) -> Command,
-    ) -> Option<Self> {
-        Self::begin(folder, interfaces, &[], at)
-    }
-
-    #[track_caller]
-    fn begin(
-        folder: &Path,
         interfaces: &[&str],
         kept: &[&str],
         at: impl FnOnce(Command) -> Command,
