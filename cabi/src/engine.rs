@@ -86,8 +86,8 @@ impl Engine {
             return Ok(device.clone());
         }
         let settings = Settings::get()?;
-        // At its first use the library of CRCs finds out what the processor has, in a cell on which other threads wait. No fork comes
-        // between here: it waits for this lock.
+        // At its first use the library of CRCs finds out what the processor has, in a cell on which other threads wait. A fork does not
+        // come in between: it waits for this lock.
         std::hint::black_box(uiw_mpa::crc32c(b""));
         let watch =
             settings.tls.as_ref().map(|file| TlsWatch::new(file, &settings.tls_options)).transpose()?;

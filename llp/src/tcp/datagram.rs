@@ -118,7 +118,10 @@ impl<'a> Rest<'a> {
     /// Takes datagrams off the front that the kernel can take as one, at most `max`: they have one peer, one hop limit and one length, and
     /// the last one may be shorter.
     fn take(&mut self, max: usize) -> Option<Message> {
-        let first = self.items.iter().find(|item| item.count > 0)?;
+        while self.items.first().is_some_and(|item| item.count == 0) {
+            self.items = &self.items[1..];
+        }
+        let first = self.items.first()?;
         // The kernel makes no segment without bytes.
         let max = if first.len == 0 { 1 } else { max };
         let (mut count, mut len, mut ends) = (0, 0, false);
@@ -237,6 +240,7 @@ mod tests {
         let run = |count, len| Outgoing { count, ..to(1, len) };
         assert_eq!(messages(&[]), []);
         assert_eq!(messages(&[run(0, 9)]), []);
+        assert_eq!(messages(&[Outgoing { count: 0, ..to(2, 9) }, to(1, 100)]), [(1, 100)]);
         assert_eq!(messages(&[to(1, 100)]), [(1, 100)]);
         assert_eq!(messages(&[run(0, 9), to(1, 100), run(0, 9), to(1, 100)]), [(2, 200)]);
         let shorter = [(3, 260), (1, 60)];
