@@ -32,6 +32,14 @@ impl Programs {
     }
 }
 
+/// `programs` with two hosts, whose programs have mounts of their own, and the libraries. Nothing where these cannot be had; the test is noted as
+/// skipped then.
+#[track_caller]
+pub(crate) fn on_two_hosts(programs: Programs) -> Option<(Programs, Network, Libraries)> {
+    uiw_interop::require("unshare")?;
+    Some((programs, Network::veth()?, Libraries::get()))
+}
+
 /// The options of `uiw run` for a persona.
 fn options(persona: &str) -> [&str; 4] {
     ["--require", "--json", "--persona", persona]

@@ -1,7 +1,7 @@
 //! The examples of "the geek in the corner" (C, tarickb/the-geek-in-the-corner). No package has them: a checkout whose programs are built
 //! is named by a variable.
 
-use crate::bindings::{Programs, Proof};
+use crate::bindings::{Programs, Proof, on_two_hosts};
 use crate::reported::{isolated, number, report};
 use std::fs;
 use std::process::Command;
@@ -17,6 +17,13 @@ const PERSONAS: [&str; 3] = ["iwarp", "roce", "ib"];
 #[track_caller]
 fn programs() -> Option<Programs> {
     Programs::given(CHECKOUT, "the-geek-in-the-corner's programs (UIW_GEEK_IN_THE_CORNER)")
+}
+
+/// The same, two hosts and the libraries.
+#[track_caller]
+fn programs_on_two_hosts() -> Option<(Programs, Network, Libraries)> {
+    uiw_interop::require("stdbuf")?;
+    on_two_hosts(programs()?)
 }
 
 /// A program that says what it says line by line.
@@ -39,12 +46,7 @@ fn port_of(server: &mut Running) -> String {
 /// comes first the server says nothing. So it has to say the message of one client of several.
 #[test]
 fn client_and_server_say_each_others_message() {
-    let (Some(programs), Some(_), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), uiw_interop::require("stdbuf"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let of = |name: &str| programs.path(&format!("01_basic-client-server/{name}"));
     let address = network.server_address().to_string();
     for persona in PERSONAS {
@@ -73,12 +75,7 @@ fn client_and_server_say_each_others_message() {
 /// comes first the program says nothing. So one of some runs has to say it; every one has to end well, without a completion that is an error.
 #[test]
 fn messages_are_written_and_read() {
-    let (Some(programs), Some(_), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), uiw_interop::require("stdbuf"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let of = |name: &str| programs.path(&format!("02_read-write/{name}"));
     let address = network.server_address().to_string();
     for persona in PERSONAS {
@@ -113,12 +110,7 @@ fn messages_are_written_and_read() {
 /// 03: files from none to several of its chunks of 10 MiB, each a Write with immediate data, are the same at the server.
 #[test]
 fn files_are_the_same_at_the_server() {
-    let (Some(programs), Some(_), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), uiw_interop::require("stdbuf"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let of = |name: &str| programs.path(&format!("03_file-transfer/rdma-file-transfer/{name}"));
     let address = network.server_address().to_string();
     for persona in PERSONAS {
@@ -151,12 +143,7 @@ fn files_are_the_same_at_the_server() {
 
 #[test]
 fn report_counters_and_capture_agree() {
-    let (Some(programs), Some(_), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), uiw_interop::require("stdbuf"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let Some(proof) = Proof::begin(&libraries, &network) else { return };
     let of = |name: &str| programs.path(&format!("03_file-transfer/rdma-file-transfer/{name}"));
     let [file, to] = ["file", "to"].map(|name| libraries.folder().join(name));

@@ -1,7 +1,7 @@
 //! The crate ibverbs (Rust, jonhoo/rust-ibverbs): `cargo xtask interop rust-ibverbs` builds its example and a program of ours on it, and
 //! runs this.
 
-use crate::bindings::{Programs, Proof, exchange};
+use crate::bindings::{Programs, Proof, exchange, on_two_hosts};
 use crate::reported::{isolated, number, report, run};
 use uiw_interop::stock::{Hosts, Libraries, Network, Running, free_port};
 
@@ -14,14 +14,15 @@ fn programs() -> Option<Programs> {
     Programs::given("UIW_RUST_IBVERBS", "rust-ibverbs: cargo xtask interop rust-ibverbs")
 }
 
+/// The same, two hosts and the libraries.
+#[track_caller]
+fn programs_on_two_hosts() -> Option<(Programs, Network, Libraries)> {
+    on_two_hosts(programs()?)
+}
+
 #[test]
 fn messages_are_sent_back_and_compared() {
-    let (Some(programs), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let peer = programs.path("uiw-rust-ibverbs-peer");
     let address = network.server_address().to_string();
     for persona in ["iwarp", "roce", "ib"] {
@@ -41,12 +42,7 @@ fn messages_are_sent_back_and_compared() {
 
 #[test]
 fn report_counters_and_capture_agree() {
-    let (Some(programs), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let Some(proof) = Proof::begin(&libraries, &network) else { return };
     let peer = programs.path("uiw-rust-ibverbs-peer");
     let (port, address) = (free_port(), network.server_address().to_string());

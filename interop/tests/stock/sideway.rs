@@ -1,6 +1,6 @@
 //! The crate sideway (Rust): `cargo xtask interop sideway` builds its examples, its tests and a program of ours on it, and runs this.
 
-use crate::bindings::{Programs, Proof, exchange};
+use crate::bindings::{Programs, Proof, exchange, on_two_hosts};
 use crate::reported::{isolated, number, report, run};
 use uiw_interop::stock::{Libraries, Network, Running, free_port};
 
@@ -15,15 +15,16 @@ fn programs() -> Option<Programs> {
     Programs::given("UIW_SIDEWAY", "sideway: cargo xtask interop sideway")
 }
 
+/// The same, two hosts and the libraries.
+#[track_caller]
+fn programs_on_two_hosts() -> Option<(Programs, Network, Libraries)> {
+    on_two_hosts(programs()?)
+}
+
 /// rdma_cm, Writes with immediate data, Reads and atomic operations, by both kinds of queue pairs and completion queues.
 #[test]
 fn memory_of_a_server_is_written_and_read_back() {
-    let (Some(programs), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let peer = programs.path("uiw-sideway-peer");
     let address = network.server_address().to_string();
     for persona in ["iwarp", "roce", "ib"] {
@@ -50,12 +51,7 @@ fn memory_of_a_server_is_written_and_read_back() {
 
 #[test]
 fn report_counters_and_capture_agree() {
-    let (Some(programs), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let Some(proof) = Proof::begin(&libraries, &network) else { return };
     let peer = programs.path("uiw-sideway-peer");
     let (port, address) = (free_port(), network.server_address().to_string());
@@ -72,12 +68,7 @@ fn report_counters_and_capture_agree() {
 /// Its own ping-pongs, whose queue pairs are connected out of band.
 #[test]
 fn its_ping_pongs_run() {
-    let (Some(programs), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let address = network.server_address().to_string();
     for persona in ["iwarp", "roce", "ib"] {
         for name in ["rc_pingpong", "rc_pingpong_split"] {
@@ -100,12 +91,7 @@ fn its_ping_pongs_run() {
 /// Its cmtime: 100 connections at once, of which each end modifies the queue pair itself, and no payload.
 #[test]
 fn its_cmtime_connects() {
-    let (Some(programs), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let program = programs.path("cmtime");
     let address = network.server_address().to_string();
     for persona in ["iwarp", "roce", "ib"] {
@@ -147,12 +133,7 @@ fn its_lists_of_devices_and_gids_show_ours() {
 /// did not give out and asks it for their names.
 #[test]
 fn its_own_tests_pass() {
-    let (Some(programs), Some(_), Some(network)) =
-        (programs(), uiw_interop::require("unshare"), Network::veth())
-    else {
-        return;
-    };
-    let libraries = Libraries::get();
+    let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     for persona in ["roce", "ib"] {
         for name in ["test_atomic", "test_cq", "test_mr_and_cq", "test_post_send", "test_qp", "sideway"] {
             let program = programs.path(name);
