@@ -15,7 +15,7 @@ use uiw_verbs::{
 
 /// Receives that an rsocket announces, and bytes of its receive buffer.
 const CREDITS: u16 = 384;
-const BUFFER: u32 = 1 << 19;
+const BUFFER: u32 = 1 << 22;
 
 /// An rsocket that listens on loopback, closed when dropped.
 struct Listening(c_int, SocketAddr);

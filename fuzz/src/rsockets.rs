@@ -12,12 +12,11 @@ const STEPS: usize = 400;
 
 /// What is known of the peer's rights.
 struct Expected {
-    half: u64,
+    /// The bytes of the ring that were published and not read, in their order, of which the first `readable` ones are written.
+    published: VecDeque<u32>,
     /// Published and not written, written and not read.
     granted: u64,
     readable: u64,
-    /// Bytes that were read since the beginning.
-    read: u64,
     messages: VecDeque<u64>,
     /// Data messages that the peer may send.
     credits: u64,
@@ -37,7 +36,8 @@ impl Expected {
 
     /// Returns how many messages were read to their end.
     fn consume(&mut self, len: u64) -> u64 {
-        (self.readable, self.read) = (self.readable - len, self.read + len);
+        self.readable -= len;
+        self.published.drain(..len as usize);
         let (mut left, mut ended) = (len, 0);
         while let Some(first) = self.messages.front_mut() {
             if *first > left {
@@ -113,18 +113,18 @@ pub fn run(bytes: &[u8]) {
     formats(&mut input);
     let half = 1 + input.u32() % 5000;
     let depth = 1 + (input.u32() % 40) as u16;
-    let mut receiver = Receiver::new(half, depth);
+    let mut len = 1 + input.u32() % half;
+    let mut receiver = Receiver::new(half, len, depth);
     let mut expected = Expected {
-        half: half.into(),
-        granted: half.into(),
+        published: (0..len).collect(),
+        granted: len.into(),
         readable: 0,
-        read: 0,
         messages: VecDeque::new(),
         credits: depth.into(),
     };
-    let (mut free, mut ended) = (u64::from(half), 0);
+    let (mut next, mut ended) = (half, 0);
     for _ in 0..STEPS {
-        match input.u8() % 4 {
+        match input.u8() % 5 {
             0 | 1 => {
                 let len = input.u32() % (2 * half + 2);
                 let allowed = expected.may_arrive(len);
@@ -141,33 +141,42 @@ pub fn run(bytes: &[u8]) {
                 let skip = u64::from(input.u32()) % (expected.readable + 1);
                 let most = input.u32() as usize % 9000;
                 let chunk = receiver.chunk(skip, most);
-                let place = (expected.read + skip) % (2 * expected.half);
-                assert_eq!(u64::from(chunk.start), place);
-                assert!(u64::from(chunk.end) <= 2 * expected.half);
-                let len = u64::from(chunk.end - chunk.start);
+                assert!(chunk.end <= 2 * half);
+                let len = chunk.len() as u64;
                 assert!(len <= expected.readable - skip && len <= most as u64);
+                assert!(
+                    len > 0 || most == 0 || skip == expected.readable,
+                    "bytes that are readable are found"
+                );
+                assert!(
+                    chunk.clone().eq(expected.published.range(skip as usize..).copied().take(chunk.len()))
+                );
                 if skip == 0 {
                     receiver.consume(len as u32);
                     ended += expected.consume(len);
-                    free += len;
                 }
+            }
+            3 => {
+                receiver.grow();
+                len = (2 * len).min(half);
             }
             _ => {
                 if let Some(grant) = receiver.due() {
-                    receiver.given(grant);
+                    receiver.given(grant.clone());
                     expected.credits += std::mem::take(&mut ended);
-                    if grant.half.is_some() {
-                        free -= expected.half;
-                        expected.granted += expected.half;
+                    if let Some(target) = grant.target {
+                        assert_eq!(target, next..next + len);
+                        let old = expected.published.iter();
+                        assert!(old.clone().all(|byte| !target.contains(byte)), "published twice");
+                        next = if next == 0 { half } else { 0 };
+                        expected.granted += u64::from(len);
+                        expected.published.extend(target);
                     }
                 }
             }
         }
         assert_eq!(receiver.readable(), expected.readable);
-        assert_eq!(
-            free + expected.granted + expected.readable,
-            2 * expected.half,
-            "no byte is lost or doubled"
-        );
+        let published = expected.published.len() as u64;
+        assert_eq!(expected.granted + expected.readable, published, "no byte is lost or doubled");
     }
 }

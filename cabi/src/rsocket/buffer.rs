@@ -2,6 +2,7 @@
 
 use crate::boundary::Result;
 use crate::errno::Errno;
+use crate::rsocket::sys;
 use crate::rsocket::wire::Target;
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ impl Buffer {
     /// ENOMEM
     pub(super) fn new(pd: &Pd, len: usize, access: Access) -> Result<Self> {
         let memory = Memory::owned(len)?;
+        // Most connections use the first bytes of a long buffer only: a huge page would take 2 MiB for them.
+        sys::use_small_pages(memory.as_ptr(), len);
         // SAFETY: the users (the ring of a stream's sending half, the slots of datagrams) give a byte to one request at a time, and do not
         // touch it before the request has completed; what peers reach is shared whatever is said here.
         let memory = unsafe { memory.exclusive() };

@@ -3,11 +3,13 @@
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::rsocket::buffer::Buffer;
+use crate::rsocket::receiver::Receiver;
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::wire::{ConnData, Mapping, Message, Order, Target, Variant};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::time::Duration;
 use uiw_verbs::{
     Access, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp,
     SendWr, Sge, Wc, WcStatus,
@@ -19,6 +21,9 @@ const EXTRA_RECEIVES: u16 = 32;
 pub(crate) const CONTROL_SLOTS: u16 = 6;
 /// Entries of the list of targets. The receive buffer has two halves.
 const TARGETS: usize = 2;
+/// Bytes of the first targets: two of them are what a program may send before its peer reads. Programs count on some hundred KiB, as TCP takes
+/// more than that.
+const FIRST_TARGET: u32 = 256 << 10;
 /// Bytes of a message by Send.
 const WORD: u32 = 4;
 /// Marks completions of receives; the rest of the number is the slot.
@@ -145,14 +150,9 @@ impl Link {
         self.variant
     }
 
-    /// Bytes of each half of the receive buffer.
-    pub(crate) fn half(&self) -> u32 {
-        self.half
-    }
-
-    /// Receives that are announced to the peer.
-    pub(crate) fn credits(&self) -> u16 {
-        self.credits
+    /// The receiving half of a connection over it.
+    pub(crate) fn receiver(&self) -> Receiver {
+        Receiver::new(self.half, FIRST_TARGET, self.credits)
     }
 
     /// What the peer is to be informed of.
@@ -163,13 +163,19 @@ impl Link {
             credits: self.credits,
             mappings: self.mappings,
             targets: self.lists.target(0, TARGETS as u32),
-            first: self.received.target(0, self.half),
+            first: self.received.target(0, FIRST_TARGET.min(self.half)),
         }
     }
 
-    /// The half of the receive buffer at `offset`, for the peer.
-    pub(crate) fn half_at(&self, offset: u32) -> Target {
-        self.received.target(offset as usize, self.half)
+    /// A part of the receive buffer, for the peer.
+    pub(crate) fn target(&self, part: Range<u32>) -> Target {
+        self.received.target(part.start as usize, part.end - part.start)
+    }
+
+    /// The smoothed round-trip time of the connection, where its stack has it.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        let us = self.qp.path()?.stream.rtt_us?;
+        Some(Duration::from_micros(us.into()))
     }
 
     /// Takes entry `index` of the list of targets, if the peer has written it.
@@ -351,14 +357,14 @@ impl Link {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
     use uiw_verbs::cm::{self, CmChannel, CmEventKind, Listener};
     use uiw_verbs::{ConnOptions, DeviceOptions};
 
     const CREDITS: u16 = 40;
-    const SIZES: Sizes =
+    pub(crate) const SIZES: Sizes =
         Sizes { sends: 64, receives: CREDITS, inline: 0, sent: 1 << 16, received: 1 << 16, mappings: 0 };
 
     /// On the thread that has opened the device as well, whose completion queues are on each shard in turn.
@@ -391,9 +397,9 @@ mod tests {
     }
 
     /// Two connected ends on one device.
-    fn pair(variant: Variant) -> [Link; 2] {
+    pub(crate) fn pair(variant: Variant, sizes: &Sizes) -> [Link; 2] {
         let device = Device::open().unwrap();
-        let links = [(); 2].map(|()| Link::new(&device, &SIZES, variant).unwrap());
+        let links = [(); 2].map(|()| Link::new(&device, sizes, variant).unwrap());
         let (options, channel) = (Arc::new(ConnOptions::default()), Arc::new(CmChannel::default()));
         let any = "127.0.0.1:0".parse().unwrap();
         let listener = Listener::bind(&device, any, 8, &options, &channel).unwrap();
@@ -435,7 +441,7 @@ mod tests {
     #[test]
     fn receives_are_posted_again_in_batches_and_the_peer_finds_one_for_each_credit() {
         for variant in [Variant::Send, Variant::Immediate] {
-            let mut links = pair(variant);
+            let mut links = pair(variant, &SIZES);
             for count in 1..=8 {
                 carry(&mut links, 1);
                 assert_eq!(links[1].used.len(), count, "none is posted again alone");

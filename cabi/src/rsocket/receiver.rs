@@ -6,8 +6,8 @@
 //!        granted                          readable                                   free
 //! ```
 //!
-//! A half is published as one target once so many bytes are free, so the peer fills the halves in turn and the bytes of the stream are
-//! consecutive in the ring.
+//! A half is published as one target once all of it has been read, so the peer fills the halves in turn. At first targets are shorter than
+//! the halves, so that a connection touches no more memory than its path needs; they become longer while the peer fills them quickly.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -36,10 +36,10 @@ impl std::fmt::Display for Violation {
 }
 
 /// What the peer is granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The offset of the half that is published, if one is.
-    pub half: Option<u32>,
+    /// The part of the ring that is published, if one is.
+    pub target: Option<Range<u32>>,
     /// Data messages that the peer may send, modulo 2^16.
     pub limit: u16,
 }
@@ -47,16 +47,17 @@ pub struct Grant {
 /// What has arrived, and what the peer may still send.
 pub struct Receiver {
     half: u32,
+    /// Length of the next target.
+    len: u32,
     /// Data messages that the peer may have sent before it gets credits.
     depth: u16,
-    /// The next byte to be read.
-    offset: u32,
+    /// The targets that were published and not read to their end, the oldest first: at most one in each half.
+    targets: VecDeque<Range<u32>>,
     /// Lengths of the messages that are not read; of the first one, what is left.
     messages: VecDeque<u32>,
     readable: u64,
     granted: u32,
-    free: u32,
-    /// The half that is published next.
+    /// Where the next target begins.
     next: u32,
     /// Data messages that were read, that arrived, and that may arrive; modulo 2^16.
     read: u16,
@@ -65,17 +66,21 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A ring of two halves of `half` bytes, the first of which the peer has with the private data.
+    /// A ring of two halves of `half` bytes, of which targets take `first` bytes at first. The peer has the first target with the private
+    /// data.
     #[must_use]
-    pub fn new(half: u32, depth: u16) -> Self {
+    pub fn new(half: u32, first: u32, depth: u16) -> Self {
+        let len = first.min(half);
+        let mut targets = VecDeque::with_capacity(2);
+        targets.push_back(0..len);
         Self {
             half,
+            len,
             depth,
-            offset: 0,
+            targets,
             messages: VecDeque::new(),
             readable: 0,
-            granted: half,
-            free: half,
+            granted: len,
             next: half,
             read: 0,
             arrived: 0,
@@ -110,18 +115,32 @@ impl Receiver {
     /// Where up to `max` of the readable bytes are that follow the first `skip` ones, as far as they are consecutive.
     #[must_use]
     pub fn chunk(&self, skip: u64, max: usize) -> Range<u32> {
-        let size = 2 * self.half;
-        // Both are less than the size of the ring.
-        let start = (self.offset + skip as u32) % size;
-        let left = u64::from(size - start).min(self.readable - skip).min(max as u64);
-        start..start + left as u32
+        let most = self.readable.saturating_sub(skip).min(max as u64);
+        let mut skip = skip;
+        for target in &self.targets {
+            let len = u64::from(target.end - target.start);
+            if skip < len {
+                let start = target.start + skip as u32;
+                return start..start + (len - skip).min(most) as u32;
+            }
+            skip -= len;
+        }
+        0..0
     }
 
     /// The program has read `len` bytes, at most those that are readable.
     pub fn consume(&mut self, len: u32) {
-        self.offset = (self.offset + len) % (2 * self.half);
         self.readable -= u64::from(len);
-        self.free += len;
+        let mut left = len;
+        while let Some(target) = self.targets.front_mut() {
+            let taken = left.min(target.end - target.start);
+            target.start += taken;
+            left -= taken;
+            if target.start < target.end {
+                break;
+            }
+            self.targets.pop_front();
+        }
         let mut left = len;
         while let Some(first) = self.messages.front_mut() {
             if *first > left {
@@ -138,19 +157,30 @@ impl Receiver {
     #[must_use]
     pub fn due(&self) -> Option<Grant> {
         let limit = self.read.wrapping_add(self.depth);
-        let half = (self.free >= self.half).then_some(self.next);
+        let target = (self.targets.len() < 2).then_some(self.next..self.next + self.len);
         let many = limit.wrapping_sub(self.limit) >= (self.depth / 2).max(1);
-        (half.is_some() || many).then_some(Grant { half, limit })
+        (target.is_some() || many).then_some(Grant { target, limit })
     }
 
     /// The peer has been notified of it.
     pub fn given(&mut self, grant: Grant) {
         self.limit = grant.limit;
-        if grant.half.is_some() {
-            self.free -= self.half;
-            self.granted += self.half;
+        if let Some(target) = grant.target {
+            self.granted += target.end - target.start;
+            self.targets.push_back(target);
             self.next = if self.next == 0 { self.half } else { 0 };
         }
+    }
+
+    /// Whether targets are shorter than the halves.
+    #[must_use]
+    pub fn can_grow(&self) -> bool {
+        self.len < self.half
+    }
+
+    /// Makes the next targets twice as long, at most as long as a half.
+    pub fn grow(&mut self) {
+        self.len = self.len.saturating_mul(2).min(self.half);
     }
 }
 
@@ -161,12 +191,19 @@ mod tests {
     /// A peer that does what it may fills the ring without end, and every byte is read where it was written.
     #[test]
     fn halves_are_published_in_turn() {
-        let mut receiver = Receiver::new(100, 16);
-        let (mut targets, mut written, mut read) = (VecDeque::new(), 0u64, 0u64);
-        targets.push_back(0..100u32);
+        let mut receiver = Receiver::new(100, 10, 16);
+        let (mut targets, mut written, mut read) = (VecDeque::new(), VecDeque::new(), 0u64);
+        targets.push_back(0..10u32);
         for round in 0..5000u32 {
+            if round % 1000 == 999 {
+                receiver.grow();
+            }
             if let Some(grant) = receiver.due() {
-                targets.extend(grant.half.map(|half| half..half + 100));
+                if let Some(target) = grant.target.clone() {
+                    let len = (10 << (round + 1) / 1000).min(100);
+                    assert!([0..len, 100..100 + len].contains(&target), "round {round}: {target:?}");
+                    targets.push_back(target);
+                }
                 receiver.given(grant);
             }
             assert_eq!(receiver.due(), None);
@@ -175,26 +212,40 @@ mod tests {
                 && receiver.messages.len() < 16
             {
                 let len = wanted.min(target.end - target.start);
-                assert_eq!(u64::from(target.start), written % 200);
                 receiver.arrive(len).unwrap();
+                written.extend(target.start..target.start + len);
                 target.start += len;
-                written += u64::from(len);
                 if target.start == target.end {
                     targets.pop_front();
                 }
             }
             let chunk = receiver.chunk(0, (round % 61) as usize);
-            assert_eq!(u64::from(chunk.start), read % 200);
             receiver.consume(chunk.end - chunk.start);
             read += u64::from(chunk.end - chunk.start);
-            assert_eq!(receiver.readable(), written - read);
+            assert!(chunk.clone().eq(written.drain(..chunk.len())), "round {round}");
+            assert_eq!(receiver.readable(), written.len() as u64);
         }
-        assert!(read > 50_000);
+        assert!(read > 50_000 && !receiver.can_grow());
+    }
+
+    /// Two targets in each half with half of its bytes, so that the second one ends inside of the half.
+    #[test]
+    fn bytes_of_the_next_target_are_found_where_it_begins() {
+        let mut receiver = Receiver::new(100, 50, 16);
+        receiver.given(receiver.due().unwrap());
+        receiver.arrive(50).unwrap();
+        receiver.arrive(20).unwrap();
+        assert_eq!(receiver.chunk(45, 100), 45..50);
+        assert_eq!(receiver.chunk(50, 100), 100..120);
+        receiver.consume(60);
+        assert_eq!(receiver.chunk(0, 100), 110..120);
+        receiver.grow();
+        assert_eq!(receiver.due().unwrap().target, Some(0..100));
     }
 
     #[test]
     fn bytes_behind_others_are_found_across_the_end() {
-        let mut receiver = Receiver::new(10, 4);
+        let mut receiver = Receiver::new(10, 10, 4);
         receiver.given(receiver.due().unwrap());
         receiver.arrive(10).unwrap();
         receiver.arrive(10).unwrap();
@@ -209,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_peer_may_not_send_beyond_its_credits_or_its_targets() {
-        let mut receiver = Receiver::new(1000, 4);
+        let mut receiver = Receiver::new(1000, 1000, 4);
         assert_eq!(receiver.arrive(0), Err(Violation::Length { len: 0, granted: 1000 }));
         assert_eq!(receiver.arrive(1001), Err(Violation::Length { len: 1001, granted: 1000 }));
         for _ in 0..4 {
@@ -218,7 +269,7 @@ mod tests {
         assert_eq!(receiver.arrive(1), Err(Violation::Credits));
         receiver.consume(2);
         let grant = receiver.due().unwrap();
-        assert_eq!(grant, Grant { half: Some(1000), limit: 6 });
+        assert_eq!(grant, Grant { target: Some(1000..2000), limit: 6 });
         receiver.given(grant);
         receiver.arrive(1).unwrap();
         receiver.arrive(1995).unwrap();
@@ -227,7 +278,7 @@ mod tests {
 
     #[test]
     fn credits_alone_are_given_for_many_small_messages() {
-        let mut receiver = Receiver::new(1 << 16, 16);
+        let mut receiver = Receiver::new(1 << 16, 1 << 16, 16);
         receiver.given(receiver.due().unwrap());
         for _ in 0..7 {
             receiver.arrive(1).unwrap();
@@ -236,6 +287,6 @@ mod tests {
         }
         receiver.arrive(1).unwrap();
         receiver.consume(1);
-        assert_eq!(receiver.due(), Some(Grant { half: None, limit: 24 }));
+        assert_eq!(receiver.due(), Some(Grant { target: None, limit: 24 }));
     }
 }

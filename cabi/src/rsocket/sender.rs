@@ -147,6 +147,10 @@ impl Sender {
             Some(InFlight::Data(len)) => {
                 self.free += len;
                 self.slots += 1;
+                // An empty ring begins anew: what was written last is in the cache.
+                if self.free == self.size {
+                    self.start = 0;
+                }
             }
             Some(InFlight::Control) => self.control_slots += 1,
             None => {}

@@ -33,11 +33,11 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// rdma-core's, but for the buffers, which have 128 KiB there: each half of a buffer waits for a round trip before it is used again, and
-    /// that of TCP in software is longer than an adapter's. iperf3 on loopback, in three pairs each with TCP: 0.41 to 0.60 of TCP's throughput
-    /// with 128 KiB, 0.99 to 1.46 with 512 KiB.
+    /// rdma-core's, but for the buffers, which have 128 KiB there: each half of the receive buffer waits for a round trip before it is used
+    /// again, and that of TCP in software is longer than an adapter's. iperf3 on loopback, in three pairs each with TCP: 0.41 to 0.60 of TCP's
+    /// throughput with 128 KiB, 0.99 to 1.46 with 512 KiB; long paths need more (see `Receiver`).
     const DEFAULT: Self =
-        Self { sends: 384, receives: 384, inline: 64, sent: 1 << 19, received: 1 << 19, mappings: 0 };
+        Self { sends: 384, receives: 384, inline: 64, sent: 1 << 19, received: 1 << 22, mappings: 0 };
 
     /// The defaults of this system.
     pub(crate) fn of_system() -> Self {

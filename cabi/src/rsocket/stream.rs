@@ -9,6 +9,10 @@ use crate::rsocket::sender::Sender;
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::wire::{ConnData, Mapping, Message, Order, Target, Variant, WireError};
 use std::fmt;
+use std::time::{Duration, Instant};
+
+/// A target that the peer fills within so many round trips is followed by longer ones, so that the buffer has room for what arrives in a round trip.
+const QUICK_ROUND_TRIPS: u32 = 2;
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub(crate) struct Stream {
     entry: u32,
     /// The entry of our list that is taken next.
     next_target: usize,
+    /// When the last target was published.
+    published: Option<Instant>,
     pub(super) mappings: Mappings,
     shut: Shut,
     ended: Option<Ending>,
@@ -56,7 +62,7 @@ impl Stream {
     pub(crate) fn new(link: Link, sizes: &Sizes, peer: &ConnData) -> Result<Self> {
         check_peer(link.variant(), peer)?;
         let sender = Sender::new(sizes.sent, sizes.sends, CONTROL_SLOTS, peer.credits, peer.first);
-        let receiver = Receiver::new(link.half(), link.credits());
+        let receiver = link.receiver();
         let mappings = Mappings::new(peer.targets, peer.mappings);
         Ok(Self {
             link,
@@ -67,6 +73,7 @@ impl Stream {
             // The peer's first entry is in its private data.
             entry: 1,
             next_target: 1,
+            published: None,
             mappings,
             shut: Shut::default(),
             ended: None,
@@ -120,17 +127,21 @@ impl Stream {
         if self.ended.is_some() || self.shut.notified {
             return;
         }
-        let Some(grant) = self.receiver.due() else { return };
+        let Some(mut grant) = self.receiver.due() else { return };
         // The last two slots are those of SHUTDOWN and DISCONNECT.
         if self.sender.control_slots() <= 2 || !self.sender.control() {
             return;
         }
+        if grant.target.is_some() && self.receiver.can_grow() && self.is_filled_quickly() {
+            self.receiver.grow();
+            grant = self.receiver.due().unwrap_or(grant);
+        }
         let message = Message::Credits { limit: grant.limit };
         // It fails where the connection has ended, which its event says.
-        let _ = match grant.half {
+        let _ = match &grant.target {
             None => self.link.message(message),
-            Some(half) => {
-                let entry = self.link.half_at(half).to_bytes(self.order);
+            Some(target) => {
+                let entry = self.link.target(target.clone()).to_bytes(self.order);
                 let at = self.lists.addr.wrapping_add(u64::from(self.entry) * Target::LEN as u64);
                 self.entry = (self.entry + 1) % self.lists.len;
                 let to = Target { addr: at, key: self.lists.key, len: Target::LEN as u32 };
@@ -138,6 +149,13 @@ impl Stream {
             }
         };
         self.receiver.given(grant);
+    }
+
+    /// Whether the peer has filled a target so quickly that it may be waiting for the next one. Called where one is published.
+    fn is_filled_quickly(&mut self) -> bool {
+        let now = Instant::now();
+        let Some(before) = self.published.replace(now) else { return false };
+        is_quick(now - before, self.link.round_trip())
     }
 
     /// The connection has ended: the event of it.
@@ -335,6 +353,10 @@ impl Stream {
     }
 }
 
+fn is_quick(filled: Duration, round_trip: Option<Duration>) -> bool {
+    round_trip.is_some_and(|time| filled < time * QUICK_ROUND_TRIPS)
+}
+
 /// The part of a mapping from `offset` on, and its bytes.
 fn place(mapping: &Mapping, offset: u64) -> Option<(Target, u32)> {
     let skip = offset.checked_sub(mapping.offset)?;
@@ -428,5 +450,49 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Gather<'a, I> {
             self.current = rest;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rsocket::link::tests::{SIZES, pair};
+
+    #[test]
+    fn a_peer_that_waits_for_targets_gets_longer_ones() {
+        let ms = Duration::from_millis;
+        assert!(is_quick(ms(50), Some(ms(30))));
+        assert!(!is_quick(ms(50), Some(ms(20))));
+        assert!(!is_quick(ms(0), None), "not known");
+    }
+
+    #[test]
+    fn bytes_are_carried_in_order_while_targets_grow() {
+        let sizes = Sizes { received: 4 << 20, ..SIZES };
+        let links = pair(Variant::Send, &sizes);
+        let data = links.each_ref().map(Link::conn_data);
+        let peers = [data[1], data[0]];
+        let mut ends =
+            links.into_iter().zip(&peers).map(|(link, peer)| Stream::new(link, &sizes, peer).unwrap());
+        let (mut from, mut to) = (ends.next().unwrap(), ends.next().unwrap());
+        let bytes: Vec<u8> = (0..12_000_000u32).map(|at| (at % 251) as u8).collect();
+        let (mut sent, mut received) = (0, Vec::<u8>::new());
+        while received.len() < bytes.len() {
+            match from.send(std::iter::once(&bytes[sent..]), (bytes.len() - sent) as u64) {
+                Ok(done) => sent += done as usize,
+                Err(errno) => assert_eq!(errno, Errno::AGAIN),
+            }
+            from.process(Take::Driving);
+            to.process(Take::Driving);
+            let mut part = vec![0; to.receiver.readable() as usize];
+            let len = to.copy_out(0, &mut part).unwrap();
+            if received.len() / 2_000_000 < (received.len() + len) / 2_000_000 {
+                to.receiver.grow();
+            }
+            to.consume(len);
+            received.extend(&part[..len]);
+        }
+        assert!(received == bytes, "the bytes of the stream");
+        assert!(!to.receiver.can_grow());
     }
 }

@@ -68,19 +68,38 @@ impl<'a> Limit<'a> {
 /// Attempts without waiting that find nothing before a thread calls `sched_yield`: the peer may need the processor.
 const ATTEMPTS_BEFORE_YIELD: u32 = 32;
 
+/// A call that waits makes an attempt without waiting first, unless so many of them found nothing; then each of so many calls makes one.
+const ATTEMPTS_BEFORE_WAITS: u32 = 4;
+const CALLS_PER_ATTEMPT: u32 = 16;
+
 /// Attempts without waiting at a socket that found nothing since the last one that found something.
 #[derive(Default)]
 pub(crate) struct Attempts(AtomicU32);
 
 impl Attempts {
-    /// Called after an attempt without waiting.
-    pub(crate) fn note(&self, found: bool) {
+    /// Counts an attempt; returns how many have found nothing.
+    fn count(&self, found: bool) -> u32 {
         // Not exact where several threads try; nothing depends on it.
-        let count = if found { 0 } else { self.0.load(Ordering::Relaxed).saturating_add(1) };
+        let count = if found { 0 } else { self.0.load(Ordering::Relaxed).wrapping_add(1) };
         self.0.store(count, Ordering::Relaxed);
-        if count > ATTEMPTS_BEFORE_YIELD {
+        count
+    }
+
+    /// Called after the attempt of a call that does not wait.
+    pub(crate) fn note(&self, found: bool) {
+        if self.count(found) > ATTEMPTS_BEFORE_YIELD {
             thread::yield_now();
         }
+    }
+
+    /// Whether a call that waits omits its attempt, as the wait finds what has arrived as well. It counts as one that found nothing.
+    fn is_omitted(&self) -> bool {
+        let count = self.0.load(Ordering::Relaxed);
+        let omitted = count >= ATTEMPTS_BEFORE_WAITS && !count.is_multiple_of(CALLS_PER_ATTEMPT);
+        if omitted {
+            self.count(false);
+        }
+        omitted
     }
 }
 
@@ -366,11 +385,17 @@ pub(crate) fn complete<T>(
     if !matches!(first, Err(Errno::AGAIN)) {
         return first;
     }
-    let second = call(Try::Processed);
-    let found = !matches!(second, Err(Errno::AGAIN));
-    if nonblocking || found {
-        attempts.note(found);
-        return second;
+    if nonblocking || !attempts.is_omitted() {
+        let second = call(Try::Processed);
+        let found = !matches!(second, Err(Errno::AGAIN));
+        if nonblocking {
+            attempts.note(found);
+            return second;
+        }
+        attempts.count(found);
+        if found {
+            return second;
+        }
     }
     let poll = |cx: &mut Context<'_>| pending(call(Try::Watched(cx)));
     let device = engine::get()?;
