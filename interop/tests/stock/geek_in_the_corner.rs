@@ -1,7 +1,8 @@
 //! The examples of "the geek in the corner" (C, tarickb/the-geek-in-the-corner). No package has them: a checkout whose programs are built
 //! is named by a variable.
 
-use crate::bindings::{Programs, Proof, on_two_hosts};
+use crate::bindings::{Programs, on_two_hosts};
+use crate::proof::{Proof, options};
 use crate::reported::{isolated, number, report};
 use std::fs;
 use std::process::Command;
@@ -155,7 +156,7 @@ fn report_counters_and_capture_agree() {
     let mut server = Running::start(network.server(server));
     server.wait_listening(FILES_PORT);
     let address = network.server_address().to_string();
-    let client = proof.client("iwarp", &[&of("client"), &address, file.to_str().unwrap()]);
+    let client = proof.client(&options("iwarp"), &[&of("client"), &address, file.to_str().unwrap()]);
     let client = Running::start(client).end();
     server.wait_saying("finished transferring file\n");
     drop(server.stop());

@@ -1,7 +1,7 @@
 //! libfabric's verbs provider, as Debian has it. No device is named, and no address where a program needs none.
 
+use crate::proof::{Proof, options};
 use crate::reported::{is_reliable, report, run};
-use std::process::Command;
 use uiw_interop::stock::{Libraries, Network, Running, free_port};
 
 /// `fi_info` of what Open MPI asks for, in a network namespace with a real device.
@@ -24,25 +24,31 @@ fn devices_are_found_without_an_address() {
     assert_eq!(none.count("uiw_"), 0, "{none:?}");
 }
 
+/// What the ends of `fi_pingpong` say to each other over TCP: addresses, and when to go on.
+const OWN_BYTES: u64 = 4 << 10;
+
 /// The server has no address, and every message is compared at both ends.
 fn pingpong(provider: &str, endpoint: &str, persona: &str) {
     let Some(_) = uiw_interop::require("fi_pingpong") else { return };
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
-    let port = free_port().to_string();
-    let command = |more: &[&str]| -> Command {
-        let program = ["fi_pingpong", "-p", provider, "-e", endpoint, "-I", "300", "-S", "65536", "-c"];
-        run(&libraries, &["--require", "--json", "--persona", persona], &[&program[..], more].concat())
-    };
-    let mut server = Running::start(network.server(command(&["-B", &port])));
-    server.wait_listening(port.parse().unwrap());
-    let address = network.server_address().to_string();
-    let client = Running::start(network.client(command(&["-P", &port, &address]))).end();
-    for end in [server.end(), client] {
+    let Some(proof) = Proof::begin(&libraries, &network) else { return };
+    let port = free_port();
+    let (number, address) = (port.to_string(), network.server_address().to_string());
+    let program = ["fi_pingpong", "-p", provider, "-e", endpoint, "-I", "300", "-S", "65536", "-c"];
+    let options = options(persona);
+    let server = run(&libraries, &options, &[&program[..], &["-B", &number]].concat());
+    let mut server = Running::start(network.server(server));
+    server.wait_listening(port);
+    let client = proof.client(&options, &[&program[..], &["-P", &number, &address]].concat());
+    let ends = [Running::start(client).end(), server.end()];
+    // Each message there and back.
+    let payload = 2 * 300 * 65_536;
+    for end in &ends {
         assert_eq!(end.well().count("=300"), 1, "{end:?}");
-        // Each message there and back.
-        is_reliable(&report(&end), 2 * 300 * 65_536);
+        is_reliable(&report(end), payload);
     }
+    proof.holds(&ends[0], payload, Some(port), OWN_BYTES);
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod mpi;
 mod nixl;
 mod pair;
 mod perftest;
+mod proof;
 mod python;
 mod raw;
 mod reported;

@@ -102,9 +102,9 @@ fn a_transfer_engine_writes_and_reads() {
         is_reliable(&report(end.well()), PAYLOAD);
     }
     assert_eq!(engines.is_uiws(OWN_BYTES), Ok(()));
-    // What the capture shows of uiw's connections holds all that the queue pairs count.
+    // FPDUs of 64,000 bytes: their headers and CRCs are far less than the 1 % by which the queue pairs' count and the capture may differ.
     let (counted, moved) = (reliable(&report(&engines.ends[1])), engines.passed.uiws_tcp());
-    assert!(counted <= moved, "{counted} in {moved} bytes");
+    assert!(counted <= moved && moved - counted <= counted / 100, "{counted} in {moved} bytes");
 }
 
 /// Without device nodes the wheel finds no device: it succeeds on TCP.

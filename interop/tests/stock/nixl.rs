@@ -64,9 +64,10 @@ fn nixl_writes_and_reads() {
             is_reliable(&report(end.well()), PAYLOAD);
         }
         assert_eq!(agents.is_uiws(), Ok(()));
-        // What the capture shows of uiw's connections holds all that the queue pairs count.
+        // FPDUs of 64,000 bytes: their headers and CRCs are far less than the 1 % by which the queue pairs' count and the capture may differ.
         let (counted, moved) = (reliable(&report(&agents.ends[1])), agents.passed.uiws_tcp());
-        assert!(counted <= moved && agents.passed.uiws_datagrams() > 0, "{counted} in {moved} bytes");
+        assert!(agents.passed.uiws_datagrams() > 0);
+        assert!(counted <= moved && moved - counted <= counted / 100, "{counted} in {moved} bytes");
     }
 }
 

@@ -1,7 +1,8 @@
 //! The crate ibverbs (Rust, jonhoo/rust-ibverbs): `cargo xtask interop rust-ibverbs` builds its example and a program of ours on it, and
 //! runs this.
 
-use crate::bindings::{Programs, Proof, exchange, on_two_hosts};
+use crate::bindings::{Programs, exchange, on_two_hosts};
+use crate::proof::{Proof, options};
 use crate::reported::{isolated, number, report, run};
 use uiw_interop::stock::{Hosts, Libraries, Network, Running, free_port};
 
@@ -50,7 +51,7 @@ fn report_counters_and_capture_agree() {
     let server = isolated(&libraries, &["--require"], &[&peer, "server", &number]);
     let mut server = Running::start(network.server(server));
     server.wait_listening(port);
-    let client = Running::start(proof.client("iwarp", &[&peer, "client", &address, &number])).end();
+    let client = Running::start(proof.client(&options("iwarp"), &[&peer, "client", &address, &number])).end();
     server.end().is_well();
     // The endpoints, and two bytes in each direction.
     proof.holds(&client, 2 * PAYLOAD, Some(port), 200);

@@ -1,6 +1,7 @@
 //! The crate sideway (Rust): `cargo xtask interop sideway` builds its examples, its tests and a program of ours on it, and runs this.
 
-use crate::bindings::{Programs, Proof, exchange, on_two_hosts};
+use crate::bindings::{Programs, exchange, on_two_hosts};
+use crate::proof::{Proof, options};
 use crate::reported::{isolated, number, report, run};
 use uiw_interop::stock::{Libraries, Network, Running, free_port};
 
@@ -59,7 +60,7 @@ fn report_counters_and_capture_agree() {
     let server = isolated(&libraries, &["--require"], &[&peer, "server", &number, "extended"]);
     let mut server = Running::start(network.server(server));
     server.wait_listening(port);
-    let client = proof.client("iwarp", &[&peer, "client", &address, &number, "extended"]);
+    let client = proof.client(&options("iwarp"), &[&peer, "client", &address, &number, "extended"]);
     let client = Running::start(client).end();
     server.end().is_well();
     proof.holds(&client, 2 * PAYLOAD, None, 0);

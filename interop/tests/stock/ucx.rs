@@ -1,10 +1,11 @@
 //! UCX as Debian has it, without a setting of its own: between two hosts that share a network alone, its bytes are on our RC queue pairs.
 
 use crate::lossy::LossyPath;
+use crate::proof::Proof;
 use crate::reported::{is_reliable, isolated, number, reliable, report, unreliable};
 use crate::wire::Capture;
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use uiw_interop::stock::{Ended, Libraries, Network, Running, compile, free_port};
 
 /// What the ends of `ucx_perftest` say to each other: addresses, the beginning of a test, results.
@@ -91,14 +92,20 @@ fn perftest_of_the_transport_is_on_rc_queue_pairs() {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
     let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
     let libraries = Libraries::get();
-    let Some(capture) = Capture::of_ends(&libraries, &network) else { return };
-    let options = ["--require", "--json", "--sysfs", "--persona", "roce"];
-    let (mut counted, mut ports) = (0, Vec::new());
+    let options = ["--require", "--json", "--persona", "roce"];
     for (test, layout, size, count) in TRANSPORT_TESTS {
+        let Some(proof) = Proof::begin(&libraries, &network) else { return };
         let (size_text, count_text) = (size.to_string(), count.to_string());
         let common = ["-t", test, "-d", "uiw_veth0:1", "-x", "rc_verbs", "-s", &size_text, "-n", &count_text];
-        let (ends, port) =
-            perftest(&libraries, &network, &options, &[&common[..], layout, &["-w", "10"]].concat());
+        let test = [&common[..], layout, &["-w", "10"]].concat();
+        let (port, address) = (free_port(), network.server_address().to_string());
+        let number = port.to_string();
+        let program = ["ucx_perftest", "-p", &number];
+        let server = isolated(&libraries, &[&options[..], &["--sysfs"]].concat(), &program);
+        let mut server = Running::start(network.server(server));
+        server.wait_listening(port);
+        let client = proof.client(&options, &[&program[..], &test, &[&address]].concat());
+        let ends = [Running::start(client).end(), server.end()];
         for end in &ends {
             assert_eq!(end.well().count("ERROR"), 0, "{end:?}");
             let report = report(end);
@@ -106,14 +113,8 @@ fn perftest_of_the_transport_is_on_rc_queue_pairs() {
             // Nothing but RC queue pairs was named.
             assert_eq!(unreliable(&report), 0, "{report}");
         }
-        counted += reliable(&report(&ends[1]));
-        ports.push(port);
+        proof.holds(&ends[0], size * count, Some(port), OWN_BYTES);
     }
-    let passed = capture.end();
-    let own = OWN_BYTES * TRANSPORT_TESTS.len() as u64;
-    assert_eq!(passed.is_uiws_but_for(|end| ports.contains(&end.port()), own), Ok(()));
-    let moved = passed.uiws_tcp();
-    assert!(counted <= moved, "{counted} in {moved} bytes");
 }
 
 /// `io_demo`, which connects by rdma_cm and compares every byte: a client's exit code and report, and whether nothing passed but what is
@@ -187,6 +188,90 @@ fn hidden_devices_are_noticed() {
     assert!(alone.is_err_and(|said| said.contains(" bytes between ")), "the capture shows TCP of UCX's own");
 }
 
+/// A program of `tests/stock/c` that uses UCX's API. Nothing without the headers; the test is noted as skipped then.
+fn program(libraries: &Libraries, name: &str) -> Option<PathBuf> {
+    if !Path::new("/usr/include/ucp/api/ucp.h").exists() {
+        uiw_interop::skip("libucx-dev");
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name);
+    compile(libraries, &source, &["-O2", "-Wall", "-Wextra", "-Werror", "-lucp", "-lucs"])
+}
+
+/// How the ends of `ucx_memory` find each other.
+enum WireUp {
+    RdmaCm,
+    /// By the addresses of their workers, in files.
+    Addresses,
+}
+
+/// Bytes that `ucx_memory` puts, and gets: twice all of its lengths.
+const PUT: u64 = 2
+    * (1 + 7
+        + 8
+        + 63
+        + 64
+        + 255
+        + 1_024
+        + 4_095
+        + 4_096
+        + 8_191
+        + 65_536
+        + 65_537
+        + 100_000
+        + (1 << 20)
+        + (1 << 20)
+        + 13
+        + (3 << 20));
+
+/// One end puts into the memory of the other one and gets from it, in lengths from one byte to 3 MiB; both compare every byte, and those between
+/// the places.
+fn puts_and_gets(persona: &str, wire_up: WireUp) {
+    let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
+    let libraries = Libraries::get();
+    let Some(program) = program(&libraries, "ucx_memory.c") else { return };
+    let program = program.to_str().expect("a path of text");
+    let (port, address) = (free_port().to_string(), network.server_address().to_string());
+    // A folder of this test alone.
+    let files = libraries.folder().to_str().expect("a path of text");
+    let (owner, user) = match wire_up {
+        WireUp::RdmaCm => (vec![program, &port], vec![program, &port, &address]),
+        WireUp::Addresses => (vec![program, files, "owner"], vec![program, files, "user"]),
+    };
+    let Some(proof) = Proof::begin(&libraries, &network) else { return };
+    let options = ["--require", "--json", "--port-offset", "-5000", "--persona", persona];
+    let owner = isolated(&libraries, &[&options[..], &["--sysfs"]].concat(), &owner);
+    let mut server = Running::start(network.server(owner));
+    server.wait_saying("listening");
+    let client = Running::start(proof.client(&options, &user)).end();
+    let server = server.end();
+    for (end, verb) in [(&server, "put"), (&client, "got")] {
+        assert_eq!(end.well().count(&format!("verified {PUT} bytes that were {verb}")), 1, "{end:?}");
+        is_reliable(&report(end), 2 * PUT);
+    }
+    proof.holds(&client, 2 * PUT, None, 0);
+}
+
+#[test]
+fn memory_is_put_and_got_by_rdma_cm_on_persona_roce() {
+    puts_and_gets("roce", WireUp::RdmaCm);
+}
+
+#[test]
+fn memory_is_put_and_got_by_rdma_cm_on_persona_ib() {
+    puts_and_gets("ib", WireUp::RdmaCm);
+}
+
+#[test]
+fn memory_is_put_and_got_by_exchanged_addresses_on_persona_roce() {
+    puts_and_gets("roce", WireUp::Addresses);
+}
+
+#[test]
+fn memory_is_put_and_got_by_exchanged_addresses_on_persona_ib() {
+    puts_and_gets("ib", WireUp::Addresses);
+}
+
 /// A pair of programs that UCX's API is used by, which connect by rdma_cm; the one that listens speaks first.
 struct Transfer<'a> {
     persona: &'a str,
@@ -204,14 +289,8 @@ impl Transfer<'_> {
     fn run(&self, network: &Network) -> Option<[Value; 2]> {
         uiw_interop::require("unshare")?;
         uiw_interop::require("dumpcap")?;
-        if !Path::new("/usr/include/ucp/api/ucp.h").exists() {
-            uiw_interop::skip("libucx-dev");
-            return None;
-        }
         let libraries = Libraries::get();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/ucx.c");
-        let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-lucp", "-lucs"];
-        let program = compile(&libraries, &source, &flags)?;
+        let program = program(&libraries, "ucx.c")?;
         let program = program.to_str().expect("a path of text");
         let options = ["--require", "--json", "--sysfs", "--port-offset", "-5000", "--persona", self.persona];
         let port = free_port().to_string();
