@@ -93,7 +93,7 @@ impl Engine {
             settings.tls.as_ref().map(|file| TlsWatch::new(file, &settings.tls_options)).transpose()?;
         let tls = settings.tls().map_err(|line| {
             // An error number alone would not name the file.
-            eprintln!("{line}");
+            crate::log::note!("{line}");
             Errno::INVAL.because(line)
         })?;
         let stack = self.stack(settings)?;
@@ -143,7 +143,7 @@ impl Engine {
             _ => file.clone().at(format!("{}.{}", file.path().display(), std::process::id())),
         };
         let sink = PcapSink::create(file.clone()).map_err(|error| {
-            eprintln!("uiw: UIW_PCAP={file}: {error}");
+            crate::log::note!("uiw: UIW_PCAP={file}: {error}");
             Errno::from(error)
         })?;
         self.pcap = Some(Arc::clone(&sink));

@@ -415,7 +415,7 @@ impl Settings {
             let settings = SETTINGS.get_or_init(|| unreachable!("set by this thread or by an earlier one"));
             match settings {
                 Ok(settings) if is_first => settings.log_filter().map_or((), log::start),
-                Err(line) if is_first => eprintln!("{line}"),
+                Err(line) if is_first => crate::log::note!("{line}"),
                 _ => {}
             }
             settings

@@ -19,7 +19,7 @@ pub(crate) fn open(settings: &Settings) -> Result<Box<dyn Stack>> {
         if settings.llp.own().is_some() {
             let denied = error.kind() == io::ErrorKind::PermissionDenied;
             let fix = if denied { refusal(settings.llp.capabilities()).1 } else { "see `uiw doctor`" };
-            eprintln!("uiw: UIW_LLP: {error}: {fix}");
+            crate::log::note!("uiw: UIW_LLP: {error}: {fix}");
         }
         Errno::from(error)
     })

@@ -151,7 +151,7 @@ fn system() -> Result<Option<&'static System>> {
             static SAID: AtomicBool = AtomicBool::new(false);
             let path = env::var_os(VARIABLE).map(PathBuf::from).unwrap_or_default();
             if !SAID.swap(true, Ordering::Relaxed) {
-                eprintln!("uiw: {VARIABLE}={}: {why}", path.display());
+                crate::log::note!("uiw: {VARIABLE}={}: {why}", path.display());
             }
             Err(Errno::INVAL.because(format_args!("{VARIABLE}={}: {why}", path.display())))
         }

@@ -58,7 +58,7 @@ impl TlsWatch {
                         tracing::info!(file = %self.file.display(), "the files of TLS were read again");
                     }
                     // As when the first one is wrong: the operator sees it without a log, too.
-                    Some(Err(error)) => eprintln!(
+                    Some(Err(error)) => crate::log::note!(
                         "uiw: {}={}: {error}: the configuration of TLS before holds on",
                         tls::VARIABLE,
                         self.file.display()

@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let key = SecretKey::generate().map_err(failure)?;
             key.write(file).map_err(failure)?;
             text::line(key.public_key().to_string());
-            eprintln!("{}", key.public_key().fingerprint());
+            uiw_cli::note!("{}", key.public_key().fingerprint());
         }
         Command::Show { file, pem, json } => {
             let key = SecretKey::read(file).map_err(failure)?.public_key();
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 text::line(key.to_pem().trim_end());
             } else {
                 text::line(key.to_string());
-                eprintln!("{fingerprint}");
+                uiw_cli::note!("{fingerprint}");
             }
         }
         Command::Pin { file, key, name } => pin(file, key, name)?,
@@ -92,7 +92,7 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str) -> Result<()> {
     let text = std::fs::read_to_string(file).map_err(unwritable)?;
     let separator = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     out.write_all(format!("{separator}{key} {}\n", name.trim()).as_bytes()).map_err(unwritable)?;
-    eprintln!("{} is pinned as `{}`", key.fingerprint(), name.trim());
+    uiw_cli::note!("{} is pinned as `{}`", key.fingerprint(), name.trim());
     Ok(())
 }
 

@@ -3,6 +3,8 @@
 pub mod decode;
 #[doc(hidden)]
 pub mod files;
+#[doc(hidden)]
+pub mod note;
 pub mod number;
 pub mod pcap;
 #[doc(hidden)]

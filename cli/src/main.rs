@@ -109,13 +109,13 @@ fn main() -> ExitCode {
         Err(error) => return wrong_arguments(&error),
     };
     if let Err(failure) = options_fit(&cli.command, &cli.global) {
-        eprintln!("{failure}");
+        uiw_cli::note!("{failure}");
         return failure.exit.into();
     }
     if let Some(obeys) = obeys(&cli.command)
         && let Err(failure) = env::obey(obeys)
     {
-        eprintln!("{failure}");
+        uiw_cli::note!("{failure}");
         return failure.exit.into();
     }
     let result = match cli.command {
@@ -131,7 +131,7 @@ fn main() -> ExitCode {
     match result.and_then(|()| text::written()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            uiw_cli::note!("{failure}");
             failure.exit.into()
         }
     }
@@ -277,6 +277,6 @@ fn wrong_arguments(error: &clap::Error) -> ExitCode {
         None => "see `uiw --help`".to_owned(),
     };
     let failure = Failure::usage("invalid command line", why.join(" "), hint);
-    eprintln!("{failure}");
+    uiw_cli::note!("{failure}");
     failure.exit.into()
 }

@@ -275,6 +275,8 @@ fn log(verbose: u8, default: &str) -> Result<()> {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
+        // It would report a write that failed by `eprintln!`, which panics then.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .try_init();
     Ok(())

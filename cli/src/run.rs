@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
         Ok(cannot_run(&command, &error))
     });
     done.unwrap_or_else(|failure| {
-        eprintln!("{failure}");
+        uiw_cli::note!("{failure}");
         failure.exit.into()
     })
 }
@@ -103,7 +103,7 @@ fn cannot_run(command: &Command, error: &io::Error) -> ExitCode {
         io::ErrorKind::NotFound => (127, "check its name, or give its path"),
         _ => (126, "check that it may be executed"),
     };
-    eprintln!("error: cannot run {program}: {error}\nhint: {fix}");
+    uiw_cli::note!("error: cannot run {program}: {error}\nhint: {fix}");
     ExitCode::from(code)
 }
 

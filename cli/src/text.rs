@@ -37,14 +37,13 @@ impl Progress {
             return;
         }
         self.last = Some(Instant::now());
-        eprint!("\r\x1b[K{}", text());
-        let _ = io::stderr().flush();
+        let _ = write!(io::stderr(), "\r\x1b[K{}", text());
     }
 
     /// Removes the line, before something else is printed.
     pub(crate) fn clear(&mut self) {
         if self.last.take().is_some() {
-            eprint!("\r\x1b[K");
+            let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }
 }

@@ -84,7 +84,7 @@ impl Trust {
         make(&conf, &format!("mode raw\nkey key.pem\npinned {pinned}\n"))?;
         if self == Self::Server {
             let key = files.public_key()?;
-            eprintln!(
+            uiw_cli::note!(
                 "encrypted by the key {key}; `uiw key pin {} KEY NAME` accepts a client",
                 files.pinned.display()
             );

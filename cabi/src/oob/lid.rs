@@ -37,11 +37,11 @@ fn in_network(lid: u16, netdev: &NetDev) -> Option<Ipv4Addr> {
 
 fn mapped(path: &Path, lid: u16) -> Result<Option<IpAddr>> {
     let text = std::fs::read_to_string(path).map_err(|error| {
-        eprintln!("uiw: UIW_LID_MAP={}: {error}", path.display());
+        crate::log::note!("uiw: UIW_LID_MAP={}: {error}", path.display());
         Errno::from(error)
     })?;
     find(&text, lid).map_err(|line| {
-        eprintln!("uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`", path.display());
+        crate::log::note!("uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`", path.display());
         Errno::INVAL.because("UIW_LID_MAP has a bad line")
     })
 }

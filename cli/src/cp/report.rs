@@ -103,7 +103,7 @@ impl Report {
         } else {
             // In place of the line of progress.
             let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
-            eprintln!("{clear}not copied: {path}: {why}");
+            uiw_cli::note!("{clear}not copied: {path}: {why}");
         }
     }
 

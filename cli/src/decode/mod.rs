@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> ExitCode {
         Ok(_) => ExitCode::from(1),
         Err((_, Failure::Output(error))) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err((file, failure)) => {
-            eprintln!("error: {}: {failure}\nhint: {}", file.display(), failure.hint());
+            crate::note!("error: {}: {failure}\nhint: {}", file.display(), failure.hint());
             ExitCode::from(2)
         }
     }

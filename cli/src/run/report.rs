@@ -38,13 +38,13 @@ fn watch(mut command: Command, require: bool, as_json: bool, guard: Guard) -> Re
     drop(run);
     let is_met = sum.has_moved();
     if as_json {
-        eprintln!("{}", sum.json(code, is_met));
+        uiw_cli::note!("{}", sum.json(code, is_met));
     } else {
-        eprintln!("uiw: {}", sum.text());
+        uiw_cli::note!("uiw: {}", sum.text());
     }
     if code == 0 && require && !is_met {
         if !as_json {
-            eprintln!("hint: {}", sum.hint());
+            uiw_cli::note!("hint: {}", sum.hint());
         }
         return Ok(ExitCode::from(NOT_MET));
     }
@@ -112,7 +112,7 @@ impl Run {
                     sum.datagrams.add(&total.datagrams);
                     *sum.libraries.entry(snapshot.process.library).or_default() += 1;
                 }
-                Err((file, error)) => eprintln!("warning: {file}: {error}"),
+                Err((file, error)) => uiw_cli::note!("warning: {file}: {error}"),
             }
         }
         for file in socket_files(self.directory.path()) {

@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Shows every process, and removes the files of those that have ended. Returns how many were shown.
 fn show(args: &Args, collected: &mut Collected, before: Option<(Duration, &Collected)>) -> usize {
     for (file, error) in &collected.unreadable {
-        eprintln!("warning: {file}: {error}");
+        uiw_cli::note!("warning: {file}: {error}");
     }
     let mut shown = 0;
     for process in &mut collected.processes {
@@ -109,7 +109,7 @@ impl Process {
         match self.file.remove(&self.directory) {
             Ok(first) => first,
             Err(error) => {
-                eprintln!("warning: {}: {error}", self.file.name());
+                uiw_cli::note!("warning: {}: {error}", self.file.name());
                 true
             }
         }

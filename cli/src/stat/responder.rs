@@ -40,7 +40,7 @@ pub(super) fn serve(address: SocketAddr, stop: &Arc<Stop>) -> Result<()> {
             Ok((client, _)) => client,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) => {
-                eprintln!("warning: {address}: {error}");
+                uiw_cli::note!("warning: {address}: {error}");
                 // Descriptors may be exhausted, and the client stays in the queue.
                 if stop.sleep_for(Duration::from_millis(100)) {
                     break;
@@ -60,7 +60,7 @@ pub(super) fn serve(address: SocketAddr, stop: &Arc<Stop>) -> Result<()> {
             }
         });
         if let Err(error) = spawned {
-            eprintln!("warning: {address}: no thread for a client: {error}");
+            uiw_cli::note!("warning: {address}: no thread for a client: {error}");
         }
     }
     Ok(())
