@@ -175,7 +175,9 @@ mod tests {
     #[test]
     fn what_a_copy_says_is_known() {
         assert_eq!(alone(|| i32::from(in_child(|| 7).ok() != Some(Outcome::Exit(7)))), 0);
-        let killed = || in_child(|| unsafe { libc::raise(libc::SIGSYS) }).ok();
+        // SAFETY: a signal to the copy.
+        let raise = || unsafe { libc::raise(libc::SIGSYS) };
+        let killed = || in_child(raise).ok();
         assert_eq!(alone(|| i32::from(killed() != Some(Outcome::Signal(libc::SIGSYS)))), 0);
     }
 
