@@ -2,6 +2,7 @@
 
 use crate::abi::{ibv_context, ibv_cq_ex, ibv_qp_ex, ibv_srq, verbs_context};
 use crate::boundary::Result;
+use crate::denied;
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::object::{self, Body, Object};
@@ -10,6 +11,7 @@ use crate::settings::Settings;
 use crate::users::Unacknowledged;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -132,7 +134,11 @@ fn empty_descriptor() -> Result<OwnedFd> {
     // SAFETY: makes a descriptor, which has no other owner.
     unsafe {
         match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
-            -1 => Err(Errno::last()),
+            -1 => {
+                let error = io::Error::last_os_error();
+                denied::report("opening a device", &error);
+                Err(error.into())
+            }
             fd => Ok(OwnedFd::from_raw_fd(fd)),
         }
     }

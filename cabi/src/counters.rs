@@ -63,6 +63,19 @@ pub(crate) fn of_library(settings: &Settings) -> Option<Publish> {
     settings.counters.publish(library())
 }
 
+/// Where `uiw run` counts what a process moves, a process that cannot publish says so: it would be reported as one that moved nothing.
+pub(crate) fn report_unpublished(settings: &Settings, is_published: bool) {
+    let Counters::In(path) = &settings.counters else { return };
+    if !is_published && !is_secure_execution() {
+        let why =
+            Directory::given(path).check().map_or_else(|error| format!(": {error}"), |()| String::new());
+        eprintln!(
+            "uiw: counters cannot be published in {}{why}: this process is not counted",
+            path.display()
+        );
+    }
+}
+
 /// The file that this code is in: the library, which a program may also have loaded from a place of its own.
 fn library() -> String {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();

@@ -116,6 +116,7 @@ impl Engine {
             watch.start(tls)?;
         }
         drop(held);
+        counters::report_unpublished(settings, device.publishes_counters());
         self.sockets = device.wait_fds().to_vec();
         // As siw: peers may invalidate a plain region with Send with Invalidate.
         self.device = Some(device.clone());

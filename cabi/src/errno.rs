@@ -1,5 +1,6 @@
 //! Error numbers of C.
 
+use crate::denied;
 use crate::settings::Settings;
 use std::ffi::c_int;
 use std::fmt;
@@ -132,9 +133,14 @@ impl From<Error> for Errno {
     fn from(error: Error) -> Self {
         tracing::debug!(%error, "call refused");
         match error {
-            Error::Io { source, .. } | Error::Lost { source, .. } | Error::Injected { source, .. } => {
+            Error::Io { what, source } => {
+                // A family that is not there is a probe's answer.
+                if source.raw_os_error() != Some(libc::EAFNOSUPPORT) {
+                    denied::report(what, &source);
+                }
                 source.into()
             }
+            Error::Lost { source, .. } | Error::Injected { source, .. } => source.into(),
             Error::QueueFull { .. } => Self::NOMEM,
             Error::Register(error) => error.into(),
             Error::Deregister(_) | Error::Busy { .. } => Self::BUSY,

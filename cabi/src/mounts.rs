@@ -21,13 +21,22 @@ pub(crate) fn enter() -> io::Result<()> {
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
         // SAFETY: as above.
         if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) } != 0 {
-            return Err(io::Error::last_os_error());
+            return Err(refused("no new namespaces", &io::Error::last_os_error()));
         }
-        fs::write("/proc/self/setgroups", "deny")?;
-        fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
-        fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
+        let map = || {
+            fs::write("/proc/self/setgroups", "deny")?;
+            fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+            fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
+        };
+        map().map_err(|error| refused("no user in a new namespace", &error))?;
     }
     mount("none".as_ref(), Path::new("/"), None, libc::MS_REC | libc::MS_PRIVATE)
+        .map_err(|error| refused("no mounts", &error))
+}
+
+/// An error number alone would not distinguish namespaces from mounts.
+fn refused(what: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
 fn mount(source: &OsStr, target: &Path, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {

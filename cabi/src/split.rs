@@ -32,6 +32,49 @@ pub fn split() -> io::Result<Side> {
     }
 }
 
+/// How a process has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// By itself, with this code.
+    Exit(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+/// Does `what` in a copy of this process, which must have one thread. The code that it gives, from 0 to 255, is that of the copy, which ends with it.
+///
+/// # Errors
+/// As [`split`].
+pub fn in_child(what: impl FnOnce() -> i32) -> io::Result<Outcome> {
+    match split()? {
+        Side::Parent(child) => {
+            let mut status = 0;
+            loop {
+                // SAFETY: a child of this process, and room for its status.
+                if unsafe { libc::waitpid(child.get(), &raw mut status, 0) } != -1 {
+                    break;
+                }
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+            Ok(match libc::WIFSIGNALED(status) {
+                true => Outcome::Signal(libc::WTERMSIG(status)),
+                false => Outcome::Exit(libc::WEXITSTATUS(status)),
+            })
+        }
+        Side::Child => {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: a limit of this process, which ends without handlers of its parent.
+            unsafe {
+                libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+                libc::_exit(what());
+            }
+        }
+    }
+}
+
 /// One end of a pair of connected sockets, and in which process.
 #[derive(Debug)]
 pub enum End {
@@ -78,9 +121,86 @@ fn leave(keep: &UnixStream) -> io::Result<()> {
             libc::dup2(null.as_raw_fd(), standard);
         }
         if keep > 3 {
-            libc::close_range(3, keep - 1, 0);
+            close_range(3, keep - 1);
         }
-        libc::close_range(keep + 1, libc::c_uint::MAX, 0);
+        close_range(keep + 1, libc::c_uint::MAX);
     }
     Ok(())
+}
+
+/// Closes the descriptors from `first` to `last`.
+///
+/// # Safety
+/// None of them has an owner that uses it.
+unsafe fn close_range(first: libc::c_uint, last: libc::c_uint) {
+    // SAFETY: the caller's promise.
+    if unsafe { libc::close_range(first, last, 0) } == 0 {
+        return;
+    }
+    // Before Linux 5.9, and where a filter refuses it. What is listed is collected first, as the list has a descriptor too.
+    let listed: Vec<libc::c_uint> = match std::fs::read_dir("/proc/self/fd") {
+        Ok(entries) => {
+            entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+        }
+        Err(_) => (first..=last.min(MOST_DESCRIPTORS)).collect(),
+    };
+    for number in listed.into_iter().filter(|number| (first..=last).contains(number)) {
+        // SAFETY: the caller's promise; a number without a descriptor is an error.
+        unsafe { libc::close(number.cast_signed()) };
+    }
+}
+
+/// So many numbers are looked at where they are not listed.
+const MOST_DESCRIPTORS: libc::c_uint = 65_536;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd as _;
+
+    /// A process of one thread, which tests have not: by a fork of this thread alone.
+    fn alone(what: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the copy makes system calls and ends; the allocator's locks are the C library's, which a fork holds.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(what());
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
+        }
+    }
+
+    #[test]
+    fn what_a_copy_says_is_known() {
+        assert_eq!(alone(|| i32::from(in_child(|| 7).ok() != Some(Outcome::Exit(7)))), 0);
+        // SAFETY: a signal to the copy.
+        let raise = || unsafe { libc::raise(libc::SIGSYS) };
+        let killed = || in_child(raise).ok();
+        assert_eq!(alone(|| i32::from(killed() != Some(Outcome::Signal(libc::SIGSYS)))), 0);
+    }
+
+    #[test]
+    fn descriptors_are_closed_with_and_without_the_call() {
+        let file = File::open("/dev/null").unwrap();
+        let number = file.as_raw_fd().cast_unsigned();
+        // SAFETY: in the copy, which uses none.
+        let is_open =
+            |number: libc::c_uint| unsafe { libc::fcntl(number.cast_signed(), libc::F_GETFD) } != -1;
+        let close = |refused: bool| {
+            alone(|| {
+                // SAFETY: as above.
+                unsafe {
+                    let other = libc::fcntl(file.as_fd().as_raw_fd(), libc::F_DUPFD, 500).cast_unsigned();
+                    if refused {
+                        crate::calls::tests::refuse(libc::SYS_close_range, libc::ENOSYS);
+                    }
+                    close_range(other, libc::c_uint::MAX);
+                    i32::from(is_open(other) || !is_open(number))
+                }
+            })
+        };
+        assert_eq!([close(false), close(true)], [0, 0]);
+    }
 }

@@ -6,9 +6,10 @@ use crate::device::speed::PortSpeed;
 use crate::device::{attributes, gid, port};
 use crate::mounts;
 use crate::persona::Persona;
+use crate::split::{Outcome, in_child};
 use std::env;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::net::Ipv6Addr;
 use std::os::fd::OwnedFd;
 use std::os::unix;
@@ -27,6 +28,31 @@ const NODES: &str = "/dev/infiniband";
 pub fn enter(persona: Persona) -> io::Result<()> {
     mounts::enter()?;
     show(persona)
+}
+
+/// Whether [`enter`] would succeed: tried in a process that ends then, and its namespaces with it. The process must have one thread.
+///
+/// # Errors
+/// As [`enter`]; those of another process.
+pub fn permitted() -> io::Result<()> {
+    let (mut answer, mut question) = io::pipe()?;
+    let outcome = in_child(|| match enter(Persona::default()) {
+        Ok(()) => 0,
+        Err(error) => {
+            let _ = write!(question, "{error}");
+            1
+        }
+    })?;
+    drop(question);
+    let mut why = String::new();
+    answer.read_to_string(&mut why)?;
+    match outcome {
+        Outcome::Exit(0) => Ok(()),
+        Outcome::Exit(_) => Err(io::Error::other(why)),
+        Outcome::Signal(number) => {
+            Err(io::Error::other(format!("a system call ends the process by signal {number}")))
+        }
+    }
 }
 
 /// Folders of files that change, in that of a port.

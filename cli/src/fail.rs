@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 use std::{fmt, io};
+use uiw_cabi::denied;
 use uiw_llp::OptionError;
 use uiw_llp::tls::TlsError;
 use uiw_verbs::{ConnOptions, Error, Suspect, Wc, WcStatus};
@@ -56,6 +57,9 @@ pub(crate) enum Refusal {
 
 /// What to do where nothing listens.
 const START_SERVER: &str = "start `uiw serve --listen ADDR:PORT` there, or name its port";
+
+/// What to do where there is no way to the peer.
+const CHECK_ROUTE: &str = "check the address and the route to it";
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
@@ -150,8 +154,12 @@ impl Failure {
                 source.to_string(),
                 "`uiw key show` prints this end's key and `uiw key pin` accepts the peer's: see docs/tls.md",
             ),
-            Error::Io { source, .. } | Error::Lost { source, .. } => {
-                let fix = option_fix(source).unwrap_or("check the address and the route to it");
+            Error::Io { what: tried, source } => {
+                let fix = option_fix(source).or_else(|| denied::fix(tried, source));
+                no(source.to_string(), fix.unwrap_or(CHECK_ROUTE))
+            }
+            Error::Lost { source, .. } => {
+                let fix = option_fix(source).unwrap_or(CHECK_ROUTE);
                 no(source.to_string(), fix)
             }
             error => no(error.to_string(), "see `uiw --help` and UIW_LOG=debug"),
@@ -226,7 +234,11 @@ fn refusal(error: &Error) -> Option<Refusal> {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::local("cannot prepare the run", error)
+        let failure = Self::local("cannot prepare the run", &error);
+        match &error {
+            Error::Io { what, source } => denied::fix(what, source).into_iter().fold(failure, Self::with_fix),
+            _ => failure,
+        }
     }
 }
 

@@ -180,14 +180,19 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         // Before this process has a namespace of its own.
         let server = Server::start(&settings.llp);
         sysfs::enter(persona).map_err(|error| {
-            let fix = "run as root, or allow user namespaces (kernel.unprivileged_userns_clone), or do without --sysfs";
-            Failure::new(Exit::Failed, "cannot make /sys/class/infiniband", error, fix)
+            Failure::new(Exit::Failed, "cannot make /sys/class/infiniband", error, sysfs_fix())
         })?;
         if let Err(error) = server.and_then(Server::show) {
             tracing::info!(%error, "no counter files in /sys/class/infiniband: FUSE cannot be used");
         }
     }
     Ok(command)
+}
+
+/// What to do where --sysfs cannot be used.
+pub(crate) fn sysfs_fix() -> &'static str {
+    "run as root, or allow namespaces and mounts (kernel.unprivileged_userns_clone, in a service RestrictNamespaces= and \
+     SystemCallFilter=@mount), or do without --sysfs"
 }
 
 /// The library that makes rsockets of sockets.

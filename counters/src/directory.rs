@@ -1,7 +1,9 @@
 //! Where processes publish their counters, and where readers look for them.
 
 use crate::file::{CounterFile, FileError, Owner};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, mkdir, open, stat, statat, unlinkat};
+use rustix::fs::{
+    Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, accessat, mkdir, open, stat, statat, unlinkat,
+};
 use rustix::process::geteuid;
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
@@ -100,6 +102,22 @@ impl Directory {
         }
         // A directory of `uiw run` can be entered and written by every user, and listed by its own alone.
         self.open(OFlags::PATH)
+    }
+
+    /// Whether a process of this user could publish in it. Nothing is made: where the user's directory is not there, whether it can be.
+    ///
+    /// # Errors
+    /// The system's; `PermissionDenied` for a user's directory that others may write.
+    pub fn check(&self) -> io::Result<()> {
+        let writable = Access::WRITE_OK | Access::EXEC_OK;
+        match self.open(OFlags::PATH) {
+            Ok(directory) => Ok(accessat(&directory, ".", writable, AtFlags::EACCESS)?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.kind == DirectoryKind::User => {
+                let parent = self.path.parent().unwrap_or(Path::new("/"));
+                Ok(accessat(CWD, parent, writable, AtFlags::EACCESS)?)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn open(&self, how: OFlags) -> io::Result<OwnedFd> {

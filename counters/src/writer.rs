@@ -173,6 +173,12 @@ impl DeviceCounters {
         self.process[process::QUEUE_PAIRS_CREATED].fetch_add(1, Relaxed);
     }
 
+    /// Whether they are in a file.
+    #[must_use]
+    pub fn is_published(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// The counters now. No lock is taken.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {

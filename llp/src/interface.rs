@@ -1,5 +1,8 @@
 //! Network interfaces, asked for by system calls: a mounted `/sys` may be that of another network namespace.
 
+mod addresses;
+
+pub use addresses::InterfaceAddresses;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -34,8 +37,10 @@ impl Interface {
     pub fn all() -> io::Result<Vec<Self>> {
         // SAFETY: gives a list that is freed below, or null.
         let list = unsafe { libc::if_nameindex() };
+        let found = |names: &[String]| names.iter().filter_map(|name| Self::find(name).ok()).collect();
         if list.is_null() {
-            return Err(io::Error::last_os_error());
+            // It asks by netlink.
+            return Ok(found(&addresses::names()?));
         }
         let mut names = Vec::new();
         let mut at = list;
@@ -48,7 +53,7 @@ impl Interface {
             libc::if_freenameindex(list);
         }
         // One that goes away meanwhile is none.
-        Ok(names.iter().filter_map(|name| Self::find(name).ok()).collect())
+        Ok(found(&names))
     }
 
     /// The interface of this name.

@@ -217,6 +217,22 @@ impl Device {
         self.driver.shared.counters.snapshot()
     }
 
+    /// Whether the counters are in a file that other processes read. They are not without [`DeviceOptions::counters`], and where the file
+    /// cannot be made.
+    ///
+    /// ```
+    /// use uiw_verbs::Device;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// assert!(!Device::open()?.publishes_counters());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn publishes_counters(&self) -> bool {
+        self.driver.shared.counters.is_published()
+    }
+
     /// The asynchronous events of this handle's objects.
     #[must_use]
     pub fn async_events(&self) -> &EventQueue<AsyncEvent> {

@@ -2,6 +2,7 @@
 
 use crate::abi::cm::rdma_sockaddr;
 use crate::boundary::Result;
+use crate::denied;
 use crate::errno::Errno;
 use crate::settings::Settings;
 use crate::stack;
@@ -136,7 +137,12 @@ pub(crate) fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
     // Connecting a datagram socket asks for the route and sends nothing. Any port does, but 0 is none.
-    let socket = UdpSocket::bind((any, 0))?;
+    let socket = UdpSocket::bind((any, 0)).inspect_err(|error| {
+        // Every system has IPv4, other than IPv6.
+        if peer.is_ipv4() {
+            denied::report("looking for a way to the peer", error);
+        }
+    })?;
     let mut probe = peer;
     probe.set_port(if peer.port() == 0 { 9 } else { peer.port() });
     socket.connect(probe)?;

@@ -2,6 +2,7 @@
 
 use crate::boundary::Result;
 use crate::cm::address;
+use crate::denied;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::lock::RwLock;
@@ -98,7 +99,12 @@ pub(crate) fn reserve(
         let socket = if datagrams {
             Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?
         } else {
-            let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+            let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).inspect_err(|error| {
+                // Every system has IPv4, other than IPv6.
+                if at.is_ipv4() {
+                    denied::report("opening a socket for a port", error);
+                }
+            })?;
             // Earlier connections of the port in TIME-WAIT are no hindrance.
             socket.set_reuse_address(true)?;
             socket

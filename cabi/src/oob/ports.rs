@@ -6,6 +6,7 @@
 
 use super::worker::Worker;
 use crate::boundary::Result;
+use crate::denied;
 use crate::device::netdev::NetDev;
 use crate::errno::Errno;
 use crate::settings::Settings;
@@ -103,7 +104,10 @@ impl Ports {
                         return Ok(slot);
                     }
                 }
-                Err(error) => last = error.into(),
+                Err(error) => {
+                    denied::report("opening a port for queue pairs", &error);
+                    last = error.into();
+                }
             }
         }
         // Another thread may have added the last port of the range since.

@@ -7,6 +7,7 @@ use super::pair::{Pair, PairState, Phase};
 use super::pair_info::{LATER, PairInfo};
 use super::{RetryPolicy, Target};
 use crate::boundary::Result;
+use crate::denied;
 use crate::settings::Settings;
 use crate::signals::Held;
 use parking_lot::{Mutex, MutexGuard};
@@ -95,7 +96,10 @@ impl Worker {
         });
         let run = Arc::clone(&worker);
         let _held = Held::new();
-        let thread = thread::Builder::new().name("uiw-pairs".to_owned()).spawn(move || run.run())?;
+        let thread = thread::Builder::new()
+            .name("uiw-pairs".to_owned())
+            .spawn(move || run.run())
+            .inspect_err(|error| denied::report("starting the thread that connects queue pairs", error))?;
         let _ = worker.thread.set(thread.thread().clone());
         Ok(worker)
     }

@@ -68,9 +68,9 @@ impl Check {
     }
 }
 
-/// Everything, for paths that hold `bdp` bytes.
-pub(super) fn all(bdp: u64) -> Vec<Check> {
-    let mut found = vec![kernel(), multipath(), capabilities(), packet(), xdp()];
+/// Everything, for paths that hold `bdp` bytes. `is_bpf_fatal`: this process would be ended for asking.
+pub(super) fn all(bdp: u64, is_bpf_fatal: bool) -> Vec<Check> {
+    let mut found = vec![kernel(), multipath(), capabilities(), packet(), xdp(is_bpf_fatal)];
     let interfaces = Interface::all().unwrap_or_default();
     found.extend(locked(&interfaces));
     found.extend([buffer("receive buffers", "tcp_rmem", bdp), buffer("send buffers", "tcp_wmem", bdp)]);
@@ -132,7 +132,11 @@ fn packet() -> Check {
     }
 }
 
-fn xdp() -> Check {
+fn xdp(is_bpf_fatal: bool) -> Check {
+    if is_bpf_fatal {
+        return Check::ok(XDP, "a seccomp filter ends a process that calls bpf")
+            .not(State::No, "permit it (SystemCallFilter=@system-service bpf, with CAP_BPF)");
+    }
     match XdpLink::permitted() {
         Ok(()) => Check::ok(XDP, "programs and sockets are allowed: --llp xdp:IFACE,ip=ADDR/PREFIX"),
         Err(error) => refused(XDP, &error, &Capability::XDP),

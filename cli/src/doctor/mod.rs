@@ -1,6 +1,8 @@
 //! `uiw doctor`: what would run on this machine, and what to do for the rest, and whether a peer can be reached. It changes nothing.
 
 mod checks;
+mod preload;
+mod sandbox;
 mod startup;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve};
@@ -10,7 +12,9 @@ use crate::text;
 use crate::wan::{rate, time};
 use checks::{Check, State};
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::Duration;
+use uiw_cabi::calls;
 
 /// What `--help` says behind the options.
 pub(crate) const HELP: &str = "\
@@ -43,6 +47,9 @@ pub(crate) struct Args {
     /// What must run: tcp, mptcp, packet, xdp; several with commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp")]
     need: Vec<Need>,
+    /// The program of which is said whether it would load uiw's libraries under `uiw run` [default: /bin/sh]
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -87,7 +94,11 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         Some(bytes) => u64::from(bytes),
         None => (args.rtt.as_secs_f64() * args.rate as f64 / 8.0).ceil() as u64,
     };
-    let mut found = checks::all(bdp);
+    // Before there are threads.
+    let is_bpf_fatal = calls::is_bpf_fatal().unwrap_or(false);
+    let sandbox = sandbox::all(args.program.as_deref());
+    let mut found = checks::all(bdp, is_bpf_fatal);
+    found.extend(sandbox);
     if let Some(host) = &args.host {
         let peer = resolve(host, DEFAULT_PORT)?;
         found.push(startup::check(opener, peer, &args.conn.peer_options().options()));

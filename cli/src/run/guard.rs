@@ -16,6 +16,7 @@ use std::fs::File;
 use std::io;
 use std::process::ExitCode;
 use uiw_cabi::counters;
+use uiw_cabi::denied;
 use uiw_cabi::split::{Side, split};
 
 /// Runs `watch` in a second process, and gives its exit code in the first one.
@@ -26,7 +27,10 @@ pub(super) fn run(watch: impl FnOnce(Guard) -> Result<ExitCode>) -> Result<ExitC
         Side::Child => watch(Guard::new(Some(first)).map_err(failed)?),
         Side::Parent(child) => {
             let guard = Guard::new(None).map_err(failed)?;
-            let ended = guard.status(Pid::from_raw(child.get()).unwrap_or(first)).map_err(failed)?;
+            let ended = guard.status(Pid::from_raw(child.get()).unwrap_or(first)).map_err(|error| {
+                tree::end();
+                not_waiting(&error)
+            })?;
             if ended.signaled() {
                 tree::end();
                 report::sweep(&counters::user());
@@ -34,6 +38,12 @@ pub(super) fn run(watch: impl FnOnce(Guard) -> Result<ExitCode>) -> Result<ExitC
             Ok(ExitCode::from(code(ended)))
         }
     }
+}
+
+/// The thread that passes signals on cannot be started.
+fn not_waiting(error: &io::Error) -> Failure {
+    let failure = Failure::local("cannot wait for the program", error);
+    denied::fix("starting a thread", error).into_iter().fold(failure, Failure::with_fix)
 }
 
 /// The exit code as shells have it.
@@ -67,10 +77,11 @@ impl Guard {
     pub(super) fn wait(self, program: Pid) -> Result<u8> {
         let above = self.above;
         let status = self.status(program);
-        if is_orphan(above) {
+        // Nothing waits for the program, or for this process.
+        if status.is_err() || is_orphan(above) {
             tree::end();
         }
-        status.map(code).map_err(|error| Failure::local("cannot wait for the program", error))
+        status.map(code).map_err(|error| not_waiting(&error))
     }
 
     fn status(self, process: Pid) -> io::Result<WaitStatus> {

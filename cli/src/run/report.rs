@@ -82,7 +82,10 @@ impl Run {
             fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)?;
             io::Result::Ok(lock)
         };
-        let lock = make().map_err(|error| failed(&error))?;
+        let lock = make().map_err(|error| {
+            failed(&error)
+                .with_fix("make /tmp writable (in a service PrivateTmp=yes), or do without the report")
+        })?;
         let run = Self { directory: Directory::given(path), user, name, _lock: lock };
         // `uiw stat` finds it by the link; the report does without.
         if let Err(error) = run.user.link(&run.directory, &run.name) {

@@ -3,7 +3,7 @@
 use super::wait_limit::WaitLimit;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -97,13 +97,23 @@ impl Running {
         self.said.lock().expect("no reader panics").clone()
     }
 
+    /// What it is when it has ended; nothing while it runs.
+    ///
+    /// # Panics
+    /// When that cannot be asked.
+    #[must_use]
+    pub fn ended(&mut self) -> Option<Ended> {
+        let status = self.child.try_wait().expect("a child")?;
+        self.join();
+        Some(Ended { code: code(status), said: self.said(), name: self.name.clone() })
+    }
+
     /// Waits for its end.
     ///
     /// # Panics
     /// When it takes too long.
     #[must_use]
     pub fn end(mut self) -> Ended {
-        use std::os::unix::process::ExitStatusExt as _;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
                 break status;
@@ -112,8 +122,7 @@ impl Running {
             thread::sleep(LOOK_EVERY);
         };
         self.join();
-        let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-        Ended { code, said: self.said(), name: std::mem::take(&mut self.name) }
+        Ended { code: code(status), said: self.said(), name: std::mem::take(&mut self.name) }
     }
 
     /// As [`Running::end`], for programs that may hang by themselves: nothing where it has not ended within `time`, and then it is killed.
@@ -140,6 +149,14 @@ impl Running {
     pub fn stop(mut self) -> Ended {
         let early = self.child.try_wait().expect("a child");
         assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
+        let _ = self.child.kill();
+        self.limit = WaitLimit::new(KILLED);
+        self.end()
+    }
+
+    /// As [`Running::stop`], for one that may end by itself as well.
+    #[must_use]
+    pub fn end_or_stop(mut self) -> Ended {
         let _ = self.child.kill();
         self.limit = WaitLimit::new(KILLED);
         self.end()
@@ -220,6 +237,12 @@ impl Ended {
     pub fn count(&self, text: &str) -> usize {
         self.said.lines().filter(|line| line.contains(text)).count()
     }
+}
+
+/// The exit code; of a killed program 128 and the signal's number.
+fn code(status: ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt as _;
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
 fn collect(from: impl Read + Send + 'static, said: &Arc<Mutex<String>>) -> JoinHandle<()> {

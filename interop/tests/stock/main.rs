@@ -32,6 +32,7 @@ mod rsocket_datagrams;
 mod rsockets;
 mod run;
 mod rust_ibverbs;
+mod sandboxes;
 mod sideway;
 mod sockets;
 mod sockets_programs;

@@ -1,9 +1,9 @@
 //! What a link of Ethernet frames asks of its network device.
 
-use crate::interface::{Interface, check, index_of, mtu_by, request, socket};
+use crate::interface::{Interface, InterfaceAddresses, check, index_of, mtu_by, request, socket};
 use crate::netlink::{self, attribute};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 /// Whether frames can be had of the interface: it is up, and its frames are Ethernet's. Its MAC address.
@@ -33,30 +33,8 @@ pub(crate) fn ethernet(name: &str) -> io::Result<[u8; 6]> {
 
 /// The kernel's own IP addresses in this network namespace.
 pub(crate) fn kernels_addresses() -> io::Result<Vec<IpAddr>> {
-    let mut list = std::ptr::null_mut();
-    // SAFETY: the list is written, and freed below.
-    check(unsafe { libc::getifaddrs(&raw mut list) })?;
-    let mut found = Vec::new();
-    let mut at = list;
-    // SAFETY: each element is whole until the list is freed; its address is null, or as long as its family says.
-    unsafe {
-        while let Some(one) = at.as_ref() {
-            at = one.ifa_next;
-            match one.ifa_addr.as_ref().map(|address| i32::from(address.sa_family)) {
-                Some(libc::AF_INET) => {
-                    let address = one.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned().sin_addr;
-                    found.push(Ipv4Addr::from(address.s_addr.to_ne_bytes()).into());
-                }
-                Some(libc::AF_INET6) => {
-                    let address = one.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned().sin6_addr;
-                    found.push(Ipv6Addr::from(address.s6_addr).into());
-                }
-                _ => {}
-            }
-        }
-        libc::freeifaddrs(list);
-    }
-    Ok(found)
+    let all = InterfaceAddresses::all()?;
+    Ok(all.iter().flat_map(|interface| &interface.addresses).map(|(address, _)| *address).collect())
 }
 
 /// Bytes of an IP packet on the interface.
@@ -139,6 +117,7 @@ fn link(name: &str) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
 
     #[test]
     fn the_loopback_interface_carries_frames() {

@@ -1,11 +1,11 @@
 //! `sendmmsg` and `recvmmsg` with their control messages. All unsafe code of the kernel's UDP.
 
-use crate::Incoming;
+use crate::{Incoming, InterfaceAddresses};
 use socket2::{SockAddr, Socket};
 use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU8;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -93,30 +93,11 @@ pub(super) fn interface_of(address: Ipv6Addr, scope: u32) -> u32 {
     if scope != 0 {
         return scope;
     }
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: fills `list` with a chain that is freed below.
-    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return 0;
-    }
-    let (mut at, mut index) = (list, 0);
-    while !at.is_null() {
-        // SAFETY: an element of the chain, which lives until `freeifaddrs`; an address has the length of its family, and a name its NUL.
-        unsafe {
-            let entry = &*at;
-            at = entry.ifa_next;
-            if !entry.ifa_addr.is_null()
-                && c_int::from((*entry.ifa_addr).sa_family) == libc::AF_INET6
-                && entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned().sin6_addr.s6_addr
-                    == address.octets()
-            {
-                index = libc::if_nametoindex(entry.ifa_name);
-                break;
-            }
-        }
-    }
-    // SAFETY: the chain that `getifaddrs` made; nothing points into it any more.
-    unsafe { libc::freeifaddrs(list) };
-    index
+    let is_its = |interface: &InterfaceAddresses| {
+        interface.addresses.iter().any(|(own, _)| *own == IpAddr::V6(address))
+    };
+    let all = InterfaceAddresses::all().unwrap_or_default();
+    all.iter().find(|interface| is_its(interface)).map_or(0, |interface| interface.index)
 }
 
 fn empty_header() -> libc::mmsghdr {

@@ -1,0 +1,168 @@
+//! System calls that uiw makes, and which of them a seccomp filter refuses: each is tried in a process of its own, with arguments that the
+//! kernel rejects, so that nothing happens.
+
+use crate::split::{Outcome, in_child};
+use std::ffi::{c_int, c_long};
+use std::io;
+
+/// What does not work without a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Anything.
+    Everything,
+    /// Datagrams of UD queue pairs.
+    Datagrams,
+    /// The file of counters, which `uiw stat` and `uiw run --require` read.
+    Counters,
+    /// Copies of files.
+    Copies,
+    /// Short delays where every processor is busy.
+    Scheduling,
+}
+
+/// A system call.
+#[derive(Debug)]
+pub struct Call {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is for.
+    pub purpose: Purpose,
+    number: c_long,
+    arguments: [c_long; 4],
+}
+
+/// How a call is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It fails with this error number.
+    Error(c_int),
+    /// It ends the process.
+    Kills,
+}
+
+const fn call(purpose: Purpose, name: &'static str, number: c_long, arguments: [c_long; 4]) -> Call {
+    Call { name, purpose, number, arguments }
+}
+
+/// No descriptor.
+const NONE: [c_long; 4] = [-1, 0, 0, 0];
+/// An address that is not one of a page.
+const UNALIGNED: [c_long; 4] = [1, 0, 0, 0];
+
+/// Calls that every program makes to be started are not among them, as neither are those that have checks of their own (threads, namespaces).
+pub const CALLS: &[Call] = {
+    use Purpose::{Copies, Counters, Datagrams, Everything, Scheduling};
+    &[
+        call(Everything, "socket", libc::SYS_socket, [libc::AF_INET as c_long, -1, 0, 0]),
+        call(Everything, "bind", libc::SYS_bind, NONE),
+        call(Everything, "listen", libc::SYS_listen, NONE),
+        call(Everything, "accept4", libc::SYS_accept4, NONE),
+        call(Everything, "connect", libc::SYS_connect, NONE),
+        call(Everything, "sendto", libc::SYS_sendto, NONE),
+        call(Everything, "recvfrom", libc::SYS_recvfrom, NONE),
+        call(Everything, "sendmsg", libc::SYS_sendmsg, NONE),
+        call(Everything, "recvmsg", libc::SYS_recvmsg, NONE),
+        call(Everything, "setsockopt", libc::SYS_setsockopt, NONE),
+        call(Everything, "getsockopt", libc::SYS_getsockopt, NONE),
+        call(Everything, "getsockname", libc::SYS_getsockname, NONE),
+        call(Everything, "getpeername", libc::SYS_getpeername, NONE),
+        call(Everything, "shutdown", libc::SYS_shutdown, NONE),
+        call(Everything, "ioctl", libc::SYS_ioctl, NONE),
+        call(Everything, "epoll_create1", libc::SYS_epoll_create1, NONE),
+        call(Everything, "epoll_ctl", libc::SYS_epoll_ctl, NONE),
+        #[cfg(target_arch = "x86_64")]
+        call(Everything, "epoll_wait", libc::SYS_epoll_wait, NONE),
+        call(Everything, "epoll_pwait", libc::SYS_epoll_pwait, NONE),
+        call(Everything, "eventfd2", libc::SYS_eventfd2, [0, -1, 0, 0]),
+        #[cfg(target_arch = "x86_64")]
+        call(Everything, "poll", libc::SYS_poll, [0, -1, 0, 0]),
+        call(Everything, "ppoll", libc::SYS_ppoll, [0, -1, 0, 0]),
+        call(Everything, "fcntl", libc::SYS_fcntl, NONE),
+        call(Everything, "madvise", libc::SYS_madvise, UNALIGNED),
+        call(Everything, "mremap", libc::SYS_mremap, UNALIGNED),
+        call(Everything, "rt_sigaction", libc::SYS_rt_sigaction, NONE),
+        call(Everything, "rt_sigprocmask", libc::SYS_rt_sigprocmask, NONE),
+        call(Everything, "sched_yield", libc::SYS_sched_yield, [0; 4]),
+        call(Datagrams, "sendmmsg", libc::SYS_sendmmsg, NONE),
+        call(Datagrams, "recvmmsg", libc::SYS_recvmmsg, NONE),
+        call(Counters, "fallocate", libc::SYS_fallocate, NONE),
+        call(Counters, "ftruncate", libc::SYS_ftruncate, NONE),
+        call(Counters, "renameat", libc::SYS_renameat, NONE),
+        call(Counters, "unlinkat", libc::SYS_unlinkat, NONE),
+        call(Copies, "openat2", libc::SYS_openat2, NONE),
+        call(Scheduling, "sched_getattr", libc::SYS_sched_getattr, NONE),
+        call(Scheduling, "sched_setattr", libc::SYS_sched_setattr, NONE),
+    ]
+};
+
+/// The calls that are refused. The process must have one thread.
+///
+/// # Errors
+/// As [`split`](crate::split::split).
+pub fn refused() -> io::Result<Vec<(&'static Call, Refusal)>> {
+    let mut refused = Vec::new();
+    for call in CALLS {
+        if let Some(refusal) = call.refusal()? {
+            refused.push((call, refusal));
+        }
+    }
+    Ok(refused)
+}
+
+/// Whether bpf(2), which AF_XDP needs, ends the process. The process must have one thread.
+///
+/// # Errors
+/// As [`refused`].
+pub fn is_bpf_fatal() -> io::Result<bool> {
+    let bpf = call(Purpose::Everything, "bpf", libc::SYS_bpf, NONE);
+    Ok(bpf.refusal()? == Some(Refusal::Kills))
+}
+
+impl Call {
+    fn refusal(&self) -> io::Result<Option<Refusal>> {
+        let outcome = in_child(|| {
+            // SAFETY: no call of the list does anything with its arguments but to reject them.
+            let answer = unsafe {
+                libc::syscall(
+                    self.number,
+                    self.arguments[0],
+                    self.arguments[1],
+                    self.arguments[2],
+                    self.arguments[3],
+                )
+            };
+            let error = io::Error::last_os_error().raw_os_error().unwrap_or(0);
+            // What the kernel itself says of such arguments is none of these.
+            if answer == -1 && matches!(error, libc::EPERM | libc::EACCES | libc::ENOSYS) { error } else { 0 }
+        })?;
+        Ok(match outcome {
+            Outcome::Exit(0) => None,
+            Outcome::Exit(error) => Some(Refusal::Error(error)),
+            Outcome::Signal(_) => Some(Refusal::Kills),
+        })
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
+
+    /// From now on the call of this number fails in this thread.
+    pub(crate) fn refuse(number: c_long, error: c_int) {
+        let step = |code: u32, jf, k: u32| sock_filter { code: code as u16, jt: 0, jf, k };
+        let mut steps = [
+            step(BPF_LD | BPF_W | BPF_ABS, 0, 0),
+            step(BPF_JMP | BPF_JEQ | BPF_K, 1, number as u32),
+            step(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ERRNO | error.cast_unsigned()),
+            step(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+        // SAFETY: a filter of this thread, which the kernel copies.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let mode = libc::SECCOMP_MODE_FILTER;
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter), 0);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Whether a program would load uiw's libraries under `uiw run`.
+
+use super::checks::{Check, State};
+use crate::run;
+use serde_json::json;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const NAME: &str = "preloading";
+
+/// What is looked at where no program is named.
+const SHELL: &str = "/bin/sh";
+
+/// Checks `program`, or the shell as any program that the loader starts.
+pub(super) fn check(program: Option<&Path>) -> Check {
+    let program = program.unwrap_or(Path::new(SHELL));
+    let of = |check: Check| check.of(&program.display().to_string());
+    let libraries = match run::libraries() {
+        Ok(libraries) => libraries,
+        Err(failure) => {
+            return of(Check::ok(NAME, failure.cause()).not(State::Limited, failure.fix()));
+        }
+    };
+    let library = libraries.join(run::LIBRARIES[0]);
+    let kind = match Kind::of(program) {
+        Ok(kind) => kind,
+        Err(error) => {
+            return of(Check::ok(NAME, error.to_string()).not(State::No, "check the program's path"));
+        }
+    };
+    let details = |is_preloaded| json!({ "library": library, "preloaded": is_preloaded });
+    let no = |why: String, fix: &str| {
+        of(Check::ok(NAME, format!("{why}: it does not use uiw")).with(details(false)).not(State::No, fix))
+    };
+    match kind {
+        Kind::Static => no("it is linked statically".to_owned(), "link it dynamically, or use the crate uiw"),
+        Kind::Other => no("it is no program of this architecture".to_owned(), "for a script name its interpreter"),
+        Kind::Loader(loader) if !is_glibc(&loader) => {
+            let why = format!("its loader {} is not glibc's", loader.display());
+            no(why, "use a program that is built for glibc")
+        }
+        Kind::Loader(_) => match loaded(program, &library) {
+            Ok(Loaded::Preloaded) => {
+                of(Check::ok(NAME, format!("{} is loaded first", library.display())).with(details(true)))
+            }
+            Ok(Loaded::Secure) => no(
+                "it runs with more rights than its user (setuid, setgid or file capabilities), and the loader ignores LD_PRELOAD".to_owned(),
+                "run a copy without these, as the user that it would become, or in a service with AmbientCapabilities= and without them",
+            ),
+            Ok(Loaded::Not(why)) => no(why, "put the libraries on a file system that programs may be run from (no noexec), readable for this user"),
+            Err(error) => no(format!("it cannot be started: {error}"), "check that it may be executed"),
+        },
+    }
+}
+
+fn is_glibc(loader: &Path) -> bool {
+    let name = loader.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with("ld-linux") || name.starts_with("ld64.so")
+}
+
+/// What a file is to the system.
+#[derive(Debug, PartialEq, Eq)]
+enum Kind {
+    /// A program that this loader starts.
+    Loader(PathBuf),
+    /// A program without a loader.
+    Static,
+    /// A script, or a program of another architecture.
+    Other,
+}
+
+impl Kind {
+    /// By the headers of the file (elf(5)).
+    fn of(program: &Path) -> io::Result<Self> {
+        const PT_INTERP: u32 = 3;
+        let file = File::open(program)?;
+        let mut header = [0; 64];
+        match file.read_exact_at(&mut header, 0) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Self::Other),
+            result => result?,
+        }
+        let machine = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+        // 64 bits, least significant byte first.
+        if header[..6] != *b"\x7fELF\x02\x01" || number(&header, 18, 2) != machine {
+            return Ok(Self::Other);
+        }
+        let [at, size, count] = [(32, 8), (54, 2), (56, 2)].map(|(at, len)| number(&header, at, len));
+        for index in 0..count {
+            let mut entry = [0; 56];
+            file.read_exact_at(&mut entry, at.saturating_add(index * size))?;
+            if number(&entry, 0, 4) == u64::from(PT_INTERP) {
+                let [at, len] = [8, 32].map(|field| number(&entry, field, 8));
+                let mut name = vec![0; len.min(4096) as usize];
+                file.read_exact_at(&mut name, at)?;
+                let name = String::from_utf8_lossy(&name);
+                return Ok(Self::Loader(name.trim_end_matches('\0').into()));
+            }
+        }
+        Ok(Self::Static)
+    }
+}
+
+/// A number of `len` bytes.
+fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
+    bytes[at..at + len].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// What the loader says that it would load.
+enum Loaded {
+    Preloaded,
+    /// It refuses to say that in a program with more rights than its user.
+    Secure,
+    Not(String),
+}
+
+/// Asks the loader, which lists the libraries instead of starting the program, as ldd(1) does.
+fn loaded(program: &Path, library: &Path) -> io::Result<Loaded> {
+    /// The loader's exit code where it must not list them.
+    const SECURE: i32 = 5;
+    let mut command = Command::new(program);
+    command.env("LD_TRACE_LOADED_OBJECTS", "1").env("LD_PRELOAD", library).stdin(Stdio::null());
+    let output = command.output()?;
+    let name = library.to_string_lossy();
+    let text = String::from_utf8_lossy(&output.stdout);
+    if text.lines().any(|line| line.trim().starts_with(&*name) || line.contains(&format!("=> {name}"))) {
+        return Ok(Loaded::Preloaded);
+    }
+    if output.status.code() == Some(SECURE) {
+        return Ok(Loaded::Secure);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let line = said.lines().find(|line| line.contains("LD_PRELOAD")).or(said.lines().next());
+    Ok(Loaded::Not(line.unwrap_or("the loader does not load the library").to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_programs_are_distinguished() {
+        let own = std::env::current_exe().unwrap();
+        let Kind::Loader(loader) = Kind::of(&own).unwrap() else { panic!("{own:?}") };
+        assert!(is_glibc(&loader), "{loader:?}");
+        assert!(!is_glibc(Path::new("/lib/ld-musl-x86_64.so.1")));
+        // The loader has no loader.
+        assert_eq!(Kind::of(&loader).unwrap(), Kind::Static);
+        assert_eq!(Kind::of(Path::new("/proc/self/status")).unwrap(), Kind::Other);
+        assert!(Kind::of(Path::new("/nonexistent")).is_err());
+    }
+}

@@ -1,0 +1,152 @@
+//! File systems as `ProtectSystem=strict`, `PrivateDevices=yes` and `TemporaryFileSystem=` make them, in a mount namespace.
+
+use super::{RPING, free};
+use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, Running, User, free_port, uiw};
+
+/// Every file system can only be read, but what a test has below its own folder; `/tmp` has a writable one where `TMP` is set. Of `/dev` the usual
+/// devices are left, without `/dev/shm`, `/dev/fuse` and `/dev/infiniband`.
+const SCRIPT: &str = r#"
+set -e
+mount --make-rprivate /
+mkdir -p "$HERE/dev"
+mount -t tmpfs -o mode=755 none "$HERE/dev"
+for name in null zero full random urandom tty; do
+    : > "$HERE/dev/$name"
+    mount --bind "/dev/$name" "$HERE/dev/$name"
+done
+mount -o remount,bind,ro "$HERE/dev"
+mount --rbind "$HERE/dev" /dev
+mount -o remount,bind,ro / 
+for place in /run /var/tmp /tmp; do
+    [ -d "$place" ] || continue
+    mount --bind "$place" "$place"
+    mount -o remount,bind,ro "$place"
+done
+if [ -n "$PRIVATE_TMP" ]; then
+    mount --bind "$HERE" /mnt
+    mount -t tmpfs none /tmp
+    mkdir -p "$HERE"
+    mount --move /mnt "$HERE"
+fi
+cd /
+if : > /tmp/written 2>/dev/null; then rm /tmp/written; echo /tmp is writable; fi
+if : > /written 2>/dev/null; then echo / is writable; fi
+[ ! -e /dev/shm ] && [ ! -e /dev/fuse ] && [ ! -e /dev/infiniband ] && echo no devices
+set +e
+"$@"
+echo "ended with $?"
+"#;
+
+/// The command with those file systems. Nothing where they cannot be made; the test is noted as skipped then.
+#[track_caller]
+fn strict(libraries: &Libraries, private_tmp: bool, command: &Command) -> Command {
+    let mut outside = libraries.command(User::Same, "unshare");
+    outside.args(["-rm", "sh", "-c", SCRIPT, "sh"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => outside.env(name, value),
+            None => outside.env_remove(name),
+        };
+    }
+    outside.env("HERE", libraries.folder()).env("PRIVATE_TMP", if private_tmp { "1" } else { "" });
+    outside
+}
+
+fn was_refused(ended: &Ended) -> bool {
+    let refused = ended.count("unshare:") + ended.count("mount:") > 0;
+    if refused {
+        uiw_interop::skip("mounts in a user namespace");
+    }
+    refused
+}
+
+fn uiw_run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
+    let uiw = uiw().to_str().expect("a path of text");
+    let mut command = libraries.command(User::Same, uiw);
+    command.arg("run").args(options).arg("--").args(program);
+    command.env("UIW_LIB", libraries.folder()).env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS");
+    command
+}
+
+/// A client there, and a server that is free.
+fn client(libraries: &Libraries, private_tmp: bool, options: &[&str]) -> Ended {
+    let port = free_port();
+    let mut server = Running::start(RPING.server(port, |program| free(libraries, program)));
+    server.wait_listening(port);
+    let client = RPING.client(port, |program| uiw_run(libraries, options, program));
+    let ended = Running::start(strict(libraries, private_tmp, &client)).end();
+    drop(server);
+    ended
+}
+
+/// Counters are published nowhere then, which is no failure of a program that was not asked for them.
+#[test]
+fn data_is_exchanged_on_read_only_file_systems() {
+    let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
+    let libraries = Libraries::get();
+    let ended = client(&libraries, false, &[]);
+    if was_refused(&ended) {
+        return;
+    }
+    assert_eq!((ended.count("no devices"), ended.count("writable")), (1, 0), "{ended:?}");
+    assert_eq!((ended.count("ended with 0"), ended.count("uiw:")), (1, 0), "{ended:?}");
+}
+
+/// The report needs a writable `/tmp`: a private one will do.
+#[test]
+fn reports_need_a_writable_tmp_and_say_so() {
+    let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
+    let libraries = Libraries::get();
+    let ended = client(&libraries, false, &["--require"]);
+    if was_refused(&ended) {
+        return;
+    }
+    assert_eq!(
+        (ended.count("ended with 1"), ended.count("error:"), ended.count("hint:")),
+        (1, 1, 1),
+        "{ended:?}"
+    );
+    assert!(
+        ended.said.contains("Read-only file system") && ended.said.contains("PrivateTmp=yes"),
+        "{ended:?}"
+    );
+    let ended = client(&libraries, true, &["--require"]);
+    assert_eq!((ended.count("/tmp is writable"), ended.count("ended with 0")), (1, 1), "{ended:?}");
+    assert_eq!(ended.count("uiw: 1 process with 1 device"), 1, "{ended:?}");
+}
+
+/// A program whose counters cannot be read is not reported as one that has not used uiw.
+#[test]
+fn a_program_that_cannot_reach_the_counters_says_so() {
+    let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let mut server = Running::start(RPING.server(port, |program| free(&libraries, program)));
+    server.wait_listening(port);
+    let client = RPING.client(port, |program| {
+        let inner = strict(&libraries, false, &free(&libraries, program));
+        let words: Vec<_> = std::iter::once(inner.get_program())
+            .chain(inner.get_args())
+            .map(|word| word.to_str().expect("text"))
+            .collect();
+        let mut command = uiw_run(&libraries, &["--require"], &words);
+        command.env("HERE", libraries.folder()).env("PRIVATE_TMP", "");
+        command
+    });
+    let ended = Running::start(client).end();
+    drop(server);
+    if was_refused(&ended) {
+        return;
+    }
+    assert_eq!((ended.code, ended.count("ended with 0")), (125, 1), "{ended:?}");
+    assert_eq!(ended.count("uiw: counters cannot be published"), 1, "{ended:?}");
+}
+
+/// `uiw doctor` with those file systems: what it says of counters, reports and preloading.
+pub(super) fn doctor(libraries: &Libraries) -> Option<Ended> {
+    let mut command = libraries.command(User::Same, uiw());
+    command.args(["doctor", "--json"]).env("UIW_LIB", libraries.folder());
+    let ended = Running::start(strict(libraries, false, &command)).end();
+    (!was_refused(&ended)).then_some(ended)
+}

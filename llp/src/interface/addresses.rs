@@ -1,0 +1,336 @@
+//! Addresses of network interfaces, by netlink where sockets of it may be made, and otherwise by ioctl(2): systemd's
+//! `RestrictAddressFamilies=` and the profiles of container runtimes refuse `AF_NETLINK`.
+
+use super::{check, index_of, request};
+use std::ffi::{CStr, c_int};
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+
+/// A network interface that has an IP address, with all that it has.
+///
+/// ```
+/// use uiw_llp::InterfaceAddresses;
+/// let all = InterfaceAddresses::all()?;
+/// let loopback = all.iter().find(|interface| interface.is_loopback).ok_or("no loopback interface")?;
+/// assert!(loopback.mac.is_none() && loopback.addresses.contains(&([127, 0, 0, 1].into(), 8)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceAddresses {
+    /// Its name.
+    pub name: String,
+    /// The kernel's number.
+    pub index: u32,
+    /// Whether it is up and has a carrier.
+    pub is_running: bool,
+    /// Whether it is the loopback interface.
+    pub is_loopback: bool,
+    /// Its MAC address, if it has one.
+    pub mac: Option<[u8; 6]>,
+    /// Its addresses, each with the length of its prefix: those of IPv4, then those of IPv6.
+    pub addresses: Vec<(IpAddr, u8)>,
+}
+
+impl InterfaceAddresses {
+    /// Every interface of this network namespace that has an address.
+    ///
+    /// # Errors
+    /// The system's, where it answers neither netlink nor ioctl(2).
+    pub fn all() -> io::Result<Vec<Self>> {
+        match Self::by_netlink() {
+            Ok(all) => Ok(all),
+            Err(error) => {
+                tracing::debug!(%error, "netlink cannot be used: addresses are asked for by ioctl");
+                Self::by_ioctl()
+            }
+        }
+    }
+
+    fn new(name: &str, flags: c_int) -> Self {
+        Self {
+            name: name.to_owned(),
+            // One that goes away meanwhile has none.
+            index: index_of(name).unwrap_or(0),
+            is_running: flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0,
+            is_loopback: flags & libc::IFF_LOOPBACK != 0,
+            mac: None,
+            addresses: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, address: IpAddr, prefix: u8) {
+        if !address.is_unspecified() {
+            self.addresses.push((address, prefix));
+        }
+    }
+
+    /// As getifaddrs(3) reports them.
+    fn by_netlink() -> io::Result<Vec<Self>> {
+        let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+        // SAFETY: fills `list` with a chain that is freed below.
+        check(unsafe { libc::getifaddrs(&raw mut list) })?;
+        let mut all: Vec<Self> = Vec::new();
+        let mut at = list;
+        while !at.is_null() {
+            // SAFETY: an element of the chain, which lives until `freeifaddrs`.
+            let entry = unsafe { &*at };
+            at = entry.ifa_next;
+            // SAFETY: the kernel's name, with its NUL.
+            let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy();
+            let place = place_of(&mut all, &name, || entry.ifa_flags as c_int);
+            // SAFETY: the chain's addresses have the lengths of their families.
+            unsafe { all[place].note(entry) };
+        }
+        // SAFETY: the chain that `getifaddrs` made; nothing points into it any more.
+        unsafe { libc::freeifaddrs(list) };
+        all.retain(|interface| !interface.addresses.is_empty());
+        Ok(all)
+    }
+
+    /// Adds the content of one element of the chain.
+    ///
+    /// # Safety
+    /// The element's addresses are NULL, or have the lengths of their families.
+    unsafe fn note(&mut self, entry: &libc::ifaddrs) {
+        if entry.ifa_addr.is_null() {
+            return;
+        }
+        // SAFETY: the caller's promise, for every cast below.
+        unsafe {
+            match c_int::from((*entry.ifa_addr).sa_family) {
+                libc::AF_INET => {
+                    let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned().sin_addr;
+                    let mask = entry.ifa_netmask.cast::<libc::sockaddr_in>();
+                    let prefix =
+                        if mask.is_null() { 32 } else { ones_v4(mask.read_unaligned().sin_addr.s_addr) };
+                    self.add(Ipv4Addr::from(address.s_addr.to_ne_bytes()).into(), prefix);
+                }
+                libc::AF_INET6 => {
+                    let address = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned().sin6_addr;
+                    let mask = entry.ifa_netmask.cast::<libc::sockaddr_in6>();
+                    let prefix = if mask.is_null() {
+                        128
+                    } else {
+                        u128::from_be_bytes(mask.read_unaligned().sin6_addr.s6_addr).count_ones()
+                    };
+                    self.add(Ipv6Addr::from(address.s6_addr).into(), u8::try_from(prefix).unwrap_or(128));
+                }
+                libc::AF_PACKET => {
+                    let link = entry.ifa_addr.cast::<libc::sockaddr_ll>().read_unaligned();
+                    let mac: [u8; 6] = std::array::from_fn(|i| link.sll_addr[i]);
+                    if link.sll_halen == 6 && mac != [0; 6] {
+                        self.mac = Some(mac);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The same without netlink: SIOCGIFCONF has the addresses of IPv4, a file of /proc those of IPv6.
+    fn by_ioctl() -> io::Result<Vec<Self>> {
+        let socket = socket()?;
+        let mut all: Vec<Self> = Vec::new();
+        for mut entry in configured(&socket)? {
+            let name = name_of(&entry);
+            // SAFETY: SIOCGIFCONF fills this member.
+            let address = unsafe { v4_of(&entry.ifr_ifru.ifru_addr) };
+            // The request still has the address, which distinguishes several of one interface.
+            // SAFETY: the request is readable and writable, and named with a final zero.
+            let is_known =
+                unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFNETMASK, &raw mut entry) } == 0;
+            // SAFETY: SIOCGIFNETMASK fills this member.
+            let prefix = if is_known { ones_v4(unsafe { v4_of(&entry.ifr_ifru.ifru_netmask) }) } else { 32 };
+            let place = place_of(&mut all, &name, || flags(&socket, &name));
+            all[place].add(Ipv4Addr::from(address.to_ne_bytes()).into(), prefix);
+        }
+        for (name, address, prefix) in v6_addresses() {
+            let place = place_of(&mut all, &name, || flags(&socket, &name));
+            all[place].add(address.into(), prefix);
+        }
+        for interface in &mut all {
+            interface.mac = mac(&socket, &interface.name);
+        }
+        all.retain(|interface| !interface.addresses.is_empty());
+        all.sort_by_key(|interface| interface.index);
+        Ok(all)
+    }
+}
+
+/// Names of interfaces without netlink: those of /proc, or where it has none, those that have an address.
+pub(super) fn names() -> io::Result<Vec<String>> {
+    let names = names_in(&of_proc("dev"));
+    if !names.is_empty() {
+        return Ok(names);
+    }
+    Ok(InterfaceAddresses::by_ioctl()?.into_iter().map(|interface| interface.name).collect())
+}
+
+/// The names in `/proc/net/dev`, behind two lines of headings.
+fn names_in(text: &str) -> Vec<String> {
+    text.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
+}
+
+fn place_of(all: &mut Vec<InterfaceAddresses>, name: &str, flags: impl FnOnce() -> c_int) -> usize {
+    all.iter().position(|interface| interface.name == name).unwrap_or_else(|| {
+        all.push(InterfaceAddresses::new(name, flags()));
+        all.len() - 1
+    })
+}
+
+/// A file of this thread's network namespace; empty where there is none, as in a kernel without IPv6.
+fn of_proc(file: &str) -> String {
+    let places = ["/proc/thread-self/net", "/proc/self/net", "/proc/net"];
+    places.iter().find_map(|place| fs::read_to_string(format!("{place}/{file}")).ok()).unwrap_or_default()
+}
+
+/// IPv6 addresses with the names of their interfaces: global ones first, as the kernel has them in its own list.
+fn v6_addresses() -> Vec<(String, Ipv6Addr, u8)> {
+    let text = of_proc("if_inet6");
+    let mut found: Vec<_> = text.lines().filter_map(v6_address).collect();
+    found.sort_by_key(|(_, address, _)| address.is_unicast_link_local());
+    found
+}
+
+/// A line of `/proc/net/if_inet6`: address, then index, length of the prefix, scope and flags in hexadecimal, name.
+fn v6_address(line: &str) -> Option<(String, Ipv6Addr, u8)> {
+    let mut words = line.split_whitespace();
+    let address = u128::from_str_radix(words.next()?, 16).ok()?;
+    let prefix = u8::from_str_radix(words.nth(1)?, 16).ok()?;
+    Some((words.nth(2)?.to_owned(), Ipv6Addr::from_bits(address), prefix))
+}
+
+fn ones_v4(mask: u32) -> u8 {
+    u8::try_from(mask.count_ones()).unwrap_or(32)
+}
+
+/// The address of a `sockaddr` of AF_INET, in network byte order.
+fn v4_of(address: &libc::sockaddr) -> u32 {
+    // Behind the port.
+    let [_, _, a, b, c, d, ..] = address.sa_data;
+    // A `c_char` is signed on some processors only.
+    u32::from_ne_bytes([a, b, c, d].map(|byte| byte.to_ne_bytes()[0]))
+}
+
+fn name_of(entry: &libc::ifreq) -> String {
+    let bytes = entry.ifr_name.iter().take_while(|byte| **byte != 0).map(|byte| byte.to_ne_bytes()[0]);
+    String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
+}
+
+fn flags(socket: &OwnedFd, name: &str) -> c_int {
+    let mut request = request(name);
+    // SAFETY: the request is readable and writable, and named with a final zero; SIOCGIFFLAGS fills the member.
+    unsafe {
+        match libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) {
+            0 => c_int::from(request.ifr_ifru.ifru_flags),
+            _ => 0,
+        }
+    }
+}
+
+/// The MAC address of an interface of Ethernet: the length of another's hardware address is not known here.
+fn mac(socket: &OwnedFd, name: &str) -> Option<[u8; 6]> {
+    let mut request = request(name);
+    // SAFETY: the request is readable and writable, and named with a final zero; SIOCGIFHWADDR fills the member.
+    let address = unsafe {
+        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request)).ok()?;
+        request.ifr_ifru.ifru_hwaddr
+    };
+    let [a, b, c, d, e, f, ..] = address.sa_data;
+    let mac = [a, b, c, d, e, f].map(|byte| byte.to_ne_bytes()[0]);
+    (address.sa_family == libc::ARPHRD_ETHER && mac != [0; 6]).then_some(mac)
+}
+
+/// Every IPv4 address, by SIOCGIFCONF.
+fn configured(socket: &OwnedFd) -> io::Result<Vec<libc::ifreq>> {
+    let mut room = 64;
+    loop {
+        let mut entries = vec![request(""); room];
+        let bytes = size_of_val(entries.as_slice());
+        let mut list = libc::ifconf {
+            ifc_len: c_int::try_from(bytes).unwrap_or(c_int::MAX),
+            ifc_ifcu: libc::__c_anonymous_ifc_ifcu { ifcu_req: entries.as_mut_ptr() },
+        };
+        // SAFETY: the list names room for as many bytes as it says, which the kernel fills with whole entries.
+        check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFCONF, &raw mut list) })?;
+        let count = usize::try_from(list.ifc_len).unwrap_or(0) / size_of::<libc::ifreq>();
+        if count < room {
+            entries.truncate(count);
+            return Ok(entries);
+        }
+        // There may be more.
+        room *= 4;
+    }
+}
+
+/// Addresses are questions to IPv4.
+fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: no pointer is passed.
+    let fd = check(unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
+    // SAFETY: the descriptor was just made and has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Interface;
+    use super::*;
+    use std::process::Command;
+    use uiw_interop::stock::Network;
+
+    /// In any order of addresses of the same family.
+    fn sorted(mut all: Vec<InterfaceAddresses>) -> Vec<InterfaceAddresses> {
+        for interface in &mut all {
+            interface.addresses.sort();
+        }
+        all.sort_by_key(|interface| interface.index);
+        all
+    }
+
+    #[test]
+    fn both_ways_give_the_same() {
+        let [one, other] =
+            [InterfaceAddresses::by_netlink, InterfaceAddresses::by_ioctl].map(|ask| ask().unwrap());
+        assert_eq!(sorted(one), sorted(other));
+        let mut own: Vec<_> = Interface::all().unwrap().into_iter().map(|interface| interface.name).collect();
+        let mut others = names().unwrap();
+        own.sort();
+        others.sort();
+        assert_eq!(own, others);
+    }
+
+    #[test]
+    fn several_addresses_of_both_families_are_found() {
+        let Some(network) = Network::veth() else { return };
+        for address in ["10.77.9.1/30", "10.77.0.9/24", "fd77::1/64", "fd78::1/112"] {
+            let mut command = Command::new("ip");
+            command.args(["address", "add", address, "dev", "veth0"]);
+            assert!(network.server(command).status().unwrap().success());
+        }
+        let [one, other] = network.inside_server(|| {
+            [InterfaceAddresses::by_netlink, InterfaceAddresses::by_ioctl].map(|ask| ask().unwrap())
+        });
+        let veth = other.iter().find(|interface| interface.name == "veth0").unwrap();
+        assert!(veth.is_running && veth.mac.is_some(), "{veth:?}");
+        for (address, prefix) in [("10.77.9.1", 30), ("10.77.0.9", 24), ("fd77::1", 64), ("fd78::1", 112)] {
+            assert!(veth.addresses.contains(&(address.parse().unwrap(), prefix)), "{address}: {veth:?}");
+        }
+        // A link-local address behind the global ones, as the kernel has it.
+        assert!(
+            veth.addresses.last().is_some_and(|(last, _)| last.to_string().starts_with("fe80:")),
+            "{veth:?}"
+        );
+        assert_eq!(sorted(one), sorted(other));
+    }
+
+    #[test]
+    fn lines_of_proc() {
+        let line = "fe800000000000000000000000000001 0a 40 20 80     veth0";
+        assert_eq!(v6_address(line), Some(("veth0".to_owned(), "fe80::1".parse().unwrap(), 64)));
+        assert_eq!(v6_address("fe80"), None);
+        let dev = "Inter-| Receive\n face |bytes\n    lo: 1 2\n eth0:9 8\n";
+        assert_eq!(names_in(dev), ["lo", "eth0"]);
+    }
+}
