@@ -5,7 +5,7 @@ use crate::reported::{isolated, number, report};
 use crate::wire::{Capture, Passed};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use uiw_interop::stock::{Ended, Libraries, Network, Running, User};
 use uiw_interop::tshark::{Dissection, Tshark};
@@ -22,6 +22,11 @@ impl Programs {
             uiw_interop::skip(what);
         }
         folder.map(|folder| Self(folder.into()))
+    }
+
+    /// The folder itself.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.0
     }
 
     /// A program of it.
