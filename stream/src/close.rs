@@ -92,6 +92,12 @@ impl<M> Stream<M> {
         self.shared.detached = true;
     }
 
+    /// Whether the host's queues are gone: the stream ends by itself.
+    #[must_use]
+    pub fn is_detached(&self) -> bool {
+        self.shared.detached
+    }
+
     /// Whether the stream is open for the last acknowledgements of its peer alone: the host's queues are gone, or everything of the host's has
     /// completed and the stream closes.
     #[must_use]

@@ -283,6 +283,17 @@ impl<T> EventQueue<T> {
         item
     }
 
+    /// Takes the oldest event for which `before` returns true in place of `item`, the event just taken, which becomes the oldest one again.
+    /// Returns `item` where there is none.
+    pub fn exchange(&self, item: T, before: impl FnMut(&T) -> bool) -> T {
+        let mut inner = self.inner.lock();
+        let found = inner.items.iter().position(before).and_then(|place| inner.items.remove(place));
+        let Some(found) = found else { return item };
+        // The number of events is the same, and so is that of tokens.
+        inner.items.push_front(item);
+        found
+    }
+
     /// Runs `find`, which may add an event from this thread, and takes the oldest event: no token is written for an event of `find`.
     pub(crate) fn pop_found(&self, find: impl FnOnce()) -> Option<T> {
         self.tokens.borrow();
@@ -370,6 +381,21 @@ mod tests {
     fn readable(fd: BorrowedFd<'_>) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
         poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    }
+
+    #[test]
+    fn an_event_is_taken_in_place_of_the_one_just_taken() {
+        let queue = EventQueue::default();
+        for item in [1, 2, 3, 4] {
+            queue.post(item);
+        }
+        let fd = queue.fd().unwrap();
+        let first = queue.try_pop().unwrap();
+        let other = queue.exchange(first, |item| *item > 2);
+        assert_eq!(other, 3);
+        assert_eq!(queue.exchange(other, |item| *item > 9), 3);
+        assert_eq!(std::iter::from_fn(|| queue.try_pop()).collect::<Vec<_>>(), [1, 2, 4]);
+        assert!(!readable(fd));
     }
 
     #[test]

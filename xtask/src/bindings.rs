@@ -1,6 +1,7 @@
 //! `cargo xtask interop sideway` and `cargo xtask interop rust-ibverbs`: crates from crates.io that bind libibverbs, on the C libraries.
 //! They take too long to build for `cargo xtask test`.
 
+use crate::process;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -56,14 +57,7 @@ const NEEDS: [(&str, &str); 6] = [
 impl Binding {
     /// Builds the programs and runs the tests.
     pub(crate) fn run(&self) -> ExitCode {
-        match self.build_and_test() {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(error) => {
-                eprintln!("error: {error}");
-                ExitCode::FAILURE
-            }
-        }
+        process::exit_code(self.build_and_test())
     }
 
     fn build_and_test(&self) -> io::Result<bool> {
@@ -141,13 +135,14 @@ fn cargo(manifest: &Path, command: &str) -> Command {
     cargo
 }
 
-fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
+/// Copies a folder's files and folders, but no links and nothing of git's.
+pub(crate) fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let target = to.join(entry.file_name());
         let kind = entry.file_type()?;
-        if kind.is_dir() {
+        if kind.is_dir() && entry.file_name() != ".git" {
             copy_folder(&entry.path(), &target)?;
         } else if kind.is_file() {
             fs::copy(entry.path(), target)?;

@@ -4,6 +4,7 @@ mod arch;
 mod bench;
 mod bindings;
 mod book;
+mod checkouts;
 mod conform;
 mod debian;
 mod dist;
@@ -83,6 +84,10 @@ enum Interop {
     /// The crate ibverbs (rust-ibverbs) from crates.io, on the C libraries.
     #[command(after_help = bindings::RUST_IBVERBS.help)]
     RustIbverbs,
+    /// libfabric's fabtests, from a checkout, on the C libraries.
+    Fabtests(checkouts::Fabtests),
+    /// Valkey with RDMA and its client library, from checkouts, on the C libraries.
+    Valkey(checkouts::Valkey),
 }
 
 fn main() -> ExitCode {
@@ -105,6 +110,8 @@ fn main() -> ExitCode {
         Chore::Interop(Interop::Mooncake(options)) => options.run(),
         Chore::Interop(Interop::Sideway) => bindings::SIDEWAY.run(),
         Chore::Interop(Interop::RustIbverbs) => bindings::RUST_IBVERBS.run(),
+        Chore::Interop(Interop::Fabtests(options)) => options.run(),
+        Chore::Interop(Interop::Valkey(options)) => options.run(),
         Chore::Install(options) => install::run(&options),
         Chore::Dist(options) => dist::run(&options),
         Chore::Release(options) => release::run(&options),

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,18 @@ pub(crate) enum End {
     Failure(String),
     /// The deadline came first; the whole process group was killed.
     TimedOut,
+}
+
+/// That of a chore which has succeeded or not, or could not be done at all.
+pub(crate) fn exit_code(done: io::Result<bool>) -> ExitCode {
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn running() -> MutexGuard<'static, Vec<i32>> {

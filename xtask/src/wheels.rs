@@ -1,6 +1,7 @@
 //! `cargo xtask interop nixl` and `cargo xtask interop mooncake`: Python wheels from PyPI on the C libraries. They are too large for
 //! `cargo xtask test`.
 
+use crate::process;
 use std::process::{Command, ExitCode};
 use std::{fs, io};
 
@@ -58,14 +59,7 @@ impl Mooncake {
 
 impl Wheel<'_> {
     fn run(&self) -> ExitCode {
-        match self.install_and_test() {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(error) => {
-                eprintln!("error: {error}");
-                ExitCode::FAILURE
-            }
-        }
+        process::exit_code(self.install_and_test())
     }
 
     fn install_and_test(&self) -> io::Result<bool> {

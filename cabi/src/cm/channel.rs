@@ -2,12 +2,14 @@
 
 use crate::abi::rdma_event_channel;
 use crate::boundary::{Result, is_nonblocking};
+use crate::cm::id::{Id, Phase};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
-use uiw_verbs::cm::CmChannel;
+use uiw_verbs::cm::{CmChannel, ConnHandle};
 
 /// `rdma_event_channel`: C's structure first, the engine's queue behind it.
 #[repr(C)]
@@ -20,7 +22,12 @@ pub(crate) struct Channel {
     openings: Mutex<u32>,
     /// Notified when one of them ends.
     opened: Condvar,
+    /// Ids that accepted a connection, the last ones, the oldest first.
+    accepted: Mutex<VecDeque<Weak<Id>>>,
 }
+
+/// How many of them: a peer that connects when its connection before is established has one.
+const ACCEPTED: usize = 8;
 
 // SAFETY: C's structure is one number that is written before any other thread has it.
 unsafe impl Sync for Channel {}
@@ -41,6 +48,7 @@ impl Channel {
             reader: Mutex::default(),
             openings: Mutex::default(),
             opened: Condvar::new(),
+            accepted: Mutex::default(),
         }))
     }
 
@@ -63,6 +71,26 @@ impl Channel {
     pub(crate) fn sleeper(&self) -> Option<ThreadId> {
         let fd = self.queue.fd().ok()?.as_raw_fd();
         self.reader.lock().filter(|&reader| reader != thread::current().id() && !is_nonblocking(fd))
+    }
+
+    /// The id has accepted a connection, whose events come here.
+    pub(crate) fn accepted(&self, id: &Arc<Id>) {
+        let mut accepted = self.accepted.lock();
+        if accepted.len() == ACCEPTED {
+            accepted.pop_front();
+        }
+        accepted.push_back(Arc::downgrade(id));
+    }
+
+    /// Of the connections accepted last those that the program has not seen established.
+    pub(crate) fn awaited(&self) -> Vec<ConnHandle> {
+        // Ids are locked and dropped outside of the lock.
+        let ids: Vec<_> = self.accepted.lock().iter().filter_map(Weak::upgrade).collect();
+        let handle = |id: &Arc<Id>| {
+            let state = id.lock();
+            if matches!(state.phase, Phase::Connecting) { state.handle.clone() } else { None }
+        };
+        ids.iter().filter_map(handle).collect()
     }
 
     /// A call of the engine begins that makes a connection or listener.

@@ -151,7 +151,7 @@ fn begin(
     set: Options,
 ) -> std::result::Result<(), Begin> {
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
-    let options = params::conn_options(set, params.responder_resources, params.initiator_depth)?;
+    let options = params::of_connection(set, params, persona(id)?)?;
     let opening = channel.opening();
     let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
     let begun = connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
@@ -195,7 +195,7 @@ pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
 
 /// # Safety
 /// As for [`rdma_connect`].
-unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
+unsafe fn accept(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
     let _control = id.control();
     let (channel, params, set) = {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
@@ -207,7 +207,7 @@ unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
         (Arc::clone(&state.channel), params, state.options)
     };
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
-    let options = params::conn_options(set, params.responder_resources, params.initiator_depth)?;
+    let options = params::of_connection(set, &params, persona(id)?)?;
     let request = {
         let mut state = id.lock();
         // Connecting now, as events of the connection are delivered before this call ends.
@@ -225,6 +225,7 @@ unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
         // From here on another thread may have taken the connection's events, and destroyed its queue pair.
         Ok(handle) => {
             id.lock().handle = Some(handle);
+            channel.accepted(id);
             Ok(())
         }
         Err(error) => {

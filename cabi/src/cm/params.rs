@@ -6,7 +6,8 @@ use crate::boundary::Result;
 use crate::cm::id::{Options, State};
 use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
-use crate::oob::acknowledgement_time;
+use crate::oob::{acknowledgement_time, receive_time};
+use crate::persona::Persona;
 use crate::settings::Settings;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -16,6 +17,9 @@ use uiw_verbs::ConnOptions;
 /// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
 /// and routes takes longer than that.
 const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
+
+/// rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the most where they are not given.
+const RETRIES: u8 = 7;
 
 /// Options of a connection or listener of an id.
 ///
@@ -30,8 +34,6 @@ pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOpt
         options.acknowledged = true;
         (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
     }
-    // rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the most where they are not given.
-    const RETRIES: u8 = 7;
     let attributes = set.ack_timeout.and_then(|timeout| acknowledgement_time(timeout, RETRIES));
     options.stream.dead_after = settings.dead_after(attributes);
     options.stable_tx = settings.stable_tx();
@@ -41,12 +43,35 @@ pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOpt
     Ok(Arc::new(options))
 }
 
+/// Options of a connection with the parameters that the program gives for it.
+///
+/// # Errors
+/// As [`conn_options`].
+pub(crate) fn of_connection(set: Options, params: &Params, persona: Persona) -> Result<Arc<ConnOptions>> {
+    let mut options = conn_options(set, params.responder_resources, params.initiator_depth)?;
+    if persona != Persona::Iwarp {
+        // On iWARP no attempt is repeated, and a Send waits as long as with any peer.
+        let options = Arc::make_mut(&mut options);
+        options.no_receive_timeout = options.no_receive_timeout.max(params.receive_time());
+    }
+    Ok(options)
+}
+
 /// The parameters that a program gives for a connection.
 pub(crate) struct Params {
     pub(crate) private_data: Vec<u8>,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
+    /// How often the peer may repeat a Send that finds no receive here.
+    rnr_retry: u8,
     pub(crate) qp_num: u32,
+}
+
+impl Params {
+    /// How long a Send of the peer may wait for a receive. rdma_cm gives queue pairs the value 0 for the time between two attempts.
+    fn receive_time(&self) -> Duration {
+        receive_time(0, self.rnr_retry)
+    }
 }
 
 /// # Safety
@@ -71,6 +96,7 @@ pub(crate) unsafe fn read(param: *const rdma_conn_param, state: &State) -> Resul
         private_data,
         responder_resources: of(given.map(|g| g.responder_resources), state.responder_resources),
         initiator_depth: of(given.map(|g| g.initiator_depth), state.initiator_depth),
+        rnr_retry: given.map_or(RETRIES, |g| g.rnr_retry_count.min(RETRIES)),
         qp_num: given.map_or(0, |g| g.qp_num),
     })
 }

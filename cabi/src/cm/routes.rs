@@ -69,12 +69,31 @@ pub(crate) fn remove(
     channel.queue().remove_if(gone)
 }
 
+/// What comes before a connection request: that an earlier connection is established, where the peer has waited for that before it sent the
+/// request. The kernel has one queue for both; here they may be on two shards, each of which reports what it finds when it looks.
+fn before_request(channel: &Channel, request: CmEvent) -> CmEvent {
+    let awaited = channel.awaited();
+    if awaited.is_empty() {
+        return request;
+    }
+    for connection in &awaited {
+        // Of one that is over the event is there already.
+        let _ = connection.catch_up();
+    }
+    channel.queue().exchange(request, |event| awaited.iter().any(|connection| connection.id() == event.id))
+}
+
 /// The oldest event of a channel with the id that it is about; no id when that is being destroyed. `has_token`: see
 /// [`CmChannel::pop_with_token`](uiw_verbs::cm::CmChannel).
 pub(crate) fn next(channel: &Channel, has_token: bool) -> Option<(CmEvent, Option<Arc<Id>>)> {
     let mut openings = channel.openings();
     let queue = channel.queue();
-    let event = if has_token { queue.pop_with_token() } else { queue.try_pop() }?;
+    let mut event = if has_token { queue.pop_with_token() } else { queue.try_pop() }?;
+    if matches!(event.kind, CmEventKind::ConnectRequest(_)) {
+        drop(openings);
+        event = before_request(channel, event);
+        openings = channel.openings();
+    }
     let source = match &event.kind {
         CmEventKind::Posted(tag) => {
             let id = registry::id_at(*tag as usize);

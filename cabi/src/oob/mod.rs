@@ -17,5 +17,5 @@ mod target;
 mod worker;
 
 pub(crate) use reservation::QpnReservation;
-pub(crate) use retry_policy::{RetryPolicy, acknowledgement_time};
+pub(crate) use retry_policy::{RetryPolicy, acknowledgement_time, receive_time};
 pub(crate) use target::{Target, addresses};

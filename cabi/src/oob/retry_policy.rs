@@ -27,11 +27,7 @@ impl RetryPolicy {
     pub(crate) fn new(timeout: u8, retry_cnt: u8, min_rnr_timer: u8, rnr_retry: u8) -> Self {
         let acknowledgement = acknowledgement_time(timeout, retry_cnt);
         let connection = acknowledgement.map(|time| time.max(Self::MIN_CONNECTION));
-        let receive = match rnr_retry & 7 {
-            7 => Duration::MAX,
-            times => rnr_delay(min_rnr_timer) * (u32::from(times) + 1),
-        };
-        Self { connection, receive, acknowledgement }
+        Self { connection, receive: receive_time(min_rnr_timer, rnr_retry), acknowledgement }
     }
 
     /// Sets the time-outs of a queue pair that is connected.
@@ -48,6 +44,14 @@ impl RetryPolicy {
 pub(crate) fn acknowledgement_time(timeout: u8, retry_cnt: u8) -> Option<Duration> {
     let once = Duration::from_nanos(4096 << (timeout & 31));
     (timeout & 31 != 0).then(|| once * (u32::from(retry_cnt & 7) + 1))
+}
+
+/// How long InfiniBand waits for a receiver that is not ready: the attempts, and the time between them.
+pub(crate) fn receive_time(min_rnr_timer: u8, rnr_retry: u8) -> Duration {
+    match rnr_retry & 7 {
+        7 => Duration::MAX,
+        times => rnr_delay(min_rnr_timer) * (u32::from(times) + 1),
+    }
 }
 
 /// The delay behind a value of `min_rnr_timer`, in steps of ten microseconds (InfiniBand Architecture, table "RNR NAK timer").

@@ -91,6 +91,15 @@ impl Running {
         }
     }
 
+    /// Whether it has ended.
+    ///
+    /// # Panics
+    /// When that cannot be asked.
+    #[must_use]
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
     /// What it has said so far.
     #[must_use]
     pub fn said(&self) -> String {

@@ -2,7 +2,7 @@
 
 use crate::proof::options;
 use crate::reported::isolated;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use uiw_interop::stock::{Ended, Libraries, Network, Running};
 
 /// A folder with programs.
@@ -17,6 +17,11 @@ impl Programs {
             uiw_interop::skip(what);
         }
         folder.map(|folder| Self(folder.into()))
+    }
+
+    /// The folder itself.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.0
     }
 
     /// A program of it.

@@ -262,6 +262,46 @@ fn functions_of_the_c_library_are_found_in_front_of_ours_too() {
     assert_eq!(ended.well().count("functions are as they should be"), 1);
 }
 
+/// The listener and the connections are on any of four shards.
+#[test]
+fn a_connection_is_established_before_the_next_request_of_its_peer() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/one_by_one.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for persona in ["iwarp", "roce"] {
+        let mut command = on_loopback(&libraries, &program);
+        command.env("UIW_SHARDS", "4").env("UIW_PERSONA", persona);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("each established before the next request"), 1, "{ended:?}");
+    }
+}
+
+#[test]
+fn what_a_peer_has_posted_completes_when_an_end_that_has_received_it_is_destroyed() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/destroyed_at_once.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for persona in ["roce", "ib"] {
+        let mut command = on_loopback(&libraries, &program);
+        command.env("UIW_PERSONA", persona);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("everything completes though the peer is gone"), 1, "{ended:?}");
+    }
+}
+
+#[test]
+fn a_send_waits_for_a_receive_as_long_as_the_parameters_of_the_connection_say() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/late_receive.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for persona in ["roce", "ib"] {
+        let mut command = on_loopback(&libraries, &program);
+        command.env("UIW_PERSONA", persona);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("a late receive is in time"), 1, "{ended:?}");
+    }
+}
+
 /// A program whose allocator changes mappings with its lock held.
 #[test]
 fn an_allocator_may_give_memory_back_in_the_midst_of_anything() {

@@ -85,17 +85,30 @@ impl ConnHandle {
     }
 
     /// Gives up a connection in set-up, whose queue pair is free again then, and terminates one that stands, whose queue pair
-    /// enters the error state.
+    /// enters the error state. One whose queue pair was destroyed ends by itself, when the peer has its acknowledgements.
     ///
     /// # Errors
     /// [`Error::NotConnected`].
     pub fn abort(&self) -> Result<()> {
         self.with(|conn, services| {
+            if conn.stream.is_detached() {
+                return;
+            }
             if conn.is_established() {
                 conn.abort(services);
             } else {
                 conn.fail_startup(Error::NotConnected, services);
             }
+        })
+    }
+
+    /// Serves what has arrived for it, on whichever shard it is: its events that follow from that are in its channel then.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    pub fn catch_up(&self) -> Result<()> {
+        self.with(|conn, services| {
+            conn.on_readable(services);
         })
     }
 

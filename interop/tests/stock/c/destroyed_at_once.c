@@ -1,0 +1,100 @@
+/* An end that destroys its queue pair and its id when it has received a Send, over InfiniBand's transports: what the peer has posted completes, as
+ * an adapter acknowledges a Send before the program sees it. The peer's Read, which goes first, takes its only place for Reads. Both ends are
+ * in this process. */
+#include "check.h"
+#include <arpa/inet.h>
+#include <rdma/rdma_cma.h>
+
+enum { ROUNDS = 20, BYTES = 1 << 16 };
+
+static struct rdma_event_channel *passive, *active;
+static char from[BYTES], to[BYTES];
+
+static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
+{
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+
+	CHECK(!rdma_get_cm_event(channel, &event));
+	CHECK(event->event == expected);
+	id = event->id;
+	CHECK(!rdma_ack_cm_event(event));
+	return id;
+}
+
+static void create_queue_pair(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 2, 2, 1, 1, 0 } };
+
+	CHECK(!rdma_create_qp(id, NULL, &attr));
+}
+
+static void completes(struct ibv_cq *cq, int round)
+{
+	struct ibv_wc wc;
+	int found;
+
+	while (!(found = ibv_poll_cq(cq, 1, &wc)))
+		;
+	CHECK(found == 1);
+	if (wc.status) {
+		fprintf(stderr, "round %d: %s\n", round, ibv_wc_status_str(wc.status));
+		_exit(EXIT_FAILURE);
+	}
+}
+
+static void round_of(struct rdma_cm_id *listener, int round)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7 };
+	struct ibv_recv_wr receive = { 0 }, *bad_receive;
+	struct ibv_send_wr *bad_send;
+	struct rdma_cm_id *client, *server;
+	struct ibv_mr *source, *sink;
+
+	address.sin_port = rdma_get_src_port(listener);
+	CHECK(!rdma_create_id(active, &client, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(client, NULL, (void *)&address, 1000));
+	await(active, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!rdma_resolve_route(client, 1000));
+	await(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	create_queue_pair(client);
+	CHECK(!rdma_connect(client, &param));
+	server = await(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_queue_pair(server);
+	CHECK((source = ibv_reg_mr(server->pd, from, BYTES, IBV_ACCESS_REMOTE_READ)));
+	CHECK((sink = ibv_reg_mr(client->pd, to, BYTES, IBV_ACCESS_LOCAL_WRITE)));
+	CHECK(!ibv_post_recv(server->qp, &receive, &bad_receive));
+	CHECK(!rdma_accept(server, &param));
+	await(active, RDMA_CM_EVENT_ESTABLISHED);
+	await(passive, RDMA_CM_EVENT_ESTABLISHED);
+
+	struct ibv_sge sge = { .addr = (uintptr_t)to, .length = BYTES, .lkey = sink->lkey };
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND };
+	struct ibv_send_wr read = { .opcode = IBV_WR_RDMA_READ, .sg_list = &sge, .num_sge = 1, .next = &send,
+		.wr.rdma = { .remote_addr = (uintptr_t)from, .rkey = source->rkey } };
+
+	memset(from, round + 1, BYTES);
+	CHECK(!ibv_post_send(client->qp, &read, &bad_send));
+	completes(server->recv_cq, round);
+	rdma_destroy_ep(server);
+	completes(client->send_cq, round);
+	completes(client->send_cq, round);
+	CHECK(!memcmp(from, to, BYTES));
+	CHECK(!ibv_dereg_mr(source) && !ibv_dereg_mr(sink));
+	rdma_destroy_ep(client);
+}
+
+int main(void)
+{
+	struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct rdma_cm_id *listener;
+
+	CHECK((passive = rdma_create_event_channel()) && (active = rdma_create_event_channel()));
+	CHECK(!rdma_create_id(passive, &listener, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_bind_addr(listener, (void *)&own) && !rdma_listen(listener, 4));
+	for (int round = 0; round < ROUNDS; round++)
+		round_of(listener, round);
+	puts("everything completes though the peer is gone");
+	return 0;
+}

@@ -1,0 +1,74 @@
+/* A Send that finds no receive, over InfiniBand's transports: a receiver whose connection parameters let the peer try again for ever posts one
+ * later than any other peer is waited for. Both ends are in this process. */
+#include "check.h"
+#include <arpa/inet.h>
+#include <rdma/rdma_cma.h>
+
+static struct rdma_event_channel *passive, *active;
+
+static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
+{
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+
+	CHECK(!rdma_get_cm_event(channel, &event));
+	CHECK(event->event == expected);
+	id = event->id;
+	CHECK(!rdma_ack_cm_event(event));
+	return id;
+}
+
+static void create_queue_pair(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 2, 2, 1, 1, 0 } };
+
+	CHECK(!rdma_create_qp(id, NULL, &attr));
+}
+
+static void completes(struct ibv_cq *cq)
+{
+	struct ibv_wc wc;
+	int found;
+
+	while (!(found = ibv_poll_cq(cq, 1, &wc)))
+		usleep(1000);
+	CHECK(found == 1);
+	if (wc.status) {
+		fprintf(stderr, "%s\n", ibv_wc_status_str(wc.status));
+		_exit(EXIT_FAILURE);
+	}
+}
+
+int main(void)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 };
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND }, *bad_send;
+	struct ibv_recv_wr receive = { 0 }, *bad_receive;
+	struct rdma_cm_id *listener, *client, *server;
+
+	CHECK((passive = rdma_create_event_channel()) && (active = rdma_create_event_channel()));
+	CHECK(!rdma_create_id(passive, &listener, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_bind_addr(listener, (void *)&to) && !rdma_listen(listener, 4));
+	to.sin_port = rdma_get_src_port(listener);
+	CHECK(!rdma_create_id(active, &client, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(client, NULL, (void *)&to, 1000));
+	await(active, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!rdma_resolve_route(client, 1000));
+	await(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	create_queue_pair(client);
+	CHECK(!rdma_connect(client, &param));
+	server = await(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_queue_pair(server);
+	CHECK(!rdma_accept(server, &param));
+	await(active, RDMA_CM_EVENT_ESTABLISHED);
+	await(passive, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(!ibv_post_send(client->qp, &send, &bad_send));
+	/* A peer without such parameters is given a second. */
+	sleep(3);
+	CHECK(!ibv_post_recv(server->qp, &receive, &bad_receive));
+	completes(server->recv_cq);
+	completes(client->send_cq);
+	puts("a late receive is in time");
+	return 0;
+}

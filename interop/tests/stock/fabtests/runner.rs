@@ -1,0 +1,128 @@
+//! Runs a test on two hosts.
+
+use super::outcome::{Cases, Outcome};
+use super::sets::{Endpoint, Kind};
+use crate::reported::isolated;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use uiw_interop::stock::{Ended, Libraries, Network, Running, WaitLimit, compile, listens};
+
+/// Where servers listen: of the connection manager, of the name server of datagram endpoints, of `fi_ubertest`. Each host is a namespace of
+/// its own, which nothing else uses.
+const PORTS: [u16; 3] = [9228, 5678, 2710];
+/// The longest that a server takes to listen; some never do.
+const LISTENING: Duration = Duration::from_secs(10);
+/// What the script gives every server. A datagram endpoint is named a little after its name server listens.
+const HEAD_START: Duration = Duration::from_secs(1);
+/// The longest that a test runs, as the script has it, and a configuration of `fi_ubertest`.
+const TEST: Duration = Duration::from_secs(120);
+const CONFIGURATION: Duration = Duration::from_secs(900);
+/// The longest that the server outlives its client.
+const SERVER_ENDS: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+pub(super) struct Runner {
+    folder: PathBuf,
+    network: Network,
+    libraries: Libraries,
+    endpoint: Endpoint,
+    persona: &'static str,
+    preloaded: Option<PathBuf>,
+}
+
+impl Runner {
+    pub(super) fn new(
+        folder: &Path,
+        network: Network,
+        libraries: Libraries,
+        endpoint: Endpoint,
+        persona: &'static str,
+    ) -> Self {
+        let preloaded = (endpoint == Endpoint::Dgram).then(|| prefix(&libraries)).flatten();
+        Self { folder: folder.to_owned(), network, libraries, endpoint, persona, preloaded }
+    }
+
+    pub(super) fn run(&self, kind: Kind, test: &str) -> Outcome {
+        let [server, client] = [self.network.server_address(), self.network.client_address()];
+        let own = test.replace("SERVER_ADDR", &server.to_string()).replace("GOOD_ADDR", &server.to_string());
+        let own: Vec<_> = own.split(' ').chain(["-p", self.endpoint.provider()]).collect();
+        let source = |address: &str| [&own[..], &["-s", address]].concat().join(" ");
+        let one = || end(Running::start(self.network.server(self.command(&[], &own.join(" ")))), TEST);
+        match kind {
+            Kind::Unit => Outcome::of_one(&one()),
+            Kind::Negative => Outcome::of_negative(&one()),
+            Kind::Pair => {
+                let options = if MOVE_NOTHING.contains(&test) { &[][..] } else { &["--require"] };
+                let [server, client] =
+                    [source(&server.to_string()), format!("{} {server}", source(&client.to_string()))]
+                        .map(|program| self.command(options, &program));
+                let [server, client] = self.pair(server, client, TEST);
+                Outcome::of(&[&server, &client])
+            }
+        }
+    }
+
+    /// All cases of a configuration of `fi_ubertest`.
+    pub(super) fn cases(&self, configuration: &str) -> (Outcome, Cases) {
+        let file = self.folder.join(format!("share/fabtests/test_configs/{configuration}.test"));
+        let client = format!("fi_ubertest -u {} {}", file.display(), self.network.server_address());
+        let [server, client] =
+            ["fi_ubertest -x", &client].map(|program| self.command(&["--require"], program));
+        let [server, client] = self.pair(server, client, CONFIGURATION);
+        Outcome::of_cases(&server, &client)
+    }
+
+    /// A program with its words.
+    fn command(&self, options: &[&str], program: &str) -> Command {
+        let mut words: Vec<_> = program.split(' ').collect();
+        let file = self.folder.join("bin").join(words[0]);
+        words[0] = file.to_str().expect("a path of text");
+        // One of them waits for SIGINT, which a shell in the background has ignored.
+        words.splice(0..0, ["env", "--default-signal=INT"]);
+        let options = [&["--persona", self.persona], options].concat();
+        let mut command = isolated(&self.libraries, &options, &words);
+        if let Some(preloaded) = &self.preloaded {
+            command.env("LD_PRELOAD", preloaded);
+        }
+        command
+    }
+
+    fn pair(&self, server: Command, client: Command, limit: Duration) -> [Ended; 2] {
+        let mut server = Running::start(self.network.server(server));
+        let mut waited = WaitLimit::new(LISTENING);
+        while !server.has_ended() && !PORTS.iter().any(|port| listens(server.id(), *port)) {
+            if waited.is_over() {
+                break;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        if self.endpoint == Endpoint::Dgram {
+            std::thread::sleep(HEAD_START);
+        }
+        let client = end(Running::start(self.network.client(client)), limit);
+        [end(server, SERVER_ENDS), client]
+    }
+}
+
+/// What lets the programs of datagram endpoints begin.
+#[track_caller]
+fn prefix(libraries: &Libraries) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/msg_prefix.c");
+    compile(libraries, &source, &["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"])
+}
+
+/// Tests of the set-up of connections, and of messages without a byte.
+const MOVE_NOTHING: [&str; 2] = ["fi_cm_data", "fi_shared_ctx -e msg --no-tx-shared-ctx"];
+
+/// Waits for its end, or ends it.
+fn end(mut program: Running, limit: Duration) -> Ended {
+    let mut limit = WaitLimit::new(limit);
+    while !program.has_ended() {
+        if limit.is_over() {
+            return program.stop();
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    program.end()
+}

@@ -1,0 +1,127 @@
+//! `cargo xtask interop fabtests` and `cargo xtask interop valkey`: programs that no package has, from checkouts, on the C libraries.
+
+use crate::process;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Options of `cargo xtask interop fabtests`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Builds the folder `fabtests` of the checkout in target/fabtests (a minute; autoconf, automake, libtool, Debian's libfabric-dev) and runs the
+tests stock fabtests::* with it, which print a table of outcomes: half an hour. The tag has to fit Debian's libfabric: v1.17.0 for Debian
+12. Needs root for network namespaces.")]
+pub(crate) struct Fabtests {
+    /// A checkout of ofiwg/libfabric
+    #[arg(value_name = "DIR")]
+    checkout: PathBuf,
+    /// Only tests whose names contain this
+    #[arg(long, value_name = "SUBSTR", default_value = "")]
+    only: String,
+}
+
+/// Options of `cargo xtask interop valkey`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Builds both checkouts with RDMA in target/valkey (two minutes; gcc, make, librdmacm-dev) and runs the tests stock valkey::* with them.
+Needs root for network namespaces.")]
+pub(crate) struct Valkey {
+    /// A checkout of valkey-io/valkey
+    #[arg(value_name = "DIR")]
+    valkey: PathBuf,
+    /// A checkout of valkey-io/libvalkey
+    #[arg(value_name = "LIB_DIR")]
+    libvalkey: PathBuf,
+}
+
+const FABTESTS_NEEDS: [(&str, &str); 6] = [
+    ("autoconf", "autoconf"),
+    ("automake", "automake"),
+    ("libtoolize", "libtool"),
+    ("/usr/include/rdma/fabric.h", "libfabric-dev"),
+    ("fi_info", "libfabric-bin"),
+    ("tshark", "tshark"),
+];
+const VALKEY_NEEDS: [(&str, &str); 3] =
+    [("cc", "gcc"), ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"), ("tshark", "tshark")];
+
+impl Fabtests {
+    /// Builds the programs and runs the tests.
+    pub(crate) fn run(&self) -> ExitCode {
+        process::exit_code(self.build_and_test())
+    }
+
+    fn build_and_test(&self) -> io::Result<bool> {
+        // What is absent and needed after all is an error of the build.
+        let _ = crate::packages::provide(&FABTESTS_NEEDS);
+        let folder = fresh("fabtests")?;
+        let (source, installed) = (folder.join("source"), folder.join("installed"));
+        crate::bindings::copy_folder(&self.checkout.join("fabtests"), &source)?;
+        let mut configure = Command::new("./configure");
+        configure.arg(format!("--prefix={}", installed.display()));
+        let mut autogen = Command::new("sh");
+        autogen.arg("autogen.sh");
+        for command in [autogen, configure, make(&["install"])] {
+            if !succeeds(&source, command)? {
+                return Ok(false);
+            }
+        }
+        let only = format!("fabtests::{}", self.only);
+        test(&only, &[("UIW_FABTESTS", &installed)])
+    }
+}
+
+impl Valkey {
+    /// Builds the programs and runs the tests.
+    pub(crate) fn run(&self) -> ExitCode {
+        process::exit_code(self.build_and_test())
+    }
+
+    fn build_and_test(&self) -> io::Result<bool> {
+        let _ = crate::packages::provide(&VALKEY_NEEDS);
+        let folder = fresh("valkey")?;
+        let [valkey, libvalkey] = ["valkey", "libvalkey"].map(|name| folder.join(name));
+        crate::bindings::copy_folder(&self.valkey, &valkey)?;
+        crate::bindings::copy_folder(&self.libvalkey, &libvalkey)?;
+        for (folder, words) in [
+            (&valkey, &["BUILD_RDMA=module", "MALLOC=libc"][..]),
+            (&valkey, &["-C", "tests/rdma"]),
+            (&libvalkey, &["USE_RDMA=1"]),
+        ] {
+            if !succeeds(folder, make(words))? {
+                return Ok(false);
+            }
+        }
+        test("valkey::", &[("UIW_VALKEY", &valkey), ("UIW_LIBVALKEY", &libvalkey)])
+    }
+}
+
+/// An empty folder for what is built.
+fn fresh(name: &str) -> io::Result<PathBuf> {
+    let folder = crate::workspace::target().map_err(io::Error::other)?.join(name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    Ok(folder)
+}
+
+fn make(words: &[&str]) -> Command {
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut make = Command::new("make");
+    make.arg(format!("-j{jobs}")).args(words);
+    make
+}
+
+/// Runs the command in the folder.
+fn succeeds(folder: &Path, mut command: Command) -> io::Result<bool> {
+    Ok(command.current_dir(folder).status()?.success())
+}
+
+/// The tests of a module, with what they print.
+fn test(only: &str, variables: &[(&str, &Path)]) -> io::Result<bool> {
+    let mut cargo = crate::workspace::cargo();
+    cargo.args(["test", "-p", "uiw-interop", "--test", "stock", "--", "--nocapture", only]);
+    Ok(cargo.envs(variables.iter().copied()).status()?.success())
+}
