@@ -6,7 +6,7 @@ use crate::proof::{Proof, options};
 use crate::reported::{isolated, number, report};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Libraries, Network, Running, compile, free_port};
+use uiw_interop::stock::{Libraries, Running, compile, free_port};
 
 /// What the client of ours sets, and gets again.
 const VALUES: u64 =
