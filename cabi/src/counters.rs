@@ -69,7 +69,7 @@ pub(crate) fn report_unpublished(settings: &Settings, is_published: bool) {
     if !is_published && !is_secure_execution() {
         let why =
             Directory::given(path).check().map_or_else(|error| format!(": {error}"), |()| String::new());
-        eprintln!(
+        crate::log::note!(
             "uiw: counters cannot be published in {}{why}: this process is not counted",
             path.display()
         );

@@ -48,7 +48,7 @@ pub(crate) fn report(tried: &str, error: &io::Error) {
     let Some(reason) = Reason::of(tried, error) else { return };
     let bit = 1 << reason as u32;
     if REPORTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-        eprintln!("uiw: {tried}: {error}: {}", reason.fix());
+        crate::log::note!("uiw: {tried}: {error}: {}", reason.fix());
     }
 }
 

@@ -79,6 +79,11 @@ pub(crate) fn written() -> Result<()> {
     }
 }
 
+/// Whether lines have no reader any more: what is only printed, without an end of its own, ends.
+pub(crate) fn is_lost() -> bool {
+    LOST.get().is_some()
+}
+
 /// Prints `value` as one line of JSON.
 pub(crate) fn json(value: &serde_json::Value) {
     line(value.to_string());

@@ -690,3 +690,52 @@ fn a_service_without_tls_survives_a_hangup() {
         std::thread::sleep(Duration::from_millis(100));
     }
 }
+
+/// Standard error on a device that is full.
+fn without_errors(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    command.args(args).stdin(Stdio::null()).stderr(full);
+    command
+}
+
+#[test]
+fn errors_that_cannot_be_written_change_no_exit_code() {
+    let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    for (args, code) in [(&["ping", &refused, "-vvv"][..], 3), (&["ping", "127.0.0.1:1", "--size", "0"], 2)] {
+        let status = without_errors(args).stdout(Stdio::null()).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{args:?}");
+    }
+}
+
+#[test]
+fn a_server_whose_log_cannot_be_written_serves() {
+    let mut server =
+        without_errors(&["serve", "--listen", "127.0.0.1:0", "-vvv"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.strip_prefix("listening on ").unwrap().trim();
+    for _ in 0..3 {
+        // A peer that does not speak iWARP is logged.
+        let mut junk = std::net::TcpStream::connect(address).unwrap();
+        std::io::Write::write_all(&mut junk, &[b'x'; 100]).unwrap();
+        let _ = std::io::Read::read(&mut junk, &mut [0; 9]);
+        let output = uiw(&["ping", address, "-c", "2", "--json"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+/// What is only printed ends with its reader.
+#[test]
+fn an_endless_ping_ends_with_its_reader() {
+    let server = Server::start();
+    let mut ping = Command::new(env!("CARGO_BIN_EXE_uiw"));
+    ping.args(["ping", &server.address, "-c", "0", "-i", "0.01"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut ping = ping.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(ping.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    // The pipe is closed.
+    assert_eq!(ping.wait().unwrap().code(), Some(0), "{line}");
+}

@@ -108,7 +108,7 @@ pub(crate) fn replace(number: RawFd, fd: RawFd) -> Result<()> {
 
 /// Memory is given in pages of the smallest size. A hint: kernels without huge pages refuse it, and need none.
 pub(crate) fn use_small_pages(at: *mut u8, len: usize) {
-    // SAFETY: changes no byte of the mapping, whoever uses it. The system's call, as `madvise` is exported by this library.
+    // SAFETY: changes no byte of the mapping. The system's call, as `madvise` is exported by this library.
     unsafe { libc::syscall(libc::SYS_madvise, at, len, libc::MADV_NOHUGEPAGE) };
 }
 

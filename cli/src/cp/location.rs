@@ -25,6 +25,19 @@ pub(super) struct Remote {
 }
 
 impl Location {
+    /// The name that it has at the target as a source; nothing where its contents are copied.
+    pub(super) fn name(&self) -> Option<Vec<u8>> {
+        match self {
+            Self::Local(path) => {
+                let bytes = path.as_os_str().as_bytes();
+                let is_contents = bytes.ends_with(b"/") || bytes.ends_with(b"/.");
+                path.file_name().filter(|_| !is_contents).map(|name| name.as_bytes().to_vec())
+            }
+            Self::Remote(place) if place.is_directory => None,
+            Self::Remote(place) => place.path.split().map(|(_, name)| name.as_bytes().to_vec()),
+        }
+    }
+
     /// As scp does, takes what has a colon before any slash as remote: a local name with a colon is written `./a:b`.
     pub(super) fn parse(text: &OsString) -> Result<Self> {
         let bytes = text.as_bytes();

@@ -29,9 +29,11 @@ use pull::Pull;
 use push::Push;
 use report::Report;
 use segments::Segments;
-use std::ffi::OsString;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 use stripe::{Stripe, Target};
@@ -83,6 +85,7 @@ impl Way {
             Failure::usage("uiw cp", why, "one end is HOST[:PORT]:SHARE/PATH, and the other one is local")
         };
         let target = locations.pop().ok_or_else(|| usage("no target"))?;
+        have_different_names(&locations)?;
         let (mut local, mut remote) = (Vec::new(), Vec::new());
         for location in locations {
             match location {
@@ -112,6 +115,19 @@ impl Way {
             Self::Pull(remote, _) => remote.first().map_or(("", ""), |first| (&first.host, &first.share)),
         }
     }
+}
+
+/// Sources of one name would be copied to one place, one over the other.
+fn have_different_names(sources: &[Location]) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for name in sources.iter().filter_map(Location::name) {
+        if !seen.insert(name.clone()) {
+            let name = Path::new(OsStr::from_bytes(&name)).display().to_string();
+            let fix = "copy them one after the other, or into different directories";
+            return Err(Failure::usage(name, "two sources have this name", fix));
+        }
+    }
+    Ok(())
 }
 
 /// Runs `uiw cp`.

@@ -93,7 +93,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let mut times = Vec::new();
     let mut round = 0;
     let begun = Instant::now();
-    while (args.count == 0 || round < args.count) && !stop.is_set() {
+    while (args.count == 0 && !text::is_lost() || round < args.count) && !stop.is_set() {
         let start = Instant::now();
         rounds.round(round)?;
         let took = start.elapsed();

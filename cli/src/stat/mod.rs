@@ -7,6 +7,7 @@ mod show;
 
 use crate::fail::{Exit, Failure, Result};
 use crate::stop::Stop;
+use crate::text;
 use collect::{Collected, Process};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         before = Some((now, collected));
         let pause = if interval.is_zero() { Duration::from_secs(1) } else { interval };
         if let Some(stop) = &stop
-            && stop.sleep_for(pause)
+            && (text::is_lost() || stop.sleep_for(pause))
         {
             break;
         }

@@ -204,3 +204,37 @@ fn variables_of_connections_are_obeyed() {
     // Each packet of the capture is one write: split, they are many.
     assert!(lines.last().unwrap()["packets"].as_u64().unwrap() > 3_000, "{:?}", lines.last());
 }
+
+/// An entry that is no file is named on standard error; where that cannot be written the copy ends all the same.
+#[test]
+fn a_copy_ends_where_standard_error_cannot_be_written() {
+    let scratch = Scratch::new();
+    let source = scratch.directory("source");
+    fs::write(source.join("file"), b"bytes").unwrap();
+    let fifo = std::process::Command::new("mkfifo").arg(source.join("fifo")).status().unwrap();
+    assert!(fifo.success());
+    let share = format!("s={}", source.display());
+    let server = Server::start(scratch.path(), &["--share", &share]);
+    let from = format!("{}:s", server.address);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = command(scratch.path()).args(["cp", &from, "copied/"]).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+    assert_eq!(fs::read(scratch.join("copied/file")).unwrap(), b"bytes");
+}
+
+#[test]
+fn two_sources_of_one_name_are_refused() {
+    let scratch = Scratch::new();
+    for directory in ["a/t", "b/t"] {
+        fs::write(scratch.directory(directory).join("file"), directory).unwrap();
+    }
+    let share = format!("s={}:rw", scratch.path().display());
+    let server = Server::start(scratch.path(), &["--share", &share]);
+    let there = |path: &str| format!("{}:s/{path}", server.address);
+    fails(scratch.path(), &["a/t", "b/t", &there("c/")], 2, "two sources have this name");
+    fails(scratch.path(), &[&there("a/t"), &there("b/t"), "c/"], 2, "two sources have this name");
+    // Their contents have no name of their own.
+    copied(scratch.path(), &["a/t/", "b/t", &there("c/")]);
+    assert_eq!(fs::read(scratch.join("c/file")).unwrap(), b"a/t");
+    assert_eq!(fs::read(scratch.join("c/t/file")).unwrap(), b"b/t");
+}

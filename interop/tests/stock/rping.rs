@@ -232,3 +232,33 @@ fn port_offset_is_between_the_program_and_the_wire() {
     assert_eq!(client.count("ping data"), 5);
     server.end().well();
 }
+
+/// Standard error on a device that is full: the log of the libraries, which a peer can add to, ends no thread of the program.
+#[test]
+fn a_log_that_cannot_be_written_ends_nothing() {
+    let (Some(_), network, libraries) = (uiw_interop::require("rping"), Network::Loopback, Libraries::get())
+    else {
+        return;
+    };
+    let port = free_port();
+    let number = port.to_string();
+    let address = network.server_address().to_string();
+    let command = |words: &[&str]| {
+        let mut command = libraries.command(User::Same, "sh");
+        command.args(["-c", "exec \"$@\" 2> /dev/full", "sh", "rping", "-p", &number]).args(words);
+        command.env("UIW_LOG", "debug");
+        command
+    };
+    let mut server = Running::start(network.server(command(&["-s", "-P", "-a", &address])));
+    server.wait_listening(port);
+    for _ in 0..2 {
+        // It speaks no iWARP.
+        let mut junk = std::net::TcpStream::connect((network.server_address(), port)).unwrap();
+        std::io::Write::write_all(&mut junk, &[b'x'; 100]).unwrap();
+        let _ = std::io::Read::read(&mut junk, &mut [0; 9]);
+        let client = command(&["-c", "-v", "-C", "3", "-a", &address]);
+        let client = Running::start(network.client(client)).end();
+        assert_eq!((client.code, client.count("ping data")), (0, 3), "{client:?}");
+    }
+    drop(server.stop());
+}

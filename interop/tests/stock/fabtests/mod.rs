@@ -6,7 +6,8 @@ mod outcome;
 mod runner;
 mod sets;
 
-use crate::bindings::{Programs, Proof, on_two_hosts};
+use crate::bindings::{Programs, on_two_hosts};
+use crate::proof::{Proof, options};
 use crate::reported::isolated;
 use outcome::Outcome;
 use runner::Runner;
@@ -35,7 +36,7 @@ fn set(endpoint: Endpoint, persona: &'static str) {
         let (outcome, cases) = runner.cases(configuration);
         table.add(&format!("fi_ubertest {configuration}"), &outcome, &cases.to_string());
     }
-    table.is_as_expected();
+    table.end();
 }
 
 /// The outcomes of the tests for an endpoint.
@@ -67,7 +68,7 @@ impl Table {
 
     /// Prints it.
     #[track_caller]
-    fn is_as_expected(self) {
+    fn end(self) {
         let Self { endpoint, persona, lines, counts, surprises } = self;
         println!("fabtests, {endpoint:?}, persona {persona}: {counts:?}\n{lines}");
         assert!(surprises.is_empty(), "{endpoint:?}, persona {persona}:\n{}", surprises.join("\n"));
@@ -117,7 +118,7 @@ fn report_counters_and_capture_agree() {
         let server = isolated(&libraries, &["--require"], &server);
         let mut server = Running::start(network.server(server));
         server.wait_listening(9228);
-        let client = Running::start(proof.client("iwarp", &client)).end();
+        let client = Running::start(proof.client(&options("iwarp"), &client)).end();
         server.end().is_well();
         proof.holds(&client, 2 * ROUND_TRIPS * SIZE, None, 0);
     }
