@@ -160,32 +160,22 @@ fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
     capture.end().is_uiws_but_for(|end| end.ip() == switch, 4 << 20)
 }
 
-/// Without device nodes UCX moves messages by TCP, which fails the job by the reports, and the capture shows it. `any` are variables with which UCX
-/// is used without a device.
-fn hidden_devices_are_noticed(mpi: &Mpi, any: &[&str]) {
-    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
+/// Without device nodes UCX moves messages by TCP, which fails the job by the reports, and the capture shows it.
+#[test]
+fn hidden_devices_are_noticed() {
+    let (Some(job), Some(hosts)) = (Job::new(&OPEN_MPI), Hosts::new(OPEN_MPI.ranks)) else { return };
     let Some(capture) = Capture::of_hosts(&job.libraries, &hosts) else { return };
     let places = (hosts.switch_address(), hosts.places());
-    let mut command = job.command(mpi, places, (mpi.prefix, "--require --json --persona roce"), &[]);
-    any.iter().for_each(|name| _ = command.env(name, "any"));
+    let mut command = job.command(&OPEN_MPI, places, ("", "--require --json --persona roce"), &[]);
+    // By default Open MPI takes UCX for devices alone.
+    command.env("OMPI_MCA_opal_common_ucx_tls", "any").env("OMPI_MCA_opal_common_ucx_devices", "any");
     let ended = Running::start(hosts.at_switch(command)).end();
     let said = between_ranks(capture, &hosts).expect_err("the capture shows TCP between ranks");
     assert!(said.contains(" bytes between 10.77.0.1:"), "{said}");
     assert_ne!(ended.code, 0, "{ended:?}");
-    for rank in 0..mpi.ranks {
+    for rank in 0..OPEN_MPI.ranks {
         assert_eq!(reliable(&parsed(&job.said(rank))), 0);
     }
-}
-
-#[test]
-fn hidden_devices_are_noticed_by_open_mpi() {
-    let any = ["OMPI_MCA_opal_common_ucx_tls", "OMPI_MCA_opal_common_ucx_devices"];
-    hidden_devices_are_noticed(&OPEN_MPI, &any);
-}
-
-#[test]
-fn hidden_devices_are_noticed_by_mpich() {
-    hidden_devices_are_noticed(&MPICH, &[]);
 }
 
 fn every_pair_and_collectives(mpi: &Mpi) {
