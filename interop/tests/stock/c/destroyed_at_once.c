@@ -1,33 +1,12 @@
 /* An end that destroys its queue pair and its id when it has received a Send, over InfiniBand's transports: what the peer has posted completes, as
  * an adapter acknowledges a Send before the program sees it. The peer's Read, which goes first, takes its only place for Reads. Both ends are
  * in this process. */
-#include "check.h"
-#include <arpa/inet.h>
-#include <rdma/rdma_cma.h>
+#include "cm.h"
 
 enum { ROUNDS = 20, BYTES = 1 << 16 };
 
 static struct rdma_event_channel *passive, *active;
 static char from[BYTES], to[BYTES];
-
-static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
-{
-	struct rdma_cm_event *event;
-	struct rdma_cm_id *id;
-
-	CHECK(!rdma_get_cm_event(channel, &event));
-	CHECK(event->event == expected);
-	id = event->id;
-	CHECK(!rdma_ack_cm_event(event));
-	return id;
-}
-
-static void create_queue_pair(struct rdma_cm_id *id)
-{
-	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 2, 2, 1, 1, 0 } };
-
-	CHECK(!rdma_create_qp(id, NULL, &attr));
-}
 
 static void completes(struct ibv_cq *cq, int round)
 {

@@ -1,29 +1,8 @@
 /* A Send that finds no receive, over InfiniBand's transports: a receiver whose connection parameters let the peer try again for ever posts one
  * later than any other peer is waited for. Both ends are in this process. */
-#include "check.h"
-#include <arpa/inet.h>
-#include <rdma/rdma_cma.h>
+#include "cm.h"
 
 static struct rdma_event_channel *passive, *active;
-
-static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
-{
-	struct rdma_cm_event *event;
-	struct rdma_cm_id *id;
-
-	CHECK(!rdma_get_cm_event(channel, &event));
-	CHECK(event->event == expected);
-	id = event->id;
-	CHECK(!rdma_ack_cm_event(event));
-	return id;
-}
-
-static void create_queue_pair(struct rdma_cm_id *id)
-{
-	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 2, 2, 1, 1, 0 } };
-
-	CHECK(!rdma_create_qp(id, NULL, &attr));
-}
 
 static void completes(struct ibv_cq *cq)
 {
