@@ -73,6 +73,8 @@ pub(crate) struct Conn {
     /// See [`uiw_llp::StreamOptions::dead_after`].
     dead_after: Option<Duration>,
     liveness: Liveness,
+    /// Set once the socket takes nothing any more: what the peer sent before is read first, then the transport is lost with this error.
+    lost_sending: Option<io::Error>,
     /// The time-out by which the transport was given up.
     silent_for: Option<Duration>,
     /// Counted by the listener during start-up.
@@ -126,6 +128,7 @@ impl Conn {
             entry: Time::NEVER,
             retry: Time::NEVER,
             liveness: Liveness::IDLE,
+            lost_sending: None,
             silent_for: None,
             half_open: None,
             ends: None,
@@ -183,13 +186,15 @@ impl Conn {
         }
         let was_open = self.stream.is_open();
         self.serve_sends(services);
-        if was_open && !self.stream.is_open() { Doorbell::NeedsClock } else { Doorbell::Served }
+        let has_ended = was_open && !self.stream.is_open();
+        if has_ended || self.lost_sending.is_some() { Doorbell::NeedsClock } else { Doorbell::Served }
     }
 
-    /// The rest of [`Conn::on_doorbell`]: a stalled stream goes on, or one that a request has ended gets its time to close.
+    /// The rest of [`Conn::on_doorbell`]: a stalled stream goes on, one that a request has ended gets its time to close, and one that
+    /// cannot send is read to its end.
     #[cold]
     pub(crate) fn on_doorbell_with_clock(&mut self, services: &mut Services) {
-        if self.stream.is_stalled() {
+        if self.stream.is_stalled() || self.lost_sending.is_some() {
             self.on_readable(services);
         } else {
             self.stream.renew_close_deadline(services.now);
@@ -225,6 +230,30 @@ impl Conn {
         self.is_established() && !self.stream.is_open()
     }
 
+    /// The socket takes nothing any more. What the peer sent before it closed or reset the connection may wait in the socket: Sends, the
+    /// acknowledgement of ours, or the Terminate with the reason.
+    #[cold]
+    pub(super) fn on_lost_sending(&mut self, error: io::Error, services: &mut Services) {
+        if self.stream.is_open() {
+            self.lost_sending = Some(error);
+            self.retry = services.now;
+        } else {
+            self.on_lost(&error, services);
+        }
+    }
+
+    /// What follows [`Conn::on_lost_sending`]: the transport is lost once nothing more is read. A Send that waits for a receive is kept.
+    #[cold]
+    fn end_lost_sending(&mut self, moved: bool, services: &mut Services) {
+        if moved {
+            self.retry = services.now;
+        } else if !self.stream.is_stalled()
+            && let Some(error) = self.lost_sending.take()
+        {
+            self.on_lost(&error, services);
+        }
+    }
+
     /// The transport is lost.
     pub(super) fn on_lost(&mut self, error: &io::Error, services: &mut Services) {
         if error.kind() == io::ErrorKind::ConnectionReset && self.stream.may_fall_back(self.partial.len()) {
@@ -245,12 +274,15 @@ impl Conn {
     pub(crate) fn on_readable(&mut self, services: &mut Services) -> bool {
         let moved = self.receive(services);
         self.transmit(services);
+        if self.lost_sending.is_some() {
+            self.end_lost_sending(moved, services);
+        }
         moved
     }
 
     /// Reads though nothing was posted, and the stack did not report room: sends only if something came or waits. True when bytes moved.
     pub(crate) fn on_poll(&mut self, services: &mut Services) -> bool {
-        if !self.stream.is_open() {
+        if !self.stream.is_open() || self.lost_sending.is_some() {
             return self.on_readable(services);
         }
         let moved = self.receive(services);

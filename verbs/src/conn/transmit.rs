@@ -38,14 +38,19 @@ impl Conn {
         if self.stream.is_connecting() || self.is_over() {
             return;
         }
+        if !self.stream.is_open()
+            && let Some(error) = self.lost_sending.take()
+        {
+            return self.on_lost(&error, services);
+        }
         let mut write = false;
-        let turn = services.turn;
+        let turn = if self.lost_sending.is_some() { 0 } else { services.turn };
         for round in 1..=turn {
             match self.transmit_batch(services) {
                 Step::Nothing => break,
                 Step::Fin => {
                     if let Err(error) = self.socket.shutdown() {
-                        self.on_lost(&error, services);
+                        self.on_lost_sending(error, services);
                         break;
                     }
                 }
@@ -63,7 +68,7 @@ impl Conn {
                     self.with_stream(services, |stream, host, now| stream.handle_source_gone(host, now));
                 }
                 Step::Sent { outcome: Outcome::Lost(error), .. } => {
-                    self.on_lost(&error, services);
+                    self.on_lost_sending(error, services);
                     break;
                 }
             }

@@ -1,14 +1,17 @@
 //! Memory and objects that go away while peers use them.
 
 use crate::common::{ALL, End, Make, peek, plain, responder, responder_opt, tcp_pair};
-use crate::peer::{Peer, TIMEOUT, tagged};
+use crate::peer::{Peer, TIMEOUT, tagged, terminate};
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Instant;
+use uiw_llp::tcp::TcpStack;
 use uiw_rdmap::Opcode;
-use uiw_verbs::{Access, AsyncEvent, Device, Memory, RawMr, Remote, SendFlags, SendOp};
+use uiw_verbs::{
+    Access, AsyncEvent, Device, DeviceOptions, Memory, Progress, RawMr, Remote, SendFlags, SendOp, WcStatus,
+};
 
 /// Bytes that the test owns, registered for peers.
 struct Lent {
@@ -278,4 +281,65 @@ fn a_buffer_that_changes_while_it_is_sent_has_a_right_crc() {
         }
         done.store(true, Ordering::Relaxed);
     });
+}
+
+/// An end whose device reads only in calls of its program, in Full Operation, and its peer.
+fn manual() -> (End, Peer) {
+    let options = DeviceOptions::default().progress(Progress::Manual);
+    let end = End::on(&Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap());
+    let mut peer = responder_opt(&end, &plain().no_receive_timeout(TIMEOUT));
+    // A responder sends nothing before it has the first FPDU.
+    end.recv(99, 0, 8);
+    peer.send(b"begun");
+    end.received_ok(99);
+    (end, peer)
+}
+
+/// What the peer sent before its reset is in the socket, though the socket takes nothing any more.
+#[test]
+fn what_came_before_a_reset_is_received_when_a_send_finds_the_reset() {
+    let (end, mut peer) = manual();
+    for id in 0..5 {
+        end.recv(id, id * 8, 8);
+    }
+    // Not more than TCP sends before the first acknowledgement: the rest would be lost with the reset.
+    for id in 0..5u64 {
+        peer.send(&id.to_be_bytes());
+    }
+    peer.reset();
+    end.send(5, 0, 8);
+    for id in 0..5 {
+        end.received_ok(id);
+        assert_eq!(peek(&end.mr, id as usize * 8, 8), id.to_be_bytes());
+    }
+    assert_eq!(end.sent().status, WcStatus::RetryExceeded);
+    assert!(!end.ended().orderly);
+}
+
+/// The same of a Send that waits for its receive, and of what came behind it.
+#[test]
+fn what_came_before_a_reset_waits_for_its_receive() {
+    let (end, mut peer) = manual();
+    peer.send(b"first");
+    peer.send(b"second");
+    peer.reset();
+    end.send(2, 0, 8);
+    end.recv(0, 0, 8);
+    end.received_ok(0);
+    end.recv(1, 8, 8);
+    end.received_ok(1);
+    assert_eq!(peek(&end.mr, 8, 6), *b"second");
+    assert_eq!(end.sent().status, WcStatus::RetryExceeded);
+    assert!(!end.ended().orderly);
+}
+
+/// A peer that reports a fault and goes at once: the reason is in the socket.
+#[test]
+fn a_terminate_before_a_reset_is_the_reason() {
+    let (end, mut peer) = manual();
+    peer.fpdu(&terminate(0, 0, 0));
+    peer.reset();
+    end.send(0, 0, 8);
+    let wc = end.sent();
+    assert!(wc.reason.is_some_and(|reason| reason.from_peer), "{wc:?}");
 }
