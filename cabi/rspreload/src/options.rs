@@ -1,7 +1,7 @@
 //! Options and flags. The last argument of `fcntl` and `ioctl` is there with some commands only; in the calling conventions of these
 //! processors it is in a register either way.
 
-use crate::bits::{is_rsocket_already, is_set};
+use crate::bits::{is_rsocket, is_rsocket_already, is_set};
 use crate::close::duplicated;
 use crate::{next, sockets};
 use libc::socklen_t;
@@ -80,10 +80,15 @@ unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: *mut c_
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     const SIOCATMARK: c_ulong = 0x8905;
-    let of_sockets = [libc::FIONBIO, libc::FIONREAD, libc::TIOCOUTQ, SIOCATMARK].contains(&request);
+    let is_rsocket = match request {
+        libc::FIONBIO => is_rsocket_already(fd),
+        // They count bytes. What the kernel counts of an accepted connection that was not used are bytes of MPA.
+        libc::FIONREAD | libc::TIOCOUTQ | SIOCATMARK => is_rsocket(fd),
+        _ => false,
+    };
     // SAFETY: the caller's promise, here and below.
     unsafe {
-        if of_sockets && is_rsocket_already(fd) {
+        if is_rsocket {
             return sockets::uiw_sockets_ioctl(fd, request, argument);
         }
         next::ioctl(fd, request, argument)

@@ -1,8 +1,8 @@
 //! Bytes that a program sends before the connection is made.
 //!
 //! TCP takes them while the peer has not accepted the connection, and a program of one thread may send first and accept then. An rsocket
-//! has room for them where the kernel's connection stands: a task of the service sends them when the peer answers. A blocking call waits for
-//! the answer before, as most peers give it at once.
+//! has room for them where the kernel's connection stands: a task of the service sends them when the peer answers, and then closes the
+//! directions that the program has closed. A blocking call waits for the answer before, as most peers give it at once.
 //!
 //! A socket that the program has closed meanwhile waits for a bounded time, as one of TCP that no process has any more: a peer that never accepts
 //! would keep a connection for each that is closed.
@@ -99,6 +99,9 @@ impl Socket {
         let room = state.set.sizes.bounded().sent as usize;
         if !state.is_beginning() {
             return Err(Errno::AGAIN);
+        }
+        if state.is_write_shut_early() {
+            return Err(Errno(libc::EPIPE));
         }
         let Some(opened) = &mut state.opened else { return Err(Errno::AGAIN) };
         let before = opened.early.len();

@@ -212,9 +212,13 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             AnySocket::Stream(socket) => socket,
             AnySocket::Datagram(socket) => return socket.shutdown(read, write),
         };
-        let done = socket.look(None, |state| state.shutdown(read, write));
+        let (done, needs_task) =
+            socket.look(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
         // Threads that wait for what will not come.
         socket.wake(None);
+        if needs_task {
+            socket.spawn_early()?;
+        }
         done
     })
 }

@@ -580,6 +580,24 @@ impl State {
         }
     }
 
+    /// Whether the program has closed reading before the connection was made.
+    pub(super) fn is_read_shut_early(&self) -> bool {
+        self.opened.as_ref().is_some_and(|opened| opened.shut[0])
+    }
+
+    /// The same of writing.
+    pub(super) fn is_write_shut_early(&self) -> bool {
+        self.opened.as_ref().is_some_and(|opened| opened.shut[1])
+    }
+
+    /// Whether a task is needed, from now on, which carries out what the program has closed when the peer answers.
+    pub(super) fn needs_task_to_shut(&mut self) -> bool {
+        match &mut self.opened {
+            Some(opened) if opened.shut != [false; 2] => !std::mem::replace(&mut opened.has_task, true),
+            _ => false,
+        }
+    }
+
     /// Whether what is sent now is lost without an error, as TCP takes it where the peer has closed the connection: it learns of that by the
     /// peer's answer. Once, and only of sockets that a program of TCP has made.
     pub(crate) fn loses_send(&mut self) -> bool {

@@ -138,6 +138,9 @@ unsafe fn receive_some(
         if matches!(state.phase, Phase::Gone) {
             return Ok(0);
         }
+        if state.is_beginning() && state.is_read_shut_early() {
+            return Ok(0);
+        }
         let stream = state.connected()?;
         if stream.receiver.readable() == 0 {
             return stream.nothing_readable();
@@ -192,6 +195,9 @@ unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
         let parts = list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) });
         let time = if early { Some(ANSWER_TIMEOUT) } else { time };
         let mut sent = socket.complete_within(nonblocking, time, |state| {
+            if state.is_write_shut_early() {
+                return Err(Errno(libc::EPIPE));
+            }
             state.flush_early()?;
             if state.loses_send() {
                 return Ok((total - done) as u64);

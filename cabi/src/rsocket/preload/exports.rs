@@ -236,7 +236,7 @@ pub unsafe extern "C" fn uiw_sockets_connected(
             _ => {
                 tracing::info!(peer = %to, error = %Errno(outcome), "the peer has no rsockets: TCP");
                 plain::unlimit_attempt(fd, plain.take_syn_retries());
-                table::forget(fd);
+                // It is the system's once TCP is connected: a socket that both refuse may find rsockets at the next call.
                 Ok(ORDINARY)
             }
         }

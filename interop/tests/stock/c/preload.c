@@ -318,6 +318,75 @@ static void connects_in_a_set(void)
 	CHECK(close(fd) == 0 && close(accepted) == 0 && close(listener) == 0 && close(set) == 0);
 }
 
+/* The first thing that a program asks of a connection is how many bytes have come. */
+static void counts_unused(void)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), client = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0), server;
+	int value = -1;
+
+	CHECK(connect(client, &at.any, len) == 0 && (server = accept(listener, NULL, NULL)) >= 0);
+	CHECK(ioctl(server, FIONREAD, &value) == 0 && value == 0);
+	CHECK(send(client, "123", 3, 0) == 3);
+	CHECK(poll(&(struct pollfd){server, POLLIN, 0}, 1, -1) == 1);
+	CHECK(ioctl(server, FIONREAD, &value) == 0 && value == 3);
+	CHECK(close(client) == 0 && close(server) == 0 && close(listener) == 0);
+}
+
+/* The first thing that a program does with a connection is to close a direction. */
+static void closes_unused(int how)
+{
+	union address at;
+	socklen_t len;
+	char bytes[5];
+	int listener = listening(&at, &len), client = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0), server;
+
+	CHECK(connect(client, &at.any, len) == 0 && (server = accept(listener, NULL, NULL)) >= 0);
+	CHECK(shutdown(client, how) == 0);
+	if (how != SHUT_RD) {
+		ends_with(server);
+		FAILS(send(client, "x", 1, MSG_NOSIGNAL), EPIPE);
+	}
+	if (how == SHUT_WR) {
+		CHECK(send(server, "hello", 5, MSG_NOSIGNAL) == 5);
+		CHECK(recv(client, bytes, 5, MSG_WAITALL) == 5);
+	} else {
+		ends_with(client);
+	}
+	CHECK(close(client) == 0 && close(server) == 0);
+	client = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(connect(client, &at.any, len) == 0 && (server = accept(listener, NULL, NULL)) >= 0);
+	CHECK(shutdown(server, how) == 0);
+	if (how != SHUT_RD)
+		ends_with(client);
+	CHECK(close(client) == 0 && close(server) == 0 && close(listener) == 0);
+}
+
+/* A program may start before its server, and repeat the call on one socket. */
+static void connects_again(void)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), on = 1, client, server, attempts;
+
+	close(listener);
+	client = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	for (attempts = 0; attempts < 3; attempts++)
+		FAILS(connect(client, &at.any, len), ECONNREFUSED);
+	listener = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	CHECK(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0);
+	CHECK(bind(listener, &at.any, len) == 0 && listen(listener, 16) == 0);
+	CHECK(connect(client, &at.any, len) == 0);
+	CHECK((server = accept(listener, NULL, NULL)) >= 0);
+	crosses(client, server);
+	crosses(server, client);
+	close(client);
+	ends_with(server);
+	close(server);
+	close(listener);
+}
+
 static void refusals(void)
 {
 	union address at;
@@ -576,6 +645,11 @@ int main(int argc, char **argv)
 	connects_in_a_set();
 	mapped_addresses();
 	refusals();
+	connects_again();
+	counts_unused();
+	closes_unused(SHUT_WR);
+	closes_unused(SHUT_RDWR);
+	closes_unused(SHUT_RD);
 	sends_early();
 	files();
 	closes_many();
