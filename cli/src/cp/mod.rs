@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// Connections at a time [default: 2 to 8, by the round trip time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     stripes: Option<u16>,
-    /// Bytes a second at most, such as 500K or 25M, or bits, such as 200Mbit
+    /// Bytes a second at most, such as 500K or 25M, or bits, such as 200Mbit; at least 64K
     #[arg(long, value_name = "RATE", value_parser = rate)]
     limit: Option<u64>,
     /// Say what would be copied, and copy nothing
@@ -167,6 +167,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let first = security.connect(args, host, connect)?;
     let mut shape = Shape::of(first.round_trip());
     shape.stripes = args.stripes.unwrap_or(shape.stripes);
+    if let Some(pace) = &target.pace {
+        shape.stripes = shape.stripes.min(pace.stripes());
+    }
     let plan = Plan::new(Report::new(args.json), stop, args.dry_run);
     let direction: Box<dyn Direction> = match &way {
         Way::Push(..) => Box::new(Push),

@@ -2,9 +2,15 @@
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use uiw_cli::files::protocol::BLOCK;
 
 /// Bytes that may go at once after a pause, as time at the rate.
 const BURST: Duration = Duration::from_millis(100);
+
+/// Bytes a second at least: blocks of 1 MiB go as a whole, and a server ends a connection that is silent for longer than this takes.
+const LEAST: u64 = 64 << 10;
+/// How long a connection may have to wait for its turn.
+const TURN: Duration = Duration::from_secs(20);
 
 /// Common to all connections of a transfer.
 #[derive(Debug)]
@@ -17,6 +23,12 @@ pub(super) struct Pace {
 impl Pace {
     pub(super) fn new(bytes_per_second: u64) -> Self {
         Self { bytes_per_second: bytes_per_second.max(1), busy_until: Mutex::new(Instant::now()) }
+    }
+
+    /// So many connections at most that each has its turn soon enough, at least one.
+    pub(super) fn stripes(&self) -> u16 {
+        let blocks = self.bytes_per_second.saturating_mul(TURN.as_secs()) / BLOCK;
+        u16::try_from(blocks).unwrap_or(u16::MAX).max(1)
     }
 
     /// How long the caller must wait before it sends these bytes.
@@ -41,7 +53,11 @@ pub(super) fn rate(text: &str) -> Result<u64, String> {
     } else {
         crate::args::large_bytes(text)
     };
-    bytes.ok().filter(|bytes| *bytes > 0).ok_or_else(wrong)
+    match bytes {
+        Ok(1..LEAST) => Err("expected at least 64K, as blocks of 1 MiB are copied".to_owned()),
+        Ok(1..) => bytes,
+        _ => Err(wrong()),
+    }
 }
 
 #[cfg(test)]
@@ -53,9 +69,15 @@ mod tests {
         assert_eq!(rate("200Mbit"), Ok(25_000_000));
         assert_eq!(rate("1Gbit"), Ok(125_000_000));
         assert_eq!(rate("500K"), Ok(500 << 10));
-        for bad in ["0", "x", "Mbit", "7bit", "-1M", ""] {
+        assert_eq!(rate("64K"), Ok(64 << 10));
+        for bad in ["0", "x", "Mbit", "7bit", "-1M", "", "63K", "1", "500Kbit"] {
             assert!(rate(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_small_rate_has_few_connections() {
+        assert_eq!([LEAST, 256 << 10, 25 << 20].map(|rate| Pace::new(rate).stripes()), [1, 5, 500]);
     }
 
     #[test]

@@ -145,7 +145,8 @@ impl Plan {
             let place = match directory.place.join(&name) {
                 Ok(place) => place,
                 Err(error) => {
-                    self.report.failed(&format!("{}/{name}", directory.place.remote), &error);
+                    let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
+                    self.report.failed(&path, &error);
                     continue;
                 }
             };
@@ -335,7 +336,7 @@ impl Plan {
     }
 
     pub(super) fn fail(&self, item: &Item, why: impl std::fmt::Display) {
-        self.report.failed(&item.place.remote, &why);
+        self.report.failed(item.place.remote.as_bytes(), &why);
         self.leave(item.parent.as_ref());
     }
 
@@ -360,7 +361,7 @@ impl Plan {
     }
 
     pub(super) fn fail_directory(&self, directory: &Directory, why: impl std::fmt::Display) {
-        self.report.failed(&directory.place.remote, &why);
+        self.report.failed(directory.place.remote.as_bytes(), &why);
         self.leave(directory.parent.as_ref());
     }
 

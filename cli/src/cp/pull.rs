@@ -10,6 +10,7 @@ use uiw_cli::files::batch::{self, Content};
 use uiw_cli::files::meta::Meta;
 use uiw_cli::files::part::{Opened, Outcome, Part};
 use uiw_cli::files::protocol::{Create, FileHead, Hash, Reply, Request};
+use uiw_cli::files::root::ABANDONED;
 
 /// See the module.
 pub(super) struct Pull {
@@ -78,7 +79,12 @@ impl Direction for Pull {
                     }
                     Page::Complete => {}
                 }
-                match directory.place.root.list(&directory.place.local) {
+                let (root, local) = (&directory.place.root, &directory.place.local);
+                if !plan.dry_run {
+                    // It is the user's convenience alone.
+                    let _ = root.remove_abandoned(local, ABANDONED);
+                }
+                match root.list(local) {
                     Ok(targets) => plan.add_entries(&directory, known, targets),
                     Err(_) if plan.dry_run => plan.add_entries(&directory, known, Vec::new()),
                     Err(error) => {

@@ -1,13 +1,14 @@
 //! What a transfer has come to, for people and programs.
 
 use crate::text;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Display;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_cli::files::meta::{Kind, Meta};
+use uiw_cli::files::names::{RelPath, Shown};
 
 /// After how long without an answer of the server a terminal shows that.
 const SILENT: Duration = Duration::from_secs(3);
@@ -95,25 +96,25 @@ impl Report {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
 
-    pub(super) fn failed(&self, path: &dyn Display, why: &dyn Display) {
+    pub(super) fn failed(&self, path: &[u8], why: &dyn Display) {
         add(&self.failed, 1);
         if self.as_json {
-            let (path, why) = (path.to_string(), why.to_string());
-            text::json(&json!({"type": "failed", "path": path, "why": why}));
+            text::json(&with_path(path, json!({"type": "failed", "why": why.to_string()})));
         } else {
+            let path = Shown(path);
             // In place of the line of progress.
             let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
             uiw_cli::note!("{clear}not copied: {path}: {why}");
         }
     }
 
-    pub(super) fn would_copy(&self, path: &dyn Display, meta: &Meta) {
+    pub(super) fn would_copy(&self, path: &RelPath, meta: &Meta) {
         add(&self.would_copy, 1);
         add(&self.bytes_found, meta.size);
         let kind = if meta.kind == Kind::Symlink { "symlink" } else { "file" };
         if self.as_json {
-            let path = path.to_string();
-            text::json(&json!({"type": "would-copy", "path": path, "kind": kind, "bytes": meta.size}));
+            let object = json!({"type": "would-copy", "kind": kind, "bytes": meta.size});
+            text::json(&with_path(path.as_bytes(), object));
         } else {
             text::line(format!("would copy {path} ({} bytes)", text::grouped(meta.size)));
         }
@@ -174,6 +175,15 @@ impl Report {
     }
 }
 
+/// `object` with a path. JSON has text alone: of a path that is not UTF-8 it has the bytes, too, as hexadecimal digits.
+fn with_path(path: &[u8], mut object: Value) -> Value {
+    object["path"] = String::from_utf8_lossy(path).into();
+    if std::str::from_utf8(path).is_err() {
+        object["path_hex"] = path.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into();
+    }
+    object
+}
+
 /// A time for people.
 fn clock(seconds: f64) -> String {
     let whole = seconds.round() as u64;
@@ -188,6 +198,12 @@ fn clock(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_in_json_are_exact() {
+        assert_eq!(with_path(b"a\nb\\", json!({})), json!({"path": "a\nb\\"}));
+        assert_eq!(with_path(b"a\xff", json!({})), json!({"path": "a\u{fffd}", "path_hex": "61ff"}));
+    }
 
     #[test]
     fn times_for_people() {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use uiw_cli::files::meta::{Kind, Meta};
 use uiw_cli::files::names::{Name, RelPath};
 use uiw_cli::files::protocol::{Create, Reply, Request};
-use uiw_cli::files::root::Root;
+use uiw_cli::files::root::{ABANDONED, Root};
 
 fn refused(what: impl std::fmt::Display, why: impl std::fmt::Display, fix: &str) -> Failure {
     Failure::new(Exit::Failed, what, why, fix)
@@ -157,6 +157,7 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
             Err(error) => return Err(failed(&error)),
         };
         let root = Arc::new(root);
+        remove_abandoned(plan, &root);
         for (path, meta, is_contents) in sources {
             let name = path.split().map(|(_, name)| name).filter(|_| !is_contents);
             let local = match name {
@@ -177,6 +178,7 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
     let name = Name::new(name.as_bytes()).map_err(|error| failed(&error))?;
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let root = Arc::new(Root::open(parent).map_err(|error| failed(&error))?);
+    remove_abandoned(plan, &root);
     let local = RelPath::default().join(&name).map_err(|error| failed(&error))?;
     for (path, meta, _) in sources {
         let target = root.meta(&local).ok();
@@ -184,4 +186,12 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
         consider(plan, place, meta, target.as_ref());
     }
     Ok(())
+}
+
+/// Removes what transfers that were killed have left in the target directory.
+fn remove_abandoned(plan: &Plan, root: &Root) {
+    if !plan.dry_run {
+        // It is the user's convenience alone.
+        let _ = root.remove_abandoned(&RelPath::default(), ABANDONED);
+    }
 }

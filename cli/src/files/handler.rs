@@ -6,7 +6,7 @@ use super::meta::Meta;
 use super::names::RelPath;
 use super::part::{Opened, Outcome, Part, next_data};
 use super::protocol::{BLOCK, Create, FileHead, Reply, Request, encode_entries};
-use super::root::Root;
+use super::root::{ABANDONED, Root};
 use super::wire::WireError;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -208,7 +208,13 @@ impl Handler {
                 Default::default()
             }
             Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),
-            page => page?,
+            page => {
+                if create != Create::No && after.is_empty() {
+                    // It is the user's convenience alone.
+                    let _ = root.remove_abandoned(path, ABANDONED);
+                }
+                page?
+            }
         };
         let (bytes, count) = encode_entries(entries.iter());
         let more = follow || count < entries.len();

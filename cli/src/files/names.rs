@@ -1,7 +1,7 @@
 //! Names and paths below a share. Both ends validate what they are sent, and what they send.
 
 use std::ffi::OsStr;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -83,6 +83,15 @@ impl Name {
     }
 }
 
+/// Of a name that [`Name::part_of`] gives: what the journal beside it is called if it is [`Name::part`] of a file that has such a name itself.
+pub fn left_by_session(name: &[u8]) -> Option<Vec<u8>> {
+    let file = name.strip_suffix(PART.as_bytes())?;
+    let (stem, label) = file.split_last_chunk::<9>()?;
+    let is_label =
+        label[0] == b'.' && label[1..].iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    (!stem.is_empty() && is_label).then(|| Name(file.to_vec()).journal())
+}
+
 /// Whether it is the name of an incomplete file or its journal.
 pub fn is_reserved(name: &[u8]) -> bool {
     name.ends_with(PART.as_bytes()) || name.ends_with(JOURNAL.as_bytes())
@@ -140,7 +149,7 @@ impl RelPath {
 
 impl fmt::Display for RelPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        display(self.as_path().as_os_str().as_bytes(), f)
+        Shown(self.as_path().as_os_str().as_bytes()).fmt(f)
     }
 }
 
@@ -152,7 +161,7 @@ impl fmt::Debug for RelPath {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        display(&self.0, f)
+        Shown(&self.0).fmt(f)
     }
 }
 
@@ -162,16 +171,44 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Control characters are escaped: a peer's names must not drive a terminal.
-fn display(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    String::from_utf8_lossy(bytes).chars().try_for_each(|char| {
-        if char.is_control() { write!(f, "{}", char.escape_default()) } else { write!(f, "{char}") }
-    })
+/// A name or path for people, of which no two look alike: control characters, backslashes and bytes that are no UTF-8 are escaped. A peer's names
+/// must not drive a terminal.
+pub struct Shown<'a>(pub &'a [u8]);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for chunk in self.0.utf8_chunks() {
+            for char in chunk.valid().chars() {
+                if char.is_control() || char == '\\' {
+                    write!(f, "{}", char.escape_default())?;
+                } else {
+                    f.write_char(char)?;
+                }
+            }
+            chunk.invalid().iter().try_for_each(|byte| write!(f, "\\x{byte:02x}"))?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_two_names_look_alike() {
+        let shown = |bytes: &[u8]| Name::new(bytes).unwrap().to_string();
+        let names: [(&[u8], &str); 5] = [
+            (b"a\nb", r"a\nb"),
+            (br"a\nb", r"a\\nb"),
+            (b"a\x1b[2J", r"a\u{1b}[2J"),
+            (b"a\xff\xc3", r"a\xff\xc3"),
+            ("a\u{fffd} \u{e9}".as_bytes(), "a\u{fffd} \u{e9}"),
+        ];
+        for (name, text) in names {
+            assert_eq!(shown(name), text);
+        }
+    }
 
     #[test]
     fn paths_that_leave_the_share_are_none() {

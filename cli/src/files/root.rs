@@ -2,7 +2,7 @@
 //! link leads out of it, whatever is renamed or replaced meanwhile; what is at the end of a path is looked at before it is opened, so that no device or FIFO is.
 
 use super::meta::{Entry, Kind, Meta, Time};
-use super::names::{Name, RelPath, is_reserved};
+use super::names::{self, Name, RelPath, is_reserved};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::collections::BinaryHeap;
@@ -12,9 +12,13 @@ use std::io::{Error, Read, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Entries of a page of a list at most.
 const PAGE: usize = 8192;
+
+/// After how long the temporary file of a batch or a link is one of a session that was killed: a batch takes seconds.
+pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
 /// A directory below which files are read or written.
 #[derive(Debug)]
@@ -179,6 +183,26 @@ impl Root {
         Ok(named?)
     }
 
+    /// Removes temporary files that sessions have left in a directory for at least `age`.
+    pub fn remove_abandoned(&self, path: &RelPath, age: Duration) -> Result<()> {
+        let directory = self.directory(path)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        for entry in Dir::read_from(&directory)? {
+            let entry = entry?;
+            let Some(journal) = names::left_by_session(entry.file_name().to_bytes()) else { continue };
+            let stat = |name: &OsStr| rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            let is_old = stat(name).is_ok_and(|stat| {
+                let changed = u64::try_from(stat.st_ctime).map_or(Duration::ZERO, Duration::from_secs);
+                now.saturating_sub(changed) >= age
+            });
+            if is_old && stat(OsStr::from_bytes(&journal)).err() == Some(Errno::NOENT) {
+                rustix::fs::unlinkat(&directory, name, AtFlags::empty())?;
+            }
+        }
+        Ok(())
+    }
+
     /// The mode and time of a directory that is complete.
     pub fn set_directory(&self, path: &RelPath, mode: u16, mtime: Time) -> Result<()> {
         let directory = self.directory(path)?;
@@ -260,6 +284,28 @@ mod tests {
         assert_eq!(entries.len(), PAGE + 50);
         assert!(entries.is_sorted_by(|a, b| a.name < b.name) && entries.starts_with(&first));
         assert_eq!(root.page(&RelPath::default(), b"9999").unwrap(), (Vec::new(), false));
+    }
+
+    #[test]
+    fn what_a_killed_session_has_left_is_removed() {
+        let scratch = Scratch::new();
+        // The last two are of a file with the name `b.0123abcd`, which is continued, and of the program's user.
+        let (left, kept) =
+            (["a.0123abcd.uiw-part", "l.89efffff.uiw-part"], ["b.0123abcd.uiw-part", "x.uiw-part"]);
+        for name in [left[0], kept[0], kept[1], "b.0123abcd.uiw-journal"] {
+            File::create(scratch.path().join(name)).unwrap();
+        }
+        symlink("nowhere", scratch.path().join(left[1])).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let names = || -> Vec<_> {
+            let entries = std::fs::read_dir(scratch.path()).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        root.remove_abandoned(&RelPath::default(), ABANDONED).unwrap();
+        assert_eq!(names().len(), 5, "a session may be at work on them");
+        root.remove_abandoned(&RelPath::default(), Duration::ZERO).unwrap();
+        let rest = names();
+        assert!(rest.len() == 3 && kept.iter().all(|name| rest.contains(&(*name).to_owned())), "{rest:?}");
     }
 
     #[test]
