@@ -33,6 +33,9 @@ pub(crate) struct Options {
     /// Seeds of each cell of cubic with loss
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     seeds: u32,
+    /// Cells of cubic with loss at a time, each on a path of its own
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: u32,
     /// Seconds of a stream
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,

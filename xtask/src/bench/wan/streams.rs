@@ -4,6 +4,8 @@ use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,14 +32,22 @@ impl Bench<'_> {
 
     /// Every cell of cubic with loss, with every seed.
     pub(super) fn lossy(&self) -> Result<Figures, String> {
-        let mut all = Vec::new();
-        for cell in Cell::all().filter(|cell| cell.loss != "0") {
-            let pairs = self.pairs(cell, "cubic", self.options.seeds)?;
-            let ratios = ratios(&pairs);
-            let listed: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
-            println!("    cubic, {}: {}", cell.name(), listed.join(" "));
-            all.extend(ratios);
-        }
+        let cells: Vec<Cell> = Cell::all().filter(|cell| cell.loss != "0").collect();
+        let (next, all) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let cell = || -> Result<(), String> {
+            while let Some(cell) = cells.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let ratios = ratios(&self.pairs(*cell, "cubic", self.options.seeds)?);
+                let listed: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.2}")).collect();
+                println!("    cubic, {}: {}", cell.name(), listed.join(" "));
+                all.lock().unwrap_or_else(PoisonError::into_inner).extend(ratios);
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let jobs: Vec<_> = (0..self.options.jobs).map(|_| scope.spawn(cell)).collect();
+            jobs.into_iter().try_for_each(|job| job.join().map_err(|_| "a cell panicked")?)
+        })?;
+        let all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
         let count = all.len();
         Ok(Figures::of_many(all, format!("{count} pairs")))
     }
@@ -45,7 +55,7 @@ impl Bench<'_> {
     /// Our rate and the bare one of each seed, in bits a second.
     fn pairs(&self, cell: Cell, congestion: &str, count: u32) -> Result<Vec<(f64, f64)>, String> {
         let network = self.network()?;
-        let home = self.fresh("perf")?;
+        let home = self.fresh(&format!("perf-{congestion}-{}", cell.name()))?;
         let ours = |round| -> Result<f64, String> {
             let _path = network.carry(&cell.options(FIRST_SEED + round))?;
             self.perf(&network, &home, congestion, &[])
