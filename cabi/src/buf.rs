@@ -4,6 +4,7 @@
 use crate::abi::mr as masks;
 use crate::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd};
 use crate::boundary::{self, Result};
+use crate::dmabuf;
 use crate::errno::Errno;
 use crate::mr;
 use crate::object::{Body, Object};
@@ -119,7 +120,7 @@ unsafe fn check_inside(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, le
     }
 }
 
-/// `ibv_reg_mr_ex`: memory by its address, or of a buffer.
+/// `ibv_reg_mr_ex`: memory by its address, of a buffer, or of a DMA-buf.
 ///
 /// # Safety
 /// `pd` is NULL or one of ours, `attr` is NULL or readable; the memory is as for `ibv_reg_mr`.
@@ -133,13 +134,28 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_a
         let has = |mask| attr.comp_mask & mask != 0;
         let known = masks::IBV_REG_MR_MASK_IOVA
             | masks::IBV_REG_MR_MASK_ADDR
+            | masks::IBV_REG_MR_MASK_FD
             | masks::IBV_REG_MR_MASK_FD_OFFSET
             | masks::IBV_REG_MR_MASK_BUF;
         if attr.comp_mask & !known != 0 {
             return Err(Errno::UNSUPPORTED.because(format_args!(
-                "ibv_reg_mr_ex with mask {:#x}: memory of a DMA-buf or DMA handle",
+                "ibv_reg_mr_ex with mask {:#x}: a DMA handle, or what is not known",
                 attr.comp_mask
             )));
+        }
+        if has(masks::IBV_REG_MR_MASK_FD) {
+            if !has(masks::IBV_REG_MR_MASK_FD_OFFSET)
+                || has(masks::IBV_REG_MR_MASK_ADDR)
+                || has(masks::IBV_REG_MR_MASK_BUF)
+            {
+                return Err(
+                    Errno::INVAL.because("ibv_reg_mr_ex of a DMA-buf without an offset, or with an address")
+                );
+            }
+            let iova = if has(masks::IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.fd_offset };
+            let from = (attr.fd, attr.fd_offset);
+            // SAFETY: the caller's promise.
+            return unsafe { dmabuf::register(pd, from, attr.length, iova, attr.access.cast_unsigned()) };
         }
         if !has(masks::IBV_REG_MR_MASK_ADDR) || has(masks::IBV_REG_MR_MASK_FD_OFFSET) {
             return Err(Errno::INVAL.because("ibv_reg_mr_ex without an address, or with an offset of a file"));

@@ -23,6 +23,7 @@ mod cq_ex;
 mod cursor;
 pub mod denied;
 pub mod device;
+pub mod dmabuf;
 mod engine;
 pub mod errno;
 pub mod fault_handler;

@@ -132,7 +132,7 @@ pub(crate) unsafe fn register(
     flags: c_uint,
 ) -> Result<*mut ibv_mr> {
     // SAFETY: the caller's promise.
-    let domain = unsafe { pd::get(pd) }?;
+    unsafe { pd::get(pd) }?;
     let access = access(flags)?;
     let Bytes { memory, registered, start } = bytes(addr, length, flags)?;
     // A region of all memory begins behind its address.
@@ -141,6 +141,29 @@ pub(crate) unsafe fn register(
         Some(iova) => iova.saturating_add(start - addr.addr() as u64),
         None => start,
     };
+    // SAFETY: the caller's promise.
+    unsafe { add(pd, memory, registered, Place { addr, length, base }, access) }
+}
+
+/// What a program sees of a region, and where it begins for peers and elements.
+pub(crate) struct Place {
+    pub(crate) addr: *mut c_void,
+    pub(crate) length: usize,
+    pub(crate) base: u64,
+}
+
+/// # Safety
+/// As for `ibv_reg_mr`.
+pub(crate) unsafe fn add(
+    pd: *mut ibv_pd,
+    memory: Memory,
+    registered: Registered,
+    place: Place,
+    access: Access,
+) -> Result<*mut ibv_mr> {
+    let Place { addr, length, base } = place;
+    // SAFETY: the caller's promise.
+    let domain = unsafe { pd::get(pd) }?;
     let engine = domain.engine.register_raw(memory, base, access)?;
     let (lkey, rkey) = (engine.lkey(), engine.rkey());
     // SAFETY: the caller's promise.

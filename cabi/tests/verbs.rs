@@ -548,7 +548,17 @@ fn buffers_are_page_aligned_and_regions_lie_inside() {
         attr.comp_mask = 1 | 2;
         let with_iova = buf::ibv_reg_mr_ex(domain, &raw mut attr);
         assert!(!with_iova.is_null());
-        for (mask, errno) in [(1, libc::EINVAL), (2 | 4, libc::EOPNOTSUPP), (2 | 16, libc::EOPNOTSUPP)] {
+        attr.fd = -1;
+        // A DMA-buf has no address, and needs an offset; there is none.
+        let refused = [
+            (1, libc::EINVAL),
+            (2 | 4, libc::EINVAL),
+            (2 | 4 | 8, libc::EINVAL),
+            (4 | 8, libc::EBADF),
+            (2 | 16, libc::EOPNOTSUPP),
+        ];
+        attr.iova = 0;
+        for (mask, errno) in refused {
             attr.comp_mask = mask;
             assert!(buf::ibv_reg_mr_ex(domain, &raw mut attr).is_null());
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));

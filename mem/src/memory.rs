@@ -114,6 +114,16 @@ impl Memory {
         Self::guaranteed(at, len, Keep::Buffer(keep))
     }
 
+    /// As [`Memory::buffer`] of bytes that a device may take away while they are mapped: an access fails then, as with [`Memory::foreign`].
+    ///
+    /// # Safety
+    /// As for [`Memory::buffer`], but the bytes need not stay behind the address.
+    pub unsafe fn mapped(keep: Box<dyn Any + Send>, at: *mut u8, len: usize) -> Self {
+        // SAFETY: the caller's promise; what it leaves out, `presence` stands for.
+        let memory = unsafe { Self::buffer(keep, at, len) };
+        Self { presence: Presence::OnDemand, ..memory }
+    }
+
     /// Of bytes that the caller keeps mapped.
     fn guaranteed(at: *mut u8, len: usize, keep: Keep) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());

@@ -216,7 +216,7 @@ by_object! {
     "_ibv_query_gid_ex" "IBVERBS_1.11" default uiw_cabi::device::port::_ibv_query_gid_ex;
     "_ibv_query_gid_table" "IBVERBS_1.11" default uiw_cabi::device::port::_ibv_query_gid_table;
     // IBVERBS_1.12
-    "ibv_reg_dmabuf_mr" "IBVERBS_1.12" default uiw_cabi::refused::unsupported_null;
+    "ibv_reg_dmabuf_mr" "IBVERBS_1.12" default uiw_cabi::dmabuf::ibv_reg_dmabuf_mr;
     // IBVERBS_1.13
     "ibv_import_dm" "IBVERBS_1.13" default uiw_cabi::refused::unsupported_null;
     "ibv_unimport_dm" "IBVERBS_1.13" default uiw_cabi::refused::nothing;

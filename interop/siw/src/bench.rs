@@ -245,6 +245,11 @@ impl Bench {
         self.libraries.get_or_insert_with(Libraries::get);
     }
 
+    /// One of these libraries.
+    pub fn library(&mut self, name: &str) -> PathBuf {
+        self.libraries.get_or_insert_with(Libraries::get).folder().join(name)
+    }
+
     /// A stock program of this machine on uiw's libibverbs and librdmacm, where it reaches the guest.
     ///
     /// # Errors

@@ -69,6 +69,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("nfs", &["rpcrdma", "nfsd", "nfs"]),
     ("iser", &["crc32c_generic", "sd_mod", "ext4", "ib_iser"]),
     ("ninep", &["9pnet_rdma", "9p"]),
+    ("vgem", &["vgem"]),
 ];
 
 /// Where the linker of every program looks.

@@ -1,6 +1,7 @@
 //! The table of cases.
 
 mod conform;
+mod dmabuf;
 mod endings;
 mod faults;
 mod files;
@@ -28,6 +29,7 @@ pub fn all() -> Vec<Case> {
     cases.extend(iser::cases());
     cases.extend(ninep::cases());
     cases.extend(registration::cases());
+    cases.extend(dmabuf::cases());
     cases.extend(ops::cases());
     cases.extend(own_tcp::cases());
     cases.extend(startup::cases());

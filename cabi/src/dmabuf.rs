@@ -1,0 +1,165 @@
+//! Memory of a DMA-buf: a buffer of another device that a processor can map, as those of udmabuf, of DMA heaps and of most display drivers.
+
+use crate::abi::mr as flags;
+use crate::abi::{ibv_mr, ibv_pd};
+use crate::boundary::{self, Result};
+use crate::errno::Errno;
+use crate::fault_handler;
+use crate::mapping::Registered;
+use crate::mr::{self, Place};
+use crate::pd;
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use uiw_verbs::{Access, Memory};
+
+/// What statfs(2) says of a DMA-buf (`linux/magic.h`).
+const MAGIC: i64 = 0x444d_4142;
+/// `DMA_BUF_IOCTL_SYNC`, and what it takes (`linux/dma-buf.h`).
+const SYNC: c_ulong = 0x4008_6200;
+const SYNC_READ_WRITE: u64 = 3;
+const SYNC_END: u64 = 1 << 2;
+
+/// A part of a DMA-buf that is mapped, and that processors may access: between the two ends of `DMA_BUF_IOCTL_SYNC`.
+struct Mapped {
+    file: OwnedFd,
+    at: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: an address and a length; the bytes are accessed as those of a region alone.
+unsafe impl Send for Mapped {}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if let Err(error) = sync(self.file.as_raw_fd(), SYNC_READ_WRITE | SYNC_END) {
+            tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see what was written");
+        }
+        // SAFETY: made by mmap with this length, and no region stands on it any more.
+        unsafe { libc::munmap(self.at, self.len) };
+    }
+}
+
+fn sync(fd: RawFd, what: u64) -> Result<()> {
+    loop {
+        // SAFETY: reads a number of 64 bits.
+        if unsafe { libc::ioctl(fd, SYNC, &raw const what) } == 0 {
+            return Ok(());
+        }
+        match Errno::last() {
+            Errno(libc::EINTR | libc::EAGAIN) => {}
+            errno => return Err(errno),
+        }
+    }
+}
+
+/// Bytes of the DMA-buf behind `fd`.
+///
+/// # Errors
+/// EBADF; EINVAL for another file, and for bytes that it does not have.
+fn size(fd: RawFd) -> Result<u64> {
+    let mut stat = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: writes a structure of the kernel's.
+    if unsafe { libc::fstatfs(fd, stat.as_mut_ptr()) } != 0 {
+        return Err(Errno::last().because(format_args!("descriptor {fd} of a DMA-buf")));
+    }
+    // SAFETY: as above: it was written.
+    if unsafe { stat.assume_init() }.f_type != MAGIC {
+        return Err(Errno::INVAL.because(format_args!("descriptor {fd} is no DMA-buf")));
+    }
+    // SAFETY: a DMA-buf has no position; its end says how long it is.
+    let end = unsafe { libc::lseek64(fd, 0, libc::SEEK_END) };
+    u64::try_from(end).map_err(|_| Errno::last().because(format_args!("the size of DMA-buf {fd}")))
+}
+
+/// Bytes of a page.
+fn page() -> u64 {
+    // SAFETY: a number.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// The `length` bytes from `offset` on, mapped until nothing stands on them.
+///
+/// # Errors
+/// Those of [`size`]; EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
+fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
+    let size = size(fd)?;
+    let len = offset.checked_add(length as u64).filter(|end| length > 0 && *end <= size);
+    let (Some(Ok(len)), Ok(skip)) = (len.map(usize::try_from), usize::try_from(offset)) else {
+        return Err(Errno::INVAL.because(format_args!(
+            "{length} bytes from {offset} on are none, or not inside of the DMA-buf of {size} bytes"
+        )));
+    };
+    let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+    // SAFETY: a descriptor of the caller's; another one of the same file, which `Mapped` closes.
+    let file = match unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } {
+        -1 => return Err(Errno::last().because("another descriptor of a DMA-buf")),
+        // SAFETY: it is new.
+        own => unsafe { OwnedFd::from_raw_fd(own) },
+    };
+    // From its beginning on: some drivers (Linux's DRM shmem helper) ignore the offset of a mapping.
+    // SAFETY: a new mapping, of nothing that was there.
+    let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    if at == libc::MAP_FAILED {
+        let errno = Errno::last();
+        if errno == Errno(libc::EACCES) || errno == Errno(libc::ENOMEM) {
+            return Err(errno.because(format_args!("mapping DMA-buf {fd}")));
+        }
+        tracing::warn!(fd, error = %errno, "a processor cannot map the DMA-buf: use a buffer of the host");
+        return Err(Errno::UNSUPPORTED.because("a DMA-buf that cannot be mapped"));
+    }
+    let mapped = Mapped { file, at, len };
+    sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
+    let first = at.cast::<u8>().wrapping_add(skip);
+    // SAFETY: they are mapped as long as `mapped` lives. `ibv_reg_mr`'s contract with its caller: requests in flight own what they name.
+    Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
+}
+
+/// As [`ibv_reg_dmabuf_mr`].
+///
+/// # Safety
+/// As for `ibv_reg_mr`.
+pub(crate) unsafe fn register(
+    pd: *mut ibv_pd,
+    (fd, offset): (RawFd, u64),
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> Result<*mut ibv_mr> {
+    // SAFETY: the caller's promise.
+    unsafe { pd::get(pd) }?;
+    let rights = mr::access(access)?;
+    if access & flags::IBV_ACCESS_ON_DEMAND != 0 || rights.contains(Access::ZERO_BASED) {
+        return Err(Errno::INVAL.because("a DMA-buf has neither on-demand paging nor a base of zero"));
+    }
+    // As the kernel, which maps whole pages.
+    if offset % page() != iova % page() {
+        return Err(
+            Errno::INVAL.because(format_args!("{offset:#x} and {iova:#x} are not at one place of a page"))
+        );
+    }
+    fault_handler::install();
+    let memory = memory(fd, offset, length, access & flags::IBV_ACCESS_WRITABLE != 0)?;
+    // rdma-core gives the offset as the address.
+    let addr = ptr::without_provenance_mut(usize::try_from(offset).map_err(|_| Errno::INVAL.out_of_range())?);
+    let place = Place { addr, length, base: iova };
+    // SAFETY: the caller's promise.
+    unsafe { mr::add(pd, memory, Registered::on_demand(), place, rights) }
+}
+
+/// `ibv_reg_dmabuf_mr`: `length` bytes from `offset` on of the DMA-buf `fd`, which begin at `iova` for peers and elements.
+///
+/// # Safety
+/// As for `ibv_reg_mr`.
+pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's promise.
+    boundary::pointer(|| unsafe { register(pd, (fd, offset), length, iova, access.cast_unsigned()) })
+}
