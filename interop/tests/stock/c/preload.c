@@ -349,7 +349,7 @@ static void closes_unused(int how)
 		FAILS(send(client, "x", 1, MSG_NOSIGNAL), EPIPE);
 	}
 	if (how == SHUT_WR) {
-		CHECK(send(server, "hello", 5, MSG_NOSIGNAL) == 5);
+		CHECK(send(server, "12345", 5, MSG_NOSIGNAL) == 5);
 		CHECK(recv(client, bytes, 5, MSG_WAITALL) == 5);
 	} else {
 		ends_with(client);
