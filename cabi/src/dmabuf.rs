@@ -57,7 +57,7 @@ fn sync(fd: RawFd, what: u64) -> Result<()> {
 /// Bytes of the DMA-buf behind `fd`.
 ///
 /// # Errors
-/// EBADF; EINVAL for another file, and for bytes that it does not have.
+/// EBADF; EINVAL for another file.
 fn size(fd: RawFd) -> Result<u64> {
     let mut stat = MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: writes a structure of the kernel's.
@@ -82,7 +82,7 @@ fn page() -> u64 {
 /// The `length` bytes from `offset` on, mapped until nothing stands on them.
 ///
 /// # Errors
-/// Those of [`size`]; EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
+/// Those of [`size`]; EINVAL for bytes that it does not have, EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
 fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
     let size = size(fd)?;
     let len = offset.checked_add(length as u64).filter(|end| length > 0 && *end <= size);
