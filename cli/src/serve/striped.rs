@@ -8,7 +8,8 @@ use crate::service::{Op, PerfReply, Stats, StripedOrder};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::Instant;
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{
@@ -38,22 +39,34 @@ pub(super) fn offer(server: &Server, request: ConnRequest) -> Option<ConnRequest
     listener.offer(request)
 }
 
-/// Accepts until the server stops.
+/// Wakes the thread that accepts.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Accepts until the server stops. The thread waits outside the device, so that it takes no work from the threads that serve connections.
 pub(super) fn accept(server: &Arc<Server>) {
     let Some(listener) = &server.striped else { return };
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut cx = Context::from_waker(&waker);
     loop {
         let mut next = pin!(listener.accept());
-        let next = server.device.wait(None, |cx| match server.stop.poll(cx) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => next.as_mut().poll(cx).map(Some),
-        });
-        match next.flatten() {
-            Some(Ok(connection)) => begin(server, connection),
-            Some(Err(error)) => {
-                return tracing::warn!(%error, "no striped connection can be accepted any more");
+        let next = loop {
+            if server.stop.poll(&mut cx).is_ready() {
+                return;
             }
-            None if server.stop.is_set() => return,
-            None => {}
+            match next.as_mut().poll(&mut cx) {
+                Poll::Ready(next) => break next,
+                Poll::Pending => std::thread::park(),
+            }
+        };
+        match next {
+            Ok(connection) => begin(server, connection),
+            Err(error) => return tracing::warn!(%error, "no striped connection can be accepted any more"),
         }
     }
 }
