@@ -156,10 +156,19 @@ mod arch {
     macro_rules! words {
         ($name:literal, $side:literal) => {
             concat!(
-                ".globl ", $name, "\n.hidden ", $name, "\n.type ", $name, ",@function\n.p2align 5\n",
-                $name, ":\n",
+                ".globl ",
+                $name,
+                "\n.hidden ",
+                $name,
+                "\n.type ",
+                $name,
+                ",@function\n.p2align 5\n",
+                $name,
+                ":\n",
                 "mov rcx, rdx\n",
-                "test ", $side, ", 7\n",
+                "test ",
+                $side,
+                ", 7\n",
                 "jnz 10f\n",
                 "2: cmp rcx, 32\n",
                 "jb 4f\n",
@@ -177,15 +186,27 @@ mod arch {
                 "9: xor eax, eax\nret\n",
                 // The front, up to the first whole word.
                 "10: test rcx, rcx\njz 9b\n",
-                "test ", $side, ", 1\njz 11f\nmovzx eax, byte ptr [rsi]\nmov [rdi], al\n",
+                "test ",
+                $side,
+                ", 1\njz 11f\nmovzx eax, byte ptr [rsi]\nmov [rdi], al\n",
                 "inc rsi\ninc rdi\ndec rcx\n",
-                "11: test ", $side, ", 2\njz 12f\ncmp rcx, 2\njb 8b\n",
+                "11: test ",
+                $side,
+                ", 2\njz 12f\ncmp rcx, 2\njb 8b\n",
                 "movzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\nsub rcx, 2\n",
-                "12: test ", $side, ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
+                "12: test ",
+                $side,
+                ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
                 "mov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\nsub rcx, 4\njmp 2b\n",
+                // Not where the string instruction waits for its own stores (`copy::is_aliased`).
+                "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, 0xfff\ncmp r8, 63\njb 3b\n",
                 // All words but the last piece, whose store comes behind those of the string instruction.
-                "14: mov r8, rcx\nlea rcx, [rcx - 1]\nand rcx, -8\nsub r8, rcx\nrep movsb\nmov rcx, r8\njmp 4b\n",
-                ".size ", $name, ", . - ", $name, "\n",
+                "mov r8, rcx\nlea rcx, [rcx - 1]\nand rcx, -8\nsub r8, rcx\nrep movsb\nmov rcx, r8\njmp 4b\n",
+                ".size ",
+                $name,
+                ", . - ",
+                $name,
+                "\n",
             )
         };
     }
@@ -227,7 +248,7 @@ mod arch {
         "ret",
         "22: cmp rdx, [rip + {string_from}]",
         "jae 24f",
-        "movups xmm4, [rsi + rdx - 64]",
+        "29: movups xmm4, [rsi + rdx - 64]",
         "movups xmm5, [rsi + rdx - 48]",
         "movups xmm6, [rsi + rdx - 32]",
         "movups xmm7, [rsi + rdx - 16]",
@@ -251,7 +272,14 @@ mod arch {
         "movups [r8 + 48], xmm7",
         "xor eax, eax",
         "ret",
-        "24: mov rcx, rdx",
+        // Not where the string instruction waits for its own stores (`copy::is_aliased`).
+        "24: mov rcx, rdi",
+        "sub rcx, rsi",
+        "dec rcx",
+        "and rcx, 0xfff",
+        "cmp rcx, 63",
+        "jb 29b",
+        "mov rcx, rdx",
         "rep movsb",
         "xor eax, eax",
         "ret",
@@ -329,7 +357,7 @@ mod arch {
 
     pub(super) unsafe fn uiw_recover_copy(dst: *mut u8, src: *const u8, len: usize) -> u32 {
         // SAFETY: as above.
-        unsafe { dst.copy_from_nonoverlapping(src, len) };
+        unsafe { crate::copy::plain(dst, src, len) };
         0
     }
 

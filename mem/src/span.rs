@@ -223,7 +223,7 @@ impl<'a> Pinned<'a> {
             if self.is_shared() {
                 copy::load(dst, src, len);
             } else {
-                dst.copy_from_nonoverlapping(src, len);
+                copy::plain(dst, src, len);
             }
         }
         true
@@ -282,7 +282,7 @@ impl<'a> Pinned<'a> {
             if self.is_shared() {
                 copy::store(dst, from, len);
             } else {
-                dst.copy_from_nonoverlapping(from, len);
+                copy::plain(dst, from, len);
             }
         }
         Ok(())
