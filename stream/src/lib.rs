@@ -60,6 +60,6 @@ pub use event::{Ended, Established, Event, Named};
 pub use host::{Answer, Host, Payload, ReceiveError, Received, ReceivedKind, SourceGone, Traffic, Wait};
 pub use reads::QuotedSegment;
 pub use request::{Op, Remote, Request};
-pub use sender::{Batch, Piece};
+pub use sender::{Batch, MAX_BUFFER, Piece};
 pub use stream::{Stream, Transmit};
 pub use time::Time;

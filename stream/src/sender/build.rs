@@ -14,8 +14,14 @@ use uiw_ddp::Header;
 pub(crate) const BATCH: u64 = 256 << 10;
 /// Pieces of one batch; each gathered FPDU takes two.
 const BATCH_PIECES: usize = 1000;
-/// Staging of one stream.
+/// Bytes of staging from which a batch takes no further FPDU.
 const STAGING: usize = 192 << 10;
+/// Capacity of the largest buffer that [`Stream::take_buffer`](crate::Stream::take_buffer) gives back, in bytes: the last FPDU of a batch,
+/// with the longest ULPDU and a Marker in each 512 bytes, begins just below 192 KiB.
+pub const MAX_BUFFER: usize = STAGING + (66 << 10);
+/// Staging that has to grow beyond this length grows to [`MAX_BUFFER`] at once: to double it would copy the FPDUs of each batch again, and
+/// end with a buffer twice as large as a batch.
+const SMALL_STAGING: usize = 64 << 10;
 /// Small requests built between two calls of [`Host::release`]: a poster waits no longer than that for the host's queue.
 const BURST: usize = 32;
 /// From this payload on an FPDU is gathered; below, three pieces cost more than the copy.
@@ -227,6 +233,7 @@ impl<M> Sender<M> {
                 }
                 fpdu.end();
             } else {
+                self.reserve_staging(len);
                 if payload.append_to(done..end, &mut self.queue.staging).is_err() {
                     return Err(source_gone(&message.source, message.offset, len));
                 }
@@ -261,6 +268,7 @@ impl<M> Sender<M> {
             each_payload(&message.source, from, host, |payload| fpdu.payload(payload))?;
             fpdu.end();
         } else {
+            self.reserve_staging(len);
             let staging = &mut self.queue.staging;
             match &message.source {
                 Source::Empty => {}
@@ -284,6 +292,17 @@ impl<M> Sender<M> {
             count(host, traffic, bytes, last);
         }
         Ok(last)
+    }
+
+    /// Makes room for an FPDU with `len` more bytes of payload.
+    #[inline]
+    fn reserve_staging(&mut self, len: u32) {
+        let staging = &mut self.queue.staging;
+        // Trailer and Markers: less than this.
+        let needed = staging.len() + len as usize + (1 << 10);
+        if needed > staging.capacity() && needed > SMALL_STAGING {
+            staging.reserve_exact(MAX_BUFFER.max(needed) - staging.len());
+        }
     }
 
     /// Room for ULPDU_Length, and the DDP header behind it. Gives the FPDU's first byte in staging.

@@ -11,6 +11,7 @@ mod next_message;
 mod pending_crc;
 mod transmit_queue;
 
+pub use build::MAX_BUFFER;
 pub use transmit_queue::Piece;
 
 use crate::config::FpduSize;

@@ -7,7 +7,7 @@ pub(crate) struct Pool {
 }
 
 /// Largest buffer kept for reuse.
-const KEEP: usize = 256 << 10;
+const KEEP: usize = uiw_stream::MAX_BUFFER;
 
 impl Pool {
     /// An empty buffer.
