@@ -1,5 +1,5 @@
-/* Ranks of an MPI job: every pair exchanges messages of several sizes, then collectives with sums. With an argument, exchanges go on
- * until that rank kills itself. */
+/* Ranks of an MPI job: every pair exchanges messages of several sizes, then collectives with sums. With a number, exchanges go on until
+ * that rank kills itself; with "leave", the ranks end without MPI_Finalize. */
 #include "check.h"
 #include <mpi.h>
 #include <signal.h>
@@ -82,13 +82,14 @@ static void collectives(void)
 
 int main(int argc, char **argv)
 {
-	int victim, round;
+	int victim, round, leave;
 
 	CHECK(!MPI_Init(&argc, &argv));
 	CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &ranks));
 	every_pair();
 	collectives();
-	if (argc > 1) {
+	leave = argc > 1 && !strcmp(argv[1], "leave");
+	if (argc > 1 && !leave) {
 		victim = atoi(argv[1]);
 		if (rank == 0) {
 			printf("rank %d will kill itself\n", victim);
@@ -101,5 +102,12 @@ int main(int argc, char **argv)
 		}
 	}
 	printf("rank %d of %d is done\n", rank, ranks);
+	if (leave) {
+		/* Without MPI_Finalize: the peers have what was sent to them by then. */
+		fflush(stdout);
+		CHECK(!MPI_Barrier(MPI_COMM_WORLD));
+		sleep(1);
+		_exit(0);
+	}
 	return MPI_Finalize();
 }
