@@ -294,7 +294,7 @@ impl<M> Sender<M> {
         Ok(last)
     }
 
-    /// Makes room for an FPDU with `len` more bytes of payload.
+    /// Reserves capacity for an FPDU with `len` more bytes of payload.
     #[inline]
     fn reserve_staging(&mut self, len: u32) {
         let staging = &mut self.queue.staging;
