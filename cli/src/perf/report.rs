@@ -129,7 +129,7 @@ pub(crate) fn columns(plan: &Plan) -> String {
     } else {
         format!(
             "{:>9} {:>12} {:>12} {:>13} {:>11} {:>11}",
-            "bytes", "messages", "throughput", "messages/s", "cpu ns/oct", "at server"
+            "bytes", "messages", "throughput", "messages/s", "cpu ns/byte", "at server"
         )
     }
 }
