@@ -67,8 +67,7 @@ impl Fabtests {
                 return Ok(false);
             }
         }
-        let only = format!("fabtests::{}", self.only);
-        test(&only, &[("UIW_FABTESTS", &installed)])
+        test("fabtests::", &self.only, &[("UIW_FABTESTS", &installed)])
     }
 }
 
@@ -93,7 +92,7 @@ impl Valkey {
                 return Ok(false);
             }
         }
-        test("valkey::", &[("UIW_VALKEY", &valkey), ("UIW_LIBVALKEY", &libvalkey)])
+        test("valkey::", "", &[("UIW_VALKEY", &valkey), ("UIW_LIBVALKEY", &libvalkey)])
     }
 }
 
@@ -119,9 +118,37 @@ fn succeeds(folder: &Path, mut command: Command) -> io::Result<bool> {
     Ok(command.current_dir(folder).status()?.success())
 }
 
-/// The tests of a module, with what they print.
-fn test(only: &str, variables: &[(&str, &Path)]) -> io::Result<bool> {
+/// The tests of a module whose names contain `only`, with what they print.
+fn test(module: &str, only: &str, variables: &[(&str, &Path)]) -> io::Result<bool> {
+    let all = names(&stock(&["--list", module]).output()?.stdout);
+    let chosen: Vec<_> = all.iter().map(String::as_str).filter(|name| name.contains(only)).collect();
+    if chosen.is_empty() {
+        return Err(io::Error::other(format!("no test has {only:?} in its name: {}", all.join(", "))));
+    }
+    let mut tests = stock(&["--nocapture", "--exact"]);
+    Ok(tests.args(chosen).envs(variables.iter().copied()).status()?.success())
+}
+
+fn stock(args: &[&str]) -> Command {
     let mut cargo = crate::workspace::cargo();
-    cargo.args(["test", "-p", "uiw-interop", "--test", "stock", "--", "--nocapture", only]);
-    Ok(cargo.envs(variables.iter().copied()).status()?.success())
+    cargo.args(["test", "-p", "uiw-interop", "--test", "stock", "--"]).args(args);
+    cargo
+}
+
+/// The names in a list of tests.
+fn names(list: &[u8]) -> Vec<String> {
+    String::from_utf8_lossy(list)
+        .lines()
+        .filter_map(|line| Some(line.strip_suffix(": test")?.to_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn names_are_those_of_tests() {
+        let list =
+            b"fabtests::a: test\nfabtests::b: benchmark\nfabtests::c::d: test\n\n2 tests, 1 benchmark\n";
+        assert_eq!(super::names(list), ["fabtests::a", "fabtests::c::d"]);
+    }
 }

@@ -1,16 +1,16 @@
-//! The tests that do not pass, each with its reason.
+//! The tests that do not pass, or not always, each with its reason.
 
 use super::outcome::Outcome;
 use super::sets::Endpoint;
 
-/// A test that does not pass.
+/// A test that does not pass, or not always.
 pub(super) struct Known {
     endpoint: Endpoint,
     /// The only persona for which this holds, if not for all.
     persona: Option<&'static str>,
     test: &'static str,
-    /// The word of its outcome.
-    outcome: &'static str,
+    /// The words of its possible outcomes.
+    outcomes: &'static [&'static str],
     pub(super) reason: &'static str,
 }
 
@@ -27,8 +27,8 @@ pub(super) fn of(endpoint: Endpoint, persona: &str, test: &str) -> Option<&'stat
 
 /// Why an outcome is none that was expected.
 pub(super) fn surprise(known: Option<&Known>, outcome: &Outcome) -> Option<String> {
-    let expected = known.map_or("pass", |known| known.outcome);
-    (expected != outcome.word()).then(|| format!("{expected} was expected"))
+    let expected = known.map_or(&["pass"][..], |known| known.outcomes);
+    (!expected.contains(&outcome.word())).then(|| format!("{} was expected", expected.join(" or ")))
 }
 
 const fn unsupported(
@@ -37,7 +37,7 @@ const fn unsupported(
     test: &'static str,
     reason: &'static str,
 ) -> Known {
-    Known { endpoint, persona, test, outcome: "unsupported", reason }
+    Known { endpoint, persona, test, outcomes: &["unsupported"], reason }
 }
 
 const fn fails(
@@ -46,7 +46,17 @@ const fn fails(
     test: &'static str,
     reason: &'static str,
 ) -> Known {
-    Known { endpoint, persona, test, outcome: "fail", reason }
+    Known { endpoint, persona, test, outcomes: &["fail"], reason }
+}
+
+/// A test that fails in some runs, on a busy machine above all.
+const fn races(
+    endpoint: Endpoint,
+    persona: Option<&'static str>,
+    test: &'static str,
+    reason: &'static str,
+) -> Known {
+    Known { endpoint, persona, test, outcomes: &["pass", "fail"], reason }
 }
 
 const SIGNAL: &str = "over TCP without uiw as well: its child does not end by SIGINT";
@@ -55,6 +65,7 @@ const SCALABLE: &str = "libfabric: the provider has no scalable endpoints";
 const NO_DATA: &str = "libfabric gives iWARP devices no completion data";
 const CAPABILITY: &str = "libfabric: the provider does not have the capability";
 const CONNECTED: &str = "a test of connected endpoints";
+const LAST: &str = "libfabric: rxm closes a connection on the peer's shutdown before it has polled the message in front of it";
 const IWARP: Option<&str> = Some("iwarp");
 
 const KNOWN: &[Known] = {
@@ -73,12 +84,20 @@ const KNOWN: &[Known] = {
         unsupported(Msg, None, "fi_multi_recv -e msg -I 5 -v", CAPABILITY),
         unsupported(Msg, IWARP, "fi_cq_data -e msg", NO_DATA),
         unsupported(Msg, IWARP, "fi_rma_bw -e msg -o writedata -I 5 -v", NO_DATA),
-        fails(
+        races(
             Msg,
             IWARP,
             "fi_bw -e msg -v -T 1",
-            "its Sends wait for a receive for more than a second, and iWARP has no retries",
+            "its Sends wait for a receive for a second, which is the limit, as iWARP has no retries",
         ),
+        races(Msg, None, "fi_poll -t queue", LAST),
+        races(Msg, None, "fi_poll -t counter", LAST),
+        races(Msg, None, "fi_msg_inject -A inject -v", LAST),
+        races(Msg, None, "fi_msg_inject -N -A inject -v", LAST),
+        races(Msg, None, "fi_msg_inject -A inj_complete -v", LAST),
+        races(Msg, None, "fi_msg_inject -N -A inj_complete -v", LAST),
+        races(Rxm, None, "fi_poll -t queue", LAST),
+        races(Rxm, None, "fi_poll -t counter", LAST),
         unsupported(Rxm, None, "fi_cm_data", CONNECTED),
         unsupported(Rxm, None, "fi_rdm_rma_event", CAPABILITY),
         unsupported(Rxm, None, "fi_rdm_rma_trigger", CAPABILITY),
