@@ -49,7 +49,7 @@ const fn fails(
     Known { endpoint, persona, test, outcomes: &["fail"], reason }
 }
 
-/// A test that fails in some runs, on a busy machine above all.
+/// A test that fails in some runs.
 const fn races(
     endpoint: Endpoint,
     persona: Option<&'static str>,
@@ -65,7 +65,6 @@ const SCALABLE: &str = "libfabric: the provider has no scalable endpoints";
 const NO_DATA: &str = "libfabric gives iWARP devices no completion data";
 const CAPABILITY: &str = "libfabric: the provider does not have the capability";
 const CONNECTED: &str = "a test of connected endpoints";
-const LAST: &str = "libfabric: rxm closes a connection on the peer's shutdown before it has polled the message in front of it";
 const IWARP: Option<&str> = Some("iwarp");
 
 const KNOWN: &[Known] = {
@@ -90,14 +89,6 @@ const KNOWN: &[Known] = {
             "fi_bw -e msg -v -T 1",
             "its Sends wait for a receive for a second, which is the limit, as iWARP has no retries",
         ),
-        races(Msg, None, "fi_poll -t queue", LAST),
-        races(Msg, None, "fi_poll -t counter", LAST),
-        races(Msg, None, "fi_msg_inject -A inject -v", LAST),
-        races(Msg, None, "fi_msg_inject -N -A inject -v", LAST),
-        races(Msg, None, "fi_msg_inject -A inj_complete -v", LAST),
-        races(Msg, None, "fi_msg_inject -N -A inj_complete -v", LAST),
-        races(Rxm, None, "fi_poll -t queue", LAST),
-        races(Rxm, None, "fi_poll -t counter", LAST),
         unsupported(Rxm, None, "fi_cm_data", CONNECTED),
         unsupported(Rxm, None, "fi_rdm_rma_event", CAPABILITY),
         unsupported(Rxm, None, "fi_rdm_rma_trigger", CAPABILITY),

@@ -43,6 +43,10 @@ impl Runner {
         Self { folder: folder.to_owned(), network, libraries, endpoint, persona, preloaded }
     }
 
+    pub(super) fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
     pub(super) fn run(&self, kind: Kind, test: &str) -> Outcome {
         let [server, client] = [self.network.server_address(), self.network.client_address()];
         let own = test.replace("SERVER_ADDR", &server.to_string()).replace("GOOD_ADDR", &server.to_string());

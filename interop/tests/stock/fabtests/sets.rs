@@ -28,6 +28,12 @@ impl Endpoint {
         }
     }
 
+    /// Whether `ofi_rxm` is under a test: some programs of the set for connected endpoints ask for reliable datagrams.
+    pub(super) fn is_above_rxm(self, test: &str) -> bool {
+        self == Self::Rxm
+            || self == Self::Msg && ["fi_poll ", "fi_msg_inject "].iter().any(|name| test.starts_with(name))
+    }
+
     /// Configurations for `fi_ubertest` whose cases are short, with their folder. The others take hours.
     pub(super) fn configurations(self) -> &'static [&'static str] {
         match self {
