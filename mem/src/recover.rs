@@ -153,22 +153,14 @@ mod arch {
     }
 
     /// A copy by aligned words on the side whose low address byte is `$side`, ascending, the last piece by itself.
+    #[rustfmt::skip] // A routine reads line by line.
     macro_rules! words {
         ($name:literal, $side:literal) => {
             concat!(
-                ".globl ",
-                $name,
-                "\n.hidden ",
-                $name,
-                "\n.type ",
-                $name,
-                ",@function\n.p2align 5\n",
-                $name,
-                ":\n",
+                ".globl ", $name, "\n.hidden ", $name, "\n.type ", $name, ",@function\n.p2align 5\n",
+                $name, ":\n",
                 "mov rcx, rdx\n",
-                "test ",
-                $side,
-                ", 7\n",
+                "test ", $side, ", 7\n",
                 "jnz 10f\n",
                 "2: cmp rcx, 32\n",
                 "jb 4f\n",
@@ -186,27 +178,17 @@ mod arch {
                 "9: xor eax, eax\nret\n",
                 // The front, up to the first whole word.
                 "10: test rcx, rcx\njz 9b\n",
-                "test ",
-                $side,
-                ", 1\njz 11f\nmovzx eax, byte ptr [rsi]\nmov [rdi], al\n",
+                "test ", $side, ", 1\njz 11f\nmovzx eax, byte ptr [rsi]\nmov [rdi], al\n",
                 "inc rsi\ninc rdi\ndec rcx\n",
-                "11: test ",
-                $side,
-                ", 2\njz 12f\ncmp rcx, 2\njb 8b\n",
+                "11: test ", $side, ", 2\njz 12f\ncmp rcx, 2\njb 8b\n",
                 "movzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\nsub rcx, 2\n",
-                "12: test ",
-                $side,
-                ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
+                "12: test ", $side, ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
                 "mov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\nsub rcx, 4\njmp 2b\n",
                 // Not where the string instruction waits for its own stores (`copy::is_aliased`).
-                "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, 0xfff\ncmp r8, 63\njb 3b\n",
+                "14: mov r8, rdi\nsub r8, rsi\ndec r8\nand r8, {page} - 1\ncmp r8, {aliased} - 1\njb 3b\n",
                 // All words but the last piece, whose store comes behind those of the string instruction.
                 "mov r8, rcx\nlea rcx, [rcx - 1]\nand rcx, -8\nsub r8, rcx\nrep movsb\nmov rcx, r8\njmp 4b\n",
-                ".size ",
-                $name,
-                ", . - ",
-                $name,
-                "\n",
+                ".size ", $name, ", . - ", $name, "\n",
             )
         };
     }
@@ -276,8 +258,8 @@ mod arch {
         "24: mov rcx, rdi",
         "sub rcx, rsi",
         "dec rcx",
-        "and rcx, 0xfff",
-        "cmp rcx, 63",
+        "and rcx, {page} - 1",
+        "cmp rcx, {aliased} - 1",
         "jb 29b",
         "mov rcx, rdx",
         "rep movsb",
@@ -336,6 +318,8 @@ mod arch {
         "ret",
         ".popsection",
         string_from = sym STRING_FROM,
+        page = const crate::copy::PAGE,
+        aliased = const crate::copy::ALIASED,
     );
 }
 

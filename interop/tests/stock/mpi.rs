@@ -172,6 +172,7 @@ fn are_hidden_devices_noticed(mpi: &Mpi, args: &[&str]) {
     let said = between_ranks(capture, &hosts).expect_err("the capture shows TCP between ranks");
     assert!(said.contains(" bytes between 10.77.0.1:"), "{said}");
     assert_ne!(ended.code, 0, "{ended:?}");
+    assert_eq!(ended.count("is done"), usize::from(mpi.ranks), "{ended:?}");
     for rank in 0..mpi.ranks {
         assert_eq!(reliable(&parsed(&job.said(rank))), 0);
     }

@@ -16,8 +16,8 @@ pub(crate) const BATCH: u64 = 256 << 10;
 const BATCH_PIECES: usize = 1000;
 /// Bytes of staging from which a batch takes no further FPDU.
 const STAGING: usize = 192 << 10;
-/// Capacity of the largest buffer that [`Stream::take_buffer`](crate::Stream::take_buffer) gives back, in bytes: the last FPDU of a batch,
-/// with the longest ULPDU and a Marker in each 512 bytes, begins just below 192 KiB.
+/// Capacity, in bytes, of a buffer that was grown for large FPDUs, as [`Stream::take_buffer`](crate::Stream::take_buffer) gives it back: the last
+/// FPDU of a batch, with the longest ULPDU and a Marker in each 512 bytes, begins just below 192 KiB.
 pub const MAX_BUFFER: usize = STAGING + (66 << 10);
 /// Staging that has to grow beyond this length grows to [`MAX_BUFFER`] at once: to double it would copy the FPDUs of each batch again, and
 /// end with a buffer twice as large as a batch.
