@@ -6,7 +6,9 @@ use common::{MEMORY, Pair, at, config_with, pattern};
 use proptest::prelude::*;
 use std::time::Duration;
 use uiw_ddp::STag;
-use uiw_stream::{CapabilityExchange, Config, FpduSize, Op, PeerKind, Received, ReceivedKind, StableTx};
+use uiw_stream::{
+    CapabilityExchange, Config, FpduSize, MAX_BUFFER, Op, PeerKind, Received, ReceivedKind, StableTx,
+};
 
 /// Where things are in the memory of each end.
 const WRITTEN: u64 = 0;
@@ -124,6 +126,28 @@ fn everything(mut pair: Pair, large: usize) {
         pair.call(n, |stream, _, now| stream.close(now));
     }
     pair.assert_over();
+}
+
+/// A host's pool keeps it for the next batch.
+#[test]
+fn buffer_of_large_fpdus_has_the_capacity_that_is_promised() {
+    let config = || {
+        config_with(|config| {
+            config.stable_tx = StableTx::On;
+            config.fpdu = FpduSize::Large;
+        })
+    };
+    for len in [20_000, 40_000, 64_000, 100_000] {
+        let mut pair = Pair::open(config(), config());
+        for _ in 0..12 {
+            pair.ends[0].post(Op::Write { remote: at(WRITTEN) }, &pattern(len, 1));
+        }
+        pair.ends[0].stream.doorbell();
+        pair.run();
+        pair.ends[0].host.assert_all_completed();
+        let buffer = pair.ends[0].stream.take_buffer().expect("nothing is queued");
+        assert_eq!(buffer.capacity(), MAX_BUFFER, "Writes of {len} bytes");
+    }
 }
 
 /// One of the ways in which streams differ, from bits.
