@@ -4,7 +4,7 @@ use crate::process;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
 /// Options of `cargo xtask interop fabtests`.
 #[derive(clap::Args)]
@@ -120,7 +120,11 @@ fn succeeds(folder: &Path, mut command: Command) -> io::Result<bool> {
 
 /// The tests of a module whose names contain `only`, with what they print.
 fn test(module: &str, only: &str, variables: &[(&str, &Path)]) -> io::Result<bool> {
-    let all = names(&stock(&["--list", module]).output()?.stdout);
+    let list = stock(&["--list", module]).stderr(Stdio::inherit()).output()?;
+    if !list.status.success() {
+        return Ok(false);
+    }
+    let all = names(&list.stdout);
     let chosen: Vec<_> = all.iter().map(String::as_str).filter(|name| name.contains(only)).collect();
     if chosen.is_empty() {
         return Err(io::Error::other(format!("no test has {only:?} in its name: {}", all.join(", "))));
