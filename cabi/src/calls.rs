@@ -16,6 +16,8 @@ pub enum Purpose {
     Counters,
     /// Copies of files.
     Copies,
+    /// rsockets of programs of TCP sockets, and runs that are reported.
+    Pairs,
     /// Short delays where every processor is busy.
     Scheduling,
 }
@@ -51,7 +53,7 @@ const UNALIGNED: [c_long; 4] = [1, 0, 0, 0];
 
 /// Calls that every program makes to be started are not among them, as neither are those that have checks of their own (threads, namespaces).
 pub const CALLS: &[Call] = {
-    use Purpose::{Copies, Counters, Datagrams, Everything, Scheduling};
+    use Purpose::{Copies, Counters, Datagrams, Everything, Pairs, Scheduling};
     &[
         call(Everything, "socket", libc::SYS_socket, [libc::AF_INET as c_long, -1, 0, 0]),
         call(Everything, "bind", libc::SYS_bind, NONE),
@@ -90,6 +92,7 @@ pub const CALLS: &[Call] = {
         call(Counters, "renameat", libc::SYS_renameat, NONE),
         call(Counters, "unlinkat", libc::SYS_unlinkat, NONE),
         call(Copies, "openat2", libc::SYS_openat2, NONE),
+        call(Pairs, "socketpair", libc::SYS_socketpair, [libc::AF_UNIX as c_long, -1, 0, 0]),
         call(Scheduling, "sched_getattr", libc::SYS_sched_getattr, NONE),
         call(Scheduling, "sched_setattr", libc::SYS_sched_setattr, NONE),
     ]

@@ -96,6 +96,7 @@ fn consequence(purpose: Purpose) -> &'static str {
         Purpose::Datagrams => "UD queue pairs cannot be used",
         Purpose::Counters => "counters are not published",
         Purpose::Copies => "`uiw cp` and `uiw serve --share` cannot be used",
+        Purpose::Pairs => "`uiw run` with --sockets, --require, --json and -v cannot be used",
         Purpose::Scheduling => "peers wait longer for a busy machine",
     }
 }

@@ -14,15 +14,27 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::fs::File;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use uiw_cabi::counters;
 use uiw_cabi::denied;
 use uiw_cabi::split::{Side, split};
 
+/// Its signals need a pair of sockets.
+const PROCESS: &str = "making a process and a pair of sockets";
+
 /// Runs `watch` in a second process, and gives its exit code in the first one.
 pub(super) fn run(watch: impl FnOnce(Guard) -> Result<ExitCode>) -> Result<ExitCode> {
     let first = getpid();
-    let failed = |error| Failure::local("cannot make the process that waits for the program", error);
+    let failed = |error: io::Error| {
+        denied_to(
+            Failure::local("cannot make the process that waits for the program (fork, socketpair)", &error),
+            PROCESS,
+            &error,
+        )
+    };
+    // What is refused is refused to both processes: one of them says so.
+    drop(UnixStream::pair().map_err(failed)?);
     match split().map_err(failed)? {
         Side::Child => watch(Guard::new(Some(first)).map_err(failed)?),
         Side::Parent(child) => {
@@ -42,8 +54,12 @@ pub(super) fn run(watch: impl FnOnce(Guard) -> Result<ExitCode>) -> Result<ExitC
 
 /// The thread that passes signals on cannot be started.
 fn not_waiting(error: &io::Error) -> Failure {
-    let failure = Failure::local("cannot wait for the program", error);
-    denied::fix("starting a thread", error).into_iter().fold(failure, Failure::with_fix)
+    denied_to(Failure::local("cannot wait for the program", error), "starting a thread", error)
+}
+
+/// With what to do, where a limit or a sandbox is the reason of what was `tried`.
+fn denied_to(failure: Failure, tried: &str, error: &io::Error) -> Failure {
+    denied::fix(tried, error).into_iter().fold(failure, Failure::with_fix)
 }
 
 /// The exit code as shells have it.

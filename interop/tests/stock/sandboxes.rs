@@ -3,6 +3,7 @@
 mod doctor;
 mod filters;
 mod mounts;
+mod programs;
 mod unit;
 
 use filters::{FAMILIES, Place, Sandboxes, system_service};

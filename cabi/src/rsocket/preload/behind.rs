@@ -6,8 +6,10 @@
 //! cookie, which takes three times as long.
 
 use crate::boundary::Result;
+use crate::denied;
 use crate::fork::{ForkSafe, Forked};
 use crate::rsocket::sys;
+use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 
@@ -74,7 +76,10 @@ pub(crate) fn placeholder() -> Result<Placeholder> {
     if let Some(known) = before.filter(is_there) {
         return Ok(known);
     }
-    let made = sys::duplicate(sys::closed_socket()?.as_raw_fd())?;
+    let made =
+        sys::closed_socket().and_then(|pair| sys::duplicate(pair.as_raw_fd())).inspect_err(|error| {
+            denied::report("making a pair of sockets (socketpair)", &io::Error::from_raw_os_error(error.0));
+        })?;
     sys::name_placeholder(made.as_raw_fd());
     let (cookie, is_marked) = (sys::cookie(made.as_raw_fd()), sys::mark(made.as_raw_fd()));
     let mut known = PLACEHOLDER.write();
