@@ -19,7 +19,7 @@ const fn writes(persona: &'static str, args: &'static [&'static str]) -> Exchang
     Exchange { program: "ib_write_bw", server: args, client: args, persona, complaints: &[] }
 }
 
-/// Neither AF_UNIX nor AF_NETLINK, and AF_UNIX alone.
+/// Sandboxes that refuse AF_UNIX: the one refuses AF_NETLINK as well, the other permits it.
 const WITHOUT_UNIX: [&str; 2] = ["families=2,10", "families=2,10,16"];
 
 /// A program under `uiw run` in a sandbox, whose report says what it moved.
