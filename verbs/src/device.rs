@@ -256,12 +256,16 @@ impl Device {
     /// connection ends as well, as the kernel would end them after the process.
     ///
     /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone
-    /// (`atexit`); with [`crate::Progress::Manual`] it drives itself.
+    /// (`atexit`); with [`crate::Progress::Manual`] it drives itself. A thread that calls this within a round, in a signal handler that has
+    /// interrupted it, waits for `timeout`.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
-        while self.driver.is_draining() {
-            if Instant::now() >= until {
-                return false;
+        let left = || until.saturating_duration_since(Instant::now());
+        loop {
+            match self.driver.is_draining(left()) {
+                Some(false) => break,
+                Some(true) if !left().is_zero() => {}
+                _ => return false,
             }
             if self.driver.is_manual() {
                 self.pump();
@@ -269,13 +273,14 @@ impl Device {
             std::thread::sleep(Duration::from_micros(50));
         }
         // A TCP in this process ends with it.
-        while !self.driver.drain() {
-            if Instant::now() >= until {
-                return false;
+        loop {
+            match self.driver.drain(left()) {
+                Some(true) => return true,
+                Some(false) if !left().is_zero() => {}
+                _ => return false,
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        true
     }
 
     /// Takes the bytes at addresses of `range` out of every region of [`Memory::foreign`](uiw_mem::Memory::foreign) memory: a program is about

@@ -215,6 +215,19 @@ fn channels_have_the_events_that_programs_expect() {
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
+/// Each child ends, although what the library does at the end runs on the thread that was interrupted within it.
+#[test]
+fn a_signal_handler_may_end_a_program_that_polls() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/exit_in_handler.c");
+    let shared = folder("../xtask/src/bench/programs");
+    let ends = shared.join("ends.c");
+    let flags = ["-Wall", "-Wextra", "-Werror", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
+    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let ended = Running::start(libraries.command(User::Same, program)).end();
+    assert_eq!(ended.well().count("20 children ended"), 1, "{ended:?}");
+}
+
 /// A program that registers what is not there, or unmaps what it has registered.
 #[test]
 fn registered_memory_may_go_at_any_time() {

@@ -46,7 +46,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use uiw_counters::DeviceCounters;
 use uiw_llp::{Stack, Token};
 
@@ -241,8 +241,18 @@ impl Driver {
     }
 
     /// Whether a connection whose queue pair was destroyed still has something to send.
-    pub(crate) fn is_draining(&self) -> bool {
-        self.shards.iter().any(|shard| shard.call(|core| core.has_draining()))
+    ///
+    /// Nothing where this cannot be asked within `timeout`.
+    pub(crate) fn is_draining(&self, timeout: Duration) -> Option<bool> {
+        self.any_within(timeout, |core| core.has_draining())
+    }
+
+    fn any_within(&self, timeout: Duration, ask: fn(&mut Core) -> bool) -> Option<bool> {
+        let mut any = false;
+        for shard in &self.shards {
+            any |= shard.call_within(timeout, ask)?;
+        }
+        Some(any)
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
@@ -250,8 +260,10 @@ impl Driver {
     }
 
     /// Whether the stacks have sent everything that is to be sent before the process ends.
-    pub(crate) fn drain(&self) -> bool {
-        self.shards.iter().all(|shard| shard.call(|core| core.stack.drain()))
+    ///
+    /// Nothing where this cannot be asked within `timeout`.
+    pub(crate) fn drain(&self, timeout: Duration) -> Option<bool> {
+        self.any_within(timeout, |core| !core.stack.drain()).map(|left| !left)
     }
 
     pub(crate) fn is_manual(&self) -> bool {

@@ -95,23 +95,45 @@ impl Shard {
         self: &Arc<Self>,
         command: impl FnOnce(&mut Core) -> R + Send + 'static,
     ) -> R {
-        if let Some(mut busy) = self.try_lock() {
-            let core = busy.core();
-            core.read_clock();
-            return command(core);
-        }
-        let (result, results) = mpsc::sync_channel(1);
-        self.handoff.command(Box::new(move |core| {
-            // The caller waits for it.
-            let _ = result.send(command(core));
-        }));
-        self.try_flush();
+        let results = match self.request(command) {
+            Ok(result) => return result,
+            Err(results) => results,
+        };
         match results.recv() {
             Ok(result) => result,
             Err(_) => {
                 unreachable!("a thread that takes a command runs it, and the shard outlives this call")
             }
         }
+    }
+
+    /// As [`Self::call`], for a thread that may be the one that drives: a signal handler that ends the process interrupts the round. Nothing
+    /// where the result is not there within `timeout`.
+    pub(super) fn call_within<R: Send + 'static>(
+        self: &Arc<Self>,
+        timeout: Duration,
+        command: impl FnOnce(&mut Core) -> R + Send + 'static,
+    ) -> Option<R> {
+        self.request(command).map_or_else(|results| results.recv_timeout(timeout).ok(), Some)
+    }
+
+    /// Runs `command`, or leaves it to the thread that drives, whose result is received.
+    fn request<R: Send + 'static>(
+        self: &Arc<Self>,
+        command: impl FnOnce(&mut Core) -> R + Send + 'static,
+    ) -> std::result::Result<R, mpsc::Receiver<R>> {
+        if let Some(mut busy) = self.try_lock() {
+            let core = busy.core();
+            core.read_clock();
+            return Ok(command(core));
+        }
+        let (result, results) = mpsc::sync_channel(1);
+        self.handoff.command(Box::new(move |core| {
+            // The caller may have ceased to wait for it.
+            let _ = result.send(command(core));
+        }));
+        self.try_flush();
+        Err(results)
     }
 
     /// Queues `command` for the next thread that drives the shard. May be called with another shard's lock held.
@@ -333,5 +355,15 @@ mod tests {
         shard.enqueue(move |core| served.send(core.serve_ready(&same)).unwrap());
         drop(busy);
         assert_eq!(results.recv().unwrap(), 1);
+    }
+
+    /// A signal handler that calls `exit` interrupts a round.
+    #[test]
+    fn a_thread_that_drives_waits_for_no_longer_than_it_says() {
+        let device = Device::open().unwrap();
+        let busy = device.driver().shard_at(0).lock();
+        assert!(!device.wait_idle(Duration::from_millis(10)));
+        drop(busy);
+        assert!(device.wait_idle(Duration::from_secs(60)));
     }
 }
