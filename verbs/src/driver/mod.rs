@@ -248,9 +248,10 @@ impl Driver {
     }
 
     fn any_within(&self, timeout: Duration, ask: fn(&mut Core) -> bool) -> Option<bool> {
+        let until = Instant::now() + timeout;
         let mut any = false;
         for shard in &self.shards {
-            any |= shard.call_within(timeout, ask)?;
+            any |= shard.call_within(until.saturating_duration_since(Instant::now()), ask)?;
         }
         Some(any)
     }
