@@ -256,8 +256,8 @@ impl Device {
     /// connection ends as well, as the kernel would end them after the process.
     ///
     /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone
-    /// (`atexit`); with [`crate::Progress::Manual`] it drives itself. A thread that calls this within a round, in a signal handler that has
-    /// interrupted it, waits for `timeout`.
+    /// (`atexit`); with [`crate::Progress::Manual`] it drives itself. For a thread that calls this within a round, in a signal handler
+    /// that has interrupted it, it is false after `timeout` at the latest.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         let left = || until.saturating_duration_since(Instant::now());
