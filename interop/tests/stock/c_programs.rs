@@ -202,16 +202,20 @@ fn threads_are_cancelled_in_waits_and_nowhere_else() {
     Running::start(on_loopback(&libraries, &program)).end().well();
 }
 
+/// A program of `tests/stock/c` that has pairs of queue pairs, by the benchmarks' `ends.c`.
+fn compile_with_ends(libraries: &Libraries, name: &str) -> Option<PathBuf> {
+    let shared = folder("../xtask/src/bench/programs");
+    let ends = shared.join("ends.c");
+    let (shared, ends) = (shared.to_string_lossy(), ends.to_string_lossy());
+    let flags = ["-Wall", "-Wextra", "-Werror", "-pthread", "-I", &shared, &ends];
+    compile(libraries, &folder("tests/stock/c").join(name), &flags)
+}
+
 /// A program that takes an event for a completion (perftest does), and one that takes a readable channel for an event.
 #[test]
 fn channels_have_the_events_that_programs_expect() {
     let libraries = Libraries::get();
-    let source = folder("tests/stock/c/channels.c");
-    let shared = folder("../xtask/src/bench/programs");
-    let ends = shared.join("ends.c");
-    let flags =
-        ["-Wall", "-Wextra", "-Werror", "-pthread", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
-    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let Some(program) = compile_with_ends(&libraries, "channels.c") else { return };
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
@@ -219,11 +223,7 @@ fn channels_have_the_events_that_programs_expect() {
 #[test]
 fn a_signal_handler_may_end_a_program_that_polls() {
     let libraries = Libraries::get();
-    let source = folder("tests/stock/c/exit_in_handler.c");
-    let shared = folder("../xtask/src/bench/programs");
-    let ends = shared.join("ends.c");
-    let flags = ["-Wall", "-Wextra", "-Werror", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
-    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let Some(program) = compile_with_ends(&libraries, "exit_in_handler.c") else { return };
     let ended = Running::start(libraries.command(User::Same, program)).end();
     assert_eq!(ended.well().count("20 children ended"), 1, "{ended:?}");
 }
@@ -232,11 +232,7 @@ fn a_signal_handler_may_end_a_program_that_polls() {
 #[test]
 fn registered_memory_may_go_at_any_time() {
     let libraries = Libraries::get();
-    let source = folder("tests/stock/c/memory.c");
-    let shared = folder("../xtask/src/bench/programs");
-    let ends = shared.join("ends.c");
-    let flags = ["-Wall", "-Wextra", "-Werror", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
-    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let Some(program) = compile_with_ends(&libraries, "memory.c") else { return };
     let command = || {
         let mut command = libraries.command(User::Same, &program);
         command.env("UIW_ACK", "on");
