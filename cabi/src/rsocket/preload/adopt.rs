@@ -183,16 +183,29 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
         // It connects to that address already.
         Err(errno) => address::plain(reachable(address::shifted(to).ok_or(errno)?)),
     };
-    socket.may_fall_back(instead.is_some());
-    let mut state = socket.lock();
-    state.peer = Some(peer);
-    state.opened = Some(Opened::new(pending, instead));
-    state.phase = Phase::Connecting(Box::new(Connecting::new(link, sizes)), None);
-    let Phase::Connecting(begun, _) = &state.phase else { return Err(Errno::IO) };
     let raw = sys::duplicate(fd)?;
-    cm::connect_open(begun.qp(), raw, peer, &Arc::new(options), &data, socket.channel(), TCP_CONNECTED)?;
-    drop(state);
-    take_over(plain, &socket)
+    socket.may_fall_back(instead.is_some());
+    {
+        let mut state = socket.lock();
+        state.peer = Some(peer);
+        state.opened = Some(Opened::new(pending, instead));
+        state.phase = Phase::Connecting(Box::new(Connecting::new(link, sizes)), None);
+    }
+    // Before the peer can answer: to an epoll set of the system's its answer would be something that the program can read.
+    take_over(plain, &socket)?;
+    let mut state = socket.lock();
+    // Otherwise another thread has closed it.
+    let Phase::Connecting(begun, _) = &state.phase else { return Ok(()) };
+    let options = Arc::new(options);
+    let opened = cm::connect_open(begun.qp(), raw, peer, &options, &data, socket.channel(), TCP_CONNECTED);
+    opened.map(drop).map_err(|error| {
+        // TCP's connection ends with it.
+        state.opened = None;
+        drop(state);
+        let errno = Errno::from(error);
+        socket.fail(errno);
+        errno
+    })
 }
 
 /// Makes the engine's options the program's again.
