@@ -142,6 +142,7 @@ impl<'a> Pinned<'a> {
     }
 
     /// Address of the byte at `range.start`, after the check that all of `range` is inside.
+    #[inline]
     fn at(&self, range: &Range<usize>) -> *mut u8 {
         check(range, self.len);
         // SAFETY: the pinned bytes lie in their region and `range` among them.
@@ -196,6 +197,7 @@ impl<'a> Pinned<'a> {
     ///
     /// # Panics
     /// If these are not inside.
+    #[inline]
     pub fn copy_to(&self, offset: usize, dst: &mut [u8]) -> Result<(), Gone> {
         let src = self.at(&(offset..offset.saturating_add(dst.len())));
         // SAFETY: `at` checked the range, and `dst` is a private slice.
@@ -206,7 +208,7 @@ impl<'a> Pinned<'a> {
     ///
     /// # Safety
     /// `src` is an address of pinned bytes, `dst` of private ones, `len` of each.
-    #[inline]
+    #[inline(always)]
     unsafe fn load(&self, dst: *mut u8, src: *const u8, len: usize) -> bool {
         // SAFETY: the caller's promise, and the pin keeps the bytes. Exclusive: the promise of `Memory::exclusive` excludes all
         // other accesses.

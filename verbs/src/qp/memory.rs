@@ -3,8 +3,44 @@
 use crate::qp::{QpInner, Wqe};
 use crate::wr::{SendFlags, Sge};
 use std::ops::Range;
-use uiw_mem::{MrCache, Table};
+use uiw_mem::{Gone, MrCache, Pinned, Table};
 use uiw_stream::LocalError;
+
+/// Where the bytes of a request go.
+pub(crate) trait Gathered {
+    fn append(&mut self, bytes: &[u8]);
+
+    /// # Errors
+    /// [`Gone`], if a program has unmapped some of the bytes.
+    fn append_pinned(&mut self, pin: &Pinned<'_>) -> Result<(), Gone>;
+}
+
+impl Gathered for Vec<u8> {
+    #[inline(always)]
+    fn append(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+
+    #[inline(always)]
+    fn append_pinned(&mut self, pin: &Pinned<'_>) -> Result<(), Gone> {
+        pin.copy_to_vec(0..pin.len(), self)
+    }
+}
+
+/// The place of a request, of the length of its bytes; what remains of it.
+impl Gathered for &mut [u8] {
+    #[inline(always)]
+    fn append(&mut self, bytes: &[u8]) {
+        if let Some(place) = self.split_off_mut(..bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    #[inline(always)]
+    fn append_pinned(&mut self, pin: &Pinned<'_>) -> Result<(), Gone> {
+        self.split_off_mut(..pin.len()).map_or(Ok(()), |place| pin.copy_to(0, place))
+    }
+}
 
 impl QpInner {
     /// Places `bytes` at byte `offset` of a message whose memory is `sges`. `cache` keeps the memory pinned.
@@ -50,10 +86,10 @@ impl QpInner {
         cache: &mut MrCache,
         wqe: &Wqe,
         range: Range<u32>,
-        out: &mut Vec<u8>,
+        out: &mut impl Gathered,
     ) -> Result<(), LocalError> {
         if wqe.flags.contains(SendFlags::INLINE) {
-            out.extend_from_slice(&wqe.inline[range.start as usize..range.end as usize]);
+            out.append(&wqe.inline[range.start as usize..range.end as usize]);
             return Ok(());
         }
         let (mut skip, mut left) = (range.start, range.end - range.start);
@@ -67,7 +103,7 @@ impl QpInner {
             let pin = table
                 .hold_local(cache, sge.lkey, self.pd.id(), part, false)
                 .map_err(|_| LocalError::Protection)?;
-            pin.copy_to_vec(0..pin.len(), out).map_err(|_| LocalError::Protection)?;
+            out.append_pinned(&pin).map_err(|_| LocalError::Protection)?;
             left -= take;
             skip = 0;
             if left == 0 {

@@ -17,12 +17,14 @@ const SEND_DATAGRAMS: usize = 256;
 pub(crate) struct Staging {
     pub(super) buffer: Vec<u8>,
     pub(super) incoming: Vec<Incoming>,
-    /// Datagrams that are being built, one behind the other.
-    pub(super) out: Vec<u8>,
+    /// Datagrams that are being built, one behind the other; [`SEND_BYTES`], once there was one.
+    out: Vec<u8>,
+    /// Bytes of those that were built.
+    filled: usize,
     /// Those of one length to one destination are an item.
-    pub(super) outgoing: Vec<Outgoing>,
+    outgoing: Vec<Outgoing>,
     /// Of each item: it goes to a queue pair of the same device, or to a group.
-    pub(super) same_device: Vec<bool>,
+    same_device: Vec<bool>,
     /// How many datagrams these are.
     pub(super) built: usize,
     /// Sequence number of the request of the first one; those of the others follow.
@@ -68,10 +70,24 @@ impl Staging {
     }
 
     pub(super) fn prepare_send(&mut self) {
-        self.out.clear();
+        if self.out.is_empty() {
+            self.out = vec![0; SEND_BYTES];
+        }
+        self.filled = 0;
         self.outgoing.clear();
         self.same_device.clear();
         self.built = 0;
+    }
+
+    /// Where the next datagram is built. Called where there is room for `len` bytes.
+    #[inline]
+    pub(super) fn place(&mut self, len: usize) -> &mut [u8] {
+        &mut self.out[self.filled..][..len]
+    }
+
+    /// The datagrams that were built, their items, and of each item whether it stays on the device.
+    pub(super) fn batch(&mut self) -> (&[u8], &mut [Outgoing], &[bool]) {
+        (&self.out[..self.filled], &mut self.outgoing, &self.same_device)
     }
 
     /// Adds the datagram of `len` bytes that was just built, for request `id`: to the last item, or in one of its own, `new`, where it has another
@@ -87,6 +103,7 @@ impl Staging {
             self.first = id;
         }
         self.built += 1;
+        self.filled += len;
         match self.outgoing.last_mut() {
             Some(last) if !is_first && last.len == len => last.count += 1,
             _ => {
@@ -100,7 +117,7 @@ impl Staging {
     /// Fills in the CRCs, when all datagrams were built: bytes that were just written, in other pieces than those that the CRC reads, would
     /// have to reach the cache first.
     pub(super) fn fill_crcs(&mut self) {
-        let mut rest = &mut self.out[..];
+        let mut rest = &mut self.out[..self.filled];
         for Outgoing { len, count, .. } in &self.outgoing {
             let (datagrams, behind) = rest.split_at_mut(len * count);
             for datagram in datagrams.chunks_exact_mut(*len) {
@@ -114,6 +131,7 @@ impl Staging {
 
     /// Whether a datagram of `len` bytes may be added.
     pub(super) fn has_room(&self, len: usize) -> bool {
-        self.built == 0 || self.built < SEND_DATAGRAMS && self.out.len() + len <= SEND_BYTES
+        // One that is longer than any message is refused later.
+        self.built == 0 || self.built < SEND_DATAGRAMS && self.filled + len <= SEND_BYTES
     }
 }

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroU8;
 use std::sync::atomic::Ordering;
 use uiw_counters::{Count, Dropped};
-use uiw_datagram::{CRC_LEN, Header, OVERHEAD, Qpn};
+use uiw_datagram::{Header, OVERHEAD, Qpn};
 use uiw_llp::{Outgoing, Token};
 
 /// What follows from a destination: found once for requests to one destination, one behind the other.
@@ -177,19 +177,17 @@ impl Endpoint {
             solicited: wqe.flags.contains(SendFlags::SOLICITED),
             immediate,
         };
-        let start = staging.out.len();
-        staging.out.resize(start + Header::LEN, 0);
-        if let Some(place) = staging.out[start..].first_chunk_mut() {
-            header.write(place);
-        }
-        let gathered = self.qp.gather(&services.table, &mut self.cache, wqe, 0..wqe.len, &mut staging.out);
-        if gathered.is_err() {
-            staging.out.truncate(start);
-            return Err(WcStatus::LocalProtection);
-        }
-        staging.out.extend_from_slice(&[0; CRC_LEN]);
+        let place = staging.place(wqe.len as usize + OVERHEAD);
+        let len = place.len();
+        let Some((front, mut payload)) = place.split_first_chunk_mut() else {
+            return Err(WcStatus::LocalLength);
+        };
+        header.write(front);
+        self.qp
+            .gather(&services.table, &mut self.cache, wqe, 0..wqe.len, &mut payload)
+            .map_err(|_| WcStatus::LocalProtection)?;
         self.msn = header.msn;
-        Ok(staging.out.len() - start)
+        Ok(len)
     }
 
     /// Counts requests whose datagrams were taken or left out.
@@ -219,9 +217,11 @@ struct Sent {
 fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> Sent {
     let socket = &mut port.sockets[at].socket;
     let mut sent = Sent::default();
-    let (mut bytes, mut item) = (&staging.out[..], 0);
-    while sent.done < staging.built {
-        let rest = &mut staging.outgoing[item..];
+    let built = staging.built;
+    let (mut bytes, outgoing, same_device) = staging.batch();
+    let mut item = 0;
+    while sent.done < built {
+        let rest = &mut outgoing[item..];
         let (mut taken, is_sent) = match socket.send(bytes, rest) {
             Ok(taken) => (taken, true),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -241,7 +241,7 @@ fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> Sent {
             bytes = &bytes[now * outgoing.len..];
             if is_sent {
                 let payload = now * (outgoing.len - OVERHEAD);
-                let same_device = staging.same_device[item].then_some(&mut sent.same_device);
+                let same_device = same_device[item].then_some(&mut sent.same_device);
                 for count in [Some(&mut sent.all), same_device].into_iter().flatten() {
                     count.messages += now as u64;
                     count.bytes += payload as u64;
