@@ -305,7 +305,7 @@ impl Cq {
         if max == 1 {
             let mut inner = self.inner.lock();
             let Some(cqe) = inner.ring.pop_front() else { return 0 };
-            self.note_left(&inner);
+            self.note_left(&mut inner);
             drop(inner);
             each(cqe.wc);
             return 1;
@@ -320,7 +320,7 @@ impl Cq {
                 {
                     batch.push(cqe.wc);
                 }
-                self.note_left(&inner);
+                self.note_left(&mut inner);
             }
             let count = batch.len();
             // Not moved: that would copy the room for all of them.
@@ -398,8 +398,12 @@ impl Cq {
     }
 
     /// Completions have left the ring.
-    fn note_left(&self, inner: &Inner) {
+    fn note_left(&self, inner: &mut Inner) {
         let queued = inner.ring.len();
+        if queued == 0 {
+            // An empty ring begins anew: of one that empties repeatedly the same few places are used, which are in the cache.
+            inner.ring.clear();
+        }
         self.queued.store(queued, Ordering::Release);
         self.taken.store(inner.pushed - queued as u64, Ordering::Release);
     }
@@ -514,7 +518,7 @@ impl Cq {
         }
         let mut inner = self.inner.lock();
         inner.ring.retain(|cqe| cqe.wc.qp_num != qp_num);
-        self.note_left(&inner);
+        self.note_left(&mut inner);
     }
 }
 
