@@ -5,14 +5,18 @@ use crate::errno::Errno;
 use crate::rsocket::sys;
 use crate::rsocket::wire::Target;
 use std::ops::Range;
-use std::sync::Arc;
-use uiw_mem::Region;
-use uiw_verbs::{Access, Memory, Pd, RawMr, Sge};
+use uiw_mem::Span;
+use uiw_verbs::{Access, Memory, Pd, RawMr, STag, Sge};
 
 /// Registered memory of ours, which only copies reach.
 pub(super) struct Buffer {
-    region: Arc<Region>,
-    mr: RawMr,
+    /// All of it.
+    span: Span,
+    base: u64,
+    lkey: STag,
+    rkey: STag,
+    /// Registered until it is dropped.
+    _mr: RawMr,
 }
 
 impl Buffer {
@@ -29,32 +33,35 @@ impl Buffer {
         let memory = unsafe { memory.exclusive() };
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;
-        Ok(Self { region: mr.region(), mr })
+        let span = mr.region().span(0, len).map_err(|_| Errno::IO)?;
+        Ok(Self { span, base, lkey: mr.lkey(), rkey: mr.rkey(), _mr: mr })
+    }
+
+    /// Whether `len` bytes at `at` are in it. The users' own sums say so.
+    fn check(&self, at: usize, len: usize) -> Result<()> {
+        let is_inside = at.checked_add(len).is_some_and(|end| end <= self.span.len());
+        if is_inside { Ok(()) } else { Err(Errno::IO) }
     }
 
     /// Copies out of it.
     pub(super) fn read(&self, at: usize, to: &mut [u8]) -> Result<()> {
-        let span = self.region.span(at, to.len()).map_err(|_| Errno::IO)?;
-        span.pin().and_then(|pin| pin.copy_to(0, to)).map_err(|_| Errno::IO)
+        self.check(at, to.len())?;
+        self.span.pin().and_then(|pin| pin.copy_to(at, to)).map_err(|_| Errno::IO)
     }
 
     /// Copies into it.
     pub(super) fn write(&self, at: usize, from: &[u8]) -> Result<()> {
-        let span = self.region.span(at, from.len()).map_err(|_| Errno::IO)?;
-        span.pin().and_then(|pin| pin.copy_from(0, from)).map_err(|_| Errno::IO)
+        self.check(at, from.len())?;
+        self.span.pin().and_then(|pin| pin.copy_from(at, from)).map_err(|_| Errno::IO)
     }
 
     /// What a peer needs to write at `at`.
     pub(super) fn target(&self, at: usize, len: u32) -> Target {
-        Target { addr: self.region.base() + at as u64, key: self.mr.rkey().0, len }
+        Target { addr: self.base + at as u64, key: self.rkey.0, len }
     }
 
     /// An element of a request.
     pub(super) fn sge(&self, range: Range<u32>) -> Sge {
-        Sge {
-            addr: self.region.base() + u64::from(range.start),
-            length: range.end - range.start,
-            lkey: self.mr.lkey(),
-        }
+        Sge { addr: self.base + u64::from(range.start), length: range.end - range.start, lkey: self.lkey }
     }
 }

@@ -24,6 +24,7 @@ const TARGETS: usize = 2;
 /// Bytes of the first targets: two of them are what a program may send before its peer reads. Programs count on some hundred KiB, as TCP takes
 /// more than that.
 const FIRST_TARGET: u32 = 256 << 10;
+const CACHE_LINE: u32 = 64;
 /// Bytes of a message by Send.
 const WORD: u32 = 4;
 /// Marks completions of receives; the rest of the number is the slot.
@@ -60,12 +61,12 @@ pub(crate) struct Link {
     variant: Variant,
     /// The ring that the peer writes.
     received: Buffer,
-    /// One word for each receive, for messages by Send.
-    words: Buffer,
+    /// One word for each receive, for messages by Send; then, from `ring` on, the ring that is sent from. One region: the engine finds again
+    /// what it found last.
+    local: Buffer,
+    ring: u32,
     /// The peer's targets, then its mappings, which it writes.
     lists: Buffer,
-    /// The ring that is sent from.
-    staged: Buffer,
     mappings: u16,
     half: u32,
     credits: u16,
@@ -101,14 +102,16 @@ impl Link {
             max_recv_sge: 1,
             max_inline: Mapping::LEN as u32,
         };
-        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false))?;
+        // The slot of a receive is in its completion, so the order in which messages take them does not matter.
+        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false).newest_receive_first())?;
         let half = sizes.half();
         let lists = TARGETS * Target::LEN + usize::from(sizes.mappings) * Mapping::LEN;
+        let ring = (u32::from(receives) * WORD).next_multiple_of(CACHE_LINE);
         let link = Self {
             received: Buffer::new(&pd, 2 * half as usize, Access::REMOTE_WRITE)?,
-            words: Buffer::new(&pd, usize::from(receives) * WORD as usize, Access::empty())?,
+            local: Buffer::new(&pd, ring as usize + sizes.sent as usize, Access::empty())?,
+            ring,
             lists: Buffer::new(&pd, lists, Access::REMOTE_WRITE)?,
-            staged: Buffer::new(&pd, sizes.sent as usize, Access::empty())?,
             qp,
             cq,
             pd,
@@ -215,7 +218,12 @@ impl Link {
 
     /// Copies into the ring that is sent from.
     pub(crate) fn stage(&self, at: u32, from: &[u8]) -> Result<()> {
-        self.staged.write(at as usize, from)
+        self.local.write((self.ring + at) as usize, from)
+    }
+
+    /// Bytes in the ring that is sent from.
+    fn staged(&self, part: Range<u32>) -> Sge {
+        self.local.sge(self.ring + part.start..self.ring + part.end)
     }
 
     fn remote(to: Target) -> Remote {
@@ -223,7 +231,7 @@ impl Link {
     }
 
     fn post(&self, requests: &[SendWr<'_>]) -> Result<()> {
-        // SAFETY: elements are inline, or in the ring `staged`, whose bytes are not written before the completion of their request is
+        // SAFETY: elements are inline, or in the ring, whose bytes are not written before the completion of their request is
         // taken (`Sender::completed`); it lives longer than the queue pair.
         unsafe { self.qp.post_send(requests.iter().copied()) }.map_err(|error| {
             tracing::debug!(%error, "posting failed");
@@ -274,13 +282,13 @@ impl Link {
     /// Posts a Write of staged bytes and the message that announces it.
     pub(crate) fn write_data(&self, staged: Range<u32>, to: Target) -> Result<()> {
         let len = staged.end - staged.start;
-        self.write_with(&[self.staged.sge(staged)], SendFlags::empty(), to, Message::Data { len })
+        self.write_with(&[self.staged(staged)], SendFlags::empty(), to, Message::Data { len })
     }
 
     /// Posts a Write of staged bytes that are not announced to the peer.
     pub(crate) fn write_direct(&self, staged: Range<u32>, to: Target) -> Result<()> {
         let op = SendOp::Write { remote: Self::remote(to) };
-        self.post(&[SendWr { wr_id: 0, op, sges: &[self.staged.sge(staged)], flags: SendFlags::SIGNALED }])
+        self.post(&[SendWr { wr_id: 0, op, sges: &[self.staged(staged)], flags: SendFlags::SIGNALED }])
     }
 
     /// Posts a Write of an entry into a list of the peer, and the message that announces it.
@@ -295,7 +303,7 @@ impl Link {
             .iter()
             .map(|slot| {
                 let at = u32::from(slot % self.receives) * WORD;
-                self.words.sge(at..at + WORD)
+                self.local.sge(at..at + WORD)
             })
             .collect();
         let used = if self.variant == Variant::Send { 1 } else { 0 };
@@ -312,7 +320,7 @@ impl Link {
             (Variant::Immediate, Some(word)) => Completed::Received(word),
             (Variant::Send, None) if wc.byte_len == WORD => {
                 let mut bytes = [0; WORD as usize];
-                match self.words.read(usize::from(slot) * WORD as usize, &mut bytes) {
+                match self.local.read(usize::from(slot) * WORD as usize, &mut bytes) {
                     Ok(()) => Completed::Received(u32::from_ne_bytes(bytes)),
                     Err(_) => Completed::Unknown,
                 }

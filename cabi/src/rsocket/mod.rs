@@ -17,6 +17,7 @@
 mod acceptor;
 mod addresses;
 mod any;
+mod attempts;
 mod buffer;
 mod connect;
 pub mod datagram;

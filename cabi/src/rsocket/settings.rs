@@ -1,10 +1,11 @@
-//! Sizes of buffers and queues: rdma-core's defaults, the files of `/etc/rdma/rsocket`, and what a program sets.
+//! Sizes of buffers and queues, and how long threads poll: rdma-core's defaults, the files of `/etc/rdma/rsocket`, and what a program sets.
 
 use crate::persona::Persona;
 use crate::rsocket::wire::{Variant, representable_mappings};
 use once_cell::race::OnceBox;
 use std::fs;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Where rdma-core's rsockets have their configuration.
 const FOLDER: &str = "/etc/rdma/rsocket";
@@ -14,6 +15,10 @@ const MAX_QUEUE: u16 = 16000;
 /// The smallest and the largest buffer.
 const MIN_BUFFER: u32 = 4096;
 const MAX_BUFFER: u32 = 1 << 28;
+
+/// Microseconds that a thread polls before it sleeps.
+const DEFAULT_POLLING: u64 = 100;
+const MAX_POLLING: u64 = 100_000;
 
 /// Sizes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,9 +52,6 @@ impl Sizes {
     }
 
     fn read(file: impl Fn(&str) -> Option<String>) -> Self {
-        fn number<T: FromStr>(text: Option<String>, default: T) -> T {
-            text.and_then(|text| text.split_whitespace().next()?.parse().ok()).unwrap_or(default)
-        }
         let default = Self::DEFAULT;
         Self {
             sends: number(file("sqsize_default"), default.sends),
@@ -74,6 +76,21 @@ impl Sizes {
     pub(crate) fn half(&self) -> u32 {
         self.received / 2
     }
+}
+
+/// How long a thread polls for what arrives before it sleeps, at most: `polling_time`, which has microseconds. rdma-core's is 10, in which a peer
+/// in software does not answer while it is woken from sleep itself. See `Attempts`.
+pub(crate) fn polling_time() -> Duration {
+    static TIME: OnceBox<Duration> = OnceBox::new();
+    *TIME.get_or_init(|| {
+        let text = fs::read_to_string(format!("{FOLDER}/polling_time")).ok();
+        Box::new(Duration::from_micros(number(text, DEFAULT_POLLING).min(MAX_POLLING)))
+    })
+}
+
+/// The number that a file begins with.
+fn number<T: FromStr>(text: Option<String>, default: T) -> T {
+    text.and_then(|text| text.split_whitespace().next()?.parse().ok()).unwrap_or(default)
 }
 
 /// The variant of the protocol that a device of this kind uses.

@@ -81,7 +81,7 @@ impl Stream {
     }
 
     /// Handles what has completed, and gives credits. Returns whether anything had completed.
-    pub(crate) fn process(&mut self, take: Take) -> bool {
+    pub(crate) fn process(&mut self, mut take: Take) -> bool {
         let mut any = false;
         loop {
             let Self { link, receiver, sender, shut, ended, .. } = self;
@@ -102,6 +102,10 @@ impl Stream {
             self.give_credits();
             if taken == 0 {
                 return any;
+            }
+            if self.receiver.readable() > 0 {
+                // That is enough: another round would mostly find nothing, at the price of a system call.
+                take = Take::Queued;
             }
         }
     }

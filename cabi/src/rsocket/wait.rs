@@ -4,15 +4,15 @@ use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
 use crate::fork;
+use crate::rsocket::attempts::Attempts;
+use crate::rsocket::settings::polling_time;
 use crate::rsocket::sys;
 use crate::signals::Held;
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread;
 use std::time::{Duration, Instant};
 use uiw_verbs::{Device, PollWaiter, ShardSet};
 
@@ -62,44 +62,6 @@ impl<'a> Limit<'a> {
 
     fn left(&self) -> Option<Duration> {
         self.deadline.map(|at| at.saturating_duration_since(Instant::now()))
-    }
-}
-
-/// Attempts without waiting that find nothing before a thread calls `sched_yield`: the peer may need the processor.
-const ATTEMPTS_BEFORE_YIELD: u32 = 32;
-
-/// A call that waits makes an attempt without waiting first, unless so many of them found nothing; then each of so many calls makes one.
-const ATTEMPTS_BEFORE_WAITS: u32 = 4;
-const CALLS_PER_ATTEMPT: u32 = 16;
-
-/// Attempts without waiting at a socket that found nothing since the last one that found something.
-#[derive(Default)]
-pub(crate) struct Attempts(AtomicU32);
-
-impl Attempts {
-    /// Counts an attempt; returns how many have found nothing.
-    fn count(&self, found: bool) -> u32 {
-        // Not exact where several threads try; nothing depends on it.
-        let count = if found { 0 } else { self.0.load(Ordering::Relaxed).wrapping_add(1) };
-        self.0.store(count, Ordering::Relaxed);
-        count
-    }
-
-    /// Called after the attempt of a call that does not wait.
-    pub(crate) fn note(&self, found: bool) {
-        if self.count(found) > ATTEMPTS_BEFORE_YIELD {
-            thread::yield_now();
-        }
-    }
-
-    /// Whether a call that waits omits its attempt, as the wait finds what has arrived as well. It counts as one that found nothing.
-    fn is_omitted(&self) -> bool {
-        let count = self.0.load(Ordering::Relaxed);
-        let omitted = count >= ATTEMPTS_BEFORE_WAITS && !count.is_multiple_of(CALLS_PER_ATTEMPT);
-        if omitted {
-            self.count(false);
-        }
-        omitted
     }
 }
 
@@ -397,16 +359,30 @@ pub(crate) fn complete<T>(
             return second;
         }
     }
+    let begun = Instant::now();
+    let most = time.unwrap_or(Duration::MAX).min(polling_time());
+    if attempts.expect_soon() {
+        // As in `drive`.
+        let held = Held::new();
+        if let Some(found) = attempts.poll(begun, most, || pending(call(Try::Processed))) {
+            return found;
+        }
+        if held.interrupts() {
+            return Err(Errno::INTR);
+        }
+    }
     let poll = |cx: &mut Context<'_>| pending(call(Try::Watched(cx)));
     let device = engine::get()?;
-    match time {
+    let waited = match time {
         None => until(&device, arm, poll)?,
         Some(time) => {
-            let limit = Limit::within(time);
+            let limit = Limit::within(time.saturating_sub(begun.elapsed()));
             let done = until_or(Some(&device), &mut Vec::new(), &limit, shards, poll)?;
             done.unwrap_or(Err(Errno::AGAIN))
         }
-    }
+    };
+    attempts.slept(begun.elapsed());
+    waited
 }
 
 /// The answer of a call that is tried again.

@@ -103,8 +103,19 @@ impl QpInit {
         self
     }
 
-    /// Messages take the receive that was posted last. Default: the one that was posted first, as verbs demand.
-    pub(crate) fn newest_receive_first(mut self) -> Self {
+    /// Messages take the receive that was posted last, whose memory is likely to be in the cache: for programs whose receives are alike.
+    /// Default: the one that was posted first, as verbs demand.
+    ///
+    /// ```
+    /// use uiw_verbs::{CqOptions, Device, QpInit};
+    /// let device = Device::open()?;
+    /// let pd = device.alloc_pd()?;
+    /// let cq = device.create_cq(16, CqOptions::default())?;
+    /// let qp = pd.create_qp(QpInit::new(&cq, &cq).newest_receive_first())?;
+    /// # Ok::<(), uiw_verbs::Error>(())
+    /// ```
+    #[must_use]
+    pub fn newest_receive_first(mut self) -> Self {
         self.newest_receive_first = true;
         self
     }

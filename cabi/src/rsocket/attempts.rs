@@ -1,0 +1,124 @@
+//! What a thread does before it sleeps until something arrives at a socket.
+
+use crate::rsocket::settings::polling_time;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::Poll;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
+const ATTEMPTS_BEFORE_YIELD: u32 = 32;
+
+/// A call that waits makes an attempt without waiting first, unless so many of them found nothing; then each of so many calls makes one.
+const ATTEMPTS_BEFORE_WAITS: u32 = 4;
+const CALLS_PER_ATTEMPT: u32 = 16;
+
+/// Attempts without waiting at a socket, and how long the last wait was. Not exact where several threads wait; nothing depends on it.
+#[derive(Default)]
+pub(crate) struct Attempts {
+    /// Those that found nothing since the last one that found something.
+    in_vain: AtomicU32,
+    /// The last wait was no longer than [`polling_time`], so the next one polls before it sleeps: a sleep and its wake-up take longer than
+    /// what a peer that answers at once needs.
+    is_short: AtomicBool,
+}
+
+impl Attempts {
+    /// Counts an attempt; returns how many have found nothing.
+    pub(crate) fn count(&self, found: bool) -> u32 {
+        let count = if found { 0 } else { self.in_vain.load(Ordering::Relaxed).wrapping_add(1) };
+        self.in_vain.store(count, Ordering::Relaxed);
+        count
+    }
+
+    /// Called after the attempt of a call that does not wait.
+    pub(crate) fn note(&self, found: bool) {
+        if self.count(found) > ATTEMPTS_BEFORE_YIELD {
+            thread::yield_now();
+        }
+    }
+
+    /// Whether a call that waits omits its attempt, as the wait finds what has arrived as well. It counts as one that found nothing.
+    pub(crate) fn is_omitted(&self) -> bool {
+        let count = self.in_vain.load(Ordering::Relaxed);
+        let omitted = count >= ATTEMPTS_BEFORE_WAITS && !count.is_multiple_of(CALLS_PER_ATTEMPT);
+        if omitted {
+            self.count(false);
+        }
+        omitted
+    }
+
+    /// Whether a wait polls before it sleeps, as the last one was short.
+    pub(crate) fn expect_soon(&self) -> bool {
+        self.is_short.load(Ordering::Relaxed)
+    }
+
+    /// Repeats `attempt` for a wait that began at `begun`, for at most `most`. Nothing where the thread is to sleep.
+    pub(crate) fn poll<T>(
+        &self,
+        begun: Instant,
+        most: Duration,
+        mut attempt: impl FnMut() -> Poll<T>,
+    ) -> Option<T> {
+        while begun.elapsed() < most {
+            if let Poll::Ready(found) = attempt() {
+                self.count(true);
+                return Some(found);
+            }
+            self.note(false);
+        }
+        None
+    }
+
+    /// A wait with a sleep has ended, after this time.
+    pub(crate) fn slept(&self, time: Duration) {
+        self.is_short.store(time <= polling_time(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_polls_when_the_one_before_was_short() {
+        let attempts = Attempts::default();
+        assert!(!attempts.expect_soon());
+        attempts.slept(Duration::from_micros(1));
+        assert!(attempts.expect_soon());
+        attempts.slept(Duration::from_secs(1));
+        assert!(!attempts.expect_soon());
+    }
+
+    #[test]
+    fn polling_ends_with_what_is_found_or_with_its_time() {
+        let attempts = Attempts::default();
+        let mut tried = 0;
+        let found = attempts.poll(Instant::now(), Duration::MAX, || {
+            tried += 1;
+            if tried == 3 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        assert_eq!((found, tried), (Some(()), 3));
+        assert_eq!(attempts.poll(Instant::now(), Duration::ZERO, || Poll::Ready(())), None);
+        assert_eq!(attempts.poll(Instant::now(), Duration::from_micros(1), || Poll::<()>::Pending), None);
+    }
+
+    #[test]
+    fn attempts_are_omitted_after_some_in_vain_and_one_of_several_calls_makes_one() {
+        let attempts = Attempts::default();
+        for _ in 0..ATTEMPTS_BEFORE_WAITS {
+            assert!(!attempts.is_omitted());
+            attempts.count(false);
+        }
+        let made = (0..10 * CALLS_PER_ATTEMPT).filter(|_| {
+            let made = !attempts.is_omitted();
+            if made {
+                attempts.count(false);
+            }
+            made
+        });
+        assert_eq!(made.count(), 10);
+        attempts.count(true);
+        assert!(!attempts.is_omitted());
+    }
+}
