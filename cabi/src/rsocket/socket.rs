@@ -217,7 +217,9 @@ impl Socket {
     /// The connection could not be made.
     pub(crate) fn fail(&self, errno: Errno) {
         let mut state = self.lock();
-        state.phase = state.fail(errno);
+        if !matches!(state.phase, Phase::Closed) {
+            state.phase = state.fail(errno);
+        }
         drop(state);
         self.wake(None);
     }

@@ -361,7 +361,8 @@ pub(crate) fn complete<T>(
     }
     let begun = Instant::now();
     let most = time.unwrap_or(Duration::MAX).min(polling_time());
-    if attempts.expect_soon() {
+    // Without a connection there is nothing to be driven.
+    if attempts.expect_soon() && !shards().is_empty() {
         // As in `drive`.
         let held = Held::new();
         if let Some(found) = attempts.poll(begun, most, || pending(call(Try::Processed))) {

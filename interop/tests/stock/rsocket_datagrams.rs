@@ -11,7 +11,7 @@ use uiw_interop::stock::{Ended, Libraries, Network, Running, User, compile, free
 /// Devices with datagrams.
 const DEVICES: [(&str, &str); 3] = [("UIW_PERSONA", "roce"), ("UIW_PERSONA", "ib"), ("UIW_UD", "on")];
 
-/// Attempts of udpong with `-T e`: where an answer takes more than a millisecond it asks again, and takes the second answer for one to its next
+/// Attempts of udpong. With `-T e`, where an answer takes more than a millisecond it asks again, and takes the second answer for one to its next
 /// question. From then on it repeats that answer and waits for ever, on UDP (`-T s`) as on rsockets.
 const TRIES: u32 = 10;
 /// What such an attempt may take.
@@ -63,9 +63,10 @@ fn udpong_of_every_device_in_all_its_modes() {
                     let echo = [&args[..], &["-T", "e"]].concat();
                     let ended = udpong(&Network::Loopback, address, variable, &echo);
                     assert_eq!(transfers(&ended), "200", "{variable:?} {address} {mode} {size}");
-                    // Nothing says that all of these arrive.
-                    let ended = udpong(&Network::Loopback, address, variable, &args);
-                    assert_ne!(transfers(&ended), "0", "{variable:?} {address} {mode} {size}");
+                    // Nothing says that all of these arrive, or that they arrive before the one that asks for their number: the first messages of a
+                    // pair of sockets go over UDP, and are received by another thread than those of queue pairs.
+                    let arrive = |_| transfers(&udpong(&Network::Loopback, address, variable, &args)) != "0";
+                    assert!((0..TRIES).any(arrive), "{variable:?} {address} {mode} {size}");
                 }
             }
         }
