@@ -1,5 +1,6 @@
 //! Threads of the engine's own.
 
+use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::thread::JoinHandle;
@@ -35,21 +36,58 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
 /// The shortest time slice that Linux allows, in nanoseconds.
 const SLICE: u64 = 100_000;
 
+/// How much a thread's nice value is lowered by [`raise_priority`].
+const RAISED_BY: i32 = 10;
+
 /// Where every processor is busy, Linux 6.12 and newer let a thread that wakes up interrupt one with a longer slice at once; otherwise it
 /// waits for the end of that slice, milliseconds. A failure is of no other consequence.
 fn shorten_slice() {
+    change(|attributes| attributes.sched_runtime = SLICE);
+}
+
+/// Raises the priority of the calling thread, one of the engine's own, or makes it what it was before it was raised. It needs CAP_SYS_NICE or
+/// RLIMIT_NICE; without them, and where the thread has a real-time policy, nothing changes.
+///
+/// Linux lets a thread that wakes up interrupt another one only where the two have had their shares of the processor. One that is woken many times in
+/// succession has had its own sooner, and then waits for the next tick of the clock, milliseconds.
+pub(crate) fn raise_priority(raised: bool) {
+    thread_local! {
+        /// The nice value before it was raised.
+        static BEFORE: Cell<Option<i32>> = const { Cell::new(None) };
+    }
+    change(|attributes| {
+        if raised {
+            BEFORE.set(Some(attributes.sched_nice));
+            attributes.sched_nice = (attributes.sched_nice - RAISED_BY).max(-20);
+            // Threads that this one starts have the ordinary priority.
+            attributes.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
+        } else if let Some(before) = BEFORE.take() {
+            attributes.sched_nice = before;
+        }
+    });
+}
+
+/// Changes the calling thread's attributes, if it has the ordinary policy.
+fn change(change: impl FnOnce(&mut libc::sched_attr)) {
+    if let Some(mut attributes) = attributes()
+        && attributes.sched_policy == libc::SCHED_OTHER as u32
+    {
+        change(&mut attributes);
+        // SAFETY: the calling thread's own attributes, in memory of the size that they begin with.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    }
+}
+
+/// The calling thread's attributes.
+fn attributes() -> Option<libc::sched_attr> {
     let mut attributes = MaybeUninit::<libc::sched_attr>::zeroed();
     let size = size_of::<libc::sched_attr>() as libc::c_uint;
-    // SAFETY: the calling thread's own attributes, in memory of the size that is given; all zeroes are attributes too.
-    unsafe {
-        if libc::syscall(libc::SYS_sched_getattr, 0, attributes.as_mut_ptr(), size, 0) == 0 {
-            let mut attributes = attributes.assume_init();
-            if attributes.sched_policy == libc::SCHED_OTHER as u32 {
-                attributes.sched_runtime = SLICE;
-                libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
-            }
-        }
-    }
+    // SAFETY: memory of the size that is given; all zeroes are attributes too, should the call fail.
+    let (failed, attributes) = unsafe {
+        let failed = libc::syscall(libc::SYS_sched_getattr, 0, attributes.as_mut_ptr(), size, 0);
+        (failed != 0, attributes.assume_init())
+    };
+    (!failed).then_some(attributes)
 }
 
 #[cfg(test)]
@@ -81,14 +119,7 @@ mod tests {
 
     /// The time slice of the calling thread in nanoseconds; 0 is the system's.
     fn slice() -> u64 {
-        let mut attributes = MaybeUninit::<libc::sched_attr>::zeroed();
-        let size = size_of::<libc::sched_attr>() as libc::c_uint;
-        // SAFETY: as in `shorten_slice`.
-        let attributes = unsafe {
-            libc::syscall(libc::SYS_sched_getattr, 0, attributes.as_mut_ptr(), size, 0);
-            attributes.assume_init()
-        };
-        attributes.sched_runtime
+        attributes().unwrap().sched_runtime
     }
 
     #[test]
@@ -99,5 +130,26 @@ mod tests {
         // Before Linux 6.12 there is none to be set, and it is reported as 0.
         assert_eq!(receiver.recv().unwrap(), if before == 0 { 0 } else { SLICE });
         assert_eq!(slice(), before);
+    }
+
+    /// A process without the right to raise it keeps the priority that it has.
+    #[test]
+    fn a_raised_priority_is_made_what_it_was() {
+        fn nice() -> i32 {
+            attributes().unwrap().sched_nice
+        }
+        let before = nice();
+        let thread = spawn("raised", move || {
+            raise_priority(true);
+            let raised = nice();
+            assert!([before, (before - RAISED_BY).max(-20)].contains(&raised), "{before} to {raised}");
+            raise_priority(false);
+            assert_eq!(nice(), before);
+            // Without one that was raised.
+            raise_priority(false);
+            assert_eq!(nice(), before);
+        });
+        thread.unwrap().join().unwrap();
+        assert_eq!(nice(), before);
     }
 }

@@ -244,3 +244,14 @@ impl Sub for Instant {
         self.0.saturating_sub(earlier.0)
     }
 }
+
+pub(super) fn raise_priority(_: bool) {}
+
+pub(super) fn thread_id() -> i32 {
+    0
+}
+
+/// No thread runs long enough between two of its steps.
+pub(super) fn thread_time(_: i32) -> Option<Duration> {
+    None
+}

@@ -281,6 +281,10 @@ impl Drive for Shard {
         self.handoff.is_pending()
     }
 
+    fn is_held(&self) -> bool {
+        self.handoff.is_held()
+    }
+
     fn rounds(&self) -> u32 {
         self.rounds.load(Ordering::Relaxed)
     }

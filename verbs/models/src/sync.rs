@@ -51,6 +51,10 @@ impl<T> TryMutex<T> {
         Some(TryMutexGuard { held: &self.held, value: Some(value) })
     }
 
+    pub(super) fn is_locked(&self) -> bool {
+        self.held.load(Ordering::Relaxed)
+    }
+
     pub(super) fn lock(&self) -> TryMutexGuard<'_, T> {
         loop {
             if let Some(guard) = self.try_lock() {

@@ -21,6 +21,10 @@ impl Drive for Shard {
         self.is_pending()
     }
 
+    fn is_held(&self) -> bool {
+        self.is_held()
+    }
+
     fn rounds(&self) -> u32 {
         self.rounds.load(Ordering::Relaxed)
     }

@@ -68,6 +68,11 @@ impl<C, P> Handoff<C, P> {
         self.core.try_lock_for(timeout)
     }
 
+    /// Whether a thread holds the core.
+    pub(super) fn is_held(&self) -> bool {
+        self.core.is_locked()
+    }
+
     #[inline]
     pub(super) fn try_lock(&self) -> Option<TryMutexGuard<'_, C>> {
         self.core.try_lock()

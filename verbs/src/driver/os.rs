@@ -1,5 +1,6 @@
 //! Descriptors on which threads sleep (eventfd, poll(2), epoll), and the clock.
 
+pub(super) use crate::thread::raise_priority;
 pub(super) use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
@@ -137,6 +138,29 @@ pub(super) fn is_readable(stack: &StackFd) -> bool {
 /// Sleeps for `time`.
 pub(super) fn sleep_for(time: Duration) {
     std::thread::sleep(time);
+}
+
+/// The number of this thread.
+pub(super) fn thread_id() -> i32 {
+    rustix::thread::gettid().as_raw_pid()
+}
+
+/// Processor time that a thread of this process has used; nothing if there is none, or for 0.
+pub(super) fn thread_time(thread: i32) -> Option<Duration> {
+    /// CPUCLOCK_PERTHREAD_MASK and CPUCLOCK_SCHED of the kernel's `posix-timers.h`: the clock of `pthread_getcpuclockid`, which refuses a thread that has
+    /// ended instead.
+    const OF_A_THREAD: libc::clockid_t = 4 | 2;
+    // The kernel takes 0 for the calling thread.
+    if thread == 0 {
+        return None;
+    }
+    let mut time = MaybeUninit::<libc::timespec>::zeroed();
+    // SAFETY: a time that can be written; all zeroes are one, should the call fail.
+    let (failed, time) = unsafe {
+        (libc::clock_gettime(!thread << 3 | OF_A_THREAD, time.as_mut_ptr()) != 0, time.assume_init())
+    };
+    let time = Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);
+    (!failed).then_some(time)
 }
 
 fn timespec(wait: Duration) -> Timespec {

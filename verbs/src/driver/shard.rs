@@ -80,6 +80,10 @@ impl Shard {
         Busy::new(self, self.handoff.lock(), guarded)
     }
 
+    pub(super) fn is_held(&self) -> bool {
+        self.handoff.is_held()
+    }
+
     #[inline]
     pub(super) fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
         self.handoff.try_lock().map(|core| Busy::new(self, core, self.guarded()))

@@ -1,6 +1,7 @@
 //! The background thread: the owner while no application thread waits or polls, on standby otherwise.
 
-use super::super::os::{Instant, is_readable, sleep_for};
+use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
+use super::memory_polls::{MemoryPolls, SERVED_BY_POLLS, SLEEP, SLEEPS, UNSERVED};
 use super::ownership::{Probes, Seen, Turn};
 use super::wait::keep_polling;
 use super::{COALESCE, Drive, State};
@@ -18,9 +19,13 @@ const TIMER_PART: u32 = 16;
 /// Upper bound of that timer.
 const MAX_LONG_TIMER: Duration = Duration::from_millis(4);
 
+/// While a program that polls memory holds the core, the background thread sleeps for so long.
+const CALL: Duration = Duration::from_micros(10);
+
 /// Runs the background thread of `drive`, until that is dropped.
 pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
-    let mut background = Background { state, drive, standby: Standby::default() };
+    let mut background =
+        Background { state, drive, standby: Standby::default(), memory_polls: MemoryPolls::default() };
     // The count ends this loop also where `drop` has not called [`State::stop`] yet.
     while !state.stop.load(Ordering::SeqCst) && drive.strong_count() > 0 {
         // Before any state is read: a later wake-up is kept.
@@ -37,6 +42,7 @@ struct Background<'a, D> {
     state: &'a State,
     drive: &'a Weak<D>,
     standby: Standby,
+    memory_polls: MemoryPolls,
 }
 
 /// The background thread's observations while it was on standby.
@@ -58,9 +64,15 @@ impl<D: Drive> Background<'_, D> {
         self.standby.driven = self.see_rounds();
         // A program that polls but never finds its queue empty makes no rounds: then the hint does not count.
         let hinted = state.poll_hint.swap(false, Ordering::SeqCst) && self.standby.driven;
+        if hinted && !self.standby.timer.is_zero() && state.is_readable() {
+            // As in a standby, of which this is a part.
+            state.standby_timed.store(true, Ordering::SeqCst);
+            self.check();
+            state.standby_timed.store(false, Ordering::SeqCst);
+        }
+        let hinted = hinted && !self.memory_polls.are_likely();
         state.poll_hint_held.store(hinted, Ordering::Relaxed);
-        let probes =
-            Probes { readable: &|| state.stack.as_deref().is_some_and(is_readable), now: &|| state.now() };
+        let probes = Probes { readable: &|| state.is_readable(), now: &|| state.now() };
         let (seen, driven) = (&mut self.standby.seen, self.standby.driven);
         let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
             Turn::Own => {
@@ -105,13 +117,80 @@ impl<D: Drive> Background<'_, D> {
         let idle = !drive.is_pending() && !state.coalescing.load(Ordering::SeqCst);
         // The sleep of this thread must not keep it alive.
         drop(drive);
-        let readable = idle && state.background.sleep(state.stack.as_deref(), state.deadline());
+        let at = self.memory_polls.are_likely().then(|| Instant::now() + SERVED_BY_POLLS);
+        let until = [state.deadline(), at].into_iter().flatten().min();
+        let readable = idle && state.background.sleep(state.stack.as_deref(), until);
         let was_owner = state.ownership.background_release();
+        if idle && !readable && at.is_some_and(|at| at <= Instant::now()) {
+            // Wherever anything has arrived, a poll has served it before this thread was woken.
+            self.observe(false);
+        }
+        if !was_owner {
+            return;
+        }
         // While an application thread polls and drives, it serves the arrival; with an active poller, that one does.
-        let by_poller = state.poll_hint.load(Ordering::SeqCst) && self.has_rounds();
-        if was_owner && !by_poller {
+        let polled = state.poll_hint.load(Ordering::SeqCst);
+        let by_poller = polled && self.has_rounds();
+        if readable && self.memory_polls.is_to_be_checked(polled && !by_poller) {
+            state.poll_hint.store(false, Ordering::SeqCst);
+            self.check();
+        }
+        if self.memory_polls.are_likely() {
+            self.serve_memory_poller(readable);
+        } else if !by_poller {
             self.make_round(readable);
-            self.see_rounds();
+        } else {
+            return;
+        }
+        self.see_rounds();
+    }
+
+    /// Checks whether the program polls memory.
+    fn check(&mut self) {
+        if let Some(unserved) = self.is_unserved() {
+            self.observe(unserved);
+        }
+    }
+
+    /// An arrival was unserved, or polls serve them.
+    fn observe(&mut self, unserved: bool) {
+        let was_likely = self.memory_polls.are_likely();
+        self.memory_polls.observe(unserved);
+        let is_likely = self.memory_polls.are_likely();
+        if is_likely != was_likely {
+            raise_priority(is_likely);
+            tracing::debug!(polls_memory = is_likely, "what the program that polls does");
+        }
+    }
+
+    /// Whether the stack stays readable while the thread that polled last runs, and makes no poll. Nothing where it does not run.
+    fn is_unserved(&self) -> Option<bool> {
+        let state = self.state;
+        let (poller, rounds) = (state.poller.load(Ordering::SeqCst), self.rounds());
+        let begun = thread_time(poller)?;
+        for _ in 0..SLEEPS {
+            sleep_for(SLEEP);
+            // A round that has begun serves the arrival.
+            let served = self.rounds() != rounds || self.is_held() || !state.is_readable();
+            if served || state.poll_hint.load(Ordering::SeqCst) {
+                return Some(false);
+            }
+            if thread_time(poller)?.saturating_sub(begun) >= UNSERVED {
+                return Some(true);
+            }
+        }
+        None
+    }
+
+    /// A round for a program that polls memory; the next arrival ends the next sleep. This thread does not keep polling: it would yield the
+    /// processor to the program, which may keep it for milliseconds, while a thread that is woken from sleep interrupts it.
+    fn serve_memory_poller(&self, readable: bool) {
+        let Some(drive) = self.drive.upgrade() else { return };
+        let served = if readable { drive.try_poll_stack() } else { drive.try_pump() };
+        drop(drive);
+        if served.is_none() {
+            // A call of the program, which ends soon.
+            self.state.background.sleep(None, Some(Instant::now() + CALL));
         }
     }
 
@@ -129,6 +208,10 @@ impl<D: Drive> Background<'_, D> {
 
     fn is_pending(&self) -> bool {
         self.drive.upgrade().is_some_and(|drive| drive.is_pending())
+    }
+
+    fn is_held(&self) -> bool {
+        self.drive.upgrade().is_some_and(|drive| drive.is_held())
     }
 
     /// Whether rounds were made since the last call.

@@ -63,8 +63,8 @@
 //!
 //! A poll sets a flag, not a time, as it does not read the clock. While the flag is set again and rounds are made between two turns of the
 //! background thread, that thread stays on standby with a timer ([`background`] has its length). A program that polls but never finds
-//! its queue empty (it spins on its own memory until the peer has written) makes no rounds: then the background thread becomes the owner
-//! despite the hint.
+//! its queue empty makes no rounds: then the background thread becomes the owner despite the hint. So it does beside a program that polls
+//! its own memory until the peer has written, and its queue between ([`memory_polls`]).
 //!
 //! # Required orders
 //!
@@ -78,6 +78,7 @@
 
 mod armed;
 mod background;
+mod memory_polls;
 mod ownership;
 #[cfg(feature = "tokio")]
 mod task;
@@ -90,13 +91,13 @@ pub(crate) use task::ActiveTask;
 pub(super) use wait::block_on;
 
 use super::epoll_waiter::EpollWaiter;
-use super::os::{Instant, StackFd};
+use super::os::{Instant, StackFd, is_readable, thread_id};
 use super::park::Parker;
 use super::sync::{AtomicBool, AtomicU64};
 use ownership::Ownership;
 use std::io::Result;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 /// Within this time after a sleep in one of the engine's waits, arming a queue is expected to precede another such sleep.
@@ -115,6 +116,8 @@ pub(super) trait Drive: Send + Sync + 'static {
     fn progress(&self) -> &State;
     /// Whether a post or a command waits.
     fn is_pending(&self) -> bool;
+    /// Whether a thread holds the core.
+    fn is_held(&self) -> bool;
     /// The number of rounds that were made, wrapping.
     fn rounds(&self) -> u32;
     /// One round. Returns how much was done; `None` when another thread holds the core.
@@ -136,6 +139,8 @@ pub(super) struct State {
     ownership: Ownership,
     /// An application thread polled since the background thread's last turn.
     poll_hint: AtomicBool,
+    /// The thread that has set the poll hint last; 0: one that has waited.
+    poller: AtomicI32,
     /// The poll hint at the background thread's last turn, if rounds were made.
     poll_hint_held: AtomicBool,
     /// When the last thread slept in one of the engine's waits; [`NEVER`] before the first one.
@@ -166,6 +171,7 @@ impl State {
             ownership: Ownership::new(Arc::clone(&background)),
             background,
             poll_hint: AtomicBool::new(false),
+            poller: AtomicI32::new(0),
             poll_hint_held: AtomicBool::new(false),
             own_wait: AtomicU64::new(NEVER),
             timer: AtomicU64::new(NEVER),
@@ -206,6 +212,7 @@ impl State {
     pub(super) fn hint_poll(&self) {
         // Read first: the cache line is shared with other pollers.
         if !self.poll_hint.load(Ordering::Relaxed) {
+            self.poller.store(thread_id(), Ordering::SeqCst);
             self.poll_hint.store(true, Ordering::Relaxed);
             self.end_served();
         }
@@ -231,6 +238,11 @@ impl State {
         u64::try_from(at.saturating_duration_since(self.base).as_nanos()).unwrap_or(NEVER - 1)
     }
 
+    /// Whether the stack has something.
+    fn is_readable(&self) -> bool {
+        self.stack.as_deref().is_some_and(is_readable)
+    }
+
     fn now(&self) -> u64 {
         self.since_base(Instant::now())
     }
@@ -244,6 +256,7 @@ impl State {
     /// The active poller's wait is over.
     fn release(&self) {
         self.own_wait.store(self.now(), Ordering::Relaxed);
+        self.poller.store(0, Ordering::SeqCst);
         self.poll_hint.store(true, Ordering::SeqCst);
         self.ownership.release();
     }
