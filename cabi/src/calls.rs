@@ -93,6 +93,7 @@ pub const CALLS: &[Call] = {
         call(Counters, "unlinkat", libc::SYS_unlinkat, NONE),
         call(Copies, "openat2", libc::SYS_openat2, NONE),
         call(Pairs, "socketpair", libc::SYS_socketpair, [libc::AF_UNIX as c_long, -1, 0, 0]),
+        call(Scheduling, "clock_gettime", libc::SYS_clock_gettime, NONE),
         call(Scheduling, "sched_getattr", libc::SYS_sched_getattr, NONE),
         call(Scheduling, "sched_setattr", libc::SYS_sched_setattr, NONE),
     ]
