@@ -3,6 +3,7 @@
 use crate::mr::RemoteMr;
 use crate::ud::Destination;
 use bitflags::bitflags;
+use smallvec::SmallVec;
 use uiw_ddp::STag;
 use uiw_mem::Access;
 
@@ -30,6 +31,9 @@ pub struct Sge {
     /// The region's STag.
     pub lkey: STag,
 }
+
+/// Those of a request. Most requests have one, which needs no allocation.
+pub(crate) type Sges = SmallVec<[Sge; 1]>;
 
 bitflags! {
     /// Flags of a send work request; the values of `ibv_send_flags`.

@@ -4,7 +4,7 @@ use crate::cq::Cqe;
 use crate::notify::Wakes;
 use crate::qp::{LongMessages, QpInner, RecvWqe, SendQueue, SqMode, Wqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
-use crate::wr::{Remote, SendFlags, SendOp, Sge};
+use crate::wr::{Remote, SendFlags, SendOp, Sge, Sges};
 use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub(crate) struct HostState {
     /// The message so far, once it is longer than that receive.
     long: Vec<u8>,
     /// Elements of the Reads and atomics that wait for answers, in their order.
-    sinks: VecDeque<Vec<Sge>>,
+    sinks: VecDeque<Sges>,
 }
 
 impl HostState {

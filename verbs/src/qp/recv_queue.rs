@@ -2,13 +2,13 @@
 
 use crate::error::Error;
 use crate::qp::ring::Ring;
-use crate::wr::{RecvWr, Sge};
+use crate::wr::{RecvWr, Sges};
 
 /// A posted receive.
 #[derive(Default)]
 pub(crate) struct RecvWqe {
     pub(crate) wr_id: u64,
-    pub(crate) sges: Vec<Sge>,
+    pub(crate) sges: Sges,
     /// Bytes it takes.
     pub(crate) len: u32,
 }
@@ -64,7 +64,7 @@ impl RecvQueue {
         wqe.sges.clear();
         match wr.sges {
             [sge] if sge.length > 0 => wqe.sges.push(*sge),
-            sges => wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0)),
+            sges => wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0).copied()),
         }
         Ok(())
     }

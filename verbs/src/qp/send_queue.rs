@@ -7,7 +7,7 @@ use crate::cq::Cqe;
 use crate::error::Error;
 use crate::qp::ring::Ring;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
-use crate::wr::{SendFlags, SendOp, SendWr, Sge};
+use crate::wr::{SendFlags, SendOp, SendWr, Sge, Sges};
 use uiw_ddp::STag;
 
 /// What the queue does with requests.
@@ -37,7 +37,7 @@ pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
     pub(crate) flags: SendFlags,
-    pub(crate) sges: Vec<Sge>,
+    pub(crate) sges: Sges,
     pub(crate) inline: Vec<u8>,
     /// Bytes of the message.
     pub(crate) len: u32,
@@ -53,7 +53,7 @@ impl Default for Wqe {
             wr_id: 0,
             op: SendOp::Send,
             flags: SendFlags::empty(),
-            sges: Vec::new(),
+            sges: Sges::new(),
             inline: Vec::new(),
             len: 0,
             msn: 0,
@@ -163,7 +163,7 @@ impl SendQueue {
         } else {
             match wr.sges {
                 [sge] if sge.length > 0 => wqe.sges.push(*sge),
-                sges => wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0)),
+                sges => wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0).copied()),
             }
         }
         self.unpumped += u64::from(len) + 32;
@@ -258,7 +258,7 @@ impl SendQueue {
     }
 
     /// Gives the elements that [`SendQueue::begun`] took back: their allocation serves a later request.
-    pub(crate) fn return_sges(&mut self, seq: u32, sges: Vec<Sge>) {
+    pub(crate) fn return_sges(&mut self, seq: u32, sges: Sges) {
         if let Some(wqe) = self.get_mut(seq) {
             wqe.sges = sges;
         }
@@ -269,7 +269,7 @@ impl SendQueue {
     }
 
     /// The untagged message of request `seq` has this MSN. Of a Read or atomic, gives the elements where its answer is placed.
-    pub(crate) fn begun(&mut self, seq: u32, msn: u32) -> Option<Vec<Sge>> {
+    pub(crate) fn begun(&mut self, seq: u32, msn: u32) -> Option<Sges> {
         let wqe = self.get_mut(seq)?;
         wqe.msn = msn;
         wqe.op.needs_ord().then(|| std::mem::take(&mut wqe.sges))
