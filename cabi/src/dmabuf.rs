@@ -102,18 +102,22 @@ fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memor
     // SAFETY: a new mapping, of nothing that was there.
     let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if at == libc::MAP_FAILED {
-        let errno = Errno::last();
-        if errno == Errno(libc::EACCES) || errno == Errno(libc::ENOMEM) {
-            return Err(errno.because(format_args!("mapping DMA-buf {fd}")));
-        }
-        tracing::warn!(fd, error = %errno, "a processor cannot map the DMA-buf: use a buffer of the host");
-        return Err(Errno::UNSUPPORTED.because("a DMA-buf that cannot be mapped"));
+        return Err(not_mapped(fd, Errno::last()));
     }
     let mapped = Mapped { file, at, len };
     sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
     let first = at.cast::<u8>().wrapping_add(skip);
     // SAFETY: they are mapped as long as `mapped` lives. `ibv_reg_mr`'s contract with its caller: requests in flight own what they name.
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
+}
+
+/// What a mapping that failed with `errno` means: EACCES and ENOMEM are those of the program, others of a driver whose buffers no processor can map.
+fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
+    if errno == Errno(libc::EACCES) || errno == Errno(libc::ENOMEM) {
+        return errno.because(format_args!("mapping DMA-buf {fd}"));
+    }
+    tracing::warn!(fd, error = %errno, "a processor cannot map the DMA-buf: use a buffer of the host");
+    Errno::UNSUPPORTED.because("a DMA-buf that cannot be mapped")
 }
 
 /// As [`ibv_reg_dmabuf_mr`].
@@ -162,4 +166,19 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
 ) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
     boundary::pointer(|| unsafe { register(pd, (fd, offset), length, iova, access.cast_unsigned()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_that_no_processor_can_map_are_not_supported_and_other_errors_are_the_programs() {
+        for errno in [libc::ENODEV, libc::EINVAL, libc::ENOTTY, libc::EPERM].map(Errno) {
+            assert_eq!(not_mapped(3, errno), Errno::UNSUPPORTED, "{errno}");
+        }
+        for errno in [libc::EACCES, libc::ENOMEM].map(Errno) {
+            assert_eq!(not_mapped(3, errno), errno);
+        }
+    }
 }
