@@ -91,7 +91,7 @@ fn latency_by_rdma_cm() {
 
 /// `ib_write_lat` waits by reading its memory, without a call: what arrives has to wake the background thread.
 #[test]
-fn programs_that_poll_memory_are_told_from_others() {
+fn programs_that_poll_memory_are_recognised() {
     let Some(_) = uiw_interop::require("ib_write_lat") else { return };
     let libraries = Libraries::get();
     for persona in ["iwarp", "roce"] {

@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-/// Processor time in which a thread that polls a completion queue again and again has polled it, also where it handles a request between. Wall-clock
+/// Processor time in which a thread that polls a completion queue repeatedly has polled it, also where it handles a request between. Wall-clock
 /// time does not count: a thread that polls all the time may have been preempted.
 pub(super) const UNSERVED: Duration = Duration::from_micros(150);
 /// Sleeps of a check, each of this length, after which it ends without a result: the thread that polled last does not run.
