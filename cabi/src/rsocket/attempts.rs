@@ -1,5 +1,6 @@
 //! What a thread does before it sleeps until something arrives at a socket.
 
+use crate::lock::Mutex;
 use crate::rsocket::settings::polling_time;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
@@ -18,9 +19,10 @@ const CALLS_PER_ATTEMPT: u32 = 16;
 pub(crate) struct Attempts {
     /// Those that found nothing since the last one that found something.
     in_vain: AtomicU32,
-    /// The last wait was no longer than [`polling_time`], so the next one polls before it sleeps: a sleep and its wake-up take longer than
+    /// The last wait was no longer than [`polling_time`], so the next one may poll before it sleeps: a sleep and its wake-up take longer than
     /// what a peer that answers at once needs.
     is_short: AtomicBool,
+    choice: Mutex<Choice>,
 }
 
 impl Attempts {
@@ -48,9 +50,10 @@ impl Attempts {
         omitted
     }
 
-    /// Whether a wait polls before it sleeps, as the last one was short.
+    /// Whether a wait polls before it sleeps, as the last one was short, and such waits are shorter with polling.
     pub(crate) fn expect_soon(&self) -> bool {
-        self.is_short.load(Ordering::Relaxed)
+        // Held only where a signal handler has interrupted a call, or by another thread.
+        self.is_short.load(Ordering::Relaxed) && self.choice.try_lock().is_some_and(|choice| choice.polls)
     }
 
     /// Repeats `attempt` for a wait that began at `begun`, for at most `most`. Nothing where the thread is to sleep.
@@ -63,6 +66,7 @@ impl Attempts {
         while begun.elapsed() < most {
             if let Poll::Ready(found) = attempt() {
                 self.count(true);
+                self.ended(begun.elapsed());
                 return Some(found);
             }
             self.note(false);
@@ -70,9 +74,72 @@ impl Attempts {
         None
     }
 
-    /// A wait with a sleep has ended, after this time.
-    pub(crate) fn slept(&self, time: Duration) {
-        self.is_short.store(time <= polling_time(), Ordering::Relaxed);
+    /// A wait has ended, after this time.
+    pub(crate) fn ended(&self, time: Duration) {
+        if self.is_short.swap(time <= polling_time(), Ordering::Relaxed)
+            && let Some(mut choice) = self.choice.try_lock()
+        {
+            choice.note(time);
+        }
+    }
+}
+
+/// Waits of a trial, and waits between two pairs of trials.
+const TRIAL: u32 = 256;
+const BETWEEN_TRIALS: u32 = 1 << 14;
+/// What a longer wait counts for: it waits for the peer, or for a processor that another program has.
+const LONG: Duration = Duration::from_millis(4);
+
+/// Whether waits are shorter with polling, or where the thread sleeps at once. Polling takes longer where both ends share a processor, and where other
+/// programs need one: a thread that has used its share of it with polling does not interrupt them when it is woken.
+#[derive(Debug)]
+struct Choice {
+    polls: bool,
+    /// Left until the choice is made anew, or the next trial begins.
+    left: u32,
+    trial: Trial,
+    /// Of the waits of this trial, and of those of the last one.
+    total: Duration,
+    with_polling: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trial {
+    /// With polling, then without.
+    Polls,
+    Sleeps,
+    None,
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self {
+            polls: true,
+            left: TRIAL,
+            trial: Trial::Polls,
+            total: Duration::ZERO,
+            with_polling: Duration::ZERO,
+        }
+    }
+}
+
+impl Choice {
+    /// A wait before which polling was possible has ended, after this time.
+    fn note(&mut self, time: Duration) {
+        self.total += time.min(LONG);
+        self.left -= 1;
+        if self.left > 0 {
+            return;
+        }
+        (self.trial, self.polls, self.left) = match self.trial {
+            Trial::Polls => {
+                self.with_polling = self.total;
+                (Trial::Sleeps, false, TRIAL)
+            }
+            Trial::Sleeps => (Trial::None, self.with_polling < self.total, BETWEEN_TRIALS),
+            Trial::None => (Trial::Polls, true, TRIAL),
+        };
+        self.total = Duration::ZERO;
     }
 }
 
@@ -84,9 +151,9 @@ mod tests {
     fn a_wait_polls_when_the_one_before_was_short() {
         let attempts = Attempts::default();
         assert!(!attempts.expect_soon());
-        attempts.slept(Duration::from_micros(1));
+        attempts.ended(Duration::from_micros(1));
         assert!(attempts.expect_soon());
-        attempts.slept(Duration::from_secs(1));
+        attempts.ended(Duration::from_secs(1));
         assert!(!attempts.expect_soon());
     }
 
@@ -120,5 +187,28 @@ mod tests {
         assert_eq!(made.count(), 10);
         attempts.count(true);
         assert!(!attempts.is_omitted());
+    }
+
+    /// Waits that take these times, with and without polling; how many of the last `BETWEEN_TRIALS` poll.
+    fn polling(with: Duration, without: Duration) -> usize {
+        let mut choice = Choice::default();
+        let mut wait = || {
+            let polls = choice.polls;
+            choice.note(if polls { with } else { without });
+            polls
+        };
+        assert_eq!((0..2 * TRIAL).filter(|_| wait()).count(), TRIAL as usize);
+        (0..BETWEEN_TRIALS).filter(|_| wait()).count()
+    }
+
+    #[test]
+    fn waits_poll_where_they_are_shorter_for_it() {
+        let [short, long] = [10, 50].map(Duration::from_micros);
+        assert_eq!(polling(short, long), BETWEEN_TRIALS as usize);
+        assert_eq!(polling(long, short), 0);
+        // One wait for the peer does not decide.
+        let mut choice = Choice::default();
+        (0..3 * (2 * TRIAL + BETWEEN_TRIALS)).for_each(|_| choice.note(Duration::MAX));
+        assert_eq!(choice.trial, Trial::Polls);
     }
 }

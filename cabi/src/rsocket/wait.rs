@@ -382,7 +382,7 @@ pub(crate) fn complete<T>(
             done.unwrap_or(Err(Errno::AGAIN))
         }
     };
-    attempts.slept(begun.elapsed());
+    attempts.ended(begun.elapsed());
     waited
 }
 
