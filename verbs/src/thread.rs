@@ -59,7 +59,7 @@ pub(crate) fn raise_priority(raised: bool) {
         if raised {
             BEFORE.set(Some(attributes.sched_nice));
             attributes.sched_nice = (attributes.sched_nice - RAISED_BY).max(-20);
-            // Threads that this one starts have the ordinary priority.
+            // Threads that this one starts have the ordinary priority. The flag stays, as its removal needs a right.
             attributes.sched_flags |= libc::SCHED_FLAG_RESET_ON_FORK as u64;
         } else if let Some(before) = BEFORE.take() {
             attributes.sched_nice = before;

@@ -76,11 +76,14 @@ impl Attempts {
 
     /// A wait has ended, after this time.
     pub(crate) fn ended(&self, time: Duration) {
-        if self.is_short.swap(time <= polling_time(), Ordering::Relaxed)
+        let mut is_short = time <= polling_time();
+        if self.is_short.load(Ordering::Relaxed)
             && let Some(mut choice) = self.choice.try_lock()
         {
             choice.note(time);
+            is_short |= choice.is_for_all();
         }
+        self.is_short.store(is_short, Ordering::Relaxed);
     }
 }
 
@@ -124,6 +127,12 @@ impl Default for Choice {
 }
 
 impl Choice {
+    /// Whether the next wait counts however long the last one was: in a trial without polling, and for the first wait behind it, waits that polling would make
+    /// short may be longer.
+    fn is_for_all(&self) -> bool {
+        self.trial == Trial::Sleeps || self.polls && self.left == BETWEEN_TRIALS
+    }
+
     /// A wait before which polling was possible has ended, after this time.
     fn note(&mut self, time: Duration) {
         self.total += time.min(LONG);
@@ -199,6 +208,20 @@ mod tests {
         };
         assert_eq!((0..2 * TRIAL).filter(|_| wait()).count(), TRIAL as usize);
         (0..BETWEEN_TRIALS).filter(|_| wait()).count()
+    }
+
+    /// With a sleep the waits are too long for polling.
+    #[test]
+    fn long_sleeps_do_not_end_a_trial() {
+        let attempts = Attempts::default();
+        attempts.ended(Duration::from_micros(1));
+        let wait = || {
+            let polls = attempts.expect_soon();
+            attempts.ended(if polls { polling_time() / 2 } else { polling_time() * 2 });
+            polls
+        };
+        assert_eq!((0..2 * TRIAL).filter(|_| wait()).count(), TRIAL as usize);
+        assert!((0..BETWEEN_TRIALS).all(|_| wait()));
     }
 
     #[test]

@@ -382,7 +382,9 @@ pub(crate) fn complete<T>(
             done.unwrap_or(Err(Errno::AGAIN))
         }
     };
-    attempts.ended(begun.elapsed());
+    if !matches!(waited, Err(Errno::AGAIN)) {
+        attempts.ended(begun.elapsed());
+    }
     waited
 }
 

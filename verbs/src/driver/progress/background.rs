@@ -1,7 +1,7 @@
 //! The background thread: the owner while no application thread waits or polls, on standby otherwise.
 
 use super::super::os::{Instant, raise_priority, sleep_for, thread_time};
-use super::memory_polls::{MemoryPolls, SERVED_BY_POLLS, SLEEP, SLEEPS, UNSERVED};
+use super::memory_polls::{MemoryPolls, SLEEP, SLEEPS, UNSERVED};
 use super::ownership::{Probes, Seen, Turn};
 use super::wait::keep_polling;
 use super::{COALESCE, Drive, State};
@@ -67,8 +67,11 @@ impl<D: Drive> Background<'_, D> {
         if hinted && !self.standby.timer.is_zero() && state.is_readable() {
             // As in a standby, of which this is a part.
             state.standby_timed.store(true, Ordering::SeqCst);
-            self.check();
+            let unserved = self.check();
             state.standby_timed.store(false, Ordering::SeqCst);
+            if unserved {
+                self.make_round(false);
+            }
         }
         let hinted = hinted && !self.memory_polls.are_likely();
         state.poll_hint_held.store(hinted, Ordering::Relaxed);
@@ -117,13 +120,18 @@ impl<D: Drive> Background<'_, D> {
         let idle = !drive.is_pending() && !state.coalescing.load(Ordering::SeqCst);
         // The sleep of this thread must not keep it alive.
         drop(drive);
-        let at = self.memory_polls.are_likely().then(|| Instant::now() + SERVED_BY_POLLS);
-        let until = [state.deadline(), at].into_iter().flatten().min();
+        let end = self.memory_polls.end();
+        let until = [state.deadline(), end].into_iter().flatten().min();
         let readable = idle && state.background.sleep(state.stack.as_deref(), until);
         let was_owner = state.ownership.background_release();
-        if idle && !readable && at.is_some_and(|at| at <= Instant::now()) {
-            // Wherever anything has arrived, a poll has served it before this thread was woken.
-            self.observe(false);
+        if let Some(end) = end {
+            let now = Instant::now();
+            if readable {
+                self.memory_polls.last_arrival = Some(now);
+            } else if end <= now || !was_owner {
+                // Wherever anything has arrived, a poll has served it before this thread was woken; or a thread waits in a call.
+                self.observe(false);
+            }
         }
         if !was_owner {
             return;
@@ -145,11 +153,11 @@ impl<D: Drive> Background<'_, D> {
         self.see_rounds();
     }
 
-    /// Checks whether the program polls memory.
-    fn check(&mut self) {
-        if let Some(unserved) = self.is_unserved() {
-            self.observe(unserved);
-        }
+    /// Checks whether the program polls memory. Returns whether an arrival is unserved.
+    fn check(&mut self) -> bool {
+        let unserved = self.is_unserved().unwrap_or(false);
+        self.observe(unserved);
+        unserved
     }
 
     /// An arrival was unserved, or polls serve them.
@@ -163,7 +171,7 @@ impl<D: Drive> Background<'_, D> {
         }
     }
 
-    /// Whether the stack stays readable while the thread that polled last runs, and makes no poll. Nothing where it does not run.
+    /// Whether the stack stays readable while the thread that polled last runs, and makes no poll. Nothing where it does not run, or has ended.
     fn is_unserved(&self) -> Option<bool> {
         let state = self.state;
         let (poller, rounds) = (state.poller.load(Ordering::SeqCst), self.rounds());

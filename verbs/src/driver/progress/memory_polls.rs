@@ -6,16 +6,17 @@
 //! becomes the owner in spite of the poll hint, at a higher priority where it may have one, until a check, or a time without an arrival, shows that
 //! polls serve the arrivals.
 
+use super::super::os::Instant;
 use std::time::Duration;
 
 /// Processor time in which a thread that polls a completion queue repeatedly has polled it, also where it handles a request between. Wall-clock
 /// time does not count: a thread that polls all the time may have been preempted.
 pub(super) const UNSERVED: Duration = Duration::from_micros(150);
-/// Sleeps of a check, each of this length, after which it ends without a result: the thread that polled last does not run.
+/// Sleeps of a check, each of this length, after which it ends: the thread that polled last does not run.
 pub(super) const SLEEPS: usize = 8;
 pub(super) const SLEEP: Duration = Duration::from_micros(20);
 /// Where for so long no arrival is left to the background thread, polls serve them.
-pub(super) const SERVED_BY_POLLS: Duration = Duration::from_millis(10);
+const SERVED_BY_POLLS: Duration = Duration::from_millis(10);
 
 /// Checks in succession that find an unserved arrival, after which the program is taken for one that polls memory.
 const ENOUGH: u8 = 2;
@@ -26,18 +27,19 @@ const OTHERS_PER_CHECK: u32 = 16;
 const MAX_OTHERS_PER_CHECK: u32 = 1 << 14;
 
 /// What the background thread has observed of the programs of its shard.
-#[derive(Debug)]
 pub(super) struct MemoryPolls {
     /// Checks in succession that found an unserved arrival.
     unserved: u8,
     /// Arrivals since the last check.
     arrivals: u32,
     others_per_check: u32,
+    /// Since the programs are taken for ones that poll memory; before the first one the time of that.
+    pub(super) last_arrival: Option<Instant>,
 }
 
 impl Default for MemoryPolls {
     fn default() -> Self {
-        Self { unserved: 0, arrivals: 0, others_per_check: OTHERS_PER_CHECK }
+        Self { unserved: 0, arrivals: 0, others_per_check: OTHERS_PER_CHECK, last_arrival: None }
     }
 }
 
@@ -47,7 +49,14 @@ impl MemoryPolls {
         self.unserved >= ENOUGH
     }
 
-    /// The result of a check.
+    /// Until when an arrival is awaited, of programs that are taken for ones that poll memory: without one polls serve them.
+    pub(super) fn end(&mut self) -> Option<Instant> {
+        let last = self.are_likely().then(|| *self.last_arrival.get_or_insert_with(Instant::now));
+        last.map(|last| last + SERVED_BY_POLLS)
+    }
+
+    /// The result of a check. One that finds nothing, as the thread that polled last does not run, is one that finds no unserved arrival: the checks may
+    /// not make arrivals wait repeatedly.
     pub(super) fn observe(&mut self, unserved: bool) {
         self.arrivals = 0;
         if unserved {
@@ -55,6 +64,7 @@ impl MemoryPolls {
             self.others_per_check = OTHERS_PER_CHECK;
         } else {
             self.unserved = 0;
+            self.last_arrival = None;
             self.others_per_check = (self.others_per_check * 2).min(MAX_OTHERS_PER_CHECK);
         }
     }
