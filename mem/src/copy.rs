@@ -79,6 +79,8 @@ pub(crate) unsafe fn plain(dst: *mut u8, src: *const u8, len: usize) {
 }
 
 const WORD: usize = 8;
+/// Aligned words of fewer bytes are copied without a call.
+const SMALL: usize = 256;
 
 /// Stores one aligned piece of 1, 2, 4 or 8 bytes.
 ///
@@ -174,8 +176,23 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
 /// # Safety
 /// `src` is readable, `dst` is writable and not shared, both for `len` bytes, and they do not overlap. A thread that
 /// writes `src` meanwhile does so atomically (or is the kernel, a device or another process).
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's promise; `src` is aligned for `load_loop`, and `len` a multiple of its words.
+    unsafe {
+        // Messages of few words, which are many: without a call.
+        if len < SMALL && (src.addr() | len).is_multiple_of(WORD) {
+            load_loop(dst, src, len);
+        } else {
+            load_any(dst, src, len);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`load`].
+#[inline]
+unsafe fn load_any(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: every access below lies in `at..len`, and the pieces are aligned by construction.
     unsafe {

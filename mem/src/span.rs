@@ -108,7 +108,7 @@ impl<'a> Pinned<'a> {
     pub(crate) fn lent(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
         debug_assert!(region.pins() > 0, "the lender has a pin");
-        region.has(offset, len).then_some(Self { region, offset, len, counted: false })
+        if region.has(offset, len) { Some(Self { region, offset, len, counted: false }) } else { None }
     }
 
     /// Bytes.

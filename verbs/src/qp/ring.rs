@@ -34,7 +34,19 @@ impl<T: Default> Ring<T> {
         self.slots.get_mut(place)
     }
 
+    /// The entries from `at` on, as far as they lie one behind the other.
+    pub(crate) fn run(&mut self, at: usize) -> &mut [T] {
+        let count = self.len.saturating_sub(at);
+        if count == 0 {
+            return &mut [];
+        }
+        let place = self.place(at);
+        let end = self.slots.len().min(place + count);
+        &mut self.slots[place..end]
+    }
+
     /// A new last entry, with what its place held before.
+    #[inline]
     pub(crate) fn push(&mut self) -> &mut T {
         if self.len == self.slots.len() {
             self.grow();
@@ -72,6 +84,7 @@ impl<T: Default> Ring<T> {
         (0..self.len).filter_map(|at| self.get(at))
     }
 
+    #[cold]
     fn grow(&mut self) {
         // The entries begin at place 0 again, so that the new places lie behind the last.
         self.slots.rotate_left(self.front);
@@ -103,6 +116,9 @@ mod tests {
             assert_eq!(ring.len(), model.len());
             assert!(ring.iter().eq(model.iter()));
             assert_eq!(ring.get(3), model.get(3));
+            let run = ring.run(2).to_vec();
+            assert!(run.iter().eq(model.iter().skip(2).take(run.len())));
+            assert_eq!(run.is_empty(), model.len() <= 2);
             assert_eq!(ring.get(ring.len()), None);
         }
         ring.clear();

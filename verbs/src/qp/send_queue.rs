@@ -144,7 +144,7 @@ impl SendQueue {
         wr: &SendWr<'_>,
         inline: impl FnOnce(&[Sge], &mut Vec<u8>),
     ) -> Result<(), Error> {
-        if self.len() >= self.limits.depth {
+        if self.ring.len() >= self.limits.depth as usize {
             return Err(Error::QueueFull { queue: "send", depth: self.limits.depth });
         }
         let len = self.check(wr)?;
@@ -156,14 +156,19 @@ impl SendQueue {
         wqe.msn = 0;
         wqe.state = WqeState::Posted;
         wqe.status = WcStatus::Success;
-        wqe.sges.clear();
         wqe.inline.clear();
-        if wr.flags.contains(SendFlags::INLINE) {
-            inline(wr.sges, &mut wqe.inline);
-        } else {
-            match wr.sges {
-                [sge] if sge.length > 0 => wqe.sges.push(*sge),
-                sges => wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0).copied()),
+        match wr.sges {
+            // The most frequent case, without the checks of the others. An allocation is kept.
+            [sge] if !wr.flags.contains(SendFlags::INLINE) && sge.length > 0 && !wqe.sges.spilled() => {
+                wqe.sges = Sges::from_buf([*sge]);
+            }
+            sges => {
+                wqe.sges.clear();
+                if wr.flags.contains(SendFlags::INLINE) {
+                    inline(sges, &mut wqe.inline);
+                } else {
+                    wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0).copied());
+                }
             }
         }
         self.unpumped += u64::from(len) + 32;
@@ -242,6 +247,21 @@ impl SendQueue {
             wqe.msn = msn;
             self.next += 1;
         }
+    }
+
+    /// The requests that have not been given to the stream, as far as they lie one behind the other, and the first one's sequence number. They are
+    /// taken with [`SendQueue::advance`].
+    pub(crate) fn unbuilt(&mut self) -> (u32, &mut [Wqe]) {
+        let first = self.next_seq();
+        let wqes = self.ring.run(self.next);
+        let most = self.stop.map_or(wqes.len(), |stop| stop.wrapping_sub(first) as usize);
+        let len = wqes.len().min(most);
+        (first, &mut wqes[..len])
+    }
+
+    /// The next `count` requests were given to the stream, and are [`WqeState::Built`].
+    pub(crate) fn advance(&mut self, count: usize) {
+        self.next += count;
     }
 
     /// The request that was built last is to be built anew.

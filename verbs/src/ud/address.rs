@@ -1,7 +1,7 @@
 //! Where datagrams go.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::num::NonZeroU8;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use uiw_datagram::{MULTICAST_PORT, Qpn};
 
 /// The way to a host or to a multicast group: from one of our addresses to one of theirs (`ibv_ah`).
@@ -12,13 +12,34 @@ use uiw_datagram::{MULTICAST_PORT, Qpn};
 /// # let _ = way;
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressHandle {
-    local: IpAddr,
-    peer: IpAddr,
+    // As IPv6 addresses: each request's destination is compared with that of the one before, which is cheapest without variants.
+    local: [u8; 16],
+    peer: [u8; 16],
     /// The interface of a link-local address.
     scope: u32,
-    hop_limit: Option<NonZeroU8>,
+    /// 0: the default.
+    hop_limit: u8,
+}
+
+impl fmt::Debug for AddressHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddressHandle")
+            .field("local", &self.local())
+            .field("peer", &self.peer())
+            .field("scope", &self.scope)
+            .field("hop_limit", &self.hop_limit)
+            .finish()
+    }
+}
+
+/// An address as IPv6 has it.
+const fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
 }
 
 impl AddressHandle {
@@ -26,7 +47,7 @@ impl AddressHandle {
     /// limit is the default: that of the stack for a host, 1 for a group.
     #[must_use]
     pub const fn new(local: IpAddr, peer: IpAddr, scope: u32) -> Self {
-        Self { local, peer, scope, hop_limit: None }
+        Self { local: octets(local), peer: octets(peer), scope, hop_limit: 0 }
     }
 
     /// The same way with another hop limit (IPv4: TTL) for its datagrams, `grh.hop_limit` of an `ibv_ah_attr`. 0: the default.
@@ -41,28 +62,25 @@ impl AddressHandle {
     /// ```
     #[must_use]
     pub const fn with_hop_limit(self, hop_limit: u8) -> Self {
-        Self { hop_limit: NonZeroU8::new(hop_limit), ..self }
+        Self { hop_limit, ..self }
     }
 
     /// The hop limit of the datagrams; 0: the default.
     #[must_use]
     pub const fn hop_limit(&self) -> u8 {
-        match self.hop_limit {
-            Some(hop_limit) => hop_limit.get(),
-            None => 0,
-        }
+        self.hop_limit
     }
 
-    /// Our address.
+    /// Our address; an IPv4-mapped IPv6 address is the IPv4 address.
     #[must_use]
     pub const fn local(&self) -> IpAddr {
-        self.local
+        Ipv6Addr::from_octets(self.local).to_canonical()
     }
 
-    /// The peer's address, or the group's.
+    /// The peer's address, or the group's, as [`AddressHandle::local`].
     #[must_use]
     pub const fn peer(&self) -> IpAddr {
-        self.peer
+        Ipv6Addr::from_octets(self.peer).to_canonical()
     }
 }
 
@@ -88,7 +106,7 @@ pub struct Destination {
 impl Destination {
     /// The number in the header, and the socket address.
     pub(super) fn resolve(&self) -> (Qpn, SocketAddr) {
-        let AddressHandle { peer, scope, .. } = self.ah;
+        let (peer, scope) = (self.ah.peer(), self.ah.scope);
         let (qpn, port) = if peer.is_multicast() {
             (Qpn::MULTICAST, MULTICAST_PORT)
         } else {

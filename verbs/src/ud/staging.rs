@@ -59,11 +59,6 @@ impl Staging {
         self.turn = requests as usize;
     }
 
-    /// Whether the turn has a request left.
-    pub(super) fn may_begin_another(&self) -> bool {
-        self.built < self.turn
-    }
-
     /// So many requests were sent.
     pub(super) fn count(&mut self, sent: usize) {
         self.turn -= sent;
@@ -90,18 +85,10 @@ impl Staging {
         (&self.out[..self.filled], &mut self.outgoing, &self.same_device)
     }
 
-    /// Adds the datagram of `len` bytes that was just built, for request `id`: to the last item, or in one of its own, `new`, where it has another
-    /// length, or the first one to its destination (`is_first`).
-    pub(super) fn add(
-        &mut self,
-        id: u32,
-        len: usize,
-        is_first: bool,
-        new: impl FnOnce() -> (Outgoing, bool),
-    ) {
-        if self.built == 0 {
-            self.first = id;
-        }
+    /// Adds the datagram of `len` bytes that was just built: to the last item, or in one of its own, `new`, where it has another length, or is the
+    /// first one to its destination (`is_first`).
+    #[inline(always)]
+    pub(super) fn add(&mut self, len: usize, is_first: bool, new: impl FnOnce() -> (Outgoing, bool)) {
         self.built += 1;
         self.filled += len;
         match self.outgoing.last_mut() {
@@ -129,9 +116,10 @@ impl Staging {
         }
     }
 
-    /// Whether a datagram of `len` bytes may be added.
-    pub(super) fn has_room(&self, len: usize) -> bool {
+    /// Whether a datagram of `len` bytes may be added: there is room, and the turn has a request left.
+    #[inline(always)]
+    pub(super) fn may_add(&self, len: usize) -> bool {
         // One that is longer than any message is refused later.
-        self.built == 0 || self.built < SEND_DATAGRAMS && self.filled + len <= SEND_BYTES
+        self.built < self.turn.min(SEND_DATAGRAMS) && (self.built == 0 || self.filled + len <= SEND_BYTES)
     }
 }

@@ -4,7 +4,7 @@ use super::counts::Count as PortCount;
 use super::staging::Staging;
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
-use crate::qp::{QpState, SendQueue, SqMode, Wqe};
+use crate::qp::{QpState, SendQueue, SqMode, Wqe, WqeState};
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp};
 use std::io;
@@ -14,24 +14,52 @@ use std::sync::atomic::Ordering;
 use uiw_counters::{Count, Dropped};
 use uiw_datagram::{Header, OVERHEAD, Qpn};
 use uiw_llp::{Outgoing, Token};
+use uiw_mem::Table;
 
 /// What follows from a destination: found once for requests to one destination, one behind the other.
 struct Way {
     to: Destination,
     /// Which socket of the port.
     socket: usize,
-    destination: Qpn,
     peer: SocketAddr,
-    qkey: u32,
     /// It leads to a queue pair of the same device, or to a group.
     same_device: bool,
+    /// A header of datagrams that take it, and its bytes: those of the next datagram mostly differ in the MSN alone.
+    header: Header,
+    bytes: [u8; Header::LEN],
 }
 
 impl Way {
+    /// Writes the header of the next datagram that takes it.
+    #[inline(always)]
+    fn write_header(
+        &mut self,
+        msn: u32,
+        (solicited, immediate): (bool, Option<u32>),
+        to: &mut [u8; Header::LEN],
+    ) {
+        if (self.header.solicited, self.header.immediate) != (solicited, immediate) {
+            self.header = Header { solicited, immediate, ..self.header };
+            self.bytes = self.header.emit();
+        }
+        // Replaced in the copy: a copy of bytes that were just written in smaller pieces waits for these stores.
+        *to = self.bytes;
+        Header::set_msn(to, msn);
+    }
+
     /// A datagram of `len` bytes that takes it.
     fn outgoing(&self, len: usize) -> Outgoing {
         Outgoing { hop_limit: NonZeroU8::new(self.to.ah.hop_limit()), ..Outgoing::new(self.peer, len) }
     }
+}
+
+/// What the requests of a run have in common.
+struct Run<'a> {
+    way: &'a mut Way,
+    /// The datagram before the run, if the batch has one, took another way.
+    is_new: bool,
+    max_payload: usize,
+    table: &'a Table,
 }
 
 /// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its own: a thread that posts without a
@@ -119,36 +147,71 @@ impl Endpoint {
         let Some(ud) = &qp.ud else { return (None, None) };
         let own_qkey = ud.qkey.load(Ordering::Relaxed);
         let mut sq = qp.sq.lock();
-        let mut socket = None;
-        let mut way: Option<Way> = None;
-        while staging.may_begin_another()
-            && sq.mode == SqMode::Running
-            && let Some((id, wqe)) = sq.next_wqe()
-            && staging.has_room(wqe.len as usize + OVERHEAD)
-        {
-            let SendOp::Datagram { to, imm } = &wqe.op else {
+        let (mut socket, mut way) = (None, None::<Way>);
+        while sq.mode == SqMode::Running {
+            let (id, wqes) = sq.unbuilt();
+            let Some(next) = wqes.first().filter(|wqe| staging.may_add(wqe.len as usize + OVERHEAD)) else {
+                break;
+            };
+            let SendOp::Datagram { to, .. } = &next.op else {
                 return (socket, Some((id, WcStatus::LocalQpOperation)));
             };
             let is_new = way.as_ref().is_none_or(|way| way.to != *to);
             if is_new {
                 way = self.way(to, port, services, own_qkey);
             }
-            let Some(way) = &way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
+            let Some(way) = &mut way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
             if *socket.get_or_insert(way.socket) != way.socket {
                 break;
             }
-            let len = wqe.len;
-            let built = match len as usize > ud.port.max_payload() {
-                true => Err(WcStatus::LocalLength),
-                false => self.build_one(wqe, (way, *imm), services, staging),
-            };
-            match built {
-                Ok(bytes) => staging.add(id, bytes, is_new, || (way.outgoing(bytes), way.same_device)),
-                Err(status) => return (socket.filter(|_| staging.built > 0), Some((id, status))),
+            if staging.built == 0 {
+                staging.first = id;
             }
-            sq.built(0);
+            let run = Run { way, is_new, max_payload: ud.port.max_payload(), table: &services.table };
+            let (built, failed) = self.build_run(wqes, run, staging);
+            sq.advance(built);
+            if let Some(status) = failed {
+                let failed = id.wrapping_add(built as u32);
+                return (socket.filter(|_| staging.built > 0), Some((failed, status)));
+            }
         }
         (socket, None)
+    }
+
+    /// Builds the datagrams of the first of `wqes`, as long as they go to one destination. Returns how many these are, and the error of the request
+    /// behind them. Not inlined: the values of this loop fit the processor's registers.
+    #[inline(never)]
+    fn build_run(
+        &mut self,
+        wqes: &mut [Wqe],
+        run: Run<'_>,
+        staging: &mut Staging,
+    ) -> (usize, Option<WcStatus>) {
+        let Run { way, is_new, max_payload, table } = run;
+        let mut built = 0;
+        for wqe in wqes {
+            let len = wqe.len as usize + OVERHEAD;
+            let SendOp::Datagram { to, imm } = &wqe.op else { break };
+            if *to != way.to || !staging.may_add(len) {
+                break;
+            }
+            if wqe.len as usize > max_payload {
+                return (built, Some(WcStatus::LocalLength));
+            }
+            let Some((header, mut payload)) = staging.place(len).split_first_chunk_mut() else {
+                return (built, Some(WcStatus::LocalLength));
+            };
+            let msn = self.msn.wrapping_add(1);
+            way.write_header(msn, (wqe.flags.contains(SendFlags::SOLICITED), *imm), header);
+            if self.qp.gather_all(table, &mut self.cache, wqe, &mut payload).is_err() {
+                return (built, Some(WcStatus::LocalProtection));
+            }
+            self.msn = msn;
+            staging.add(len, is_new && built == 0, || (way.outgoing(len), way.same_device));
+            wqe.state = WqeState::Built;
+            built += 1;
+        }
+        (built, None)
     }
 
     /// The way to a destination; nothing where no socket of the port has its local address.
@@ -157,37 +220,16 @@ impl Endpoint {
         let (destination, peer) = to.resolve();
         let own = &services.shared.datagram_sockets;
         let same_device = peer.ip().is_multicast() || self.last_peer.is_own(own, peer);
-        let qkey = if to.qkey >> 31 == 0 { to.qkey } else { own_qkey };
-        Some(Way { to: *to, socket, destination, peer, qkey, same_device })
-    }
-
-    fn build_one(
-        &mut self,
-        wqe: &Wqe,
-        (way, immediate): (&Way, Option<u32>),
-        services: &Services,
-        staging: &mut Staging,
-    ) -> Result<usize, WcStatus> {
         let header = Header {
             epoch: self.epoch,
-            destination: way.destination,
+            destination,
             source: Qpn::from_raw(self.qp.num),
-            qkey: way.qkey,
-            msn: self.msn.wrapping_add(1),
-            solicited: wqe.flags.contains(SendFlags::SOLICITED),
-            immediate,
+            qkey: if to.qkey >> 31 == 0 { to.qkey } else { own_qkey },
+            msn: self.msn,
+            solicited: false,
+            immediate: None,
         };
-        let place = staging.place(wqe.len as usize + OVERHEAD);
-        let len = place.len();
-        let Some((front, mut payload)) = place.split_first_chunk_mut() else {
-            return Err(WcStatus::LocalLength);
-        };
-        header.write(front);
-        self.qp
-            .gather(&services.table, &mut self.cache, wqe, 0..wqe.len, &mut payload)
-            .map_err(|_| WcStatus::LocalProtection)?;
-        self.msn = header.msn;
-        Ok(len)
+        Some(Way { to: *to, socket, peer, same_device, header, bytes: header.emit() })
     }
 
     /// Counts requests whose datagrams were taken or left out.
