@@ -105,10 +105,12 @@ impl Header {
     /// ```
     /// use uiw_datagram::{Header, Qpn};
     /// let qpn = Qpn::from_raw(0x12_3401);
-    /// let first = Header { epoch: 1, destination: qpn, source: qpn, qkey: 7, msn: 1, solicited: false, immediate: None };
-    /// let mut bytes = first.emit();
-    /// Header::set_msn(&mut bytes, 2);
-    /// assert_eq!(bytes, Header { msn: 2, ..first }.emit());
+    /// for (solicited, immediate) in [(false, None), (true, None), (false, Some(3)), (true, Some(3))] {
+    ///     let first = Header { epoch: 1, destination: qpn, source: qpn, qkey: 7, msn: 1, solicited, immediate };
+    ///     let mut bytes = first.emit();
+    ///     Header::set_msn(&mut bytes, 2);
+    ///     assert_eq!(bytes, Header { msn: 2, ..first }.emit());
+    /// }
     /// ```
     #[inline]
     pub fn set_msn(bytes: &mut [u8; Self::LEN], msn: u32) {

@@ -357,7 +357,9 @@ mod tests {
     /// Every alignment of both sides, every length around the edges: the right bytes and no others.
     #[test]
     fn copies_exactly() {
-        let lens = (0..80).chain([511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041, 4097]);
+        let lens = (0..80).chain([
+            248, 255, 256, 264, 511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041, 4097,
+        ]);
         let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
         // Miri takes a part.
         let (step, turns) = if cfg!(miri) { (5, 4) } else { (1, 1) };

@@ -15,8 +15,10 @@ use syscall::{MAX_MESSAGES, Message};
 /// Bytes of unread datagrams that the kernel is asked to keep; it keeps no more than `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// Datagrams in one call with UDP_SEGMENT (UDP_MAX_SEGMENTS of every kernel that has it), and their bytes.
-const MAX_SEGMENTS: usize = 64;
+/// Datagrams in one message with UDP_SEGMENT: UDP_MAX_SEGMENTS of newer kernels (6.18 has it), and that of every kernel that has UDP_SEGMENT.
+const MAX_SEGMENTS: usize = 128;
+const FEWER_SEGMENTS: usize = 64;
+/// Bytes in one message with UDP_SEGMENT.
 const MAX_SEGMENTED: usize = 65_000;
 
 pub(super) struct KernelDatagrams {
@@ -25,8 +27,8 @@ pub(super) struct KernelDatagrams {
     token: Token,
     interest: Interest,
     local: SocketAddr,
-    /// Runs of datagrams to one peer are passed to the kernel as one; false after it has refused that.
-    segments: bool,
+    /// Runs of so many datagrams to one peer are passed to the kernel as one; fewer, or 1, after it has refused that.
+    max_segments: usize,
     messages: Vec<Message>,
 }
 
@@ -66,7 +68,7 @@ pub(super) fn bind(
         token,
         interest: Interest::NONE,
         local,
-        segments: true,
+        max_segments: MAX_SEGMENTS,
         messages: Vec::new(),
     })
 }
@@ -151,9 +153,8 @@ impl<'a> Rest<'a> {
 
 impl KernelDatagrams {
     /// Describes as many datagrams as one call takes.
-    fn describe(&mut self, datagrams: &[Outgoing], segments: bool) {
+    fn describe(&mut self, datagrams: &[Outgoing], max: usize) {
         let mut rest = Rest::new(datagrams);
-        let max = if segments { MAX_SEGMENTS } else { 1 };
         self.messages.clear();
         self.messages.extend(std::iter::from_fn(|| rest.take(max)).take(MAX_MESSAGES));
     }
@@ -168,23 +169,31 @@ impl KernelDatagrams {
 
 impl DatagramSocket for KernelDatagrams {
     fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
-        self.describe(datagrams, self.segments);
-        let error = match syscall::send(self.socket.as_fd(), bytes, &self.messages) {
-            Ok(sent) => return Ok(self.taken(sent)),
-            Err(error) => error,
-        };
-        let segmented = self.messages.first().is_some_and(|message| message.segment != 0);
-        if !segmented || error.kind() == io::ErrorKind::WouldBlock {
-            return Err(error);
+        let (mut max, mut refusal) = (self.max_segments, None::<io::Error>);
+        loop {
+            self.describe(datagrams, max);
+            let error = match syscall::send(self.socket.as_fd(), bytes, &self.messages) {
+                Ok(sent) => {
+                    let is_of_segments = |error: &io::Error| {
+                        matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP))
+                    };
+                    if let Some(error) = refusal.filter(is_of_segments) {
+                        tracing::debug!(%error, max, "datagrams are sent in shorter runs");
+                        self.max_segments = max;
+                    }
+                    return Ok(self.taken(sent));
+                }
+                Err(error) => error,
+            };
+            let count = self.messages.first().map_or(0, |message| message.count);
+            if count <= 1 || error.kind() == io::ErrorKind::WouldBlock {
+                return Err(error);
+            }
+            // The error may be about the datagrams, such as their peer, or about so many segments, or segmentation itself: then they leave in shorter
+            // runs, or one by one.
+            max = if count > FEWER_SEGMENTS { FEWER_SEGMENTS } else { 1 };
+            refusal = Some(error);
         }
-        // The error may be about the datagrams, such as their peer, or about segmentation itself: then they leave one by one.
-        self.describe(datagrams, false);
-        let sent = syscall::send(self.socket.as_fd(), bytes, &self.messages)?;
-        if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP)) {
-            tracing::debug!(%error, "datagrams are sent one by one");
-            self.segments = false;
-        }
-        Ok(self.taken(sent))
     }
 
     fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()> {
@@ -251,10 +260,10 @@ mod tests {
         let far = Outgoing { hop_limit: NonZeroU8::new(9), ..to(1, 100) };
         assert_eq!(messages(&[to(1, 100), far]), [(1, 100), (1, 100)]);
         assert_eq!(messages(&[far, far, to(1, 100)]), [(2, 200), (1, 100)]);
-        for many in [&[to(1, 100); 100][..], &[run(100, 100)], &[run(30, 100), run(70, 100)]] {
-            assert_eq!(messages(many), [(MAX_SEGMENTS, 6400), (36, 3600)]);
+        for many in [&[to(1, 100); 164][..], &[run(164, 100)], &[run(30, 100), run(134, 100)]] {
+            assert_eq!(messages(many), [(MAX_SEGMENTS, 12_800), (36, 3600)]);
         }
-        assert_eq!(messages(&[run(64, 100), to(1, 60)]), [(64, 6400), (1, 60)]);
+        assert_eq!(messages(&[run(128, 100), to(1, 60)]), [(128, 12_800), (1, 60)]);
         let long = MAX_SEGMENTED / 4000;
         assert_eq!(messages(&[run(20, 4000)]), [(long, long * 4000), (20 - long, (20 - long) * 4000)]);
         assert_eq!(
@@ -340,7 +349,26 @@ mod tests {
         let to = |peer| [Outgoing::new(peer, 8); 4];
         assert!(socket.send(&[7; 32], &to((std::net::Ipv4Addr::LOCALHOST, 0).into())).is_err());
         assert!(socket.send(&[7; 32], &to(([255, 255, 255, 255], 9).into())).is_err());
-        assert!(socket.segments, "segmentation is given up");
+        assert_eq!(socket.max_segments, MAX_SEGMENTS, "segmentation is given up");
         assert_eq!(socket.send(&[7; 32], &to(socket.local)).unwrap(), 4);
+    }
+
+    /// 6.18 takes 128, and refuses more as older kernels refuse more than 64.
+    #[test]
+    fn runs_that_the_kernel_refuses_are_sent_shorter_from_then_on() {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let local = (std::net::Ipv4Addr::LOCALHOST, 0).into();
+        let mut socket = bind(local, &DatagramOptions::default(), &epoll, Token(1)).unwrap();
+        let run = [Outgoing { count: 300, ..Outgoing::new(socket.local, 8) }];
+        socket.max_segments = 300;
+        assert_eq!(socket.send(&[7; 8 * 300], &run).unwrap(), 300);
+        assert_eq!(socket.max_segments, FEWER_SEGMENTS);
+        let (mut buffer, mut received) = (vec![0; DATAGRAM_BUFFER * 16], Vec::new());
+        let mut count = 0;
+        while socket.recv(&mut buffer, &mut received).is_ok() {
+            assert!(received.iter().all(|datagram| datagram.bytes.len() == 8));
+            count += std::mem::take(&mut received).len();
+        }
+        assert_eq!(count, 300);
     }
 }

@@ -296,16 +296,17 @@ impl QpInner {
         }
     }
 
-    /// Completes requests that have succeeded, `count` of them from `first` on, which is at the front of the send queue. False: a completion
-    /// found no room.
+    /// Completes requests that have succeeded, `count` of them from `first` on, which is at the front of the send queue, as [`SendQueue::retire_sent`].
+    /// False: a completion found no room.
     pub(crate) fn retire_sent(
         &self,
         sq: &mut SendQueue,
         (first, count): (u32, usize),
+        reported: &[u32],
         wakes: &mut Wakes,
     ) -> bool {
         let mut room = true;
-        sq.retire_sent(first, count, |cqe| {
+        sq.retire_sent(first, count, reported, |cqe| {
             let place = self.send_cq.push(cqe, wakes);
             room &= place.is_some();
             place

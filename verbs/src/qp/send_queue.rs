@@ -80,6 +80,25 @@ impl Wqe {
             SendOp::FastRegister(_) => WcOpcode::FastRegister,
         }
     }
+
+    /// Its completion, on queue pair `qp_num`. `reason` belongs to an error.
+    fn completion(&self, qp_num: u32, reason: Option<WireReason>) -> Cqe {
+        Cqe {
+            wc: Wc {
+                wr_id: self.wr_id,
+                status: self.status,
+                opcode: self.opcode(),
+                byte_len: self.len,
+                imm: None,
+                invalidated: None,
+                qp_num,
+                datagram_from: None,
+                reason: if self.status == WcStatus::Success { None } else { reason },
+                timestamp_ns: 0,
+            },
+            solicited: false,
+        }
+    }
 }
 
 /// Limits of a send queue.
@@ -89,6 +108,14 @@ pub(crate) struct SqLimits {
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
     pub(crate) signal_all: bool,
+}
+
+impl SqLimits {
+    /// Whether a request that succeeds has a completion.
+    #[inline]
+    pub(crate) fn reports(&self, wqe: &Wqe) -> bool {
+        self.signal_all || wqe.flags.contains(SendFlags::SIGNALED)
+    }
 }
 
 pub(crate) struct SendQueue {
@@ -249,7 +276,7 @@ impl SendQueue {
         }
     }
 
-    /// The requests that have not been given to the stream, as far as they lie one behind the other, and the first one's sequence number. They are
+    /// The requests that have not been given to the stream, as far as they are contiguous in memory, and the first one's sequence number. They are
     /// taken with [`SendQueue::advance`].
     pub(crate) fn unbuilt(&mut self) -> (u32, &mut [Wqe]) {
         let first = self.next_seq();
@@ -377,40 +404,41 @@ impl SendQueue {
         }
     }
 
-    /// Takes `count` requests off the front, from `first` on, which have succeeded. `complete` is as for [`SendQueue::retire`].
+    /// Takes `count` requests off the front, from `first` on, which have succeeded. `reported` are the numbers of those that
+    /// [`SqLimits::reports`], in order; the others are not read again. `complete` is as for [`SendQueue::retire`]. Where `first` is not at the front,
+    /// because the queue was flushed or reset meanwhile, nothing happens.
     pub(crate) fn retire_sent(
         &mut self,
         first: u32,
         count: usize,
+        reported: &[u32],
         mut complete: impl FnMut(Cqe) -> Option<u64>,
     ) {
-        for _ in 0..if first == self.front { count } else { 0 } {
-            debug_assert!(self.ring.get(0).is_some_and(|wqe| wqe.status == WcStatus::Success));
-            self.retire_front(None, &mut complete);
+        if first != self.front {
+            return;
         }
+        for id in reported {
+            let at = id.wrapping_sub(first) as usize;
+            let Some(wqe) = self.ring.get(at).filter(|_| at < count) else { break };
+            debug_assert_eq!(wqe.status, WcStatus::Success);
+            let number = complete(wqe.completion(self.qp_num, None));
+            self.reported = number.map_or(self.reported, |number| number + 1);
+        }
+        let count = self.ring.pop_many(count);
+        self.front = self.front.wrapping_add(count as u32);
+        self.next = self.next.saturating_sub(count);
+    }
+
+    pub(crate) fn limits(&self) -> SqLimits {
+        self.limits
     }
 
     fn retire_front(&mut self, reason: Option<WireReason>, complete: &mut impl FnMut(Cqe) -> Option<u64>) {
         let Some(wqe) = self.ring.pop() else { return };
         self.front = self.front.wrapping_add(1);
         self.next = self.next.saturating_sub(1);
-        let signaled = self.limits.signal_all || wqe.flags.contains(SendFlags::SIGNALED);
-        if signaled || wqe.status != WcStatus::Success {
-            let number = complete(Cqe {
-                wc: Wc {
-                    wr_id: wqe.wr_id,
-                    status: wqe.status,
-                    opcode: wqe.opcode(),
-                    byte_len: wqe.len,
-                    imm: None,
-                    invalidated: None,
-                    qp_num: self.qp_num,
-                    datagram_from: None,
-                    reason: if wqe.status == WcStatus::Success { None } else { reason },
-                    timestamp_ns: 0,
-                },
-                solicited: false,
-            });
+        if self.limits.reports(wqe) || wqe.status != WcStatus::Success {
+            let number = complete(wqe.completion(self.qp_num, reason));
             self.reported = number.map_or(self.reported, |number| number + 1);
         }
     }
@@ -540,10 +568,39 @@ mod tests {
             out.push((cqe.wc.wr_id, cqe.wc.status));
             Some(cqe.wc.wr_id)
         };
-        queue.retire_sent(1, 2, &mut complete);
-        queue.retire_sent(0, 3, &mut complete);
+        queue.retire_sent(1, 2, &[2], &mut complete);
+        queue.retire_sent(0, 3, &[0, 2, 3], &mut complete);
         assert_eq!(out, [(0, WcStatus::Success), (2, WcStatus::Success)]);
         assert_eq!((queue.len(), queue.next_seq()), (1, 4));
+    }
+
+    #[test]
+    fn requests_are_taken_as_far_as_they_are_contiguous_and_not_stopped() {
+        let mut queue = queue(8);
+        queue.front = u32::MAX - 2;
+        let post = |queue: &mut SendQueue, id| queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
+        let unbuilt = |queue: &mut SendQueue| {
+            let (first, wqes) = queue.unbuilt();
+            (first, wqes.iter().map(|wqe| wqe.wr_id).collect::<Vec<_>>())
+        };
+        (0..6).for_each(|id| post(&mut queue, id));
+        assert_eq!(unbuilt(&mut queue), (u32::MAX - 2, (0..6).collect()));
+        queue.advance(5);
+        queue.retire_sent(u32::MAX - 2, 5, &[u32::MAX - 2, u32::MAX, 1], |cqe| Some(cqe.wc.wr_id));
+        assert_eq!((queue.len(), queue.reported), (1, 5));
+        // The ring has eight places: the entries behind wrap.
+        (6..12).for_each(|id| post(&mut queue, id));
+        assert_eq!(unbuilt(&mut queue), (2, (5..8).collect()));
+        queue.advance(3);
+        assert_eq!(unbuilt(&mut queue), (5, (8..12).collect()));
+        queue.stop_after(true);
+        assert_eq!(unbuilt(&mut queue), (5, vec![8]), "SQD");
+        queue.advance(1);
+        assert_eq!(unbuilt(&mut queue), (6, vec![]));
+        queue.unbuild();
+        assert_eq!(unbuilt(&mut queue), (5, vec![8]));
+        queue.resume();
+        assert_eq!(unbuilt(&mut queue), (5, (8..12).collect()));
     }
 
     #[test]

@@ -43,7 +43,7 @@ const fn octets(ip: IpAddr) -> [u8; 16] {
 }
 
 impl AddressHandle {
-    /// From `local`, at which the datagram port is bound, to `peer`. `scope` is the index of the interface, for link-local addresses. The hop
+    /// From `local`, at which the datagram port is bound, to `peer`; IPv4-mapped IPv6 addresses are IPv4 addresses. `scope` is the index of the interface, for link-local addresses. The hop
     /// limit is the default: that of the stack for a host, 1 for a group.
     #[must_use]
     pub const fn new(local: IpAddr, peer: IpAddr, scope: u32) -> Self {
@@ -71,13 +71,13 @@ impl AddressHandle {
         self.hop_limit
     }
 
-    /// Our address; an IPv4-mapped IPv6 address is the IPv4 address.
+    /// Our address.
     #[must_use]
     pub const fn local(&self) -> IpAddr {
         Ipv6Addr::from_octets(self.local).to_canonical()
     }
 
-    /// The peer's address, or the group's, as [`AddressHandle::local`].
+    /// The peer's address, or the group's.
     #[must_use]
     pub const fn peer(&self) -> IpAddr {
         Ipv6Addr::from_octets(self.peer).to_canonical()

@@ -29,6 +29,8 @@ pub(crate) struct Staging {
     pub(super) built: usize,
     /// Sequence number of the request of the first one; those of the others follow.
     pub(super) first: u32,
+    /// Those of the requests whose success has a completion.
+    pub(super) reported: Vec<u32>,
     /// Requests that the present turn may still send.
     turn: usize,
 }
@@ -71,6 +73,7 @@ impl Staging {
         self.filled = 0;
         self.outgoing.clear();
         self.same_device.clear();
+        self.reported.clear();
         self.built = 0;
     }
 

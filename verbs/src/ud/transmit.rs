@@ -4,7 +4,7 @@ use super::counts::Count as PortCount;
 use super::staging::Staging;
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
-use crate::qp::{QpState, SendQueue, SqMode, Wqe, WqeState};
+use crate::qp::{QpState, SendQueue, SqLimits, SqMode, Wqe, WqeState};
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp};
 use std::io;
@@ -42,7 +42,7 @@ impl Way {
             self.header = Header { solicited, immediate, ..self.header };
             self.bytes = self.header.emit();
         }
-        // Replaced in the copy: a copy of bytes that were just written in smaller pieces waits for these stores.
+        // The MSN is replaced in the copy: bytes that were just stored in smaller pieces could not be copied before they are in the cache.
         *to = self.bytes;
         Header::set_msn(to, msn);
     }
@@ -58,6 +58,9 @@ struct Run<'a> {
     way: &'a mut Way,
     /// The datagram before the run, if the batch has one, took another way.
     is_new: bool,
+    /// The first one's sequence number.
+    first: u32,
+    limits: SqLimits,
     max_payload: usize,
     table: &'a Table,
 }
@@ -116,7 +119,7 @@ impl Endpoint {
         self.count(&sent);
         sq.take_back(unsent);
         self.msn = self.msn.wrapping_sub(unsent as u32);
-        let room = qp.retire_sent(&mut sq, (staging.first, done), &mut services.wakes);
+        let room = qp.retire_sent(&mut sq, (staging.first, done), &staging.reported, &mut services.wakes);
         let failed = failed.filter(|_| unsent == 0);
         if let Some((id, status)) = failed {
             sq.built(0);
@@ -147,18 +150,19 @@ impl Endpoint {
         let Some(ud) = &qp.ud else { return (None, None) };
         let own_qkey = ud.qkey.load(Ordering::Relaxed);
         let mut sq = qp.sq.lock();
-        let (mut socket, mut way) = (None, None::<Way>);
+        let (limits, mut socket, mut way) = (sq.limits(), None, None::<Way>);
         while sq.mode == SqMode::Running {
             let (id, wqes) = sq.unbuilt();
             let Some(next) = wqes.first().filter(|wqe| staging.may_add(wqe.len as usize + OVERHEAD)) else {
                 break;
             };
-            let SendOp::Datagram { to, .. } = &next.op else {
+            let SendOp::Datagram { to, imm } = &next.op else {
                 return (socket, Some((id, WcStatus::LocalQpOperation)));
             };
             let is_new = way.as_ref().is_none_or(|way| way.to != *to);
             if is_new {
-                way = self.way(to, port, services, own_qkey);
+                let of_request = (next.flags.contains(SendFlags::SOLICITED), *imm);
+                way = self.way(to, of_request, port, services, own_qkey);
             }
             let Some(way) = &mut way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
             if *socket.get_or_insert(way.socket) != way.socket {
@@ -167,7 +171,8 @@ impl Endpoint {
             if staging.built == 0 {
                 staging.first = id;
             }
-            let run = Run { way, is_new, max_payload: ud.port.max_payload(), table: &services.table };
+            let (max_payload, table) = (ud.port.max_payload(), &services.table);
+            let run = Run { way, is_new, first: id, limits, max_payload, table };
             let (built, failed) = self.build_run(wqes, run, staging);
             sq.advance(built);
             if let Some(status) = failed {
@@ -178,8 +183,8 @@ impl Endpoint {
         (socket, None)
     }
 
-    /// Builds the datagrams of the first of `wqes`, as long as they go to one destination. Returns how many these are, and the error of the request
-    /// behind them. Not inlined: the values of this loop fit the processor's registers.
+    /// Builds the datagrams of the first of `wqes`, as long as they go to one destination and the batch has room. Returns how many these are, and the
+    /// error of the request behind them. Not inlined, so that the values of this loop fit the processor's registers.
     #[inline(never)]
     fn build_run(
         &mut self,
@@ -187,7 +192,7 @@ impl Endpoint {
         run: Run<'_>,
         staging: &mut Staging,
     ) -> (usize, Option<WcStatus>) {
-        let Run { way, is_new, max_payload, table } = run;
+        let Run { way, is_new, first, limits, max_payload, table } = run;
         let mut built = 0;
         for wqe in wqes {
             let len = wqe.len as usize + OVERHEAD;
@@ -208,6 +213,9 @@ impl Endpoint {
             }
             self.msn = msn;
             staging.add(len, is_new && built == 0, || (way.outgoing(len), way.same_device));
+            if limits.reports(wqe) {
+                staging.reported.push(first.wrapping_add(built as u32));
+            }
             wqe.state = WqeState::Built;
             built += 1;
         }
@@ -215,7 +223,14 @@ impl Endpoint {
     }
 
     /// The way to a destination; nothing where no socket of the port has its local address.
-    fn way(&mut self, to: &Destination, port: &PortSlot, services: &Services, own_qkey: u32) -> Option<Way> {
+    fn way(
+        &mut self,
+        to: &Destination,
+        (solicited, immediate): (bool, Option<u32>),
+        port: &PortSlot,
+        services: &Services,
+        own_qkey: u32,
+    ) -> Option<Way> {
         let socket = port.socket_at(to.ah.local())?;
         let (destination, peer) = to.resolve();
         let own = &services.shared.datagram_sockets;
@@ -226,8 +241,8 @@ impl Endpoint {
             source: Qpn::from_raw(self.qp.num),
             qkey: if to.qkey >> 31 == 0 { to.qkey } else { own_qkey },
             msn: self.msn,
-            solicited: false,
-            immediate: None,
+            solicited,
+            immediate,
         };
         Some(Way { to: *to, socket, peer, same_device, header, bytes: header.emit() })
     }

@@ -149,6 +149,65 @@ fn many_messages_arrive_in_order_on_loopback() {
     assert_eq!(b.counts().dropped(), 0);
 }
 
+/// Batches in which destinations, lengths, immediates and flags change from one request to the next, or stay for some.
+#[test]
+fn requests_of_every_kind_to_several_queue_pairs_keep_their_order() {
+    const BATCH: usize = 100;
+    let cap = QpCap { max_recv_wr: 256, max_send_wr: 256, ..QpCap::default() };
+    let make = || Make { cap, memory: 1 << 20, signal_all: false, ..Make::default() };
+    let ends = [(); 3].map(|()| Ud::on(&Device::open().unwrap(), LOCALHOST, make()));
+    let [a, peers @ ..] = &ends;
+    let mut state = 7_u64;
+    let mut next = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % below
+    };
+    for round in 0..20_u64 {
+        for (id, peer) in (0..BATCH as u64).flat_map(|id| peers.iter().map(move |peer| (id, peer))) {
+            peer.end.recv(id, id * 1024, 1024);
+        }
+        let (mut expected, mut reported) = ([const { Vec::new() }; 2], Vec::new());
+        let (mut to, mut len, mut imm, mut flags) = (0, 8, None, SendFlags::empty());
+        for id in 0..BATCH as u64 {
+            match next(8) {
+                0 => to = 1 - to,
+                1 => len = next(3) as u32 * 40,
+                2 => imm = imm.is_none().then_some(id as u32),
+                3 => flags ^= SendFlags::SOLICITED,
+                4 => flags ^= SendFlags::INLINE,
+                5 => flags ^= SendFlags::SIGNALED,
+                _ => {}
+            }
+            if id as usize == BATCH - 1 {
+                flags |= SendFlags::SIGNALED;
+            }
+            let bytes = [(round * 100 + id).to_le_bytes(); 10].concat();
+            fill(&a.end.mr, id as usize * 128, &bytes);
+            let op = SendOp::Datagram { to: a.to(&peers[to]), imm };
+            a.end.post(id, op, &[a.end.sge(id * 128, len)], flags).unwrap();
+            expected[to].push((imm, bytes[..len as usize].to_vec()));
+            reported.extend(flags.contains(SendFlags::SIGNALED).then_some(id));
+        }
+        for id in reported {
+            a.end.sent_ok(id);
+        }
+        for (peer, expected) in peers.iter().zip(&expected) {
+            for (id, (imm, bytes)) in expected.iter().enumerate() {
+                let wc = peer.end.received_ok(id as u64);
+                is_received(&wc, a, bytes.len() as u32);
+                assert_eq!(wc.imm, *imm);
+                assert_eq!(peek(&peer.end.mr, id * 1024 + 40, bytes.len()), bytes[..], "{round} {id}");
+            }
+            peer.end.nothing_more();
+            // The receives that are left would be the first ones of the next round.
+            for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
+                peer.end.qp.modify(state).unwrap();
+            }
+        }
+        assert_eq!(a.end.scq.poll(&mut Vec::new(), 1), 0);
+    }
+}
+
 #[test]
 fn a_queue_pair_reaches_itself_and_others_of_its_port() {
     let device = Device::open().unwrap();
