@@ -121,7 +121,8 @@ impl Header {
     ///
     /// # Errors
     /// The first rule that it violates. [`Header::check_source`] has the rule about its sender.
-    #[inline]
+    // Always: a header that is returned through memory is read back before its stores are done.
+    #[inline(always)]
     pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), DatagramError> {
         if datagram.len() < Self::LEN + CRC_LEN {
             return Err(DatagramError::TooShort { len: datagram.len() });

@@ -168,6 +168,7 @@ impl fmt::Debug for IoVecMut<'_> {
     }
 }
 
+#[inline]
 pub(crate) fn check(range: &Range<usize>, len: usize) {
     assert!(range.start <= range.end && range.end <= len, "{range:?} is not inside of {len} bytes");
 }

@@ -359,6 +359,7 @@ impl<'a> Pinned<'a> {
 }
 
 impl Drop for Pinned<'_> {
+    #[inline]
     fn drop(&mut self) {
         if self.counted {
             self.region.pin_count().leave();

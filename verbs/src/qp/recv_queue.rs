@@ -61,10 +61,13 @@ impl RecvQueue {
         wqe.wr_id = wr.wr_id;
         // A receive longer than any message takes any message.
         wqe.len = u32::try_from(len).unwrap_or(u32::MAX);
-        wqe.sges.clear();
         match wr.sges {
-            [sge] if sge.length > 0 => wqe.sges.push(*sge),
-            sges => wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0).copied()),
+            // The most frequent case, without the checks of the others. An allocation is kept.
+            [sge] if sge.length > 0 && !wqe.sges.spilled() => wqe.sges = Sges::from_buf([*sge]),
+            sges => {
+                wqe.sges.clear();
+                wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0).copied());
+            }
         }
         Ok(())
     }
