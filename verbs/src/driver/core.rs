@@ -103,7 +103,7 @@ impl Core {
             staging: vec![0; RX_STAGING],
             turn: TURN_ALONE,
             moved: 0,
-            datagrams: ud::Staging::default(),
+            datagrams: None,
             is_short: false,
         };
         Self {

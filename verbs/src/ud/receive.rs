@@ -20,15 +20,14 @@ const GRH: u32 = Grh::LEN as u32;
 
 /// Receives what is there at one socket, as much as its turn allows. Returns the number of datagrams.
 pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
-    let mut staging = std::mem::take(&mut core.services.datagrams);
+    let mut staging = core.services.datagrams.take().unwrap_or_default();
     let mut count = 0;
     for _ in 0..core.services.turn {
-        staging.prepare_receive();
         let Some(slot) = core.datagram_port(port) else { break };
         let Some(at) = slot.sockets.iter().position(|other| other.token == socket) else { break };
         let source = &mut slot.sockets[at];
         let (local, is_group) = (source.local.ip(), source.group.is_some());
-        if source.socket.recv(&mut staging.buffer[HEADROOM..], &mut staging.incoming).is_err() {
+        if !staging.receive(&mut *source.socket) {
             break;
         }
         if is_group {
@@ -44,7 +43,7 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
             break;
         }
     }
-    core.services.datagrams = staging;
+    core.services.datagrams = Some(staging);
     count
 }
 

@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use uiw_datagram::{Grh, Header};
-use uiw_llp::{DATAGRAM_BUFFER, Incoming, Outgoing};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing};
 
-/// Buffers of one call that receives.
+/// Buffers of one call that receives, behind one that filled all of its own, and of others: each costs a poll that finds nothing some nanoseconds.
 const BUFFERS: usize = 16;
+const FEW_BUFFERS: usize = 2;
 /// Bytes in front of the first datagram: a Global Route Header takes the place of a datagram's header, and is longer.
 pub(super) const HEADROOM: usize = Grh::LEN - Header::LEN;
 /// Bytes and datagrams of one call that sends.
@@ -15,7 +16,10 @@ const SEND_DATAGRAMS: usize = 256;
 /// Shared by the ports of a shard; empty until the first datagram.
 #[derive(Default)]
 pub(crate) struct Staging {
-    pub(super) buffer: Vec<u8>,
+    buffer: Vec<u8>,
+    /// Buffers of the next call that receives.
+    buffers: usize,
+    was_filled: bool,
     pub(super) incoming: Vec<Incoming>,
     /// Datagrams that are being built, one behind the other; [`SEND_BYTES`], once there was one.
     out: Vec<u8>,
@@ -36,12 +40,18 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// The buffer for a call that receives.
-    pub(super) fn prepare_receive(&mut self) {
+    /// Receives from a socket. False: nothing was there.
+    pub(super) fn receive(&mut self, socket: &mut dyn DatagramSocket) -> bool {
         if self.buffer.is_empty() {
             self.buffer = vec![0; HEADROOM + BUFFERS * DATAGRAM_BUFFER];
+            self.buffers = FEW_BUFFERS;
         }
         self.incoming.clear();
+        let room = &mut self.buffer[HEADROOM..][..self.buffers * DATAGRAM_BUFFER];
+        let received = socket.recv(room, &mut self.incoming).is_ok();
+        self.was_filled = self.incoming.len() >= self.buffers;
+        self.buffers = if self.was_filled { BUFFERS } else { FEW_BUFFERS };
+        received
     }
 
     /// The sender of a datagram that was received, and the datagram behind [`HEADROOM`]: in front of it is the end of the one before, which
@@ -51,9 +61,9 @@ impl Staging {
         (*peer, &mut self.buffer[bytes.start..bytes.end + HEADROOM])
     }
 
-    /// Whether a call that receives may have left datagrams behind.
+    /// Whether the call that received may have left datagrams behind.
     pub(super) fn was_filled(&self) -> bool {
-        self.incoming.len() >= BUFFERS
+        self.was_filled
     }
 
     /// A queue pair sends at most so many requests.
@@ -64,6 +74,11 @@ impl Staging {
     /// So many requests were sent.
     pub(super) fn count(&mut self, sent: usize) {
         self.turn -= sent;
+    }
+
+    /// Whether the turn has a request left, when those that were sent are counted.
+    pub(super) fn has_turn(&self) -> bool {
+        self.turn > 0
     }
 
     pub(super) fn prepare_send(&mut self) {

@@ -68,7 +68,7 @@ struct Run<'a> {
 /// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its own: a thread that posts without a
 /// pause does not keep the shard.
 pub(crate) fn transmit(core: &mut Core, token: Token) {
-    let mut staging = std::mem::take(&mut core.services.datagrams);
+    let mut staging = core.services.datagrams.take().unwrap_or_default();
     if let Some((endpoint, port, services)) = core.endpoint_and_port(token) {
         let mut sq = endpoint.qp.sq.lock();
         sq.look();
@@ -76,7 +76,7 @@ pub(crate) fn transmit(core: &mut Core, token: Token) {
         drop(sq);
         while endpoint.send_batch(token, port, services, &mut staging) {}
     }
-    core.services.datagrams = staging;
+    core.services.datagrams = Some(staging);
 }
 
 /// There is room at a socket again. The queue pair that waits for the longest time continues first; one that sends until there is no room
@@ -131,12 +131,13 @@ impl Endpoint {
             qp.set_state(QpState::Sqe);
             qp.flush_sends(&mut sq, None, &mut services.wakes);
         }
+        let has_more = sq.has_next() && staging.has_turn();
         drop(sq);
         if !room || retired.is_err() {
             self.lost_completion(services);
             return false;
         }
-        failed.is_none() && !blocked && socket.is_some()
+        failed.is_none() && !blocked && socket.is_some() && has_more
     }
 
     /// Builds datagrams for one socket, and returns which; and the request that cannot be sent, if it is the next one.
