@@ -1,6 +1,7 @@
 //! The shard's side of a UD queue pair.
 
 use super::own::LastPeer;
+use super::transmit::Way;
 use crate::cq::Cqe;
 use crate::qp::{QpInner, QpState, RecvWqe};
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub(crate) struct Endpoint {
     pub(super) cache: MrCache,
     pub(super) counters: DatagramCounters,
     pub(super) last_peer: LastPeer,
+    /// Of the datagram that was built last.
+    pub(super) way: Option<Way>,
     /// Completions of messages that were placed, and the count of these messages, of one run of datagrams.
     pub(super) completions: Vec<Cqe>,
     pub(super) received: Received,
@@ -57,6 +60,7 @@ impl Endpoint {
             cache: MrCache::default(),
             counters,
             last_peer: LastPeer::default(),
+            way: None,
             completions: Vec::new(),
             received: Received::default(),
             last_grh: (None, [0; Grh::LEN]),

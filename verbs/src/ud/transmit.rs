@@ -16,9 +16,11 @@ use uiw_datagram::{Header, OVERHEAD, Qpn};
 use uiw_llp::{Outgoing, Token};
 use uiw_mem::Table;
 
-/// What follows from a destination: found once for requests to one destination, one behind the other.
-struct Way {
+/// What follows from a destination: found once for requests to one destination, one behind the other, also of several batches.
+pub(super) struct Way {
     to: Destination,
+    /// The Q_Key of the queue pair itself.
+    own_qkey: u32,
     /// Which socket of the port.
     socket: usize,
     peer: SocketAddr,
@@ -55,7 +57,6 @@ impl Way {
 
 /// What the requests of a run have in common.
 struct Run<'a> {
-    way: &'a mut Way,
     /// The datagram before the run, if the batch has one, took another way.
     is_new: bool,
     /// The first one's sequence number.
@@ -150,8 +151,9 @@ impl Endpoint {
         let qp = std::sync::Arc::clone(&self.qp);
         let Some(ud) = &qp.ud else { return (None, None) };
         let own_qkey = ud.qkey.load(Ordering::Relaxed);
+        self.check_way(port, services, own_qkey);
         let mut sq = qp.sq.lock();
-        let (limits, mut socket, mut way) = (sq.limits(), None, None::<Way>);
+        let (limits, mut socket) = (sq.limits(), None);
         while sq.mode == SqMode::Running {
             let (id, wqes) = sq.unbuilt();
             let Some(next) = wqes.first().filter(|wqe| staging.may_add(wqe.len as usize + OVERHEAD)) else {
@@ -160,12 +162,12 @@ impl Endpoint {
             let SendOp::Datagram { to, imm } = &next.op else {
                 return (socket, Some((id, WcStatus::LocalQpOperation)));
             };
-            let is_new = way.as_ref().is_none_or(|way| way.to != *to);
+            let is_new = self.way.as_ref().is_none_or(|way| way.to != *to);
             if is_new {
                 let of_request = (next.flags.contains(SendFlags::SOLICITED), *imm);
-                way = self.way(to, of_request, port, services, own_qkey);
+                self.way = self.find_way(to, of_request, port, services, own_qkey);
             }
-            let Some(way) = &mut way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
+            let Some(way) = &self.way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
             if *socket.get_or_insert(way.socket) != way.socket {
                 break;
             }
@@ -173,7 +175,7 @@ impl Endpoint {
                 staging.first = id;
             }
             let (max_payload, table) = (ud.port.max_payload(), &services.table);
-            let run = Run { way, is_new, first: id, limits, max_payload, table };
+            let run = Run { is_new, first: id, limits, max_payload, table };
             let (built, failed) = self.build_run(wqes, run, staging);
             sq.advance(built);
             if let Some(status) = failed {
@@ -193,7 +195,8 @@ impl Endpoint {
         run: Run<'_>,
         staging: &mut Staging,
     ) -> (usize, Option<WcStatus>) {
-        let Run { way, is_new, first, limits, max_payload, table } = run;
+        let Run { is_new, first, limits, max_payload, table } = run;
+        let Self { way: Some(way), qp, cache, msn: last_msn, .. } = self else { return (0, None) };
         let mut built = 0;
         for wqe in wqes {
             let len = wqe.len as usize + OVERHEAD;
@@ -207,12 +210,12 @@ impl Endpoint {
             let Some((header, mut payload)) = staging.place(len).split_first_chunk_mut() else {
                 return (built, Some(WcStatus::LocalLength));
             };
-            let msn = self.msn.wrapping_add(1);
+            let msn = last_msn.wrapping_add(1);
             way.write_header(msn, (wqe.flags.contains(SendFlags::SOLICITED), *imm), header);
-            if self.qp.gather_all(table, &mut self.cache, wqe, &mut payload).is_err() {
+            if qp.gather_all(table, cache, wqe, &mut payload).is_err() {
                 return (built, Some(WcStatus::LocalProtection));
             }
-            self.msn = msn;
+            *last_msn = msn;
             staging.add(len, is_new && built == 0, || (way.outgoing(len), way.same_device));
             if limits.reports(wqe) {
                 staging.reported.push(first.wrapping_add(built as u32));
@@ -223,8 +226,22 @@ impl Endpoint {
         (built, None)
     }
 
+    /// Forgets the way of the last batch where something has changed that it follows from.
+    fn check_way(&mut self, port: &PortSlot, services: &Services, own_qkey: u32) {
+        let Some(way) = &mut self.way else { return };
+        let of_queue_pair = (self.epoch, own_qkey);
+        if (way.header.epoch, way.own_qkey) == of_queue_pair
+            && port.socket_at(way.to.ah.local()) == Some(way.socket)
+        {
+            let own = &services.shared.datagram_sockets;
+            way.same_device = way.peer.ip().is_multicast() || self.last_peer.is_own(own, way.peer);
+        } else {
+            self.way = None;
+        }
+    }
+
     /// The way to a destination; nothing where no socket of the port has its local address.
-    fn way(
+    fn find_way(
         &mut self,
         to: &Destination,
         (solicited, immediate): (bool, Option<u32>),
@@ -245,7 +262,7 @@ impl Endpoint {
             solicited,
             immediate,
         };
-        Some(Way { to: *to, socket, peer, same_device, header, bytes: header.emit() })
+        Some(Way { to: *to, own_qkey, socket, peer, same_device, header, bytes: header.emit() })
     }
 
     /// Counts requests whose datagrams were taken or left out.
