@@ -21,7 +21,7 @@ use uiw_verbs::{
 const PAYLOAD: usize = 64;
 const LEN: usize = PAYLOAD + uiw_datagram::OVERHEAD;
 /// Messages that are posted, or passed to the socket, at a time.
-const BURST: usize = 64;
+const BURST: usize = 128;
 /// Receives that are posted; the socket's buffer is the system's.
 const RECEIVES: u32 = 4096;
 const BUFFERS: usize = 16;

@@ -276,8 +276,8 @@ impl SendQueue {
         }
     }
 
-    /// The requests that have not been given to the stream, as far as they are contiguous in memory, and the first one's sequence number. They are
-    /// taken with [`SendQueue::advance`].
+    /// The requests that have not been built, as far as they are contiguous in memory, and the first one's sequence number. They are taken with
+    /// [`SendQueue::advance`].
     pub(crate) fn unbuilt(&mut self) -> (u32, &mut [Wqe]) {
         let first = self.next_seq();
         let wqes = self.ring.run(self.next);
@@ -286,7 +286,7 @@ impl SendQueue {
         (first, &mut wqes[..len])
     }
 
-    /// The next `count` requests were given to the stream, and are [`WqeState::Built`].
+    /// The next `count` requests were built, and are [`WqeState::Built`].
     pub(crate) fn advance(&mut self, count: usize) {
         self.next += count;
     }

@@ -54,7 +54,7 @@ pub(super) fn add_socket(
         return Err(Error::io("waiting for datagrams")(error));
     }
     let is_group = group.is_some();
-    slot.sockets.push(PortSocket { socket, local, token, group });
+    slot.sockets.push(PortSocket { socket, local, token, takes_many: false, group });
     if !is_group {
         core.services.shared.datagram_sockets.add(local);
     }

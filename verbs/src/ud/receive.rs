@@ -22,14 +22,16 @@ const GRH: u32 = Grh::LEN as u32;
 pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
     let mut staging = core.services.datagrams.take().unwrap_or_default();
     let mut count = 0;
-    for _ in 0..core.services.turn {
+    let mut turn = core.services.turn;
+    while turn > 0 {
         let Some(slot) = core.datagram_port(port) else { break };
         let Some(at) = slot.sockets.iter().position(|other| other.token == socket) else { break };
         let source = &mut slot.sockets[at];
         let (local, is_group) = (source.local.ip(), source.group.is_some());
-        if !staging.receive(&mut *source.socket) {
-            break;
-        }
+        let takes_many = source.takes_many;
+        let received = staging.receive(&mut *source.socket, takes_many);
+        source.takes_many = received == Some(true);
+        let Some(is_filled) = received else { break };
         if is_group {
             receive_for_group(core, (port, at), local, &mut staging);
         } else {
@@ -39,9 +41,11 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
             }
         }
         count += staging.incoming.len();
-        if !staging.was_filled() {
+        if !is_filled {
             break;
         }
+        // A call with few buffers that fills them is followed by one with more.
+        turn -= usize::from(takes_many);
     }
     core.services.datagrams = Some(staging);
     count

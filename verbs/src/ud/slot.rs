@@ -18,6 +18,8 @@ pub(super) struct PortSocket {
     pub(super) local: SocketAddr,
     /// The token of its events.
     pub(super) token: Token,
+    /// The last call that received filled its buffers: the next one gets more of them.
+    pub(super) takes_many: bool,
     /// Of a group: the address of the interface, and the indices of the attached queue pairs.
     pub(super) group: Option<Group>,
 }
@@ -108,7 +110,9 @@ impl PortSlot {
 
     /// The socket of one of our addresses.
     pub(super) fn socket_at(&self, local: IpAddr) -> Option<usize> {
-        self.sockets.iter().position(|socket| socket.group.is_none() && socket.local.ip() == local)
+        self.sockets
+            .iter()
+            .position(|socket| socket.group.is_none() && socket.local.ip().to_canonical() == local)
     }
 
     pub(super) fn count(&self, what: Count) {

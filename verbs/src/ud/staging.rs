@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use uiw_datagram::{Grh, Header};
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing};
 
-/// Buffers of one call that receives, behind one that filled all of its own, and of others: each costs a poll that finds nothing some nanoseconds.
+/// Buffers of a call that receives, if the last one at the socket filled its own.
 const BUFFERS: usize = 16;
+/// Buffers of another call: to prepare one takes some nanoseconds, also where nothing is there.
 const FEW_BUFFERS: usize = 2;
 /// Bytes in front of the first datagram: a Global Route Header takes the place of a datagram's header, and is longer.
 pub(super) const HEADROOM: usize = Grh::LEN - Header::LEN;
@@ -13,13 +14,10 @@ pub(super) const HEADROOM: usize = Grh::LEN - Header::LEN;
 const SEND_BYTES: usize = 256 << 10;
 const SEND_DATAGRAMS: usize = 256;
 
-/// Shared by the ports of a shard; empty until the first datagram.
+/// Shared by the ports of a shard. Its buffers are allocated by the first call that receives, and by the first that sends.
 #[derive(Default)]
 pub(crate) struct Staging {
     buffer: Vec<u8>,
-    /// Buffers of the next call that receives.
-    buffers: usize,
-    was_filled: bool,
     pub(super) incoming: Vec<Incoming>,
     /// Datagrams that are being built, one behind the other; [`SEND_BYTES`], once there was one.
     out: Vec<u8>,
@@ -40,18 +38,18 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Receives from a socket. False: nothing was there.
-    pub(super) fn receive(&mut self, socket: &mut dyn DatagramSocket) -> bool {
+    /// Receives from a socket, more if it `takes_many`. Returns whether the buffers are filled, so that datagrams may be left; nothing where none was there.
+    pub(super) fn receive(&mut self, socket: &mut dyn DatagramSocket, takes_many: bool) -> Option<bool> {
         if self.buffer.is_empty() {
             self.buffer = vec![0; HEADROOM + BUFFERS * DATAGRAM_BUFFER];
-            self.buffers = FEW_BUFFERS;
         }
         self.incoming.clear();
-        let room = &mut self.buffer[HEADROOM..][..self.buffers * DATAGRAM_BUFFER];
-        let received = socket.recv(room, &mut self.incoming).is_ok();
-        self.was_filled = self.incoming.len() >= self.buffers;
-        self.buffers = if self.was_filled { BUFFERS } else { FEW_BUFFERS };
-        received
+        let buffers = if takes_many { BUFFERS } else { FEW_BUFFERS };
+        let room = &mut self.buffer[HEADROOM..][..buffers * DATAGRAM_BUFFER];
+        let len = room.len();
+        socket.recv(room, &mut self.incoming).ok()?;
+        // Datagrams are one behind the other, or each buffer has those of one sender.
+        Some(self.incoming.last().is_some_and(|last| len - last.bytes.end < DATAGRAM_BUFFER))
     }
 
     /// The sender of a datagram that was received, and the datagram behind [`HEADROOM`]: in front of it is the end of the one before, which
@@ -59,11 +57,6 @@ impl Staging {
     pub(super) fn arrived(&mut self, number: usize) -> (SocketAddr, &mut [u8]) {
         let Incoming { peer, bytes } = &self.incoming[number];
         (*peer, &mut self.buffer[bytes.start..bytes.end + HEADROOM])
-    }
-
-    /// Whether the call that received may have left datagrams behind.
-    pub(super) fn was_filled(&self) -> bool {
-        self.was_filled
     }
 
     /// A queue pair sends at most so many requests.

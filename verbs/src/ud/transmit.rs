@@ -16,7 +16,7 @@ use uiw_datagram::{Header, OVERHEAD, Qpn};
 use uiw_llp::{Outgoing, Token};
 use uiw_mem::Table;
 
-/// What follows from a destination: found once for requests to one destination, one behind the other, also of several batches.
+/// What follows from a destination: found once for consecutive requests to one destination, and kept for the next batch (`check_way`).
 pub(super) struct Way {
     to: Destination,
     /// The Q_Key of the queue pair itself.
@@ -44,7 +44,7 @@ impl Way {
             self.header = Header { solicited, immediate, ..self.header };
             self.bytes = self.header.emit();
         }
-        // The MSN is replaced in the copy: bytes that were just stored in smaller pieces could not be copied before they are in the cache.
+        // The MSN is replaced in the copy: a load that spans several smaller stores waits until they have left the store buffer.
         *to = self.bytes;
         Header::set_msn(to, msn);
     }

@@ -254,11 +254,23 @@ fn what_does_not_match_is_dropped_and_counted() {
     a.end.sent_ok(2);
     is_received(&b.end.received_ok(1), &a, 32);
     expect(&|counts| counts.no_receive, to);
+    let drops_so_far = drops;
     // With the highest bit the sender's own Q_Key is used.
     b.end.recv(3, 0, 4096);
     a.send(4, Destination { qkey: 0x8000_0000, ..to }, 32);
     a.end.sent_ok(4);
     is_received(&b.end.received_ok(3), &a, 32);
+    // Also when that has changed since, and when it is as before again.
+    let own = Destination { qkey: 0x8000_0000, ..to };
+    a.end.qp.set_qkey(QKEY + 1).unwrap();
+    b.end.recv(6, 0, 4096);
+    a.send(7, own, 32);
+    a.end.sent_ok(7);
+    b.dropped(drops_so_far + 1);
+    a.end.qp.set_qkey(QKEY).unwrap();
+    a.send(8, own, 32);
+    a.end.sent_ok(8);
+    is_received(&b.end.received_ok(6), &a, 32);
     // No port: nothing can be sent.
     a.send(5, Destination { qpn: 1, ..to }, 32);
     a.end.sent_ok(5);
