@@ -61,7 +61,7 @@ pub struct Header {
 
 /// Where the DDP header begins.
 const DDP: usize = 20;
-/// Where the MSN is: behind the DDP control byte, the five bytes for the ULP, and the queue number (RFC 5041 section 4.2).
+/// Where the MSN is: behind the DDP control byte, the five bytes for the ULP, and the queue number (RFC 5041 section 4.3).
 const MSN: usize = DDP + 10;
 
 impl Header {

@@ -35,6 +35,19 @@ pub struct Sge {
 /// Those of a request. Most requests have one, which needs no allocation.
 pub(crate) type Sges = SmallVec<[Sge; 1]>;
 
+/// Stores the elements of a request that have bytes in place of others.
+#[inline(always)]
+pub(crate) fn store(stored: &mut Sges, sges: &[Sge]) {
+    match sges {
+        // The most frequent case, without the checks of the others. An allocation is kept.
+        [sge] if sge.length > 0 && !stored.spilled() => *stored = Sges::from_buf([*sge]),
+        sges => {
+            stored.clear();
+            stored.extend(sges.iter().filter(|sge| sge.length > 0).copied());
+        }
+    }
+}
+
 bitflags! {
     /// Flags of a send work request; the values of `ibv_send_flags`.
     ///

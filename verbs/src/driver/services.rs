@@ -27,7 +27,7 @@ pub(crate) struct Services {
     pub(crate) turn: usize,
     /// Bytes that connections have moved in this round.
     pub(crate) moved: usize,
-    /// Where datagrams are built and received, once there is a port; taken out meanwhile.
+    /// Where datagrams are built and received: made at the first use, and taken out during one.
     pub(crate) datagrams: Option<Box<Staging>>,
     /// A connection was not read, as the receive memory budget has no room.
     pub(crate) is_short: bool,

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::qp::ring::Ring;
-use crate::wr::{RecvWr, Sges};
+use crate::wr::{RecvWr, Sges, store};
 
 /// A posted receive.
 #[derive(Default)]
@@ -61,14 +61,7 @@ impl RecvQueue {
         wqe.wr_id = wr.wr_id;
         // A receive longer than any message takes any message.
         wqe.len = u32::try_from(len).unwrap_or(u32::MAX);
-        match wr.sges {
-            // The most frequent case, without the checks of the others. An allocation is kept.
-            [sge] if sge.length > 0 && !wqe.sges.spilled() => wqe.sges = Sges::from_buf([*sge]),
-            sges => {
-                wqe.sges.clear();
-                wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0).copied());
-            }
-        }
+        store(&mut wqe.sges, wr.sges);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::cq::Cqe;
 use crate::error::Error;
 use crate::qp::ring::Ring;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
-use crate::wr::{SendFlags, SendOp, SendWr, Sge, Sges};
+use crate::wr::{SendFlags, SendOp, SendWr, Sge, Sges, store};
 use uiw_ddp::STag;
 
 /// What the queue does with requests.
@@ -184,19 +184,11 @@ impl SendQueue {
         wqe.state = WqeState::Posted;
         wqe.status = WcStatus::Success;
         wqe.inline.clear();
-        match wr.sges {
-            // The most frequent case, without the checks of the others. An allocation is kept.
-            [sge] if !wr.flags.contains(SendFlags::INLINE) && sge.length > 0 && !wqe.sges.spilled() => {
-                wqe.sges = Sges::from_buf([*sge]);
-            }
-            sges => {
-                wqe.sges.clear();
-                if wr.flags.contains(SendFlags::INLINE) {
-                    inline(sges, &mut wqe.inline);
-                } else {
-                    wqe.sges.extend(sges.iter().filter(|sge| sge.length > 0).copied());
-                }
-            }
+        if wr.flags.contains(SendFlags::INLINE) {
+            wqe.sges.clear();
+            inline(wr.sges, &mut wqe.inline);
+        } else {
+            store(&mut wqe.sges, wr.sges);
         }
         self.unpumped += u64::from(len) + 32;
         Ok(())

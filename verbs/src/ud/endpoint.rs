@@ -1,7 +1,7 @@
 //! The shard's side of a UD queue pair.
 
 use super::own::LastPeer;
-use super::transmit::Way;
+use super::way::Way;
 use crate::cq::Cqe;
 use crate::qp::{QpInner, QpState, RecvWqe};
 use std::sync::Arc;

@@ -14,6 +14,7 @@ mod receive;
 mod slot;
 mod staging;
 mod transmit;
+mod way;
 
 pub use address::{AddressHandle, Destination};
 pub(crate) use control::{destroy, modify};

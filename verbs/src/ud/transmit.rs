@@ -2,6 +2,7 @@
 
 use super::counts::Count as PortCount;
 use super::staging::Staging;
+use super::way::Way;
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
 use crate::qp::{QpState, SendQueue, SqLimits, SqMode, Wqe, WqeState};
@@ -9,51 +10,11 @@ use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp};
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZeroU8;
 use std::sync::atomic::Ordering;
 use uiw_counters::{Count, Dropped};
 use uiw_datagram::{Header, OVERHEAD, Qpn};
-use uiw_llp::{Outgoing, Token};
+use uiw_llp::Token;
 use uiw_mem::Table;
-
-/// What follows from a destination: found once for consecutive requests to one destination, and kept for the next batch (`check_way`).
-pub(super) struct Way {
-    to: Destination,
-    /// The Q_Key of the queue pair itself.
-    own_qkey: u32,
-    /// Which socket of the port.
-    socket: usize,
-    peer: SocketAddr,
-    /// It leads to a queue pair of the same device, or to a group.
-    same_device: bool,
-    /// A header of datagrams that take it, and its bytes: those of the next datagram mostly differ in the MSN alone.
-    header: Header,
-    bytes: [u8; Header::LEN],
-}
-
-impl Way {
-    /// Writes the header of the next datagram that takes it.
-    #[inline(always)]
-    fn write_header(
-        &mut self,
-        msn: u32,
-        (solicited, immediate): (bool, Option<u32>),
-        to: &mut [u8; Header::LEN],
-    ) {
-        if (self.header.solicited, self.header.immediate) != (solicited, immediate) {
-            self.header = Header { solicited, immediate, ..self.header };
-            self.bytes = self.header.emit();
-        }
-        // The MSN is replaced in the copy: a load that spans several smaller stores waits until they have left the store buffer.
-        *to = self.bytes;
-        Header::set_msn(to, msn);
-    }
-
-    /// A datagram of `len` bytes that takes it.
-    fn outgoing(&self, len: usize) -> Outgoing {
-        Outgoing { hop_limit: NonZeroU8::new(self.to.ah.hop_limit()), ..Outgoing::new(self.peer, len) }
-    }
-}
 
 /// What the requests of a run have in common.
 struct Run<'a> {
@@ -196,7 +157,9 @@ impl Endpoint {
         staging: &mut Staging,
     ) -> (usize, Option<WcStatus>) {
         let Run { is_new, first, limits, max_payload, table } = run;
-        let Self { way: Some(way), qp, cache, msn: last_msn, .. } = self else { return (0, None) };
+        let Self { way: Some(way), qp, cache, msn: last_msn, .. } = self else {
+            return (0, Some(WcStatus::LocalQpOperation));
+        };
         let mut built = 0;
         for wqe in wqes {
             let len = wqe.len as usize + OVERHEAD;
@@ -228,15 +191,10 @@ impl Endpoint {
 
     /// Forgets the way of the last batch where something has changed that it follows from.
     fn check_way(&mut self, port: &PortSlot, services: &Services, own_qkey: u32) {
-        let Some(way) = &mut self.way else { return };
-        let of_queue_pair = (self.epoch, own_qkey);
-        if (way.header.epoch, way.own_qkey) == of_queue_pair
-            && port.socket_at(way.to.ah.local()) == Some(way.socket)
-        {
-            let own = &services.shared.datagram_sockets;
-            way.same_device = way.peer.ip().is_multicast() || self.last_peer.is_own(own, way.peer);
-        } else {
-            self.way = None;
+        let Some(mut way) = self.way.take() else { return };
+        if way.is_of(self.epoch, own_qkey) && port.socket_at(way.to.ah.local()) == Some(way.socket) {
+            way.same_device = self.is_same_device(way.peer, services);
+            self.way = Some(way);
         }
     }
 
@@ -251,8 +209,6 @@ impl Endpoint {
     ) -> Option<Way> {
         let socket = port.socket_at(to.ah.local())?;
         let (destination, peer) = to.resolve();
-        let own = &services.shared.datagram_sockets;
-        let same_device = peer.ip().is_multicast() || self.last_peer.is_own(own, peer);
         let header = Header {
             epoch: self.epoch,
             destination,
@@ -262,7 +218,13 @@ impl Endpoint {
             solicited,
             immediate,
         };
-        Some(Way { to: *to, own_qkey, socket, peer, same_device, header, bytes: header.emit() })
+        let same_device = self.is_same_device(peer, services);
+        Some(Way { to: *to, own_qkey, socket, peer, same_device, bytes: header.emit(), header })
+    }
+
+    /// Whether datagrams to `peer` go to a queue pair of the same device, or to a group.
+    fn is_same_device(&mut self, peer: SocketAddr, services: &Services) -> bool {
+        peer.ip().is_multicast() || self.last_peer.is_own(&services.shared.datagram_sockets, peer)
     }
 
     /// Counts requests whose datagrams were taken or left out.

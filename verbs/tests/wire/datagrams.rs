@@ -320,6 +320,96 @@ fn a_socket_cannot_forge_the_source_and_gets_no_answer() {
     assert_eq!(answer.kind(), std::io::ErrorKind::WouldBlock);
 }
 
+/// A socket that UD queue pairs send to, and the number that names it.
+fn plain_socket() -> (UdpSocket, u32) {
+    let socket = UdpSocket::bind((LOCALHOST, 0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    (socket, Qpn::new(port, 5).raw())
+}
+
+/// As a socket receives them: each is its request's, in whatever batch that is built.
+#[test]
+fn headers_are_those_of_their_requests() {
+    let a = Ud::kernel();
+    let (socket, qpn) = plain_socket();
+    let to = Destination { ah: AddressHandle::new(LOCALHOST, LOCALHOST, 0), qpn, qkey: 7 };
+    let requests = [
+        (None, false),
+        (None, false),
+        (Some(1), false),
+        (Some(2), false),
+        (Some(2), true),
+        (Some(2), true),
+        (None, true),
+        (None, false),
+    ];
+    let mut epochs = Vec::new();
+    for _ in 0..2 {
+        for (id, (imm, solicited)) in requests.into_iter().enumerate() {
+            let solicited = if solicited { SendFlags::SOLICITED } else { SendFlags::empty() };
+            a.post(id as u64, to, imm, 8, SendFlags::SIGNALED | solicited);
+        }
+        for (id, (immediate, solicited)) in requests.into_iter().enumerate() {
+            a.end.sent_ok(id as u64);
+            let mut bytes = [0; 2048];
+            let len = socket.recv(&mut bytes).unwrap();
+            let (header, payload) = Header::parse(&bytes[..len]).unwrap();
+            let expected = Header {
+                epoch: *epochs.first().unwrap_or(&header.epoch),
+                destination: Qpn::from_raw(qpn),
+                source: Qpn::from_raw(a.end.qp.num()),
+                qkey: 7,
+                msn: id as u32 + 1,
+                solicited,
+                immediate,
+            };
+            assert_eq!((header, payload.len()), (expected, 8));
+            epochs.push(header.epoch);
+        }
+        let before = std::mem::take(&mut epochs)[0];
+        a.end.qp.modify(QpState::Reset).unwrap();
+        a.start();
+        a.send(9, to, 0);
+        a.end.sent_ok(9);
+        let mut bytes = [0; 2048];
+        let len = socket.recv(&mut bytes).unwrap();
+        let header = Header::parse(&bytes[..len]).unwrap().0;
+        assert_eq!(header.msn, 1);
+        assert_ne!(header.epoch, before, "another one at each transition to RTS");
+        a.end.qp.modify(QpState::Reset).unwrap();
+        a.start();
+    }
+}
+
+/// The sockets behind one of a group move when that is closed.
+#[test]
+fn datagrams_leave_from_the_address_that_they_name() {
+    let a = Ud::kernel();
+    let group: IpAddr = "239.77.1.11".parse().unwrap();
+    let other: IpAddr = "127.0.0.2".parse().unwrap();
+    a.end.qp.attach_multicast(group, LOCALHOST, 0).unwrap();
+    a.end.qp.datagram_port().unwrap().add_address(other, 0).unwrap();
+    let (socket, qpn) = plain_socket();
+    let mut last = other;
+    for round in 0..3 {
+        if round == 1 {
+            a.end.qp.detach_multicast(group, LOCALHOST, 0).unwrap();
+        }
+        // The first one has the address of the last one before; several of each follow in a batch.
+        let from = [last, LOCALHOST, LOCALHOST, other, LOCALHOST, other, other];
+        for (id, local) in from.into_iter().enumerate() {
+            let to = Destination { ah: AddressHandle::new(local, LOCALHOST, 0), qpn, qkey: 7 };
+            a.send(id as u64, to, 8);
+        }
+        for (id, local) in from.into_iter().enumerate() {
+            a.end.sent_ok(id as u64);
+            assert_eq!(socket.recv_from(&mut [0; 2048]).unwrap().1.ip(), local, "{round} {id}");
+        }
+        last = from[from.len() - 1];
+    }
+}
+
 #[test]
 fn a_long_send_stops_the_send_queue_and_a_short_receive_the_queue_pair() {
     let (a, b) = (Ud::kernel(), Ud::kernel());

@@ -1,0 +1,51 @@
+//! What follows from the destination of a datagram.
+
+use super::Destination;
+use std::net::SocketAddr;
+use std::num::NonZeroU8;
+use uiw_datagram::Header;
+use uiw_llp::Outgoing;
+
+/// What follows from a destination: found once for consecutive requests to one destination, and kept for the next batch.
+pub(super) struct Way {
+    pub(super) to: Destination,
+    /// The Q_Key of the queue pair itself.
+    pub(super) own_qkey: u32,
+    /// Which socket of the port.
+    pub(super) socket: usize,
+    pub(super) peer: SocketAddr,
+    /// It leads to a queue pair of the same device, or to a group.
+    pub(super) same_device: bool,
+    /// A header of datagrams that take it, and its bytes: those of the next datagram mostly differ in the MSN alone.
+    pub(super) header: Header,
+    pub(super) bytes: [u8; Header::LEN],
+}
+
+impl Way {
+    /// Whether its header has what the queue pair has now.
+    pub(super) fn is_of(&self, epoch: u32, own_qkey: u32) -> bool {
+        (self.header.epoch, self.own_qkey) == (epoch, own_qkey)
+    }
+
+    /// Writes the header of the next datagram that takes it.
+    #[inline(always)]
+    pub(super) fn write_header(
+        &mut self,
+        msn: u32,
+        (solicited, immediate): (bool, Option<u32>),
+        to: &mut [u8; Header::LEN],
+    ) {
+        if (self.header.solicited, self.header.immediate) != (solicited, immediate) {
+            self.header = Header { solicited, immediate, ..self.header };
+            self.bytes = self.header.emit();
+        }
+        // The MSN is replaced in the copy: a load that spans several smaller stores waits until they have left the store buffer.
+        *to = self.bytes;
+        Header::set_msn(to, msn);
+    }
+
+    /// A datagram of `len` bytes that takes it.
+    pub(super) fn outgoing(&self, len: usize) -> Outgoing {
+        Outgoing { hop_limit: NonZeroU8::new(self.to.ah.hop_limit()), ..Outgoing::new(self.peer, len) }
+    }
+}
