@@ -78,28 +78,6 @@ impl QpInner {
         Ok(())
     }
 
-    /// Appends the bytes of a request to `out`. `cache` keeps the memory pinned.
-    #[inline(always)]
-    pub(crate) fn gather_all(
-        &self,
-        table: &Table,
-        cache: &mut MrCache,
-        wqe: &Wqe,
-        out: &mut impl Gathered,
-    ) -> Result<(), LocalError> {
-        if wqe.flags.contains(SendFlags::INLINE) {
-            out.append(&wqe.inline);
-            return Ok(());
-        }
-        for sge in &wqe.sges {
-            let pin = table
-                .hold_local(cache, sge.lkey, self.pd.id(), (sge.addr, sge.length), false)
-                .map_err(|_| LocalError::Protection)?;
-            out.append_pinned(&pin).map_err(|_| LocalError::Protection)?;
-        }
-        Ok(())
-    }
-
     /// Appends the bytes in `range` of a request to `out`. `cache` keeps the memory pinned.
     #[inline(always)]
     pub(crate) fn gather(

@@ -175,7 +175,7 @@ impl Endpoint {
             };
             let msn = last_msn.wrapping_add(1);
             way.write_header(msn, (wqe.flags.contains(SendFlags::SOLICITED), *imm), header);
-            if qp.gather_all(table, cache, wqe, &mut payload).is_err() {
+            if qp.gather(table, cache, wqe, 0..wqe.len, &mut payload).is_err() {
                 return (built, Some(WcStatus::LocalProtection));
             }
             *last_msn = msn;
