@@ -156,6 +156,22 @@ impl Header {
         Ok((header, payload))
     }
 
+    /// Whether a datagram that begins with `bytes` has the header of one that begins with `other`, but for the MSN.
+    ///
+    /// ```
+    /// use uiw_datagram::{Header, Qpn};
+    /// let qpn = Qpn::from_raw(0x12_3401);
+    /// let first = Header { epoch: 1, destination: qpn, source: qpn, qkey: 7, msn: 1, solicited: false, immediate: None };
+    /// assert!(Header::is_equal_but_msn(&Header { msn: 9, ..first }.emit(), &first.emit()));
+    /// assert!(!Header::is_equal_but_msn(&Header { qkey: 8, ..first }.emit(), &first.emit()));
+    /// ```
+    #[inline(always)]
+    #[must_use]
+    pub fn is_equal_but_msn(bytes: &[u8; Self::LEN], other: &[u8; Self::LEN]) -> bool {
+        // Parts of lengths that are known: each is a few comparisons of numbers.
+        bytes[..16] == other[..16] && bytes[16..MSN] == other[16..MSN] && bytes[MSN + 4..] == other[MSN + 4..]
+    }
+
     /// Checks the UDP port that the datagram came from.
     ///
     /// # Errors

@@ -75,7 +75,11 @@ pub fn max_payload(mtu: usize) -> Option<usize> {
 }
 
 /// Checks the CRC at the end of `datagram`, and returns the bytes before it.
-fn check_crc(datagram: &[u8]) -> Result<&[u8], DatagramError> {
+///
+/// # Errors
+/// [`DatagramError::Crc`], [`DatagramError::TooShort`].
+#[inline]
+pub fn check_crc(datagram: &[u8]) -> Result<&[u8], DatagramError> {
     let (bytes, field) =
         datagram.split_last_chunk::<CRC_LEN>().ok_or(DatagramError::TooShort { len: datagram.len() })?;
     let (computed, found) = (u32::from_le_bytes(crc(bytes)), u32::from_le_bytes(*field));

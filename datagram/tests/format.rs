@@ -205,3 +205,16 @@ proptest! {
         prop_assert!(Header::parse(&bytes).is_err());
     }
 }
+
+#[test]
+fn headers_that_differ_in_the_msn_alone_are_equal_but_for_it() {
+    for (solicited, immediate) in [(false, None), (true, None), (false, Some(3)), (true, Some(3))] {
+        let bytes = Header { solicited, immediate, ..send() }.emit();
+        for at in 0..Header::LEN {
+            let mut other = bytes;
+            other[at] ^= 0x40;
+            let is_msn = (30..34).contains(&at);
+            assert_eq!(Header::is_equal_but_msn(&other, &bytes), is_msn, "byte {at}");
+        }
+    }
+}

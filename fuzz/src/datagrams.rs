@@ -69,7 +69,8 @@ impl Sender {
         let (mut buffer, mut incoming) = (vec![0; DATAGRAM_BUFFER], Vec::new());
         let mut all = Vec::new();
         while self.socket.recv(&mut buffer, &mut incoming).is_ok() {
-            all.extend(incoming.drain(..).map(|Incoming { bytes, .. }| buffer[bytes].to_vec()));
+            let runs = incoming.drain(..);
+            all.extend(runs.flat_map(|run: Incoming| run.each()).map(|bytes| buffer[bytes].to_vec()));
         }
         all
     }

@@ -61,10 +61,16 @@ impl Outgoing {
     }
 }
 
-/// A datagram that was received.
+/// Datagrams that were received from one sender: they lie in the buffer one behind the other, have `len` bytes each, and the last one may have
+/// fewer.
 ///
 /// ```
 /// use uiw_llp::{Incoming, Stack, Token, sim::Network};
+/// let peer = "192.0.2.1:4791".parse().unwrap();
+/// let run = Incoming { peer, bytes: 10..25, len: 6 };
+/// assert!(run.each().eq([10..16, 16..22, 22..25]));
+/// assert!(Incoming::one(peer, 3..3).each().eq([3..3]), "a datagram may have no bytes");
+///
 /// let mut stack = Network::new(1).stack([10, 0, 0, 1]);
 /// let mut socket = stack.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
 /// let (mut buffer, mut datagrams) = (vec![0; uiw_llp::DATAGRAM_BUFFER], Vec::<Incoming>::new());
@@ -76,8 +82,27 @@ impl Outgoing {
 pub struct Incoming {
     /// Where from.
     pub peer: SocketAddr,
-    /// Its bytes in the buffer.
+    /// Their bytes in the buffer.
     pub bytes: Range<usize>,
+    /// Bytes of each but the last.
+    pub len: usize,
+}
+
+impl Incoming {
+    /// One datagram.
+    #[must_use]
+    pub const fn one(peer: SocketAddr, bytes: Range<usize>) -> Self {
+        let len = bytes.end - bytes.start;
+        Self { peer, bytes, len }
+    }
+
+    /// The bytes of each datagram.
+    pub fn each(&self) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
+        let (Range { start, end }, len) = (self.bytes.clone(), self.len.max(1));
+        // One without bytes is a datagram too.
+        let count = (end - start).div_ceil(len).max(1);
+        (0..count).map(move |number| start + number * len..end.min(start + (number + 1) * len))
+    }
 }
 
 /// What a socket is bound for.
@@ -122,7 +147,7 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// let (mut buffer, mut datagrams) = (vec![0; DATAGRAM_BUFFER], Vec::new());
 /// to.recv(&mut buffer, &mut datagrams)?;
 /// assert_eq!(datagrams[0].peer, from.local_addr());
-/// assert_eq!(buffer[datagrams[0].bytes.clone()], *b"bytes");
+/// assert!(datagrams[0].each().map(|bytes| &buffer[bytes]).eq([b"bytes"]));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait DatagramSocket: Any + Send {
@@ -135,7 +160,7 @@ pub trait DatagramSocket: Any + Send {
     fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize>;
 
     /// Receives datagrams that are there into `buffer`, of at least [`DATAGRAM_BUFFER`] bytes, and appends them to `datagrams`, in the order in
-    /// which they came.
+    /// which they came; those of one sender may be one item.
     ///
     /// # Errors
     /// `WouldBlock`: there is none.

@@ -27,6 +27,8 @@ use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 /// | 65,536 | 134 | 60 | 136 | 133 |
 /// | 1,048,576 | 62 | 37 | 74 | 48 to 70 |
 ///
+/// The last column is older than the path of its own that few aligned words have ([`SMALL`]).
+///
 /// Only where the processor says that it is fast ("ermsb"): others, and emulators, move byte by byte (1 MiB Writes in an
 /// emulated Nehalem: 175 MB/s).
 #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -144,8 +146,25 @@ fn piece(at: usize, left: usize) -> usize {
 /// # Safety
 /// `src` is readable and not written meanwhile, `dst` is writable, both for `len` bytes, and they do not overlap.
 /// Every other access to `dst` meanwhile is atomic (or is the kernel, a device or another process).
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's promise; `dst` is aligned for `store_loop` and the last word, and `bulk` a multiple of its words.
+    unsafe {
+        // Messages of few words, which are many: without a call.
+        if len > 0 && len < SMALL && (dst.addr() | len).is_multiple_of(WORD) {
+            let bulk = len - WORD;
+            store_loop(dst, src, bulk);
+            store_piece(dst.add(bulk), src.add(bulk), WORD, Release);
+        } else {
+            store_any(dst, src, len);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`store`].
+#[inline]
+unsafe fn store_any(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
     // SAFETY: every access below lies in `at..len`, and the pieces are aligned by construction.
     unsafe {

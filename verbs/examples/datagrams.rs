@@ -217,11 +217,13 @@ impl End for Udp {
         if self.socket.recv(&mut self.buffer, &mut self.incoming).is_err() {
             return 0;
         }
-        for Incoming { bytes, .. } in &self.incoming {
-            let (bytes, crc) = self.buffer[bytes.clone()].split_at(LEN - uiw_datagram::CRC_LEN);
+        let mut count = 0;
+        for bytes in self.incoming.iter().flat_map(Incoming::each) {
+            let (bytes, crc) = self.buffer[bytes].split_at(LEN - uiw_datagram::CRC_LEN);
             assert_eq!(uiw_datagram::crc(bytes), crc, "a CRC");
+            count += 1;
         }
-        self.incoming.len()
+        count
     }
 }
 

@@ -254,12 +254,18 @@ impl Cq {
     /// and polls until nothing is left before it sleeps: that poll, the first empty one after a completion or after [`Cq::arm`], drives
     /// only where requests wait to be sent.
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
+        self.poll_into(max, &mut |max| self.pop(max, &mut each))
+    }
+
+    /// As [`Cq::poll_with`]; `pop` takes what is there.
+    #[inline]
+    fn poll_into(&self, max: usize, pop: &mut impl FnMut(usize) -> usize) -> usize {
         if let Some(faults) = &self.faults {
             faults.delay(Call::PollCq);
         }
         self.driver().note_poll(self.shards.load(Ordering::Acquire));
         if !self.is_empty() {
-            let taken = self.pop(max, &mut each);
+            let taken = pop(max);
             if taken > 0 {
                 self.skips_drive.store(self.watched.load(Ordering::Relaxed), Ordering::Relaxed);
                 return taken;
@@ -273,7 +279,7 @@ impl Cq {
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
         self.driver().poll_progress(self.shards.load(Ordering::Acquire), &enough);
-        if self.is_empty() { 0 } else { self.pop(max, &mut each) }
+        if self.is_empty() { 0 } else { pop(max) }
     }
 
     /// Takes up to `max` completions as [`Cq::poll_with`] does, without driving: for a program that drives many queues at once
@@ -294,7 +300,7 @@ impl Cq {
 
     /// As [`Cq::poll_with`], appended to `out`.
     pub fn poll(&self, out: &mut Vec<Wc>, max: usize) -> usize {
-        self.poll_with(max, |wc| out.push(wc))
+        self.poll_into(max, &mut |max| self.pop_all(max, out))
     }
 
     /// Takes completions without driving the device. `each` is called without the queue's lock: it may post.
@@ -331,6 +337,20 @@ impl Cq {
             }
         }
         taken
+    }
+
+    /// As [`Cq::pop`], appended to `out`, which is not foreign code: under one locking.
+    fn pop_all(&self, max: usize, out: &mut Vec<Wc>) -> usize {
+        let mut inner = self.inner.lock();
+        let count = max.min(inner.ring.len());
+        let (front, back) = inner.ring.as_slices();
+        let front = &front[..count.min(front.len())];
+        for part in [front, &back[..count - front.len()]] {
+            out.extend(part.iter().map(|cqe| cqe.wc));
+        }
+        inner.ring.drain(..count);
+        self.note_left(&mut inner);
+        count
     }
 
     /// Asks for one event at the next completion (`ibv_req_notify_cq`). Poll once more after arming: what completed before
@@ -463,21 +483,21 @@ impl Cq {
         }
         let now = if self.options.timestamps { monotonic_ns() } else { 0 };
         let mut inner = self.inner.lock();
-        let (mut count, mut fires, mut overflows) = (0, false, false);
-        for mut cqe in cqes {
-            if inner.ring.len() >= inner.depth {
-                overflows = !std::mem::replace(&mut inner.overflowed, true);
-                break;
-            }
+        let (before, arm) = (inner.ring.len(), inner.arm);
+        let room = inner.depth.saturating_sub(before);
+        let mut fires = false;
+        let mut cqes = cqes.into_iter();
+        inner.ring.extend(cqes.by_ref().take(room).map(|mut cqe| {
             cqe.wc.timestamp_ns = now;
-            fires |= match inner.arm {
+            fires |= match arm {
                 Arm::None => false,
                 Arm::Any => true,
                 Arm::Solicited => cqe.solicited || cqe.wc.status != WcStatus::Success,
             };
-            inner.ring.push_back(cqe);
-            count += 1;
-        }
+            cqe
+        }));
+        let count = inner.ring.len() - before;
+        let overflows = cqes.next().is_some() && !std::mem::replace(&mut inner.overflowed, true);
         inner.pushed += count as u64;
         self.queued.store(inner.ring.len(), Ordering::Release);
         if count > 0 && !inner.wakers.is_empty() {
@@ -605,5 +625,29 @@ mod tests {
         cq.forget_qp(0);
         assert!(cq.taken() > 0, "what was taken stays taken");
         assert!(device.async_events().try_pop().is_none());
+    }
+
+    /// Completions are taken in order and none twice, however many at a time, where the ring wraps and where it is full.
+    #[test]
+    fn completions_are_taken_in_order_while_the_ring_wraps() {
+        let device = Device::open().unwrap();
+        let cq = device.create_cq(7, CqOptions::default()).unwrap();
+        let mut wakes = Wakes::default();
+        let (mut pushed, mut taken) = (0, Vec::new());
+        for (count, max, all) in
+            [(5, 3, true), (5, 2, true), (4, 6, false), (6, 4, true), (1, 1, true), (7, 9, true)]
+        {
+            let room = 7 - cq.len();
+            let added = cq.push_all((pushed..pushed + count).map(cqe), &mut wakes);
+            assert_eq!(added, room.min(count as usize));
+            // Those that found no room are lost; the next ones get their numbers here.
+            pushed += added as u64;
+            let before = cq.len();
+            let got = if all { cq.poll(&mut taken, max) } else { cq.take_with(max, |wc| taken.push(wc)) };
+            assert_eq!((got, cq.len()), (before.min(max), before - before.min(max)));
+            assert_eq!(cq.taken(), taken.len() as u64);
+        }
+        while cq.poll(&mut taken, 2) > 0 {}
+        assert!(taken.iter().map(|wc| wc.wr_id).eq(0..pushed));
     }
 }

@@ -35,8 +35,10 @@ impl DatagramSocket for CaptureDatagrams {
     fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()> {
         let before = datagrams.len();
         self.inner.recv(buffer, datagrams)?;
-        for Incoming { peer, bytes } in &datagrams[before..] {
-            self.write(false, *peer, self.inner.local_addr(), &buffer[bytes.clone()]);
+        for run in &datagrams[before..] {
+            for bytes in run.each() {
+                self.write(false, run.peer, self.inner.local_addr(), &buffer[bytes]);
+            }
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::session::{CLIENT, SERVER, Session, expect_kind, pattern};
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Interest, Outgoing, Token};
+use crate::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Interest, Outgoing, Token};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 
@@ -50,7 +50,9 @@ fn receive(socket: &mut Socket) -> Verdict<Vec<(SocketAddr, Vec<u8>)>> {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(all),
             Err(error) => return Err(unexpected("recv")(error)),
         }
-        all.extend(incoming.drain(..).map(|Incoming { peer, bytes }| (peer, buffer[bytes].to_vec())));
+        for run in &incoming {
+            all.extend(run.each().map(|bytes| (run.peer, buffer[bytes].to_vec())));
+        }
     }
 }
 

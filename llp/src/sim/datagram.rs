@@ -38,7 +38,7 @@ impl DatagramSocket for SimDatagrams {
             && let Some((peer, bytes)) = world.recv_datagram(self.id)
         {
             buffer[at..at + bytes.len()].copy_from_slice(&bytes);
-            datagrams.push(Incoming { peer, bytes: at..at + bytes.len() });
+            datagrams.push(Incoming::one(peer, at..at + bytes.len()));
             at += bytes.len();
         }
         if datagrams.len() > before { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }

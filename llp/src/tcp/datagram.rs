@@ -367,8 +367,8 @@ mod tests {
         let (mut buffer, mut received) = (vec![0; DATAGRAM_BUFFER * 16], Vec::new());
         let mut count = 0;
         while socket.recv(&mut buffer, &mut received).is_ok() {
-            assert!(received.iter().all(|datagram| datagram.bytes.len() == 8));
-            count += std::mem::take(&mut received).len();
+            let datagrams = received.drain(..).flat_map(|run| run.each());
+            count += datagrams.inspect(|bytes| assert_eq!(bytes.len(), 8)).count();
         }
         assert_eq!(count, 3000);
     }

@@ -38,12 +38,20 @@ pub(crate) enum Receives<'a> {
 }
 
 impl Receives<'_> {
-    /// Takes the next receive, if there is one.
-    #[inline]
-    pub(crate) fn take(&mut self, into: &mut RecvWqe, wakes: &mut Wakes) -> bool {
+    /// The next receives, as many as lie one behind the other; [`Receives::take`] says how many of them were used. Of a shared queue the next one alone: it
+    /// is taken, put into `shared`, and has to be used.
+    pub(crate) fn next<'s>(&'s mut self, shared: &'s mut RecvWqe, wakes: &mut Wakes) -> &'s [RecvWqe] {
         match self {
-            Self::Own(rq) => rq.take(into),
-            Self::Shared(srq) => srq.try_take(into, wakes),
+            Self::Own(rq) => rq.peek(),
+            Self::Shared(srq) if srq.try_take(shared, wakes) => std::slice::from_ref(shared),
+            Self::Shared(_) => &[],
+        }
+    }
+
+    /// The first `count` of [`Receives::next`] were used.
+    pub(crate) fn take(&mut self, count: usize) {
+        if let Self::Own(rq) = self {
+            rq.take_many(count);
         }
     }
 }

@@ -65,6 +65,22 @@ impl RecvQueue {
         Ok(())
     }
 
+    /// The next receives, as many as lie one behind the other.
+    pub(crate) fn peek(&mut self) -> &[RecvWqe] {
+        if self.newest_first { self.ring.last_run() } else { self.ring.run(0) }
+    }
+
+    /// Takes the first `count` of [`RecvQueue::peek`].
+    pub(crate) fn take_many(&mut self, count: usize) {
+        if self.newest_first {
+            for _ in 0..count {
+                self.ring.pop_last();
+            }
+        } else {
+            self.ring.pop_many(count);
+        }
+    }
+
     /// Puts the next receive into `into`, whose allocation takes its place. False when there is none.
     pub(crate) fn take(&mut self, into: &mut RecvWqe) -> bool {
         let next = if self.newest_first { self.ring.pop_last() } else { self.ring.pop() };

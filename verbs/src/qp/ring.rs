@@ -45,6 +45,12 @@ impl<T: Default> Ring<T> {
         &mut self.slots[place..end]
     }
 
+    /// The last entry alone, or none.
+    pub(crate) fn last_run(&mut self) -> &mut [T] {
+        let last = self.len.saturating_sub(1);
+        self.run(last)
+    }
+
     /// A new last entry, with what its place held before.
     #[inline]
     pub(crate) fn push(&mut self) -> &mut T {

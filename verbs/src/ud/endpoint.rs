@@ -4,6 +4,7 @@ use super::own::LastPeer;
 use super::way::Way;
 use crate::cq::Cqe;
 use crate::qp::{QpInner, QpState, RecvWqe};
+use crate::wc::{Wc, WcOpcode, WcStatus};
 use std::sync::Arc;
 use uiw_counters::{Count, DatagramCounters};
 use uiw_datagram::Grh;
@@ -25,13 +26,43 @@ pub(crate) struct Endpoint {
     pub(super) last_peer: LastPeer,
     /// Of the datagram that was built last.
     pub(super) way: Option<Way>,
-    /// Completions of messages that were placed, and the count of these messages, of one run of datagrams.
-    pub(super) completions: Vec<Cqe>,
+    /// Messages that were placed, whose completions are due, and the count of these messages, of one run of datagrams.
+    pub(super) placed: Vec<Placed>,
     pub(super) received: Received,
     /// The route header that was written last: those of one sender's messages are equal where their lengths are.
     pub(super) last_grh: (Option<Grh>, [u8; Grh::LEN]),
-    /// The receive that is being filled; kept for its allocation.
+    /// The receive of a shared queue that is being filled; kept for its allocation.
     pub(super) receive: RecvWqe,
+}
+
+/// A message that was placed. Shorter than its completion.
+pub(super) struct Placed {
+    pub(super) wr_id: u64,
+    pub(super) byte_len: u32,
+    /// The queue pair that sent it.
+    pub(super) source: u32,
+    pub(super) immediate: Option<u32>,
+    pub(super) solicited: bool,
+}
+
+impl Placed {
+    /// Its completion at the queue pair number `qp_num`.
+    #[inline(always)]
+    pub(super) fn completion(self, qp_num: u32) -> Cqe {
+        let wc = Wc {
+            wr_id: self.wr_id,
+            status: WcStatus::Success,
+            opcode: WcOpcode::Recv,
+            byte_len: self.byte_len,
+            imm: self.immediate,
+            invalidated: None,
+            qp_num,
+            datagram_from: Some(self.source),
+            reason: None,
+            timestamp_ns: 0,
+        };
+        Cqe { wc, solicited: self.solicited }
+    }
 }
 
 /// Messages of one run of datagrams, which have one sender.
@@ -43,9 +74,10 @@ pub(super) struct Received {
 }
 
 impl Received {
-    pub(super) fn add(&mut self, len: u32) {
-        self.all.messages += 1;
-        self.all.bytes += u64::from(len);
+    /// `count` messages of `len` bytes.
+    pub(super) fn add(&mut self, count: usize, len: u32) {
+        self.all.messages += count as u64;
+        self.all.bytes += count as u64 * u64::from(len);
     }
 }
 
@@ -61,7 +93,7 @@ impl Endpoint {
             counters,
             last_peer: LastPeer::default(),
             way: None,
-            completions: Vec::new(),
+            placed: Vec::new(),
             received: Received::default(),
             last_grh: (None, [0; Grh::LEN]),
             receive: RecvWqe::default(),

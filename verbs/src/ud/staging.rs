@@ -4,8 +4,10 @@ use std::net::SocketAddr;
 use uiw_datagram::{Grh, Header};
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing};
 
-/// Buffers of a call that receives, if the last one at the socket filled its own.
+/// Buffers of a call that receives, if the last one at the socket filled its own with few datagrams.
 const BUFFERS: usize = 16;
+/// Datagrams in a buffer, by average, that are many: then few buffers are enough.
+const MANY: usize = 16;
 /// Buffers of another call: to prepare one takes some nanoseconds, also where nothing is there.
 const FEW_BUFFERS: usize = 2;
 /// Bytes in front of the first datagram: a Global Route Header takes the place of a datagram's header, and is longer.
@@ -14,11 +16,60 @@ pub(super) const HEADROOM: usize = Grh::LEN - Header::LEN;
 const SEND_BYTES: usize = 256 << 10;
 const SEND_DATAGRAMS: usize = 256;
 
+/// Datagrams of one sender that lie one behind the other.
+pub(super) struct Arrived<'a> {
+    pub(super) peer: SocketAddr,
+    /// Their bytes behind [`HEADROOM`]. In front of each datagram is the end of the one before, which is placed earlier.
+    bytes: &'a mut [u8],
+    /// Bytes of each but the last, which may have fewer.
+    len: usize,
+}
+
+impl Arrived<'_> {
+    /// The first datagram.
+    #[inline(always)]
+    pub(super) fn first(&self) -> &[u8] {
+        &self.bytes[HEADROOM..][..self.len]
+    }
+
+    /// How many bytes the first `count` datagrams have.
+    pub(super) fn bytes(&self, count: usize) -> usize {
+        (self.bytes.len() - HEADROOM).min(self.len * count)
+    }
+
+    /// Bytes of each datagram but the last.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// How many datagrams there are.
+    pub(super) fn all(&self) -> usize {
+        // One without bytes is a datagram too.
+        (self.bytes.len() - HEADROOM).div_ceil(self.len.max(1)).max(1)
+    }
+
+    /// How many datagrams, from the first on, have the common length and are such that `is_like` returns true. It is not called for the first `known`,
+    /// which count as such.
+    #[inline(always)]
+    pub(super) fn count(&self, known: usize, mut is_like: impl FnMut(&[u8]) -> bool) -> usize {
+        let unknown = self.bytes[HEADROOM..].chunks_exact(self.len.max(1)).skip(known);
+        known + unknown.take_while(|datagram| is_like(datagram)).count()
+    }
+
+    /// A datagram behind [`HEADROOM`]; it is not the last one, if that is shorter.
+    #[inline(always)]
+    pub(super) fn datagram(&mut self, number: usize) -> &mut [u8] {
+        &mut self.bytes[number * self.len..][..self.len + HEADROOM]
+    }
+}
+
 /// Shared by the ports of a shard. Its buffers are allocated by the first call that receives, and by the first that sends.
 #[derive(Default)]
 pub(crate) struct Staging {
     buffer: Vec<u8>,
-    pub(super) incoming: Vec<Incoming>,
+    incoming: Vec<Incoming>,
+    /// The datagram that is looked at next: its run in `incoming`, and where it begins in `buffer`.
+    next: (usize, usize),
     /// Datagrams that are being built, one behind the other; [`SEND_BYTES`], once there was one.
     out: Vec<u8>,
     /// Bytes of those that were built.
@@ -38,25 +89,52 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Receives from a socket, more if it `takes_many`. Returns whether the buffers are filled, so that datagrams may be left; nothing where none was there.
-    pub(super) fn receive(&mut self, socket: &mut dyn DatagramSocket, takes_many: bool) -> Option<bool> {
+    /// Receives from a socket, into many buffers if `takes_many`, which is set for the next call. Returns how many datagrams, and whether the buffers are
+    /// filled, so that more may be left; nothing where none was there.
+    pub(super) fn receive(
+        &mut self,
+        socket: &mut dyn DatagramSocket,
+        takes_many: &mut bool,
+    ) -> Option<(usize, bool)> {
         if self.buffer.is_empty() {
             self.buffer = vec![0; HEADROOM + BUFFERS * DATAGRAM_BUFFER];
         }
         self.incoming.clear();
-        let buffers = if takes_many { BUFFERS } else { FEW_BUFFERS };
+        self.next = (0, 0);
+        let buffers = if std::mem::take(takes_many) { BUFFERS } else { FEW_BUFFERS };
         let room = &mut self.buffer[HEADROOM..][..buffers * DATAGRAM_BUFFER];
         let len = room.len();
         socket.recv(room, &mut self.incoming).ok()?;
+        self.next.1 = self.incoming.first().map_or(0, |first| first.bytes.start);
+        let count = self.incoming.iter().map(|run| run.each().len()).sum();
         // Datagrams are one behind the other, or each buffer has those of one sender.
-        Some(self.incoming.last().is_some_and(|last| len - last.bytes.end < DATAGRAM_BUFFER))
+        let is_filled = self.incoming.last().is_some_and(|last| len - last.bytes.end < DATAGRAM_BUFFER);
+        *takes_many = is_filled && count < buffers * MANY;
+        Some((count, is_filled))
     }
 
-    /// The sender of a datagram that was received, and the datagram behind [`HEADROOM`]: in front of it is the end of the one before, which
-    /// has been placed.
-    pub(super) fn arrived(&mut self, number: usize) -> (SocketAddr, &mut [u8]) {
-        let Incoming { peer, bytes } = &self.incoming[number];
-        (*peer, &mut self.buffer[bytes.start..bytes.end + HEADROOM])
+    /// The datagrams of one sender that were received and are looked at next.
+    #[inline]
+    pub(super) fn arrived(&mut self) -> Option<Arrived<'_>> {
+        let (run, at) = self.next;
+        let run = self.incoming.get(run)?;
+        Some(Arrived {
+            peer: run.peer,
+            bytes: &mut self.buffer[at..run.bytes.end + HEADROOM],
+            len: run.len.min(run.bytes.end - at),
+        })
+    }
+
+    /// The first `count` datagrams of [`Staging::arrived`] were looked at.
+    #[inline]
+    pub(super) fn advance(&mut self, count: usize) {
+        let (run, at) = &mut self.next;
+        // A datagram without bytes is a run of its own.
+        *at += self.incoming[*run].len.max(1) * count;
+        if *at >= self.incoming[*run].bytes.end {
+            *run += 1;
+            *at = self.incoming.get(*run).map_or(0, |run| run.bytes.start);
+        }
     }
 
     /// A queue pair sends at most so many requests.
@@ -85,31 +163,24 @@ impl Staging {
         self.built = 0;
     }
 
-    /// Where the next datagram is built. Called where there is room for `len` bytes.
-    #[inline]
-    pub(super) fn place(&mut self, len: usize) -> &mut [u8] {
-        &mut self.out[self.filled..][..len]
-    }
-
     /// The datagrams that were built, their items, and of each item whether it stays on the device.
     pub(super) fn batch(&mut self) -> (&[u8], &mut [Outgoing], &[bool]) {
         (&self.out[..self.filled], &mut self.outgoing, &self.same_device)
     }
 
-    /// Adds the datagram of `len` bytes that was just built: to the last item, or in one of its own, `new`, where it has another length, or is the
-    /// first one to its destination (`is_first`).
+    /// How many requests may still be added, and where the next datagrams are built; then the requests that are reported.
     #[inline(always)]
-    pub(super) fn add(&mut self, len: usize, is_first: bool, new: impl FnOnce() -> (Outgoing, bool)) {
-        self.built += 1;
-        self.filled += len;
-        match self.outgoing.last_mut() {
-            Some(last) if !is_first && last.len == len => last.count += 1,
-            _ => {
-                let (outgoing, same_device) = new();
-                self.outgoing.push(outgoing);
-                self.same_device.push(same_device);
-            }
-        }
+    pub(super) fn room(&mut self) -> (usize, &mut [u8], &mut Vec<u32>) {
+        let requests = self.turn.min(SEND_DATAGRAMS).saturating_sub(self.built);
+        (requests, &mut self.out[self.filled..], &mut self.reported)
+    }
+
+    /// Adds an item whose datagrams were just built.
+    pub(super) fn add(&mut self, outgoing: Outgoing, same_device: bool) {
+        self.built += outgoing.count;
+        self.filled += outgoing.count * outgoing.len;
+        self.outgoing.push(outgoing);
+        self.same_device.push(same_device);
     }
 
     /// Fills in the CRCs, when all datagrams were built: bytes that were just written, in other pieces than those that the CRC reads, would

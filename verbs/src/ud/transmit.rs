@@ -13,13 +13,11 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use uiw_counters::{Count, Dropped};
 use uiw_datagram::{Header, OVERHEAD, Qpn};
-use uiw_llp::Token;
+use uiw_llp::{Outgoing, Token};
 use uiw_mem::Table;
 
 /// What the requests of a run have in common.
 struct Run<'a> {
-    /// The datagram before the run, if the batch has one, took another way.
-    is_new: bool,
     /// The first one's sequence number.
     first: u32,
     limits: SqLimits,
@@ -99,7 +97,7 @@ impl Endpoint {
             self.lost_completion(services);
             return false;
         }
-        failed.is_none() && !blocked && socket.is_some() && has_more
+        failed.is_none() && !blocked && staging.built > 0 && has_more
     }
 
     /// Builds datagrams for one socket, and returns which; and the request that cannot be sent, if it is the next one.
@@ -136,19 +134,22 @@ impl Endpoint {
                 staging.first = id;
             }
             let (max_payload, table) = (ud.port.max_payload(), &services.table);
-            let run = Run { is_new, first: id, limits, max_payload, table };
+            let run = Run { first: id, limits, max_payload, table };
             let (built, failed) = self.build_run(wqes, run, staging);
             sq.advance(built);
             if let Some(status) = failed {
                 let failed = id.wrapping_add(built as u32);
                 return (socket.filter(|_| staging.built > 0), Some((failed, status)));
             }
+            if built == 0 {
+                break;
+            }
         }
         (socket, None)
     }
 
-    /// Builds the datagrams of the first of `wqes`, as long as they go to one destination and the batch has room. Returns how many these are, and the
-    /// error of the request behind them. Not inlined, so that the values of this loop fit the processor's registers.
+    /// Builds the datagrams of the first of `wqes`, as long as they go to one destination, have one length, and the batch has room. Returns how many these
+    /// are, and the error of the request behind them. Not inlined, so that the values of this loop fit the processor's registers.
     #[inline(never)]
     fn build_run(
         &mut self,
@@ -156,37 +157,42 @@ impl Endpoint {
         run: Run<'_>,
         staging: &mut Staging,
     ) -> (usize, Option<WcStatus>) {
-        let Run { is_new, first, limits, max_payload, table } = run;
+        let Run { first, limits, max_payload, table } = run;
         let Self { way: Some(way), qp, cache, msn: last_msn, .. } = self else {
             return (0, Some(WcStatus::LocalQpOperation));
         };
-        let mut built = 0;
-        for wqe in wqes {
-            let len = wqe.len as usize + OVERHEAD;
+        let Some(payload) = wqes.first().map(|wqe| wqe.len) else { return (0, None) };
+        let len = payload as usize + OVERHEAD;
+        let (requests, mut room, reported) = staging.room();
+        let (mut built, mut failed) = (0, None);
+        for wqe in wqes.iter_mut().take(requests) {
             let SendOp::Datagram { to, imm } = &wqe.op else { break };
-            if *to != way.to || !staging.may_add(len) {
+            if *to != way.to || wqe.len != payload {
                 break;
             }
-            if wqe.len as usize > max_payload {
-                return (built, Some(WcStatus::LocalLength));
+            if payload as usize > max_payload {
+                failed = Some(WcStatus::LocalLength);
+                break;
             }
-            let Some((header, mut payload)) = staging.place(len).split_first_chunk_mut() else {
-                return (built, Some(WcStatus::LocalLength));
-            };
+            let Some(place) = room.split_off_mut(..len) else { break };
+            let Some((header, mut rest)) = place.split_first_chunk_mut() else { break };
             let msn = last_msn.wrapping_add(1);
             way.write_header(msn, (wqe.flags.contains(SendFlags::SOLICITED), *imm), header);
-            if qp.gather(table, cache, wqe, 0..wqe.len, &mut payload).is_err() {
-                return (built, Some(WcStatus::LocalProtection));
+            if qp.gather(table, cache, wqe, 0..payload, &mut rest).is_err() {
+                failed = Some(WcStatus::LocalProtection);
+                break;
             }
             *last_msn = msn;
-            staging.add(len, is_new && built == 0, || (way.outgoing(len), way.same_device));
             if limits.reports(wqe) {
-                staging.reported.push(first.wrapping_add(built as u32));
+                reported.push(first.wrapping_add(built as u32));
             }
             wqe.state = WqeState::Built;
             built += 1;
         }
-        (built, None)
+        if built > 0 {
+            staging.add(Outgoing { count: built, ..way.outgoing(len) }, way.same_device);
+        }
+        (built, failed)
     }
 
     /// Forgets the way of the last batch where something has changed that it follows from.

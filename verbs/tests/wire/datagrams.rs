@@ -13,13 +13,13 @@ use uiw_verbs::{
     SendFlags, SendOp, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
 };
 
-const QKEY: u32 = 0x1111_2222;
+pub(crate) const QKEY: u32 = 0x1111_2222;
 const MTU: usize = 1024;
-const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(crate) const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// A UD queue pair with what it needs, in RTS.
-struct Ud {
-    end: End,
+pub(crate) struct Ud {
+    pub(crate) end: End,
     address: IpAddr,
 }
 
@@ -29,7 +29,7 @@ impl Ud {
         Self::made(device, &pd, address, make)
     }
 
-    fn made(device: &Device, pd: &Pd, address: IpAddr, make: Make) -> Self {
+    pub(crate) fn made(device: &Device, pd: &Pd, address: IpAddr, make: Make) -> Self {
         let scq = device.create_cq(make.cqe, CqOptions::default()).unwrap();
         let shard = CqOptions { shard: make.shard, ..CqOptions::default() };
         let rcq = device.create_cq(make.cqe, shard).unwrap();
@@ -51,7 +51,7 @@ impl Ud {
         }
     }
 
-    fn kernel() -> Self {
+    pub(crate) fn kernel() -> Self {
         Self::on(&Device::open().unwrap(), LOCALHOST, Make::default())
     }
 
@@ -70,16 +70,16 @@ impl Ud {
         self.end.post(wr_id, op, &[self.end.sge(0, length)], flags).unwrap();
     }
 
-    fn counts(&self) -> uiw_verbs::DatagramCounts {
+    pub(crate) fn counts(&self) -> uiw_verbs::DatagramCounts {
         self.end.qp.datagram_port().unwrap().counts()
     }
 
-    fn socket_address(&self) -> SocketAddr {
+    pub(crate) fn socket_address(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.end.qp.datagram_port().unwrap().number())
     }
 
     /// Drives until so many datagrams were dropped.
-    fn dropped(&self, count: u64) {
+    pub(crate) fn dropped(&self, count: u64) {
         for _ in 0..2000 {
             if self.counts().dropped() >= count {
                 break;

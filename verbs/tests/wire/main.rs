@@ -5,6 +5,7 @@ mod acknowledged;
 mod common;
 mod counters;
 mod data;
+mod datagram_runs;
 mod datagrams;
 mod foreign;
 mod idle_poll;

@@ -335,7 +335,7 @@ impl<L: Link> SmolInterface<L> {
             let range: Range<usize> = at..at + bytes.len();
             buffer[range.clone()].copy_from_slice(&bytes);
             at = range.end;
-            datagrams.push(Incoming { peer, bytes: range });
+            datagrams.push(Incoming::one(peer, range));
         }
         self.wake_for_events(None);
         if datagrams.len() > before { Ok(()) } else { Err(ErrorKind::WouldBlock.into()) }

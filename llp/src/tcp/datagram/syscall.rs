@@ -219,16 +219,8 @@ pub(super) fn recv(
         }
         let (first, len) = (index * size, header.msg_len as usize);
         // SAFETY: the control messages are those that the call has written.
-        let segment = unsafe { segment(&header.msg_hdr) }.unwrap_or(len).max(1);
-        let mut at = 0;
-        loop {
-            let end = (at + segment).min(len);
-            datagrams.push(Incoming { peer, bytes: first + at..first + end });
-            at = end;
-            if at >= len {
-                break;
-            }
-        }
+        let each = unsafe { segment(&header.msg_hdr) }.unwrap_or(len);
+        datagrams.push(Incoming { peer, bytes: first..first + len, len: each });
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::driver::{Driver, Services};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_datagram::sidr::LEN;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing, Token};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Outgoing, Token};
 use uiw_stream::Time;
 
 /// Calls that receive, of each socket, for one event: a call takes one datagram, or several of one sender.
@@ -38,8 +38,10 @@ impl SidrSlot {
                 if socket.recv(&mut buffer, &mut incoming).is_err() {
                     break;
                 }
-                for Incoming { peer, bytes } in incoming.drain(..) {
-                    self.on_datagram((local, peer), &buffer[bytes], &driver, services);
+                for run in incoming.drain(..) {
+                    for bytes in run.each() {
+                        self.on_datagram((local, run.peer), &buffer[bytes], &driver, services);
+                    }
                 }
                 if self.is_over() {
                     // The handle keeps the token; nothing has it as an event any more.
