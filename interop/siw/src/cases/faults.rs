@@ -137,7 +137,7 @@ fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Faul
     // siw never completes a receive that its program posts when the stream has just ended (QUIRKS.md).
     let lost = if direction == Direction::Theirs { 1 } else { 0 };
     if undone(&output.out).is_none_or(|undone| undone > lost) {
-        return Ok(Verdict::Fail(format!("not everything was completed: {}", last(&output.out))));
+        return Ok(Verdict::Fail(format!("not everything was completed: {ended}; {}", last(&output.out))));
     }
     Ok(match direction {
         Direction::Ours => {
