@@ -216,14 +216,12 @@ impl Stream {
         Ok(done)
     }
 
-    /// The program has `len` of the received bytes.
-    pub(crate) fn consume(&mut self, len: usize) {
+    /// The program has `len` of the received bytes. Returns whether anything had completed, of which other threads are to be woken.
+    pub(crate) fn consume(&mut self, len: usize) -> bool {
         self.receiver.consume(len as u32);
-        if self.give_credits() {
-            // Its completion is taken, so that an answer which the program sends next goes out at once: behind a request whose completion was not
-            // taken it would be coalesced, and the background thread would be woken for the end of that.
-            self.process(Take::Queued);
-        }
+        // The completion of credits is taken, so that an answer which the program sends next goes out at once: behind a request whose completion
+        // was not taken it would be coalesced, and the background thread would be woken for the end of that.
+        self.give_credits() && self.process(Take::Queued)
     }
 
     /// The result of reading where nothing is readable.

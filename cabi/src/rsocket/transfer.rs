@@ -134,7 +134,8 @@ unsafe fn receive_some(
     (nonblocking, time): (bool, Option<Duration>),
 ) -> Result<usize> {
     let total: usize = list.iter().map(|part| part.iov_len).sum();
-    socket.complete_within(nonblocking, time, |state| {
+    let mut changed = false;
+    let answer = socket.complete_within(nonblocking, time, |state| {
         if matches!(state.phase, Phase::Gone) {
             return Ok(0);
         }
@@ -161,10 +162,14 @@ unsafe fn receive_some(
             }
         }
         if !peek {
-            stream.consume(done);
+            changed |= stream.consume(done);
         }
         Ok(done)
-    })
+    });
+    if changed {
+        socket.wake(None);
+    }
+    answer
 }
 
 /// Sends buffers: all of them, unless the call does not wait.
