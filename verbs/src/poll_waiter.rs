@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::fcntl_dupfd_cloexec;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
@@ -104,8 +104,9 @@ struct Wakeup {
     fd: OwnedFd,
     notified: AtomicBool,
     asleep: AtomicBool,
-    /// The descriptor was written since it was read last.
-    written: AtomicBool,
+    /// Writes of the descriptor that have begun and were not read: while there is none the descriptor is not readable, and no system call is
+    /// made to read it.
+    unread: AtomicU64,
 }
 
 impl Wake for Wakeup {
@@ -117,10 +118,24 @@ impl Wake for Wakeup {
     fn wake_by_ref(self: &Arc<Self>) {
         self.notified.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
+            // Before the write, which may make the sleeper run in the place of this thread: it would find a descriptor that stays readable.
+            self.unread.fetch_add(1, Ordering::SeqCst);
             // Fails only with a count of 2^64 - 2.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
-            // In this order: a thread that finds the descriptor readable and this not set finds it set the next time.
-            self.written.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Wakeup {
+    /// Reads what was written. A write that has only begun is left for the next call.
+    fn clear(&self) {
+        if self.unread.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let mut count = [0; 8];
+        // Fails where none of the writes has ended.
+        if let Ok(8) = rustix::io::read(&self.fd, &mut count) {
+            self.unread.fetch_sub(u64::from_ne_bytes(count), Ordering::SeqCst);
         }
     }
 }
@@ -145,8 +160,8 @@ impl PollWaiter {
         let fd = moved(fd, least);
         let set = ChannelSet::new(fd.as_fd()).map_err(Error::io("opening an epoll set"))?;
         let set = set.map_fd(|fd| moved(fd, least));
-        let [notified, asleep, written] = [const { AtomicBool::new(false) }; 3];
-        let wakeup = Wakeup { fd, notified, asleep, written };
+        let [notified, asleep] = [const { AtomicBool::new(false) }; 2];
+        let wakeup = Wakeup { fd, notified, asleep, unread: AtomicU64::new(0) };
         Ok(Self {
             driver: Arc::downgrade(device.driver()),
             set: Arc::new(set),
@@ -210,10 +225,7 @@ impl PollWaiter {
             return;
         }
         // A waker may have written after the end of an earlier sleep that something else ended.
-        if self.wakeup.written.swap(false, Ordering::SeqCst) {
-            // Fails only when the count is zero.
-            let _ = rustix::io::read(&self.wakeup.fd, &mut [0u8; 8]);
-        }
+        self.wakeup.clear();
         let Some(driver) = self.driver.upgrade() else { return };
         for (index, watch) in self.each_armed() {
             driver.answer_armed(index, watch);
@@ -225,7 +237,7 @@ impl PollWaiter {
     /// part. After several of these the background thread drives for a while.
     pub fn note_spurious(&self) {
         let Some(driver) = self.driver.upgrade() else { return };
-        self.each_armed().for_each(|(index, _)| driver.note_spurious_wake_up(index));
+        self.each_armed().for_each(|(index, watch)| driver.note_spurious_wake_up(index, watch));
     }
 
     fn each_armed(&self) -> impl Iterator<Item = (usize, &Arc<Watch>)> {
@@ -254,5 +266,50 @@ impl fmt::Debug for PollWaiter {
 impl Drop for PollWaiter {
     fn drop(&mut self) {
         self.arm(ShardSet::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    fn is_readable(waiter: &PollWaiter) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(waiter, PollFlags::IN)], Some(&at_once)) == Ok(1)
+    }
+
+    #[test]
+    fn wake_ups_of_a_sleep_are_cleared_by_its_end() {
+        let mut waiter = PollWaiter::new(&Device::open().unwrap()).unwrap();
+        let waker = waiter.waker();
+        for _ in 0..2 {
+            waiter.arm(ShardSet::default());
+            assert!(waiter.begin_sleep() && !is_readable(&waiter));
+            waker.wake_by_ref();
+            waker.wake_by_ref();
+            assert!(is_readable(&waiter));
+            waiter.end_sleep(true);
+            assert!(!is_readable(&waiter));
+            waker.wake_by_ref();
+            assert!(!is_readable(&waiter), "no thread sleeps");
+        }
+    }
+
+    /// The thread that wakes is preempted before its write, while something else ends the sleep.
+    #[test]
+    fn a_write_that_ends_later_is_cleared_by_the_end_of_the_next_sleep() {
+        let waiter = PollWaiter::new(&Device::open().unwrap()).unwrap();
+        let waker = waiter.waker();
+        assert!(waiter.begin_sleep());
+        waiter.wakeup.unread.fetch_add(1, Ordering::SeqCst);
+        waker.wake_by_ref();
+        waiter.end_sleep(true);
+        assert!(!is_readable(&waiter));
+        rustix::io::write(&waiter.wakeup.fd, &1u64.to_ne_bytes()).unwrap();
+        assert!(is_readable(&waiter));
+        waiter.end_sleep(true);
+        assert!(!is_readable(&waiter));
+        assert_eq!(waiter.wakeup.unread.load(Ordering::SeqCst), 0);
     }
 }

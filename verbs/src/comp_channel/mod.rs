@@ -230,7 +230,7 @@ impl CompChannel {
         if event.is_some() || readable.is_empty() {
             return event;
         }
-        readable.iter().for_each(|(driver, shard, _)| driver.note_spurious_wake_up(*shard));
+        readable.iter().for_each(|(driver, shard, watch)| driver.note_spurious_wake_up(*shard, watch));
         let (queues, last) = {
             let armed = self.armed.lock();
             (armed.queues.clone(), armed.last.clone())

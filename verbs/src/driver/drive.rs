@@ -101,8 +101,8 @@ impl Shard {
     }
 
     /// A program that watches this shard woke up although nothing has completed: see [`State::note_spurious_wake_up`].
-    pub(crate) fn note_spurious_wake_up(&self) {
-        self.progress.note_spurious_wake_up();
+    pub(crate) fn note_spurious_wake_up(&self, watch: &Arc<Watch>) {
+        self.progress.note_spurious_wake_up(watch);
     }
 
     /// Posts wait to be coalesced with more: see [`State::coalesce_timer`].

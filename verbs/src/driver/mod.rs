@@ -184,8 +184,8 @@ impl Driver {
     }
 
     /// See [`Shard::note_spurious_wake_up`].
-    pub(crate) fn note_spurious_wake_up(&self, shard: usize) {
-        self.shard_at(shard).note_spurious_wake_up();
+    pub(crate) fn note_spurious_wake_up(&self, shard: usize, watch: &Arc<Watch>) {
+        self.shard_at(shard).note_spurious_wake_up(watch);
     }
 
     /// Serves what was posted on the shards whose bits are set, before it returns.

@@ -89,8 +89,8 @@ impl State {
     }
 
     /// An armed program woke up for an arrival that completed nothing of its own.
-    pub(in super::super) fn note_spurious_wake_up(&self) {
-        self.ownership.note_spurious_wake_up(self.now());
+    pub(in super::super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>) {
+        self.ownership.note_spurious_wake_up(watch, || self.now());
     }
 
     /// A program that has taken its event polls, or asks for another one, instead of arming at once.

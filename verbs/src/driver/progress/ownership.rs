@@ -252,9 +252,13 @@ impl Ownership {
         self.inner.lock().is_watched_by(watch)
     }
 
-    /// An armed program woke up for an arrival that completed nothing of its own.
-    pub(super) fn note_spurious_wake_up(&self, now: Nanos) {
-        self.inner.lock().backoff.grow(now);
+    /// The program of `watch` woke up for an arrival that completed nothing of its own. Without effect if it is not the owner: what woke it was
+    /// another thread then, and a pause would never end for a program that sleeps often.
+    pub(super) fn note_spurious_wake_up(&self, watch: &Arc<Watch>, now: impl Fn() -> Nanos) {
+        let mut inner = self.inner.lock();
+        if inner.is_watched_by(watch) {
+            inner.backoff.grow(now());
+        }
     }
 
     /// Whether there is an active poller.
@@ -591,6 +595,18 @@ mod tests {
             assert!(!f.arm(&watched, pause - 1), "not before the pause is over");
             now = pause;
         }
+    }
+
+    #[test]
+    fn wake_ups_in_a_pause_do_not_make_it_longer() {
+        let f = Fixture::new();
+        let watched = Watched::new();
+        assert!(f.arm(&watched, 0));
+        assert!(f.ownership.disarm(&watched.watch));
+        f.ownership.note_spurious_wake_up(&watched.watch, || 0);
+        assert!(!f.arm(&watched, Backoff::MIN_PAUSE - 1), "a pause");
+        f.ownership.note_spurious_wake_up(&watched.watch, || Backoff::MIN_PAUSE - 1);
+        assert!(f.arm(&watched, Backoff::MIN_PAUSE), "its end");
     }
 
     #[test]
