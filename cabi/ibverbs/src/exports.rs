@@ -158,7 +158,10 @@ exports! {
     "uiw_sockets_made_datagram" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_made_datagram;
     "uiw_sockets_on_tcp" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_on_tcp;
     "uiw_sockets_poll" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_poll;
+    "uiw_sockets_read" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_read;
+    "uiw_sockets_receive" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_receive;
     "uiw_sockets_select" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_select;
+    "uiw_sockets_send" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_send;
     "uiw_sockets_sendfile" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_sendfile;
     "uiw_sockets_sendto" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_sendto;
     "uiw_sockets_target" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_target;

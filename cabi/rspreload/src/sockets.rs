@@ -7,6 +7,8 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
 /// The descriptor is the system's.
 pub(crate) const ORDINARY: c_int = 1;
+/// The same, where a call returns a number of bytes.
+pub(crate) const SYSTEM: isize = -2;
 /// It is an rsocket.
 pub(crate) const RSOCKET: c_int = 2;
 
@@ -25,6 +27,9 @@ unsafe extern "C" {
         addr_len: socklen_t,
     ) -> isize;
     pub(crate) fn uiw_sockets_enter(fd: c_int) -> c_int;
+    pub(crate) fn uiw_sockets_read(fd: c_int, list: *const iovec, count: c_int) -> isize;
+    pub(crate) fn uiw_sockets_receive(fd: c_int, list: *const iovec, count: c_int, flags: c_int) -> isize;
+    pub(crate) fn uiw_sockets_send(fd: c_int, list: *const iovec, count: c_int, flags: c_int) -> isize;
     pub(crate) fn uiw_sockets_kind(fd: c_int) -> c_int;
     pub(crate) fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     pub(crate) fn uiw_sockets_listening(fd: c_int);
@@ -110,9 +115,6 @@ unsafe extern "C" {
         len: socklen_t,
     ) -> c_int;
     pub(crate) fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int;
-    pub(crate) fn rread(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
-    pub(crate) fn rreadv(fd: c_int, list: *const iovec, count: c_int) -> isize;
-    pub(crate) fn rrecv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize;
     pub(crate) fn rrecvfrom(
         fd: c_int,
         buffer: *mut c_void,
@@ -122,8 +124,5 @@ unsafe extern "C" {
         addr_len: *mut socklen_t,
     ) -> isize;
     pub(crate) fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
-    pub(crate) fn rwrite(fd: c_int, buffer: *const c_void, len: usize) -> isize;
-    pub(crate) fn rwritev(fd: c_int, list: *const iovec, count: c_int) -> isize;
-    pub(crate) fn rsend(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize;
     pub(crate) fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize;
 }

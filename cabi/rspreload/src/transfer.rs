@@ -13,11 +13,31 @@ macro_rules! of {
     };
 }
 
+/// As [`of`], where one call finds out what the descriptor is and does its work.
+macro_rules! tried {
+    ($fd:expr, $tried:expr, $next:expr) => {{
+        if is_set($fd) {
+            // SAFETY: the caller's promise, here and below.
+            let done = unsafe { $tried };
+            if done != sockets::SYSTEM {
+                return done;
+            }
+        }
+        // SAFETY: as above.
+        unsafe { $next }
+    }};
+}
+
+/// The list of one buffer.
+fn one(base: *const c_void, len: usize) -> iovec {
+    iovec { iov_base: base.cast_mut(), iov_len: len }
+}
+
 /// # Safety
 /// As for the C library's, here and below.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
-    of!(fd, sockets::rread(fd, buffer, len), next::read(fd, buffer, len))
+    tried!(fd, sockets::uiw_sockets_read(fd, &one(buffer, len), 1), next::read(fd, buffer, len))
 }
 
 /// A call of a program that was compiled with checks of its buffers (`_FORTIFY_SOURCE`), here and below: where `len` is more than `room` the C
@@ -34,12 +54,16 @@ unsafe extern "C-unwind" fn __read_chk(fd: c_int, buffer: *mut c_void, len: usiz
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn readv(fd: c_int, list: *const iovec, count: c_int) -> isize {
-    of!(fd, sockets::rreadv(fd, list, count), next::readv(fd, list, count))
+    tried!(fd, sockets::uiw_sockets_read(fd, list, count), next::readv(fd, list, count))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
-    of!(fd, sockets::rrecv(fd, buffer, len, flags), next::recv(fd, buffer, len, flags))
+    tried!(
+        fd,
+        sockets::uiw_sockets_receive(fd, &one(buffer, len), 1, flags),
+        next::recv(fd, buffer, len, flags)
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -139,17 +163,17 @@ unsafe fn receive_all(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
-    of!(fd, sockets::rwrite(fd, buffer, len), next::write(fd, buffer, len))
+    tried!(fd, sockets::uiw_sockets_send(fd, &one(buffer, len), 1, 0), next::write(fd, buffer, len))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn writev(fd: c_int, list: *const iovec, count: c_int) -> isize {
-    of!(fd, sockets::rwritev(fd, list, count), next::writev(fd, list, count))
+    tried!(fd, sockets::uiw_sockets_send(fd, list, count, 0), next::writev(fd, list, count))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
-    of!(fd, sockets::rsend(fd, buffer, len, flags), next::send(fd, buffer, len, flags))
+    tried!(fd, sockets::uiw_sockets_send(fd, &one(buffer, len), 1, flags), next::send(fd, buffer, len, flags))
 }
 
 /// Whether a call would connect a socket that may become an rsocket: by TCP, past `connect`. It is refused as by a system

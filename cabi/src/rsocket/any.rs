@@ -1,6 +1,7 @@
 //! What a descriptor of an rsocket has behind it: a stream or datagrams, as far as waiting for them is concerned.
 
 use crate::rsocket::datagram::Datagram;
+use crate::rsocket::numbers::Numbers;
 use crate::rsocket::ready;
 use crate::rsocket::socket::Socket;
 use std::ffi::{c_int, c_short};
@@ -16,6 +17,14 @@ pub(crate) enum AnySocket {
 }
 
 impl AnySocket {
+    /// The numbers that the program has for it.
+    pub(crate) fn numbers(&self) -> &Numbers {
+        match self {
+            Self::Stream(socket) => socket.numbers(),
+            Self::Datagram(socket) => socket.numbers(),
+        }
+    }
+
     /// Whether both are the same socket.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {

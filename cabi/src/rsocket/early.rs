@@ -144,7 +144,7 @@ impl Socket {
                         Poll::Ready(())
                     }
                 });
-                if flushed.is_pending() && socket.has_no_number() && socket.is_over(&mut limit, cx) {
+                if flushed.is_pending() && socket.numbers().is_empty() && socket.is_over(&mut limit, cx) {
                     tracing::info!("a closed rsocket does not wait any longer for its peer to accept it");
                     socket.lock().give_up();
                     return Poll::Ready(());
@@ -153,7 +153,7 @@ impl Socket {
             })
             .await;
             socket.wake(None);
-            if socket.has_no_number() {
+            if socket.numbers().is_empty() {
                 socket.close();
             }
             drop(closing);

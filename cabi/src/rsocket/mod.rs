@@ -26,6 +26,7 @@ mod epoll;
 pub mod exports;
 mod link;
 mod mappings;
+mod numbers;
 mod options;
 mod poll;
 pub mod preload;

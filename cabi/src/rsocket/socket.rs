@@ -12,6 +12,7 @@ use crate::rsocket::acceptor::{self, Acceptor};
 use crate::rsocket::attempts::Attempts;
 use crate::rsocket::connect::{self, Connecting};
 use crate::rsocket::link::Take;
+use crate::rsocket::numbers::Numbers;
 use crate::rsocket::preload::Behind;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::service::{self, Closing, Timer};
@@ -25,7 +26,7 @@ use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -128,8 +129,7 @@ pub(crate) struct Socket {
     channel: Arc<CmChannel>,
     watchers: Arc<Watchers>,
     attempts: Attempts,
-    /// Numbers that the program has for it.
-    numbers: AtomicU32,
+    numbers: Numbers,
     /// Whether it may become a socket of the kernel again.
     may_fall_back: AtomicBool,
     /// What its numbers have, of one that was a socket of the kernel before.
@@ -154,7 +154,7 @@ impl Socket {
             channel: Arc::default(),
             watchers: Arc::default(),
             attempts: Attempts::default(),
-            numbers: AtomicU32::new(0),
+            numbers: Numbers::default(),
             may_fall_back: AtomicBool::new(false),
             behind: OnceLock::new(),
         })
@@ -173,18 +173,8 @@ impl Socket {
         self.behind.get().copied()
     }
 
-    pub(crate) fn add_number(&self) {
-        self.numbers.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether it was the last one.
-    pub(crate) fn remove_number(&self) -> bool {
-        self.numbers.fetch_sub(1, Ordering::AcqRel) == 1
-    }
-
-    /// Whether the program has closed it.
-    pub(crate) fn has_no_number(&self) -> bool {
-        self.numbers.load(Ordering::Acquire) == 0
+    pub(crate) fn numbers(&self) -> &Numbers {
+        &self.numbers
     }
 
     pub(crate) fn may_fall_back(&self, may: bool) {
@@ -234,7 +224,7 @@ impl Socket {
 
     /// Whether calls with these flags do not wait.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
-        flags & libc::MSG_DONTWAIT != 0 || self.lock().status_flags & libc::O_NONBLOCK != 0
+        self.lock().is_nonblocking(flags)
     }
 
     pub(crate) fn attempts(&self) -> &Attempts {
@@ -453,6 +443,11 @@ impl Socket {
 }
 
 impl State {
+    /// Whether calls with these flags do not wait.
+    pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
+        (flags & libc::MSG_DONTWAIT) | (self.status_flags & libc::O_NONBLOCK) != 0
+    }
+
     pub(crate) fn stream(&self) -> Option<&Stream> {
         match &self.phase {
             Phase::Connected(stream, _) | Phase::Accepting(stream) => Some(stream),

@@ -251,8 +251,8 @@ pub(crate) fn close(fd: RawFd) -> Result<()> {
 /// A number more for what is behind it.
 fn begin(entry: &Entry) {
     match entry {
-        Entry::Socket(socket) => socket.add_number(),
-        Entry::Datagram(socket) => socket.add_number(),
+        Entry::Socket(socket) => socket.numbers().add(),
+        Entry::Datagram(socket) => socket.numbers().add(),
         _ => {}
     }
 }
@@ -260,8 +260,8 @@ fn begin(entry: &Entry) {
 /// A number less.
 fn end(entry: Entry) {
     match entry {
-        Entry::Socket(socket) if socket.remove_number() => socket.close(),
-        Entry::Datagram(socket) if socket.remove_number() => socket.close(),
+        Entry::Socket(socket) if socket.numbers().remove() => socket.close(),
+        Entry::Datagram(socket) if socket.numbers().remove() => socket.close(),
         _ => {}
     }
 }

@@ -13,6 +13,7 @@ use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::slice;
+use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::Access;
 
@@ -23,7 +24,7 @@ const MAX_BUFFERS: usize = 1024;
 ///
 /// # Safety
 /// `list` is NULL or has `count` elements, whose bytes are readable, and writable for a call that receives.
-unsafe fn buffers<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec]> {
+pub(super) unsafe fn buffers<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec]> {
     match count {
         0 => Ok(&[]),
         1..=MAX_BUFFERS if !list.is_null() => {
@@ -79,25 +80,35 @@ fn length(list: &[iovec]) -> Result<usize> {
 ///
 /// # Safety
 /// As for [`buffers`].
-unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
-    let socket = match table::socket(fd)? {
-        AnySocket::Stream(socket) => socket,
+pub(super) unsafe fn receive(socket: &AnySocket, list: &[iovec], flags: c_int) -> Result<isize> {
+    match socket {
+        // SAFETY: the caller's promise, here and below.
+        AnySocket::Stream(socket) => unsafe { receive_bytes(socket, list, flags) },
         AnySocket::Datagram(socket) => {
-            // SAFETY: the caller's promise.
-            return unsafe { receive_datagram(&socket, list, flags) }.map(|taken| taken.returned(flags));
+            // SAFETY: as above.
+            unsafe { receive_datagram(socket, list, flags) }.map(|taken| taken.returned(flags))
         }
-    };
+    }
+}
+
+/// Receives bytes of a stream into buffers.
+///
+/// # Safety
+/// As for [`buffers`].
+unsafe fn receive_bytes(socket: &Socket, list: &[iovec], flags: c_int) -> Result<isize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
     }
     let total = length(list)?;
-    let nonblocking = socket.is_nonblocking(flags);
-    let time = socket.lock().set.receive_timeout;
+    let (nonblocking, time) = {
+        let state = socket.lock();
+        (state.is_nonblocking(flags), state.set.receive_timeout)
+    };
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let mut done = 0;
     loop {
         // SAFETY: the caller's promise.
-        let taken = unsafe { receive_some(&socket, list, done, peek, (nonblocking, time)) };
+        let taken = unsafe { receive_some(socket, list, done, peek, (nonblocking, time)) };
         match taken {
             Ok(0) => break,
             Ok(taken) => done += taken,
@@ -176,20 +187,27 @@ unsafe fn receive_some(
 ///
 /// # Safety
 /// As for [`buffers`].
-unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
-    let socket = match table::socket(fd)? {
-        AnySocket::Stream(socket) => socket,
-        // SAFETY: the caller's promise.
-        AnySocket::Datagram(socket) => return unsafe { send_datagram(&socket, list, flags, None) },
-    };
+pub(super) unsafe fn send(socket: &AnySocket, list: &[iovec], flags: c_int) -> Result<isize> {
+    match socket {
+        // SAFETY: the caller's promise, here and below.
+        AnySocket::Stream(socket) => unsafe { send_on_stream(socket, list, flags) },
+        // SAFETY: as above.
+        AnySocket::Datagram(socket) => unsafe { send_datagram(socket, list, flags, None) },
+    }
+}
+
+/// Sends buffers on a stream.
+///
+/// # Safety
+/// As for [`buffers`].
+unsafe fn send_on_stream(socket: &Arc<Socket>, list: &[iovec], flags: c_int) -> Result<isize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
     }
     let total = length(list)?;
-    let nonblocking = socket.is_nonblocking(flags);
-    let (time, mut early) = {
+    let (nonblocking, time, mut early) = {
         let state = socket.lock();
-        (state.set.send_timeout, state.is_beginning())
+        (state.is_nonblocking(flags), state.set.send_timeout, state.is_beginning())
     };
     if total == 0 && early {
         return Ok(0);
@@ -262,7 +280,7 @@ unsafe fn send_datagram(
 pub(crate) fn send_bytes(fd: c_int, bytes: &[u8]) -> Result<usize> {
     let list = [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
     // SAFETY: these bytes.
-    unsafe { send(fd, &list, 0) }.map(isize::cast_unsigned)
+    unsafe { send(&table::socket(fd)?, &list, 0) }.map(isize::cast_unsigned)
 }
 
 /// Buffers without their first bytes.
@@ -296,7 +314,7 @@ fn one(base: *mut c_void, len: usize) -> Result<[iovec; 1]> {
 /// `buffer` has `len` writable bytes.
 pub unsafe extern "C" fn rrecv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
     // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { receive(fd, &one(buffer, len)?, flags) })
+    boundary::size(|| unsafe { receive(&table::socket(fd)?, &one(buffer, len)?, flags) })
 }
 
 /// The peer of a stream.
@@ -322,7 +340,7 @@ pub unsafe extern "C" fn rrecvfrom(
         let (taken, from) = match table::socket(fd)? {
             AnySocket::Stream(socket) => {
                 // SAFETY: the caller's promise, here and below.
-                let taken = unsafe { receive(fd, &list, flags) }?;
+                let taken = unsafe { receive_bytes(&socket, &list, flags) }?;
                 (taken, peer_of(&socket))
             }
             AnySocket::Datagram(socket) => {
@@ -352,11 +370,14 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int)
         let message = unsafe { message.as_mut() }.ok_or_else(|| Errno(libc::EFAULT).null())?;
         // SAFETY: as above.
         let list = unsafe { buffers(message.msg_iov, message.msg_iovlen) }?;
-        let AnySocket::Datagram(socket) = table::socket(fd)? else {
-            // SAFETY: as above.
-            let taken = unsafe { receive(fd, list, flags) }?;
-            (message.msg_controllen, message.msg_namelen, message.msg_flags) = (0, 0, 0);
-            return Ok(taken);
+        let socket = match table::socket(fd)? {
+            AnySocket::Stream(socket) => {
+                // SAFETY: as above.
+                let taken = unsafe { receive_bytes(&socket, list, flags) }?;
+                (message.msg_controllen, message.msg_namelen, message.msg_flags) = (0, 0, 0);
+                return Ok(taken);
+            }
+            AnySocket::Datagram(socket) => socket,
         };
         // SAFETY: as above.
         let taken = unsafe { receive_datagram(&socket, list, flags) }?;
@@ -379,13 +400,13 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int)
 ///
 /// # Safety
 /// As for [`buffers`].
-unsafe fn read(fd: c_int, list: &[iovec]) -> Result<isize> {
+pub(super) unsafe fn read(socket: &AnySocket, list: &[iovec]) -> Result<isize> {
     // A datagram is taken whatever the room.
-    if length(list)? == 0 && matches!(table::socket(fd)?, AnySocket::Stream(_)) {
+    if length(list)? == 0 && matches!(socket, AnySocket::Stream(_)) {
         return Ok(0);
     }
     // SAFETY: the caller's promise.
-    unsafe { receive(fd, list, 0) }
+    unsafe { receive(socket, list, 0) }
 }
 
 /// `rread`.
@@ -394,11 +415,11 @@ unsafe fn read(fd: c_int, list: &[iovec]) -> Result<isize> {
 /// As for [`rrecv`].
 pub unsafe extern "C" fn rread(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
     // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { read(fd, &one(buffer, len)?) })
+    boundary::size(|| unsafe { read(&table::socket(fd)?, &one(buffer, len)?) })
 }
 
 /// The number of elements of a list.
-fn count(count: c_int) -> Result<usize> {
+pub(super) fn count(count: c_int) -> Result<usize> {
     usize::try_from(count).map_err(|_| Errno::INVAL.out_of_range())
 }
 
@@ -408,7 +429,7 @@ fn count(count: c_int) -> Result<usize> {
 /// As for readv(2).
 pub unsafe extern "C" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> isize {
     // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { read(fd, buffers(list, count(len)?)?) })
+    boundary::size(|| unsafe { read(&table::socket(fd)?, buffers(list, count(len)?)?) })
 }
 
 /// `rsend`. There is no SIGPIPE, as rdma-core has none.
@@ -417,7 +438,7 @@ pub unsafe extern "C" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> is
 /// `buffer` has `len` readable bytes.
 pub unsafe extern "C" fn rsend(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
     // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { send(fd, &one(buffer.cast_mut(), len)?, flags) })
+    boundary::size(|| unsafe { send(&table::socket(fd)?, &one(buffer.cast_mut(), len)?, flags) })
 }
 
 /// An address that a call of datagrams may leave out.
@@ -448,7 +469,7 @@ pub unsafe extern "C" fn rsendto(
                 Err(Errno(libc::EISCONN).because("rsendto with an address"))
             }
             // SAFETY: the caller's promise, here and below.
-            AnySocket::Stream(_) => unsafe { send(fd, &list, flags) },
+            AnySocket::Stream(socket) => unsafe { send_on_stream(&socket, &list, flags) },
             // SAFETY: as above.
             AnySocket::Datagram(socket) => unsafe {
                 send_datagram(&socket, &list, flags, destination(addr, addr_len)?)
@@ -472,7 +493,7 @@ pub unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_in
         let list = unsafe { buffers(message.msg_iov, message.msg_iovlen) }?;
         match table::socket(fd)? {
             // SAFETY: as above.
-            AnySocket::Stream(_) => unsafe { send(fd, list, flags) },
+            AnySocket::Stream(socket) => unsafe { send_on_stream(&socket, list, flags) },
             // SAFETY: as above.
             AnySocket::Datagram(socket) => unsafe {
                 let to = destination(message.msg_name.cast(), message.msg_namelen)?;
@@ -488,7 +509,7 @@ pub unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_in
 /// As for [`rsend`].
 pub unsafe extern "C" fn rwrite(fd: c_int, buffer: *const c_void, len: usize) -> isize {
     // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { send(fd, &one(buffer.cast_mut(), len)?, 0) })
+    boundary::size(|| unsafe { send(&table::socket(fd)?, &one(buffer.cast_mut(), len)?, 0) })
 }
 
 /// `rwritev`.
@@ -497,7 +518,7 @@ pub unsafe extern "C" fn rwrite(fd: c_int, buffer: *const c_void, len: usize) ->
 /// As for writev(2).
 pub unsafe extern "C" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> isize {
     // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { send(fd, buffers(list, count(len)?)?, 0) })
+    boundary::size(|| unsafe { send(&table::socket(fd)?, buffers(list, count(len)?)?, 0) })
 }
 
 /// `riomap`: with PROT_WRITE the peer's program may write the buffer, by `riowrite` at `offset`, or at the buffer's address if that is -1.

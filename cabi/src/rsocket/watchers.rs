@@ -26,11 +26,13 @@ impl Watchers {
 
     /// There is a change: all but `except` look again. Each registers again when it finds nothing.
     pub(crate) fn wake_all(&self, except: Option<&Waker>) {
-        let wakers = std::mem::take(&mut *self.0.lock());
-        wakers
-            .into_iter()
-            .filter(|waker| !except.is_some_and(|own| own.will_wake(waker)))
-            .for_each(Waker::wake);
+        let is_woken = |waker: &Waker| !except.is_some_and(|own| own.will_wake(waker));
+        let mut wakers = self.0.lock();
+        // Mostly there is one, and the list keeps its memory.
+        let first = wakers.pop();
+        let others = std::mem::take(&mut *wakers);
+        drop(wakers);
+        first.into_iter().chain(others).filter(is_woken).for_each(Waker::wake);
     }
 
     /// The waker for the engine.

@@ -10,6 +10,7 @@ use crate::rsocket::datagram::endpoint::{Arrived, Endpoint};
 use crate::rsocket::datagram::peers::{Peers, Way};
 use crate::rsocket::datagram::watch;
 use crate::rsocket::is_exiting;
+use crate::rsocket::numbers::Numbers;
 use crate::rsocket::preload::Behind;
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::sys;
@@ -22,7 +23,7 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_short};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -69,8 +70,7 @@ pub(crate) struct Datagram {
     ipv6: bool,
     watchers: Arc<Watchers>,
     attempts: Attempts,
-    /// Numbers that the program has for it.
-    numbers: AtomicU32,
+    numbers: Numbers,
     /// What its numbers have, of one that the preload library gave.
     behind: Option<Behind>,
     /// The number of `State::udp`, for the child of a fork, which cannot take the lock; -1 once it is closed.
@@ -122,7 +122,7 @@ impl Datagram {
             ipv6,
             watchers: Arc::default(),
             attempts: Attempts::default(),
-            numbers: AtomicU32::new(0),
+            numbers: Numbers::default(),
             behind,
             own,
             this: this.clone(),
@@ -134,13 +134,8 @@ impl Datagram {
         self.behind
     }
 
-    pub(crate) fn add_number(&self) {
-        self.numbers.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether it was the last one.
-    pub(crate) fn remove_number(&self) -> bool {
-        self.numbers.fetch_sub(1, Ordering::AcqRel) == 1
+    pub(crate) fn numbers(&self) -> &Numbers {
+        &self.numbers
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

@@ -5,6 +5,7 @@ use crate::boundary::{self, Result};
 use crate::cm::address;
 use crate::errno::Errno;
 use crate::rsocket::addresses::{program_name, read_address, write_address};
+use crate::rsocket::any::AnySocket;
 use crate::rsocket::epoll::Epoll;
 use crate::rsocket::poll::{self, Sets};
 use crate::rsocket::preload::bitmap::Bitmap;
@@ -16,7 +17,7 @@ use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::transfer;
 use crate::rsocket::wait::Limit;
-use libc::{epoll_event, fd_set, nfds_t, off64_t, pollfd, sigset_t, sockaddr, socklen_t, timespec};
+use libc::{epoll_event, fd_set, iovec, nfds_t, off64_t, pollfd, sigset_t, sockaddr, socklen_t, timespec};
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::slice;
@@ -27,6 +28,9 @@ const ORDINARY: c_int = 1;
 /// What [`uiw_sockets_enter`] says.
 const RSOCKET: c_int = 2;
 const EPOLL: c_int = 3;
+
+/// The descriptor is the system's, where a call returns a number of bytes.
+const SYSTEM: isize = -2;
 
 /// The bits of the descriptors, one after the other in 64-bit words, and how many there are.
 ///
@@ -95,7 +99,11 @@ pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
 }
 
 fn enter(fd: c_int) -> c_int {
-    match table::present(fd) {
+    enter_as(fd, table::present(fd))
+}
+
+fn enter_as(fd: c_int, entry: Option<Entry>) -> c_int {
+    match entry {
         Some(Entry::Plain(plain)) => {
             if plain::enter(fd, &plain) {
                 RSOCKET
@@ -114,6 +122,68 @@ fn enter(fd: c_int) -> c_int {
         Some(Entry::Epoll(_)) => EPOLL,
         None => ORDINARY,
     }
+}
+
+/// The rsocket that the descriptor is, or becomes by this use. None for one of the system's.
+///
+/// # Errors
+/// Those of [`table::socket`].
+fn enter_socket(fd: c_int) -> Result<Option<AnySocket>> {
+    match table::present(fd) {
+        Some(Entry::Socket(socket)) if !socket.is_refused() => Ok(Some(AnySocket::Stream(socket))),
+        entry if enter_as(fd, entry.clone()) == RSOCKET => table::socket(fd).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// read(2) and readv(2) into buffers. [`SYSTEM`] where the descriptor is the system's: the caller calls the C library's function.
+///
+/// # Safety
+/// As for readv(2).
+pub unsafe extern "C" fn uiw_sockets_read(fd: c_int, list: *const iovec, count: c_int) -> isize {
+    boundary::size(|| match enter_socket(fd)? {
+        None => Ok(SYSTEM),
+        // SAFETY: the caller's promise.
+        Some(socket) => unsafe { transfer::read(&socket, transfer::buffers(list, transfer::count(count)?)?) },
+    })
+}
+
+/// As [`uiw_sockets_read`], for recv(2).
+///
+/// # Safety
+/// As for readv(2).
+pub unsafe extern "C" fn uiw_sockets_receive(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    flags: c_int,
+) -> isize {
+    boundary::size(|| match enter_socket(fd)? {
+        None => Ok(SYSTEM),
+        // SAFETY: the caller's promise.
+        Some(socket) => unsafe {
+            transfer::receive(&socket, transfer::buffers(list, transfer::count(count)?)?, flags)
+        },
+    })
+}
+
+/// As [`uiw_sockets_read`], for write(2), writev(2) and send(2).
+///
+/// # Safety
+/// As for writev(2).
+pub unsafe extern "C" fn uiw_sockets_send(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    flags: c_int,
+) -> isize {
+    boundary::size(|| match enter_socket(fd)? {
+        None => Ok(SYSTEM),
+        // SAFETY: the caller's promise.
+        Some(socket) => unsafe {
+            transfer::send(&socket, transfer::buffers(list, transfer::count(count)?)?, flags)
+        },
+    })
 }
 
 /// What a descriptor is, without a change: as [`uiw_sockets_enter`], which is asked next where it may be an rsocket.
@@ -422,12 +492,15 @@ pub unsafe extern "C" fn uiw_sockets_epoll_ctl(
         if set_fd == fd {
             return Ok(ORDINARY);
         }
-        // A member's number was checked when it was added. redis-benchmark removes and adds a connection with each message.
-        if op == libc::EPOLL_CTL_ADD || !set.has(fd) {
-            enter(fd);
-        }
         // SAFETY: the caller's promise.
         let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
+        // A member's number was checked when it was added. redis-benchmark removes and adds a connection with each message.
+        if op != libc::EPOLL_CTL_ADD
+            && let Some(done) = set.control_member(op, fd, event)
+        {
+            return done.map(|()| 0);
+        }
+        enter(fd);
         set.control(op, fd, event).map(|()| 0)
     })
 }

@@ -3,6 +3,8 @@
 //! Ordinary descriptors are in an epoll set of the system, whose descriptor is the one that the program has. Each rsocket has a waker that
 //! puts it on a list, so a wait costs as much as there are changes, however many sockets are in the set.
 
+mod member;
+
 use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
@@ -16,17 +18,21 @@ use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::wait::{self, Limit};
 use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
+use member::{Asked, Member, Members, Woken};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::Duration;
 use uiw_verbs::ShardSet;
 
 /// How often a set is looked at while it is always ready.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Of an operation that is none.
+const NO_OPERATION: &str = "an operation that epoll_ctl does not have";
 
 /// A set.
 pub(crate) struct Epoll {
@@ -36,7 +42,7 @@ pub(crate) struct Epoll {
     number: RawFd,
     /// The descriptor that wakes threads which wait by the system's call, while it is in the set: see [`WAITING`].
     marker: Mutex<Option<RawFd>>,
-    members: Mutex<BTreeMap<RawFd, Arc<Member>>>,
+    members: Mutex<Members>,
     /// The member that was removed last: programs add a socket anew for each other direction.
     removed: Mutex<Option<Arc<Member>>>,
     /// Members of the system's set that may become rsockets.
@@ -44,84 +50,6 @@ pub(crate) struct Epoll {
     woken: Arc<Woken>,
     /// The shards of the members' connections, which a thread that waits drives. Those of removed members stay while there are members.
     shards: Mutex<ShardSet>,
-}
-
-/// Members that may be ready, and threads that wait for one.
-#[derive(Default)]
-struct Woken(Mutex<WokenState>);
-
-#[derive(Default)]
-struct WokenState {
-    members: VecDeque<Weak<Member>>,
-    waiting: Vec<Waker>,
-}
-
-/// An rsocket in a set.
-struct Member {
-    fd: RawFd,
-    socket: AnySocket,
-    event: Mutex<Asked>,
-    /// Of a [`MemberWaker`].
-    waker: Waker,
-    /// The set has the shards of its connection.
-    has_shards: AtomicBool,
-}
-
-/// What the socket wakes.
-struct MemberWaker {
-    member: Weak<Member>,
-    woken: Arc<Woken>,
-}
-
-#[derive(Clone, Copy)]
-struct Asked {
-    events: u32,
-    data: u64,
-    /// EPOLLONESHOT has reported it.
-    disabled: bool,
-}
-
-impl Asked {
-    fn new(event: epoll_event) -> Self {
-        Self { events: event.events, data: event.u64, disabled: false }
-    }
-}
-
-impl Member {
-    fn new(fd: RawFd, socket: AnySocket, event: Asked, woken: &Arc<Woken>) -> Arc<Self> {
-        Arc::new_cyclic(|member| {
-            let (member, woken) = (Weak::clone(member), Arc::clone(woken));
-            Self {
-                fd,
-                socket,
-                event: Mutex::new(event),
-                waker: Arc::new(MemberWaker { member, woken }).into(),
-                has_shards: AtomicBool::new(false),
-            }
-        })
-    }
-
-    /// Whether the program still has the descriptor.
-    fn is_open(&self) -> bool {
-        table::get(self.fd).and_then(Entry::socket).is_some_and(|socket| socket.is(&self.socket))
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        self.socket.unwatch(&self.waker);
-    }
-}
-
-impl Wake for MemberWaker {
-    fn wake(self: Arc<Self>) {
-        let waiting = {
-            let mut woken = self.woken.0.lock();
-            woken.members.push_back(Weak::clone(&self.member));
-            std::mem::take(&mut woken.waiting)
-        };
-        waiting.into_iter().for_each(Waker::wake);
-    }
 }
 
 impl Epoll {
@@ -194,79 +122,98 @@ impl Epoll {
     /// Its errors.
     pub(crate) fn control(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
         loop {
-            if let Some(socket) = table::get(fd).and_then(Entry::socket) {
-                if let AnySocket::Stream(stream) = &socket {
-                    // It may have become one a moment ago, and its thread may not have come to this set yet.
-                    self.becomes_rsocket(fd, stream);
-                }
-                return self.control_rsocket(op, fd, socket, event);
+            if let Some(done) = self.control_member(op, fd, event) {
+                return done;
             }
-            if self.control_ordinary(op, fd, event)? {
-                return Ok(());
+            match table::get(fd).and_then(Entry::socket) {
+                // It may have become one a moment ago, and its thread may not have come to this set yet.
+                Some(AnySocket::Stream(stream)) if self.becomes_rsocket(fd, &stream) => {}
+                Some(socket) => {
+                    if let Some(done) = self.control_rsocket(op, fd, socket, event) {
+                        return done;
+                    }
+                }
+                None => {
+                    if self.control_ordinary(op, fd, event)? {
+                        return Ok(());
+                    }
+                }
             }
         }
     }
 
-    /// Whether a number is that of an rsocket in the set.
-    pub(crate) fn has(&self, fd: RawFd) -> bool {
-        self.members.lock().contains_key(&fd)
+    /// epoll_ctl(2) of a member, or of the one that was removed last. Nothing for a number that is neither's.
+    pub(crate) fn control_member(
+        &self,
+        op: c_int,
+        fd: RawFd,
+        event: Option<epoll_event>,
+    ) -> Option<Result<()>> {
+        let mut members = self.members.lock();
+        // A number whose socket was closed is another socket's now.
+        let known = members.get(fd).filter(|member| member.is_open()).map(Arc::clone);
+        // Dropped when the members are unlocked.
+        let (member, _removed) = match (op, known) {
+            (libc::EPOLL_CTL_ADD, Some(_)) => return Some(Err(Errno(libc::EEXIST))),
+            (libc::EPOLL_CTL_ADD, None) => {
+                event?;
+                let member = self.removed.lock().take_if(|member| member.fd == fd && member.is_open())?;
+                let before = members.add(&member);
+                (member, before)
+            }
+            (libc::EPOLL_CTL_MOD, Some(member)) => (member, None),
+            (libc::EPOLL_CTL_DEL, Some(_)) => {
+                let before = std::mem::replace(&mut *self.removed.lock(), members.remove(fd));
+                drop(members);
+                drop(before);
+                return Some(Ok(()));
+            }
+            (_, Some(_)) => return Some(Err(Errno::INVAL.because(NO_OPERATION))),
+            (_, None) => return None,
+        };
+        drop(members);
+        let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
+        *member.event.lock() = Asked::new(event);
+        // Its state is looked at by the next wait.
+        member.waker.wake_by_ref();
+        Some(Ok(()))
     }
 
+    /// Of an rsocket that is no member. Nothing if it has become one, and nothing was done.
     fn control_rsocket(
         &self,
         op: c_int,
         fd: RawFd,
         socket: AnySocket,
         event: Option<epoll_event>,
-    ) -> Result<()> {
-        let member = {
-            let mut members = self.members.lock();
-            // A number whose socket was closed is another socket's now.
-            let known = members.get(&fd).filter(|member| member.socket.is(&socket)).cloned();
-            let asked = |event: Option<epoll_event>| event.map(Asked::new).ok_or(Errno(libc::EFAULT));
-            match (op, known) {
-                (libc::EPOLL_CTL_ADD, Some(_)) => return Err(Errno(libc::EEXIST)),
-                (libc::EPOLL_CTL_MOD, Some(member)) => {
-                    *member.event.lock() = asked(event)?;
-                    member
-                }
-                (libc::EPOLL_CTL_DEL, Some(_)) => {
-                    let removed = std::mem::replace(&mut *self.removed.lock(), members.remove(&fd));
-                    // Unlocked: what it watches is dropped.
-                    drop(members);
-                    drop(removed);
-                    return Ok(());
-                }
-                // In the system's set is one that becomes a socket of the kernel in this moment, and none else.
-                (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => {
-                    drop(members);
-                    return sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event);
-                }
-                (libc::EPOLL_CTL_ADD, None) => {
-                    let asked = asked(event)?;
-                    let same = |member: &mut Arc<Member>| member.fd == fd && member.socket.is(&socket);
-                    let member = match self.removed.lock().take_if(same) {
-                        Some(member) => {
-                            *member.event.lock() = asked;
-                            member
-                        }
-                        None => Member::new(fd, socket, asked, &self.woken),
-                    };
-                    members.insert(fd, Arc::clone(&member));
-                    member
-                }
-                _ => return Err(Errno::INVAL.because("an operation that epoll_ctl does not have")),
+    ) -> Option<Result<()>> {
+        let mut members = self.members.lock();
+        if members.get(fd).is_some_and(|member| member.socket.is(&socket)) {
+            return None;
+        }
+        match op {
+            // In the system's set is one that becomes a socket of the kernel in this moment, and none else.
+            libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL => {
+                drop(members);
+                Some(sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event))
             }
-        };
-        // Its state is looked at by the next wait.
-        member.waker.wake_by_ref();
-        Ok(())
+            libc::EPOLL_CTL_ADD => {
+                let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
+                let member = Member::new(fd, socket, Asked::new(event), &self.woken);
+                let before = members.add(&member);
+                drop(members);
+                drop(before);
+                member.waker.wake_by_ref();
+                Some(Ok(()))
+            }
+            _ => Some(Err(Errno::INVAL.because(NO_OPERATION))),
+        }
     }
 
     /// Of a descriptor that is no rsocket. False if it has become one, and nothing was done.
     fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<bool> {
         // A socket that is closed already.
-        if op == libc::EPOLL_CTL_DEL && self.members.lock().remove(&fd).is_some() {
+        if op == libc::EPOLL_CTL_DEL && self.remove(fd).is_some() {
             return Ok(true);
         }
         // Locked, so that a socket which becomes an rsocket is in the system's set and the list, or in none.
@@ -286,27 +233,34 @@ impl Epoll {
         Ok(true)
     }
 
+    /// Takes a member from the set, and unlocks it.
+    fn remove(&self, fd: RawFd) -> Option<Arc<Member>> {
+        self.members.lock().remove(fd)
+    }
+
     /// A member that was the system's is an rsocket from now on. Called while the table has the rsocket and the number the socket of the
-    /// kernel. More than one thread may come: the first moves the member, and the others find it moved.
-    pub(crate) fn becomes_rsocket(&self, fd: RawFd, socket: &Arc<Socket>) {
+    /// kernel. More than one thread may come: the first moves the member, for which this returns true, and the others find it moved.
+    pub(crate) fn becomes_rsocket(&self, fd: RawFd, socket: &Arc<Socket>) -> bool {
         let mut plain = self.plain.lock();
-        let Some(asked) = plain.remove(&fd) else { return };
+        let Some(asked) = plain.remove(&fd) else { return false };
         if sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_err() {
             // It is another socket, of the number of one that was closed.
-            return;
+            return false;
         }
         let member = Member::new(fd, AnySocket::Stream(Arc::clone(socket)), asked, &self.woken);
-        self.members.lock().insert(fd, Arc::clone(&member));
+        let before = self.members.lock().add(&member);
         drop(plain);
+        drop(before);
         member.waker.wake_by_ref();
+        true
     }
 
     /// An rsocket among the members is a socket of the kernel from now on. Called while the table has the rsocket and the number that socket.
     pub(crate) fn becomes_ordinary(&self, fd: RawFd, socket: &Arc<Socket>) {
         let member = {
             let mut members = self.members.lock();
-            match members.get(&fd) {
-                Some(member) if member.socket.is_stream(socket) => members.remove(&fd),
+            match members.get(fd) {
+                Some(member) if member.socket.is_stream(socket) => members.remove(fd),
                 _ => None,
             }
         };
@@ -323,23 +277,22 @@ impl Epoll {
         let candidates = std::mem::take(&mut self.woken.0.lock().members);
         let mut found = 0;
         let mut again = VecDeque::new();
+        let mut is_rest = false;
         for candidate in candidates {
+            if found == events.len() {
+                is_rest = true;
+                again.push_back(candidate);
+                continue;
+            }
             let Some(member) = candidate.upgrade() else { continue };
+            member.leave_list();
             if !member.is_open() {
                 // As in the system's sets, a descriptor that is closed is in none.
-                self.members.lock().retain(|_, known| !Arc::ptr_eq(known, &member));
+                self.remove_member(&member);
                 continue;
             }
-            // Removed meanwhile, or in the list twice.
-            let current =
-                self.members.lock().get(&member.fd).is_some_and(|known| Arc::ptr_eq(known, &member));
             let asked = *member.event.lock();
-            if !current || asked.disabled || again.iter().any(|other: &Weak<Member>| other.ptr_eq(&candidate))
-            {
-                continue;
-            }
-            if found == events.len() {
-                again.push_back(candidate);
+            if !member.is_in_set() || asked.disabled {
                 continue;
             }
             self.note_shards(&member);
@@ -359,13 +312,28 @@ impl Epoll {
                 member.event.lock().disabled = true;
             } else if asked.events & EPOLLET as u32 == 0 {
                 // Level-triggered: ready until it is found not to be.
-                again.push_back(candidate);
+                if member.enter_list() {
+                    again.push_back(candidate);
+                }
             } else if member.socket.watch(cx) {
                 member.waker.wake_by_ref();
             }
         }
-        self.woken.0.lock().members.extend(again);
+        self.woken.add(again);
+        if is_rest {
+            // This thread may be busy with what it has got.
+            self.woken.wake_waiting();
+        }
         found
+    }
+
+    /// Takes a member whose descriptor is closed from the set.
+    fn remove_member(&self, member: &Arc<Member>) {
+        let mut members = self.members.lock();
+        if members.get(member.fd).is_some_and(|known| Arc::ptr_eq(known, member)) {
+            // The caller has another reference.
+            members.remove(member.fd);
+        }
     }
 
     fn ordinary(&self, events: &mut [epoll_event]) -> Result<usize> {
@@ -464,6 +432,9 @@ impl Epoll {
 mod tests {
     use super::*;
     use crate::rsocket::exports::new_set;
+    use std::os::fd::IntoRawFd;
+    use std::sync::atomic::AtomicBool;
+    use std::task::{Wake, Waker};
 
     /// redis removes and adds a connection with each message.
     #[test]
@@ -473,7 +444,7 @@ mod tests {
         let event = Some(epoll_event { events: libc::EPOLLIN as u32, u64: 7 });
         let watch = |set: &Epoll| {
             set.control(libc::EPOLL_CTL_ADD, fd, event).unwrap();
-            let member = Arc::clone(&set.members.lock()[&fd]);
+            let member = Arc::clone(set.members.lock().get(fd).unwrap());
             assert!(!member.socket.watch(&mut Context::from_waker(&member.waker)));
         };
         let (set, _fd) = Epoll::new(0).unwrap();
@@ -495,5 +466,77 @@ mod tests {
         drop(set);
         assert_eq!(socket.watching(), 0);
         table::close(fd).unwrap();
+    }
+
+    /// Sockets that are not connected, which are ready to be written to, in a set.
+    fn set_of_ready(count: usize) -> (Arc<Epoll>, OwnedFd, Vec<RawFd>) {
+        let (set, fd) = Epoll::new(0).unwrap();
+        let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 7 });
+        let sockets = (0..count).map(|_| {
+            let number = table::add(Entry::Socket(Socket::new(false, new_set()))).unwrap();
+            set.control(libc::EPOLL_CTL_ADD, number, event).unwrap();
+            number
+        });
+        let sockets = sockets.collect();
+        (set, fd, sockets)
+    }
+
+    const NO_EVENT: epoll_event = epoll_event { events: 0, u64: 0 };
+
+    #[test]
+    fn a_member_is_reported_once_however_often_it_was_woken() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let member = Arc::clone(set.members.lock().get(sockets[0]).unwrap());
+        for _ in 0..3 {
+            (0..3).for_each(|_| member.waker.wake_by_ref());
+            assert_eq!(set.woken.0.lock().members.len(), 1);
+            assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        }
+        set.control(libc::EPOLL_CTL_DEL, sockets[0], None).unwrap();
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0);
+        assert!(set.woken.0.lock().members.is_empty());
+        let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 7 });
+        set.control(libc::EPOLL_CTL_ADD, sockets[0], event).unwrap();
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        table::close(sockets[0]).unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_waits_gets_what_another_one_has_no_room_for() {
+        let (set, _fd, sockets) = set_of_ready(3);
+        let woken = Arc::<AtomicBool>::default();
+        let waiting = || set.woken.0.lock().waiting.push(Waker::from(Arc::new(Flag(Arc::clone(&woken)))));
+        waiting();
+        assert_eq!(set.collect(&mut [NO_EVENT; 3]), 3);
+        assert!(!woken.load(Ordering::Relaxed), "nothing is left");
+        assert_eq!(set.collect(&mut [NO_EVENT; 2]), 2);
+        assert!(woken.load(Ordering::Relaxed));
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+    }
+
+    struct Flag(Arc<AtomicBool>);
+
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_member_is_in_the_set_until_its_own_number_is_closed() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let another = || {
+            let number = sys::duplicate(sockets[0]).unwrap().into_raw_fd();
+            table::duplicate(sockets[0], number);
+            number
+        };
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        table::close(another()).unwrap();
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        let other = another();
+        table::close(sockets[0]).unwrap();
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0);
+        assert!(set.members.lock().is_empty());
+        table::close(other).unwrap();
     }
 }

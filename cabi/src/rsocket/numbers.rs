@@ -1,0 +1,33 @@
+//! The numbers that the program has for an rsocket.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How many there are, and how many there were.
+#[derive(Default)]
+pub(crate) struct Numbers {
+    count: AtomicU32,
+    /// Wraps.
+    removed: AtomicU32,
+}
+
+impl Numbers {
+    pub(crate) fn add(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether it was the last one. Called when the table has the number no more.
+    pub(crate) fn remove(&self) -> bool {
+        self.removed.fetch_add(1, Ordering::Release);
+        self.count.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Whether the program has closed the socket.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// How many were removed: while this stays the same, a number that the table had for the socket is the socket's.
+    pub(crate) fn removed(&self) -> u32 {
+        self.removed.load(Ordering::Acquire)
+    }
+}
