@@ -62,7 +62,7 @@ pub struct Header {
 /// Where the DDP header begins.
 const DDP: usize = 20;
 /// Where the MSN is: behind the DDP control byte, the five bytes for the ULP, and the queue number (RFC 5041 section 4.3).
-const MSN: usize = DDP + 10;
+pub(crate) const MSN: usize = DDP + 10;
 
 impl Header {
     /// Bytes on the wire.

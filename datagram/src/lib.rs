@@ -30,12 +30,14 @@ mod error;
 mod grh;
 mod header;
 mod qpn;
+mod run_crc;
 pub mod sidr;
 
 pub use error::DatagramError;
 pub use grh::Grh;
 pub use header::{Header, Kind};
 pub use qpn::Qpn;
+pub use run_crc::RunCrc;
 
 /// The version of the format.
 pub const VERSION: u8 = 1;

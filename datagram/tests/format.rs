@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use std::net::IpAddr;
 use uiw_datagram::sidr::{self, Reply, Request, Status};
-use uiw_datagram::{DatagramError, Grh, Header, Kind, MAX_PAYLOAD, OVERHEAD, Qpn, crc, max_payload};
+use uiw_datagram::{DatagramError, Grh, Header, Kind, MAX_PAYLOAD, OVERHEAD, Qpn, RunCrc, crc, max_payload};
 
 /// Bytes of `text`, two hexadecimal digits each.
 fn hex(text: &str) -> Vec<u8> {
@@ -196,6 +196,31 @@ proptest! {
             bytes[end..].copy_from_slice(&field);
         }
         let _ = (Header::parse(&bytes), Request::parse(&bytes), Reply::parse(&bytes));
+    }
+
+    #[test]
+    fn crcs_of_a_run_are_those_of_its_datagrams(
+        payloads in (0usize..600).prop_flat_map(|len| {
+            proptest::collection::vec(proptest::collection::vec(any::<u8>(), len), 2..5)
+        }),
+        msn: u32,
+        solicited: bool,
+        immediate: Option<u32>,
+        flip in any::<proptest::sample::Index>(),
+    ) {
+        let datagram = |msn, payload: &Vec<u8>| {
+            [&Header { msn, solicited, immediate, ..send() }.emit()[..], payload].concat()
+        };
+        let run = RunCrc::of(&datagram(msn, &payloads[0]));
+        for (at, payload) in payloads.iter().enumerate() {
+            let mut bytes = datagram(msn.wrapping_add(at as u32), payload);
+            let field = run.crc(&bytes);
+            prop_assert_eq!(field, crc(&bytes));
+            // What a receiver does not compare with the first header.
+            let at = 30 + flip.index(bytes.len() - 30);
+            bytes[at] ^= 1;
+            prop_assert_ne!(run.crc(&bytes), field);
+        }
     }
 
     #[test]

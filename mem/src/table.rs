@@ -30,7 +30,7 @@ use crate::{
 };
 pub use entry::{Entry, EntryKind, Window};
 use index::Indexes;
-pub use mr_cache::MrCache;
+pub use mr_cache::{HeldRegion, MrCache};
 
 /// More shards than cores that drive progress on common machines: two drivers rarely meet on one lock.
 const SHARDS: usize = 32;
@@ -156,6 +156,13 @@ impl Region {
 
     /// The offset of `addr`, if an element of ours may name `len` bytes there.
     fn check_local(&self, pd: PdId, addr: u64, len: u32, write: bool) -> Result<usize, LocalError> {
+        self.check_local_use(pd, write)?;
+        self.check_local_range(addr, len.into())
+    }
+
+    /// Whether elements of ours may name it.
+    #[inline(always)]
+    fn check_local_use(&self, pd: PdId, write: bool) -> Result<(), LocalError> {
         let lkey = self.stag();
         if self.pd() != pd {
             return Err(LocalError::ProtectionDomain { lkey, owner: self.pd(), pd });
@@ -163,11 +170,16 @@ impl Region {
         if write && !self.access().contains(Access::LOCAL_WRITE) {
             return Err(LocalError::NotWritable { lkey });
         }
+        Ok(())
+    }
+
+    /// The offset of `addr`, if it has `len` bytes there.
+    #[inline(always)]
+    fn check_local_range(&self, addr: u64, len: u64) -> Result<usize, LocalError> {
         if len == 0 {
             return Ok(0);
         }
-        let outside = |_| LocalError::OutOfRange { lkey, addr, len: u64::from(len) };
-        self.locate(addr, u64::from(len)).map_err(outside)
+        self.locate(addr, len).map_err(|_| LocalError::OutOfRange { lkey: self.stag(), addr, len })
     }
 }
 

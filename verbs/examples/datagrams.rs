@@ -138,11 +138,11 @@ impl End for Verbs {
         let sges = [Sge { addr: self.mr.addr() + 2048, length: PAYLOAD as u32, lkey: self.mr.lkey() }];
         let op = SendOp::Datagram { to, imm: None };
         // The last one's completion stands for all.
-        let wrs = (1..=count).map(|number| SendWr {
+        let wrs = (0..count).map(|at| SendWr {
             wr_id: count as u64,
             op,
             sges: &sges,
-            flags: if number == count { SendFlags::SIGNALED } else { SendFlags::empty() },
+            flags: if at + 1 == count { SendFlags::SIGNALED } else { SendFlags::empty() },
         });
         // SAFETY: as in `post`.
         unsafe { self.qp.post_send(wrs) }.expect("room for sends");

@@ -35,6 +35,12 @@ pub struct Sge {
 /// Those of a request. Most requests have one, which needs no allocation.
 pub(crate) type Sges = SmallVec<[Sge; 1]>;
 
+/// The element of a request that has one, unless it is in an allocation that an earlier request needed.
+#[inline(always)]
+pub(crate) fn single(stored: &Sges) -> Option<&Sge> {
+    if stored.spilled() { None } else { stored.first() }
+}
+
 /// Stores the elements of a request that have bytes in place of others.
 #[inline(always)]
 pub(crate) fn store(stored: &mut Sges, sges: &[Sge]) {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use uiw_ddp::STag;
 
 use super::{Slot, Table};
-use crate::{LocalError, PdId, Pinned, Region, RemoteError, Right, StreamId};
+use crate::copy;
+use crate::{Gone, LocalError, PdId, Pinned, Region, RemoteError, Right, StreamId};
 
 /// What one stream's last look-ups found. An STag names a region only as long as that lives, so a live region with the right
 /// STag is what the table would give. It keeps no bytes of a region that has ended.
@@ -61,9 +62,15 @@ impl Kept {
     /// A pin within ours; takes ours first if there is none.
     #[inline(always)]
     fn hold(&mut self, offset: usize, len: usize) -> Option<Pinned<'_>> {
+        Pinned::lent(self.hold_region()?, offset, len)
+    }
+
+    /// The region under our pin, which is taken first if there is none.
+    #[inline(always)]
+    fn hold_region(&mut self) -> Option<&Arc<Region>> {
         let region = self.region.as_ref()?;
         self.held = self.held || region.pin_count().enter();
-        if self.held { Pinned::lent(region, offset, len) } else { None }
+        self.held.then_some(region)
     }
 
     #[inline]
@@ -73,6 +80,62 @@ impl Kept {
         {
             region.pin_count().leave();
         }
+    }
+}
+
+/// A region that a [`MrCache`] keeps pinned, and that our elements may name: [`Table::hold_local_region`].
+pub struct HeldRegion<'a> {
+    region: &'a Arc<Region>,
+    /// Its bytes are shared, and stay there.
+    is_plain: bool,
+}
+
+impl fmt::Debug for HeldRegion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldRegion").field("stag", &self.region.stag()).finish_non_exhaustive()
+    }
+}
+
+impl HeldRegion<'_> {
+    /// Copies out the bytes at `addr`, as many as `to` holds.
+    ///
+    /// # Errors
+    /// [`LocalError::OutOfRange`]; [`LocalError::InvalidLkey`] if some of them are gone, and `to` has others then.
+    #[inline(always)]
+    pub fn copy_to(&self, addr: u64, to: &mut [u8]) -> Result<(), LocalError> {
+        let offset = self.region.check_local_range(addr, to.len() as u64)?;
+        if self.is_plain {
+            // SAFETY: the region has these bytes, under the cache's pin; `to` is private.
+            unsafe { copy::load(to.as_mut_ptr(), self.region.as_ptr().add(offset), to.len()) };
+            return Ok(());
+        }
+        self.copy(offset, to.len(), |pin| pin.copy_to(0, to))
+    }
+
+    /// Copies `from` in at `addr`. In shared memory the last bytes become visible last.
+    ///
+    /// # Errors
+    /// As [`HeldRegion::copy_to`]; some bytes may be written then.
+    #[inline(always)]
+    pub fn copy_from(&self, addr: u64, from: &[u8]) -> Result<(), LocalError> {
+        let offset = self.region.check_local_range(addr, from.len() as u64)?;
+        if self.is_plain {
+            // SAFETY: as above; no peer reaches the slice, so they do not overlap, and other accesses to shared memory are atomic.
+            unsafe { copy::store(self.region.as_ptr().add(offset), from.as_ptr(), from.len()) };
+            return Ok(());
+        }
+        self.copy(offset, from.len(), |pin| pin.copy_from(0, from))
+    }
+
+    #[inline(never)]
+    fn copy(
+        &self,
+        offset: usize,
+        len: usize,
+        copy: impl FnOnce(&Pinned<'_>) -> Result<(), Gone>,
+    ) -> Result<(), LocalError> {
+        let copied = Pinned::lent(self.region, offset, len).is_some_and(|pin| copy(&pin).is_ok());
+        if copied { Ok(()) } else { Err(LocalError::InvalidLkey { lkey: self.region.stag() }) }
     }
 }
 
@@ -121,6 +184,24 @@ impl Table {
         let region = cache.local.find(stag, || self.find(stag, Slot::named_by_us)).ok_or(invalid)?;
         let offset = region.check_local(pd, addr, len, write)?;
         cache.local.hold(offset, len as usize).ok_or(invalid)
+    }
+
+    /// As [`Table::hold_local`], for many elements that name the same key: of each, the range remains to be checked.
+    ///
+    /// # Errors
+    /// [`LocalError`].
+    pub fn hold_local_region<'a>(
+        &self,
+        cache: &'a mut MrCache,
+        lkey: STag,
+        pd: PdId,
+        write: bool,
+    ) -> Result<HeldRegion<'a>, LocalError> {
+        let (stag, invalid) = (lkey, LocalError::InvalidLkey { lkey });
+        let region = cache.local.find(stag, || self.find(stag, Slot::named_by_us)).ok_or(invalid)?;
+        region.check_local_use(pd, write)?;
+        let region = cache.local.hold_region().ok_or(invalid)?;
+        Ok(HeldRegion { region, is_plain: region.is_shared() && !region.may_be_gone() })
     }
 
     #[cold]

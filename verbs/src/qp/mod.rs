@@ -17,5 +17,5 @@ pub use handle::Qp;
 pub(crate) use inner::{Doorbell, QpInner, Receives, RecvSource};
 pub(crate) use long_messages::LongMessages;
 pub(crate) use recv_queue::{RecvQueue, RecvWqe};
-pub(crate) use send_queue::{SendQueue, SqLimits, SqMode, Wqe, WqeState};
+pub(crate) use send_queue::{SendQueue, SqMode, Wqe, WqeState};
 pub use state::QpState;

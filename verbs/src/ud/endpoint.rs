@@ -26,8 +26,10 @@ pub(crate) struct Endpoint {
     pub(super) last_peer: LastPeer,
     /// Of the datagram that was built last.
     pub(super) way: Option<Way>,
-    /// Messages that were placed, whose completions are due, and the count of these messages, of one run of datagrams.
-    pub(super) placed: Vec<Placed>,
+    /// The numbers of receives in which messages were placed and whose completions are due, what these have in common, and the count of the messages of
+    /// one run of datagrams.
+    pub(super) placed: Vec<u64>,
+    pub(super) message: Message,
     pub(super) received: Received,
     /// The route header that was written last: those of one sender's messages are equal where their lengths are.
     pub(super) last_grh: (Option<Grh>, [u8; Grh::LEN]),
@@ -35,9 +37,9 @@ pub(crate) struct Endpoint {
     pub(super) receive: RecvWqe,
 }
 
-/// A message that was placed. Shorter than its completion.
-pub(super) struct Placed {
-    pub(super) wr_id: u64,
+/// What the completions of messages with one header have in common.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Message {
     pub(super) byte_len: u32,
     /// The queue pair that sent it.
     pub(super) source: u32,
@@ -45,12 +47,12 @@ pub(super) struct Placed {
     pub(super) solicited: bool,
 }
 
-impl Placed {
-    /// Its completion at the queue pair number `qp_num`.
+impl Message {
+    /// The completion of receive `wr_id` of the queue pair number `qp_num`.
     #[inline(always)]
-    pub(super) fn completion(self, qp_num: u32) -> Cqe {
+    pub(super) fn completion(self, wr_id: u64, qp_num: u32) -> Cqe {
         let wc = Wc {
-            wr_id: self.wr_id,
+            wr_id,
             status: WcStatus::Success,
             opcode: WcOpcode::Recv,
             byte_len: self.byte_len,
@@ -94,6 +96,7 @@ impl Endpoint {
             last_peer: LastPeer::default(),
             way: None,
             placed: Vec::new(),
+            message: Message::default(),
             received: Received::default(),
             last_grh: (None, [0; Grh::LEN]),
             receive: RecvWqe::default(),

@@ -1,19 +1,20 @@
 //! From a datagram to a completed receive.
 
 use super::counts::Count;
-use super::endpoint::Placed;
+use super::endpoint::Message;
 use super::staging::{Arrived, HEADROOM, Staging};
 use super::{Endpoint, PortSlot};
 use crate::driver::{Core, Services};
 use crate::event::AsyncEvent;
-use crate::qp::{QpInner, Receives};
+use crate::qp::{QpInner, Receives, RecvWqe};
 use crate::wc::WcStatus;
+use crate::wr::single;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uiw_counters::{Dropped, Rejected, ShardCounters};
-use uiw_datagram::{DatagramError, Grh, Header, Qpn};
+use uiw_datagram::{DatagramError, Grh, Header, Qpn, RunCrc};
 use uiw_llp::Token;
 
 /// Bytes of the route header in front of a payload.
@@ -59,6 +60,8 @@ struct Checked {
     bytes: [u8; Header::LEN],
     /// Bytes of the datagram.
     len: usize,
+    /// The CRCs of others like it, once there was one.
+    run_crc: Option<RunCrc>,
 }
 
 impl Checked {
@@ -102,20 +105,68 @@ impl Checked {
             reject(Count::NoQueuePair, Rejected::NoQueuePair);
             return None;
         }
-        Some(Self { header, bytes: *datagram.first_chunk()?, len: datagram.len() })
+        Some(Self { header, bytes: *datagram.first_chunk()?, len: datagram.len(), run_crc: None })
     }
 
     /// Whether another datagram of the same sender is valid as this one is, and has the same header but for the MSN.
     #[inline(always)]
-    fn is_like(&self, datagram: &[u8]) -> bool {
-        datagram.len() == self.len
-            && datagram.first_chunk().is_some_and(|header| Header::is_equal_but_msn(header, &self.bytes))
-            && uiw_datagram::check_crc(datagram).is_ok()
+    fn is_like(&mut self, datagram: &[u8]) -> bool {
+        let is_like = datagram.len() == self.len
+            && datagram.first_chunk().is_some_and(|header| Header::is_equal_but_msn(header, &self.bytes));
+        let Some((bytes, field)) = datagram.split_last_chunk().filter(|_| is_like) else { return false };
+        let Some(run_crc) = &self.run_crc else {
+            let is_valid = uiw_datagram::crc(bytes) == *field;
+            self.run_crc = is_valid.then(|| RunCrc::of(bytes));
+            return is_valid;
+        };
+        run_crc.crc(bytes) == *field
     }
 
     /// Bytes of the payload.
     fn payload(&self) -> usize {
         self.len - uiw_datagram::OVERHEAD
+    }
+}
+
+/// Datagrams with one header, and receives for them.
+struct Batch<'a, 'b> {
+    arrived: &'a mut Arrived<'b>,
+    /// Number of the first datagram.
+    first: usize,
+    wqes: &'a [RecvWqe],
+    grh: &'a [u8; Grh::LEN],
+    /// Bytes of each with its route header.
+    len: u32,
+    /// Gets the numbers of the receives.
+    placed: &'a mut Vec<u64>,
+}
+
+impl Batch<'_, '_> {
+    /// Places them, each behind its route header. `write` writes a message to the memory of a receive, or returns false. Returns how many were placed, and the
+    /// receive of the next one if that ends in an error.
+    #[inline(always)]
+    fn place(self, mut write: impl FnMut(&RecvWqe, &[u8]) -> bool) -> (usize, Option<(u64, WcStatus)>) {
+        let Self { arrived, first, wqes, grh, len, placed } = self;
+        let (mut count, mut failed) = (0, None);
+        let (mut at, step) = (first * arrived.len(), arrived.len());
+        for wqe in wqes {
+            let bytes = &mut arrived.datagram(at)[..len as usize];
+            at += step;
+            if len > wqe.len {
+                failed = Some((wqe.wr_id, WcStatus::LocalLength));
+                break;
+            }
+            if let Some(place) = bytes.first_chunk_mut() {
+                *place = *grh;
+            }
+            if !write(wqe, bytes) {
+                failed = Some((wqe.wr_id, WcStatus::LocalProtection));
+                break;
+            }
+            count += 1;
+        }
+        placed.extend(wqes[..count].iter().map(|wqe| wqe.wr_id));
+        (count, failed)
     }
 }
 
@@ -234,6 +285,20 @@ impl Endpoint {
         slot: &PortSlot,
         services: &mut Services,
     ) {
+        let message = Message {
+            // At most 4,096 bytes and the route header.
+            byte_len: (arrived.len() + HEADROOM - uiw_datagram::CRC_LEN) as u32,
+            source: header.source.raw(),
+            immediate: header.immediate,
+            solicited: header.solicited,
+        };
+        if self.message != message {
+            *receives = None;
+            if !self.push_received(services) {
+                self.lost_completion(services);
+            }
+            self.message = message;
+        }
         let mut next = 0;
         while next < count {
             let placed = self.placed.len();
@@ -292,33 +357,41 @@ impl Endpoint {
             return Err((None, Count::BadQkey));
         }
         let open = receives.get_or_insert_with(|| qp.receives());
-        let (source, immediate, solicited) = (header.source.raw(), header.immediate, header.solicited);
-        // At most 4,096 bytes and the route header.
-        let byte_len = (arrived.len() + HEADROOM - uiw_datagram::CRC_LEN) as u32;
+        let len = self.message.byte_len;
         while !range.is_empty() {
             let some = open.next(&mut self.receive, &mut services.wakes);
-            let mut failed = None;
-            let mut used = 0;
-            for (wqe, number) in some.iter().zip(range.clone()) {
-                used += 1;
-                if byte_len > wqe.len {
-                    failed = Some((wqe.wr_id, WcStatus::LocalLength));
-                    break;
-                }
-                let message = &mut arrived.datagram(number)[..byte_len as usize];
-                if let Some(place) = message.first_chunk_mut() {
-                    *place = self.last_grh.1;
-                }
-                if qp.scatter(&services.table, &mut self.cache, &wqe.sges, 0, message).is_err() {
-                    failed = Some((wqe.wr_id, WcStatus::LocalProtection));
-                    break;
-                }
-                self.placed.push(Placed { wr_id: wqe.wr_id, byte_len, source, immediate, solicited });
+            let some = &some[..some.len().min(range.len())];
+            let (mut used, mut failed) = (0, None);
+            while failed.is_none()
+                && let Some(next) = some.get(used)
+            {
+                // Receives into one region are looked up once.
+                let lkey = single(&next.sges).map(|element| element.lkey);
+                let is_alike =
+                    |wqe: &&RecvWqe| single(&wqe.sges).is_some_and(|element| Some(element.lkey) == lkey);
+                let alike = some[used..].iter().take_while(is_alike).count();
+                let batch = Batch {
+                    arrived,
+                    first: range.start + used,
+                    wqes: &some[used..][..alike.max(1)],
+                    grh: &self.last_grh.1,
+                    len,
+                    placed: &mut self.placed,
+                };
+                let (table, cache) = (&services.table, &mut self.cache);
+                let held = lkey.map(|lkey| table.hold_local_region(cache, lkey, qp.pd.id(), true));
+                let placed = match held {
+                    Some(Ok(held)) => batch.place(|wqe, message| {
+                        single(&wqe.sges).is_some_and(|element| held.copy_from(element.addr, message).is_ok())
+                    }),
+                    _ => batch.place(|wqe, message| qp.scatter(table, cache, &wqe.sges, 0, message).is_ok()),
+                };
+                used += placed.0;
+                failed = placed.1;
             }
-            open.take(used);
-            let placed = used - usize::from(failed.is_some());
-            self.received.add(placed, byte_len - GRH);
-            range.start += placed;
+            open.take(used + usize::from(failed.is_some()));
+            self.received.add(used, len - GRH);
+            range.start += used;
             if failed.is_some() {
                 return Err((failed, Count::BadReceive));
             }
@@ -331,12 +404,18 @@ impl Endpoint {
 
     /// Queues the completions of the messages that were placed. False: there was no room, and the queue pair is in error.
     fn push_received(&mut self, services: &mut Services) -> bool {
-        if self.placed.is_empty() {
-            return true;
-        }
-        let count = self.placed.len();
         let num = self.qp.num;
-        let completions = self.placed.drain(..).map(|placed| placed.completion(num));
+        let count = match self.placed[..] {
+            [] => return true,
+            [wr_id] => {
+                self.placed.clear();
+                let completion = self.message.completion(wr_id, num);
+                return self.qp.recv_cq.push(completion, &mut services.wakes).is_some();
+            }
+            _ => self.placed.len(),
+        };
+        let message = self.message;
+        let completions = self.placed.drain(..).map(|wr_id| message.completion(wr_id, num));
         self.qp.recv_cq.push_all(completions, &mut services.wakes) == count
     }
 

@@ -110,9 +110,14 @@ impl PortSlot {
 
     /// The socket of one of our addresses.
     pub(super) fn socket_at(&self, local: IpAddr) -> Option<usize> {
-        self.sockets
-            .iter()
-            .position(|socket| socket.group.is_none() && socket.local.ip().to_canonical() == local)
+        (0..self.sockets.len()).find(|at| self.is_socket_at(*at, local))
+    }
+
+    /// Whether the socket number `at` has this address, and is no group's.
+    pub(super) fn is_socket_at(&self, at: usize, local: IpAddr) -> bool {
+        let has_address =
+            |socket: &PortSocket| socket.group.is_none() && socket.local.ip().to_canonical() == local;
+        self.sockets.get(at).is_some_and(has_address)
     }
 
     pub(super) fn count(&self, what: Count) {

@@ -1,7 +1,7 @@
 //! Memory in which a shard's datagrams are built and received.
 
 use std::net::SocketAddr;
-use uiw_datagram::{Grh, Header};
+use uiw_datagram::{CRC_LEN, Grh, Header, RunCrc};
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing};
 
 /// Buffers of a call that receives, if the last one at the socket filled its own with few datagrams.
@@ -56,11 +56,23 @@ impl Arrived<'_> {
         known + unknown.take_while(|datagram| is_like(datagram)).count()
     }
 
-    /// A datagram behind [`HEADROOM`]; it is not the last one, if that is shorter.
+    /// A datagram behind [`HEADROOM`], which begins `at` bytes behind the first one; it is not the last one, if that is shorter.
     #[inline(always)]
-    pub(super) fn datagram(&mut self, number: usize) -> &mut [u8] {
-        &mut self.bytes[number * self.len..][..self.len + HEADROOM]
+    pub(super) fn datagram(&mut self, at: usize) -> &mut [u8] {
+        &mut self.bytes[at..][..self.len + HEADROOM]
     }
+}
+
+/// What there is for datagrams that are built.
+pub(super) struct Room<'a> {
+    /// How many requests may still be added.
+    pub(super) requests: usize,
+    /// Where the next datagrams are built.
+    pub(super) bytes: &'a mut [u8],
+    /// The requests that are reported.
+    pub(super) reported: &'a mut Vec<u32>,
+    /// Gets the number and the length of datagrams that have one header but for the MSN.
+    pub(super) alike: &'a mut Vec<(usize, usize)>,
 }
 
 /// Shared by the ports of a shard. Its buffers are allocated by the first call that receives, and by the first that sends.
@@ -76,6 +88,8 @@ pub(crate) struct Staging {
     filled: usize,
     /// Those of one length to one destination are an item.
     outgoing: Vec<Outgoing>,
+    /// How many consecutive datagrams have one header but for the MSN, and their length.
+    alike: Vec<(usize, usize)>,
     /// Of each item: it goes to a queue pair of the same device, or to a group.
     same_device: Vec<bool>,
     /// How many datagrams these are.
@@ -158,6 +172,7 @@ impl Staging {
         }
         self.filled = 0;
         self.outgoing.clear();
+        self.alike.clear();
         self.same_device.clear();
         self.reported.clear();
         self.built = 0;
@@ -168,11 +183,15 @@ impl Staging {
         (&self.out[..self.filled], &mut self.outgoing, &self.same_device)
     }
 
-    /// How many requests may still be added, and where the next datagrams are built; then the requests that are reported.
+    /// What there is for the next datagrams.
     #[inline(always)]
-    pub(super) fn room(&mut self) -> (usize, &mut [u8], &mut Vec<u32>) {
-        let requests = self.turn.min(SEND_DATAGRAMS).saturating_sub(self.built);
-        (requests, &mut self.out[self.filled..], &mut self.reported)
+    pub(super) fn room(&mut self) -> Room<'_> {
+        Room {
+            requests: self.turn.min(SEND_DATAGRAMS).saturating_sub(self.built),
+            bytes: &mut self.out[self.filled..],
+            reported: &mut self.reported,
+            alike: &mut self.alike,
+        }
     }
 
     /// Adds an item whose datagrams were just built.
@@ -187,11 +206,12 @@ impl Staging {
     /// have to reach the cache first.
     pub(super) fn fill_crcs(&mut self) {
         let mut rest = &mut self.out[..self.filled];
-        for Outgoing { len, count, .. } in &self.outgoing {
+        for (count, len) in &self.alike {
             let (datagrams, behind) = rest.split_at_mut(len * count);
+            let run = (*count > 1).then(|| RunCrc::of(&datagrams[..len - CRC_LEN]));
             for datagram in datagrams.chunks_exact_mut(*len) {
                 if let Some((bytes, field)) = datagram.split_last_chunk_mut() {
-                    *field = uiw_datagram::crc(bytes);
+                    *field = run.map_or_else(|| uiw_datagram::crc(bytes), |run| run.crc(bytes));
                 }
             }
             rest = behind;

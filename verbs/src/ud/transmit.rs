@@ -1,28 +1,116 @@
 //! From the send queue to UDP.
 
 use super::counts::Count as PortCount;
-use super::staging::Staging;
+use super::own::LastPeer;
+use super::staging::{Room, Staging};
 use super::way::Way;
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
-use crate::qp::{QpState, SendQueue, SqLimits, SqMode, Wqe, WqeState};
+use crate::qp::{QpInner, QpState, SendQueue, SqMode, Wqe, WqeState};
 use crate::wc::WcStatus;
-use crate::wr::{SendFlags, SendOp};
+use crate::wr::{SendFlags, SendOp, single};
 use std::io;
-use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use uiw_counters::{Count, Dropped};
 use uiw_datagram::{Header, OVERHEAD, Qpn};
+use uiw_ddp::STag;
 use uiw_llp::{Outgoing, Token};
-use uiw_mem::Table;
+use uiw_mem::{MrCache, Table};
 
 /// What the requests of a run have in common.
 struct Run<'a> {
     /// The first one's sequence number.
     first: u32,
-    limits: SqLimits,
+    signal_all: bool,
     max_payload: usize,
     table: &'a Table,
+}
+
+/// What requests of one destination and length have in common, if their datagrams are built alike.
+#[derive(Clone, Copy)]
+struct Kind {
+    len: u32,
+    flags: SendFlags,
+    immediate: Option<u32>,
+    /// The region of the one element that each has. Others are inline, or have none or several.
+    lkey: Option<STag>,
+}
+
+impl Kind {
+    /// Flags that make a difference.
+    const FLAGS: SendFlags = SendFlags::SOLICITED.union(SendFlags::INLINE);
+
+    /// Nothing for a request that goes another way.
+    fn of(wqe: &Wqe, to: &Destination) -> Option<Self> {
+        let flags = wqe.flags & Self::FLAGS;
+        let lkey =
+            single(&wqe.sges).filter(|_| !flags.contains(SendFlags::INLINE)).map(|element| element.lkey);
+        match &wqe.op {
+            SendOp::Datagram { to: other, imm } if other == to => {
+                Some(Self { len: wqe.len, flags, immediate: *imm, lkey })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a request to `to` is built as this one.
+    #[inline(always)]
+    fn is_of(&self, wqe: &Wqe, to: &Destination) -> bool {
+        let has_lkey = || match self.lkey {
+            Some(lkey) => single(&wqe.sges).is_some_and(|element| element.lkey == lkey),
+            // Each is gathered by itself.
+            None => true,
+        };
+        wqe.len == self.len
+            && wqe.flags & Self::FLAGS == self.flags
+            && matches!(&wqe.op, SendOp::Datagram { to: other, imm } if other == to && *imm == self.immediate)
+            && has_lkey()
+    }
+}
+
+/// Requests of one kind, and where their datagrams are built.
+struct Batch<'a> {
+    wqes: &'a mut [Wqe],
+    /// One datagram behind the other.
+    room: &'a mut [u8],
+    header: &'a [u8; Header::LEN],
+    /// That of the datagram before.
+    msn: &'a mut u32,
+    /// The first one's sequence number.
+    first: u32,
+    signal_all: bool,
+    reported: &'a mut Vec<u32>,
+}
+
+impl Batch<'_> {
+    /// Builds datagrams with payloads of `payload` bytes. `write` writes one, or returns false. Returns how many were built, and the error of the next.
+    #[inline(always)]
+    fn build(
+        self,
+        payload: usize,
+        mut write: impl FnMut(&Wqe, &mut [u8]) -> bool,
+    ) -> (usize, Option<WcStatus>) {
+        let Self { wqes, mut room, header, msn, first, signal_all, reported } = self;
+        let mut built = 0;
+        for wqe in wqes {
+            let Some(place) = room.split_off_mut(..payload + OVERHEAD) else { break };
+            let Some((front, rest)) = place.split_first_chunk_mut() else { break };
+            // The MSN is replaced in the copy: a load that spans several smaller stores waits until they have left the store buffer.
+            *front = *header;
+            Header::set_msn(front, msn.wrapping_add(built + 1));
+            if !write(wqe, &mut rest[..payload]) {
+                *msn = msn.wrapping_add(built);
+                return (built as usize, Some(WcStatus::LocalProtection));
+            }
+            if signal_all || wqe.flags.contains(SendFlags::SIGNALED) {
+                reported.push(first.wrapping_add(built));
+            }
+            wqe.state = WqeState::Built;
+            built += 1;
+        }
+        *msn = msn.wrapping_add(built);
+        (built as usize, None)
+    }
 }
 
 /// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its own: a thread that posts without a
@@ -30,11 +118,8 @@ struct Run<'a> {
 pub(crate) fn transmit(core: &mut Core, token: Token) {
     let mut staging = core.services.datagrams.take().unwrap_or_default();
     if let Some((endpoint, port, services)) = core.endpoint_and_port(token) {
-        let mut sq = endpoint.qp.sq.lock();
-        sq.look();
-        staging.begin(sq.len());
-        drop(sq);
-        while endpoint.send_batch(token, port, services, &mut staging) {}
+        let mut is_first = true;
+        while endpoint.send_batch(token, port, services, &mut staging, std::mem::take(&mut is_first)) {}
     }
     core.services.datagrams = Some(staging);
 }
@@ -52,16 +137,17 @@ pub(crate) fn resume(core: &mut Core, port: Token, socket: Token) {
 }
 
 impl Endpoint {
-    /// Sends one batch, to one socket. False: nothing more can be sent now.
+    /// Sends one batch, to one socket; `is_first`: of this turn. False: nothing more can be sent now.
     fn send_batch(
         &mut self,
         token: Token,
         port: &mut PortSlot,
         services: &mut Services,
         staging: &mut Staging,
+        is_first: bool,
     ) -> bool {
         staging.prepare_send();
-        let (socket, failed) = self.build(port, services, staging);
+        let (socket, failed) = self.builder().build(port, services, staging, is_first);
         staging.fill_crcs();
         self.cache.let_go();
         let mut sent = Sent::default();
@@ -100,19 +186,50 @@ impl Endpoint {
         failed.is_none() && !blocked && staging.built > 0 && has_more
     }
 
+    fn builder(&mut self) -> Builder<'_> {
+        let Self { qp, epoch, msn, cache, last_peer, way, .. } = self;
+        Builder { qp, epoch: *epoch, msn, cache, last_peer, way }
+    }
+
+    /// Counts requests whose datagrams were taken or left out.
+    fn count(&self, sent: &Sent) {
+        self.counters.sent(sent.all, sent.same_device);
+        if sent.unsent > 0 {
+            self.counters.dropped(Dropped::Unsent, sent.unsent);
+        }
+    }
+}
+
+/// What of an endpoint builds its datagrams.
+struct Builder<'a> {
+    qp: &'a QpInner,
+    epoch: u32,
+    msn: &'a mut u32,
+    cache: &'a mut MrCache,
+    last_peer: &'a mut LastPeer,
+    way: &'a mut Option<Way>,
+}
+
+impl Builder<'_> {
     /// Builds datagrams for one socket, and returns which; and the request that cannot be sent, if it is the next one.
     fn build(
         &mut self,
         port: &PortSlot,
         services: &Services,
         staging: &mut Staging,
+        is_first: bool,
     ) -> (Option<usize>, Option<(u32, WcStatus)>) {
-        let qp = std::sync::Arc::clone(&self.qp);
+        let qp = self.qp;
         let Some(ud) = &qp.ud else { return (None, None) };
         let own_qkey = ud.qkey.load(Ordering::Relaxed);
         self.check_way(port, services, own_qkey);
         let mut sq = qp.sq.lock();
-        let (limits, mut socket) = (sq.limits(), None);
+        if is_first {
+            // A later post rings the doorbell again.
+            sq.look();
+            staging.begin(sq.len());
+        }
+        let (signal_all, mut socket) = (sq.limits().signal_all, None);
         while sq.mode == SqMode::Running {
             let (id, wqes) = sq.unbuilt();
             let Some(next) = wqes.first().filter(|wqe| staging.may_add(wqe.len as usize + OVERHEAD)) else {
@@ -124,9 +241,9 @@ impl Endpoint {
             let is_new = self.way.as_ref().is_none_or(|way| way.to != *to);
             if is_new {
                 let of_request = (next.flags.contains(SendFlags::SOLICITED), *imm);
-                self.way = self.find_way(to, of_request, port, services, own_qkey);
+                *self.way = self.find_way(to, of_request, port, services, own_qkey);
             }
-            let Some(way) = &self.way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
+            let Some(way) = &*self.way else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
             if *socket.get_or_insert(way.socket) != way.socket {
                 break;
             }
@@ -134,7 +251,7 @@ impl Endpoint {
                 staging.first = id;
             }
             let (max_payload, table) = (ud.port.max_payload(), &services.table);
-            let run = Run { first: id, limits, max_payload, table };
+            let run = Run { first: id, signal_all, max_payload, table };
             let (built, failed) = self.build_run(wqes, run, staging);
             sq.advance(built);
             if let Some(status) = failed {
@@ -149,45 +266,56 @@ impl Endpoint {
     }
 
     /// Builds the datagrams of the first of `wqes`, as long as they go to one destination, have one length, and the batch has room. Returns how many these
-    /// are, and the error of the request behind them. Not inlined, so that the values of this loop fit the processor's registers.
-    #[inline(never)]
+    /// are, and the error of the request behind them.
     fn build_run(
         &mut self,
         wqes: &mut [Wqe],
         run: Run<'_>,
         staging: &mut Staging,
     ) -> (usize, Option<WcStatus>) {
-        let Run { first, limits, max_payload, table } = run;
-        let Self { way: Some(way), qp, cache, msn: last_msn, .. } = self else {
+        let Run { first, signal_all, max_payload, table } = run;
+        let Self { way: Some(way), qp, cache, msn, .. } = self else {
             return (0, Some(WcStatus::LocalQpOperation));
         };
         let Some(payload) = wqes.first().map(|wqe| wqe.len) else { return (0, None) };
+        if payload as usize > max_payload {
+            return (0, Some(WcStatus::LocalLength));
+        }
         let len = payload as usize + OVERHEAD;
-        let (requests, mut room, reported) = staging.room();
+        let Room { requests, bytes: room, reported, alike: all_alike } = staging.room();
+        let most = requests.min(room.len() / len).min(wqes.len());
         let (mut built, mut failed) = (0, None);
-        for wqe in wqes.iter_mut().take(requests) {
-            let SendOp::Datagram { to, imm } = &wqe.op else { break };
-            if *to != way.to || wqe.len != payload {
-                break;
-            }
-            if payload as usize > max_payload {
-                failed = Some(WcStatus::LocalLength);
-                break;
-            }
-            let Some(place) = room.split_off_mut(..len) else { break };
-            let Some((header, mut rest)) = place.split_first_chunk_mut() else { break };
-            let msn = last_msn.wrapping_add(1);
-            way.write_header(msn, (wqe.flags.contains(SendFlags::SOLICITED), *imm), header);
-            if qp.gather(table, cache, wqe, 0..payload, &mut rest).is_err() {
-                failed = Some(WcStatus::LocalProtection);
-                break;
-            }
-            *last_msn = msn;
-            if limits.reports(wqe) {
-                reported.push(first.wrapping_add(built as u32));
-            }
-            wqe.state = WqeState::Built;
-            built += 1;
+        while failed.is_none()
+            && let Some(kind) = wqes[built..most].first().and_then(|wqe| Kind::of(wqe, &way.to))
+            && kind.len == payload
+        {
+            let rest = &mut wqes[built..most];
+            let to = way.to;
+            let alike = rest.iter().take_while(|wqe| kind.is_of(wqe, &to)).count();
+            let batch = Batch {
+                wqes: &mut rest[..alike],
+                room: &mut room[built * len..],
+                header: way.header(kind.flags.contains(SendFlags::SOLICITED), kind.immediate),
+                msn,
+                first: first.wrapping_add(built as u32),
+                signal_all,
+                reported,
+            };
+            let payload = payload as usize;
+            let (count, status) = match kind.lkey {
+                None => batch.build(payload, |wqe, mut place| {
+                    qp.gather(table, cache, wqe, 0..wqe.len, &mut place).is_ok()
+                }),
+                Some(lkey) => match table.hold_local_region(cache, lkey, qp.pd.id(), false) {
+                    Ok(held) => batch.build(payload, |wqe, place| {
+                        single(&wqe.sges).is_some_and(|element| held.copy_to(element.addr, place).is_ok())
+                    }),
+                    Err(_) => (0, Some(WcStatus::LocalProtection)),
+                },
+            };
+            all_alike.push((count, len));
+            built += count;
+            failed = status;
         }
         if built > 0 {
             staging.add(Outgoing { count: built, ..way.outgoing(len) }, way.same_device);
@@ -197,10 +325,13 @@ impl Endpoint {
 
     /// Forgets the way of the last batch where something has changed that it follows from.
     fn check_way(&mut self, port: &PortSlot, services: &Services, own_qkey: u32) {
-        let Some(mut way) = self.way.take() else { return };
-        if way.is_of(self.epoch, own_qkey) && port.socket_at(way.to.ah.local()) == Some(way.socket) {
-            way.same_device = self.is_same_device(way.peer, services);
-            self.way = Some(way);
+        let Some(way) = self.way else { return };
+        // Not moved out and back: that takes as many instructions as to build a datagram.
+        if way.is_of(self.epoch, own_qkey) && port.is_socket_at(way.socket, way.local) {
+            way.same_device =
+                way.is_group || self.last_peer.is_own(&services.shared.datagram_sockets, way.peer);
+        } else {
+            *self.way = None;
         }
     }
 
@@ -213,32 +344,31 @@ impl Endpoint {
         services: &Services,
         own_qkey: u32,
     ) -> Option<Way> {
-        let socket = port.socket_at(to.ah.local())?;
+        let local = to.ah.local();
+        let socket = port.socket_at(local)?;
         let (destination, peer) = to.resolve();
         let header = Header {
             epoch: self.epoch,
             destination,
             source: Qpn::from_raw(self.qp.num),
             qkey: if to.qkey >> 31 == 0 { to.qkey } else { own_qkey },
-            msn: self.msn,
+            msn: *self.msn,
             solicited,
             immediate,
         };
-        let same_device = self.is_same_device(peer, services);
-        Some(Way { to: *to, own_qkey, socket, peer, same_device, bytes: header.emit(), header })
-    }
-
-    /// Whether datagrams to `peer` go to a queue pair of the same device, or to a group.
-    fn is_same_device(&mut self, peer: SocketAddr, services: &Services) -> bool {
-        peer.ip().is_multicast() || self.last_peer.is_own(&services.shared.datagram_sockets, peer)
-    }
-
-    /// Counts requests whose datagrams were taken or left out.
-    fn count(&self, sent: &Sent) {
-        self.counters.sent(sent.all, sent.same_device);
-        if sent.unsent > 0 {
-            self.counters.dropped(Dropped::Unsent, sent.unsent);
-        }
+        let is_group = peer.ip().is_multicast();
+        let same_device = is_group || self.last_peer.is_own(&services.shared.datagram_sockets, peer);
+        Some(Way {
+            to: *to,
+            own_qkey,
+            socket,
+            local,
+            peer,
+            is_group,
+            same_device,
+            bytes: header.emit(),
+            header,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What follows from the destination of a datagram.
 
 use super::Destination;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
 use uiw_datagram::Header;
 use uiw_llp::Outgoing;
@@ -13,7 +13,11 @@ pub(super) struct Way {
     pub(super) own_qkey: u32,
     /// Which socket of the port.
     pub(super) socket: usize,
+    /// The address that it has.
+    pub(super) local: IpAddr,
     pub(super) peer: SocketAddr,
+    /// It leads to a group.
+    pub(super) is_group: bool,
     /// It leads to a queue pair of the same device, or to a group.
     pub(super) same_device: bool,
     /// A header of datagrams that take it, and its bytes: those of the next datagram mostly differ in the MSN alone.
@@ -27,21 +31,14 @@ impl Way {
         (self.header.epoch, self.own_qkey) == (epoch, own_qkey)
     }
 
-    /// Writes the header of the next datagram that takes it.
-    #[inline(always)]
-    pub(super) fn write_header(
-        &mut self,
-        msn: u32,
-        (solicited, immediate): (bool, Option<u32>),
-        to: &mut [u8; Header::LEN],
-    ) {
+    /// The bytes of the header of datagrams that take it, but for their MSN.
+    #[inline]
+    pub(super) fn header(&mut self, solicited: bool, immediate: Option<u32>) -> &[u8; Header::LEN] {
         if (self.header.solicited, self.header.immediate) != (solicited, immediate) {
             self.header = Header { solicited, immediate, ..self.header };
             self.bytes = self.header.emit();
         }
-        // The MSN is replaced in the copy: a load that spans several smaller stores waits until they have left the store buffer.
-        *to = self.bytes;
-        Header::set_msn(to, msn);
+        &self.bytes
     }
 
     /// A datagram of `len` bytes that takes it.

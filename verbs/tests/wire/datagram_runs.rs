@@ -1,16 +1,17 @@
 //! What a queue pair receives when many datagrams come in one message of the kernel.
 
-use crate::common::{Make, next_wc, peek};
+use crate::common::{Make, fill, memory, next_wc, peek};
 use crate::datagrams::{LOCALHOST, QKEY, Ud};
 use crate::transport::pass;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_datagram::{Header, OVERHEAD, Qpn};
+use uiw_datagram::{Grh, Header, OVERHEAD, Qpn};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{DatagramSocket, Outgoing, Stack as _, Token};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing, Stack as _, Token};
 use uiw_verbs::{
-    Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
+    Access, AddressHandle, Cq, CqOptions, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag,
+    SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
 };
 
 /// Receives of a queue pair, and bytes of each.
@@ -55,6 +56,24 @@ impl Peer {
         bytes.extend((0..len).map(|at| number.to_le_bytes().get(at).copied().unwrap_or(number as u8)));
         bytes.extend_from_slice(&uiw_datagram::crc(&bytes));
         bytes
+    }
+
+    /// The next `count` datagrams.
+    fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
+        let mut buffer = vec![0; 16 * DATAGRAM_BUFFER];
+        let mut datagrams = Vec::new();
+        for _ in 0..2000 {
+            let mut incoming = Vec::new();
+            match self.socket.recv(&mut buffer, &mut incoming) {
+                Ok(_) => {
+                    datagrams.extend(incoming.iter().flat_map(Incoming::each).map(|at| buffer[at].to_vec()));
+                }
+                Err(_) if datagrams.len() < count => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => break,
+            }
+        }
+        assert_eq!(datagrams.len(), count);
+        datagrams
     }
 
     /// Sends datagrams of one length, but for the last, in one message.
@@ -272,5 +291,137 @@ fn a_run_may_outlast_the_receives_and_the_queue_pair() {
     assert_eq!(ud.end.qp.state(), QpState::Err);
     let counts = ud.counts();
     assert_eq!((counts.received, counts.bad_receive, counts.no_queue_pair), (10, 1, 6));
+    ud.end.nothing_more();
+}
+
+/// A request of a chain, by the memory that it names.
+#[derive(Clone, Copy, Debug)]
+enum Request {
+    /// So many bytes at an offset of one of two regions.
+    One(usize, u64, u32),
+    /// Eight bytes of each region.
+    Two,
+    Inline,
+    Empty,
+}
+
+/// Datagrams that are built together have the bytes, the flags and the immediate of their own requests, and go in order.
+#[test]
+fn datagrams_of_a_chain_are_built_each_from_its_own_memory() {
+    let ud = Ud::kernel();
+    let mut peer = Peer::new(ud.socket_address());
+    let other = memory(&ud.end.pd, 4096, Access::LOCAL_WRITE);
+    let regions = [&ud.end.mr, &other];
+    for (region, first) in regions.iter().zip([0u8, 100]) {
+        let bytes: Vec<u8> = (0..=255).map(|at: u8| at.wrapping_mul(3).wrapping_add(first)).collect();
+        fill(region, 0, &bytes);
+    }
+    let sge = |region: usize, offset: u64, length| {
+        let region = regions[region];
+        Sge { addr: region.addr() + offset, length, lkey: region.lkey() }
+    };
+    let inline = [5u8; 16];
+    let elements = |request| match request {
+        Request::One(region, offset, len) => vec![sge(region, offset, len)],
+        Request::Two => vec![sge(0, 3, 8), sge(1, 1, 8)],
+        Request::Inline => vec![Sge { addr: inline.as_ptr() as u64, length: 16, lkey: STag(0) }],
+        Request::Empty => vec![],
+    };
+    let expected = |request| match request {
+        Request::One(region, offset, len) => peek(regions[region], offset as usize, len as usize),
+        Request::Two => [peek(regions[0], 3, 8), peek(regions[1], 1, 8)].concat(),
+        Request::Inline => inline.to_vec(),
+        Request::Empty => vec![],
+    };
+    let chain: Vec<_> = (0..100u64)
+        .map(|number| match number % 16 {
+            0..=4 => Request::One(0, number, 16),
+            5 | 6 => Request::One(1, number, 16),
+            7 => Request::Two,
+            8 | 9 => Request::Inline,
+            10 => Request::One(1, 2, 33),
+            11 => Request::Empty,
+            _ => Request::One(0, 8 * (number % 8), 16),
+        })
+        .collect();
+    let imm = |number: u64| (number % 16 == 3 || number % 16 == 6).then_some(number as u32);
+    let ah = AddressHandle::new(LOCALHOST, LOCALHOST, 0);
+    let to = Destination { ah, qpn: peer.qpn().raw(), qkey: QKEY };
+    let lists: Vec<_> = chain.iter().map(|request| elements(*request)).collect();
+    let requests = lists.iter().zip(&chain).zip(0u64..).map(|((sges, request), number)| {
+        let inline = if matches!(request, Request::Inline) { SendFlags::INLINE } else { SendFlags::empty() };
+        let solicited = if number % 16 == 4 { SendFlags::SOLICITED } else { SendFlags::empty() };
+        let op = SendOp::Datagram { to, imm: imm(number) };
+        SendWr { wr_id: number, op, sges, flags: SendFlags::SIGNALED | inline | solicited }
+    });
+    // SAFETY: the regions live as long as the queue pair, and nothing writes to them.
+    unsafe { ud.end.qp.post_send(requests) }.unwrap();
+    for number in 0..100 {
+        ud.end.sent_ok(number);
+    }
+    let received = peer.receive(100);
+    for ((bytes, request), number) in received.iter().zip(&chain).zip(0u64..) {
+        let (header, payload) = Header::parse(bytes).unwrap();
+        assert_eq!(payload, expected(*request), "{number}: {request:?}");
+        assert_eq!((header.msn, header.immediate), (number as u32 + 1, imm(number)), "{request:?}");
+        assert_eq!(header.solicited, number % 16 == 4, "{number}: {request:?}");
+    }
+    // Those in front of one whose memory is not there are sent.
+    let (good, bad) = ([sge(1, 0, 16)], [sge(1, 4090, 16)]);
+    let requests = (0..8).map(|wr_id| {
+        let op = SendOp::Datagram { to, imm: None };
+        SendWr { wr_id, op, sges: if wr_id == 5 { &bad } else { &good }, flags: SendFlags::SIGNALED }
+    });
+    // SAFETY: as above.
+    unsafe { ud.end.qp.post_send(requests) }.unwrap();
+    for number in 0..5 {
+        ud.end.sent_ok(number);
+    }
+    for (wr_id, status) in [(5, WcStatus::LocalProtection), (6, WcStatus::Flushed), (7, WcStatus::Flushed)] {
+        let wc = ud.end.sent();
+        assert_eq!((wc.wr_id, wc.status), (wr_id, status));
+    }
+    assert_eq!(peer.receive(5).len(), 5);
+    assert_eq!(ud.end.qp.state(), QpState::Sqe);
+}
+
+/// Receives of one run may name several regions, and several elements.
+#[test]
+fn datagrams_of_a_run_go_where_their_receives_say() {
+    let ud = Ud::kernel();
+    let mut peer = Peer::new(ud.socket_address());
+    let other = memory(&ud.end.pd, 64 << 10, Access::LOCAL_WRITE);
+    let regions = [&ud.end.mr, &other];
+    let to = Qpn::from_raw(ud.end.qp.num());
+    let parts = |number: u64| -> Vec<(usize, u64, u32)> {
+        let at = number * u64::from(ROOM);
+        match number % 8 {
+            0..=2 => vec![(0, at, ROOM)],
+            3 | 4 => vec![(1, at + number, 40 + PAYLOAD as u32)],
+            5 => vec![(0, at, 41), (1, at, 7), (0, at + 64, 40)],
+            6 => vec![(1, at, 39), (1, at + 50, 60)],
+            _ => vec![(1, at, ROOM)],
+        }
+    };
+    for number in 0..RUN {
+        let sges = parts(number).into_iter().map(|(region, offset, length)| {
+            let region = regions[region];
+            Sge { addr: region.addr() + offset, length, lkey: region.lkey() }
+        });
+        ud.end.try_recv(number, &sges.collect::<Vec<_>>()).unwrap();
+    }
+    let run = |number| peer.datagram(number, PAYLOAD, |header| header.destination = to);
+    let datagrams: Vec<_> = (0..RUN).map(run).collect();
+    peer.send(&datagrams);
+    for (number, datagram) in (0..RUN).zip(&datagrams) {
+        ud.end.received_ok(number);
+        let placed = parts(number)
+            .into_iter()
+            .flat_map(|(region, offset, len)| peek(regions[region], offset as usize, len as usize));
+        let placed: Vec<u8> = placed.take(40 + PAYLOAD).collect();
+        assert_eq!(placed[40..], datagram[Header::LEN..][..PAYLOAD], "datagram {number}");
+        let grh = Grh::parse(placed[..40].try_into().unwrap()).unwrap();
+        assert_eq!((grh.source, grh.destination), (LOCALHOST, LOCALHOST), "datagram {number}");
+    }
     ud.end.nothing_more();
 }
