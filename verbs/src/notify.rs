@@ -8,6 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
@@ -189,6 +190,8 @@ impl Tokens {
 /// ```
 pub struct EventQueue<T> {
     inner: Mutex<Inner<T>>,
+    /// How many events there are, for a look without the lock; written with it.
+    queued: AtomicUsize,
     tokens: Arc<Tokens>,
     /// Created by the first call of [`EventQueue::fd`].
     set: OnceLock<ChannelSet>,
@@ -216,6 +219,7 @@ impl<T> Default for EventQueue<T> {
     fn default() -> Self {
         Self {
             inner: Mutex::new(Inner { items: VecDeque::new(), wakers: Vec::new() }),
+            queued: AtomicUsize::new(0),
             tokens: Arc::default(),
             set: OnceLock::new(),
         }
@@ -237,6 +241,7 @@ impl<T> EventQueue<T> {
     pub(crate) fn push_with(&self, item: T, wakes: &mut Wakes, token: impl FnOnce() -> Wake) {
         let mut inner = self.inner.lock();
         inner.items.push_back(item);
+        self.note_count(&inner);
         if self.tokens.fd.get().is_some() {
             wakes.push(token());
         }
@@ -266,8 +271,13 @@ impl<T> EventQueue<T> {
 
     /// The oldest event, if there is one.
     pub fn try_pop(&self) -> Option<T> {
+        // A program looks with every message, and mostly there is none.
+        if self.is_empty() {
+            return None;
+        }
         let mut inner = self.inner.lock();
         let item = inner.pop()?;
+        self.note_count(&inner);
         self.tokens.take();
         Some(item)
     }
@@ -276,7 +286,12 @@ impl<T> EventQueue<T> {
     /// signals restart or interrupt as the program asked for. Nothing when another thread took the event meanwhile; the token
     /// is put back if it is another event's.
     pub fn pop_with_token(&self) -> Option<T> {
-        let item = self.inner.lock().pop();
+        let item = {
+            let mut inner = self.inner.lock();
+            let item = inner.pop();
+            self.note_count(&inner);
+            item
+        };
         if item.is_none() {
             self.tokens.give();
         }
@@ -307,6 +322,7 @@ impl<T> EventQueue<T> {
     pub fn poll_pop(&self, cx: &mut Context<'_>) -> Poll<T> {
         let mut inner = self.inner.lock();
         if let Some(item) = inner.pop() {
+            self.note_count(&inner);
             self.tokens.take();
             return Poll::Ready(item);
         }
@@ -328,12 +344,18 @@ impl<T> EventQueue<T> {
             }
         }
         inner.items = kept;
+        self.note_count(&inner);
         removed
     }
 
     /// Events queued.
     pub fn len(&self) -> usize {
-        self.inner.lock().items.len()
+        self.queued.load(Ordering::Acquire)
+    }
+
+    /// The number of events has changed.
+    fn note_count(&self, inner: &Inner<T>) {
+        self.queued.store(inner.items.len(), Ordering::Release);
     }
 
     /// Whether no event is queued.

@@ -336,24 +336,28 @@ impl Socket {
         nonblocking: bool,
         attempt: impl FnMut(&mut State) -> Result<T>,
     ) -> Result<T> {
-        self.complete_within(nonblocking, None, attempt)
+        self.complete_as(|_| (nonblocking, None), attempt)
     }
 
-    /// As [`Socket::complete`], for at most `time`; EAGAIN then.
-    pub(crate) fn complete_within<T>(
+    /// As [`Socket::complete`]; `how` says whether the call does not wait, and for at most how long it does: EAGAIN then. It is asked with the lock of the first
+    /// attempt.
+    pub(crate) fn complete_as<T>(
         &self,
-        nonblocking: bool,
-        time: Option<Duration>,
+        how: impl FnOnce(&State) -> (bool, Option<Duration>),
         mut attempt: impl FnMut(&mut State) -> Result<T>,
     ) -> Result<T> {
+        let ((nonblocking, time), first) = {
+            let mut state = self.lock();
+            (how(&state), attempt(&mut state))
+        };
         wait::complete(
+            first,
             &self.attempts,
             nonblocking,
             time,
             || self.arm(),
             || self.shards(),
             |way| match way {
-                Try::AsItIs => attempt(&mut self.lock()),
                 Try::Processed => self.look(None, &mut attempt),
                 Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
                     Poll::Ready(answer) => answer,

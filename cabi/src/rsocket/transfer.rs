@@ -7,14 +7,13 @@ use crate::rsocket::addresses::{read_address, write_address};
 use crate::rsocket::any::AnySocket;
 use crate::rsocket::datagram::{Datagram, Taken};
 use crate::rsocket::early::ANSWER_TIMEOUT;
-use crate::rsocket::socket::{Phase, Socket};
+use crate::rsocket::socket::{Phase, Socket, State};
 use crate::rsocket::table;
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::slice;
 use std::sync::Arc;
-use std::time::Duration;
 use uiw_verbs::Access;
 
 /// More buffers than any call may have.
@@ -100,22 +99,18 @@ unsafe fn receive_bytes(socket: &Socket, list: &[iovec], flags: c_int) -> Result
         return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
     }
     let total = length(list)?;
-    let (nonblocking, time) = {
-        let state = socket.lock();
-        (state.is_nonblocking(flags), state.set.receive_timeout)
-    };
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let mut done = 0;
     loop {
         // SAFETY: the caller's promise.
-        let taken = unsafe { receive_some(socket, list, done, peek, (nonblocking, time)) };
+        let taken = unsafe { receive_some(socket, list, done, flags) };
         match taken {
             Ok(0) => break,
             Ok(taken) => done += taken,
             Err(_) if done > 0 => break,
             Err(errno) => return Err(errno),
         }
-        if done == total || peek || nonblocking || !all {
+        if done == total || peek || !all || socket.is_nonblocking(flags) {
             break;
         }
     }
@@ -137,16 +132,11 @@ unsafe fn receive_datagram(socket: &Datagram, list: &[iovec], flags: c_int) -> R
 ///
 /// # Safety
 /// As for [`buffers`].
-unsafe fn receive_some(
-    socket: &Socket,
-    list: &[iovec],
-    skip: usize,
-    peek: bool,
-    (nonblocking, time): (bool, Option<Duration>),
-) -> Result<usize> {
+unsafe fn receive_some(socket: &Socket, list: &[iovec], skip: usize, flags: c_int) -> Result<usize> {
     let total: usize = list.iter().map(|part| part.iov_len).sum();
     let mut changed = false;
-    let answer = socket.complete_within(nonblocking, time, |state| {
+    let how = |state: &State| (state.is_nonblocking(flags), state.set.receive_timeout);
+    let answer = socket.complete_as(how, |state| {
         if matches!(state.phase, Phase::Gone) {
             return Ok(0);
         }
@@ -172,7 +162,7 @@ unsafe fn receive_some(
                 break;
             }
         }
-        if !peek {
+        if flags & libc::MSG_PEEK == 0 {
             changed |= stream.consume(done);
         }
         Ok(done)
@@ -205,19 +195,20 @@ unsafe fn send_on_stream(socket: &Arc<Socket>, list: &[iovec], flags: c_int) -> 
         return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
     }
     let total = length(list)?;
-    let (nonblocking, time, mut early) = {
-        let state = socket.lock();
-        (state.is_nonblocking(flags), state.set.send_timeout, state.is_beginning())
-    };
-    if total == 0 && early {
-        return Ok(0);
-    }
+    let (mut nonblocking, mut early) = (false, None);
     let (mut done, mut begun) = (0usize, false);
     let sent = loop {
         // SAFETY: the caller's promise.
         let parts = list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) });
-        let time = if early { Some(ANSWER_TIMEOUT) } else { time };
-        let mut sent = socket.complete_within(nonblocking, time, |state| {
+        let how = |state: &State| {
+            nonblocking = state.is_nonblocking(flags);
+            let early = *early.get_or_insert_with(|| state.is_beginning());
+            (nonblocking, if early { Some(ANSWER_TIMEOUT) } else { state.set.send_timeout })
+        };
+        let mut sent = socket.complete_as(how, |state| {
+            if total == 0 && state.is_beginning() {
+                return Ok(0);
+            }
             if state.is_write_shut_early() {
                 return Err(Errno(libc::EPIPE));
             }
@@ -235,11 +226,11 @@ unsafe fn send_on_stream(socket: &Arc<Socket>, list: &[iovec], flags: c_int) -> 
             }
             stream.send(Rest { parts: parts.clone(), skip: done }, (total - done) as u64)
         });
-        if early && matches!(sent, Err(Errno::AGAIN)) {
+        if early == Some(true) && matches!(sent, Err(Errno::AGAIN)) {
             sent = socket.send_early(Rest { parts, skip: done });
             // No room is left: from here on the call waits.
-            early = sent.is_ok();
-            if !early && matches!(sent, Err(Errno::AGAIN)) {
+            early = Some(sent.is_ok());
+            if matches!(sent, Err(Errno::AGAIN)) {
                 continue;
             }
         }

@@ -320,22 +320,21 @@ pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result
     sys::ppoll(fds, left, limit.mask)
 }
 
-/// One of the ways to try a call on a socket.
+/// One of the ways to try a call on a socket again.
 pub(crate) enum Try<'a, 'b> {
-    /// With the socket's state as it is.
-    AsItIs,
     /// When what has come is processed.
     Processed,
     /// The same; the task is woken by the next change if the answer is EAGAIN.
     Watched(&'a mut Context<'b>),
 }
 
-/// Tries a call until its answer is not EAGAIN; waits between, for at most `time`, unless the call does not wait. `arm` asks the engine for a wake-up;
-/// `shards` are the socket's.
+/// Tries a call until its answer is not EAGAIN, as `first`, that of the socket's state as it is, may be; waits between, for at most `time`, unless the call
+/// does not wait. `arm` asks the engine for a wake-up; `shards` are the socket's.
 ///
 /// # Errors
 /// Those of the call; EAGAIN also when the time is over.
 pub(crate) fn complete<T>(
+    first: Result<T>,
     attempts: &Attempts,
     nonblocking: bool,
     time: Option<Duration>,
@@ -343,7 +342,6 @@ pub(crate) fn complete<T>(
     shards: impl Fn() -> ShardSet,
     mut call: impl FnMut(Try<'_, '_>) -> Result<T>,
 ) -> Result<T> {
-    let first = call(Try::AsItIs);
     if !matches!(first, Err(Errno::AGAIN)) {
         return first;
     }

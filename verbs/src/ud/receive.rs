@@ -368,12 +368,12 @@ impl Endpoint {
                 // Receives into one region are looked up once.
                 let lkey = single(&next.sges).map(|element| element.lkey);
                 let is_alike =
-                    |wqe: &&RecvWqe| single(&wqe.sges).is_some_and(|element| Some(element.lkey) == lkey);
-                let alike = some[used..].iter().take_while(is_alike).count();
+                    |wqe: &&RecvWqe| lkey.is_some() && single(&wqe.sges).map(|element| element.lkey) == lkey;
+                let alike = 1 + some[used + 1..].iter().take_while(is_alike).count();
                 let batch = Batch {
                     arrived,
                     first: range.start + used,
-                    wqes: &some[used..][..alike.max(1)],
+                    wqes: &some[used..][..alike],
                     grh: &self.last_grh.1,
                     len,
                     placed: &mut self.placed,

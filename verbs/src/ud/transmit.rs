@@ -291,7 +291,7 @@ impl Builder<'_> {
         {
             let rest = &mut wqes[built..most];
             let to = way.to;
-            let alike = rest.iter().take_while(|wqe| kind.is_of(wqe, &to)).count();
+            let alike = 1 + rest[1..].iter().take_while(|wqe| kind.is_of(wqe, &to)).count();
             let batch = Batch {
                 wqes: &mut rest[..alike],
                 room: &mut room[built * len..],

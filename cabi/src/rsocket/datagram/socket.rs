@@ -219,14 +219,15 @@ impl Datagram {
         time: Option<Duration>,
         mut attempt: impl FnMut(&mut State) -> Result<T>,
     ) -> Result<T> {
+        let first = attempt(&mut self.lock());
         wait::complete(
+            first,
             &self.attempts,
             nonblocking,
             time,
             || self.arm(),
             || self.shards(),
             |way| match way {
-                Try::AsItIs => attempt(&mut self.lock()),
                 Try::Processed => self.look(None, &mut attempt),
                 Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
                     Poll::Ready(answer) => answer,
