@@ -136,7 +136,7 @@ fn enter_socket(fd: c_int) -> Result<Option<AnySocket>> {
     }
 }
 
-/// read(2) and readv(2) into buffers. [`SYSTEM`] where the descriptor is the system's: the caller calls the C library's function.
+/// read(2) and readv(2) into buffers. -2 where the descriptor is the system's: the caller calls the C library's function.
 ///
 /// # Safety
 /// As for readv(2).
