@@ -197,6 +197,9 @@ fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [Source; 2]) {
         .enumerate()
         .map(|(index, source)| Receiver::new(&ud, source, index as u64 * u64::from(RECEIVES * ROOM)))
         .collect::<Vec<_>>();
+    // The indices of queue pairs are random.
+    let present = [ud.end.qp.num(), receivers[0].qp.num(), receivers[1].qp.num()];
+    let absent = (0..4).map(|index| present[0] & !0xff | index).find(|qpn| !present.contains(qpn)).unwrap();
     let (mut number, mut dropped) = (0, 0);
     for _ in 0..4 {
         receivers.iter_mut().for_each(|receiver| receiver.fill(&ud));
@@ -206,8 +209,7 @@ fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [Source; 2]) {
         while number < first + RUN {
             let to = match fate(number) {
                 Fate::Received(1) => receivers[1].qp.num(),
-                // The port's highest queue pair has another number.
-                Fate::NoQueuePair => receivers[0].qp.num() | 0xff,
+                Fate::NoQueuePair => absent,
                 _ => receivers[0].qp.num(),
             };
             let mut datagram = peer.datagram(number, len(number), |header| {
