@@ -136,16 +136,30 @@ fn enter_socket(fd: c_int) -> Result<Option<AnySocket>> {
     }
 }
 
+/// A call on the rsocket that the descriptor is, or becomes, with a list of buffers. [`SYSTEM`] where it is none.
+///
+/// # Safety
+/// As for readv(2), or writev(2) for a call that sends.
+unsafe fn transfer(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    call: impl FnOnce(&AnySocket, &[iovec]) -> Result<isize>,
+) -> isize {
+    boundary::size(|| {
+        let Some(socket) = enter_socket(fd)? else { return Ok(SYSTEM) };
+        // SAFETY: the caller's promise.
+        call(&socket, unsafe { transfer::buffers(list, transfer::count(count)?) }?)
+    })
+}
+
 /// read(2) and readv(2) into buffers. -2 where the descriptor is the system's: the caller calls the C library's function.
 ///
 /// # Safety
 /// As for readv(2).
 pub unsafe extern "C" fn uiw_sockets_read(fd: c_int, list: *const iovec, count: c_int) -> isize {
-    boundary::size(|| match enter_socket(fd)? {
-        None => Ok(SYSTEM),
-        // SAFETY: the caller's promise.
-        Some(socket) => unsafe { transfer::read(&socket, transfer::buffers(list, transfer::count(count)?)?) },
-    })
+    // SAFETY: the caller's promise, here and below.
+    unsafe { transfer(fd, list, count, |socket, list| transfer::read(socket, list)) }
 }
 
 /// As [`uiw_sockets_read`], for recv(2).
@@ -158,13 +172,8 @@ pub unsafe extern "C" fn uiw_sockets_receive(
     count: c_int,
     flags: c_int,
 ) -> isize {
-    boundary::size(|| match enter_socket(fd)? {
-        None => Ok(SYSTEM),
-        // SAFETY: the caller's promise.
-        Some(socket) => unsafe {
-            transfer::receive(&socket, transfer::buffers(list, transfer::count(count)?)?, flags)
-        },
-    })
+    // SAFETY: the caller's promise, here and below.
+    unsafe { transfer(fd, list, count, |socket, list| transfer::receive(socket, list, flags)) }
 }
 
 /// As [`uiw_sockets_read`], for write(2), writev(2) and send(2).
@@ -177,13 +186,8 @@ pub unsafe extern "C" fn uiw_sockets_send(
     count: c_int,
     flags: c_int,
 ) -> isize {
-    boundary::size(|| match enter_socket(fd)? {
-        None => Ok(SYSTEM),
-        // SAFETY: the caller's promise.
-        Some(socket) => unsafe {
-            transfer::send(&socket, transfer::buffers(list, transfer::count(count)?)?, flags)
-        },
-    })
+    // SAFETY: the caller's promise, here and below.
+    unsafe { transfer(fd, list, count, |socket, list| transfer::send(socket, list, flags)) }
 }
 
 /// What a descriptor is, without a change: as [`uiw_sockets_enter`], which is asked next where it may be an rsocket.
