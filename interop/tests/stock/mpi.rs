@@ -20,6 +20,8 @@ struct Mpi {
     personas: [&'static str; 2],
     /// What precedes a rank's command.
     prefix: &'static str,
+    /// The ranks end without `MPI_Finalize`, and each one's command when all have reported: the process manager ends the others' then.
+    leave: bool,
     options: fn(Ipv4Addr, &[Ipv4Addr], &str) -> Vec<String>,
 }
 
@@ -29,6 +31,7 @@ const OPEN_MPI: Mpi = Mpi {
     ranks: 8,
     personas: ["roce", "ib"],
     prefix: "",
+    leave: false,
     options: |_, hosts, agent| open_mpi(hosts, agent, &["--mca", "pml", "ucx"]),
 };
 
@@ -39,6 +42,7 @@ const OPEN_MPI_OFI: Mpi = Mpi {
     ranks: 4,
     personas: ["iwarp", "roce"],
     prefix: "",
+    leave: false,
     options: |_, hosts, agent| {
         let provider = ["--mca", "mtl_ofi_provider_include", "verbs;ofi_rxm"];
         open_mpi(hosts, agent, &[&["--mca", "pml", "cm", "--mca", "mtl", "ofi"][..], &provider].concat())
@@ -58,6 +62,7 @@ const MPICH: Mpi = Mpi {
     ranks: 8,
     personas: ["roce", "ib"],
     prefix: "",
+    leave: false,
     options: |own, hosts, agent| {
         let hosts: Vec<_> = hosts.iter().map(Ipv4Addr::to_string).collect();
         let (own, hosts) = (own.to_string(), hosts.join(","));
@@ -118,14 +123,28 @@ impl Job {
                  sh -c \"hostname $host; $*\""
             ),
         );
+        let folder = self.libraries.folder().display();
+        let (exec, end) = if mpi.leave {
+            let all = (0..mpi.ranks)
+                .map(|rank| format!("-e {folder}/reported-{rank}"))
+                .collect::<Vec<_>>()
+                .join(" -a ");
+            (
+                "",
+                format!(
+                    "code=$?; : > {folder}/reported-$rank; until [ {all} ]; do sleep 0.1; done; exit $code"
+                ),
+            )
+        } else {
+            ("exec", String::new())
+        };
         // Standard errors of several ranks would be mixed.
         let rank = self.script(
             "rank",
             &format!(
-                "export UIW_LIB={folder} {prefix}; exec {} run {options} -- \"$@\" \
-                 2> {folder}/report-${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}",
+                "export UIW_LIB={folder} {prefix}; rank=${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}\n\
+                 {exec} {} run {options} -- \"$@\" 2> {folder}/report-$rank\n{end}",
                 uiw().display(),
-                folder = self.libraries.folder().display(),
             ),
         );
         let mut command = self.libraries.command(User::Same, mpi.mpirun);
@@ -161,10 +180,11 @@ fn between_ranks(capture: Capture, hosts: &Hosts) -> Result<(), String> {
 }
 
 /// Without device nodes UCX moves messages by TCP, which fails the job by the reports, and the capture shows it.
-fn are_hidden_devices_noticed(mpi: &Mpi, args: &[&str]) {
+fn are_hidden_devices_noticed(mpi: &Mpi) {
     let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(mpi.ranks)) else { return };
     let Some(capture) = Capture::of_hosts(&job.libraries, &hosts) else { return };
     let places = (hosts.switch_address(), hosts.places());
+    let args: &[_] = if mpi.leave { &["leave"] } else { &[] };
     let mut command = job.command(mpi, places, ("", "--require --json --persona roce"), args);
     // By default Open MPI takes UCX for devices alone.
     command.env("OMPI_MCA_opal_common_ucx_tls", "any").env("OMPI_MCA_opal_common_ucx_devices", "any");
@@ -174,19 +194,22 @@ fn are_hidden_devices_noticed(mpi: &Mpi, args: &[&str]) {
     assert_ne!(ended.code, 0, "{ended:?}");
     assert_eq!(ended.count("is done"), usize::from(mpi.ranks), "{ended:?}");
     for rank in 0..mpi.ranks {
-        assert_eq!(reliable(&parsed(&job.said(rank))), 0);
+        let said = job.said(rank);
+        assert!(said.contains('{'), "no report of rank {rank}: {said:?} {ended:?}");
+        assert_eq!(reliable(&parsed(&said)), 0);
     }
 }
 
 #[test]
 fn hidden_devices_are_noticed() {
-    are_hidden_devices_noticed(&OPEN_MPI, &[]);
+    are_hidden_devices_noticed(&OPEN_MPI);
 }
 
 /// UCX 1.13 on TCP, under MPICH's MPI_Finalize, waits in most runs for peers that wait for the process manager: the ranks leave without it.
 #[test]
 fn hidden_devices_of_mpich_are_noticed() {
     let mpich = Mpi {
+        leave: true,
         options: |own, hosts, agent| {
             // A rank that leaves does not end the others.
             std::iter::once("-disable-auto-cleanup".to_owned())
@@ -195,7 +218,7 @@ fn hidden_devices_of_mpich_are_noticed() {
         },
         ..MPICH
     };
-    are_hidden_devices_noticed(&mpich, &["leave"]);
+    are_hidden_devices_noticed(&mpich);
 }
 
 fn every_pair_and_collectives(mpi: &Mpi) {
