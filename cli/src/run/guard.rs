@@ -11,14 +11,21 @@ use rustix::process::{
 };
 use rustix::termios::tcgetpgrp;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use uiw_cabi::counters;
 use uiw_cabi::denied;
 use uiw_cabi::split::{Side, split};
+
+/// What the kernel sends to the second process when the thread that made it has ended, which only ends with the first process. None of the
+/// signals that are passed on: the other threads of a killed process may end later, and until then it is still the parent.
+const FIRST_ENDED: Signal = Signal::POWER;
 
 /// Its signals need a pair of sockets.
 const PROCESS: &str = "making a process and a pair of sockets";
@@ -70,38 +77,56 @@ fn code(status: WaitStatus) -> u8 {
 
 /// What waits for a process, and passes signals that this process gets on to it. Made before that one: no signal is lost.
 pub(super) struct Guard {
-    /// The process whose end is to be that of the program.
-    above: Option<Pid>,
+    first: First,
     signals: Signals,
 }
 
+/// The first process, whose end is to be that of the program, in the second one.
+#[derive(Clone)]
+struct First {
+    /// Nothing in the first process.
+    number: Option<Pid>,
+    /// [`FIRST_ENDED`] has come.
+    ended: Arc<AtomicBool>,
+}
+
+impl First {
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst) || self.number.is_some_and(|number| getppid() != Some(number))
+    }
+}
+
 impl Guard {
-    fn new(above: Option<Pid>) -> io::Result<Self> {
+    fn new(first: Option<Pid>) -> io::Result<Self> {
         // What any process of the program leaves behind becomes a child of this one, and is found.
         set_child_subreaper(Some(getpid()))?;
         let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
-        if above.is_some() {
-            set_parent_process_death_signal(Some(Signal::TERM))?;
-            if is_orphan(above) {
+        let first = First { number: first, ended: Arc::default() };
+        if first.number.is_some() {
+            // Before the signals' own thread is told: that one asks this flag.
+            flag::register(FIRST_ENDED.as_raw(), Arc::clone(&first.ended))?;
+            signals.add_signal(FIRST_ENDED.as_raw())?;
+            set_parent_process_death_signal(Some(FIRST_ENDED))?;
+            if first.has_ended() {
                 return Err(io::Error::other("the process that started it has ended"));
             }
         }
-        Ok(Self { above, signals })
+        Ok(Self { first, signals })
     }
 
     /// Waits for the program: its exit code.
     pub(super) fn wait(self, program: Pid) -> Result<u8> {
-        let above = self.above;
+        let first = self.first.clone();
         let status = self.status(program);
         // Nothing waits for the program, or for this process.
-        if status.is_err() || is_orphan(above) {
+        if status.is_err() || first.has_ended() {
             tree::end();
         }
         status.map(code).map_err(|error| not_waiting(&error))
     }
 
     fn status(self, process: Pid) -> io::Result<WaitStatus> {
-        let Self { above, mut signals } = self;
+        let Self { first, mut signals } = self;
         let handle = signals.handle();
         // This stays the process's own when its number is another one's. There is none before Linux 5.3.
         let opened = pidfd_open(process, PidfdFlags::empty()).ok();
@@ -111,7 +136,7 @@ impl Guard {
         };
         let pass_on = std::thread::Builder::new().name("uiw-signals".to_owned()).spawn(move || {
             for number in &mut signals {
-                if is_orphan(above) {
+                if first.has_ended() {
                     let _ = send(Signal::KILL);
                 } else if (!matches!(number, SIGINT | SIGQUIT) || !is_foreground())
                     && let Some(signal) = Signal::from_named_raw(number)
@@ -132,11 +157,6 @@ impl Guard {
         let _ = pass_on.join();
         ended
     }
-}
-
-/// Whether this process's parent is another one than `above`, which has ended then.
-fn is_orphan(above: Option<Pid>) -> bool {
-    above.is_some_and(|above| getppid() != Some(above))
 }
 
 /// Whether a terminal sends its signals to this process and to the program alike.

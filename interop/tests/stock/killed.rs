@@ -86,6 +86,40 @@ fn a_killed_run_leaves_nothing() {
     run.nothing_is_left();
 }
 
+/// The first process's threads end one after the other, and it is the second one's parent until the last one has ended. Here that is a thread
+/// which has a processor for itself only where a busy process leaves it.
+#[test]
+fn a_killed_run_whose_last_thread_ends_late_leaves_nothing() {
+    const RUNS: usize = 8;
+    let allowed = fs::read_to_string("/proc/self/status").unwrap();
+    let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    let processor = allowed.trim().split(['-', ',']).next().unwrap();
+    let mut busy = Command::new("taskset");
+    busy.args(["-c", processor, "sh", "-c", "echo busy; while :; do :; done"]);
+    let mut busy = Running::start(busy);
+    busy.wait_saying("busy");
+    for _ in 0..RUNS {
+        let Some(run) = Run::start() else { return };
+        let thread = thread_of(run.running.id(), "uiw-signals").to_string();
+        for command in [&["taskset", "-c", "-p", processor, &thread][..], &["chrt", "-i", "-p", "0", &thread]]
+        {
+            let output = Command::new(command[0]).args(&command[1..]).output().unwrap();
+            assert!(output.status.success(), "{command:?}: {output:?}");
+        }
+        run.running.signal("KILL");
+        run.nothing_is_left();
+    }
+}
+
+fn thread_of(process: u32, name: &str) -> u32 {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|entry| entry.unwrap());
+    let named = |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name);
+    let found = threads
+        .filter(|entry| named(&entry.path()))
+        .find_map(|entry| entry.file_name().to_str()?.parse().ok());
+    found.unwrap_or_else(|| panic!("no thread {name} of {process}"))
+}
+
 /// The process that waits for the program and reports.
 #[test]
 fn a_run_whose_second_process_is_killed_leaves_nothing() {
