@@ -103,7 +103,7 @@ impl Guard {
         let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
         let first = First { number: first, ended: Arc::default() };
         if first.number.is_some() {
-            // Before the signals' own thread is told: that one asks this flag.
+            // Registered first: the thread that handles the signal reads the flag.
             flag::register(FIRST_ENDED.as_raw(), Arc::clone(&first.ended))?;
             signals.add_signal(FIRST_ENDED.as_raw())?;
             set_parent_process_death_signal(Some(FIRST_ENDED))?;

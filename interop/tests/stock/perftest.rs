@@ -91,7 +91,8 @@ fn latency_by_rdma_cm() {
 
 /// `ib_write_lat` waits by reading its memory, without a call: what arrives has to wake the background thread.
 ///
-/// The recognition compares processor times while the program runs. Beside busy processes a run may end before it, so several runs are made.
+/// The background thread compares processor times while the program runs. Beside busy processes a run may end before it has an answer, so several runs
+/// are made.
 #[test]
 fn programs_that_poll_memory_are_recognised() {
     const RUNS: usize = 8;

@@ -211,6 +211,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         let id = ConnId(shared.next_stream().0);
         match accept_one(core, token, id, sink, options, channel, half_open) {
             Ok(conn) => {
+                let is_first = !has_without_request(core, token);
                 remember_without_request(core, token, conn, limit as usize);
                 if let Some(oldest) = oldest {
                     core.services.counters.refused(Refusal::SetUpLimit);
@@ -222,7 +223,11 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                         conn.fail_startup(Error::NotConnected, services);
                     });
                 }
-                core.with_conn(conn, Conn::on_readable);
+                // Requests of a peer are reported in the order of its connections. An earlier connection whose Request came after it was read
+                // is read at its event; then this one is, too, as events have the order of arrivals.
+                if is_first {
+                    core.with_conn(conn, Conn::on_readable);
+                }
             }
             Err(error) => {
                 shared.table.release(sink);
@@ -266,6 +271,19 @@ fn remember_without_request(core: &mut Core, listener: Token, conn: Token, limit
 
 fn is_without_request(conn: &Conn) -> bool {
     conn.stream.awaits_request()
+}
+
+/// Whether a connection is without a whole Request. Those at the front that have sent one are removed.
+fn has_without_request(core: &mut Core, listener: Token) -> bool {
+    while let Some(oldest) = core.listener(listener).and_then(|slot| slot.without_request.front().copied()) {
+        if core.conn(oldest).is_some_and(is_without_request) {
+            return true;
+        }
+        if let Some(slot) = core.listener(listener) {
+            slot.without_request.pop_front();
+        }
+    }
+    false
 }
 
 /// Takes the connection that has been without a whole Request for the longest time.

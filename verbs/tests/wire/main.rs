@@ -15,6 +15,7 @@ mod nics;
 mod peer;
 mod poll_waiter;
 mod progress;
+mod request_order;
 mod requirements;
 mod segmentation;
 mod semantics;

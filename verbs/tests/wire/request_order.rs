@@ -1,0 +1,54 @@
+//! The order of connection requests at a listener. Programs that connect several queue pairs expect the same order at both ends.
+
+use crate::common::{loopback, next_request, plain};
+use crate::peer::request;
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
+use uiw_llp::{Stream, Token};
+use uiw_verbs::cm::{CmChannel, ConnRequest, Listener};
+use uiw_verbs::{Device, DeviceOptions, Progress};
+
+/// Peers that have connected, and send their Requests, one after the other, once the last of them was accepted.
+#[derive(Clone, Default)]
+struct Late(Arc<Mutex<Peers>>);
+
+#[derive(Default)]
+struct Peers {
+    connected: Vec<TcpStream>,
+    accepted: usize,
+}
+
+impl StackHooks for Late {
+    type Stream = ();
+
+    fn stream(&self, _: &dyn Stream, origin: Origin, _: Token) {
+        assert_eq!(origin, Origin::Accepted);
+        let mut peers = self.0.lock().unwrap();
+        peers.accepted += 1;
+        if peers.accepted == peers.connected.len() {
+            for stream in &mut peers.connected {
+                stream.write_all(&request(1).emit()).unwrap();
+            }
+        }
+    }
+}
+
+/// The connections that were accepted first were read before their Requests came.
+#[test]
+fn requests_of_a_peer_that_come_while_its_connections_are_accepted_are_reported_in_their_order() {
+    let hooks = Late::default();
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: hooks.clone() };
+    let options = DeviceOptions::default().progress(Progress::Manual);
+    let device = Device::with_stack(Box::new(stack), options).unwrap();
+    let channel = Arc::<CmChannel>::default();
+    let listener = Listener::bind(&device, loopback(), 64, &Arc::new(plain()), &channel).unwrap();
+    let connect = |_| TcpStream::connect(listener.local_addr()).unwrap();
+    hooks.0.lock().unwrap().connected = (0..5).map(connect).collect();
+    let requests: Vec<_> = (0..5).map(|_| next_request(&device, &channel)).collect();
+    let expected: Vec<_> =
+        hooks.0.lock().unwrap().connected.iter().map(|stream| stream.local_addr().unwrap()).collect();
+    assert_eq!(requests.iter().map(ConnRequest::peer_addr).collect::<Vec<_>>(), expected);
+}
