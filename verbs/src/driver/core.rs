@@ -46,6 +46,13 @@ pub(crate) enum Slot {
     Alarm(Box<AlarmSlot>),
 }
 
+impl Slot {
+    /// Whether it depends on the time: datagrams do not.
+    fn is_timed(&self) -> bool {
+        !matches!(self, Self::DatagramPort(_) | Self::DatagramSocket(_) | Self::Endpoint(_))
+    }
+}
+
 pub(crate) struct Core {
     pub(crate) stack: Box<dyn Stack>,
     pub(crate) services: Services,
@@ -59,8 +66,8 @@ pub(crate) struct Core {
     established: Vec<Token>,
     /// Sockets for datagrams: candidates for direct reading as well.
     datagram_sockets: Vec<Token>,
-    /// Number of slots that make progress only by events of the stack: listeners, and connections in start-up.
-    others: usize,
+    /// Number of slots that depend on the time.
+    timed: usize,
     /// Events of the stack that no round has served yet.
     events: VecDeque<Event>,
     /// The buffer into which the stack is polled.
@@ -115,7 +122,7 @@ impl Core {
             generation: 0,
             established: Vec::new(),
             datagram_sockets: Vec::new(),
-            others: 0,
+            timed: 0,
             events: VecDeque::new(),
             polled: Vec::new(),
             ready: VecDeque::new(),
@@ -161,9 +168,9 @@ impl Core {
 
     /// Fills the slot of a token that [`Core::next_token`] has just returned.
     pub(crate) fn fill(&mut self, token: Token, slot: Slot) {
+        self.timed += usize::from(slot.is_timed());
         let key = self.slots.insert((generation_of(token), slot));
         debug_assert_eq!(key, key_of(token), "no slot was filled in between");
-        self.others += 1;
     }
 
     fn slot(&mut self, token: Token) -> Option<&mut Slot> {
@@ -295,9 +302,9 @@ impl Core {
     pub(crate) fn remove(&mut self, token: Token) -> Option<Slot> {
         self.slot(token)?;
         let (_, slot) = self.slots.remove(key_of(token));
-        match self.established.iter().position(|t| *t == token) {
-            Some(at) => drop(self.established.swap_remove(at)),
-            None => self.others -= 1,
+        self.timed -= usize::from(slot.is_timed());
+        if let Some(at) = self.established.iter().position(|t| *t == token) {
+            self.established.swap_remove(at);
         }
         self.services.pool.keep(self.established.len());
         // Memory of many connections is released when most of them were removed; rarely, as it walks the slots.
@@ -349,7 +356,6 @@ impl Core {
             conn.enter_timer(services);
             if !was_established && conn.is_established() {
                 self.established.push(token);
-                self.others -= 1;
             }
         }
         Some(result)
@@ -427,10 +433,17 @@ impl Core {
         count
     }
 
+    /// Whether anything in a round depends on the time. Reading the clock takes longer than the rest of a round that finds no datagram.
+    fn needs_clock(&self) -> bool {
+        self.timed > 0 || self.services.timers.next().is_some() || self.stack.deadline().is_some()
+    }
+
     /// One round over the connections: receive before send, each connection with a budget. Ends early once `enough` returns true; the
     /// next round continues behind the connection that was served last. Returns how much was done.
     pub(crate) fn pump(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
-        self.read_clock();
+        if self.needs_clock() {
+            self.read_clock();
+        }
         self.services.moved = 0;
         self.services.turn = if self.established.len() <= 1 { TURN_ALONE } else { TURN };
         let mut work = self.serve_ready(shard);
