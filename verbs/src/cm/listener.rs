@@ -211,8 +211,6 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         let id = ConnId(shared.next_stream().0);
         match accept_one(core, token, id, sink, options, channel, half_open) {
             Ok(conn) => {
-                let is_first = !has_without_request(core, token);
-                remember_without_request(core, token, conn, limit as usize);
                 if let Some(oldest) = oldest {
                     core.services.counters.refused(Refusal::SetUpLimit);
                     tracing::warn!(
@@ -223,6 +221,8 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                         conn.fail_startup(Error::NotConnected, services);
                     });
                 }
+                let is_first = oldest_without_request(core, token).is_none();
+                remember_without_request(core, token, conn, limit as usize);
                 // Requests of a peer are reported in the order of its connections. An earlier connection whose Request came after it was read
                 // is read at its event; then this one is, too, as events have the order of arrivals.
                 if is_first {
@@ -231,9 +231,6 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
             }
             Err(error) => {
                 shared.table.release(sink);
-                if let (Some(oldest), Some(slot)) = (oldest, core.listener(token)) {
-                    slot.without_request.push_front(oldest);
-                }
                 if matches!(error.kind(), io::ErrorKind::NetworkDown | io::ErrorKind::NotFound) {
                     report_listener_down(core, token, error);
                 } else if error.kind() != io::ErrorKind::WouldBlock {
@@ -273,26 +270,14 @@ fn is_without_request(conn: &Conn) -> bool {
     conn.stream.awaits_request()
 }
 
-/// Whether a connection is without a whole Request. Those at the front that have sent one are removed.
-fn has_without_request(core: &mut Core, listener: Token) -> bool {
-    while let Some(oldest) = core.listener(listener).and_then(|slot| slot.without_request.front().copied()) {
-        if core.conn(oldest).is_some_and(is_without_request) {
-            return true;
-        }
-        if let Some(slot) = core.listener(listener) {
-            slot.without_request.pop_front();
-        }
-    }
-    false
-}
-
-/// Takes the connection that has been without a whole Request for the longest time.
+/// The connection that has been without a whole Request for the longest time. Those in front of it that have sent one are removed.
 fn oldest_without_request(core: &mut Core, listener: Token) -> Option<Token> {
     loop {
-        let token = core.listener(listener)?.without_request.pop_front()?;
+        let token = *core.listener(listener)?.without_request.front()?;
         if core.conn(token).is_some_and(is_without_request) {
             return Some(token);
         }
+        core.listener(listener)?.without_request.pop_front();
     }
 }
 
