@@ -199,7 +199,10 @@ pub struct EventQueue<T> {
 
 struct Inner<T> {
     items: VecDeque<T>,
+    /// Woken by the next event.
     wakers: Vec<Waker>,
+    /// Woken by each event: see [`EventQueue::set_waker`].
+    standing: Option<Waker>,
 }
 
 /// An empty queue keeps memory for at most this many events; more, from a burst of connections, is freed.
@@ -218,7 +221,7 @@ impl<T> Inner<T> {
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {
         Self {
-            inner: Mutex::new(Inner { items: VecDeque::new(), wakers: Vec::new() }),
+            inner: Mutex::new(Inner { items: VecDeque::new(), wakers: Vec::new(), standing: None }),
             queued: AtomicUsize::new(0),
             tokens: Arc::default(),
             set: OnceLock::new(),
@@ -245,9 +248,40 @@ impl<T> EventQueue<T> {
         if self.tokens.fd.get().is_some() {
             wakes.push(token());
         }
-        for waker in inner.wakers.drain(..) {
+        let Inner { wakers, standing, .. } = &mut *inner;
+        for waker in wakers.drain(..).chain(standing.clone()) {
             wakes.push(Wake::Waker(waker));
         }
+    }
+
+    /// `waker` is woken by each event from now on, in the place of the one that was given before: for a program that looks often and mostly
+    /// finds nothing, which would register a waker each time. What is queued already does not wake it.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use std::task::{Wake, Waker};
+    /// use uiw_verbs::EventQueue;
+    ///
+    /// #[derive(Default)]
+    /// struct Count(AtomicU32);
+    ///
+    /// impl Wake for Count {
+    ///     fn wake(self: Arc<Self>) {
+    ///         self.0.fetch_add(1, Ordering::Relaxed);
+    ///     }
+    /// }
+    ///
+    /// let (queue, count) = (EventQueue::default(), Arc::<Count>::default());
+    /// queue.set_waker(Waker::from(Arc::clone(&count)));
+    /// queue.post("first");
+    /// queue.post("second");
+    /// assert_eq!(count.0.load(Ordering::Relaxed), 2);
+    /// ```
+    pub fn set_waker(&self, waker: Waker) {
+        let before = self.inner.lock().standing.replace(waker);
+        // Dropped unlocked: it may be the last reference to foreign data.
+        drop(before);
     }
 
     /// Adds an event of the program's own and wakes the threads and tasks that wait. Wakers run: no lock that they need may be held.

@@ -121,6 +121,8 @@ pub(crate) struct State {
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) opened: Option<Opened>,
+    /// The events of the connection wake the watchers.
+    watches_events: bool,
 }
 
 pub(crate) struct Socket {
@@ -128,6 +130,8 @@ pub(crate) struct Socket {
     /// Of the connection, or of the listener.
     channel: Arc<CmChannel>,
     watchers: Arc<Watchers>,
+    /// What the engine wakes: `watchers`.
+    engine: Waker,
     attempts: Attempts,
     numbers: Numbers,
     /// Whether it may become a socket of the kernel again.
@@ -148,11 +152,14 @@ impl Socket {
             local: None,
             peer: None,
             opened: None,
+            watches_events: false,
         };
+        let watchers: Arc<Watchers> = Arc::default();
         Arc::new(Self {
             state: Mutex::new(state),
             channel: Arc::default(),
-            watchers: Arc::default(),
+            engine: watchers.all(),
+            watchers,
             attempts: Attempts::default(),
             numbers: Numbers::default(),
             may_fall_back: AtomicBool::new(false),
@@ -236,6 +243,11 @@ impl Socket {
         self.watchers.wake_all(except);
     }
 
+    /// As [`Socket::wake`], after a change that this thread has made with the socket's lock.
+    pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
+        self.watchers.wake_changed(except);
+    }
+
     /// The task does not wait any more.
     pub(crate) fn unwatch(&self, waker: &Waker) {
         self.watchers.remove(waker);
@@ -268,15 +280,20 @@ impl Socket {
     /// As [`Socket::look`].
     pub(super) fn look_by<T>(&self, take: Take, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
-        // The event of the end comes after the last completion, so completions are taken after it.
-        let mut changed = self.take_events(&mut state);
-        changed |= state.process(take);
+        let changed = self.update(&mut state, take);
         let answer = ask(&mut state);
         drop(state);
         if changed {
-            self.wake(own);
+            self.wake_changed(own);
         }
         answer
+    }
+
+    /// Handles what has come. Returns whether anything had.
+    fn update(&self, state: &mut State, take: Take) -> bool {
+        // The event of the end comes after the last completion, so completions are taken after it.
+        let any = self.take_events(state);
+        state.process(take) || any
     }
 
     /// As [`Socket::look`] without driving, which is for the thread or task that waits; if the answer is "not yet", the task is woken by the next
@@ -287,34 +304,50 @@ impl Socket {
         mut ask: impl FnMut(&mut State) -> Poll<T>,
     ) -> Poll<T> {
         loop {
-            let answer = self.look_by(Take::Queued, Some(cx.waker()), &mut ask);
+            let mut state = self.lock();
+            let changed = self.update(&mut state, Take::Queued);
+            let mut answer = ask(&mut state);
+            if answer.is_pending() && !changed {
+                // With the lock of the look: what changes behind it wakes the task.
+                if self.watch_in(&mut state, cx) {
+                    continue;
+                }
+                // Its connections are queued without that lock.
+                if matches!(state.phase, Phase::Listening(_)) {
+                    answer = ask(&mut state);
+                }
+            }
+            drop(state);
+            if !changed {
+                return answer;
+            }
+            self.wake_changed(Some(cx.waker()));
             if answer.is_ready() {
                 return answer;
             }
-            if self.watch(cx) {
-                continue;
-            }
-            // What another thread of the program found between the two.
-            return ask(&mut self.lock());
         }
     }
 
     /// The task is woken by the next change. True when there has been one.
     pub(crate) fn watch(&self, cx: &mut Context<'_>) -> bool {
+        self.watch_in(&mut self.lock(), cx)
+    }
+
+    /// As [`Socket::watch`], of a thread that has the socket's lock.
+    fn watch_in(&self, state: &mut State, cx: &mut Context<'_>) -> bool {
         self.watchers.add(cx.waker());
-        let all = self.watchers.all();
-        let engine = &mut Context::from_waker(&all);
-        let (listens, cq) = {
-            let state = self.lock();
-            let listens = matches!(state.phase, Phase::Listening(_));
-            (listens, state.stream().map(|stream| Arc::clone(stream.link.cq())))
-        };
-        if !listens && let Poll::Ready(event) = self.channel.poll_pop(engine) {
-            self.lock().handle(event.kind);
-            self.wake(Some(cx.waker()));
-            return true;
+        // A listener's events are its task's.
+        if !matches!(state.phase, Phase::Listening(_)) {
+            if !std::mem::replace(&mut state.watches_events, true) {
+                self.channel.set_waker(self.engine.clone());
+            }
+            // What was queued before the waker was added, or before the watcher was.
+            if !self.channel.is_empty() {
+                return true;
+            }
         }
-        cq.is_some_and(|cq| cq.poll_ready(engine).is_ready())
+        let engine = &mut Context::from_waker(&self.engine);
+        state.stream().is_some_and(|stream| stream.link.cq().poll_ready(engine).is_ready())
     }
 
     /// Asks the engine for a wake-up by its background thread at the next completion.

@@ -168,7 +168,7 @@ unsafe fn receive_some(socket: &Socket, list: &[iovec], skip: usize, flags: c_in
         Ok(done)
     });
     if changed {
-        socket.wake(None);
+        socket.wake_changed(None);
     }
     answer
 }

@@ -2,37 +2,56 @@
 
 use crate::lock::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
 /// Those of one socket. The engine has one waker of a socket, which wakes all of them: what it keeps does not grow with epoll sets that
 /// are made and closed, or to which the program adds the socket repeatedly.
 #[derive(Default)]
-pub(crate) struct Watchers(Mutex<Vec<Waker>>);
+pub(crate) struct Watchers {
+    wakers: Mutex<Vec<Waker>>,
+    /// Whether there are any, for a look without the lock; written with it.
+    any: AtomicBool,
+}
 
 impl Watchers {
     /// `waker` is woken by the next change.
     pub(crate) fn add(&self, waker: &Waker) {
-        let mut wakers = self.0.lock();
+        let mut wakers = self.wakers.lock();
         if !wakers.iter().any(|known| known.will_wake(waker)) {
             wakers.push(waker.clone());
+            self.any.store(true, Ordering::Relaxed);
         }
     }
 
     /// `waker` does not wait any more.
     pub(crate) fn remove(&self, waker: &Waker) {
-        // Dropped when the lock is released.
-        let _removed: Vec<_> = self.0.lock().extract_if(.., |known| known.will_wake(waker)).collect();
+        let mut wakers = self.wakers.lock();
+        let removed: Vec<_> = wakers.extract_if(.., |known| known.will_wake(waker)).collect();
+        self.any.store(!wakers.is_empty(), Ordering::Relaxed);
+        drop(wakers);
+        // When the lock is released.
+        drop(removed);
     }
 
     /// There is a change: all but `except` look again. Each registers again when it finds nothing.
     pub(crate) fn wake_all(&self, except: Option<&Waker>) {
         let is_woken = |waker: &Waker| !except.is_some_and(|own| own.will_wake(waker));
-        let mut wakers = self.0.lock();
+        let mut wakers = self.wakers.lock();
         // Mostly there is one, and the list keeps its memory.
         let first = wakers.pop();
-        let others = std::mem::take(&mut *wakers);
+        let others = if wakers.is_empty() { Vec::new() } else { std::mem::take(&mut *wakers) };
+        self.any.store(false, Ordering::Relaxed);
         drop(wakers);
         first.into_iter().chain(others).filter(is_woken).for_each(Waker::wake);
+    }
+
+    /// As [`Watchers::wake_all`], by a thread that has made the change with the socket's lock. A waker that is added with that lock is seen here, or
+    /// is one that was added after the change.
+    pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
+        if self.any.load(Ordering::Relaxed) {
+            self.wake_all(except);
+        }
     }
 
     /// The waker for the engine.
@@ -42,7 +61,7 @@ impl Watchers {
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.0.lock().len()
+        self.wakers.lock().len()
     }
 }
 
@@ -59,7 +78,7 @@ impl Wake for Watchers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     #[derive(Default)]
     struct Counter(AtomicU32);
@@ -86,6 +105,25 @@ mod tests {
         watchers.add(&wakers[0]);
         watchers.all().wake_by_ref();
         assert_eq!(counts(), [1, 1, 0]);
+        watchers.wake_changed(None);
+        watchers.add(&wakers[1]);
+        watchers.wake_changed(None);
+        watchers.add(&wakers[2]);
+        watchers.remove(&wakers[2]);
+        assert!(!watchers.any.load(Ordering::Relaxed));
+        assert_eq!(counts(), [1, 2, 0]);
         assert!(watchers.all().will_wake(&watchers.all()));
+    }
+
+    /// A socket of a busy program has one watcher, which comes and goes with each message.
+    #[test]
+    fn the_list_of_one_watcher_keeps_its_memory() {
+        let watchers: Arc<Watchers> = Arc::default();
+        let waker = Waker::from(Arc::<Counter>::default());
+        for _ in 0..3 {
+            watchers.add(&waker);
+            watchers.wake_all(None);
+            assert!(watchers.wakers.lock().capacity() > 0);
+        }
     }
 }

@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
+/// So many entries of the list are kept whatever they are.
+const FEW: usize = 64;
+
 /// Members that may be ready, and threads that wait for one.
 #[derive(Default)]
 pub(super) struct Woken(pub(super) Mutex<WokenState>);
@@ -17,16 +20,52 @@ pub(super) struct Woken(pub(super) Mutex<WokenState>);
 #[derive(Default)]
 pub(super) struct WokenState {
     /// Each at most once.
-    pub(super) members: VecDeque<Weak<Member>>,
+    pub(super) members: VecDeque<Arc<Member>>,
     pub(super) waiting: Vec<Waker>,
+    /// The set is gone: it has no list, as members would keep themselves in it.
+    is_closed: bool,
 }
 
 impl Woken {
     /// Adds members to the list without waking threads.
-    pub(super) fn add(&self, members: VecDeque<Weak<Member>>) {
+    pub(super) fn add(&self, members: VecDeque<Arc<Member>>) {
         if !members.is_empty() {
             self.0.lock().members.extend(members);
         }
+    }
+
+    /// Members that the set has no more leave a list that has many of them, where `count` are left: a program may remove members and never wait.
+    pub(super) fn forget_removed(&self, count: usize) {
+        let mut removed = Vec::new();
+        {
+            let mut woken = self.0.lock();
+            if woken.members.len() < 2 * count + FEW {
+                return;
+            }
+            let members = std::mem::take(&mut woken.members);
+            for member in members {
+                member.leave_list();
+                // Looked at behind that: a thread that adds it again finds the place free, or is seen here.
+                if !member.is_in_set() {
+                    removed.push(member);
+                } else if member.enter_list() {
+                    woken.members.push_back(member);
+                }
+            }
+        }
+        // Unlocked: what they watch is dropped with them.
+        drop(removed);
+    }
+
+    /// The set is gone.
+    pub(super) fn close(&self) {
+        let members = {
+            let mut woken = self.0.lock();
+            woken.is_closed = true;
+            std::mem::take(&mut woken.members)
+        };
+        // Unlocked: what they watch is dropped with them.
+        drop(members);
     }
 
     /// Threads that wait look at the list.
@@ -62,6 +101,10 @@ impl Members {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// Adds a member. Returns the one that had its number, to be dropped when the members are unlocked: what it watches is dropped with it.
@@ -175,9 +218,14 @@ impl Wake for Place {
         if !self.enter() {
             return;
         }
+        // Dropped unlocked if it is not added.
+        let Some(member) = self.member.upgrade() else { return };
         let waiting = {
             let mut woken = self.woken.0.lock();
-            woken.members.push_back(Weak::clone(&self.member));
+            if woken.is_closed {
+                return;
+            }
+            woken.members.push_back(member);
             std::mem::take(&mut woken.waiting)
         };
         waiting.into_iter().for_each(Waker::wake);

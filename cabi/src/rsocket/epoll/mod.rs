@@ -164,8 +164,10 @@ impl Epoll {
             (libc::EPOLL_CTL_MOD, Some(member)) => (member, None),
             (libc::EPOLL_CTL_DEL, Some(_)) => {
                 let before = std::mem::replace(&mut *self.removed.lock(), members.remove(fd));
+                let left = members.len();
                 drop(members);
                 drop(before);
+                self.woken.forget_removed(left);
                 return Some(Ok(()));
             }
             (_, Some(_)) => return Some(Err(Errno::INVAL.because(NO_OPERATION))),
@@ -235,7 +237,12 @@ impl Epoll {
 
     /// Takes a member from the set, and unlocks it.
     fn remove(&self, fd: RawFd) -> Option<Arc<Member>> {
-        self.members.lock().remove(fd)
+        let (removed, left) = {
+            let mut members = self.members.lock();
+            (members.remove(fd), members.len())
+        };
+        self.woken.forget_removed(left);
+        removed
     }
 
     /// A member that was the system's is an rsocket from now on. Called while the table has the rsocket and the number the socket of the
@@ -278,13 +285,12 @@ impl Epoll {
         let mut found = 0;
         let mut again = VecDeque::new();
         let mut is_rest = false;
-        for candidate in candidates {
+        for member in candidates {
             if found == events.len() {
                 is_rest = true;
-                again.push_back(candidate);
+                again.push_back(member);
                 continue;
             }
-            let Some(member) = candidate.upgrade() else { continue };
             member.leave_list();
             if !member.is_open() {
                 // As in the system's sets, a descriptor that is closed is in none.
@@ -313,7 +319,7 @@ impl Epoll {
             } else if asked.events & EPOLLET as u32 == 0 {
                 // Level-triggered: ready until it is found not to be.
                 if member.enter_list() {
-                    again.push_back(candidate);
+                    again.push_back(member);
                 }
             } else if member.socket.watch(cx) {
                 member.waker.wake_by_ref();
@@ -428,6 +434,12 @@ impl Epoll {
     }
 }
 
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        self.woken.close();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -482,6 +494,37 @@ mod tests {
     }
 
     const NO_EVENT: epoll_event = epoll_event { events: 0, u64: 0 };
+
+    #[test]
+    fn a_set_that_is_dropped_keeps_no_member() {
+        let (set, _fd, sockets) = set_of_ready(2);
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 2);
+        let woken = Arc::clone(&set.woken);
+        let waker = set.members.lock().get(sockets[0]).unwrap().waker.clone();
+        assert_eq!(woken.0.lock().members.len(), 2, "they are looked at next");
+        drop(set);
+        assert!(woken.0.lock().members.is_empty());
+        waker.wake_by_ref();
+        assert!(woken.0.lock().members.is_empty());
+        drop(waker);
+        assert_eq!(Arc::strong_count(&woken), 1);
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+    }
+
+    #[test]
+    fn members_that_are_removed_without_a_wait_are_not_kept() {
+        let (set, _fd, sockets) = set_of_ready(1000);
+        for (at, number) in sockets.iter().enumerate() {
+            if at % 10 != 0 {
+                set.control(libc::EPOLL_CTL_DEL, *number, None).unwrap();
+            }
+        }
+        let listed = set.woken.0.lock().members.len();
+        assert!((100..300).contains(&listed), "{listed} of 100 members");
+        assert_eq!(set.collect(&mut [NO_EVENT; 1000]), 100);
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+        assert_eq!(set.collect(&mut [NO_EVENT; 1000]), 0);
+    }
 
     #[test]
     fn a_member_is_reported_once_however_often_it_was_woken() {
