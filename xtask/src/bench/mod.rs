@@ -8,11 +8,13 @@ mod example;
 mod figures;
 mod hostile;
 mod instructions;
+mod pair;
 mod peers;
 mod perftest;
 pub(crate) mod programs;
 mod scaling;
 mod siw;
+mod sockets;
 mod speed;
 mod stacks;
 mod tls;
@@ -39,6 +41,8 @@ pub(crate) enum Bench {
     Clients(clients::Options),
     /// UD queue pairs beside a UDP socket with the same calls and CRC
     Datagrams(datagrams::Options),
+    /// redis, iperf3 and qperf over rsockets beside the same programs on TCP, each against its bar
+    Sockets(sockets::Options),
     /// Writes of 1 MiB over TLS beside rustls over bare sockets
     Tls(tls::Options),
     /// Emulated long paths: Writes beside bare TCP, `uiw cp` beside rclone and tar, cuts
@@ -88,6 +92,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Connects(options) => connects::run(options),
         Bench::Clients(options) => clients::run(options),
         Bench::Datagrams(options) => datagrams::run(options),
+        Bench::Sockets(options) => sockets::run(options),
         Bench::Tls(options) => tls::run(options),
         Bench::Wan(options) => wan::run(options),
         Bench::Perftest(options) => perftest::run(options),

@@ -31,7 +31,7 @@ impl Endpoint {
 /// Runs it so many times; gives microseconds of a round trip.
 pub(super) fn run(endpoint: Endpoint, case: &Case, count: u64) -> Result<f64, String> {
     let said =
-        pair("fi_pingpong", Server::Ends, |port, client| command(endpoint, case, count, port, client))?;
+        pair("fi_pingpong", Server::Ends, 0, |port, client| command(endpoint, case, count, port, client))?;
     round_trip(&said).ok_or_else(|| format!("fi_pingpong: no figure in: {}", said.trim()))
 }
 

@@ -9,13 +9,11 @@ mod ucx;
 
 use super::cases::{Case, Pick, ping_pong};
 use super::figures::{Kind, Measured, Row, Slice};
+use super::pair::{Server, pair};
 use crate::packages;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::thread;
-use std::time::{Duration, Instant};
-use uiw_interop::stock::{free_port, listens};
-use uiw_siw::shell::{self, Process};
 
 /// What can be asked for.
 #[derive(clap::Args)]
@@ -35,10 +33,6 @@ pub(crate) struct Options {
     rounds: u8,
 }
 
-/// The longest that one program may run.
-const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a server may take to listen.
-const LISTENING: Duration = Duration::from_secs(10);
 /// How long a run of a peer should take, in seconds: a slice of `uiw perf --compare`.
 const RUN: f64 = 0.2;
 
@@ -221,50 +215,17 @@ fn uiw(program: &Path, case: &Case) -> Result<Slice, String> {
         command.arg(format!("127.0.0.1:{port}"));
         command
     };
-    let said = pair("uiw perf", Server::Stays, command)?;
+    let said = pair("uiw perf", Server::Stays, 0, command)?;
     let slice = Slice::read(&said, case.size).filter(|slice| slice.kind == case.kind());
     slice.ok_or_else(|| format!("uiw perf: no figure in: {}", said.trim()))
 }
 
-/// A program that dies with us, however we end. In a ping-pong each end has a processor of its own, where there are two.
+/// A program that dies with us. In a ping-pong each end has a processor of its own, where there are two.
 fn with_us(program: &str, case: &Case, client: bool) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "--"]);
-    if case.latency && thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
-        command.args(["taskset", "-c", if client { "0" } else { "1" }]);
+    if !case.latency || thread::available_parallelism().is_ok_and(|cores| cores.get() < 2) {
+        return super::pair::with_us(program);
     }
-    command.arg(program);
+    let mut command = super::pair::with_us("taskset");
+    command.args(["-c", if client { "0" } else { "1" }, program]);
     command
-}
-
-/// What a server does when its client has ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Server {
-    Ends,
-    Stays,
-}
-
-/// Runs a server, which `command` makes of a free port, and then a client; gives what the client says. Both are gone afterwards.
-fn pair(name: &str, kind: Server, command: impl Fn(u16, bool) -> Command) -> Result<String, String> {
-    let port = free_port();
-    let text = |error: uiw_siw::Error| error.to_string();
-    let mut server = Process::start(&mut command(port, false)).map_err(text)?;
-    let until = Instant::now() + LISTENING;
-    while !listens(server.id(), port) {
-        if !server.is_running() || Instant::now() > until {
-            let said = server.finish(Duration::ZERO);
-            return Err(format!("{name}: its server does not listen: {}", said.last_line()));
-        }
-        thread::sleep(Duration::from_millis(2));
-    }
-    let client = shell::run(&mut command(port, true), TIMEOUT).map_err(text)?;
-    if kind == Server::Stays && client.is_ok() {
-        return Ok(client.out);
-    }
-    let server = server.finish(LISTENING);
-    match (client.is_ok(), server.is_ok()) {
-        (true, true) => Ok(client.out),
-        (false, _) => Err(format!("{name}: exit code {}: {}", client.status, client.last_line())),
-        (true, false) => Err(format!("{name}'s server: exit code {}: {}", server.status, server.last_line())),
-    }
 }

@@ -13,7 +13,8 @@ pub(super) fn run(case: &Case, count: u64) -> Result<f64, String> {
         (_, false) => "tag_bw",
         (_, true) => "tag_lat",
     };
-    let said = pair("ucx_perftest", Server::Ends, |port, client| command(test, case, count, port, client))?;
+    let said =
+        pair("ucx_perftest", Server::Ends, 0, |port, client| command(test, case, count, port, client))?;
     let figure = if case.latency { round_trip(&said, test) } else { rate(&said) };
     figure.ok_or_else(|| format!("ucx_perftest: no figure of {test} in: {}", said.trim()))
 }
