@@ -3,7 +3,8 @@
 use crate::rsocket::datagram::Datagram;
 use crate::rsocket::numbers::Numbers;
 use crate::rsocket::ready;
-use crate::rsocket::socket::Socket;
+use crate::rsocket::socket::{Registers, Socket};
+use crate::rsocket::wait::Source;
 use std::ffi::{c_int, c_short};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -48,18 +49,15 @@ impl AnySocket {
     }
 
     /// As [`AnySocket::ready`]; the task is woken by the next change.
-    pub(crate) fn poll_ready(&self, events: c_short, cx: &mut Context<'_>) -> Poll<c_short> {
+    pub(crate) fn poll_ready(
+        &self,
+        events: c_short,
+        registers: Registers,
+        cx: &mut Context<'_>,
+    ) -> Poll<c_short> {
         match self {
-            Self::Stream(socket) => ready::poll(socket, events, cx),
-            Self::Datagram(socket) => socket.poll_ready(events, cx),
-        }
-    }
-
-    /// The task is woken by the next change. True when there has been one.
-    pub(crate) fn watch(&self, cx: &mut Context<'_>) -> bool {
-        match self {
-            Self::Stream(socket) => socket.watch(cx),
-            Self::Datagram(socket) => socket.watch(cx),
+            Self::Stream(socket) => ready::poll(socket, events, registers, cx),
+            Self::Datagram(socket) => socket.poll_ready(events, registers, cx),
         }
     }
 

@@ -6,11 +6,12 @@ use crate::errno::Errno;
 use crate::rsocket::any::AnySocket;
 use crate::rsocket::preload::fall_back;
 use crate::rsocket::ready::FALL_BACK;
+use crate::rsocket::socket::Registers;
 use crate::rsocket::table;
 use crate::rsocket::wait::{self, Limit};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, pollfd};
 use std::ffi::c_short;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use uiw_verbs::ShardSet;
 
@@ -102,14 +103,21 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
                 // Every socket registers the waiting thread, so all are asked.
                 let ready = sockets
                     .iter()
-                    .filter(|(at, socket)| socket.poll_ready(fds[*at].events, cx).is_ready())
+                    .filter(|(at, socket)| {
+                        socket.poll_ready(fds[*at].events, Registers::Pending, cx).is_ready()
+                    })
                     .count();
                 if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
             };
             let shards = || shards(sockets);
-            wait::until_or(Some(&engine::get()?), others, limit, shards, any)?;
+            let leave = |waker: &Waker| sockets.iter().for_each(|(_, socket)| socket.unwatch(waker));
+            let woken = wait::until_or(Some(&engine::get()?), others, limit, shards, leave, any)?;
             // Other descriptors may have become ready since.
             count = sorted.look(fds)?;
+            if count == 0 && woken.is_some() && !limit.has_passed() {
+                // Another thread has taken what was there.
+                continue;
+            }
         }
         if !sorted.fall_back(fds) {
             return Ok(count);
@@ -178,4 +186,27 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
         mark(&mut sets.except, fd, libc::POLLPRI, libc::POLLPRI);
     }
     Ok(ready)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rsocket::acceptor;
+    use crate::rsocket::exports::rsocket;
+
+    /// Its waker has a descriptor, which would stay until the socket changes.
+    #[test]
+    fn a_thread_that_has_waited_is_not_kept() {
+        let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        let socket = table::stream(fd).unwrap();
+        acceptor::listen(&socket, 8).unwrap();
+        for _ in 0..3 {
+            let waits = move || {
+                poll_all(&mut [pollfd { fd, events: POLLIN, revents: 0 }], &Limit::of_milliseconds(2))
+            };
+            assert_eq!(std::thread::spawn(waits).join().unwrap(), Ok(0));
+            assert_eq!(socket.watching(), 0);
+        }
+        table::close(fd).unwrap();
+    }
 }

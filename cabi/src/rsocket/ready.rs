@@ -1,7 +1,7 @@
 //! What of a stream rsocket poll(2) finds ready.
 
 use crate::rsocket::is_exiting;
-use crate::rsocket::socket::{Phase, Socket, State};
+use crate::rsocket::socket::{Phase, Registers, Socket, State};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 use std::ffi::c_short;
 use std::task::{Context, Poll};
@@ -65,8 +65,13 @@ pub(super) fn look(socket: &Socket, events: c_short) -> c_short {
 }
 
 /// As [`look`]; the task is woken by the next change.
-pub(super) fn poll(socket: &Socket, events: c_short, cx: &mut Context<'_>) -> Poll<c_short> {
-    socket.poll(cx, |state| match ready(state) & (events | ALWAYS) {
+pub(super) fn poll(
+    socket: &Socket,
+    events: c_short,
+    registers: Registers,
+    cx: &mut Context<'_>,
+) -> Poll<c_short> {
+    socket.poll_as(registers, cx, |state| match ready(state) & (events | ALWAYS) {
         0 => Poll::Pending,
         revents => Poll::Ready(revents),
     })

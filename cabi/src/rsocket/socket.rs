@@ -18,7 +18,7 @@ use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::service::{self, Closing, Timer};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::stream::{Ending, Stream};
-use crate::rsocket::wait::{self, Try};
+use crate::rsocket::wait::{self, Source, Try};
 use crate::rsocket::watchers::Watchers;
 use crate::rsocket::{PROGRESS_CHECK, is_exiting};
 use std::collections::VecDeque;
@@ -123,6 +123,15 @@ pub(crate) struct State {
     pub(crate) opened: Option<Opened>,
     /// The events of the connection wake the watchers.
     watches_events: bool,
+}
+
+/// When a look registers the task for the next change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registers {
+    /// Where its answer is "not yet".
+    Pending,
+    /// Whatever its answer is: for edges.
+    Always,
 }
 
 pub(crate) struct Socket {
@@ -234,10 +243,6 @@ impl Socket {
         self.lock().is_nonblocking(flags)
     }
 
-    pub(crate) fn attempts(&self) -> &Attempts {
-        &self.attempts
-    }
-
     /// Other threads look again.
     pub(crate) fn wake(&self, except: Option<&Waker>) {
         self.watchers.wake_all(except);
@@ -246,11 +251,6 @@ impl Socket {
     /// As [`Socket::wake`], after a change that this thread has made with the socket's lock.
     pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
         self.watchers.wake_changed(except);
-    }
-
-    /// The task does not wait any more.
-    pub(crate) fn unwatch(&self, waker: &Waker) {
-        self.watchers.remove(waker);
     }
 
     /// How many threads and sets wait for a change.
@@ -262,8 +262,7 @@ impl Socket {
     /// Handles the events of the connection manager that have come.
     fn take_events(&self, state: &mut State) -> bool {
         let mut any = false;
-        // A listener's are its task's.
-        while !matches!(state.phase, Phase::Listening(_))
+        while state.takes_events()
             && let Some(event) = self.channel.try_pop()
         {
             state.handle(event.kind);
@@ -298,8 +297,14 @@ impl Socket {
 
     /// As [`Socket::look`] without driving, which is for the thread or task that waits; if the answer is "not yet", the task is woken by the next
     /// change.
-    pub(crate) fn poll<T>(
+    pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
+        self.poll_as(Registers::Pending, cx, ask)
+    }
+
+    /// As [`Socket::poll`]; `registers` says when the task is woken by the next change.
+    pub(super) fn poll_as<T>(
         &self,
+        registers: Registers,
         cx: &mut Context<'_>,
         mut ask: impl FnMut(&mut State) -> Poll<T>,
     ) -> Poll<T> {
@@ -307,9 +312,18 @@ impl Socket {
             let mut state = self.lock();
             let changed = self.update(&mut state, Take::Queued);
             let mut answer = ask(&mut state);
-            if answer.is_pending() && !changed {
+            let needs_waker = answer.is_pending() || registers == Registers::Always;
+            if changed {
+                drop(state);
+                self.wake_changed(Some(cx.waker()));
+                if needs_waker {
+                    continue;
+                }
+                return answer;
+            }
+            if needs_waker {
                 // With the lock of the look: what changes behind it wakes the task.
-                if self.watch_in(&mut state, cx) {
+                if self.watch(&mut state, cx) {
                     continue;
                 }
                 // Its connections are queued without that lock.
@@ -317,27 +331,14 @@ impl Socket {
                     answer = ask(&mut state);
                 }
             }
-            drop(state);
-            if !changed {
-                return answer;
-            }
-            self.wake_changed(Some(cx.waker()));
-            if answer.is_ready() {
-                return answer;
-            }
+            return answer;
         }
     }
 
     /// The task is woken by the next change. True when there has been one.
-    pub(crate) fn watch(&self, cx: &mut Context<'_>) -> bool {
-        self.watch_in(&mut self.lock(), cx)
-    }
-
-    /// As [`Socket::watch`], of a thread that has the socket's lock.
-    fn watch_in(&self, state: &mut State, cx: &mut Context<'_>) -> bool {
+    fn watch(&self, state: &mut State, cx: &mut Context<'_>) -> bool {
         self.watchers.add(cx.waker());
-        // A listener's events are its task's.
-        if !matches!(state.phase, Phase::Listening(_)) {
+        if state.takes_events() {
             if !std::mem::replace(&mut state.watches_events, true) {
                 self.channel.set_waker(self.engine.clone());
             }
@@ -348,19 +349,6 @@ impl Socket {
         }
         let engine = &mut Context::from_waker(&self.engine);
         state.stream().is_some_and(|stream| stream.link.cq().poll_ready(engine).is_ready())
-    }
-
-    /// Asks the engine for a wake-up by its background thread at the next completion.
-    pub(crate) fn arm(&self) {
-        let cq = self.lock().stream().map(|stream| Arc::clone(stream.link.cq()));
-        if let Some(cq) = cq {
-            cq.arm(uiw_verbs::Arm::Any);
-        }
-    }
-
-    /// The shards of its connection.
-    pub(crate) fn shards(&self) -> ShardSet {
-        self.lock().stream().map(|stream| stream.link.cq().shards()).unwrap_or_default()
     }
 
     /// Runs `attempt` until its answer is not EAGAIN; waits between, unless the call does not wait.
@@ -383,21 +371,13 @@ impl Socket {
             let mut state = self.lock();
             (how(&state), attempt(&mut state))
         };
-        wait::complete(
-            first,
-            &self.attempts,
-            nonblocking,
-            time,
-            || self.arm(),
-            || self.shards(),
-            |way| match way {
-                Try::Processed => self.look(None, &mut attempt),
-                Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
-                    Poll::Ready(answer) => answer,
-                    Poll::Pending => Err(Errno::AGAIN),
-                },
+        wait::complete(first, self, nonblocking, time, |way| match way {
+            Try::Processed => self.look(None, &mut attempt),
+            Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
+                Poll::Ready(answer) => answer,
+                Poll::Pending => Err(Errno::AGAIN),
             },
-        )
+        })
     }
 
     /// Closes it: the program has no descriptor of it any more.
@@ -415,6 +395,8 @@ impl Socket {
             return;
         }
         let phase = std::mem::replace(&mut state.phase, Phase::Closed);
+        // It has the file of the connection, which ends with it.
+        let instead = state.opened.as_mut().and_then(|opened| opened.instead.take());
         let aborts = state.set.linger == Some(0);
         let ended = match phase {
             Phase::Connected(mut stream, _) | Phase::Accepting(mut stream) if !stream.has_ended() => {
@@ -436,7 +418,7 @@ impl Socket {
             acceptor.close();
         }
         // Unlocked: connections are given up, and queue pairs destroyed.
-        drop(ended);
+        drop((ended, instead));
         self.wake(None);
     }
 
@@ -479,7 +461,33 @@ impl Socket {
     }
 }
 
+impl Source for Socket {
+    fn attempts(&self) -> &Attempts {
+        &self.attempts
+    }
+
+    fn unwatch(&self, waker: &Waker) {
+        self.watchers.remove(waker);
+    }
+
+    fn arm(&self) {
+        let cq = self.lock().stream().map(|stream| Arc::clone(stream.link.cq()));
+        if let Some(cq) = cq {
+            cq.arm(uiw_verbs::Arm::Any);
+        }
+    }
+
+    fn shards(&self) -> ShardSet {
+        self.lock().stream().map(|stream| stream.link.cq().shards()).unwrap_or_default()
+    }
+}
+
 impl State {
+    /// Whether the events of the connection are for the state: a listener's are its task's, and so are those of a connection that lingers.
+    fn takes_events(&self) -> bool {
+        !matches!(self.phase, Phase::Listening(_) | Phase::Closed)
+    }
+
     /// Whether calls with these flags do not wait.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
         (flags & libc::MSG_DONTWAIT) | (self.status_flags & libc::O_NONBLOCK) != 0

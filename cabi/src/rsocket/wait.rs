@@ -121,27 +121,33 @@ impl Wake for Sleeper {
     }
 }
 
-/// Waits until `poll` is ready. `arm` is called before each sleep: it asks for wake-ups by the engine's other threads.
+/// Waits until `poll` is ready. `arm` is called before each sleep: it asks for wake-ups by the engine's other threads. `leave` is called behind the wait:
+/// it takes the waker from where `poll` has registered it, as the thread may end, and what it waited for may never change.
 ///
 /// # Errors
 /// EINTR; EMFILE.
 pub(crate) fn until<T>(
     device: &Device,
     mut arm: impl FnMut(),
+    leave: impl Fn(&Waker),
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<T> {
-    if let Some(value) = drive(device, DRIVE, &mut poll)? {
+    if let Some(value) = drive(device, DRIVE, &leave, &mut poll)? {
         return Ok(value);
     }
     let sleeper = Sleeper::current()?;
     let waker = Waker::from(Arc::clone(&sleeper));
-    loop {
+    let waited = loop {
         arm();
         if let Poll::Ready(value) = poll(&mut Context::from_waker(&waker)) {
-            return Ok(value);
+            break Ok(value);
         }
-        sleeper.sleep()?;
-    }
+        if let Err(errno) = sleeper.sleep() {
+            break Err(errno);
+        }
+    };
+    leave(&waker);
+    waited
 }
 
 /// Where this thread sleeps together with other descriptors. It is taken out of its place meanwhile: a handler of a signal may wait as well.
@@ -192,19 +198,21 @@ pub(crate) fn until_or<T>(
     fds: &mut Vec<libc::pollfd>,
     limit: &Limit<'_>,
     shards: impl Fn() -> ShardSet,
+    leave: impl Fn(&Waker),
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
     let Some(device) = device else {
-        return sleep_without_engine(fds, limit, poll);
+        return sleep_without_engine(fds, limit, leave, poll);
     };
     if fds.is_empty() {
         let left = limit.left().map_or(DRIVE, |left| left.min(DRIVE));
-        if let Some(value) = drive(device, left, &mut poll)? {
+        if let Some(value) = drive(device, left, &leave, &mut poll)? {
             return Ok(Some(value));
         }
     }
     let mut waiter = Waiter::take(device)?;
     let result = sleep_with(&mut waiter.inner, fds, limit, shards, poll);
+    leave(&waiter.inner.waker());
     waiter.put_back();
     result
 }
@@ -226,6 +234,7 @@ pub(crate) fn make_round(device: &Device, shards: ShardSet) {
 fn sleep_without_engine<T>(
     fds: &mut Vec<libc::pollfd>,
     limit: &Limit<'_>,
+    leave: impl Fn(&Waker),
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
     let sleeper = Sleeper::current()?;
@@ -247,6 +256,7 @@ fn sleep_without_engine<T>(
             Err(errno) => break Err(errno),
         }
     };
+    leave(&waker);
     fds.pop();
     result
 }
@@ -298,10 +308,16 @@ fn sleep_with<T>(
 fn drive<T>(
     device: &Device,
     time: Duration,
+    leave: impl Fn(&Waker),
     poll: &mut impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
     let held = Held::new();
-    let found = device.wait(Some(Instant::now() + time), poll);
+    let mut registered = None;
+    let found = device.wait(Some(Instant::now() + time), |cx| {
+        registered.get_or_insert_with(|| cx.waker().clone());
+        poll(cx)
+    });
+    registered.iter().for_each(leave);
     if found.is_none() && held.interrupts() {
         return Err(Errno::INTR);
     }
@@ -328,23 +344,37 @@ pub(crate) enum Try<'a, 'b> {
     Watched(&'a mut Context<'b>),
 }
 
-/// Tries a call until its answer is not EAGAIN, as `first`, that of the socket's state as it is, may be; waits between, for at most `time`, unless the call
-/// does not wait. `arm` asks the engine for a wake-up; `shards` are the socket's.
+/// What calls of a program wait for.
+pub(crate) trait Source {
+    /// How such calls went.
+    fn attempts(&self) -> &Attempts;
+
+    /// Asks the engine for a wake-up by its background thread at the next completion.
+    fn arm(&self);
+
+    /// The shards of its connections.
+    fn shards(&self) -> ShardSet;
+
+    /// The task does not wait any more.
+    fn unwatch(&self, waker: &Waker);
+}
+
+/// Tries a call until its answer is not EAGAIN, as `first`, that of the source's state as it is, may be; waits between, for at most `time`, unless the call
+/// does not wait.
 ///
 /// # Errors
 /// Those of the call; EAGAIN also when the time is over.
 pub(crate) fn complete<T>(
     first: Result<T>,
-    attempts: &Attempts,
+    source: &impl Source,
     nonblocking: bool,
     time: Option<Duration>,
-    arm: impl Fn(),
-    shards: impl Fn() -> ShardSet,
     mut call: impl FnMut(Try<'_, '_>) -> Result<T>,
 ) -> Result<T> {
     if !matches!(first, Err(Errno::AGAIN)) {
         return first;
     }
+    let attempts = source.attempts();
     if nonblocking || !attempts.is_omitted() {
         let second = call(Try::Processed);
         let found = !matches!(second, Err(Errno::AGAIN));
@@ -360,7 +390,7 @@ pub(crate) fn complete<T>(
     let begun = Instant::now();
     let most = time.unwrap_or(Duration::MAX).min(polling_time());
     // Without a connection there is nothing to be driven.
-    if attempts.expect_soon() && !shards().is_empty() {
+    if attempts.expect_soon() && !source.shards().is_empty() {
         // As in `drive`.
         let held = Held::new();
         if let Some(found) = attempts.poll(begun, most, || pending(call(Try::Processed))) {
@@ -372,11 +402,12 @@ pub(crate) fn complete<T>(
     }
     let poll = |cx: &mut Context<'_>| pending(call(Try::Watched(cx)));
     let device = engine::get()?;
+    let leave = |waker: &Waker| source.unwatch(waker);
     let waited = match time {
-        None => until(&device, arm, poll)?,
+        None => until(&device, || source.arm(), leave, poll)?,
         Some(time) => {
             let limit = Limit::within(time.saturating_sub(begun.elapsed()));
-            let done = until_or(Some(&device), &mut Vec::new(), &limit, shards, poll)?;
+            let done = until_or(Some(&device), &mut Vec::new(), &limit, || source.shards(), leave, poll)?;
             done.unwrap_or(Err(Errno::AGAIN))
         }
     };
@@ -405,12 +436,19 @@ mod tests {
         let begun = Instant::now();
         let limit = Limit::within(Duration::from_millis(20));
         let mut attempts = 0;
-        let waited = until_or(Some(&device), &mut Vec::new(), &limit, ShardSet::default, |cx| {
-            attempts += 1;
-            cx.waker().wake_by_ref();
-            // Without an end of its own the wait ends here.
-            if begun.elapsed() < Duration::from_secs(5) { Poll::Pending } else { Poll::Ready(()) }
-        });
+        let waited = until_or(
+            Some(&device),
+            &mut Vec::new(),
+            &limit,
+            ShardSet::default,
+            |_| {},
+            |cx| {
+                attempts += 1;
+                cx.waker().wake_by_ref();
+                // Without an end of its own the wait ends here.
+                if begun.elapsed() < Duration::from_secs(5) { Poll::Pending } else { Poll::Ready(()) }
+            },
+        );
         assert_eq!(waited, Ok(None), "after {attempts} attempts");
         assert!(limit.has_passed() && attempts > 1, "{attempts} attempts");
     }

@@ -26,6 +26,10 @@ impl Watchers {
 
     /// `waker` does not wait any more.
     pub(crate) fn remove(&self, waker: &Waker) {
+        // It was woken, and with that removed.
+        if !self.any.load(Ordering::Relaxed) {
+            return;
+        }
         let mut wakers = self.wakers.lock();
         let removed: Vec<_> = wakers.extract_if(.., |known| known.will_wake(waker)).collect();
         self.any.store(!wakers.is_empty(), Ordering::Relaxed);

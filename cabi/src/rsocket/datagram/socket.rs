@@ -13,8 +13,9 @@ use crate::rsocket::is_exiting;
 use crate::rsocket::numbers::Numbers;
 use crate::rsocket::preload::Behind;
 use crate::rsocket::settings::Sizes;
+use crate::rsocket::socket::Registers;
 use crate::rsocket::sys;
-use crate::rsocket::wait::{self, Limit, Try};
+use crate::rsocket::wait::{self, Limit, Source, Try};
 use crate::rsocket::watchers::Watchers;
 use crate::settings::Settings;
 use crate::stack;
@@ -142,10 +143,6 @@ impl Datagram {
         self.state.lock()
     }
 
-    pub(crate) fn attempts(&self) -> &Attempts {
-        &self.attempts
-    }
-
     /// In the child of a fork: the socket is the parent's, and its port is not kept.
     pub(crate) fn leave_to_parent(&self) {
         let own = self.own.load(Ordering::Relaxed);
@@ -158,11 +155,6 @@ impl Datagram {
     /// Other threads look again.
     pub(super) fn wake(&self, except: Option<&Waker>) {
         self.watchers.wake_all(except);
-    }
-
-    /// The task does not wait any more.
-    pub(crate) fn unwatch(&self, waker: &Waker) {
-        self.watchers.remove(waker);
     }
 
     /// Takes what has come, and asks `ask`. Other threads are woken by what is found.
@@ -178,38 +170,44 @@ impl Datagram {
     }
 
     /// As [`Datagram::look`]; if the answer is "not yet", the task is woken by the next change.
-    fn poll<T>(&self, cx: &mut Context<'_>, mut ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
+    fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
+        self.poll_as(Registers::Pending, cx, ask)
+    }
+
+    /// As [`Datagram::poll`]; `registers` says when the task is woken by the next change.
+    fn poll_as<T>(
+        &self,
+        registers: Registers,
+        cx: &mut Context<'_>,
+        mut ask: impl FnMut(&mut State) -> Poll<T>,
+    ) -> Poll<T> {
         loop {
-            let answer = self.look(Some(cx.waker()), &mut ask);
-            if answer.is_ready() {
+            let mut state = self.lock();
+            let changed = state.process();
+            let answer = ask(&mut state);
+            let needs_waker = answer.is_pending() || registers == Registers::Always;
+            if changed {
+                drop(state);
+                self.wake(Some(cx.waker()));
+                if needs_waker {
+                    continue;
+                }
                 return answer;
             }
-            if !self.watch(cx) {
-                // What another thread of the program found between the two.
-                return ask(&mut self.lock());
+            // With the lock of the look: what changes behind it wakes the task.
+            if needs_waker && self.watch(&state, cx) {
+                continue;
             }
+            return answer;
         }
     }
 
     /// The task is woken by the next change. True when there has been one.
-    pub(crate) fn watch(&self, cx: &mut Context<'_>) -> bool {
+    fn watch(&self, state: &State, cx: &mut Context<'_>) -> bool {
         self.watchers.add(cx.waker());
+        let Some(endpoint) = &state.endpoint else { return false };
         let all = self.watchers.all();
-        let cq = self.lock().endpoint.as_ref().map(|endpoint| Arc::clone(endpoint.cq()));
-        cq.is_some_and(|cq| cq.poll_ready(&mut Context::from_waker(&all)).is_ready())
-    }
-
-    /// The shards of its queue pairs.
-    pub(crate) fn shards(&self) -> ShardSet {
-        self.lock().endpoint.as_ref().map(|endpoint| endpoint.cq().shards()).unwrap_or_default()
-    }
-
-    /// Asks the engine for a wake-up by its background thread at the next completion.
-    pub(crate) fn arm(&self) {
-        let cq = self.lock().endpoint.as_ref().map(|endpoint| Arc::clone(endpoint.cq()));
-        if let Some(cq) = cq {
-            cq.arm(uiw_verbs::Arm::Any);
-        }
+        endpoint.cq().poll_ready(&mut Context::from_waker(&all)).is_ready()
     }
 
     /// Runs `attempt` until its answer is not EAGAIN; waits between, for at most `time`, unless the call does not wait.
@@ -220,21 +218,13 @@ impl Datagram {
         mut attempt: impl FnMut(&mut State) -> Result<T>,
     ) -> Result<T> {
         let first = attempt(&mut self.lock());
-        wait::complete(
-            first,
-            &self.attempts,
-            nonblocking,
-            time,
-            || self.arm(),
-            || self.shards(),
-            |way| match way {
-                Try::Processed => self.look(None, &mut attempt),
-                Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
-                    Poll::Ready(answer) => answer,
-                    Poll::Pending => Err(Errno::AGAIN),
-                },
+        wait::complete(first, self, nonblocking, time, |way| match way {
+            Try::Processed => self.look(None, &mut attempt),
+            Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
+                Poll::Ready(answer) => answer,
+                Poll::Pending => Err(Errno::AGAIN),
             },
-        )
+        })
     }
 
     /// What is ready of the events that a program asks for.
@@ -243,8 +233,13 @@ impl Datagram {
     }
 
     /// As [`Datagram::ready`]; the task is woken by the next change.
-    pub(crate) fn poll_ready(&self, events: c_short, cx: &mut Context<'_>) -> Poll<c_short> {
-        self.poll(cx, |state| match state.ready() & (events | POLLERR | POLLHUP) {
+    pub(crate) fn poll_ready(
+        &self,
+        events: c_short,
+        registers: Registers,
+        cx: &mut Context<'_>,
+    ) -> Poll<c_short> {
+        self.poll_as(registers, cx, |state| match state.ready() & (events | POLLERR | POLLHUP) {
             0 => Poll::Pending,
             revents => Poll::Ready(revents),
         })
@@ -384,7 +379,14 @@ impl Datagram {
             };
             let limit = Limit::within(FLUSH_TIMEOUT);
             if !matches!(
-                wait::until_or(Some(&device), &mut Vec::new(), &limit, || self.shards(), all),
+                wait::until_or(
+                    Some(&device),
+                    &mut Vec::new(),
+                    &limit,
+                    || self.shards(),
+                    |waker| self.unwatch(waker),
+                    all
+                ),
                 Ok(Some(()))
             ) {
                 tracing::debug!("a datagram rsocket is closed before UDP has taken everything");
@@ -471,5 +473,26 @@ impl State {
             ready |= POLLHUP;
         }
         ready
+    }
+}
+
+impl Source for Datagram {
+    fn attempts(&self) -> &Attempts {
+        &self.attempts
+    }
+
+    fn unwatch(&self, waker: &Waker) {
+        self.watchers.remove(waker);
+    }
+
+    fn arm(&self) {
+        let cq = self.lock().endpoint.as_ref().map(|endpoint| Arc::clone(endpoint.cq()));
+        if let Some(cq) = cq {
+            cq.arm(uiw_verbs::Arm::Any);
+        }
+    }
+
+    fn shards(&self) -> ShardSet {
+        self.lock().endpoint.as_ref().map(|endpoint| endpoint.cq().shards()).unwrap_or_default()
     }
 }

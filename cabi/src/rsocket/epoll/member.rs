@@ -27,11 +27,24 @@ pub(super) struct WokenState {
 }
 
 impl Woken {
-    /// Adds members to the list without waking threads.
+    /// Adds members to the list that this thread has looked at. Other threads look at them, too: this one may be busy with what it has got.
     pub(super) fn add(&self, members: VecDeque<Arc<Member>>) {
-        if !members.is_empty() {
-            self.0.lock().members.extend(members);
+        if members.is_empty() {
+            return;
         }
+        let waiting = {
+            let mut woken = self.0.lock();
+            woken.members.extend(members);
+            std::mem::take(&mut woken.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// The waker's thread does not wait any more.
+    pub(super) fn leave(&self, waker: &Waker) {
+        let left: Vec<_> = self.0.lock().waiting.extract_if(.., |known| known.will_wake(waker)).collect();
+        // Unlocked: it may be the last reference.
+        drop(left);
     }
 
     /// Members that the set has no more leave a list that has many of them, where `count` are left: a program may remove members and never wait.
@@ -50,6 +63,9 @@ impl Woken {
                     removed.push(member);
                 } else if member.enter_list() {
                     woken.members.push_back(member);
+                } else {
+                    // The thread that has taken the place adds it.
+                    removed.push(member);
                 }
             }
         }
@@ -67,16 +83,10 @@ impl Woken {
         // Unlocked: what they watch is dropped with them.
         drop(members);
     }
-
-    /// Threads that wait look at the list.
-    pub(super) fn wake_waiting(&self) {
-        let waiting = std::mem::take(&mut self.0.lock().waiting);
-        waiting.into_iter().for_each(Waker::wake);
-    }
 }
 
 /// What the program has asked for.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) events: u32,
     pub(super) data: u64,

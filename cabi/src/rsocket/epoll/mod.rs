@@ -13,7 +13,7 @@ use crate::rsocket::any::AnySocket;
 use crate::rsocket::preload::waiting::WAITING;
 use crate::rsocket::preload::{fall_back, placeholder};
 use crate::rsocket::ready::FALL_BACK;
-use crate::rsocket::socket::Socket;
+use crate::rsocket::socket::{Registers, Socket};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::wait::{self, Limit};
@@ -24,7 +24,7 @@ use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use uiw_verbs::ShardSet;
 
@@ -152,8 +152,7 @@ impl Epoll {
         let mut members = self.members.lock();
         // A number whose socket was closed is another socket's now.
         let known = members.get(fd).filter(|member| member.is_open()).map(Arc::clone);
-        // Dropped when the members are unlocked.
-        let (member, _removed) = match (op, known) {
+        let (member, before) = match (op, known) {
             (libc::EPOLL_CTL_ADD, Some(_)) => return Some(Err(Errno(libc::EEXIST))),
             (libc::EPOLL_CTL_ADD, None) => {
                 event?;
@@ -166,14 +165,15 @@ impl Epoll {
                 let before = std::mem::replace(&mut *self.removed.lock(), members.remove(fd));
                 let left = members.len();
                 drop(members);
-                drop(before);
-                self.woken.forget_removed(left);
+                self.forget(before, left);
                 return Some(Ok(()));
             }
             (_, Some(_)) => return Some(Err(Errno::INVAL.because(NO_OPERATION))),
             (_, None) => return None,
         };
+        let left = members.len();
         drop(members);
+        self.forget(before, left);
         let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
         *member.event.lock() = Asked::new(event);
         // Its state is looked at by the next wait.
@@ -203,8 +203,9 @@ impl Epoll {
                 let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
                 let member = Member::new(fd, socket, Asked::new(event), &self.woken);
                 let before = members.add(&member);
+                let left = members.len();
                 drop(members);
-                drop(before);
+                self.forget(before, left);
                 member.waker.wake_by_ref();
                 Some(Ok(()))
             }
@@ -215,7 +216,7 @@ impl Epoll {
     /// Of a descriptor that is no rsocket. False if it has become one, and nothing was done.
     fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<bool> {
         // A socket that is closed already.
-        if op == libc::EPOLL_CTL_DEL && self.remove(fd).is_some() {
+        if op == libc::EPOLL_CTL_DEL && self.remove(fd) {
             return Ok(true);
         }
         // Locked, so that a socket which becomes an rsocket is in the system's set and the list, or in none.
@@ -235,14 +236,23 @@ impl Epoll {
         Ok(true)
     }
 
-    /// Takes a member from the set, and unlocks it.
-    fn remove(&self, fd: RawFd) -> Option<Arc<Member>> {
+    /// Takes a member from the set. Returns whether there was one.
+    fn remove(&self, fd: RawFd) -> bool {
         let (removed, left) = {
             let mut members = self.members.lock();
             (members.remove(fd), members.len())
         };
-        self.woken.forget_removed(left);
-        removed
+        let is_one = removed.is_some();
+        self.forget(removed, left);
+        is_one
+    }
+
+    /// A member is not in the set any more, of which `left` are. Called with the members unlocked, as what it watches may be dropped with it.
+    fn forget(&self, member: Option<Arc<Member>>, left: usize) {
+        if member.is_some() {
+            drop(member);
+            self.woken.forget_removed(left);
+        }
     }
 
     /// A member that was the system's is an rsocket from now on. Called while the table has the rsocket and the number the socket of the
@@ -255,24 +265,28 @@ impl Epoll {
             return false;
         }
         let member = Member::new(fd, AnySocket::Stream(Arc::clone(socket)), asked, &self.woken);
-        let before = self.members.lock().add(&member);
+        let (before, left) = {
+            let mut members = self.members.lock();
+            (members.add(&member), members.len())
+        };
         drop(plain);
-        drop(before);
+        self.forget(before, left);
         member.waker.wake_by_ref();
         true
     }
 
     /// An rsocket among the members is a socket of the kernel from now on. Called while the table has the rsocket and the number that socket.
     pub(crate) fn becomes_ordinary(&self, fd: RawFd, socket: &Arc<Socket>) {
-        let member = {
+        let (member, left) = {
             let mut members = self.members.lock();
             match members.get(fd) {
-                Some(member) if member.socket.is_stream(socket) => members.remove(fd),
-                _ => None,
+                Some(member) if member.socket.is_stream(socket) => (members.remove(fd), members.len()),
+                _ => (None, 0),
             }
         };
         let Some(member) = member else { return };
         let asked = *member.event.lock();
+        self.forget(Some(member), left);
         let events = if asked.disabled { 0 } else { asked.events };
         // It fails where the program has added the new socket already.
         let event = epoll_event { events, u64: asked.data };
@@ -284,10 +298,8 @@ impl Epoll {
         let candidates = std::mem::take(&mut self.woken.0.lock().members);
         let mut found = 0;
         let mut again = VecDeque::new();
-        let mut is_rest = false;
         for member in candidates {
             if found == events.len() {
-                is_rest = true;
                 again.push_back(member);
                 continue;
             }
@@ -303,33 +315,33 @@ impl Epoll {
             }
             self.note_shards(&member);
             let wanted = (asked.events & 0x3FFF) as c_short;
+            let edges = asked.events & EPOLLET as u32 != 0;
+            let registers = if edges { Registers::Always } else { Registers::Pending };
             let cx = &mut Context::from_waker(&member.waker);
-            let Poll::Ready(revents) = member.socket.poll_ready(wanted, cx) else { continue };
+            let Poll::Ready(revents) = member.socket.poll_ready(wanted, registers, cx) else { continue };
             if let AnySocket::Stream(stream) = &member.socket
                 && revents & FALL_BACK != 0
             {
-                // Its events are the system's now, or will be, by another thread; where it fails the socket wakes its members.
-                fall_back(stream);
+                // Its events are the system's now, or will be, by another thread. Where it fails nothing else wakes the member.
+                if !fall_back(stream) {
+                    member.waker.wake_by_ref();
+                }
                 continue;
             }
             events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };
             found += 1;
             if asked.events & EPOLLONESHOT as u32 != 0 {
-                member.event.lock().disabled = true;
-            } else if asked.events & EPOLLET as u32 == 0 {
-                // Level-triggered: ready until it is found not to be.
-                if member.enter_list() {
-                    again.push_back(member);
+                let mut event = member.event.lock();
+                // Otherwise the program has asked anew meanwhile.
+                if *event == asked {
+                    event.disabled = true;
                 }
-            } else if member.socket.watch(cx) {
-                member.waker.wake_by_ref();
+            } else if !edges && member.enter_list() {
+                // Level-triggered: ready until it is found not to be.
+                again.push_back(member);
             }
         }
         self.woken.add(again);
-        if is_rest {
-            // This thread may be busy with what it has got.
-            self.woken.wake_waiting();
-        }
         found
     }
 
@@ -420,7 +432,9 @@ impl Epoll {
                 Poll::Pending
             };
             let device = if self.members.lock().is_empty() { None } else { Some(engine::get()?) };
-            let woken = wait::until_or(device.as_ref(), &mut others, &limit_now, || self.shards(), any)?;
+            let leave = |waker: &Waker| self.woken.leave(waker);
+            let woken =
+                wait::until_or(device.as_ref(), &mut others, &limit_now, || self.shards(), leave, any)?;
             has_driven = true;
             if woken.is_none() {
                 // The system's set is ready, or the time is over.
@@ -446,7 +460,7 @@ mod tests {
     use crate::rsocket::exports::new_set;
     use std::os::fd::IntoRawFd;
     use std::sync::atomic::AtomicBool;
-    use std::task::{Wake, Waker};
+    use std::task::Wake;
 
     /// redis removes and adds a connection with each message.
     #[test]
@@ -457,7 +471,8 @@ mod tests {
         let watch = |set: &Epoll| {
             set.control(libc::EPOLL_CTL_ADD, fd, event).unwrap();
             let member = Arc::clone(set.members.lock().get(fd).unwrap());
-            assert!(!member.socket.watch(&mut Context::from_waker(&member.waker)));
+            let cx = &mut Context::from_waker(&member.waker);
+            assert!(member.socket.poll_ready(0, Registers::Always, cx).is_ready());
         };
         let (set, _fd) = Epoll::new(0).unwrap();
         watch(&set);
@@ -544,17 +559,65 @@ mod tests {
         table::close(sockets[0]).unwrap();
     }
 
+    /// What the set does with members that are asked for with `flags`, of which there is room for `room`: whether another thread that waits is woken.
+    fn wakes_another(flags: c_int, room: usize) -> bool {
+        let (set, _fd, sockets) = set_of_ready(3);
+        let event = Some(epoll_event { events: (libc::EPOLLOUT | flags) as u32, u64: 7 });
+        for number in &sockets {
+            set.control(libc::EPOLL_CTL_MOD, *number, event).unwrap();
+        }
+        let woken = Arc::<AtomicBool>::default();
+        set.woken.0.lock().waiting.push(Waker::from(Arc::new(Flag(Arc::clone(&woken)))));
+        assert_eq!(set.collect(&mut vec![NO_EVENT; room]), room);
+        let is_woken = woken.load(Ordering::Relaxed);
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+        is_woken
+    }
+
     #[test]
     fn a_thread_that_waits_gets_what_another_one_has_no_room_for() {
-        let (set, _fd, sockets) = set_of_ready(3);
-        let woken = Arc::<AtomicBool>::default();
-        let waiting = || set.woken.0.lock().waiting.push(Waker::from(Arc::new(Flag(Arc::clone(&woken)))));
-        waiting();
-        assert_eq!(set.collect(&mut [NO_EVENT; 3]), 3);
-        assert!(!woken.load(Ordering::Relaxed), "nothing is left");
-        assert_eq!(set.collect(&mut [NO_EVENT; 2]), 2);
-        assert!(woken.load(Ordering::Relaxed));
-        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+        assert!(!wakes_another(EPOLLET, 3), "nothing is left");
+        assert!(wakes_another(EPOLLET, 2));
+        assert!(!wakes_another(EPOLLONESHOT, 3), "nothing is left");
+    }
+
+    /// The thread that has got an event of a listener may be busy with the connection when the next one comes.
+    #[test]
+    fn a_thread_that_waits_looks_at_what_another_one_has_got() {
+        assert!(wakes_another(0, 3));
+    }
+
+    #[test]
+    fn a_member_of_edges_is_registered_by_the_look_that_reports_it() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let event = Some(epoll_event { events: (libc::EPOLLOUT | EPOLLET) as u32, u64: 7 });
+        set.control(libc::EPOLL_CTL_MOD, sockets[0], event).unwrap();
+        let Some(AnySocket::Stream(socket)) = table::get(sockets[0]).and_then(Entry::socket) else {
+            panic!()
+        };
+        assert_eq!((set.collect(&mut [NO_EVENT; 4]), socket.watching()), (1, 1));
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0, "once");
+        socket.wake(None);
+        assert_eq!((set.collect(&mut [NO_EVENT; 4]), socket.watching()), (1, 1));
+        table::close(sockets[0]).unwrap();
+    }
+
+    #[test]
+    fn sockets_that_take_the_number_of_closed_ones_are_not_kept() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let number = sockets[0];
+        let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 7 });
+        let mut before = Vec::new();
+        for _ in 0..1000 {
+            let socket = Socket::new(false, new_set());
+            before.push(Arc::downgrade(&socket));
+            table::name(number, Entry::Socket(socket));
+            set.control(libc::EPOLL_CTL_ADD, number, event).unwrap();
+        }
+        let kept = before.iter().filter(|socket| socket.strong_count() > 0).count();
+        assert!(kept < 100, "{kept} of 1000");
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        table::close(number).unwrap();
     }
 
     struct Flag(Arc<AtomicBool>);
