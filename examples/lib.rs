@@ -8,6 +8,7 @@
 //! | `pingpong` | round trips on the raw layer, one thread polling |
 //! | `async_echo` | an echo server and its client as tokio tasks, tokio driving the device |
 //! | `rpc` | remote calls as tower services |
+//! | `http` | HTTP by hyper over a byte stream, without a change of hyper: several requests on one connection |
 //! | `key_value` | a store whose clients get by RDMA Read, without the server's program |
 //! | `file_transfer` | a file in blocks, written by RDMA into memory that the receiver opened |
 //! | `ninep_bridge` | 9P over RDMA, as Linux mounts it, in front of a file server such as diod |

@@ -49,6 +49,13 @@ fn rpc() {
 }
 
 #[test]
+fn http() {
+    runs("http", "GET /large: 200 OK, 1000000 bytes");
+    runs("http", "POST /echo: 200 OK, \"good day\"");
+    runs("http", "GET /elsewhere: 404 Not Found, 0 bytes");
+}
+
+#[test]
 fn key_value() {
     runs("key_value", "planet: Some(\"Neptune\"), moons: Some(\"16\"), rings: None");
 }
