@@ -28,6 +28,9 @@ fn shards(sockets: &[(usize, AnySocket)]) -> ShardSet {
     shards
 }
 
+/// How long a thread of the program takes to begin a connection of TCP.
+const SOON: Duration = Duration::from_micros(50);
+
 /// A list of descriptors, sorted.
 struct Sorted {
     /// Each with its place.
@@ -68,14 +71,18 @@ impl Sorted {
 
     /// Sockets whose peers have no rsockets become those of the kernel. Whether there are any.
     fn fall_back(&self, fds: &[pollfd]) -> bool {
-        let mut any = false;
+        let (mut any, mut all_done) = (false, true);
         for (at, socket) in &self.sockets {
             if let AnySocket::Stream(stream) = socket
                 && fds[*at].revents & FALL_BACK != 0
             {
                 any = true;
-                fall_back(stream);
+                all_done &= fall_back(stream);
             }
+        }
+        if !all_done {
+            // Another thread is about to do it.
+            std::thread::sleep(SOON);
         }
         any
     }
@@ -111,10 +118,10 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
             };
             let shards = || shards(sockets);
             let leave = |waker: &Waker| sockets.iter().for_each(|(_, socket)| socket.unwatch(waker));
-            let woken = wait::until_or(Some(&engine::get()?), others, limit, shards, leave, any)?;
+            wait::until_or(Some(&engine::get()?), others, limit, shards, leave, any)?;
             // Other descriptors may have become ready since.
             count = sorted.look(fds)?;
-            if count == 0 && woken.is_some() && !limit.has_passed() {
+            if count == 0 && !limit.has_passed() {
                 // Another thread has taken what was there.
                 continue;
             }

@@ -414,8 +414,11 @@ impl Socket {
                 Some(phase)
             }
         };
-        if let Some(Phase::Listening(acceptor)) = &ended {
-            acceptor.close();
+        match &ended {
+            Some(Phase::Listening(acceptor)) => acceptor.close(),
+            // A Request that was not answered is rejected.
+            Some(Phase::Requested(..)) => while self.channel.try_pop().is_some() {},
+            _ => {}
         }
         // Unlocked: connections are given up, and queue pairs destroyed.
         drop((ended, instead));

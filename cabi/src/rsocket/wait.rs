@@ -65,6 +65,10 @@ impl<'a> Limit<'a> {
     }
 }
 
+thread_local! {
+    static SLEEPER: RefCell<Option<Arc<Sleeper>>> = const { RefCell::new(None) };
+}
+
 /// What a sleeping thread is woken by: an eventfd of its own.
 struct Sleeper {
     fd: OwnedFd,
@@ -85,21 +89,17 @@ impl Sleeper {
         Ok(Arc::new(Self { fd, generation: fork::generation() }))
     }
 
-    /// This thread's.
-    fn current() -> Result<Arc<Self>> {
-        thread_local! {
-            static OWN: RefCell<Option<Arc<Sleeper>>> = const { RefCell::new(None) };
-        }
-        let own = OWN.try_with(|own| {
-            let mut own = own.borrow_mut();
-            match &*own {
-                // A child of a fork shares the descriptor of before with its parent.
-                Some(sleeper) if sleeper.generation == fork::generation() => Ok(Arc::clone(sleeper)),
-                _ => Ok(Arc::clone(own.insert(Self::new()?))),
-            }
-        });
+    /// This thread's, taken out of its place for a wait, as a [`Waiter`]: a wait of a signal's handler has another one, and takes neither the tokens nor
+    /// the registrations of the wait that it interrupts.
+    fn take() -> Result<Arc<Self>> {
+        let kept = SLEEPER.try_with(RefCell::take).unwrap_or_default();
+        // A child of a fork shares the descriptor of before with its parent.
+        kept.filter(|sleeper| sleeper.generation == fork::generation()).map_or_else(Self::new, Ok)
+    }
+
+    fn put_back(self: Arc<Self>) {
         // The thread's own storage is gone when it ends.
-        own.unwrap_or_else(|_| Self::new())
+        let _ = SLEEPER.try_with(|place| place.replace(Some(self)));
     }
 
     /// Sleeps until it is woken. A read, as that is the one wait that signals restart or interrupt as the program said.
@@ -135,7 +135,7 @@ pub(crate) fn until<T>(
     if let Some(value) = drive(device, DRIVE, &leave, &mut poll)? {
         return Ok(value);
     }
-    let sleeper = Sleeper::current()?;
+    let sleeper = Sleeper::take()?;
     let waker = Waker::from(Arc::clone(&sleeper));
     let waited = loop {
         arm();
@@ -147,6 +147,7 @@ pub(crate) fn until<T>(
         }
     };
     leave(&waker);
+    sleeper.put_back();
     waited
 }
 
@@ -237,7 +238,7 @@ fn sleep_without_engine<T>(
     leave: impl Fn(&Waker),
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
-    let sleeper = Sleeper::current()?;
+    let sleeper = Sleeper::take()?;
     let waker = Waker::from(Arc::clone(&sleeper));
     let others = fds.len();
     fds.push(libc::pollfd { fd: sleeper.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
@@ -257,6 +258,7 @@ fn sleep_without_engine<T>(
         }
     };
     leave(&waker);
+    sleeper.put_back();
     fds.pop();
     result
 }

@@ -287,6 +287,8 @@ impl Datagram {
         let endpoint = Endpoint::new(&state.sizes)?;
         state.watched = Some(watch::add(&self.this, udp)?);
         state.endpoint = Some(endpoint);
+        // They register at its queue.
+        self.wake(None);
         Ok(())
     }
 

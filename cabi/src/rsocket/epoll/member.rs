@@ -27,17 +27,27 @@ pub(super) struct WokenState {
 }
 
 impl Woken {
-    /// Adds members to the list that this thread has looked at. Other threads look at them, too: this one may be busy with what it has got.
+    /// Adds members to the list that this thread has looked at. Another thread looks at them, too: this one may be busy with what it has got. That one wakes
+    /// the next one in the same way, until one has taken what is there.
     pub(super) fn add(&self, members: VecDeque<Arc<Member>>) {
         if members.is_empty() {
             return;
         }
-        let waiting = {
+        let next = {
             let mut woken = self.0.lock();
             woken.members.extend(members);
-            std::mem::take(&mut woken.waiting)
+            woken.waiting.pop()
         };
-        waiting.into_iter().for_each(Waker::wake);
+        next.into_iter().for_each(Waker::wake);
+    }
+
+    /// Wakes another thread, if there are members to be looked at: this one does not.
+    pub(super) fn pass_on(&self) {
+        let next = {
+            let mut woken = self.0.lock();
+            if woken.members.is_empty() { None } else { woken.waiting.pop() }
+        };
+        next.into_iter().for_each(Waker::wake);
     }
 
     /// The waker's thread does not wait any more.

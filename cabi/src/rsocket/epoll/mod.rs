@@ -315,28 +315,41 @@ impl Epoll {
             }
             self.note_shards(&member);
             let wanted = (asked.events & 0x3FFF) as c_short;
-            let edges = asked.events & EPOLLET as u32 != 0;
+            let is_one_shot = asked.events & EPOLLONESHOT as u32 != 0;
+            let edges = asked.events & EPOLLET as u32 != 0 && !is_one_shot;
             let registers = if edges { Registers::Always } else { Registers::Pending };
             let cx = &mut Context::from_waker(&member.waker);
             let Poll::Ready(revents) = member.socket.poll_ready(wanted, registers, cx) else { continue };
             if let AnySocket::Stream(stream) = &member.socket
                 && revents & FALL_BACK != 0
             {
-                // Its events are the system's now, or will be, by another thread. Where it fails nothing else wakes the member.
-                if !fall_back(stream) {
+                // Its events are the system's now, or will be, by another thread. Where it fails the socket wakes the member, or has failed already.
+                if !fall_back(stream)
+                    && !matches!(
+                        member.socket.poll_ready(wanted, Registers::Always, cx),
+                        Poll::Ready(revents) if revents & FALL_BACK != 0
+                    )
+                {
                     member.waker.wake_by_ref();
                 }
                 continue;
             }
+            if is_one_shot {
+                let mut event = member.event.lock();
+                if *event != asked {
+                    // Another thread has reported it, or the program has asked anew: what this look has found may not have been asked for.
+                    let is_asked = !event.disabled;
+                    drop(event);
+                    if is_asked {
+                        member.waker.wake_by_ref();
+                    }
+                    continue;
+                }
+                event.disabled = true;
+            }
             events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };
             found += 1;
-            if asked.events & EPOLLONESHOT as u32 != 0 {
-                let mut event = member.event.lock();
-                // Otherwise the program has asked anew meanwhile.
-                if *event == asked {
-                    event.disabled = true;
-                }
-            } else if !edges && member.enter_list() {
+            if !is_one_shot && !edges && member.enter_list() {
                 // Level-triggered: ready until it is found not to be.
                 again.push_back(member);
             }
@@ -434,7 +447,9 @@ impl Epoll {
             let device = if self.members.lock().is_empty() { None } else { Some(engine::get()?) };
             let leave = |waker: &Waker| self.woken.leave(waker);
             let woken =
-                wait::until_or(device.as_ref(), &mut others, &limit_now, || self.shards(), leave, any)?;
+                wait::until_or(device.as_ref(), &mut others, &limit_now, || self.shards(), leave, any)
+                    // This thread may have been woken for a member that it does not look at.
+                    .inspect_err(|_| self.woken.pass_on())?;
             has_driven = true;
             if woken.is_none() {
                 // The system's set is ready, or the time is over.
@@ -556,6 +571,44 @@ mod tests {
         let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 7 });
         set.control(libc::EPOLL_CTL_ADD, sockets[0], event).unwrap();
         assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        table::close(sockets[0]).unwrap();
+    }
+
+    #[test]
+    fn one_thread_is_woken_for_what_another_one_has_got_and_passes_it_on() {
+        let (set, _fd, sockets) = set_of_ready(2);
+        let woken = [(); 3].map(|()| Arc::<AtomicBool>::default());
+        for flag in &woken {
+            set.woken.0.lock().waiting.push(Waker::from(Arc::new(Flag(Arc::clone(flag)))));
+        }
+        let count = || woken.iter().filter(|flag| flag.load(Ordering::Relaxed)).count();
+        set.woken.pass_on();
+        assert_eq!(count(), 1, "the members are in the list");
+        assert_eq!((set.collect(&mut [NO_EVENT; 4]), count()), (2, 2));
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0);
+        set.woken.pass_on();
+        assert_eq!(count(), 2, "nothing is left");
+    }
+
+    #[test]
+    fn a_one_shot_member_is_reported_once_for_each_time_it_is_asked_for() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let ask = |events: c_int| {
+            let event = Some(epoll_event { events: (libc::EPOLLOUT | events) as u32, u64: 7 });
+            set.control(libc::EPOLL_CTL_MOD, sockets[0], event).unwrap();
+        };
+        let Some(AnySocket::Stream(socket)) = table::get(sockets[0]).and_then(Entry::socket) else {
+            panic!()
+        };
+        for flags in [EPOLLONESHOT, EPOLLONESHOT | EPOLLET] {
+            ask(flags);
+            ask(flags | libc::EPOLLIN);
+            assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+            assert_eq!(socket.watching(), 0, "a change does not bring it to another thread");
+            socket.wake(None);
+            assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0);
+        }
         table::close(sockets[0]).unwrap();
     }
 

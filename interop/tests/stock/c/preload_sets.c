@@ -258,9 +258,91 @@ static void cancels(void)
 	CHECK(close(ordinary[0]) == 0 && close(ordinary[1]) == 0);
 }
 
+static int busy_set, busy_socket;
+/* How many threads have a byte in this round. */
+static atomic_int busy;
+
+/* Takes one byte, and is busy with it until the other thread has one. */
+static void *takes_one(void *unused)
+{
+	struct epoll_event event;
+	char byte;
+	do
+		CHECK(epoll_wait(busy_set, &event, 1, -1) == 1);
+	while (recv(busy_socket, &byte, 1, MSG_DONTWAIT) != 1);
+	atomic_fetch_add(&busy, 1);
+	while (atomic_load(&busy) < 2)
+		usleep(100);
+	return unused;
+}
+
+/* What a thread leaves in a socket is another one's, though it does not come back to the set. */
+static void leaves_the_rest(int rounds)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), ends[2];
+	struct epoll_event event = {.events = EPOLLIN};
+	pair(listener, &at, len, ends);
+	busy_socket = ends[0];
+	busy_set = epoll_create1(EPOLL_CLOEXEC);
+	CHECK(epoll_ctl(busy_set, EPOLL_CTL_ADD, busy_socket, &event) == 0);
+	for (int round = 0; round < rounds; round++) {
+		pthread_t threads[2];
+		atomic_store(&busy, 0);
+		for (int i = 0; i < 2; i++)
+			CHECK(pthread_create(&threads[i], NULL, takes_one, NULL) == 0);
+		if (round % 2)
+			usleep(1000);
+		CHECK(write(ends[1], "xy", 2) == 2);
+		for (int i = 0; i < 2; i++)
+			CHECK(pthread_join(threads[i], NULL) == 0);
+	}
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && close(listener) == 0 && close(busy_set) == 0);
+}
+
+static int polled;
+
+/* poll(2) without a time-out returns when there is something, though another thread may take that. */
+static void *polls(void *unused)
+{
+	char byte;
+	for (;;) {
+		struct pollfd fd = {.fd = polled, .events = POLLIN};
+		CHECK(poll(&fd, 1, -1) == 1 && fd.revents);
+		if (recv(polled, &byte, 1, MSG_DONTWAIT) == 0)
+			return unused;
+		atomic_fetch_add(&busy, 1);
+	}
+}
+
+static void polled_by_two(int bytes)
+{
+	union address at;
+	socklen_t len;
+	int listener = listening(&at, &len), ends[2];
+	pthread_t threads[2];
+	pair(listener, &at, len, ends);
+	polled = ends[0];
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_create(&threads[i], NULL, polls, NULL) == 0);
+	for (int i = 0; i < bytes; i++) {
+		atomic_store(&busy, 0);
+		CHECK(write(ends[1], "x", 1) == 1);
+		while (atomic_load(&busy) == 0)
+			sched_yield();
+	}
+	CHECK(shutdown(ends[1], SHUT_WR) == 0);
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	CHECK(close(ends[0]) == 0 && close(ends[1]) == 0 && close(listener) == 0);
+}
+
 int main(void)
 {
 	cancels();
+	leaves_the_rest(200);
+	polled_by_two(2000);
 	for (int i = 0; i < 20; i++)
 		sockets_enter();
 	times_out();
