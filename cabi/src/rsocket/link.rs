@@ -30,7 +30,7 @@ const WORD: u32 = 4;
 /// Marks completions of receives; the rest of the number is the slot.
 const RECEIVE: u64 = 1 << 63;
 /// Completions that are handled at a time.
-const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 /// Receives that are posted again at a time. Fewer than [`EXTRA_RECEIVES`], so the peer finds one for each of its credits.
 const REPOSTED: usize = 16;
 

@@ -2,7 +2,7 @@
 
 use crate::boundary::Result;
 use crate::errno::Errno;
-use crate::rsocket::link::{CONTROL_SLOTS, Completed, Link, Take};
+use crate::rsocket::link::{BATCH, CONTROL_SLOTS, Completed, Link, Take};
 use crate::rsocket::mappings::Mappings;
 use crate::rsocket::receiver::{Receiver, Violation};
 use crate::rsocket::sender::Sender;
@@ -106,6 +106,10 @@ impl Stream {
             if self.receiver.readable() > 0 {
                 // That is enough: another round would mostly find nothing, at the price of a system call.
                 take = Take::Queued;
+            }
+            if take == Take::Queued && taken < BATCH {
+                // All that was queued. What has come since is found before a thread waits.
+                return any;
             }
         }
     }
