@@ -69,8 +69,8 @@ impl Sorted {
         Ok(count)
     }
 
-    /// Sockets whose peers have no rsockets become those of the kernel. Whether there are any.
-    fn fall_back(&self, fds: &[pollfd]) -> bool {
+    /// Sockets whose peers have no rsockets become those of the kernel. Whether there are any, and whether this thread has done it for all.
+    fn fall_back(&self, fds: &[pollfd]) -> (bool, bool) {
         let (mut any, mut all_done) = (false, true);
         for (at, socket) in &self.sockets {
             if let AnySocket::Stream(stream) = socket
@@ -84,7 +84,7 @@ impl Sorted {
             // Another thread is about to do it.
             std::thread::sleep(SOON);
         }
-        any
+        (any, all_done)
     }
 }
 
@@ -126,8 +126,14 @@ pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
                 continue;
             }
         }
-        if !sorted.fall_back(fds) {
+        let (any, all_done) = sorted.fall_back(fds);
+        if !any {
             return Ok(count);
+        }
+        if !all_done && limit.has_passed() {
+            // Another thread begins their connections: they are not ready.
+            let theirs = fds.iter_mut().filter(|fd| fd.revents & FALL_BACK != 0);
+            return Ok(count - theirs.map(|fd| fd.revents = 0).count());
         }
     }
 }

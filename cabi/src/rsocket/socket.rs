@@ -414,14 +414,14 @@ impl Socket {
                 Some(phase)
             }
         };
-        match &ended {
-            Some(Phase::Listening(acceptor)) => acceptor.close(),
-            // A Request that was not answered is rejected.
-            Some(Phase::Requested(..)) => while self.channel.try_pop().is_some() {},
-            _ => {}
+        if let Some(Phase::Listening(acceptor)) = &ended {
+            acceptor.close();
         }
+        let was_requested = matches!(ended, Some(Phase::Requested(..)));
         // Unlocked: connections are given up, and queue pairs destroyed.
         drop((ended, instead));
+        // Behind that no Request comes any more; one that has come, and was not answered, is rejected.
+        while was_requested && self.channel.try_pop().is_some() {}
         self.wake(None);
     }
 

@@ -99,7 +99,7 @@ impl Stream {
                 self.break_off(&broken);
             }
             self.take_target();
-            self.give_credits();
+            let has_posted = self.give_credits();
             if taken == 0 {
                 return any;
             }
@@ -107,7 +107,7 @@ impl Stream {
                 // That is enough: another round would mostly find nothing, at the price of a system call.
                 take = Take::Queued;
             }
-            if take == Take::Queued && taken < BATCH {
+            if take == Take::Queued && taken < BATCH && !has_posted {
                 // All that was queued. What has come since is found before a thread waits.
                 return any;
             }

@@ -102,11 +102,18 @@ pub(super) struct Asked {
     pub(super) data: u64,
     /// EPOLLONESHOT has reported it.
     pub(super) disabled: bool,
+    /// How often the program has asked: what a look has found is for what was asked for before it.
+    turn: u32,
 }
 
 impl Asked {
     pub(super) fn new(event: epoll_event) -> Self {
-        Self { events: event.events, data: event.u64, disabled: false }
+        Self { events: event.events, data: event.u64, disabled: false, turn: 0 }
+    }
+
+    /// The program asks anew.
+    pub(super) fn change(&mut self, event: epoll_event) {
+        *self = Self { turn: self.turn.wrapping_add(1), ..Self::new(event) };
     }
 }
 

@@ -175,7 +175,7 @@ impl Epoll {
         drop(members);
         self.forget(before, left);
         let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
-        *member.event.lock() = Asked::new(event);
+        member.event.lock().change(event);
         // Its state is looked at by the next wait.
         member.waker.wake_by_ref();
         Some(Ok(()))
