@@ -7,6 +7,7 @@ mod datagrams;
 mod example;
 mod figures;
 mod hostile;
+mod installed;
 mod instructions;
 mod pair;
 mod peers;

@@ -5,11 +5,10 @@
 //! round, and only ratios within a round count.
 
 use super::figures::Spread;
-use crate::install;
+use super::installed::Installed;
 use serde_json::Value;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -122,27 +121,18 @@ fn measure(rows: &[&Row], options: &Options) -> Result<bool, String> {
     Ok(all)
 }
 
-/// The programs, in a folder that is removed in the end.
+/// What the programs run with.
 struct Bench {
-    prefix: PathBuf,
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.prefix);
-    }
+    installed: Installed,
 }
 
 impl Bench {
     fn new() -> Result<Self, String> {
-        let prefix = std::env::temp_dir().join(format!("uiw-bench-{}", std::process::id()));
-        let bench = Self { prefix };
-        install::release(&bench.prefix)?;
-        Ok(bench)
+        Ok(Self { installed: Installed::new()? })
     }
 
     fn program(&self) -> Command {
-        Command::new(self.prefix.join("bin/uiw"))
+        Command::new(self.installed.uiw())
     }
 
     /// One round. The order changes from round to round.

@@ -3,12 +3,11 @@
 //! A round has one run of each, over loopback, in an order that changes from round to round; only ratios within a round count. A run before
 //! the rounds proves that the bytes go over rsockets.
 
+use super::installed::Installed;
 use super::pair::{Server, pair, with_us};
 use super::speed::Bar;
-use crate::{install, packages};
+use crate::packages;
 use serde_json::Value;
-use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 /// What can be asked for.
@@ -171,23 +170,14 @@ struct Round {
     tcp: f64,
 }
 
-/// What is installed, in a folder that is removed in the end.
+/// What the programs run with.
 struct Bench {
-    prefix: PathBuf,
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.prefix);
-    }
+    installed: Installed,
 }
 
 impl Bench {
     fn new() -> Result<Self, String> {
-        let prefix = std::env::temp_dir().join(format!("uiw-bench-{}", std::process::id()));
-        let bench = Self { prefix };
-        install::release(&bench.prefix)?;
-        Ok(bench)
+        Ok(Self { installed: Installed::new()? })
     }
 
     fn measure(&self, row: &Row, rounds: u8) -> Result<Vec<Round>, String> {
@@ -228,7 +218,7 @@ impl Bench {
         if over == Over::Tcp {
             return with_us(program);
         }
-        let mut command = with_us(&self.prefix.join("bin/uiw").display().to_string());
+        let mut command = with_us(&self.installed.uiw().display().to_string());
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UIW_")) {
             command.env_remove(name);
         }
