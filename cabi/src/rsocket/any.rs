@@ -3,8 +3,9 @@
 use crate::rsocket::datagram::Datagram;
 use crate::rsocket::numbers::Numbers;
 use crate::rsocket::ready;
-use crate::rsocket::socket::{Registers, Socket};
+use crate::rsocket::socket::Socket;
 use crate::rsocket::wait::Source;
+use crate::rsocket::watchers::Registers;
 use std::ffi::{c_int, c_short};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};

@@ -6,9 +6,9 @@ use crate::errno::Errno;
 use crate::rsocket::any::AnySocket;
 use crate::rsocket::preload::fall_back;
 use crate::rsocket::ready::FALL_BACK;
-use crate::rsocket::socket::Registers;
 use crate::rsocket::table;
 use crate::rsocket::wait::{self, Limit};
+use crate::rsocket::watchers::Registers;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, pollfd};
 use std::ffi::c_short;
 use std::task::{Context, Poll, Waker};
@@ -81,7 +81,7 @@ impl Sorted {
             }
         }
         if !all_done {
-            // Another thread is about to do it.
+            // Another thread is about to do it, or it has failed, which the next look finds.
             std::thread::sleep(SOON);
         }
         (any, all_done)

@@ -1,7 +1,8 @@
 //! What of a stream rsocket poll(2) finds ready.
 
 use crate::rsocket::is_exiting;
-use crate::rsocket::socket::{Phase, Registers, Socket, State};
+use crate::rsocket::socket::{Phase, Socket, State};
+use crate::rsocket::watchers::Registers;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 use std::ffi::c_short;
 use std::task::{Context, Poll};

@@ -19,7 +19,7 @@ use crate::rsocket::service::{self, Closing, Timer};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::stream::{Ending, Stream};
 use crate::rsocket::wait::{self, Source, Try};
-use crate::rsocket::watchers::Watchers;
+use crate::rsocket::watchers::{Registers, Watchers};
 use crate::rsocket::{PROGRESS_CHECK, is_exiting};
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -123,15 +123,6 @@ pub(crate) struct State {
     pub(crate) opened: Option<Opened>,
     /// The events of the connection wake the watchers.
     watches_events: bool,
-}
-
-/// When a look registers the task for the next change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Registers {
-    /// Where its answer is "not yet".
-    Pending,
-    /// Whatever its answer is: for edges.
-    Always,
 }
 
 pub(crate) struct Socket {

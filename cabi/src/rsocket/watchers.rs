@@ -5,6 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 
+/// When a look registers the task for the next change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registers {
+    /// Where its answer is "not yet".
+    Pending,
+    /// Whatever its answer is: for edges.
+    Always,
+}
+
 /// Those of one socket. The engine has one waker of a socket, which wakes all of them: what it keeps does not grow with epoll sets that
 /// are made and closed, or to which the program adds the socket repeatedly.
 #[derive(Default)]

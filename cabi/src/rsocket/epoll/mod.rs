@@ -13,10 +13,11 @@ use crate::rsocket::any::AnySocket;
 use crate::rsocket::preload::waiting::WAITING;
 use crate::rsocket::preload::{fall_back, placeholder};
 use crate::rsocket::ready::FALL_BACK;
-use crate::rsocket::socket::{Registers, Socket};
+use crate::rsocket::socket::Socket;
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::wait::{self, Limit};
+use crate::rsocket::watchers::Registers;
 use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
 use member::{Asked, Member, Members, Woken};
 use std::collections::{BTreeMap, VecDeque};
@@ -601,13 +602,16 @@ mod tests {
         let Some(AnySocket::Stream(socket)) = table::get(sockets[0]).and_then(Entry::socket) else {
             panic!()
         };
+        let member = Arc::clone(set.members.lock().get(sockets[0]).unwrap());
         for flags in [EPOLLONESHOT, EPOLLONESHOT | EPOLLET] {
             ask(flags);
-            ask(flags | libc::EPOLLIN);
+            let before = *member.event.lock();
+            ask(flags);
+            assert!(*member.event.lock() != before, "it is asked for anew, though for the same");
             assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
             assert_eq!(socket.watching(), 0, "a change does not bring it to another thread");
-            socket.wake(None);
-            assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0);
+            member.waker.wake_by_ref();
+            assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0, "it is not asked for");
         }
         table::close(sockets[0]).unwrap();
     }
