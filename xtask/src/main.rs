@@ -8,13 +8,11 @@ mod checkouts;
 mod conform;
 mod debian;
 mod dist;
-mod examples;
 mod history;
 mod install;
 mod models;
 mod packages;
 mod process;
-mod prose;
 mod publishable;
 mod release;
 mod report;
@@ -42,12 +40,8 @@ enum Chore {
     Test(test::Options),
     /// Say which sentence of the RFCs has which test.
     Requirements(requirements::Options),
-    /// Check the wording of documents, comments, messages and names.
-    Prose(prose::Options),
     /// Make the book of the documents, and check their links.
     Book(book::Options),
-    /// Say which public items have no example.
-    Examples(examples::Options),
     /// Run the models of the progress engine: every schedule of a few threads, random ones of more.
     Models(models::Options),
     /// Check that the crates can be published: packages, oldest Rust, lowest versions, licences, compatibility.
@@ -94,9 +88,7 @@ fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
-        Chore::Prose(options) => prose::run(&options),
         Chore::Book(options) => book::run(&options),
-        Chore::Examples(options) => examples::run(&options),
         Chore::Models(options) => models::run(&options),
         Chore::Symbols(options) => symbols::run(&options),
         Chore::Publishable(options) => publishable::run(&options),

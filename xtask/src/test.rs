@@ -42,7 +42,7 @@ const SKIP_LOG: &str = "UIW_SKIP_LOG";
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Steps: fmt, clippy, doc, prose, book, examples, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then what `cargo test --workspace` runs,
+Steps: fmt, clippy, doc, book, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then what `cargo test --workspace` runs,
 several test binaries at a time, each one's output in one piece when it has ended; then requirements: every MUST of the RFCs is proved by a test that has
 just passed.
 Programs that tests need are installed with apt-get when run as root; without them the tests that need them
@@ -88,23 +88,9 @@ const STEPS: &[Step] = &[
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
     },
     Step {
-        name: "prose",
-        component: None,
-        args: &["run", "--quiet", "--package", "xtask", "--", "prose"],
-        target: None,
-        env: &[],
-    },
-    Step {
         name: "book",
         component: None,
         args: &["run", "--quiet", "--package", "xtask", "--", "book"],
-        target: None,
-        env: &[],
-    },
-    Step {
-        name: "examples",
-        component: None,
-        args: &["run", "--quiet", "--package", "xtask", "--", "examples"],
         target: None,
         env: &[],
     },
