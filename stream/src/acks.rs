@@ -34,6 +34,11 @@ impl Acks {
         self.uncovered == 0
     }
 
+    /// What was built needs no acknowledging Read.
+    pub(crate) fn forget_uncovered(&mut self) {
+        self.uncovered = 0;
+    }
+
     /// Begins an acknowledging Read, if one is of use: the last request it covers.
     pub(crate) fn begin(&mut self) -> Option<u32> {
         if self.uncovered == 0 || self.outstanding == ACKS {

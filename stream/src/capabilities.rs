@@ -53,8 +53,12 @@ impl Capabilities {
     const ATOMIC: u16 = 2;
     const SEND_IMM: u16 = 4;
     const LARGE_FPDU: u16 = 8;
+    const PLACEMENT_ACKS: u16 = 16;
+    /// Not a capability of both ends: the end that sets it asks its peer for placement acknowledgements.
+    const WANTS_ACKS: u16 = 32;
     /// Everything that this implementation has.
-    pub(crate) const OURS: Self = Self(Self::IMMEDIATE | Self::ATOMIC | Self::SEND_IMM | Self::LARGE_FPDU);
+    pub(crate) const OURS: Self =
+        Self(Self::IMMEDIATE | Self::ATOMIC | Self::SEND_IMM | Self::LARGE_FPDU | Self::PLACEMENT_ACKS);
     const NONE: Self = Self(0);
     const RFC_7306: Self = Self(Self::IMMEDIATE | Self::ATOMIC);
 
@@ -62,6 +66,12 @@ impl Capabilities {
     #[must_use]
     pub const fn large_fpdu(self) -> bool {
         self.0 & Self::LARGE_FPDU != 0
+    }
+
+    /// Acknowledges what it has placed, if asked to.
+    #[must_use]
+    pub const fn placement_acks(self) -> bool {
+        self.0 & Self::PLACEMENT_ACKS != 0
     }
 
     /// Messages beyond RFC 5040.
@@ -111,24 +121,64 @@ pub(crate) struct PeerCaps {
     pub(crate) timeout: Duration,
     initiator: bool,
     on: bool,
+    /// This end asks for placement acknowledgements.
+    wants_acks: bool,
+    /// The peer has asked for placement acknowledgements.
+    pub(crate) peer_wants_acks: bool,
+    /// The initiator's.
     nonce: u64,
 }
 
 impl PeerCaps {
-    pub(crate) fn new(initiator: bool, mode: CapabilityExchange, nonce: u64) -> Self {
+    pub(crate) fn new(initiator: bool, mode: CapabilityExchange, wants_acks: bool, nonce: u64) -> Self {
         let kind = match mode {
             CapabilityExchange::On => PeerKind::Unknown,
             CapabilityExchange::Off => PeerKind::Foreign,
             CapabilityExchange::Assume => PeerKind::Capable(Capabilities::RFC_7306),
         };
         let on = mode == CapabilityExchange::On;
-        Self { kind, due: None, timeout: Duration::ZERO, initiator, on, nonce: nonce & NONCE_MASK }
+        Self {
+            kind,
+            due: None,
+            timeout: Duration::ZERO,
+            initiator,
+            on,
+            wants_acks,
+            peer_wants_acks: false,
+            nonce: nonce & NONCE_MASK,
+        }
     }
 
     /// A stream to itself: both ends have the same capabilities.
-    pub(crate) fn loopback() -> Self {
-        let kind = PeerKind::Capable(Capabilities::OURS);
-        Self { kind, due: None, timeout: Duration::ZERO, initiator: true, on: false, nonce: 0 }
+    pub(crate) fn loopback(wants_acks: bool) -> Self {
+        Self {
+            kind: PeerKind::Capable(Capabilities::OURS),
+            peer_wants_acks: wants_acks,
+            ..Self::new(true, CapabilityExchange::Off, wants_acks, 0)
+        }
+    }
+
+    /// Whether this end acknowledges what it places.
+    #[inline]
+    pub(crate) fn sends_placement_acks(&self) -> bool {
+        self.peer_wants_acks && self.capabilities().placement_acks()
+    }
+
+    /// Whether the peer acknowledges what it places.
+    #[inline]
+    pub(crate) fn receives_placement_acks(&self) -> bool {
+        self.wants_acks && self.capabilities().placement_acks()
+    }
+
+    /// The check value of this stream's placement acknowledgements.
+    pub(crate) fn ack_check(&self) -> u16 {
+        mix(self.nonce ^ u64::from(crate::placement::STAG.0)) as u16
+    }
+
+    /// Capability bits as this end sends them.
+    fn bits(&self, capabilities: Capabilities) -> u64 {
+        let wants = if self.wants_acks { Capabilities::WANTS_ACKS } else { 0 };
+        u64::from(capabilities.0 | wants) << NONCE_BITS
     }
 
     /// Whether the exchange is not over.
@@ -147,7 +197,7 @@ impl PeerCaps {
     /// The initiator's request; a plain zero-length Write where the exchange is off.
     pub(crate) fn request(&self) -> ZeroWrite {
         if self.on {
-            ZeroWrite { stag: REQUEST, to: u64::from(Capabilities::OURS.0) << NONCE_BITS | self.nonce }
+            ZeroWrite { stag: REQUEST, to: self.bits(Capabilities::OURS) | self.nonce }
         } else {
             ZeroWrite { stag: PLACEHOLDER.stag, to: PLACEHOLDER.to }
         }
@@ -159,17 +209,22 @@ impl PeerCaps {
             return false;
         }
         let before = self.kind;
-        let common = Capabilities((to >> NONCE_BITS) as u16 & Capabilities::OURS.0);
+        let bits = (to >> NONCE_BITS) as u16;
+        let common = Capabilities(bits & Capabilities::OURS.0);
+        let wants_acks = bits & Capabilities::WANTS_ACKS != 0;
         let nonce = to & NONCE_MASK;
         if self.initiator {
             // A late answer still counts: nothing was sent meanwhile that it forbids.
             let answered = matches!(self.kind, PeerKind::Capable(_));
             if !answered && stag == ANSWER && nonce == mix(self.nonce) {
                 self.kind = PeerKind::Capable(common);
+                self.peer_wants_acks = wants_acks;
             }
         } else if first && stag == REQUEST {
             self.kind = PeerKind::Capable(common);
-            self.due = Some(ZeroWrite { stag: ANSWER, to: u64::from(common.0) << NONCE_BITS | mix(nonce) });
+            self.peer_wants_acks = wants_acks;
+            self.nonce = nonce;
+            self.due = Some(ZeroWrite { stag: ANSWER, to: self.bits(common) | mix(nonce) });
         }
         self.kind != before
     }
@@ -198,8 +253,8 @@ mod tests {
 
     #[test]
     fn two_uiw_peers_agree() {
-        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, 0xFFFF_1234_5678_9ABC);
-        let mut responder = PeerCaps::new(false, CapabilityExchange::On, 7);
+        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, false, 0xFFFF_1234_5678_9ABC);
+        let mut responder = PeerCaps::new(false, CapabilityExchange::On, false, 7);
         let request = initiator.request();
         assert!(responder.on_zero_write(request.stag, request.to, true));
         assert_eq!(responder.kind, PeerKind::Capable(Capabilities::OURS));
@@ -209,8 +264,26 @@ mod tests {
     }
 
     #[test]
+    fn each_end_asks_for_its_acks() {
+        for (ours, theirs) in [(true, false), (false, true), (true, true)] {
+            let mut initiator = PeerCaps::new(true, CapabilityExchange::On, ours, 42);
+            let mut responder = PeerCaps::new(false, CapabilityExchange::On, theirs, 0);
+            let request = initiator.request();
+            assert!(responder.on_zero_write(request.stag, request.to, true));
+            let answer = responder.due.unwrap();
+            assert!(initiator.on_zero_write(answer.stag, answer.to, true));
+            assert_eq!(initiator.kind, PeerKind::Capable(Capabilities::OURS));
+            assert_eq!(responder.kind, initiator.kind);
+            assert_eq!((initiator.receives_placement_acks(), responder.sends_placement_acks()), (ours, ours));
+            let reverse = (responder.receives_placement_acks(), initiator.sends_placement_acks());
+            assert_eq!(reverse, (theirs, theirs));
+            assert_eq!(initiator.ack_check(), responder.ack_check());
+        }
+    }
+
+    #[test]
     fn an_echoed_request_is_no_answer() {
-        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, 42);
+        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, false, 42);
         let request = initiator.request();
         assert!(!initiator.on_zero_write(request.stag, request.to, true));
         assert_eq!(initiator.kind, PeerKind::Unknown);
@@ -220,7 +293,7 @@ mod tests {
 
     #[test]
     fn the_first_answer_counts() {
-        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, 42);
+        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, false, 42);
         let answer = |capabilities: u64| capabilities << NONCE_BITS | mix(42);
         assert!(initiator.on_zero_write(ANSWER, answer(1), true));
         assert!(!initiator.on_zero_write(ANSWER, answer(15), true));
@@ -230,7 +303,7 @@ mod tests {
     #[test]
     fn zeros_are_neither_request_nor_answer() {
         for initiator in [true, false] {
-            let mut caps = PeerCaps::new(initiator, CapabilityExchange::On, 42);
+            let mut caps = PeerCaps::new(initiator, CapabilityExchange::On, false, 42);
             assert!(!caps.on_zero_write(STag(0), 0, true));
             assert_eq!((caps.kind, caps.due), (PeerKind::Unknown, None));
         }
@@ -238,8 +311,8 @@ mod tests {
 
     #[test]
     fn a_request_counts_in_the_first_fpdu_only() {
-        let request = PeerCaps::new(true, CapabilityExchange::On, 3).request();
-        let mut responder = PeerCaps::new(false, CapabilityExchange::On, 0);
+        let request = PeerCaps::new(true, CapabilityExchange::On, false, 3).request();
+        let mut responder = PeerCaps::new(false, CapabilityExchange::On, false, 0);
         assert!(!responder.on_zero_write(request.stag, request.to, false));
         assert_eq!(responder.due, None);
     }
@@ -247,16 +320,16 @@ mod tests {
     #[test]
     fn the_rtr_write_of_siw_is_not_a_request() {
         // A zero-length Write with STag 1, TO 0.
-        let mut responder = PeerCaps::new(false, CapabilityExchange::On, 0);
+        let mut responder = PeerCaps::new(false, CapabilityExchange::On, false, 0);
         assert!(!responder.on_zero_write(STag(1), 0, true));
         assert_eq!(responder.kind, PeerKind::Unknown);
     }
 
     #[test]
     fn switched_off_neither_asks_nor_answers() {
-        let request = PeerCaps::new(true, CapabilityExchange::On, 3).request();
-        let mut off = PeerCaps::new(false, CapabilityExchange::Off, 0);
+        let request = PeerCaps::new(true, CapabilityExchange::On, false, 3).request();
+        let mut off = PeerCaps::new(false, CapabilityExchange::Off, false, 0);
         assert!(!off.on_zero_write(request.stag, request.to, true));
-        assert_ne!(PeerCaps::new(true, CapabilityExchange::Off, 0).request().stag, REQUEST);
+        assert_ne!(PeerCaps::new(true, CapabilityExchange::Off, false, 0).request().stag, REQUEST);
     }
 }

@@ -120,6 +120,7 @@ impl<M> Stream<M> {
         let due = fin.wanted && !fin.sent && !fin.received && !fin.drain_begun;
         if due
             && self.shared.reads.acks.on
+            && !self.shared.completes_by_placement()
             && !self.shared.hold
             && !self.loopback
             && !self.receiver.is_stalled()
@@ -168,6 +169,10 @@ impl<M> Stream<M> {
         // What is partly on the wire is finished; the rest names memory that the host is about to give back.
         let whole = self.sender.abandon(&mut self.shared, host);
         let terminate = if whole { self.terminate_for(&error) } else { None };
+        if whole {
+            // The peer's requests that are placed succeed, whatever ends the stream.
+            self.sender.queue_placement_ack(&mut self.shared);
+        }
         if let Some(terminate) = &terminate {
             // The last FPDU of the stream, behind what is started.
             let header = uiw_rdmap::untagged_header(

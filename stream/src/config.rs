@@ -64,8 +64,9 @@ pub struct Config {
     pub capabilities: CapabilityExchange,
     /// Whose payload is copied before its CRC is computed.
     pub stable_tx: StableTx,
-    /// A Write or Send completes when a zero-length Read behind it has returned, or with the status of the peer's Terminate,
-    /// instead of when TCP has taken its bytes. Needs an ORD of at least 1; otherwise it has no effect.
+    /// A Write or Send completes when the peer has placed it, or with the status of the peer's Terminate, instead of when TCP has
+    /// taken its bytes. A uiw peer acknowledges what it has placed; with other peers a zero-length Read follows the request. Needs an
+    /// ORD of at least 1; otherwise it has no effect.
     pub acknowledged: bool,
     /// As initiator: reports [`crate::Event::Reconnect`] once, to start again with MPA revision 1, when the peer closes on
     /// revision 2 before any byte of a Reply (RFC 6581 section 10).

@@ -159,7 +159,7 @@ pub trait Host {
     /// [`LocalError`].
     fn answered(&mut self, id: u32, invalidate: Option<STag>) -> Result<(), LocalError>;
 
-    /// TCP has taken the last byte of the Writes and Sends that `ids` yields: they complete.
+    /// TCP has taken the last byte of the Writes and Sends that `ids` yields, or the peer has acknowledged it: they complete.
     ///
     /// # Errors
     /// [`LocalError::CqOverflow`].
@@ -402,6 +402,9 @@ pub struct Received {
     pub solicited: bool,
     /// The STag that it invalidated.
     pub invalidated: Option<STag>,
+    /// Whether the peer waits for a placement acknowledgement of this message. A program that may exit as soon as it has seen the
+    /// message is to see it only after [`crate::Stream::take_acknowledged`] has counted it.
+    pub awaits_ack: bool,
 }
 
 /// What came for a receive.

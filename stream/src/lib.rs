@@ -39,6 +39,7 @@ mod event;
 mod host;
 #[cfg(test)]
 mod msn_wrap;
+mod placement;
 mod reads;
 mod receiver;
 mod request;

@@ -1,6 +1,7 @@
 //! State that both halves of a stream use.
 
 use crate::capabilities::PeerCaps;
+use crate::placement::PlacementAcks;
 use crate::reads::Reads;
 use crate::timers::Timers;
 use crate::{Config, Established, Event, Time};
@@ -30,6 +31,10 @@ pub(crate) struct Shared {
     pub(crate) timers: Timers,
     pub(crate) caps: PeerCaps,
     pub(crate) reads: Reads,
+    /// Acknowledgements of what this end has placed.
+    pub(crate) placement: PlacementAcks,
+    /// Lower bits of the position that the peer has acknowledged and the sender has not looked at.
+    pub(crate) peer_placed: Option<u64>,
     pub(crate) fin: Fin,
     /// No FPDU is sent: RFC 5044 section 7.1.1, a responder before it has validated the initiator's first FPDU; an initiator before
     /// [`crate::Stream::establish`]; and behind our FIN.
@@ -46,6 +51,18 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Whether Writes and Sends complete with the peer's placement acknowledgements, and not with the answers to zero-length Reads.
+    #[inline]
+    pub(crate) fn completes_by_placement(&self) -> bool {
+        self.reads.acks.on && self.caps.receives_placement_acks()
+    }
+
+    /// Whether this end acknowledges what it places, and still can.
+    #[inline]
+    pub(crate) fn sends_placement_acks(&self) -> bool {
+        self.caps.sends_placement_acks() && !self.hold
+    }
+
     /// The peer's first FPDU has come.
     pub(crate) fn first_fpdu_came(&mut self) {
         if let Some(established) = self.established.take() {

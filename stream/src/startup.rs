@@ -75,7 +75,7 @@ impl<M> Stream<M> {
             rtr: None,
             rtr_kinds: RtrKinds::NONE,
         };
-        self.shared.caps = PeerCaps::loopback();
+        self.shared.caps = PeerCaps::loopback(self.shared.config.acknowledged);
         self.open(negotiated);
         self.report_established(negotiated, None, Vec::new());
     }
@@ -164,7 +164,7 @@ impl<M> Stream<M> {
         let (reply, negotiated) = responder.accept(request, &config.startup, private_data)?;
         let (peer_ird_ord, theirs) = (request.ird().zip(request.ord()), request.private_data().to_vec());
         self.shared.now = now;
-        self.shared.caps = PeerCaps::new(false, config.capabilities, 0);
+        self.shared.caps = PeerCaps::new(false, config.capabilities, config.acknowledged, 0);
         self.shared.config = config;
         self.sender.startup_frame(&reply);
         self.shared.startup_sent = now;

@@ -4,6 +4,7 @@ use crate::capabilities::PeerCaps;
 use crate::error::ConnError;
 use crate::event::Event;
 use crate::host::Host;
+use crate::placement::PlacementAcks;
 use crate::reads::Reads;
 use crate::receiver::Receiver;
 use crate::sender::{Batch, Sender};
@@ -139,7 +140,7 @@ impl<M> Stream<M> {
     fn new(phase: Phase, initiator: bool, config: Config, sink: STag, nonce: u64, now: Time) -> Self {
         let mut timers = Timers::new();
         timers.set(Timer::Startup, now, config.startup_timeout);
-        let caps = PeerCaps::new(initiator, config.capabilities, nonce);
+        let caps = PeerCaps::new(initiator, config.capabilities, config.acknowledged, nonce);
         let shared = Shared {
             config,
             initiator,
@@ -148,6 +149,8 @@ impl<M> Stream<M> {
             timers,
             caps,
             reads: Reads::new(sink),
+            placement: PlacementAcks::default(),
+            peer_placed: None,
             fin: Fin::default(),
             hold: false,
             awaits_establish: false,
@@ -182,16 +185,30 @@ impl<M> Stream<M> {
         self.shared.now = now;
         match self.phase {
             Phase::Open if self.receiver.is_stalled() => 0,
-            Phase::Open => match self.receiver.handle_fpdus(bytes, &mut self.shared, host) {
-                Ok(used) => used,
-                Err(error) => {
-                    self.fail(error, host);
-                    bytes.len()
+            Phase::Open => {
+                let handled = self.receiver.handle_fpdus(bytes, &mut self.shared, host);
+                // What the peer acknowledged before an error completes.
+                let completed = self.complete_placed(host);
+                match handled.and_then(|used| completed.map(|()| used)) {
+                    Ok(used) => used,
+                    Err(error) => {
+                        self.fail(error, host);
+                        bytes.len()
+                    }
                 }
-            },
+            }
             Phase::AwaitReply(_) | Phase::AwaitRequest(_) => self.handle_startup(host, bytes),
             Phase::Connecting | Phase::Decision(_) => 0,
             Phase::Closing | Phase::Over => bytes.len(),
+        }
+    }
+
+    /// Completes the requests that the peer has acknowledged.
+    #[inline]
+    fn complete_placed<H: Host<Memory = M>>(&mut self, host: &mut H) -> Result<(), ConnError> {
+        match self.shared.peer_placed.take() {
+            Some(position) => self.sender.handle_placed(position, host),
+            None => Ok(()),
         }
     }
 
@@ -250,7 +267,7 @@ impl<M> Stream<M> {
         if matches!(self.phase, Phase::Open) {
             self.begin_close_drain(host);
             match self.sender.build(&mut self.shared, host) {
-                Ok(all) => more = !all,
+                Ok(all) => more = !all || self.shared.placement.is_owed(),
                 Err(error) => self.fail(error, host),
             }
         }
@@ -268,7 +285,11 @@ impl<M> Stream<M> {
     #[inline]
     pub fn handle_sent<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: usize, now: Time) {
         self.shared.now = now;
-        if let Err(error) = self.sender.advance(bytes, host) {
+        let sent = self.sender.advance(bytes);
+        self.shared.placement.handle_sent(sent);
+        if !self.shared.reads.acks.on
+            && let Err(error) = self.sender.complete_until(sent, host)
+        {
             self.fail(error, host);
         }
         self.poll_drained();
@@ -314,6 +335,18 @@ impl<M> Stream<M> {
             self.pausing = false;
             self.shared.events.push_back(Event::Drained);
         }
+    }
+
+    /// Number of messages whose placement acknowledgement TCP has taken since the last call, in the order of [`Host::receive`]. See
+    /// [`Received::awaits_ack`](crate::Received::awaits_ack).
+    #[inline]
+    pub fn take_acknowledged(&mut self) -> u32 {
+        self.shared.placement.take_acknowledged()
+    }
+
+    /// The host has reported all messages to its program and does not wait for [`Stream::take_acknowledged`] any longer.
+    pub fn forget_unacknowledged(&mut self) {
+        self.shared.placement.forget_received();
     }
 
     /// The next event.

@@ -5,7 +5,7 @@ mod common;
 use common::{Pair, at, config_with, pattern};
 use std::time::Duration;
 use uiw_rdmap::TerminateReason;
-use uiw_stream::{Config, ConnError, FpduSize, Named, Op, Stream};
+use uiw_stream::{CapabilityExchange, Config, ConnError, FpduSize, Named, Op, Stream};
 
 fn pair() -> Pair {
     Pair::open(Config::default(), Config::default())
@@ -273,9 +273,23 @@ fn acknowledged() -> Config {
     config_with(|config| config.acknowledged = true)
 }
 
+/// Acknowledged completion towards a peer that is no uiw peer: zero-length Reads follow the requests.
+fn acknowledged_by_reads() -> Config {
+    config_with(|config| {
+        config.acknowledged = true;
+        config.capabilities = CapabilityExchange::Off;
+    })
+}
+
 #[test]
-fn acknowledged_requests_complete_when_the_peer_has_placed_them() {
-    let mut pair = Pair::open(acknowledged(), acknowledged());
+fn acknowledged_requests_complete_when_placed() {
+    for config in [acknowledged(), acknowledged_by_reads()] {
+        requests_complete_when_placed(&config);
+    }
+}
+
+fn requests_complete_when_placed(config: &Config) {
+    let mut pair = Pair::open(config.clone(), config.clone());
     pair.receives(1, 40, 64);
     let ids: Vec<u32> = (0..40)
         .map(|n| {
@@ -303,8 +317,14 @@ fn acknowledged_requests_complete_when_the_peer_has_placed_them() {
 }
 
 #[test]
-fn a_detached_stream_answers_the_last_acknowledgements_of_its_peer() {
-    let mut pair = Pair::open(acknowledged(), acknowledged());
+fn detached_stream_sends_last_acks() {
+    for config in [acknowledged(), acknowledged_by_reads()] {
+        detach_with_requests_in_flight(&config);
+    }
+}
+
+fn detach_with_requests_in_flight(config: &Config) {
+    let mut pair = Pair::open(config.clone(), config.clone());
     pair.receives(1, 8, 64);
     let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
     while forward(&mut pair).is_some() {}
@@ -319,9 +339,13 @@ fn a_detached_stream_answers_the_last_acknowledgements_of_its_peer() {
 /// The acknowledging Read of the last Send waits for the ORD that a Read has, and the peer closes as soon as it has the Send.
 #[test]
 fn the_orderly_close_answers_the_last_acknowledgements_of_the_peer() {
-    for closes_both in [false, true] {
+    for (closes_both, capabilities) in [false, true]
+        .into_iter()
+        .flat_map(|both| [CapabilityExchange::On, CapabilityExchange::Off].map(|mode| (both, mode)))
+    {
         let config = config_with(|config| {
             config.acknowledged = true;
+            config.capabilities = capabilities;
             (config.startup.ird, config.startup.ord) = (1, 1);
         });
         let mut pair = Pair::open(config.clone(), config);
@@ -359,8 +383,8 @@ fn the_orderly_close_answers_the_last_acknowledgements_of_the_peer() {
 
 /// A host that lets go of a stream which closes leaves the rest to the stream.
 #[test]
-fn a_stream_that_closes_and_is_detached_still_closes_in_order() {
-    let mut pair = Pair::open(acknowledged(), acknowledged());
+fn detached_while_closing_still_closes_in_order() {
+    let mut pair = Pair::open(acknowledged_by_reads(), acknowledged_by_reads());
     pair.receives(1, 1, 64);
     let id = pair.ends[0].post(Op::Send, b"last");
     while forward(&mut pair).is_some() {}
@@ -382,8 +406,8 @@ fn a_stream_that_closes_and_is_detached_still_closes_in_order() {
 
 /// A peer that closes meanwhile answers no drain Read, and one that waits for a receive could not.
 #[test]
-fn a_close_waits_for_no_drain_read_that_is_not_answered() {
-    let mut pair = Pair::open(acknowledged(), acknowledged());
+fn close_ends_without_answer_to_drain_read() {
+    let mut pair = Pair::open(acknowledged_by_reads(), acknowledged_by_reads());
     pair.call(1, |stream, _, now| stream.close(now));
     assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))), "the drain Read, which is lost");
     pair.ends[1].incoming_fin = true;
@@ -399,6 +423,86 @@ fn a_close_waits_for_no_drain_read_that_is_not_answered() {
     assert!(pair.ends[1].stream.is_stalled());
     pair.call(1, |stream, _, now| stream.close(now));
     assert!(matches!(next_transmit(&mut pair, 1), Some(None)), "FIN at once");
+}
+
+/// The acknowledgement is the next thing that is sent after a message was placed, and the host learns when TCP has it.
+#[test]
+fn placement_acked_before_anything_else() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.receives(1, 2, 64);
+    let ids = [
+        pair.ends[0].post(Op::Write { remote: at(0) }, b"written"),
+        pair.ends[0].post(Op::Send, b"sent"),
+        pair.ends[0].post(Op::WriteImm { remote: at(8), imm: 7 }, b"both"),
+    ];
+    while forward(&mut pair).is_some() {}
+    // What this end sends itself stays behind.
+    pair.ends[1].post(Op::Write { remote: at(64) }, &[1; 4096]);
+    pair.receive(1, usize::MAX);
+    let acks: Vec<_> = pair.ends[1].host.received.iter().map(|(message, _)| message.awaits_ack).collect();
+    assert_eq!(acks, [true, true]);
+    assert_eq!(pair.ends[1].stream.take_acknowledged(), 0, "nothing was sent");
+    let now = pair.now;
+    let (sent, _) = pair.ends[1].transmit(ACK_LEN, now);
+    assert_eq!(sent.len(), ACK_LEN);
+    assert_eq!(pair.ends[1].stream.take_acknowledged(), 2);
+    pair.ends[0].incoming.extend(sent);
+    pair.receive(0, usize::MAX);
+    assert_eq!(pair.ends[0].host.completed, ids);
+    assert_eq!(pair.ends[0].stream.peer(), pair.ends[1].stream.peer());
+    assert!(pair.ends[0].stream.awaits_doorbell(), "no Read was sent");
+}
+
+/// An FPDU without payload: length, tagged header, CRC.
+const ACK_LEN: usize = 2 + uiw_ddp::Tagged::LEN + 4;
+
+/// The requests before the one that fails are known to be placed, whatever ends the stream.
+#[test]
+fn placement_acked_before_stream_ends() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.receives(1, 1, 64);
+    let placed = pair.ends[0].post(Op::Send, b"placed");
+    while forward(&mut pair).is_some() {}
+    pair.receive(1, usize::MAX);
+    pair.call(1, Stream::abort);
+    pair.assert_over();
+    assert_eq!(pair.ends[0].host.completed, [placed]);
+    assert_eq!(pair.ends[0].terminated_by_peer(), TerminateReason::LocalCatastrophic);
+}
+
+#[test]
+fn close_after_placement_ack_sends_fin_at_once() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.receives(1, 1, 64);
+    let id = pair.ends[0].post(Op::Send, b"last");
+    while forward(&mut pair).is_some() {}
+    pair.receive(1, usize::MAX);
+    pair.call(1, |stream, _, now| stream.close(now));
+    let now = pair.now;
+    let (ack, fin) = pair.ends[1].transmit(usize::MAX, now);
+    assert_eq!((ack.len(), fin), (ACK_LEN, false));
+    let (nothing, fin) = pair.ends[1].transmit(usize::MAX, now);
+    assert_eq!((nothing.len(), fin), (0, true));
+    pair.ends[0].incoming.extend(ack);
+    pair.ends[0].incoming_fin = true;
+    pair.assert_over();
+    assert_eq!(pair.ends[0].host.completed, [id]);
+}
+
+/// An end that does not ask for acknowledgements gets none, and acknowledges what its peer asks for.
+#[test]
+fn acks_sent_only_on_request() {
+    let mut pair = Pair::open(acknowledged(), Config::default());
+    for end in 0..2 {
+        pair.receives(end, 1, 64);
+    }
+    let id = pair.ends[0].post(Op::Send, b"to be acknowledged");
+    pair.run();
+    assert_eq!(pair.ends[0].host.completed, [id]);
+    assert!(pair.ends[1].host.received[0].0.awaits_ack);
+    pair.ends[1].post(Op::Send, b"not");
+    pair.run();
+    assert!(!pair.ends[0].host.received[0].0.awaits_ack);
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod send;
 use crate::Event;
 use crate::error::ConnError;
 use crate::host::{Host, Traffic, Wait};
+use crate::placement;
 use crate::reads::QuotedSegment;
 use crate::shared::Shared;
 use crate::timers::Timer;
@@ -34,8 +35,8 @@ pub(crate) struct Receiver {
     control: [[u8; CONTROL_LEN]; 4],
     /// Bytes of the receive that the present Send fills.
     receiving: Option<u32>,
-    /// A segment that waits for a receive.
-    parked: Option<VerifiedBuf>,
+    /// A segment that waits for a receive, and the bytes of its FPDU.
+    parked: Option<(VerifiedBuf, usize)>,
     /// Bytes of the present Write so far, and of the last one that was whole.
     write_len: u32,
     last_write_len: u32,
@@ -96,7 +97,7 @@ impl Receiver {
 
     /// Bytes that are kept until a receive is posted.
     pub(crate) fn parked_len(&self) -> usize {
-        self.parked.as_ref().map_or(0, |parked| parked.as_verified().len())
+        self.parked.as_ref().map_or(0, |(parked, _)| parked.as_verified().len())
     }
 
     pub(crate) fn drop_parked(&mut self) {
@@ -115,14 +116,15 @@ impl Receiver {
 
     /// Places the segment that waited for a receive. False when there is still none.
     pub(crate) fn unpark<H: Host>(&mut self, shared: &mut Shared, host: &mut H) -> Result<bool, ConnError> {
-        let Some(parked) = self.parked.take() else { return Ok(true) };
+        let Some((parked, bytes)) = self.parked.take() else { return Ok(true) };
         match self.segment(parked.as_verified(), shared, host)? {
             Placed::Yes => {
+                shared.placement.advance(bytes);
                 shared.timers.cancel(Timer::NoReceive);
                 Ok(true)
             }
             Placed::NoReceive => {
-                self.parked = Some(parked);
+                self.parked = Some((parked, bytes));
                 Ok(false)
             }
         }
@@ -149,9 +151,10 @@ impl Receiver {
             at += fpdu.consumed;
             if self.segment(fpdu.ulpdu, shared, host)? == Placed::NoReceive {
                 host.count_wait(Wait::Receive);
-                self.park(fpdu.ulpdu, shared)?;
+                self.park(fpdu.ulpdu, fpdu.consumed, shared)?;
                 return Ok(at);
             }
+            shared.placement.advance(fpdu.consumed);
         }
     }
 
@@ -236,6 +239,9 @@ impl Receiver {
         if payload.is_empty() {
             // STag and TO of an empty Write are not checked; uiw peers carry the capability exchange there.
             let first = shared.initiator || self.only_rtr;
+            if header.stag == placement::STAG && self.placement_ack(header.to, shared) {
+                return Ok(());
+            }
             if shared.caps.on_zero_write(header.stag, header.to, first) {
                 if shared.fin.sent {
                     // Nothing follows a FIN.
@@ -245,12 +251,18 @@ impl Receiver {
             } else if !shared.initiator {
                 // A uiw peer would have asked in it.
                 self.only_rtr = false;
+                self.message_placed(header.last, shared);
+            } else {
+                self.message_placed(header.last, shared);
             }
-        } else if !shared.detached {
+        } else if shared.detached {
+            self.message_placed(header.last, shared);
+        } else {
             self.only_rtr = false;
             host.write(header.stag, header.to, payload)
                 .map_err(|error| segment.fault(error.of_write(header.stag, header.to, len)))?;
             host.count(Traffic::WriteReceived, header.last.into(), len.into());
+            self.message_placed(header.last, shared);
         }
         self.write_len = self.write_len.wrapping_add(len);
         if header.last {
@@ -259,12 +271,30 @@ impl Receiver {
         Ok(())
     }
 
+    /// The peer's placement acknowledgement; false if the empty Write is none.
+    fn placement_ack(&self, to: u64, shared: &mut Shared) -> bool {
+        if !shared.completes_by_placement() {
+            return false;
+        }
+        let position = placement::decode(to, shared.caps.ack_check());
+        shared.peer_placed = position.or(shared.peer_placed);
+        position.is_some()
+    }
+
+    /// A segment of a message that the peer awaits an acknowledgement of was placed, perhaps the last one.
+    #[inline]
+    pub(super) fn message_placed(&self, last: bool, shared: &mut Shared) {
+        if last && shared.sends_placement_acks() {
+            shared.placement.message_placed();
+        }
+    }
+
     /// Keeps a segment, and leaves the stream unread, until a receive is posted.
-    fn park(&mut self, ulpdu: Verified<'_>, shared: &mut Shared) -> Result<(), ConnError> {
+    fn park(&mut self, ulpdu: Verified<'_>, bytes: usize, shared: &mut Shared) -> Result<(), ConnError> {
         // It was received and validated; that no receive is posted must not keep our own half waiting.
         self.only_rtr = false;
         self.valid_fpdu(true, shared);
-        self.parked = Some(ulpdu.to_buf());
+        self.parked = Some((ulpdu.to_buf(), bytes));
         // Of the FPDU behind it nothing is known.
         self.needed = 0;
         let timeout = shared.config.no_receive_timeout;
@@ -280,7 +310,7 @@ impl Receiver {
         let quoted = self
             .parked
             .take()
-            .map(|parked| QuotedSegment::new(&parked.as_verified(), uiw_ddp::Untagged::LEN));
+            .map(|(parked, _)| QuotedSegment::new(&parked.as_verified(), uiw_ddp::Untagged::LEN));
         let msn = self.queues[0].expected_msn();
         ConnError::fault(uiw_ddp::UntaggedError::NoBuffer { msn }, quoted)
     }

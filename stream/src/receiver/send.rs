@@ -18,7 +18,7 @@ impl Receiver {
         header: &Untagged,
         inbound: Inbound,
         segment: &Segment<'_>,
-        shared: &Shared,
+        shared: &mut Shared,
         host: &mut H,
     ) -> Result<Placed, ConnError> {
         let payload = segment.payload();
@@ -32,6 +32,7 @@ impl Receiver {
         if shared.detached {
             // Discarded, as by an RNIC whose program does not look any more.
             self.queues[0].placed(header, len);
+            self.message_placed(header.last, shared);
             return Ok(Placed::Yes);
         }
         let room = match self.receiving {
@@ -64,7 +65,7 @@ impl Receiver {
         }
         host.count(Traffic::SendReceived, header.last.into(), if immediate { 0 } else { len.into() });
         if let Some(delivered) = self.queues[0].placed(header, len) {
-            self.deliver(inbound, delivered.len, segment, host)?;
+            self.deliver(inbound, delivered.len, segment, shared, host)?;
         }
         Ok(Placed::Yes)
     }
@@ -86,13 +87,16 @@ impl Receiver {
         inbound: Inbound,
         len: u32,
         segment: &Segment<'_>,
+        shared: &mut Shared,
         host: &mut H,
     ) -> Result<(), ConnError> {
+        let awaits_ack = shared.sends_placement_acks();
         // An immediate counts the Write in front of it, not one that was followed by something else.
         let write_len = core::mem::take(&mut self.last_write_len);
         let message = match inbound {
             Inbound::Send { solicited, invalidate, imm } => {
-                Received { kind: ReceivedKind::Send { len, imm }, solicited, invalidated: invalidate }
+                let kind = ReceivedKind::Send { len, imm };
+                Received { kind, solicited, invalidated: invalidate, awaits_ack }
             }
             Inbound::Immediate { solicited } => {
                 if len != IMMEDIATE_LEN {
@@ -100,7 +104,10 @@ impl Receiver {
                 }
                 let [a, b, c, d, ..] = self.control[0];
                 let imm = u32::from_be_bytes([a, b, c, d]);
-                Received { kind: ReceivedKind::Immediate { imm, write_len }, solicited, invalidated: None }
+                {
+                    let kind = ReceivedKind::Immediate { imm, write_len };
+                    Received { kind, solicited, invalidated: None, awaits_ack }
+                }
             }
             _ => return Ok(()),
         };
@@ -110,6 +117,9 @@ impl Receiver {
             return Err(segment.fault(Protection::CannotInvalidate { stag }));
         }
         self.receiving = None;
+        if awaits_ack {
+            shared.placement.message_received();
+        }
         host.receive(message).map_err(|_| ConnError::Local { request: None, error: LocalError::CqOverflow })
     }
 }

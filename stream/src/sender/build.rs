@@ -46,6 +46,8 @@ impl<M> Sender<M> {
         host: &mut H,
     ) -> Result<bool, ConnError> {
         self.choose_mulpdu(shared);
+        self.settle_acks(shared);
+        self.queue_placement_ack(shared);
         while self.has_room() {
             if self.message.is_none() {
                 match self.burst(shared, host)? {

@@ -17,6 +17,7 @@ pub use transmit_queue::Piece;
 use crate::config::FpduSize;
 use crate::error::ConnError;
 use crate::host::Host;
+use crate::placement;
 use crate::shared::Shared;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -41,7 +42,8 @@ pub(crate) struct Sender<M> {
     msn: [u32; 4],
     /// The message that is being cut into FPDUs.
     message: Option<Message>,
-    /// Completion watermarks: requests whose last byte lies at these positions complete when TCP has taken it.
+    /// Completion watermarks: requests whose last byte lies at these positions complete when TCP has taken it, or when the peer has
+    /// acknowledged that it is placed.
     watermarks: VecDeque<(u64, u32)>,
     /// The RTR message, where it is a Read or a Send: to be sent first of all.
     rtr: Option<Rtr>,
@@ -51,6 +53,8 @@ pub(crate) struct Sender<M> {
     drained: bool,
     /// A Read is to be sent behind everything, for a host that has let go of the stream.
     drain_read: bool,
+    /// Bytes since Full Operation began that the peer has acknowledged.
+    placed: u64,
     queue: TransmitQueue<M>,
     pending_crc: PendingCrc,
 }
@@ -70,6 +74,7 @@ impl<M> Sender<M> {
             answers_turn: false,
             drained: false,
             drain_read: false,
+            placed: 0,
             queue: TransmitQueue::new(),
             pending_crc: PendingCrc::default(),
         }
@@ -139,16 +144,20 @@ impl<M> Sender<M> {
 
     /// Request `id` ends at the present end of the queue: it completes when TCP has taken that, or when the peer has acknowledged it.
     fn completes_when_sent(&mut self, id: u32, shared: &mut Shared) {
-        if shared.reads.acks.on {
+        if shared.reads.acks.on && !shared.completes_by_placement() {
             shared.reads.acks.built(id);
-        } else {
-            self.watermarks.push_back((self.queue.queued(), id));
+            if !shared.caps.is_undecided() {
+                return;
+            }
+            // The peer acknowledges it in one way or the other: see `settle_acks`.
         }
+        self.watermarks.push_back((self.queue.queued(), id));
     }
 
     /// Drops what is not on the wire: the stream has left Full Operation. False when an FPDU that is partly sent cannot be finished.
     pub(crate) fn abandon<H: Host<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> bool {
         let whole = self.queue.keep_started(host);
+        shared.placement.truncate(self.queue.queued());
         self.fpdu.rewind(self.queue.queued().saturating_sub(self.base));
         self.message = None;
         shared.reads.acks.clear();
@@ -168,6 +177,7 @@ impl<M> Sender<M> {
             && self.rtr.is_none()
             && !self.drain_read
             && shared.reads.acks.covers_all()
+            && !shared.placement.is_owed()
     }
 
     /// Whether there is nothing to send unless something happens: a post, an arrival that lets a waiting request go, room.
@@ -207,7 +217,10 @@ impl<M> Sender<M> {
 
     /// Whether the peer has every answer.
     pub(crate) fn owes_nothing(&self, shared: &Shared) -> bool {
-        shared.reads.inbound.is_empty() && self.message.is_none() && self.queue.is_empty()
+        shared.reads.inbound.is_empty()
+            && self.message.is_none()
+            && !shared.placement.is_owed()
+            && self.queue.is_empty()
     }
 
     /// A segment of the stream's own, queued behind everything.
@@ -219,15 +232,60 @@ impl<M> Sender<M> {
         self.queue.end_fpdu();
     }
 
-    /// TCP took `count` bytes: requests whose last byte was among them complete.
-    #[inline]
-    pub(crate) fn advance<H: Host<Memory = M>>(
+    /// Requests built before the capability exchange was decided wait for either kind of acknowledgement. Once it is decided, they wait
+    /// for the kind that the peer sends.
+    pub(super) fn settle_acks(&mut self, shared: &mut Shared) {
+        if !shared.reads.acks.on || shared.caps.is_undecided() {
+            return;
+        }
+        if shared.completes_by_placement() {
+            shared.reads.acks.forget_uncovered();
+        } else if !self.watermarks.is_empty() {
+            self.watermarks.clear();
+        }
+    }
+
+    /// Queues a placement acknowledgement, if one is owed and none is in the queue. It may stand between the FPDUs of a message.
+    pub(crate) fn queue_placement_ack(&mut self, shared: &mut Shared) {
+        if let Some(position) = shared.placement.next()
+            && shared.sends_placement_acks()
+        {
+            let to = placement::encode(position, shared.caps.ack_check());
+            let header = uiw_rdmap::tagged_header(uiw_rdmap::Opcode::Write, placement::STAG, to, true);
+            self.send_control(&Header::Tagged(header), &[]);
+            shared.placement.queued(self.queue.queued());
+        }
+    }
+
+    /// The peer has placed everything before the position with these lower bits.
+    pub(crate) fn handle_placed<H: Host<Memory = M>>(
         &mut self,
-        count: usize,
+        position: u64,
         host: &mut H,
     ) -> Result<(), ConnError> {
+        let placed = placement::extend(self.placed, position);
+        // A peer cannot have placed what was not sent. An acknowledgement that says so is an empty Write and nothing else.
+        if placed > self.queue.sent().saturating_sub(self.base) {
+            return Ok(());
+        }
+        self.placed = placed;
+        self.complete_until(self.base + placed, host)
+    }
+
+    /// TCP took `count` bytes. Returns the number of bytes that it has taken in all.
+    #[inline]
+    pub(crate) fn advance(&mut self, count: usize) -> u64 {
         self.queue.advance(count);
-        let sent = self.queue.sent();
+        self.queue.sent()
+    }
+
+    /// Completes the requests whose last byte lies before position `sent` of the transmit queue.
+    #[inline]
+    pub(crate) fn complete_until<H: Host<Memory = M>>(
+        &mut self,
+        sent: u64,
+        host: &mut H,
+    ) -> Result<(), ConnError> {
         if self.watermarks.front().is_none_or(|(end, _)| *end > sent) {
             return Ok(());
         }

@@ -205,6 +205,7 @@ impl Conn {
     /// The queue pair is destroyed: nothing completes any more.
     pub(crate) fn detach(&mut self, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.detach(host, now));
+        self.state.held.clear();
         self.qp = None;
         self.transmit(services);
     }

@@ -148,6 +148,7 @@ impl Conn {
     }
 
     fn on_ended(&mut self, ended: &Ended, services: &mut Services) {
+        self.report_all_receives(services);
         let span = self.span.clone();
         let _entered = span.enter();
         match self.silent_for {

@@ -1,5 +1,6 @@
 //! The queue pair and the device's memory, as a stream sees them: [`uiw_stream::Host`].
 
+use super::held_receives;
 use crate::cq::Cqe;
 use crate::notify::Wakes;
 use crate::qp::{LongMessages, QpInner, RecvWqe, SendQueue, SqMode, Wqe};
@@ -33,6 +34,8 @@ pub(crate) struct HostState {
     pub(crate) counters: ConnCounters,
     /// The message so far, once it is longer than that receive.
     long: Vec<u8>,
+    /// Completions of receives whose message the stream has not acknowledged yet.
+    pub(super) held: VecDeque<Cqe>,
     /// Elements of the Reads and atomics that wait for answers, in their order.
     sinks: VecDeque<Sges>,
 }
@@ -47,6 +50,7 @@ impl HostState {
             receive: RecvWqe::default(),
             receiving: false,
             long: Vec::new(),
+            held: VecDeque::new(),
             sinks: VecDeque::new(),
         }
     }
@@ -262,6 +266,7 @@ impl uiw_stream::Host for QpHost<'_> {
         if let Some(faults) = &qp.faults
             && let Some(status) = faults.completion(WcOpcode::Recv)
         {
+            held_receives::push(&mut self.state.held, usize::MAX, qp, self.wakes);
             qp.complete_recv(wr_id, status, None, self.wakes);
             return Err(LocalError::GivenUp);
         }
@@ -282,6 +287,10 @@ impl uiw_stream::Host for QpHost<'_> {
             timestamp_ns: 0,
         };
         let cqe = Cqe { wc, solicited: message.solicited };
+        if message.awaits_ack {
+            self.state.held.push_back(cqe);
+            return Ok(());
+        }
         qp.recv_cq.push(cqe, self.wakes).map(drop).ok_or(LocalError::CqOverflow)
     }
 
@@ -291,6 +300,7 @@ impl uiw_stream::Host for QpHost<'_> {
             ReceiveError::Protection => WcStatus::LocalProtection,
         };
         if let (Some(qp), Some(wr_id)) = (self.qp, self.state.take_receive()) {
+            held_receives::push(&mut self.state.held, usize::MAX, qp, self.wakes);
             qp.complete_recv(wr_id, status, None, self.wakes);
         }
     }

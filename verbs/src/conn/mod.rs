@@ -2,6 +2,7 @@
 
 mod control;
 mod events;
+mod held_receives;
 mod host;
 mod liveness;
 mod partial;
@@ -68,6 +69,8 @@ pub(crate) struct Conn {
     /// Earliest entry of this connection among the timers: a deadline that moves later needs no entry of its own, so that the heap
     /// does not grow with what a peer does.
     entry: Time,
+    /// When the completions that wait for an acknowledgement are reported without it.
+    held_until: Time,
     /// When to retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
     retry: Time,
     /// See [`uiw_llp::StreamOptions::dead_after`].
@@ -126,6 +129,7 @@ impl Conn {
             has_peek: true,
             eof: false,
             entry: Time::NEVER,
+            held_until: Time::NEVER,
             retry: Time::NEVER,
             liveness: Liveness::IDLE,
             lost_sending: None,
@@ -332,7 +336,7 @@ impl Conn {
 
     /// When [`Conn::on_timer`] is due.
     fn deadline(&self) -> Time {
-        self.stream.poll_timeout().min(self.retry).min(self.liveness.check)
+        self.stream.poll_timeout().min(self.retry).min(self.liveness.check).min(self.held_until)
     }
 
     /// Sees to it that the deadline has an entry among the timers.
@@ -358,6 +362,9 @@ impl Conn {
         }
         if self.liveness.check <= now {
             self.check_peer(services);
+        }
+        if self.held_until <= now {
+            self.report_all_receives(services);
         }
         if self.stream.poll_timeout() <= now {
             self.with_stream(services, |stream, host, now| stream.handle_timeout(host, now));

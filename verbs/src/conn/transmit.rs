@@ -35,6 +35,11 @@ enum Step {
 impl Conn {
     /// Sends what is due, within the budget and as far as the socket takes it, and asks the stack for what is needed to go on.
     pub(super) fn transmit(&mut self, services: &mut Services) {
+        self.transmit_turn(services);
+        self.report_receives(services);
+    }
+
+    fn transmit_turn(&mut self, services: &mut Services) {
         if self.stream.is_connecting() || self.is_over() {
             return;
         }

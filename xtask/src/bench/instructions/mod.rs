@@ -67,6 +67,9 @@ const CASES: &[Case] = &[
     case("c-send-64-srq-ping-pong", 5000),
     case("c-send-64-srq", 100),
     case("c-send-64-srq-chain", 100),
+    case("c-ack-send-64-ping-pong", 5000),
+    case("c-ack-send-64", 100),
+    case("c-ack-write-64", 100),
 ];
 
 impl Case {

@@ -17,13 +17,21 @@
 struct kind {
 	const char *name;
 	bool is_inline, srq;
+	/* Completions are acknowledged, as in personas roce and ib. */
+	bool acknowledged;
+	/* Writes instead of Sends; there is no ping-pong of them. */
+	bool writes;
 };
 
 static const struct kind kinds[] = {
 	{ .name = "c-send-64" },
 	{ .name = "c-send-64-inline", .is_inline = true },
 	{ .name = "c-send-64-srq", .srq = true },
+	{ .name = "c-ack-send-64", .acknowledged = true },
+	{ .name = "c-ack-write-64", .acknowledged = true, .writes = true },
 };
+
+static const struct kind *kind;
 
 static uint64_t sent, received;
 
@@ -46,6 +54,16 @@ static void ping_pong(struct pair *pair)
 static void stream(struct pair *pair, unsigned chain)
 {
 	sent = received = 0;
+	if (kind->writes) {
+		for (unsigned i = 0; i < WINDOW; i++)
+			post_write(&pair->a, BYTES, pair->b_region, i);
+		while (sent < WINDOW) {
+			take_counting(pair->a.cqs.send, &sent, &received);
+			/* The other end's part of the work, which a program with one end has elsewhere. */
+			take_counting(pair->b.cqs.recv, &sent, &received);
+		}
+		return;
+	}
 	for (unsigned i = 0; i < WINDOW; i++)
 		post_recv(&pair->b, BYTES);
 	for (unsigned i = 0; i < WINDOW / chain; i++)
@@ -83,14 +101,18 @@ int main(int argc, char **argv)
 
 	for (size_t k = 0; count && k < sizeof kinds / sizeof *kinds; k++)
 		for (size_t r = 0; r < sizeof rounds / sizeof *rounds; r++) {
-			const struct kind *kind = &kinds[k];
-			struct setup setup = { WINDOW, 4096, kind->is_inline ? BYTES : 0, kind->srq };
+			struct setup setup = { WINDOW, 4096, kinds[k].is_inline ? BYTES : 0, kinds[k].srq };
 			struct pair pair;
 			char name[64];
 
+			kind = &kinds[k];
+			if (kind->writes && *rounds[r].suffix)
+				continue;
 			snprintf(name, sizeof name, "%s%s", kind->name, rounds[r].suffix);
 			if (strcmp(name, argv[1]))
 				continue;
+			if (kind->acknowledged)
+				setenv("UIW_ACK", "on", 1);
 			pair_connect(&pair, &setup, own_queues, NULL);
 			while (count--)
 				rounds[r].round(&pair);

@@ -1,0 +1,58 @@
+//! Receive completions that wait until TCP has taken the acknowledgement of their messages: a program that exits as soon as it has
+//! polled a completion must not take the acknowledgement with it.
+
+use super::Conn;
+use crate::cq::Cqe;
+use crate::driver::Services;
+use crate::notify::Wakes;
+use crate::qp::QpInner;
+use std::collections::VecDeque;
+use std::time::Duration;
+use uiw_stream::{LocalError, Time};
+
+/// Longest time for which completions wait while the peer does not read, so that TCP does not take the acknowledgement.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+impl Conn {
+    /// Reports the receives whose acknowledgement TCP has taken.
+    #[inline]
+    pub(super) fn report_receives(&mut self, services: &mut Services) {
+        if !self.state.held.is_empty() {
+            self.report_acknowledged(services);
+        }
+    }
+
+    fn report_acknowledged(&mut self, services: &mut Services) {
+        // A stalled stream does not read until the program posts a receive, for which it may need these completions. If the peer is
+        // in the same state, neither end reads, and neither acknowledgement leaves.
+        if self.stream.is_stalled() || self.lost_sending.is_some() || self.held_until <= services.now {
+            return self.report_all_receives(services);
+        }
+        let count = self.stream.take_acknowledged() as usize;
+        self.report_held(count, services);
+        self.held_until = match self.state.held.is_empty() {
+            true => Time::NEVER,
+            false => self.held_until.min(services.now.after(LONGEST_WAIT)),
+        };
+    }
+
+    /// Reports every receive, acknowledged or not.
+    pub(super) fn report_all_receives(&mut self, services: &mut Services) {
+        self.stream.forget_unacknowledged();
+        self.held_until = Time::NEVER;
+        self.report_held(self.state.held.len(), services);
+    }
+
+    fn report_held(&mut self, count: usize, services: &mut Services) {
+        let Some(qp) = &self.qp else { return self.state.held.clear() };
+        if !push(&mut self.state.held, count, qp, &mut services.wakes) {
+            self.fail(LocalError::CqOverflow, services);
+        }
+    }
+}
+
+/// Adds the first `count` completions to the receive completion queue. False if it overflows.
+pub(super) fn push(held: &mut VecDeque<Cqe>, count: usize, qp: &QpInner, wakes: &mut Wakes) -> bool {
+    let count = count.min(held.len());
+    qp.recv_cq.push_all(held.drain(..count), wakes) == count
+}
