@@ -309,6 +309,46 @@ fn every_request_by_ibv_wr() {
     assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
 }
 
+/// `ibv_wr_post(3)`: no request is executed unless `ibv_wr_complete` succeeds.
+#[test]
+fn refused_batch_posts_nothing() {
+    let opened = open();
+    let (a, b) = (End::new(opened, false), End::new(opened, false));
+    a.connect(&b);
+    b.connect(&a);
+    let (sge, write) = (a.sge(0, 8), |ex: *mut ibv_qp_ex, id: u64| {
+        // SAFETY: a request of a queue pair made for it, between start and complete.
+        unsafe {
+            (*ex).wr_id = id;
+            (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(1));
+        }
+    });
+    // SAFETY: as above; the memory lives as long as `a`.
+    let set = |ex: *mut ibv_qp_ex| unsafe { (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length) };
+    for length in [33, 40] {
+        let refused = a.build(0, |ex| {
+            for id in 0..length {
+                write(ex, id);
+                set(ex);
+            }
+        });
+        assert_eq!(refused, libc::ENOMEM, "{length} requests on a queue of 32");
+    }
+    let posted = a.build(0, |ex| {
+        for id in 100..132 {
+            write(ex, id);
+            set(ex);
+        }
+    });
+    assert_eq!(posted, 0);
+    for id in 100..132 {
+        a.done(id);
+    }
+    drop((a, b));
+    // SAFETY: it is not used any more.
+    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
+}
+
 #[test]
 fn completions_are_read_field_by_field() {
     let opened = open();

@@ -5,10 +5,10 @@ use rustix::fs::{
     Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, accessat, mkdir, open, stat, statat, unlinkat,
 };
 use rustix::process::geteuid;
-use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The end of a file's name. Random digits are in front.
 pub(crate) const SUFFIX: &str = ".counters";
@@ -226,7 +226,7 @@ impl Directory {
         let mut by_age: Vec<_> =
             all.into_iter().filter_map(|name| Some((changed(&name).ok()?, name))).collect();
         by_age.sort_unstable();
-        let now = clock_gettime(ClockId::Realtime).tv_sec;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs().cast_signed());
         let mut surplus = by_age.len() - KEEP_FILES;
         for (changed_at, name) in by_age {
             if surplus == 0 {

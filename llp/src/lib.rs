@@ -82,7 +82,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use clock::Clock;
+pub use clock::{Clock, monotonic_ns, process_cpu_ns};
 pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
 pub use identity::{Fingerprint, PeerIdentity};
 pub use interface::{Interface, InterfaceAddresses};

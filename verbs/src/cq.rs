@@ -447,7 +447,7 @@ impl Cq {
             return Some(0);
         }
         if self.options.timestamps {
-            cqe.wc.timestamp_ns = monotonic_ns();
+            cqe.wc.timestamp_ns = uiw_llp::monotonic_ns();
         }
         let mut inner = self.inner.lock();
         if inner.ring.len() >= inner.depth {
@@ -486,7 +486,7 @@ impl Cq {
         if let Some(consumer) = &self.consumer {
             return cqes.into_iter().map(|cqe| consumer.complete(cqe.wc, wakes)).count();
         }
-        let now = if self.options.timestamps { monotonic_ns() } else { 0 };
+        let now = if self.options.timestamps { uiw_llp::monotonic_ns() } else { 0 };
         let mut inner = self.inner.lock();
         let (before, arm) = (inner.ring.len(), inner.arm);
         let room = inner.depth.saturating_sub(before);
@@ -589,11 +589,6 @@ impl Drop for Cq {
             self.device.events().remove_if(|event| *event == gone);
         }
     }
-}
-
-fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 #[cfg(test)]

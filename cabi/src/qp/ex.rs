@@ -138,7 +138,7 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
         SendWr { wr_id: wr.wr_id, op: wr.op, sges, flags: wr.flags | flags }
     });
     // SAFETY: `ibv_post_send`'s contract with the program; the inline data is in the batch and stays during the call.
-    let posted = unsafe { object.engine.post_send(wrs) }.map_err(|refused| refused.error.into());
+    let posted = unsafe { object.engine.post_send_all(wrs) }.map_err(|refused| refused.error.into());
     object.note_post();
     posted
 }

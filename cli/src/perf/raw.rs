@@ -13,6 +13,8 @@ use uiw_mpa::startup::{Config, Initiator, Outcome, Revision};
 use uiw_mpa::wire::startup::HEADER_LEN;
 use uiw_verbs::{ConnOptions, Device, Pd};
 
+pub(crate) use uiw_llp::process_cpu_ns as cpu_ns;
+
 /// Largest buffer of a reader or writer.
 pub(crate) const MAX_BUFFER: u32 = 4 << 20;
 /// Most memory that a connection's bytes come from, or go to.
@@ -31,12 +33,6 @@ pub(crate) enum Way {
     ToClient,
     /// Both at once, on a connection each.
     Both,
-}
-
-/// Processor time of this process so far.
-pub(crate) fn cpu_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
 /// Time-outs, and congestion control.

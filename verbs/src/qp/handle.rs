@@ -149,6 +149,20 @@ impl Qp {
         self.0.post_send(wrs)
     }
 
+    /// Like [`Qp::post_send`], but posts nothing if one of the requests is refused.
+    ///
+    /// # Safety
+    /// As for [`Qp::post_send`].
+    ///
+    /// # Errors
+    /// [`PostError`] names the first refused request.
+    pub unsafe fn post_send_all<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        self.0.post_send_all(wrs)
+    }
+
     /// As [`Qp::post_send`] up to the doorbell, which [`Qp::ring`] gives: it runs wakers, so locks are let go between the two.
     ///
     /// # Safety

@@ -190,9 +190,29 @@ impl QpInner {
         result
     }
 
+    /// Like [`QpInner::post_send`], but posts nothing if one of the requests is refused.
+    pub(super) fn post_send_all<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        let (result, doorbell) = self.queue_send_with(wrs, SendQueue::unpost);
+        doorbell.ring(self);
+        result
+    }
+
     pub(super) fn queue_send<'a>(
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> (std::result::Result<(), PostError>, Doorbell) {
+        self.queue_send_with(wrs, |_, posted| posted)
+    }
+
+    /// Queues requests. When one is refused, `refused` gets the number of those before it and returns how many of them stay posted.
+    #[inline(always)]
+    fn queue_send_with<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+        refused: impl FnOnce(&mut SendQueue, usize) -> usize,
     ) -> (std::result::Result<(), PostError>, Doorbell) {
         let mut wakes = Wakes::default();
         if let Some(faults) = &self.faults
@@ -209,6 +229,9 @@ impl QpInner {
             posted += 1;
             Ok(())
         });
+        if result.is_err() {
+            posted = refused(&mut sq, posted);
+        }
         if sq.mode == SqMode::Flushing {
             self.flush_sends(&mut sq, None, &mut wakes);
         }

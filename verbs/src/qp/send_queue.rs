@@ -194,6 +194,18 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Takes back the last `count` requests, which were posted under the present lock of the queue. Returns 0, the number of them that
+    /// stay posted.
+    #[cold]
+    pub(crate) fn unpost(&mut self, count: usize) -> usize {
+        for _ in 0..count {
+            if let Some(wqe) = self.ring.pop_last() {
+                self.unpumped -= u64::from(wqe.len) + 32;
+            }
+        }
+        0
+    }
+
     #[inline(always)]
     fn check(&self, wr: &SendWr<'_>) -> Result<u32, Error> {
         if wr.sges.len() > self.limits.max_sge as usize {
