@@ -34,12 +34,17 @@ else
 fi
 
 # As `uiw run` finds them.
+libraries=
 for folder in lib/uiw lib64/uiw lib; do
 	if [ -e "$prefix/$folder/libibverbs.so.1" ]; then
 		libraries=$prefix/$folder
 		break
 	fi
 done
+if [ ! -x "$prefix/bin/uiw" ] || [ -z "$libraries" ]; then
+	echo "error: $prefix has no bin/uiw, or no libibverbs.so.1 in lib/uiw, lib64/uiw or lib: is the package a tarball of \`cargo xtask dist\`?" >&2
+	exit 1
+fi
 version=$("$prefix/bin/uiw" --version)
 {
 	echo "prefix=$prefix"
@@ -53,7 +58,6 @@ echo "$prefix/bin" >>"$GITHUB_PATH"
 	fi
 	if [ "$INPUT_EXPORT" = true ]; then
 		echo "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-		echo "PKG_CONFIG_PATH=$libraries/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}"
 	fi
 } >>"$GITHUB_ENV"
 echo "$version"

@@ -84,9 +84,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         object.cursor.lock();
         // SAFETY: locked.
         let taken = unsafe { take(object, cq) };
-        if taken.is_err() {
-            // SAFETY: locked above, on this thread.
-            unsafe { object.cursor.unlock() };
+        // SAFETY: locked above, on this thread.
+        unsafe {
+            match taken {
+                Ok(()) => object.cursor.begin_batch(object.engine.len()),
+                Err(_) => object.cursor.unlock(),
+            }
         }
         taken
     })
@@ -98,8 +101,11 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 /// `cq` is one of ours, between a successful `ibv_start_poll` and `ibv_end_poll`.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     boundary::code_fast(|| {
-        // SAFETY: the caller's promise.
-        unsafe { take(Object::<Cq>::get_called(cq)?, cq) }
+        // SAFETY: `cq` is one of ours, and `ibv_start_poll` has locked its cursor on this thread (`ibv_start_poll(3)`).
+        unsafe {
+            let object = Object::<Cq>::get_called(cq)?;
+            if object.cursor.continues() { take(object, cq) } else { Err(Errno(libc::ENOENT)) }
+        }
     })
 }
 

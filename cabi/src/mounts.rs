@@ -96,6 +96,16 @@ pub(crate) fn bind(from: &Path, to: &Path) -> io::Result<()> {
     mount(from.as_os_str(), to, None, libc::MS_BIND | libc::MS_REC)
 }
 
+/// Covers the folder with an empty one that can be written and has the same permissions.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn cover(folder: &Path) -> io::Result<()> {
+    let mode = fs::metadata(folder)?.permissions();
+    mount("tmpfs".as_ref(), folder, Some("tmpfs"), libc::MS_NOSUID | libc::MS_NODEV)?;
+    fs::set_permissions(folder, mode)
+}
+
 /// Covers the folder with one that can be written and has the same entries.
 ///
 /// # Errors
@@ -105,10 +115,8 @@ pub(crate) fn make_writable(folder: &Path) -> io::Result<()> {
     let back = std::env::current_dir();
     std::env::set_current_dir(folder)?;
     let entries: Vec<_> = fs::read_dir(".")?.collect::<io::Result<_>>()?;
-    let mode = fs::metadata(".")?.permissions();
     // Its devices can be used: they are bound from the mounts that they are on.
-    mount("tmpfs".as_ref(), folder, Some("tmpfs"), libc::MS_NOSUID | libc::MS_NODEV)?;
-    fs::set_permissions(folder, mode)?;
+    cover(folder)?;
     for entry in entries {
         let (from, to) = (entry.file_name(), folder.join(entry.file_name()));
         let kind = entry.file_type()?;

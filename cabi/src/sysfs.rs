@@ -21,13 +21,22 @@ const CLASSES: &str = "/sys/class";
 /// Where the kernel's drivers have their nodes.
 const NODES: &str = "/dev/infiniband";
 
+/// Whether the RDMA devices of the machine stay visible beside uiw's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SystemDevices {
+    /// Programs that scan the tree find uiw's devices only.
+    Hidden,
+    /// The devices stay where they are.
+    Shown,
+}
+
 /// Shows this process, and the program that it becomes, the tree and the nodes. The process must have one thread.
 ///
 /// # Errors
 /// The system's: no namespaces for this user, or no tmpfs.
-pub fn enter(persona: Persona) -> io::Result<()> {
+pub fn enter(persona: Persona, others: SystemDevices) -> io::Result<()> {
     mounts::enter()?;
-    show(persona)
+    show(persona, others)
 }
 
 /// Whether [`enter`] would succeed: tried in a process that ends then, and its namespaces with it. The process must have one thread.
@@ -36,7 +45,7 @@ pub fn enter(persona: Persona) -> io::Result<()> {
 /// As [`enter`]; those of another process.
 pub fn permitted() -> io::Result<()> {
     let (mut answer, mut question) = io::pipe()?;
-    let outcome = in_child(|| match enter(Persona::default()) {
+    let outcome = in_child(|| match enter(Persona::default(), SystemDevices::Shown) {
         Ok(()) => 0,
         Err(error) => {
             let _ = write!(question, "{error}");
@@ -97,31 +106,38 @@ fn bind_counters(classes: &Path, whole: &Path, devices: &[String]) -> io::Result
 pub fn show_in(root: &Path, persona: Persona) -> io::Result<()> {
     unix::fs::chroot(root)?;
     env::set_current_dir("/")?;
-    show(persona)
+    show(persona, SystemDevices::Shown)
 }
 
 /// Makes them in this process's mount namespace.
-fn show(persona: Persona) -> io::Result<()> {
+fn show(persona: Persona, others: SystemDevices) -> io::Result<()> {
     let netdevs = netdev::all()?;
     let classes = Path::new(CLASSES);
     mounts::make_writable(classes)?;
     let devices = classes.join("infiniband");
     if devices.exists() {
-        // The system's devices stay.
-        mounts::make_writable(&devices)?;
+        cover(&devices, others)?;
     }
     for netdev in &netdevs {
         device(netdev, persona)?;
     }
     let abi = classes.join("infiniband_verbs");
     if abi.exists() {
-        mounts::make_writable(&abi)?;
+        cover(&abi, others)?;
     }
     fs::create_dir_all(&abi)?;
     if !abi.join("abi_version").exists() {
         put(&abi.join("abi_version"), "6")?;
     }
-    nodes(&netdevs)
+    nodes(&netdevs, others)
+}
+
+/// Makes a folder writable in which the system's devices have entries.
+fn cover(folder: &Path, others: SystemDevices) -> io::Result<()> {
+    match others {
+        SystemDevices::Hidden => mounts::cover(folder),
+        SystemDevices::Shown => mounts::make_writable(folder),
+    }
 }
 
 /// Character devices under the names by which programs look for them. Nothing is behind them: programs check that they can be read
@@ -129,10 +145,10 @@ fn show(persona: Persona) -> io::Result<()> {
 ///
 /// The loopback device has a node only if there is no other device. UCX connects every device that has one to one of the peer, and takes
 /// 127.0.0.1 for an address of the peer's host: no RoCE adapter has such an address.
-fn nodes(netdevs: &[NetDev]) -> io::Result<()> {
+fn nodes(netdevs: &[NetDev], others: SystemDevices) -> io::Result<()> {
     let folder = Path::new(NODES);
     if folder.exists() {
-        mounts::make_writable(folder)?;
+        cover(folder, others)?;
     } else {
         mounts::make_writable(Path::new("/dev"))?;
         fs::create_dir(folder)?;

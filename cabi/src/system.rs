@@ -184,7 +184,8 @@ pub(crate) fn devices() -> Result<Option<Devices>> {
     let Some(system) = system()? else { return Ok(None) };
     // SAFETY: the number is not asked for.
     let list = unsafe { (system.get_device_list)(ptr::null_mut()) };
-    Ok((!list.is_null()).then_some(Devices { list, free: system.free_device_list }))
+    // Not `then_some`: a `Devices` that is made and not used would free a list that the library did not make.
+    Ok((!list.is_null()).then(|| Devices { list, free: system.free_device_list }))
 }
 
 impl Devices {

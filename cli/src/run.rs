@@ -8,6 +8,7 @@ mod tree;
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Global;
 use counter_files::Server;
+use report::Requirement;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use uiw_cabi::persona::Persona;
 use uiw_cabi::settings::Settings;
-use uiw_cabi::sysfs;
+use uiw_cabi::sysfs::{self, SystemDevices};
 use uiw_cabi::system;
 use uiw_cabi::tls;
 
@@ -48,7 +49,7 @@ pub(crate) struct Args {
     /// namespace, for ordinary users in a user namespace as well
     #[arg(long)]
     sysfs: bool,
-    /// Hide the RDMA devices of this machine from the program
+    /// Hide the RDMA devices of this machine from the program, which is the default, without a line that says so
     #[arg(long)]
     only_uiw: bool,
     /// Show the program the RDMA devices of this machine as well, in front of uiw's: by the system's libibverbs, or the one of that path.
@@ -65,10 +66,11 @@ pub(crate) struct Args {
     /// With --sockets, what stays on TCP: names of programs, of all that are started, and ports
     #[arg(long, value_name = "PROGRAM|PORT,..", value_delimiter = ',', requires = "sockets")]
     tcp: Vec<String>,
-    /// Require that payload was moved to or from another process by uiw, by the program or one that it has started; otherwise the exit
-    /// code is 125. What was moved is reported on standard error when the program ends
-    #[arg(long)]
-    require: bool,
+    /// Require that the program, or one that it has started, moved payload to or from another process by uiw; otherwise the exit code is
+    /// 125. Datagrams count from 64 KiB on, because libraries such as UCX set up connections by datagrams that they do not use; with
+    /// `any` every byte counts. What was moved is reported on standard error when the program ends
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "payload")]
+    require: Option<Requirement>,
     /// Report as a JSON object; without --require, only that
     #[arg(long)]
     json: bool,
@@ -84,7 +86,7 @@ pub(crate) fn persona(text: &str) -> std::result::Result<String, String> {
 /// Becomes the program and returns only when it cannot; to report, waits for the program instead.
 pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
     let done = prepare(args, global).and_then(|mut command| {
-        if args.require || args.json || global.verbose > 0 {
+        if args.require.is_some() || args.json || global.verbose > 0 {
             return report::run(command, args.require, args.json);
         }
         let error = command.exec();
@@ -112,7 +114,7 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         return Err(Failure::usage("invalid command line", "no program", "see `uiw run --help`"));
     };
     if !args.only_uiw && args.with_system.is_none() {
-        check_no_other_devices()?;
+        report_hidden_devices();
     }
     let libraries = libraries()?;
     let system =
@@ -179,7 +181,11 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         });
         // Before this process has a namespace of its own.
         let server = Server::start(&settings.llp);
-        sysfs::enter(persona).map_err(|error| {
+        let others = match args.with_system {
+            Some(_) => SystemDevices::Shown,
+            None => SystemDevices::Hidden,
+        };
+        sysfs::enter(persona, others).map_err(|error| {
             Failure::new(Exit::Failed, "cannot make /sys/class/infiniband", error, sysfs_fix())
         })?;
         if let Err(error) = server.and_then(Server::show) {
@@ -255,21 +261,20 @@ fn system_library(file: Option<&Path>, libraries: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The RDMA devices that the kernel has, which the program would not see.
-fn check_no_other_devices() -> Result<()> {
+/// Names the RDMA devices of this machine, which the program does not see, in one line on standard error. Whoever types `uiw run` wants uiw:
+/// hosted machines have devices that nobody has asked for.
+fn report_hidden_devices() {
     let names = fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
     let mut others: Vec<_> = names
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .filter(|name| !name.starts_with("uiw_"))
         .collect();
     others.sort();
-    match &others[..] {
-        [] => Ok(()),
-        others => Err(Failure::usage(
-            format!("this machine has RDMA devices ({})", others.join(", ")),
-            "the program would see uiw's devices alone",
-            "run the program with --with-system to show them as well, with --only-uiw to hide them from it, or without uiw",
-        )),
+    if !others.is_empty() {
+        uiw_cli::note!(
+            "uiw: the program does not see this machine's RDMA devices ({}); --with-system shows them, --only-uiw omits this line",
+            others.join(", ")
+        );
     }
 }
 

@@ -61,12 +61,13 @@ impl PlacementAcks {
     }
 
     /// A message for which the peer awaits an acknowledgement was placed.
-    #[inline]
+    #[cold]
     pub(crate) fn message_placed(&mut self) {
         self.due = true;
     }
 
     /// Like [`PlacementAcks::message_placed`], for a message that completes a receive.
+    #[cold]
     pub(crate) fn message_received(&mut self) {
         self.due = true;
         self.received = self.received.wrapping_add(1);

@@ -24,6 +24,11 @@ impl Runner {
 
     /// Runs the step with these inputs.
     fn step(&self, inputs: &[(&str, &str)]) -> Output {
+        output(&mut self.script(inputs))
+    }
+
+    /// The step's script with these inputs.
+    fn script(&self, inputs: &[(&str, &str)]) -> Command {
         let mut command = Command::new("bash");
         command
             .arg(source("packaging/action.sh"))
@@ -38,7 +43,8 @@ impl Runner {
         {
             command.env(variable, self.folder.join(file));
         }
-        output(command.envs(inputs.iter().map(|(name, value)| (format!("INPUT_{name}"), value))))
+        command.envs(inputs.iter().map(|(name, value)| (format!("INPUT_{name}"), value)));
+        command
     }
 
     /// The lines `NAME=VALUE` of a file.
@@ -102,6 +108,53 @@ fn later_steps_run_stock_programs() {
     assert!(step.status.success(), "{step:?}");
     assert!(Path::new(&runner.values("output")["prefix"]).is_absolute(), "{step:?}");
     exchange(&runner);
+}
+
+/// Hosted runners have RDMA devices of their own that programs cannot use.
+#[test]
+fn action_runs_beside_devices_of_runner() {
+    for program in ["bash", "strip", "unshare", "ibv_devices"] {
+        let Some(_) = uiw_interop::require(program) else { return };
+    }
+    let installed = Folder::new("beside");
+    let prefix = installed.0.to_str().unwrap();
+    xtask(&["install", "--debug", "--prefix", prefix]);
+    let runner = Runner::new("beside-runner");
+    let script = "mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/mana_0/ports/1 /sys/class/net || exit 77; \
+        bash \"$0\" && exec \"$INPUT_PREFIX/bin/uiw\" run -- ibv_devices";
+    let command = runner.script(&[("PREFIX", prefix)]);
+    let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+    let mut inside = Command::new("unshare");
+    inside.args(["-rm", "sh", "-c", script]).args(arguments).current_dir(&runner.folder.0);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => inside.env(name, value),
+            None => inside.env_remove(name),
+        };
+    }
+    let step = output(&mut inside);
+    if step.status.code() == Some(77) || String::from_utf8_lossy(&step.stderr).contains("unshare:") {
+        uiw_interop::skip("mount namespaces");
+        return;
+    }
+    assert!(step.status.success(), "{step:?}");
+    assert!(String::from_utf8_lossy(&step.stdout).contains("uiw_lo"), "{step:?}");
+}
+
+#[test]
+fn package_without_libraries_named() {
+    for program in ["bash", "tar"] {
+        let Some(_) = uiw_interop::require(program) else { return };
+    }
+    let package = Folder::new("no-libraries");
+    fs::create_dir_all(package.join("uiw/bin")).unwrap();
+    fs::copy("/bin/true", package.join("uiw/bin/uiw")).unwrap();
+    let file = package.join("uiw.tar");
+    run("tar", &["-cf", file.to_str().unwrap(), "-C", package.0.to_str().unwrap(), "uiw"]);
+    let runner = Runner::new("no-libraries-runner");
+    let step = runner.step(&[("PREFIX", "unpacked"), ("PACKAGE", file.to_str().unwrap())]);
+    assert_eq!(step.status.code(), Some(1), "{step:?}");
+    assert!(String::from_utf8_lossy(&step.stderr).contains("no libibverbs.so.1 in lib/uiw"), "{step:?}");
 }
 
 /// rping's two ends as two later steps would run them, on a port that the system chooses.

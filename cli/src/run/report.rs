@@ -20,13 +20,30 @@ use uiw_verbs::counters::{Datagrams, Directions, Directory, Operations};
 
 /// The exit code when the program ended well, and moved nothing by uiw.
 const NOT_MET: u8 = 125;
+/// Bytes of payload from which datagrams alone meet [`Requirement::Payload`].
+const MIN_DATAGRAM_BYTES: u64 = 64 << 10;
+
+/// What `--require` asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Requirement {
+    /// Payload on a connection, or at least 64 KiB by datagrams
+    #[default]
+    Payload,
+    /// Any payload
+    Any,
+}
 
 /// Runs the program, and reports when it has ended.
-pub(super) fn run(command: Command, require: bool, as_json: bool) -> Result<ExitCode> {
+pub(super) fn run(command: Command, require: Option<Requirement>, as_json: bool) -> Result<ExitCode> {
     guard::run(|guard| watch(command, require, as_json, guard))
 }
 
-fn watch(mut command: Command, require: bool, as_json: bool, guard: Guard) -> Result<ExitCode> {
+fn watch(
+    mut command: Command,
+    require: Option<Requirement>,
+    as_json: bool,
+    guard: Guard,
+) -> Result<ExitCode> {
     let run = Run::new()?;
     command.env(counters::VARIABLE, run.directory.path());
     let child = match command.spawn() {
@@ -36,13 +53,13 @@ fn watch(mut command: Command, require: bool, as_json: bool, guard: Guard) -> Re
     let code = guard.wait(Pid::from_child(&child))?;
     let sum = run.sum()?;
     drop(run);
-    let is_met = sum.has_moved();
+    let is_met = sum.meets(require.unwrap_or_default());
     if as_json {
         uiw_cli::note!("{}", sum.json(code, is_met));
     } else {
         uiw_cli::note!("uiw: {}", sum.text());
     }
-    if code == 0 && require && !is_met {
+    if code == 0 && require.is_some() && !is_met {
         if !as_json {
             uiw_cli::note!("hint: {}", sum.hint());
         }
@@ -206,11 +223,14 @@ struct Sum {
 }
 
 impl Sum {
-    /// Whether payload went to another process or came from one.
-    fn has_moved(&self) -> bool {
-        [self.with_others.total(), self.datagrams.with_others()]
-            .iter()
-            .any(|moved| moved.sent.bytes > 0 || moved.received.bytes > 0)
+    /// Whether as much payload as is required went to another process or came from one.
+    fn meets(&self, requirement: Requirement) -> bool {
+        let bytes = |moved: Directions| moved.sent.bytes.saturating_add(moved.received.bytes);
+        let needed = match requirement {
+            Requirement::Payload => MIN_DATAGRAM_BYTES,
+            Requirement::Any => 1,
+        };
+        bytes(self.with_others.total()) > 0 || bytes(self.datagrams.with_others()) >= needed
     }
 
     /// One line.
@@ -269,6 +289,9 @@ impl Sum {
             "the program opened a device and chose another transport: see UIW_LOG=debug and its own messages"
         } else if within.iter().any(|moved| moved.sent.bytes > 0 || moved.received.bytes > 0) {
             "payload was moved within one process alone"
+        } else if self.datagrams.with_others() != Directions::default() {
+            "less than 64 KiB were moved by datagrams alone, as libraries do that set up connections and then choose another transport; \
+             --require=any accepts that"
         } else {
             "connections were made, and no payload was moved on them"
         }

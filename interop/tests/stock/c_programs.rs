@@ -246,16 +246,46 @@ fn registered_memory_may_go_at_any_time() {
     assert_eq!((crashed.code, crashed.count("memory is as it should be")), (139, 1), "{crashed:?}");
 }
 
+/// Each round has 35 connections whose receiver ends in a way of its own.
+fn requests_succeed_though_receiver_ends(persona: &str) {
+    let libraries = Libraries::get();
+    let Some(program) = compile_with_ends(&libraries, "last_acks.c") else { return };
+    let mut command = libraries.command(User::Same, program);
+    command.arg("3").env("UIW_PERSONA", persona).env(LOOPBACK.0, LOOPBACK.1);
+    assert_eq!(Running::start(command).end().well().count("all requests succeeded"), 1);
+}
+
+#[test]
+fn requests_succeed_though_receiver_ends_roce() {
+    requests_succeed_though_receiver_ends("roce");
+}
+
+#[test]
+fn requests_succeed_though_receiver_ends_ib() {
+    requests_succeed_though_receiver_ends("ib");
+}
+
+#[test]
+fn requests_succeed_though_receiver_ends_iwarp() {
+    requests_succeed_though_receiver_ends("iwarp");
+}
+
+#[test]
+fn timestamps_read_under_valgrind() {
+    let (Some(_), libraries) = (uiw_interop::require("valgrind"), Libraries::get()) else { return };
+    let Some(program) = compile_with_ends(&libraries, "timestamps.c") else { return };
+    let mut command = libraries.command(User::Same, "valgrind");
+    command.args(["-q", "--error-exitcode=99"]);
+    command.arg(format!("--suppressions={}", folder("../packaging/valgrind.supp").display()));
+    command.arg(program).env(LOOPBACK.0, LOOPBACK.1);
+    assert_eq!(Running::start(command).end().well().count("a timestamp was read"), 1);
+}
+
 /// A program that takes rights away from what it has registered, as garbage collectors do: an adapter goes on.
 #[test]
 fn protected_memory_stays_registered() {
     let libraries = Libraries::get();
-    let source = folder("tests/stock/c/protection.c");
-    let shared = folder("../xtask/src/bench/programs");
-    let ends = shared.join("ends.c");
-    let flags =
-        ["-Wall", "-Wextra", "-Werror", "-pthread", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
-    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let Some(program) = compile_with_ends(&libraries, "protection.c") else { return };
     let mut command = libraries.command(User::Same, program);
     command.env("UIW_ACK", "on");
     assert_eq!(Running::start(command).end().well().count("protected memory is as it should be"), 1);

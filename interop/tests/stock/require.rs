@@ -84,6 +84,42 @@ fn both_ends_report_datagrams() {
     }
 }
 
+/// A few datagrams are what libraries set up connections with before they choose another transport.
+#[test]
+fn few_datagrams_do_not_meet_require() {
+    let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
+    let libraries = Libraries::get();
+    for (option, code) in [("--require", 125), ("--require=any", 0)] {
+        let port = free_port().to_string();
+        let program = ["ibv_ud_pingpong", "-d", "uiw_lo", "-g", "0", "-s", "100", "-n", "10", "-p", &port];
+        let command = |more: &[&str]| {
+            let mut command = run(&libraries, &[option], &[&program[..], more].concat());
+            command.env("UIW_PERSONA", "roce");
+            command
+        };
+        let server = Running::start(command(&[]));
+        let client = until(|client| client.count("iters in") > 0, || command(&["127.0.0.1"]));
+        for ended in [server.end(), client] {
+            assert_eq!((ended.code, ended.count("by datagrams 1,000 bytes sent")), (code, 1), "{ended:?}");
+            assert_eq!(ended.count("--require=any accepts that"), usize::from(code != 0), "{ended:?}");
+        }
+    }
+}
+
+/// 32 bytes on a connected queue pair are payload.
+#[test]
+fn few_bytes_on_connection_meet_require() {
+    let Some(_) = uiw_interop::require("ibv_rc_pingpong") else { return };
+    let libraries = Libraries::get();
+    let port = free_port().to_string();
+    let program = ["ibv_rc_pingpong", "-d", "uiw_lo", "-g", "0", "-s", "16", "-n", "1", "-p", &port];
+    let command = |more: &[&str]| run(&libraries, &["--require"], &[&program[..], more].concat());
+    let server = Running::start(command(&[]));
+    let client = until(|client| client.code == 0, || command(&["127.0.0.1"]));
+    client.well();
+    server.end().well();
+}
+
 /// `uiw stat` shows a living UD queue pair, and the datagrams of programs that have ended.
 #[test]
 fn stat_shows_datagrams() {

@@ -101,27 +101,41 @@ fn the_loopback_device_has_a_node_where_it_is_alone() {
     assert_eq!(ended.well().said, "uiw_lo\nuverbs_uiw_lo\n");
 }
 
-/// Beside a device of the kernel a program would not find it; `uiw run` says so.
+/// Hosted machines have devices that are of no use: whoever types `uiw run` wants uiw, and is told in one line what is hidden.
 #[test]
-fn devices_of_the_machine_are_hidden_on_request_alone() {
+fn devices_of_machine_hidden_by_default() {
     let Some(_) = uiw_interop::require("unshare") else { return };
     let libraries = Libraries::get();
-    let with_device = |options: &str| {
+    let with_device = |options: &str, program: &str| {
         let script = format!(
-            "mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/mlx5_0 || exit 77; \
-             exec {} run {options} -- echo it runs",
+            "mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/mana_0/ports/1 /sys/class/net && \
+             echo 1 > /sys/class/infiniband/mana_0/node_type || exit 77; exec {} run {options} -- {program}",
             uiw().display()
         );
         let mut command = libraries.command(User::Same, "unshare");
         command.args(["-rm", "sh", "-c", &script]).env("UIW_LIB", libraries.folder());
         Running::start(command).end()
     };
-    let refused = with_device("");
-    if refused.code == 77 || refused.count("unshare:") > 0 {
+    let told = with_device("", "echo it runs");
+    if told.code == 77 || told.count("unshare:") > 0 {
         uiw_interop::skip("mount namespaces");
         return;
     }
-    assert_eq!((refused.code, refused.count("RDMA devices (mlx5_0)")), (2, 1), "{refused:?}");
-    assert_eq!(refused.count("it runs"), 0);
-    assert_eq!(with_device("--only-uiw").well().count("it runs"), 1);
+    assert_eq!((told.well().count("it runs"), told.count("RDMA devices (mana_0)")), (1, 1), "{told:?}");
+    let quiet = with_device("--only-uiw", "echo it runs");
+    assert_eq!((quiet.well().count("it runs"), quiet.count("mana_0")), (1, 0), "{quiet:?}");
+    // Programs that scan sysfs themselves.
+    for (options, shown) in [("--sysfs", 0), ("--sysfs --only-uiw", 0)] {
+        let ended = with_device(options, "ls /sys/class/infiniband");
+        let lines: Vec<_> = ended.well().said.lines().collect();
+        assert_eq!(lines.iter().filter(|line| **line == "mana_0").count(), shown, "{ended:?}");
+        assert!(lines.contains(&"uiw_lo"), "{ended:?}");
+    }
+    // The system's library has no list then, and its programs say so; uiw's devices are there.
+    let Some(_) = uiw_interop::require("ibv_devices") else { return };
+    for options in ["--with-system", "--sysfs --with-system"] {
+        let ended = with_device(options, "ibv_devices");
+        assert_eq!(ended.well().count("uiw_lo"), 1, "{ended:?}");
+    }
+    assert_eq!(with_device("--sysfs --with-system", "ls /sys/class/infiniband").well().count("mana_0"), 1);
 }

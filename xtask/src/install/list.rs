@@ -24,9 +24,9 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("uiw.fish", "share/fish/vendor_completions.d/uiw.fish"),
 ];
 
-/// The libraries: name, the prefix of its versioned nodes, and what its pkg-config file requires.
-const LIBRARIES: [(&str, &str, &str); 2] =
-    [("ibverbs", "IBVERBS_1.", ""), ("rdmacm", "RDMACM_1.", " libibverbs")];
+/// The libraries. Neither links for linkers nor files of pkg-config belong to them: a program that was linked with them would need every name of
+/// librdmacm from libibverbs.so.1, which rdma-core's does not have.
+const LIBRARIES: [&str; 2] = ["ibverbs", "rdmacm"];
 
 /// Every file, in the order in which they are installed.
 pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<File>, String> {
@@ -42,16 +42,9 @@ pub(super) fn all(layout: &Layout, built: &Built, strip: bool) -> Result<Vec<Fil
     let mut files = Vec::new();
     let mut add = |path: PathBuf, content| files.push(File { path, content });
     add("bin/uiw".into(), executable("uiw", "--strip-all"));
-    let exports = Exports { public: read("cabi/data/exports.tsv")?, private: read("cabi/data/private.tsv")? };
-    let template = read("packaging/library.pc")?;
-    for (name, node, requires) in LIBRARIES {
-        let folder = layout.libdir();
-        let (file, link) = (format!("lib{name}.so.1"), format!("lib{name}.so"));
-        add(folder.join(link), Content::Link(file.clone()));
-        add(folder.join(file), executable(&format!("lib{name}.so"), "--strip-unneeded"));
-        let version = exports.version(node).ok_or_else(|| format!("cabi/data/exports.tsv has no {node}"))?;
-        let values = [("@name@", name), ("@version@", &version), ("@requires@", requires)];
-        add(folder.join(format!("pkgconfig/lib{name}.pc")), Content::Text(fill(&template, &values)));
+    for name in LIBRARIES {
+        let file = layout.libdir().join(format!("lib{name}.so.1"));
+        add(file, executable(&format!("lib{name}.so"), "--strip-unneeded"));
     }
     let sockets = layout.libdir().join("rsocket");
     add(sockets.join("librspreload.so"), Content::Link("librspreload.so.1".into()));
@@ -83,40 +76,4 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let mut pages = entries.map_err(|error| format!("{}: {error}", folder.display()))?;
     pages.sort();
     Ok(pages)
-}
-
-/// The tables of what the libraries export.
-struct Exports {
-    public: String,
-    private: String,
-}
-
-impl Exports {
-    /// The version of the rdma-core whose names a library has, as its own pkg-config files have it: the newest public node and the newest
-    /// private one.
-    fn version(&self, node: &str) -> Option<String> {
-        let nodes = self
-            .public
-            .lines()
-            .filter_map(|line| line.split('\t').nth(1)?.strip_prefix(node)?.parse::<u32>().ok());
-        let tags = self.private.lines().filter_map(|line| line.split('\t').nth(1));
-        let newest = tags.flat_map(|tags| tags.split(',')).filter_map(|tag| tag.parse::<u32>().ok()).max()?;
-        Some(format!("1.{}.{newest}.0", nodes.max()?))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_are_those_of_the_newest_names() {
-        let exports = Exports {
-            public: "symbol\tversion\tdefault\na\tIBVERBS_1.9\tdefault\nb\tIBVERBS_1.14\tcompat\nc\tRDMACM_1.3\tdefault\n".into(),
-            private: "name\ttags\tfunction\nx\t9,44\t-\ny\t34\t-\n".into(),
-        };
-        assert_eq!(exports.version("IBVERBS_1.").as_deref(), Some("1.14.44.0"));
-        assert_eq!(exports.version("RDMACM_1.").as_deref(), Some("1.3.44.0"));
-        assert_eq!(exports.version("OTHER_1."), None);
-    }
 }

@@ -17,7 +17,7 @@ use manifest::Manifest;
 /// Options of `cargo xtask install`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Below PREFIX: bin/uiw; libibverbs, librdmacm and rsocket/librspreload with their links, and pkgconfig/, in LIBDIR; man pages, completions, a valgrind
+Below PREFIX: bin/uiw; libibverbs.so.1, librdmacm.so.1 and rsocket/librspreload with its link, in LIBDIR; man pages, completions, a valgrind
 suppression file and the list of what was installed in share/; a systemd unit in lib/systemd/system/. No root, no kernel module:
     PREFIX/bin/uiw run -- ibv_devices
 --destdir is for packagers: files go below it, and their contents name PREFIX. --uninstall removes what the list names, and the folders
