@@ -1,4 +1,5 @@
--- Wireshark dissector for what uiw adds to iWARP: the capability exchange, Send with immediate, and datagrams (docs/datagrams.md).
+-- Wireshark dissector for what uiw adds to iWARP: the capability exchange, placement acknowledgements, Send with immediate, and datagrams
+-- (docs/datagrams.md).
 --
 --     wireshark -X lua_script:docs/uiw.lua capture.pcapng
 --     tshark -X lua_script:docs/uiw.lua -r capture.pcapng -Y uiw
@@ -8,7 +9,9 @@
 local uiw = Proto("uiw", "uiw extensions of iWARP")
 
 local MAGIC = { [0x75697731] = "request", [0x75697732] = "answer" }
-local CAPABILITIES = { "immediate data", "atomics", "Send with immediate", "FPDUs larger than a segment" }
+local CAPABILITIES = { "immediate data", "atomics", "Send with immediate", "FPDUs larger than a segment",
+    "placement acknowledgements", "asks for acknowledgements" }
+local PLACED = 0x75697733
 local KINDS = { "message", "SIDR request", "SIDR reply" }
 local SIDR_STATUS = { [0] = "valid", "rejected", "no queue pair" }
 local OPCODES = { [3] = "Send", [5] = "Send with Solicited Event", [15] = "Send with immediate" }
@@ -20,6 +23,7 @@ local f = {
     exchange = ProtoField.string("uiw.capabilities", "Capability exchange"),
     bits = ProtoField.uint16("uiw.capabilities.bits", "Capabilities", base.HEX),
     nonce = ProtoField.string("uiw.capabilities.nonce", "Nonce"),
+    placed = ProtoField.uint64("uiw.placed", "Bytes placed"),
     immediate = ProtoField.uint32("uiw.immediate", "Immediate data", base.HEX),
     solicited = ProtoField.bool("uiw.immediate.solicited", "Solicited event"),
     kind = ProtoField.uint8("uiw.datagram.kind", "Kind", base.DEC, KINDS),
@@ -36,7 +40,7 @@ local f = {
     private = ProtoField.bytes("uiw.sidr.private_data", "Private data"),
     crc = ProtoField.uint32("uiw.datagram.crc", "CRC32C", base.HEX),
 }
-uiw.fields = { f.exchange, f.bits, f.nonce, f.immediate, f.solicited, f.kind, f.epoch, f.to, f.from, f.qkey, f.opcode, f.msn, f.payload,
+uiw.fields = { f.exchange, f.bits, f.nonce, f.placed, f.immediate, f.solicited, f.kind, f.epoch, f.to, f.from, f.qkey, f.opcode, f.msn, f.payload,
     f.status, f.transaction, f.qpn, f.private, f.crc }
 
 local stag = Field.new("iwarp_ddp.stag")
@@ -65,6 +69,10 @@ function uiw.dissector(tvb, pinfo, tree)
         local what = MAGIC[field.value]
         if what and offsets[n] then
             exchange(root(), what, offsets[n].range)
+        end
+        -- A placement acknowledgement: TO has a check value of 16 bits and a position of 48.
+        if field.value == PLACED and offsets[n] then
+            root():add(f.placed, offsets[n].range:range(2, 6))
         end
     end
     for _, field in ipairs({ opcode() }) do

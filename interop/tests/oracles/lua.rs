@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use uiw_interop::stock::{Libraries, Running, User, free_port};
 use uiw_interop::tshark::Tshark;
 use uiw_verbs::ConnSettings;
 
@@ -24,12 +25,39 @@ fn the_exchange_and_an_immediate_are_dissected() {
     let answer = exchange.last().expect("an exchange");
     assert_eq!((exchange[0][0].as_str(), answer[0].as_str()), ("request", "answer"), "{exchange:?}");
     for row in &exchange {
-        assert_eq!(row[1], "0x000f", "all four capabilities: {row:?}");
+        assert_eq!(row[1], "0x001f", "all five capabilities: {row:?}");
     }
     assert_ne!(exchange[0][2], answer[2], "the answer is a function of the nonce, not the nonce");
     let immediate = fields("uiw.immediate", &["uiw.immediate", "uiw.immediate.solicited"]);
     assert_eq!(immediate.len(), 1, "{immediate:?}");
     assert_eq!(immediate[0][0], "0x05060708");
+}
+
+#[test]
+fn placement_acks_dissected() {
+    let (Some(tshark), Some(_)) = (Tshark::require(), uiw_interop::require("ibv_rc_pingpong")) else {
+        return;
+    };
+    let libraries = Libraries::get();
+    let capture = libraries.folder().join("acks.pcapng");
+    let port = free_port().to_string();
+    let command = || {
+        let mut command = libraries.command(User::Same, "ibv_rc_pingpong");
+        command.args(["-d", "uiw_lo", "-g", "0", "-n", "5", "-p", &port]).env("UIW_PERSONA", "roce");
+        command
+    };
+    let mut server = Running::start(command());
+    server.wait_listening(port.parse().unwrap());
+    let mut client = command();
+    client.arg("127.0.0.1").env("UIW_PCAP", &capture);
+    Running::start(client).end().well();
+    server.end().well();
+    let fields = |filter: &str| tshark.fields(&script(), &capture, filter, &[filter]).unwrap();
+    let positions: Vec<u64> =
+        fields("uiw.placed").iter().flat_map(|row| row[0].split(',')).map(|at| at.parse().unwrap()).collect();
+    assert!(positions.len() >= 2 && positions.iter().all(|at| *at > 0), "{positions:?}");
+    let bits = fields("uiw.capabilities.bits");
+    assert!(!bits.is_empty() && bits.iter().all(|row| row[0] == "0x003f"), "both ends ask: {bits:?}");
 }
 
 /// An Ethernet frame with a UDP datagram.
