@@ -95,6 +95,28 @@ fn fio(verb: &str) {
     }
 }
 
+/// Three jobs at once, each a process whose receiver exits as soon as it has the last message.
+#[test]
+fn fio_sends_of_three_jobs() {
+    let Some(_) = uiw_interop::require("fio") else { return };
+    let libraries = Libraries::get();
+    let ports = [free_port(), free_port(), free_port()];
+    let side = |name: &str, lines: &str| {
+        let jobs: String = ports.iter().map(|port| format!("[job{port}]\nport={port}\n{lines}\n")).collect();
+        let global = "[global]\nioengine=rdma\nbs=64k\nsize=16m\nverb=send\niodepth=16\n";
+        let file = libraries.folder().join(format!("{name}.fio"));
+        fs::write(&file, format!("{global}{jobs}")).expect("a job file");
+        let mut command = libraries.command(User::Same, "fio");
+        command.env("UIW_PERSONA", "roce").arg(file);
+        Running::start(command)
+    };
+    let mut server = side("server", "rw=read");
+    ports.iter().for_each(|port| server.wait_listening(*port));
+    let client = side("client", "rw=write\nhostname=127.0.0.1").end();
+    client.well();
+    server.end().well();
+}
+
 #[test]
 fn fio_writes() {
     fio("write");
