@@ -10,7 +10,9 @@ use crate::notify::Wakes;
 use crate::qp::{QpInner, QpState, RecvSource, SqMode};
 use crate::wc::WcStatus;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+use uiw_mem::Access;
 
 /// Runs `command` on the shard of the queue pair's connection, with the connection's token; `without` where there is no connection.
 fn on_shard<R: Send + 'static>(
@@ -113,6 +115,14 @@ fn reset(qp: &QpInner) {
     qp.set_conn(None);
     qp.attrs.lock().stream = qp.driver.shared.next_stream();
     qp.set_state(QpState::Reset);
+}
+
+/// Replaces the rights of peers.
+pub(super) fn set_access(qp: &Arc<QpInner>, access: Access) {
+    qp.access.store(access.bits(), Ordering::Release);
+    // A shard checks the rights of every segment and uses the memory with its core held. A command runs while no other thread has the
+    // core, so every segment that was checked against the rights before is done with when the command has run.
+    on_shard(qp, |_| (), |_, _, _| ());
 }
 
 /// The application gives up the peer: the oldest open request ends with `status`.

@@ -12,7 +12,7 @@ use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 use uiw_mem::Access;
 
@@ -192,9 +192,12 @@ impl Qp {
         }
     }
 
-    /// Sets the rights of peers on this queue pair.
+    /// Sets the rights of peers on this queue pair, in any state.
+    ///
+    /// When it returns, no segment is placed, read or executed any more by a right that was taken away, not even of a message
+    /// that is partly received or answered. The next such segment ends the connection with a Terminate.
     pub fn set_access(&self, access: Access) {
-        self.0.access.store(access.bits(), Ordering::Release);
+        crate::qp::control::set_access(&self.0, access);
     }
 
     /// Moves the queue pair to another state (verbs state diagram).
