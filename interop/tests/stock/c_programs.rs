@@ -153,6 +153,31 @@ fn queue_pairs_are_connected_out_of_band() {
     }
 }
 
+/// Rights of peers that are taken from a queue pair in RTS, also in the midst of a message.
+#[test]
+fn rights_removed_in_rts_hold_at_once() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/rights.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for (persona, argument) in [("iwarp", ""), ("roce", "acknowledged"), ("ib", "acknowledged")] {
+        let mut command = on_loopback(&libraries, &program);
+        command.arg(argument).env("UIW_PERSONA", persona);
+        assert_eq!(Running::start(command).end().well().said, "done\n");
+    }
+}
+
+#[test]
+fn state_table_is_enforced() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/transitions.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for persona in ["roce", "ib"] {
+        let mut command = libraries.command(User::Same, &program);
+        command.arg(persona).env("UIW_PERSONA", persona);
+        assert_eq!(Running::start(command).end().well().said, "done\n");
+    }
+}
+
 #[test]
 fn longer_private_data_reaches_c_as_its_first_255_bytes() {
     let libraries = Libraries::get();
