@@ -216,6 +216,11 @@ impl<M> Stream<M> {
         while let Some(timer) = self.shared.timers.expire(now) {
             match timer {
                 Timer::Startup => self.on_startup_timer(host),
+                Timer::NoReceive if host.is_unreliable() => {
+                    if let Err(error) = self.receiver.discard_parked(&mut self.shared, host) {
+                        self.fail(error, host);
+                    }
+                }
                 Timer::NoReceive => {
                     let error = self.receiver.no_receive_in_time();
                     self.fail(error, host);

@@ -28,6 +28,10 @@ pub(super) struct PairState {
     retry: Duration,
     /// When to give up; set once something is posted.
     pub(super) gives_up: Option<Instant>,
+    /// The peer has gone, or has not come in time: messages of an unreliable queue pair wait for it no longer than for a receive.
+    pub(super) unreachable: bool,
+    /// Why the last attempt to connect failed.
+    pub(super) last_failure: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,6 +65,17 @@ impl PairState {
             next: Some(Instant::now() + delay),
             retry: RETRY,
             gives_up: None,
+            unreachable: false,
+            last_failure: None,
+        }
+    }
+
+    /// How long what is posted now waits for a connection; `None` = without limit.
+    pub(super) fn connection_timeout(&self) -> Option<Duration> {
+        if self.target.unreliable && self.unreachable {
+            Some(self.policy.receive)
+        } else {
+            self.policy.connection
         }
     }
 

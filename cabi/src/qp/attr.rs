@@ -1,6 +1,6 @@
 //! `ibv_modify_qp` and `ibv_query_qp`, with the semantics of siw.
 
-use super::{Qp, transitions, ud};
+use super::{Qp, QpType, transitions, ud};
 use crate::abi::qp as flags;
 use crate::abi::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use crate::boundary::{self, Result};
@@ -145,7 +145,10 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
     if to == QpState::Rts {
         let kept = *object.attributes.lock();
         let psn = sets(flags::IBV_QP_SQ_PSN).then_some(kept.sq_psn);
-        let policy = RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry);
+        let policy = match object.qp_type {
+            QpType::Uc => RetryPolicy::UNRELIABLE,
+            _ => RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry),
+        };
         object.reservation.ready(psn, policy);
     }
     Ok(())
@@ -155,7 +158,8 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
 fn target(object: &Object<Qp>) -> Result<Target> {
     let kept = *object.attributes.lock();
     let netdev = object.context.device.netdev()?;
-    Target::new(&netdev, object.engine.num(), &kept.ah, kept.dest_qp_num, kept.rq_psn)
+    let own = (object.engine.num(), object.engine.is_unreliable());
+    Target::new(&netdev, own, &kept.ah, kept.dest_qp_num, kept.rq_psn)
 }
 
 /// The state as the program has it: an out-of-band connection brings the queue pair to RTS as soon as it is established, perhaps

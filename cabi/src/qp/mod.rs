@@ -171,6 +171,7 @@ unsafe fn create_qp(
         })?;
         domain.engine.create_ud_qp(engine_init, port)?
     } else {
+        let engine_init = if qp_type == QpType::Uc { engine_init.unreliable() } else { engine_init };
         domain.engine.create_qp(engine_init)?
     };
     if context.persona.first_state() == QpState::Reset {

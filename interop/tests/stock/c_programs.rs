@@ -167,6 +167,26 @@ fn rights_removed_in_rts_hold_at_once() {
 }
 
 #[test]
+fn unreliable_connections_lose_messages_silently() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/unreliable.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    // They wait for most of their time.
+    let running = ["roce", "ib"].map(|persona| {
+        let mut command = on_loopback(&libraries, &program);
+        command.env("UIW_PERSONA", persona);
+        Running::start(command)
+    });
+    for program in running {
+        assert_eq!(program.end().well().said, "done\n");
+    }
+    let mut command = on_loopback(&libraries, &program);
+    command.arg("refused").env("UIW_PERSONA", "iwarp").env("UIW_LOG", "uiw_cabi=debug");
+    let refused = Running::start(command).end();
+    assert_eq!(refused.well().count("persona iwarp has no UC queue pairs"), 1, "{refused:?}");
+}
+
+#[test]
 fn state_table_is_enforced() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/transitions.c");

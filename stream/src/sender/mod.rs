@@ -51,6 +51,8 @@ pub(crate) struct Sender<M> {
     drained: bool,
     /// A Read is to be sent behind everything, for a host that has let go of the stream.
     drain_read: bool,
+    /// The unreliable Write whose announcement is built, and which is the next request to be built.
+    announced: Option<u32>,
     queue: TransmitQueue<M>,
     pending_crc: PendingCrc,
 }
@@ -70,6 +72,7 @@ impl<M> Sender<M> {
             answers_turn: false,
             drained: false,
             drain_read: false,
+            announced: None,
             queue: TransmitQueue::new(),
             pending_crc: PendingCrc::default(),
         }

@@ -144,6 +144,19 @@ pub(super) fn fail(qp: &Arc<QpInner>, status: WcStatus) {
     );
 }
 
+/// Completes what waits for the connection of an unreliable queue pair. False: it does not wait.
+pub(super) fn discard_requests(qp: &Arc<QpInner>) -> bool {
+    let mut wakes = Wakes::default();
+    let control = qp.control();
+    let waits = qp.unreliable && qp.sq.lock().mode == SqMode::Waiting;
+    if waits {
+        qp.complete_unreliable(true, &mut wakes);
+    }
+    drop(control);
+    wakes.give();
+    waits
+}
+
 /// `rdma_disconnect`.
 pub(super) fn disconnect(qp: &Arc<QpInner>) -> Result<()> {
     on_shard(

@@ -6,7 +6,9 @@ use crate::faults::Call;
 use crate::pd::Pd;
 use crate::qp::inner::{Attrs, NO_CONN};
 use crate::qp::send_queue::{SendQueue, SqLimits};
-use crate::qp::{Doorbell, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
+use crate::qp::{
+    Doorbell, LogLimit, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource,
+};
 use crate::ud::UdState;
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
@@ -107,6 +109,8 @@ impl Qp {
             has_raised: AtomicBool::new(false),
             faults: driver.shared.faults.clone(),
             long: init.max_message.map(LongMessages::new),
+            log_limit: LogLimit::default(),
+            unreliable: init.unreliable,
             driver,
         });
         inner.driver.shared.counters.queue_pair_created();
@@ -224,6 +228,18 @@ impl Qp {
     /// flushed, a standing connection is terminated, and the state is ERR. For callers that decide that a peer is unreachable.
     pub fn fail(&self, status: WcStatus) {
         crate::qp::control::fail(&self.0, status);
+    }
+
+    /// Whether it is one of [`QpInit::unreliable`].
+    #[must_use]
+    pub fn is_unreliable(&self) -> bool {
+        self.0.unreliable
+    }
+
+    /// Completes every posted request of an unreliable queue pair in RTS whose connection does not stand: messages that are lost. For
+    /// callers that decide that the peer is unreachable for now. False: it is connected, or not one of [`QpInit::unreliable`].
+    pub fn discard_requests(&self) -> bool {
+        crate::qp::control::discard_requests(&self.0)
     }
 
     /// How long from now on an inbound Send may wait for a receive (`ConnOptions::no_receive_timeout`); [`Duration::MAX`] =

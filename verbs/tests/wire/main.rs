@@ -28,4 +28,5 @@ mod startup;
 mod stress;
 mod teardown;
 mod transport;
+mod unreliable;
 mod waiting;

@@ -36,9 +36,9 @@ static inline double now(void)
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-static inline void make(struct end *end)
+static inline void make_of_type(struct end *end, enum ibv_qp_type type)
 {
-	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 64, 64, 2, 2, 0 } };
+	struct ibv_qp_init_attr init = { .qp_type = type, .cap = { 64, 64, 2, 2, 0 } };
 
 	memset(end, 0, sizeof *end);
 	CHECK(end->cq = ibv_create_cq(context, 256, end, NULL, 0));
@@ -47,6 +47,11 @@ static inline void make(struct end *end)
 	CHECK(init.cap.max_inline_data >= 256);
 	CHECK(end->mr = ibv_reg_mr(pd, end->buffer, SIZE, ACCESS));
 	end->psn = rand() & 0xffffff;
+}
+
+static inline void make(struct end *end)
+{
+	make_of_type(end, IBV_QPT_RC);
 }
 
 static inline void unmake(struct end *end)
