@@ -469,15 +469,18 @@ pub enum ReceivedKind {
 /// ends[0].host.post(Op::Send, b"longer than four bytes");
 /// ends[0].stream.doorbell();
 /// carry(&mut ends, now);
-/// assert_eq!(ends[1].host.failed, [ReceiveError::TooLong]);
+/// assert_eq!(ends[1].host.failed, [ReceiveError::TooLong { message: 22 }]);
 /// assert!(ends[1].host.received.is_empty());
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiveError {
     /// The message is longer.
-    #[error("the message is longer than the receive")]
-    TooLong,
+    #[error("the message of at least {message} bytes is longer than the receive")]
+    TooLong {
+        /// Its bytes, as far as they have come.
+        message: u32,
+    },
     /// Its memory is gone.
     #[error("local memory protection error")]
     Protection,

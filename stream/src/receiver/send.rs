@@ -58,14 +58,16 @@ impl Receiver {
         let place = match self.queues[0].check(header, len, Some(buffer)) {
             Ok(place) => place.offset,
             Err(error) => {
-                if matches!(error, UntaggedError::TooLong { .. }) && !immediate {
+                if let UntaggedError::TooLong { message, .. } = error
+                    && !immediate
+                {
                     if host.is_unreliable() {
                         // The receive takes the next message.
                         self.discard(header, len);
                         return Ok(Placed::Yes);
                     }
                     self.receiving = None;
-                    host.fail_receive(ReceiveError::TooLong);
+                    host.fail_receive(ReceiveError::TooLong { message });
                 }
                 return Err(segment.fault(error));
             }

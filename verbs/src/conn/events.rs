@@ -211,6 +211,11 @@ impl Conn {
         };
         if let (Some(detail), Some(qp)) = (&detail, &self.qp)
             && detail.cause != LocalCause::Remote
+        {
+            qp.keep_local_error(detail);
+        }
+        if let (Some(detail), Some(qp)) = (&detail, &self.qp)
+            && detail.cause != LocalCause::Remote
             && !qp.log_limit.permits(detail.cause)
         {
             tracing::debug!(%peer, qp = %format_args!("{num:#08x}"), error, "the stream ends");
@@ -239,6 +244,13 @@ impl Conn {
             return Some(detail);
         }
         let qp = self.qp.as_ref()?;
+        if let ConnError::Local { error: LocalError::CqOverflow, .. } = ended.error {
+            let (send, receive) = (qp.send_cq.depth(), qp.recv_cq.depth());
+            let text = format_args!(
+                "the queues have room for {send} completions of requests and {receive} of receives"
+            );
+            return Some(LocalDetail::other(text));
+        }
         let sq = qp.sq.lock();
         let remote = matches!(ended.error, ConnError::Terminated(..));
         let wqe = sq.get(find_named(&sq, ended.named)?)?;

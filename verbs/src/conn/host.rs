@@ -321,12 +321,17 @@ impl uiw_stream::Host for QpHost<'_> {
 
     fn fail_receive(&mut self, error: ReceiveError) {
         let status = match error {
-            ReceiveError::TooLong => WcStatus::LocalLength,
+            ReceiveError::TooLong { .. } => WcStatus::LocalLength,
             ReceiveError::Protection => WcStatus::LocalProtection,
         };
-        if let ReceiveError::TooLong = error {
-            let text = format_args!("it has room for {} bytes", self.state.receive.len);
-            self.state.detail = Some(LocalDetail::of_receive(&self.state.receive, LocalCause::Length, text));
+        if let (ReceiveError::TooLong { message }, Some(qp)) = (error, self.qp) {
+            let receive = &self.state.receive;
+            let room = qp.long.as_ref().map_or(receive.len, LongMessages::limit);
+            let text = format_args!("a message of at least {message} bytes, and there is room for {room}");
+            self.state.detail = Some(LocalDetail::of_receive(receive, LocalCause::Length, text));
+        }
+        if let (Some(detail), Some(qp)) = (&self.state.detail, self.qp) {
+            qp.keep_local_error(detail);
         }
         if let (Some(qp), Some(wr_id)) = (self.qp, self.state.take_receive()) {
             qp.complete_recv(wr_id, status, None, self.wakes);

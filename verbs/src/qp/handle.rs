@@ -110,6 +110,7 @@ impl Qp {
             faults: driver.shared.faults.clone(),
             long: init.max_message.map(LongMessages::new),
             log_limit: LogLimit::default(),
+            local_error: Mutex::default(),
             unreliable: init.unreliable,
             driver,
         });
@@ -240,6 +241,11 @@ impl Qp {
     /// callers that decide that the peer is unreachable for now. False: it is connected, or not one of [`QpInit::unreliable`].
     pub fn discard_requests(&self) -> bool {
         crate::qp::control::discard_requests(&self.0)
+    }
+
+    /// The last local error: the request or receive, its value and the limit.
+    pub(crate) fn local_error(&self) -> Option<Arc<str>> {
+        self.0.local_error()
     }
 
     /// How long from now on an inbound Send may wait for a receive (`ConnOptions::no_receive_timeout`); [`Duration::MAX`] =

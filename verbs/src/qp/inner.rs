@@ -81,6 +81,8 @@ pub(crate) struct QpInner {
     /// Those of the device, if there are any.
     pub(crate) faults: Option<Arc<Faults>>,
     pub(crate) log_limit: LogLimit,
+    /// The text of the last local error, for the errors of the safe API.
+    pub(super) local_error: Mutex<Option<Arc<str>>>,
     /// An unreliable connection: see [`crate::QpInit::unreliable`].
     pub(crate) unreliable: bool,
     /// Messages that are longer than their receives; `None` where they are refused (RFC 5041 section 7.1).

@@ -4,6 +4,7 @@ use crate::qp::{QpInner, RecvWqe, Wqe};
 use crate::wr::Sge;
 use parking_lot::Mutex;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uiw_mem::{LocalError, Table};
 
@@ -62,6 +63,12 @@ impl fmt::Display for LocalDetail {
 }
 
 impl LocalDetail {
+    /// An error of no request.
+    #[cold]
+    pub(crate) fn other(text: impl fmt::Display) -> Self {
+        Self { cause: LocalCause::Other, text: text.to_string() }
+    }
+
     /// An error of a request.
     #[cold]
     pub(crate) fn of_request(wqe: &Wqe, cause: LocalCause, text: impl fmt::Display) -> Self {
@@ -76,9 +83,20 @@ impl LocalDetail {
 }
 
 impl QpInner {
+    /// Keeps the text of an error, before the completion that has its status.
+    pub(crate) fn keep_local_error(&self, detail: &LocalDetail) {
+        *self.local_error.lock() = Some(detail.text.as_str().into());
+    }
+
+    /// The text of the last error that was kept.
+    pub(super) fn local_error(&self) -> Option<Arc<str>> {
+        self.local_error.lock().clone()
+    }
+
     /// Logs an error that does not end a connection.
     #[cold]
     pub(crate) fn log_local(&self, detail: &LocalDetail) {
+        self.keep_local_error(detail);
         let qp = self.num;
         if self.log_limit.permits(detail.cause) {
             tracing::warn!(qp = %format_args!("{qp:#08x}"), "{detail}");
