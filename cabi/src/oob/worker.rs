@@ -180,7 +180,12 @@ impl Worker {
         if state.gives_up.is_none()
             && let Some(timeout) = state.connection_timeout()
         {
-            state.gives_up = Some(Instant::now() + timeout);
+            let now = Instant::now();
+            state.gives_up = Some(now + timeout);
+            if state.target.unreliable && state.unreachable && state.phase == Phase::Waiting {
+                // The message is lost unless the peer is reached soon.
+                state.next = Some(now);
+            }
             drop(pair);
             self.wake();
         }

@@ -203,38 +203,41 @@ impl Conn {
     fn log_end(&mut self, ended: &Ended, services: &Services) {
         let detail = self.end_detail(ended, services);
         let peer = self.socket.peer_addr();
-        let num = self.qp.as_ref().map_or(0, |qp| qp.num);
-        let qp = format_args!("{num:#08x}");
-        let error = match &detail {
-            Some(detail) => format!("{}: {detail}", ended.error),
-            None => ended.error.to_string(),
+        // A queue pair that was destroyed has no number any more.
+        let qp = self.qp.as_ref().map(|qp| tracing::field::display(format!("{:#08x}", qp.num)));
+        let error = match (&detail, &ended.error) {
+            (Some(detail), ConnError::Fault(fault)) if fault.0 == Fault::LocalCatastrophic => {
+                detail.to_string()
+            }
+            (Some(detail), error) => format!("{error}: {detail}"),
+            (None, error) => error.to_string(),
         };
-        if let (Some(detail), Some(qp)) = (&detail, &self.qp)
+        if let (Some(detail), Some(inner)) = (&detail, &self.qp)
             && detail.cause != LocalCause::Remote
         {
-            qp.keep_local_error(detail);
-        }
-        if let (Some(detail), Some(qp)) = (&detail, &self.qp)
-            && detail.cause != LocalCause::Remote
-            && !qp.log_limit.permits(detail.cause)
-        {
-            tracing::debug!(%peer, qp = %format_args!("{num:#08x}"), error, "the stream ends");
-            return;
+            inner.keep_local_error(detail);
+            if !inner.log_limit.permits(detail.cause) {
+                tracing::debug!(%peer, qp, error, "the stream ends");
+                return;
+            }
         }
         match &ended.error {
+            ConnError::Fault(fault) if fault.0 == Fault::LocalCatastrophic => {
+                tracing::warn!(%peer, qp, error, "a receive failed locally; the stream ends");
+            }
             ConnError::Fault(_)
             | ConnError::Terminated(..)
             | ConnError::Lost
             | ConnError::FinInsideFpdu { .. }
             | ConnError::Refused(_)
-            | ConnError::NoFirstFpdu => tracing::warn!(%peer, %qp, error, "the stream ends"),
+            | ConnError::NoFirstFpdu => tracing::warn!(%peer, qp, error, "the stream ends"),
             ConnError::Local { error: LocalError::CqOverflow, .. } | ConnError::SourceGone => {
-                tracing::error!(%peer, %qp, error, "the stream ends");
+                tracing::error!(%peer, qp, error, "the stream ends");
             }
             ConnError::Local { .. } => {
-                tracing::warn!(%peer, %qp, error, "a request failed locally; the stream ends");
+                tracing::warn!(%peer, qp, error, "a request failed locally; the stream ends");
             }
-            ConnError::Closed | ConnError::Aborted => tracing::debug!(%peer, %qp, error, "the stream ends"),
+            ConnError::Closed | ConnError::Aborted => tracing::debug!(%peer, qp, error, "the stream ends"),
         }
     }
 
