@@ -95,8 +95,21 @@ fn attributes(kind: QpType, from: QpState, to: QpState) -> Option<(c_int, c_int)
         ),
         (Rtr, Rts, Uc) => (SQ_PSN, CUR_STATE | CONNECTED),
         (Rtr, Rts, Ud) => (SQ_PSN, CUR_STATE | QKEY | PKEY_INDEX | PORT),
-        (Rts | Sqd, Rts, Rc) => (0, CUR_STATE | CONNECTED | MIN_RNR_TIMER),
-        (Rts | Sqd, Rts, Uc) => (0, CUR_STATE | CONNECTED),
+        // The kernel refuses the attributes of RTS here; a program that asks for RTS twice is not hurt by them.
+        (Rts, Rts, Rc) => (
+            0,
+            CUR_STATE
+                | CONNECTED
+                | MIN_RNR_TIMER
+                | TIMEOUT
+                | RETRY_CNT
+                | RNR_RETRY
+                | SQ_PSN
+                | MAX_QP_RD_ATOMIC,
+        ),
+        (Rts, Rts, Uc) => (0, CUR_STATE | CONNECTED | SQ_PSN),
+        (Sqd, Rts, Rc) => (0, CUR_STATE | CONNECTED | MIN_RNR_TIMER),
+        (Sqd, Rts, Uc) => (0, CUR_STATE | CONNECTED),
         (Rts | Sqd | Sqe, Rts, Ud) => (0, CUR_STATE | QKEY),
         (Sqe, Rts, Uc) => (0, CUR_STATE | ACCESS_FLAGS),
         (Rts, Sqd, _) => (0, EN_SQD_ASYNC_NOTIFY),

@@ -179,6 +179,7 @@ impl<B: IoBuf> Op<B> {
     ///
     /// # Errors
     /// [`OpError`], with the buffer.
+    #[expect(clippy::result_large_err, reason = "the buffer goes back by value in both cases")]
     pub fn wait(self) -> Result<(Wc, Mr<B>), OpError<B>> {
         let device = self.dispatcher.device().clone();
         device.block_on(self)

@@ -97,12 +97,12 @@ static void transitions(void)
 	REFUSED(IBV_QPS_RTR, to_rtr, RTR);
 	REFUSED(IBV_QPS_RTS, to_init, INIT);
 	REFUSED(IBV_QPS_RTS, to_rtr, RTR);
-	REFUSED(IBV_QPS_RTS, to_rts, RTS);
 	REFUSED(IBV_QPS_RTR, attr, IBV_QP_ACCESS_FLAGS);
 	TAKEN(IBV_QPS_INIT, to_init, INIT);
 	TAKEN(IBV_QPS_INIT, attr, IBV_QP_ACCESS_FLAGS);
 	TAKEN(IBV_QPS_RTS, attr, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER);
 	TAKEN(IBV_QPS_RTS, to_rts, IBV_QP_STATE);
+	TAKEN(IBV_QPS_RTS, to_rts, RTS);
 	for (from = IBV_QPS_RESET; from <= IBV_QPS_RTS; from++) {
 		attr.qp_state = IBV_QPS_RESET;
 		TAKEN(from, attr, IBV_QP_STATE);
@@ -120,6 +120,18 @@ static void as_rdma_cm_asks(void)
 	TAKEN(IBV_QPS_RTR, to_rts, 0);
 }
 
+/* An iWARP device takes whatever it is given, as siw does. */
+static void taken_on_iwarp(void)
+{
+	TAKEN(IBV_QPS_INIT, to_rtr, RTR & ~IBV_QP_MIN_RNR_TIMER);
+	TAKEN(IBV_QPS_INIT, to_rtr, IBV_QP_STATE);
+	TAKEN(IBV_QPS_RTR, to_rtr, RTR);
+	TAKEN(IBV_QPS_RTR, to_rts, IBV_QP_STATE);
+	TAKEN(IBV_QPS_RTR, to_rts, RTS | IBV_QP_QKEY);
+	REFUSED(IBV_QPS_INIT, to_rts, RTS);
+	REFUSED(IBV_QPS_RTS, to_init, INIT);
+}
+
 int main(int argc, char **argv)
 {
 	open_loopback();
@@ -130,12 +142,16 @@ int main(int argc, char **argv)
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } } };
 	to_rts = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .sq_psn = 5, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
 		.max_rd_atomic = 4 };
-	each_attribute_is_needed(IBV_QPS_RESET, to_init, INIT);
-	each_attribute_is_needed(IBV_QPS_INIT, to_rtr, RTR);
-	each_attribute_is_needed(IBV_QPS_RTR, to_rts, RTS);
-	values(argc > 1 && !strcmp(argv[1], "roce"));
-	transitions();
-	as_rdma_cm_asks();
+	if (context->device->transport_type == IBV_TRANSPORT_IWARP) {
+		taken_on_iwarp();
+	} else {
+		each_attribute_is_needed(IBV_QPS_RESET, to_init, INIT);
+		each_attribute_is_needed(IBV_QPS_INIT, to_rtr, RTR);
+		each_attribute_is_needed(IBV_QPS_RTR, to_rts, RTS);
+		values(argc > 1 && !strcmp(argv[1], "roce"));
+		transitions();
+		as_rdma_cm_asks();
+	}
 	unmake(&peer);
 	close_loopback();
 	puts("done");
