@@ -47,6 +47,16 @@ fn errors_name_request_value_and_limit() {
             assert!(line.contains(" peer=127.0.0.1:"), "{line}");
             parts.iter().for_each(|part| assert!(line.contains(part), "{persona}: no {part:?} in {line}"));
         }
+        let datagrams = [
+            ("too long a datagram", ["request wr_id 91 (Send)", "8192 bytes", "a datagram takes "]),
+            ("datagram with a wrong lkey", ["request wr_id 92 (Send)", "element 0 (8 bytes at 0x", "is not valid"]),
+        ];
+        for (what, parts) in datagrams.into_iter().filter(|_| persona != "iwarp") {
+            let (_, numbers) = said(&ended, what);
+            let own = of_queue_pair(numbers[0]);
+            let [line] = own[..] else { panic!("{persona}, {what}: {own:#?} of {lines:#?}") };
+            parts.iter().for_each(|part| assert!(line.contains(part), "{persona}: no {part:?} in {line}"));
+        }
         let (milliseconds, numbers) = said(&ended, "again and again");
         let seconds = milliseconds.trim().parse::<usize>().expect("a time") / 1000;
         let count = of_queue_pair(numbers[0]).len();

@@ -60,7 +60,7 @@ fn atomic_refused_after_removal() {
 #[test]
 fn removal_waits_for_segment_under_way() {
     const LEN: usize = 64 << 10;
-    for round in 0..10 {
+    for round in 0..40 {
         let (a, b) = &tcp_pair();
         let done = &AtomicU32::new(0);
         thread::scope(|scope| {
@@ -77,7 +77,7 @@ fn removal_waits_for_segment_under_way() {
             while done.load(Ordering::Relaxed) < 20 {
                 thread::yield_now();
             }
-            thread::sleep(Duration::from_micros(round * 170));
+            thread::sleep(Duration::from_micros(round * 43));
             b.qp.set_access(Access::empty());
             let before = peek(&b.mr, 0, LEN);
             thread::sleep(Duration::from_millis(10));

@@ -78,6 +78,40 @@ static void of_receives(void)
 	unmake(&b);
 }
 
+/* Datagrams, where the device has them: the send queue alone stops. */
+static void of_datagrams(void)
+{
+	static char large[8192];
+	static struct end a;
+	struct ibv_ah_attr to_self = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x11111111 };
+	struct ibv_mr *mr;
+	struct ibv_ah *ah;
+	int wrong;
+
+	CHECK((mr = ibv_reg_mr(pd, large, sizeof large, IBV_ACCESS_LOCAL_WRITE)) && (ah = ibv_create_ah(pd, &to_self)));
+	for (wrong = 0; wrong < 2; wrong++) {
+		struct ibv_sge sge = { (uintptr_t)large, wrong ? 8 : sizeof large, mr->lkey ^ (wrong ? 0x5500 : 0) };
+		struct ibv_send_wr wr = { .wr_id = 91 + wrong, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+			.send_flags = IBV_SEND_SIGNALED }, *bad;
+
+		make_of_type(&a, IBV_QPT_UD);
+		attr.qp_state = IBV_QPS_INIT;
+		CHECK(!ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+		to(&a, IBV_QPS_RTR);
+		attr.qp_state = IBV_QPS_RTS;
+		CHECK(!ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+		wr.wr.ud.ah = ah;
+		wr.wr.ud.remote_qpn = a.qp->qp_num;
+		wr.wr.ud.remote_qkey = attr.qkey;
+		CHECK(!ibv_post_send(a.qp, &wr, &bad));
+		expect(&a, 91 + wrong, wrong ? IBV_WC_LOC_PROT_ERR : IBV_WC_LOC_LEN_ERR);
+		said(wrong ? "datagram with a wrong lkey" : "too long a datagram", &a, NULL);
+		unmake(&a);
+	}
+	CHECK(!ibv_destroy_ah(ah) && !ibv_dereg_mr(mr));
+}
+
 /* The same queue pair again and again. */
 static void at_most_one_a_second(void)
 {
@@ -138,6 +172,8 @@ int main(int argc, char **argv)
 	open_loopback();
 	of_requests();
 	of_receives();
+	if (acknowledged)
+		of_datagrams();
 	at_most_one_a_second();
 	of_peers();
 	nobody_comes();
