@@ -49,7 +49,10 @@ fn errors_name_request_value_and_limit() {
         }
         let datagrams = [
             ("too long a datagram", ["request wr_id 91 (Send)", "8192 bytes", "a datagram takes "]),
-            ("datagram with a wrong lkey", ["request wr_id 92 (Send)", "element 0 (8 bytes at 0x", "is not valid"]),
+            (
+                "datagram with a wrong lkey",
+                ["request wr_id 92 (Send)", "element 0 (8 bytes at 0x", "is not valid"],
+            ),
         ];
         for (what, parts) in datagrams.into_iter().filter(|_| persona != "iwarp") {
             let (_, numbers) = said(&ended, what);

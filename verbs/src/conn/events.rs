@@ -15,7 +15,9 @@ use std::sync::Arc;
 use uiw_counters::ConnDetails;
 use uiw_mpa::startup::Negotiated;
 use uiw_rdmap::{Fault, MpaFault, Origin, TerminateReason};
-use uiw_stream::{ConnError, Ended, Established, Event, LocalError, Named, PeerKind, StartupFailure};
+use uiw_stream::{
+    Capabilities, ConnError, Ended, Established, Event, LocalError, Named, PeerKind, StartupFailure,
+};
 
 impl Conn {
     /// Takes every event that the stream has.
@@ -281,7 +283,14 @@ impl Conn {
             ConnError::Terminated(terminate, _) if ended.first => {
                 let codes = (terminate.layer, terminate.etype, terminate.code);
                 let (negotiated, initiator) = (self.stream.negotiated()?, self.stream.is_initiator());
-                Suspect::of_first_terminate(&self.options, negotiated, initiator, codes)
+                let suspect = Suspect::of_first_terminate(&self.options, negotiated, initiator, codes)?;
+                // A Terminate that quotes another segment is about that one.
+                let is_other = match ended.named {
+                    Named::Write { stag, .. } => !Capabilities::is_request(stag),
+                    Named::Send { .. } => true,
+                    _ => false,
+                };
+                (suspect != Suspect::CapabilityExchange || !is_other).then_some(suspect)
             }
             ConnError::Refused(refusal) => {
                 Suspect::of_connect(&self.options, &Error::PeerRefusal { peer, refusal: *refusal })
