@@ -114,14 +114,15 @@ impl End {
         attr.ah_attr.is_global = 1;
         attr.ah_attr.port_num = 1;
         attr.ah_attr.grh.dgid = gid;
-        attr.min_rnr_timer = 12;
+        (attr.min_rnr_timer, attr.max_dest_rd_atomic, attr.max_rd_atomic) = (12, 4, 4);
         let rtr = flags::IBV_QP_STATE | flags::IBV_QP_AV | flags::IBV_QP_DEST_QPN | flags::IBV_QP_RQ_PSN;
-        self.modify(&mut attr, rtr | flags::IBV_QP_MIN_RNR_TIMER | flags::IBV_QP_PATH_MTU);
+        let needed = flags::IBV_QP_MIN_RNR_TIMER | flags::IBV_QP_PATH_MTU | flags::IBV_QP_MAX_DEST_RD_ATOMIC;
+        self.modify(&mut attr, rtr | needed);
         attr.qp_state = 3;
         (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 7);
         let rts =
             flags::IBV_QP_STATE | flags::IBV_QP_TIMEOUT | flags::IBV_QP_RETRY_CNT | flags::IBV_QP_RNR_RETRY;
-        self.modify(&mut attr, rts | flags::IBV_QP_SQ_PSN);
+        self.modify(&mut attr, rts | flags::IBV_QP_SQ_PSN | flags::IBV_QP_MAX_QP_RD_ATOMIC);
     }
 
     /// Posts one receive of eight bytes at the index `word`, for the shared queue if there is one.

@@ -15,6 +15,8 @@ pub(crate) struct Acks {
     last: u32,
     /// Acknowledging Reads outstanding.
     outstanding: u32,
+    /// The last request that the answer to an acknowledging Read has completed.
+    completed: Option<u32>,
 }
 
 impl Acks {
@@ -49,9 +51,16 @@ impl Acks {
         Some(self.last)
     }
 
-    /// The answer to an acknowledging Read has come.
-    pub(crate) fn answered(&mut self) {
+    /// The answer to the acknowledging Read that covers the requests up to `upto` has come.
+    pub(crate) fn answered(&mut self, upto: u32) {
         self.outstanding = self.outstanding.saturating_sub(1);
+        self.completed = Some(upto);
+    }
+
+    /// Whether the answer to an acknowledging Read has completed request `id`.
+    pub(crate) fn has_completed(&self, id: u32) -> bool {
+        // Ids count up and wrap; far fewer than half of them are open at a time.
+        self.completed.is_some_and(|upto| upto.wrapping_sub(id) <= u32::MAX / 2)
     }
 
     /// What was built is forgotten.

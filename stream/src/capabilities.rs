@@ -62,6 +62,12 @@ impl Capabilities {
     const NONE: Self = Self(0);
     const RFC_7306: Self = Self(Self::IMMEDIATE | Self::ATOMIC);
 
+    /// Whether a zero-length Write to this STag is a capability request.
+    #[must_use]
+    pub fn is_request(stag: STag) -> bool {
+        stag == REQUEST
+    }
+
     /// Takes FPDUs larger than a TCP segment.
     #[must_use]
     pub const fn large_fpdu(self) -> bool {

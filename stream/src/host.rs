@@ -40,10 +40,27 @@ pub trait Host {
     where
         Self: 'a;
 
+    /// Whether the stream carries unreliable messages, as both ends have agreed by other means: a message that cannot be delivered is
+    /// discarded, and the stream goes on. As provided, messages are reliable.
+    #[inline(always)]
+    fn is_unreliable(&self) -> bool {
+        false
+    }
+
+    /// Whether the peer may write all of the `len` bytes from `to` on. Asked before the first segment of an unreliable Write is placed. As
+    /// provided, each segment is checked when it comes.
+    ///
+    /// # Errors
+    /// [`AccessError`]: nothing of the Write is placed.
+    fn check_write(&mut self, stag: STag, to: u64, len: u32) -> Result<(), AccessError> {
+        let _ = (stag, to, len);
+        Ok(())
+    }
+
     /// Places a segment of the peer's RDMA Write.
     ///
     /// # Errors
-    /// [`AccessError`]: nothing was placed; the stream is terminated (RFC 5041 section 7.1).
+    /// [`AccessError`]: nothing was placed; the stream is terminated (RFC 5041 section 7.1), unless [`Host::is_unreliable`].
     fn write(&mut self, stag: STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError>;
 
     /// The `len` bytes from `to` on of the memory that the peer reads, or the first of them if they lie in several pieces.
@@ -72,7 +89,7 @@ pub trait Host {
     }
 
     /// Begins to fill the oldest posted receive. Returns its bytes; `None` when none is posted: then the stream is not read until
-    /// [`crate::Stream::receive_posted`].
+    /// [`crate::Stream::receive_posted`], or until [`crate::Config::no_receive_timeout`] has passed.
     fn begin_receive(&mut self) -> Option<u32>;
 
     /// Places a segment of a Send at byte `offset` of the receive that was begun.
@@ -455,15 +472,18 @@ pub enum ReceivedKind {
 /// ends[0].host.post(Op::Send, b"longer than four bytes");
 /// ends[0].stream.doorbell();
 /// carry(&mut ends, now);
-/// assert_eq!(ends[1].host.failed, [ReceiveError::TooLong]);
+/// assert_eq!(ends[1].host.failed, [ReceiveError::TooLong { message: 22 }]);
 /// assert!(ends[1].host.received.is_empty());
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiveError {
     /// The message is longer.
-    #[error("the message is longer than the receive")]
-    TooLong,
+    #[error("the message of at least {message} bytes is longer than the receive")]
+    TooLong {
+        /// Its bytes, as far as they have come.
+        message: u32,
+    },
     /// Its memory is gone.
     #[error("local memory protection error")]
     Protection,

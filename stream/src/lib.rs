@@ -49,6 +49,7 @@ mod startup;
 mod stream;
 mod time;
 mod timers;
+mod unreliable;
 
 #[cfg(test)]
 #[path = "../tests/common/mod.rs"]

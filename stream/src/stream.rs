@@ -207,7 +207,7 @@ impl<M> Stream<M> {
     #[inline]
     fn complete_placed<H: Host<Memory = M>>(&mut self, host: &mut H) -> Result<(), ConnError> {
         match self.shared.peer_placed.take() {
-            Some(position) => self.sender.handle_placed(position, host),
+            Some(position) => self.sender.handle_placed(position, &self.shared, host),
             None => Ok(()),
         }
     }
@@ -233,6 +233,11 @@ impl<M> Stream<M> {
         while let Some(timer) = self.shared.timers.expire(now) {
             match timer {
                 Timer::Startup => self.on_startup_timer(host),
+                Timer::NoReceive if host.is_unreliable() => {
+                    if let Err(error) = self.receiver.discard_parked(&mut self.shared, host) {
+                        self.fail(error, host);
+                    }
+                }
                 Timer::NoReceive => {
                     let error = self.receiver.no_receive_in_time();
                     self.fail(error, host);

@@ -57,7 +57,7 @@ fn sends_out_of_order_and_too_long() {
     late.inject(1, &send_header(1, 0, true), b"first");
     refused(late, &send_header(1, 0, true), b"again", Reason::UntaggedMsnRange);
     let over = refused(ready(), &send_header(1, 0, true), &[0; 9], Reason::UntaggedTooLong);
-    assert_eq!(over.ends[1].host.failed_receives, [ReceiveError::TooLong]);
+    assert_eq!(over.ends[1].host.failed_receives, [ReceiveError::TooLong { message: 9 }]);
     assert_eq!((over.ends[1].host.received.len(), over.ends[1].host.receives.len()), (0, 1));
     refused(pair(), &untagged(Opcode::Send, 1, 1, 0), b"x", Reason::UnexpectedOpcode);
     let queue = Header::Untagged(uiw_ddp::Untagged { qn: 7, ..send_of(&send_header(1, 0, true)) });
@@ -368,7 +368,7 @@ fn a_receive_that_is_posted_too_short_fails_where_the_send_waited() {
     pair.run();
     pair.receives(1, 1, 4);
     pair.run();
-    assert_eq!(pair.ends[1].host.failed_receives, [ReceiveError::TooLong]);
+    assert_eq!(pair.ends[1].host.failed_receives, [ReceiveError::TooLong { message: 5 }]);
     assert_eq!(pair.ends[0].terminated_by_peer(), Reason::UntaggedTooLong);
 }
 

@@ -179,6 +179,11 @@ impl Srq {
         taken
     }
 
+    /// Puts back a receive that was taken for a message that will not come.
+    pub(crate) fn put_back(&self, receive: &mut RecvWqe) {
+        self.queue.lock().put_back(receive);
+    }
+
     /// Takes the oldest receive, or notes `token` as waiting for one.
     pub(crate) fn take(&self, into: &mut RecvWqe, token: uiw_llp::Token, wakes: &mut Wakes) -> bool {
         let mut queue = self.queue.lock();

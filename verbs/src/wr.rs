@@ -326,6 +326,13 @@ impl SendOp {
         self.writes_locally()
     }
 
+    /// Whether an unreliable connection has it.
+    pub(crate) const fn may_be_unreliable(&self) -> bool {
+        let sends =
+            matches!(self, Self::Send | Self::SendImm { .. } | Self::Write { .. } | Self::WriteImm { .. });
+        sends || self.is_local()
+    }
+
     /// Whether it never leaves this machine.
     #[must_use]
     pub const fn is_local(&self) -> bool {

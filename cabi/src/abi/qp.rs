@@ -118,6 +118,7 @@ pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 pub const SEND_OPS_OFFERED: u64 = 0x3FF | 1 << 12;
 
 pub const IBV_QPT_RC: c_int = 2;
+pub const IBV_QPT_UC: c_int = 3;
 pub const IBV_QPT_UD: c_int = 4;
 
 #[repr(C)]

@@ -9,6 +9,8 @@ use uiw_verbs::cm::ConnId;
 
 /// How long the end that listens waits before it connects as well.
 const RESPONDER_DELAY: Duration = Duration::from_secs(1);
+/// How long a message of an unreliable queue pair waits for a peer that was not reached before.
+const UNREACHABLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Between two attempts: at first, and at most.
 const RETRY: Duration = Duration::from_millis(20);
 const MAX_RETRY: Duration = Duration::from_millis(500);
@@ -28,6 +30,10 @@ pub(super) struct PairState {
     retry: Duration,
     /// When to give up; set once something is posted.
     pub(super) gives_up: Option<Instant>,
+    /// The peer has gone, or has not come in time: messages of an unreliable queue pair wait for another connection for a short time alone.
+    pub(super) unreachable: bool,
+    /// Why the last attempt to connect failed.
+    pub(super) last_failure: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,6 +67,17 @@ impl PairState {
             next: Some(Instant::now() + delay),
             retry: RETRY,
             gives_up: None,
+            unreachable: false,
+            last_failure: None,
+        }
+    }
+
+    /// How long what is posted now waits for a connection; `None` = without limit.
+    pub(super) fn connection_timeout(&self) -> Option<Duration> {
+        if self.target.unreliable && self.unreachable {
+            Some(UNREACHABLE_TIMEOUT)
+        } else {
+            self.policy.connection
         }
     }
 

@@ -4,12 +4,16 @@ use crate::abi::ibv_gid;
 
 /// Marks the Request of an out-of-band connected queue pair.
 const MAGIC: [u8; 8] = *b"uiw pair";
+/// The same of an unreliable one.
+const UNRELIABLE_MAGIC: [u8; 8] = *b"uiw pruc";
 
 /// The two ends, from the view of the sender of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PairInfo {
     pub(super) from: End,
     pub(super) to: End,
+    /// They are unreliable connections (UC).
+    pub(super) unreliable: bool,
     /// The PSN that the sender expects.
     pub(super) expects: u32,
     /// The PSN that the sender begins with, if it is set already (from RTS on).
@@ -31,7 +35,7 @@ impl PairInfo {
 
     pub(super) fn emit(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
-        out[..8].copy_from_slice(&MAGIC);
+        out[..8].copy_from_slice(if self.unreliable { &UNRELIABLE_MAGIC } else { &MAGIC });
         out[8..12].copy_from_slice(&self.from.qp_num.to_be_bytes());
         out[12..16].copy_from_slice(&self.to.qp_num.to_be_bytes());
         out[16..32].copy_from_slice(&self.from.gid.raw);
@@ -46,7 +50,9 @@ impl PairInfo {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let gid = |at: usize| ibv_gid { raw: std::array::from_fn(|i| bytes[at + i]) };
-        (bytes[..8] == MAGIC).then(|| Self {
+        let unreliable = bytes[..8] == UNRELIABLE_MAGIC;
+        (unreliable || bytes[..8] == MAGIC).then(|| Self {
+            unreliable,
             from: End { qp_num: word(8), gid: gid(16) },
             to: End { qp_num: word(12), gid: gid(32) },
             expects: word(48),
@@ -66,8 +72,9 @@ mod tests {
     fn what_is_emitted_is_parsed() {
         let gid = |last| ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, last] };
         let end = |qp_num, last| End { qp_num, gid: gid(last) };
-        for begins in [None, Some(0), Some(0xFF_FFFF)] {
-            let info = PairInfo { from: end(0x12_3456, 1), to: end(0x65_4321, 2), expects: 77, begins };
+        for (begins, unreliable) in [(None, false), (Some(0), true), (Some(0xFF_FFFF), false)] {
+            let (from, to) = (end(0x12_3456, 1), end(0x65_4321, 2));
+            let info = PairInfo { from, to, unreliable, expects: 77, begins };
             assert_eq!(PairInfo::parse(&info.emit()), Some(info));
         }
     }

@@ -18,6 +18,8 @@ pub(crate) struct Target {
     pub(super) remote: SocketAddr,
     /// The queue pair is its own peer.
     pub(super) itself: bool,
+    /// The queue pairs are unreliable connections (UC).
+    pub(super) unreliable: bool,
     /// The PSN that this end expects.
     pub(super) expects: u32,
     /// The PSN that this end begins with, from RTS on.
@@ -57,7 +59,7 @@ impl Target {
     /// EINVAL for an index without a GID, a GID or LID without an address, a number without a port.
     pub(crate) fn new(
         netdev: &NetDev,
-        number: u32,
+        (number, unreliable): (u32, bool),
         ah: &ibv_ah_attr,
         dest: u32,
         rq_psn: u32,
@@ -72,6 +74,7 @@ impl Target {
         let itself = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
         Ok(Self {
             itself,
+            unreliable,
             own: End { qp_num: number, gid: gid::from_address(own) },
             peer: End { qp_num: dest, gid: gid::from_address(remote) },
             local: netdev.socket_address(own, 0),
@@ -89,7 +92,13 @@ impl Target {
 
     /// Private data for the peer.
     pub(super) fn info(&self) -> PairInfo {
-        PairInfo { from: self.own, to: self.peer, expects: self.expects, begins: self.begins }
+        PairInfo {
+            from: self.own,
+            to: self.peer,
+            unreliable: self.unreliable,
+            expects: self.expects,
+            begins: self.begins,
+        }
     }
 
     /// Whether data from a connection of `from` names this pair in this run of the two programs: after a restart the PSNs differ.
@@ -100,6 +109,7 @@ impl Target {
         };
         info.from == self.peer
             && info.to == self.own
+            && info.unreliable == self.unreliable
             && from.ip() == self.remote.ip()
             && psn(info.begins, Some(self.expects))
             && psn(Some(info.expects), self.begins)
@@ -134,8 +144,10 @@ mod tests {
 
     #[test]
     fn two_ends_match_each_other_alone() {
-        let mut a = Target::new(&netdev("10.0.0.1"), 0x70_0001, &ah("10.0.0.2"), 0x71_0002, 5).unwrap();
-        let mut b = Target::new(&netdev("10.0.0.2"), 0x71_0002, &ah("10.0.0.1"), 0x70_0001, 9).unwrap();
+        let mut a =
+            Target::new(&netdev("10.0.0.1"), (0x70_0001, false), &ah("10.0.0.2"), 0x71_0002, 5).unwrap();
+        let mut b =
+            Target::new(&netdev("10.0.0.2"), (0x71_0002, false), &ah("10.0.0.1"), 0x70_0001, 9).unwrap();
         assert!(a.initiates() && !b.initiates());
         assert_eq!(a.remote, "10.0.0.2:28928".parse().unwrap());
         let from = SocketAddr::new(a.local.ip(), 4711);
@@ -146,6 +158,9 @@ mod tests {
         a.begins = Some(8);
         assert!(!b.matches(&a.info(), from), "another run of the program");
         let mut info = b.info();
+        info.unreliable = true;
+        assert!(!a.matches(&info, SocketAddr::new(b.local.ip(), 1)), "of another type");
+        let mut info = b.info();
         info.to.qp_num += 1;
         assert!(!a.matches(&info, SocketAddr::new(b.local.ip(), 1)), "for another queue pair");
     }
@@ -153,19 +168,22 @@ mod tests {
     #[test]
     fn invalid_attributes_are_refused() {
         let here = netdev("10.0.0.1");
-        assert!(Target::new(&here, 0x70_0001, &ah("0.0.0.0"), 0x71_0002, 0).is_err());
-        assert!(Target::new(&here, 0x70_0001, &ah("10.0.0.2"), 5, 0).is_err(), "no port");
-        assert!(Target::new(&here, 0x70_0001, &ah("10.0.0.2"), 0x100_0000, 0).is_err());
-        assert!(Target::new(&here, 0x70_0001, &ah("2001:db8::1"), 0x71_0002, 0).is_err(), "another family");
+        assert!(Target::new(&here, (0x70_0001, false), &ah("0.0.0.0"), 0x71_0002, 0).is_err());
+        assert!(Target::new(&here, (0x70_0001, false), &ah("10.0.0.2"), 5, 0).is_err(), "no port");
+        assert!(Target::new(&here, (0x70_0001, false), &ah("10.0.0.2"), 0x100_0000, 0).is_err());
+        assert!(
+            Target::new(&here, (0x70_0001, false), &ah("2001:db8::1"), 0x71_0002, 0).is_err(),
+            "another family"
+        );
         let mut nowhere = ah("10.0.0.2");
         nowhere.grh.sgid_index = 1;
-        assert!(Target::new(&here, 0x70_0001, &nowhere, 0x71_0002, 0).is_err());
+        assert!(Target::new(&here, (0x70_0001, false), &nowhere, 0x71_0002, 0).is_err());
     }
 
     #[test]
     fn of_equal_numbers_the_smaller_gid_initiates() {
-        let a = Target::new(&netdev("10.0.0.1"), 0x70_0001, &ah("10.0.0.2"), 0x70_0001, 0).unwrap();
-        let b = Target::new(&netdev("10.0.0.2"), 0x70_0001, &ah("10.0.0.1"), 0x70_0001, 0).unwrap();
+        let a = Target::new(&netdev("10.0.0.1"), (0x70_0001, false), &ah("10.0.0.2"), 0x70_0001, 0).unwrap();
+        let b = Target::new(&netdev("10.0.0.2"), (0x70_0001, false), &ah("10.0.0.1"), 0x70_0001, 0).unwrap();
         assert!(a.initiates() && !b.initiates());
     }
 }

@@ -33,6 +33,8 @@ pub(super) struct Worker {
     channel: Arc<CmChannel>,
     thread: OnceLock<Thread>,
     options: Arc<ConnOptions>,
+    /// Those of unreliable queue pairs.
+    unreliable_options: Arc<ConnOptions>,
     tables: Mutex<Tables>,
     /// The worker's thread has it while it works. Tests lock it to stop the thread.
     pending: Mutex<Pending>,
@@ -87,9 +89,13 @@ impl Worker {
             .outlives_peer(true)
             // As on InfiniBand, a Send waits for its receive.
             .no_receive_timeout(Duration::MAX);
+        // A request succeeds once it is sent.
+        let unreliable =
+            options.clone().acknowledged(false).no_receive_timeout(RetryPolicy::UNRELIABLE.receive);
         let worker = Arc::new(Self {
             channel: Arc::default(),
             thread: OnceLock::new(),
+            unreliable_options: Arc::new(unreliable),
             options: Arc::new(options),
             tables: Mutex::default(),
             pending: Mutex::default(),
@@ -110,6 +116,10 @@ impl Worker {
 
     pub(super) fn channel(&self) -> &Arc<CmChannel> {
         &self.channel
+    }
+
+    fn options_of(&self, state: &PairState) -> &Arc<ConnOptions> {
+        if state.target.unreliable { &self.unreliable_options } else { &self.options }
     }
 
     fn wake(&self) {
@@ -168,9 +178,14 @@ impl Worker {
             return false;
         }
         if state.gives_up.is_none()
-            && let Some(timeout) = state.policy.connection
+            && let Some(timeout) = state.connection_timeout()
         {
-            state.gives_up = Some(Instant::now() + timeout);
+            let now = Instant::now();
+            state.gives_up = Some(now + timeout);
+            if state.target.unreliable && state.unreachable && state.phase == Phase::Waiting {
+                // The message is lost unless the peer is reached soon.
+                state.next = Some(now);
+            }
             drop(pair);
             self.wake();
         }
@@ -241,6 +256,7 @@ impl Worker {
         }
         state.phase = Phase::Established(conn);
         state.gives_up = None;
+        state.unreachable = false;
         state.policy.apply(&state.qp);
         self.tables.lock().unconnected.remove(&number);
         true
@@ -257,6 +273,7 @@ impl Worker {
         }
         if survives {
             state.phase = Phase::Waiting;
+            state.unreachable = true;
             state.connecting.store(true, Ordering::Relaxed);
             tables.unconnected.insert(number);
         } else {
@@ -270,12 +287,12 @@ impl Worker {
 
     /// Connects the queue pair to its peer.
     fn initiate(&self, number: u32, state: &mut PairState) {
-        let target = &state.target;
+        let (target, options) = (&state.target, self.options_of(state));
         let begun = if target.itself {
-            cm::connect_self(&state.qp, target.local, &self.options, &self.channel)
+            cm::connect_self(&state.qp, target.local, options, &self.channel)
         } else {
             let info = target.info().emit();
-            cm::connect(&state.qp, Some(target.local), target.remote, &self.options, &info, &self.channel)
+            cm::connect(&state.qp, Some(target.local), target.remote, options, &info, &self.channel)
         };
         match begun {
             Ok(handle) => {
@@ -286,6 +303,7 @@ impl Worker {
             }
             Err(error) => {
                 tracing::debug!(qp = number, %error, "no connection can be begun");
+                state.last_failure = Some(error.to_string());
                 state.retry_later();
             }
         }
@@ -299,7 +317,8 @@ impl Worker {
             cm::abandon(&state.qp);
         }
         let info = state.target.info().emit();
-        match peer.request.accept(&state.qp, None, &info, None) {
+        let options = state.target.unreliable.then_some(&self.unreliable_options);
+        match peer.request.accept(&state.qp, options, &info, None) {
             Ok(handle) => {
                 let conn = handle.id();
                 state.phase = Phase::Accepting(conn);
@@ -329,6 +348,7 @@ impl Pending {
                 tracing::debug!(qp = number, %error, "no connection yet");
                 worker.tables.lock().conns.remove(&event.id);
                 if let Some(state) = &mut **pair {
+                    state.last_failure = Some(error.to_string());
                     state.retry_later();
                 }
             }),
@@ -398,8 +418,20 @@ impl Pending {
 
     fn serve(&mut self, number: u32, pair: &mut Option<PairState>, now: Instant, worker: &Worker) {
         let Some(state) = pair else { return };
+        if state.gives_up.is_some_and(|at| at <= now) && state.qp.discard_requests() {
+            tracing::debug!(qp = number, "the peer did not connect in time: what was posted is lost");
+            state.gives_up = None;
+            state.unreachable = true;
+        }
         if state.gives_up.is_some_and(|at| at <= now) {
-            tracing::warn!(qp = number, "the peer did not connect in time");
+            let peer_qp = state.target.peer.qp_num;
+            tracing::warn!(
+                qp = %format_args!("{number:#08x}"),
+                peer = %state.target.remote,
+                peer_qp = %format_args!("{peer_qp:#08x}"),
+                "the peer did not connect in time: {}",
+                state.last_failure.as_deref().unwrap_or("it has not called, and no attempt has ended"),
+            );
             let mut tables = worker.tables.lock();
             tables.pairs.remove(&number);
             tables.unconnected.remove(&number);

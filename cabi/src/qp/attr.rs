@@ -1,6 +1,6 @@
 //! `ibv_modify_qp` and `ibv_query_qp`, with the semantics of siw.
 
-use super::{Qp, ud};
+use super::{Qp, QpType, transitions, ud};
 use crate::abi::qp as flags;
 use crate::abi::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use crate::boundary::{self, Result};
@@ -9,6 +9,7 @@ use crate::errno::Errno;
 use crate::mr;
 use crate::object::Object;
 use crate::oob::{RetryPolicy, Target};
+use crate::persona::Persona;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use uiw_verbs::{Access, Call, QpState};
@@ -47,6 +48,12 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     if mask & flags::IBV_QP_PORT != 0 && attr.port_num != 1 {
         return Err(Errno::INVAL.because("the device has port 1 only"));
     }
+    let is_cm_setup = is_cm_setup(to, mask);
+    // siw takes whatever it is given. The mask of `rdma_init_qp_attr` for RTS is empty.
+    if (object.context.persona != Persona::Iwarp || object.is_ud()) && !is_cm_setup && mask != 0 {
+        transitions::check(object.qp_type, shown_state(object), to, mask)?;
+        check_values(object, attr, mask)?;
+    }
     if object.is_ud() {
         return ud::modify(object, attr, mask, to);
     }
@@ -55,27 +62,48 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
         _ => Some(mr::access(attr.qp_access_flags)?),
     };
     let now = object.engine.state();
-    let to = to.filter(|to| !is_past(now, *to, mask));
+    let to = to.filter(|_| !(is_cm_setup && now == QpState::Rts));
     if let Some(to) = to
         && !now.may_become(to)
         && now != to
     {
-        return Err(Errno::INVAL.because("the queue pair is in another state than cur_qp_state"));
+        return Err(Errno::INVAL.because(format_args!("there is no transition from {now} to {to}")));
     }
     object.attributes.lock().merge(attr, mask);
     if let Some(access) = access {
-        // As on InfiniBand: the rights that come with the port replace those before. siw ignores the rights of a queue pair, and
-        // `rdma_init_qp_attr` on iWARP leaves out atomics: without a port, rights are added and none is taken away.
-        let before = match mask & flags::IBV_QP_PORT {
-            0 => object.engine.query().access,
-            _ => Access::empty(),
-        };
-        object.engine.set_access(before | access & Access::REMOTE);
+        // siw ignores the rights of a queue pair, and `rdma_init_qp_attr` on iWARP leaves out atomics: its rights are added to those
+        // of a new queue pair. All other changes replace the rights, in RTS as well.
+        let kept = if is_cm_setup { object.engine.query().access } else { Access::empty() };
+        object.engine.set_access(kept | access & Access::REMOTE);
     }
     match to {
         Some(to) => change(object, to, mask),
         None => Ok(()),
     }
+}
+
+/// Refuses values that an adapter does not have.
+fn check_values(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
+    let has = |bit| mask & bit != 0;
+    let persona = object.context.persona;
+    let now = shown_state(object);
+    if has(flags::IBV_QP_CUR_STATE) && state(attr.cur_qp_state) != Some(now) {
+        let reason = format_args!("cur_qp_state is {}, and the queue pair is in {now}", attr.cur_qp_state);
+        return Err(Errno::INVAL.because(reason));
+    }
+    if has(flags::IBV_QP_PKEY_INDEX) && attr.pkey_index >= persona.pkeys().max(1) {
+        return Err(Errno::INVAL.because(format_args!("no P_Key has the index {}", attr.pkey_index)));
+    }
+    if has(flags::IBV_QP_PATH_MTU) && !(1..=5).contains(&attr.path_mtu) {
+        return Err(Errno::INVAL.because(format_args!("path_mtu {} is no ibv_mtu", attr.path_mtu)));
+    }
+    if has(flags::IBV_QP_AV) && attr.ah_attr.port_num != 1 {
+        return Err(Errno::INVAL.because(format_args!("ah_attr names port {}", attr.ah_attr.port_num)));
+    }
+    if has(flags::IBV_QP_AV) && persona == Persona::Roce && attr.ah_attr.is_global == 0 {
+        return Err(Errno::INVAL.because("RoCE needs a GRH: ah_attr.is_global is 0"));
+    }
+    Ok(())
 }
 
 /// The transition itself, and the steps of an out-of-band connection that belong to it.
@@ -99,7 +127,8 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
             }
         }
         QpState::Rtr => {
-            object.attributes.lock().before_rts = true;
+            // A connection of rdma_cm brings the queue pair to RTS for the program.
+            object.attributes.lock().before_rts = target.is_some();
             if let Some(target) = target {
                 object.reservation.listen(&object.context)?;
                 object.oob_connecting.store(true, Ordering::Relaxed);
@@ -116,7 +145,10 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
     if to == QpState::Rts {
         let kept = *object.attributes.lock();
         let psn = sets(flags::IBV_QP_SQ_PSN).then_some(kept.sq_psn);
-        let policy = RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry);
+        let policy = match object.qp_type {
+            QpType::Uc => RetryPolicy::UNRELIABLE,
+            _ => RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry),
+        };
         object.reservation.ready(psn, policy);
     }
     Ok(())
@@ -126,7 +158,8 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
 fn target(object: &Object<Qp>) -> Result<Target> {
     let kept = *object.attributes.lock();
     let netdev = object.context.device.netdev()?;
-    Target::new(&netdev, object.engine.num(), &kept.ah, kept.dest_qp_num, kept.rq_psn)
+    let own = (object.engine.num(), object.engine.is_unreliable());
+    Target::new(&netdev, own, &kept.ah, kept.dest_qp_num, kept.rq_psn)
 }
 
 /// The state as the program has it: an out-of-band connection brings the queue pair to RTS as soon as it is established, perhaps
@@ -138,12 +171,15 @@ fn shown_state(object: &Object<Qp>) -> QpState {
     }
 }
 
-/// Programs that connect with rdma_cm and move their queue pair themselves ask for INIT and RTR, with the mask of
-/// `rdma_init_qp_attr`, after the connection has brought the queue pair to RTS. Nothing is left to do; siw succeeds as well.
-fn is_past(now: QpState, to: QpState, mask: c_int) -> bool {
-    now == QpState::Rts
-        && matches!(to, QpState::Init | QpState::Rtr)
-        && mask == flags::IBV_QP_STATE | flags::IBV_QP_ACCESS_FLAGS
+/// Whether the change is one that `rdma_init_qp_attr` asks for.
+///
+/// Programs that connect with rdma_cm and move their queue pair themselves make it before the connection is established, or after the
+/// connection has brought the queue pair to RTS. Nothing is left to do then; siw succeeds as well.
+fn is_cm_setup(to: Option<QpState>, mask: c_int) -> bool {
+    let required = flags::IBV_QP_STATE | flags::IBV_QP_ACCESS_FLAGS;
+    // librdmacm adds these two.
+    let added = flags::IBV_QP_MAX_QP_RD_ATOMIC | flags::IBV_QP_MAX_DEST_RD_ATOMIC;
+    matches!(to, Some(QpState::Init | QpState::Rtr)) && mask & !added == required
 }
 
 fn state(raw: c_int) -> Option<QpState> {

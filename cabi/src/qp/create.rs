@@ -1,6 +1,6 @@
 //! Creating and destroying queue pairs.
 
-use super::{Qp, check_type, create_qp, ex};
+use super::{Qp, checked_type, create_qp, ex};
 use crate::abi::qp as flags;
 use crate::abi::{ibv_context, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex};
 use crate::boundary;
@@ -30,13 +30,13 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 ) -> *mut ibv_qp {
     boundary::pointer(|| {
         // SAFETY: the caller's promise, here and below.
-        unsafe { Context::get(context) }?;
+        let persona = unsafe { Context::get(context) }?.persona;
         // SAFETY: as above.
         let init = unsafe { init.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
         let known = flags::IBV_QP_INIT_ATTR_PD
             | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS
             | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-        check_type(init.qp_type)?;
+        checked_type(init.qp_type, persona)?;
         if init.comp_mask & !known != 0 {
             return Err(Errno::UNSUPPORTED.because("attributes that are not offered (comp_mask)"));
         }

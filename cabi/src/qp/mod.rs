@@ -5,6 +5,7 @@ mod attributes;
 mod builder;
 mod create;
 mod ex;
+mod transitions;
 mod ud;
 
 pub use attr::{ibv_modify_qp, ibv_query_qp};
@@ -22,6 +23,7 @@ use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::oob::QpnReservation;
 use crate::pd;
+use crate::persona::Persona;
 use crate::settings::Settings;
 use crate::srq::Srq;
 use crate::users::{Unacknowledged, Used};
@@ -31,6 +33,7 @@ use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+pub(crate) use transitions::QpType;
 use uiw_verbs::{AsyncEvent, QpCap, QpInit, QpState};
 
 /// A queue pair as C holds it.
@@ -42,6 +45,7 @@ pub struct Qp {
     reservation: QpnReservation,
     /// An out-of-band connection is being made: the first post starts its time-out.
     oob_connecting: Arc<AtomicBool>,
+    qp_type: QpType,
     cap: ibv_qp_cap,
     signal_all: bool,
     attributes: Mutex<Attributes>,
@@ -105,7 +109,7 @@ impl Qp {
 
     /// Whether it sends datagrams.
     pub(crate) fn is_ud(&self) -> bool {
-        self.engine.qkey().is_some()
+        self.qp_type == QpType::Ud
     }
 
     /// The engine's queue pair.
@@ -124,7 +128,7 @@ const INLINE: u32 = 256;
 /// `pd` and the pointers in `init` are NULL or ours.
 ///
 /// # Errors
-/// EINVAL for invalid values and for more than the device can, EOPNOTSUPP for every type but RC and, where it is offered, UD.
+/// EINVAL for invalid values and for more than the device can, EOPNOTSUPP for types that the persona does not have.
 unsafe fn create_qp(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
@@ -132,7 +136,8 @@ unsafe fn create_qp(
 ) -> Result<*mut ibv_qp_ex> {
     // SAFETY: the caller's promise, here and below.
     let domain = unsafe { pd::get(pd) }?;
-    check_type(init.qp_type)?;
+    let persona = domain.context.persona;
+    let qp_type = checked_type(init.qp_type, persona)?;
     // SAFETY: as above.
     let (send_cq, recv_cq) = unsafe { (Cq::get(init.send_cq)?, Cq::get(init.recv_cq)?) };
     let srq = match init.srq.is_null() {
@@ -160,12 +165,13 @@ unsafe fn create_qp(
         .signal_all(init.sq_sig_all != 0)
         .srq(srq.map(|srq| Arc::clone(&srq.engine)))
         .num(reservation.number());
-    let engine = if init.qp_type == flags::IBV_QPT_UD {
+    let engine = if qp_type == QpType::Ud {
         let port = reservation.datagrams().ok_or_else(|| {
             Errno::UNSUPPORTED.because("this persona has no UD queue pairs; UIW_UD=on gives them")
         })?;
         domain.engine.create_ud_qp(engine_init, port)?
     } else {
+        let engine_init = if qp_type == QpType::Uc { engine_init.unreliable() } else { engine_init };
         domain.engine.create_qp(engine_init)?
     };
     if context.persona.first_state() == QpState::Reset {
@@ -195,6 +201,7 @@ unsafe fn create_qp(
         engine: Arc::new(engine),
         reservation,
         oob_connecting: Arc::default(),
+        qp_type,
         cap: init.cap,
         signal_all: init.sq_sig_all != 0,
         attributes: Mutex::default(),
@@ -208,17 +215,22 @@ unsafe fn create_qp(
     Ok(qp)
 }
 
-fn check_type(qp_type: c_int) -> Result<()> {
+/// The type of queue pair that a program asks for.
+///
+/// # Errors
+/// EOPNOTSUPP for a type that the persona does not have, EINVAL for a number without a meaning.
+fn checked_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
     match qp_type {
-        flags::IBV_QPT_RC => Ok(()),
+        flags::IBV_QPT_RC => Ok(QpType::Rc),
+        flags::IBV_QPT_UC if persona != Persona::Iwarp => Ok(QpType::Uc),
+        flags::IBV_QPT_UC => Err(Errno::UNSUPPORTED
+            .because("persona iwarp has no UC queue pairs; UIW_PERSONA=roce and UIW_PERSONA=ib have them")),
         flags::IBV_QPT_UD => match Settings::get()?.no_datagrams() {
-            None => Ok(()),
+            None => Ok(QpType::Ud),
             Some(reason) => Err(Errno::UNSUPPORTED.because(reason)),
         },
-        // UC, raw packets, XRC, drivers' own: not on iWARP.
-        3 | 8 | 9 | 10 | 0xFF => {
-            Err(Errno::UNSUPPORTED.because("a type of queue pair that iWARP does not have"))
-        }
+        // Raw packets, XRC, drivers' own: not on iWARP.
+        8 | 9 | 10 | 0xFF => Err(Errno::UNSUPPORTED.because("a type of queue pair that iWARP does not have")),
         _ => Err(Errno::INVAL.because("a type of queue pair that is not known")),
     }
 }

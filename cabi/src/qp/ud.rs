@@ -10,28 +10,9 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 use uiw_verbs::QpState;
 
-/// `ibv_modify_qp`, with the attributes that the kernel requires of a UD queue pair.
+/// `ibv_modify_qp`, once the attributes are checked.
 pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<QpState>) -> Result<()> {
     let now = object.engine.state();
-    let required = match (now, to) {
-        (QpState::Reset, Some(QpState::Init)) => {
-            flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_PORT | flags::IBV_QP_QKEY
-        }
-        (QpState::Rtr, Some(QpState::Rts)) => flags::IBV_QP_SQ_PSN,
-        _ => 0,
-    };
-    let allowed = flags::IBV_QP_STATE
-        | flags::IBV_QP_CUR_STATE
-        | flags::IBV_QP_EN_SQD_ASYNC_NOTIFY
-        | flags::IBV_QP_PKEY_INDEX
-        | flags::IBV_QP_PORT
-        | flags::IBV_QP_QKEY
-        | flags::IBV_QP_SQ_PSN;
-    if mask & required != required || mask & !allowed != 0 {
-        return Err(
-            Errno::INVAL.because("the mask lacks an attribute that the transition needs, or has another one")
-        );
-    }
     if let Some(to) = to
         && now != to
         && !now.may_become(to)

@@ -153,6 +153,51 @@ fn queue_pairs_are_connected_out_of_band() {
     }
 }
 
+/// Rights of peers that are taken from a queue pair in RTS, also in the midst of a message.
+#[test]
+fn rights_removed_in_rts_hold_at_once() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/rights.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for (persona, argument) in [("iwarp", ""), ("roce", "acknowledged"), ("ib", "acknowledged")] {
+        let mut command = on_loopback(&libraries, &program);
+        command.arg(argument).env("UIW_PERSONA", persona);
+        assert_eq!(Running::start(command).end().well().said, "done\n");
+    }
+}
+
+#[test]
+fn unreliable_connections_lose_messages_silently() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/unreliable.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    // They wait for most of their time.
+    let running = ["roce", "ib"].map(|persona| {
+        let mut command = on_loopback(&libraries, &program);
+        command.env("UIW_PERSONA", persona);
+        Running::start(command)
+    });
+    for program in running {
+        assert_eq!(program.end().well().said, "done\n");
+    }
+    let mut command = on_loopback(&libraries, &program);
+    command.arg("refused").env("UIW_PERSONA", "iwarp").env("UIW_LOG", "uiw_cabi=debug");
+    let refused = Running::start(command).end();
+    assert_eq!(refused.well().count("persona iwarp has no UC queue pairs"), 1, "{refused:?}");
+}
+
+#[test]
+fn state_table_enforced_except_on_iwarp() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/transitions.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for persona in ["iwarp", "roce", "ib"] {
+        let mut command = libraries.command(User::Same, &program);
+        command.arg(persona).env("UIW_PERSONA", persona);
+        assert_eq!(Running::start(command).end().well().said, "done\n");
+    }
+}
+
 #[test]
 fn longer_private_data_reaches_c_as_its_first_255_bytes() {
     let libraries = Libraries::get();

@@ -8,6 +8,7 @@ mod cm;
 mod containers;
 mod counter_files;
 mod datagrams;
+mod error_lines;
 mod exports;
 mod fabtests;
 mod faults;

@@ -89,6 +89,25 @@ fn latency_by_rdma_cm() {
     all_by_rdma_cm(&Network::Loopback, User::Same, "iwarp", LATENCY);
 }
 
+const UNRELIABLE: &[Case<'_>] = &[
+    ("ib_write_bw", &["-c", "UC", "-n", "500"]),
+    ("ib_write_bw", &["-c", "UC", "-a", "-n", "20"]),
+    ("ib_write_lat", &["-c", "UC", "-n", "50"]),
+    ("ib_send_bw", &["-c", "UC", "-n", "500"]),
+    ("ib_send_bw", &["-c", "UC", "-b", "-n", "200"]),
+    ("ib_send_bw", &["-c", "UC", "-s", "64", "-n", "5000"]),
+    ("ib_send_lat", &["-c", "UC", "-n", "100"]),
+];
+
+#[test]
+fn unreliable_connections() {
+    for persona in ["roce", "ib"] {
+        all(&Network::Loopback, User::Same, persona, UNRELIABLE);
+    }
+    let Some(network) = Network::veth() else { return };
+    all(&network, User::Same, "roce", UNRELIABLE);
+}
+
 /// `ib_write_lat` waits by reading its memory, without a call: what arrives has to wake the background thread.
 ///
 /// The background thread compares processor times while the program runs. Beside busy processes a run may end before it has an answer, so several runs

@@ -116,6 +116,16 @@ fn pingpong_by_lid() {
 }
 
 #[test]
+fn unreliable_pingpong() {
+    pingpong(&Network::Loopback, User::Same, "roce", "ibv_uc_pingpong", &["-g", "0"]);
+    pingpong(&Network::Loopback, User::Same, "roce", "ibv_uc_pingpong", &["-g", "0", "-e"]);
+    pingpong(&Network::Loopback, User::Same, "ib", "ibv_uc_pingpong", &[]);
+    if let Some(network) = Network::veth() {
+        pingpong(&network, User::Same, "roce", "ibv_uc_pingpong", &["-g", "0", "-s", "300000"]);
+    }
+}
+
+#[test]
 fn pingpong_with_a_shared_receive_queue() {
     // Sixteen queue pairs a side.
     pingpong(&Network::Loopback, User::Same, "iwarp", "ibv_srq_pingpong", &["-g", "0"]);

@@ -85,7 +85,7 @@ impl Receiver {
             _ if shared.detached => Ok(()),
             ReadOrigin::Rtr => Ok(()),
             ReadOrigin::Ack(upto) => {
-                shared.reads.acks.answered();
+                shared.reads.acks.answered(upto);
                 host.acknowledged(upto).map_err(|error| ConnError::Local { request: None, error })
             }
             ReadOrigin::Request(id) => {

@@ -15,6 +15,7 @@ use crate::placement;
 use crate::reads::QuotedSegment;
 use crate::shared::Shared;
 use crate::timers::Timer;
+use crate::unreliable::{AnnouncedWrite, Discards};
 use uiw_ddp::{Header, Tagged, UntaggedRx};
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::startup::Negotiated;
@@ -42,6 +43,8 @@ pub(crate) struct Receiver {
     last_write_len: u32,
     /// Nothing but RTR messages came so far: a capability request may still come.
     only_rtr: bool,
+    /// Of unreliable messages.
+    discards: Discards,
     negotiated: Option<Negotiated>,
     /// Bytes from the front of the input that an FPDU needs; 0 while none is known to have begun.
     needed: usize,
@@ -68,6 +71,7 @@ impl Receiver {
             write_len: 0,
             last_write_len: 0,
             only_rtr: true,
+            discards: Discards::default(),
             negotiated: None,
             needed: 0,
         }
@@ -173,7 +177,11 @@ impl Receiver {
         let undecided = shared.caps.is_undecided();
         let awaited_rtr = undecided && shared.reads.awaits_rtr();
         match (header, inbound) {
-            (Header::Tagged(tagged), Inbound::Write) => self.write(&tagged, &segment, shared, host)?,
+            (Header::Tagged(tagged), Inbound::Write) => {
+                if self.write(&tagged, &segment, shared, host)? == Placed::NoReceive {
+                    return Ok(Placed::NoReceive);
+                }
+            }
             (Header::Tagged(tagged), _) => self.read_response(&tagged, &segment, shared, host)?,
             (Header::Untagged(untagged), Inbound::Send { .. } | Inbound::Immediate { .. }) => {
                 if self.send(&untagged, inbound, &segment, shared, host)? == Placed::NoReceive {
@@ -225,7 +233,7 @@ impl Receiver {
         shared.events.push_back(Event::Peer(shared.caps.kind));
     }
 
-    /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
+    /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1). [`Placed::NoReceive`] only of an unreliable one.
     #[inline]
     fn write<H: Host>(
         &mut self,
@@ -233,14 +241,14 @@ impl Receiver {
         segment: &Segment<'_>,
         shared: &mut Shared,
         host: &mut H,
-    ) -> Result<(), ConnError> {
+    ) -> Result<Placed, ConnError> {
         let payload = segment.payload();
         let len = payload.len() as u32;
         if payload.is_empty() {
             // STag and TO of an empty Write are not checked; uiw peers carry the capability exchange there.
             let first = shared.initiator || self.only_rtr;
             if header.stag == placement::STAG && self.placement_ack(header.to, shared) {
-                return Ok(());
+                return Ok(Placed::Yes);
             }
             if shared.caps.on_zero_write(header.stag, header.to, first) {
                 if shared.fin.sent {
@@ -255,20 +263,78 @@ impl Receiver {
             } else {
                 self.message_placed(header.last, shared);
             }
+            if host.is_unreliable() {
+                self.discards.announced = AnnouncedWrite::from_write(header.stag, header.to);
+            }
         } else if shared.detached {
             self.message_placed(header.last, shared);
         } else {
             self.only_rtr = false;
+            if host.is_unreliable() {
+                return self.write_unreliable(header, segment, shared, host);
+            }
             host.write(header.stag, header.to, payload)
                 .map_err(|error| segment.fault(error.of_write(header.stag, header.to, len)))?;
             host.count(Traffic::WriteReceived, header.last.into(), len.into());
             self.message_placed(header.last, shared);
         }
+        self.write_placed(header.last, len);
+        Ok(Placed::Yes)
+    }
+
+    /// Counts the bytes of a Write for the Immediate Data behind it.
+    #[inline]
+    fn write_placed(&mut self, last: bool, len: u32) {
         self.write_len = self.write_len.wrapping_add(len);
-        if header.last {
+        if last {
             self.last_write_len = core::mem::take(&mut self.write_len);
         }
-        Ok(())
+    }
+
+    /// As [`Receiver::write`], for a segment that is discarded if it may not be placed.
+    fn write_unreliable<H: Host>(
+        &mut self,
+        header: &Tagged,
+        segment: &Segment<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<Placed, ConnError> {
+        let payload = segment.payload();
+        let len = payload.len() as u32;
+        if let Some(announced) = self.discards.announced
+            && !self.discards.write
+        {
+            let mut may_begin = host.check_write(header.stag, header.to, announced.len).is_ok();
+            if may_begin && announced.immediate && self.receiving.is_none() {
+                self.receiving = host.begin_receive();
+                if self.receiving.is_none() && self.may_wait(shared) {
+                    return Ok(Placed::NoReceive);
+                }
+                self.discards.waits_no_more = self.receiving.is_none();
+                may_begin = self.receiving.is_some();
+            }
+            self.discards.write = !may_begin;
+            self.discards.awaits_immediate = announced.immediate;
+            self.discards.announced = None;
+        }
+        if !self.discards.write {
+            match host.write(header.stag, header.to, payload) {
+                Ok(()) => host.count(Traffic::WriteReceived, header.last.into(), len.into()),
+                Err(_) => self.discards.write = true,
+            }
+        }
+        self.write_placed(header.last, len);
+        if header.last {
+            let discarded = core::mem::take(&mut self.discards.write);
+            self.discards.immediate = core::mem::take(&mut self.discards.awaits_immediate) && discarded;
+        }
+        self.message_placed(header.last, shared);
+        Ok(Placed::Yes)
+    }
+
+    /// Whether an unreliable message for which no receive is posted waits for one.
+    fn may_wait(&self, shared: &Shared) -> bool {
+        !self.discards.waits_no_more && !shared.config.no_receive_timeout.is_zero()
     }
 
     /// The peer's placement acknowledgement; false if the empty Write is none.
@@ -303,6 +369,16 @@ impl Receiver {
         }
         shared.timers.set(Timer::NoReceive, shared.now, timeout);
         Ok(())
+    }
+
+    /// No receive was posted in time for a segment of an unreliable message, which is discarded. The stream goes on.
+    pub(crate) fn discard_parked<H: Host>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), ConnError> {
+        self.discards.waits_no_more = true;
+        self.unpark(shared, host).map(drop)
     }
 
     /// No receive was posted for the parked segment in time (RFC 5041 section 7.1: 1/2/02).

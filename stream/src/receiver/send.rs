@@ -35,22 +35,40 @@ impl Receiver {
             self.message_placed(header.last, shared);
             return Ok(Placed::Yes);
         }
+        let immediate = matches!(inbound, Inbound::Immediate { .. });
+        if self.discards.send || immediate && self.discards.immediate {
+            self.discard(header, len, shared);
+            return Ok(Placed::Yes);
+        }
         let room = match self.receiving {
             Some(room) => room,
             None => match host.begin_receive() {
-                Some(room) => *self.receiving.insert(room),
+                Some(room) => {
+                    self.discards.waits_no_more = false;
+                    *self.receiving.insert(room)
+                }
+                None if host.is_unreliable() && !self.may_wait(shared) => {
+                    self.discard(header, len, shared);
+                    return Ok(Placed::Yes);
+                }
                 None => return Ok(Placed::NoReceive),
             },
         };
         self.only_rtr = false;
-        let immediate = matches!(inbound, Inbound::Immediate { .. });
         let buffer = if immediate { IMMEDIATE_LEN } else { room };
         let place = match self.queues[0].check(header, len, Some(buffer)) {
             Ok(place) => place.offset,
             Err(error) => {
-                if matches!(error, UntaggedError::TooLong { .. }) && !immediate {
+                if let UntaggedError::TooLong { message, .. } = error
+                    && !immediate
+                {
+                    if host.is_unreliable() {
+                        // The receive takes the next message.
+                        self.discard(header, len, shared);
+                        return Ok(Placed::Yes);
+                    }
                     self.receiving = None;
-                    host.fail_receive(ReceiveError::TooLong);
+                    host.fail_receive(ReceiveError::TooLong { message });
                 }
                 return Err(segment.fault(error));
             }
@@ -68,6 +86,19 @@ impl Receiver {
             self.deliver(inbound, delivered.len, segment, shared, host)?;
         }
         Ok(Placed::Yes)
+    }
+
+    /// Discards a segment of an unreliable message, and with it what follows of the message.
+    #[cold]
+    fn discard(&mut self, header: &Untagged, len: u32, shared: &mut Shared) {
+        self.only_rtr = false;
+        self.queues[0].placed(header, len);
+        self.discards.send = !header.last;
+        self.discards.immediate &= !header.last;
+        if header.last {
+            self.last_write_len = 0;
+        }
+        self.message_placed(header.last, shared);
     }
 
     /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message, where our Reply offered that

@@ -55,6 +55,8 @@ pub(crate) struct Sender<M> {
     drain_read: bool,
     /// Bytes since Full Operation began that the peer has acknowledged.
     placed: u64,
+    /// The unreliable Write whose announcement is built, and which is the next request to be built.
+    announced: Option<u32>,
     queue: TransmitQueue<M>,
     pending_crc: PendingCrc,
 }
@@ -75,6 +77,7 @@ impl<M> Sender<M> {
             drained: false,
             drain_read: false,
             placed: 0,
+            announced: None,
             queue: TransmitQueue::new(),
             pending_crc: PendingCrc::default(),
         }
@@ -261,6 +264,7 @@ impl<M> Sender<M> {
     pub(crate) fn handle_placed<H: Host<Memory = M>>(
         &mut self,
         position: u64,
+        shared: &Shared,
         host: &mut H,
     ) -> Result<(), ConnError> {
         let placed = placement::extend(self.placed, position);
@@ -269,6 +273,10 @@ impl<M> Sender<M> {
             return Ok(());
         }
         self.placed = placed;
+        // Requests of the time before the capability exchange was decided.
+        while self.watermarks.front().is_some_and(|(_, id)| shared.reads.acks.has_completed(*id)) {
+            self.watermarks.pop_front();
+        }
         self.complete_until(self.base + placed, host)
     }
 

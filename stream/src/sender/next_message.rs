@@ -8,6 +8,7 @@ use crate::host::{Host, Wait};
 use crate::reads::{InboundKind, InboundRead, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::request::{Op, Remote, Request};
 use crate::shared::Shared;
+use crate::unreliable::AnnouncedWrite;
 use uiw_ddp::STag;
 use uiw_mpa::startup::Rtr;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
@@ -175,6 +176,14 @@ impl<M> Sender<M> {
                 }
                 host.refuse(id, what).map_err(|error| ConnError::of_request(id, error))?;
                 continue;
+            }
+            if host.is_unreliable()
+                && self.announced.take() != Some(id)
+                && let Some(announcement) = AnnouncedWrite::of_request(&request)
+            {
+                self.announced = Some(id);
+                let ZeroWrite { stag, to } = announcement.to_write();
+                return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
             }
             let awaits_answer = request.op.needs_ord();
             let message = self.start(&request, shared, host);

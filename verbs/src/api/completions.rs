@@ -8,6 +8,7 @@ use crate::api::op::WcError;
 use crate::cq::Consumer;
 use crate::error::Error;
 use crate::notify::{Wake, Wakes};
+use crate::qp::Qp;
 use crate::wc::{Wc, WcStatus};
 use crate::wr::{SendFlags, SendOp, Sge};
 use arrayvec::ArrayVec;
@@ -41,18 +42,23 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    pub(super) fn into_result(self, peer: SocketAddr) -> Result<Wc, WcError> {
+    pub(super) fn into_result(self, peer: SocketAddr, qp: Option<&Qp>) -> Result<Wc, WcError> {
         match self {
             Self::Completed(wc) if wc.status == WcStatus::Success => Ok(wc),
-            Self::Completed(wc) => Err(failed(&wc, peer)),
+            Self::Completed(wc) => Err(failed(&wc, peer, qp)),
             Self::Refused(error) => Err(WcError::Refused(error)),
         }
     }
 }
 
 /// The error of a completion that is none of success.
-pub(super) fn failed(wc: &Wc, peer: SocketAddr) -> WcError {
-    WcError::Completed { status: wc.status, reason: wc.reason, peer }
+pub(super) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> WcError {
+    let is_local = matches!(
+        wc.status,
+        WcStatus::LocalLength | WcStatus::LocalProtection | WcStatus::LocalQpOperation | WcStatus::MwBind
+    );
+    let detail = qp.filter(|_| is_local).and_then(Qp::local_error);
+    WcError::Completed { status: wc.status, reason: wc.reason, peer, detail }
 }
 
 enum State {
@@ -352,7 +358,7 @@ mod tests {
         complete(&completions, SEND | keys[0] as u64, WcStatus::Flushed);
         let done = completions.ops.lock().take_done(keys[0]);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-        let result = done.map(|(outcome, _)| outcome.into_result(peer));
+        let result = done.map(|(outcome, _)| outcome.into_result(peer, None));
         assert!(
             matches!(result, Some(Err(WcError::Completed { status: WcStatus::Flushed, peer: at, .. })) if at == peer)
         );

@@ -266,7 +266,7 @@ impl Connection {
             Poll::Ready(Err(error)) if !is_flush(&error) => Poll::Ready(Err(error)),
             // Either the receives were flushed because the connection has ended, or none was posted, as the program has all messages.
             _ if ending.orderly => Poll::Ready(Ok(None)),
-            _ => Poll::Ready(Err(WcError::Completed { status, reason, peer })),
+            _ => Poll::Ready(Err(WcError::Completed { status, reason, peer, detail: None })),
         }
     }
 

@@ -319,7 +319,7 @@ impl Dispatcher {
         let mut ops = self.ops();
         if let Some((outcome, buffer)) = ops.take_done(key) {
             drop(ops);
-            return Poll::Ready((outcome.into_result(self.peer()), buffer));
+            return Poll::Ready((outcome.into_result(self.peer(), Some(&self.qp)), buffer));
         }
         let before = ops.set_caller(key, Caller::Waits(Some(cx.waker().clone())));
         drop(ops);
@@ -374,7 +374,7 @@ impl Dispatcher {
             return Poll::Ready(Ok(wc));
         }
         if let Some(wc) = &inbox.closed {
-            return Poll::Ready(Err(failed(wc, self.peer())));
+            return Poll::Ready(Err(failed(wc, self.peer(), Some(&self.qp))));
         }
         crate::notify::register(&mut inbox.wakers, cx.waker());
         Poll::Pending

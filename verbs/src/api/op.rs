@@ -29,7 +29,7 @@ use std::task::{Context, Poll};
 #[non_exhaustive]
 pub enum WcError {
     /// It was posted and completed with an error.
-    #[error("{}: {status}{}", peer, describe(*reason))]
+    #[error("{}: {status}{}{}", peer, describe(*reason), name(detail.as_deref()))]
     Completed {
         /// Status of the completion.
         status: WcStatus,
@@ -37,6 +37,8 @@ pub enum WcError {
         reason: Option<WireReason>,
         /// The peer.
         peer: SocketAddr,
+        /// Of a local error: the request or receive, its value, and the limit.
+        detail: Option<Arc<str>>,
     },
     /// It could not be posted.
     #[error(transparent)]
@@ -68,6 +70,10 @@ impl From<Error> for WcError {
     fn from(error: Error) -> Self {
         Self::Refused(Arc::new(error))
     }
+}
+
+fn name(detail: Option<&str>) -> String {
+    detail.map(|detail| format!(": {detail}")).unwrap_or_default()
 }
 
 fn describe(reason: Option<WireReason>) -> String {
@@ -173,6 +179,7 @@ impl<B: IoBuf> Op<B> {
     ///
     /// # Errors
     /// [`OpError`], with the buffer.
+    #[expect(clippy::result_large_err, reason = "the buffer goes back by value in both cases")]
     pub fn wait(self) -> Result<(Wc, Mr<B>), OpError<B>> {
         let device = self.dispatcher.device().clone();
         device.block_on(self)

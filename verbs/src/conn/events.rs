@@ -5,15 +5,19 @@ use crate::cm::{CloseReason, CmEventKind, ConnInfo, ConnRequest};
 use crate::driver::Services;
 use crate::error::Error;
 use crate::event::AsyncEvent;
-use crate::qp::{QpInner, QpState, RecvSource, SqMode};
+use crate::qp::{LocalCause, LocalDetail, QpInner, QpState, RecvSource, SendQueue, SqMode};
 use crate::suspect::Suspect;
 use crate::wc::{WcStatus, WireReason};
+use crate::wr::SendOp;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use uiw_counters::ConnDetails;
 use uiw_mpa::startup::Negotiated;
 use uiw_rdmap::{Fault, MpaFault, Origin, TerminateReason};
-use uiw_stream::{ConnError, Ended, Established, Event, LocalError, Named, PeerKind, StartupFailure};
+use uiw_stream::{
+    Capabilities, ConnError, Ended, Established, Event, LocalError, Named, PeerKind, StartupFailure,
+};
 
 impl Conn {
     /// Takes every event that the stream has.
@@ -155,7 +159,7 @@ impl Conn {
             Some(time) if matches!(ended.error, ConnError::Lost) => {
                 tracing::warn!("the stream ends: nothing acknowledged for {time:?}");
             }
-            _ => log(&ended.error),
+            _ => self.log_end(ended, services),
         }
         let suspect = self.suspect_of(ended);
         if let Some(suspect) = suspect {
@@ -169,6 +173,9 @@ impl Conn {
                 self.cm.failed(Error::TimedOut { peer, after }, &mut services.wakes);
             }
             return self.leave(services);
+        }
+        if self.may_lose(&ended.error) {
+            return self.lose(services);
         }
         match &ended.error {
             ConnError::Refused(refusal) => {
@@ -195,6 +202,81 @@ impl Conn {
         self.cm.ended(CloseReason { reason, orderly, silent_for, suspect }, &mut services.wakes);
     }
 
+    /// Logs why the stream ends, with the request or receive that is at fault.
+    fn log_end(&mut self, ended: &Ended, services: &Services) {
+        let detail = self.end_detail(ended, services);
+        let peer = self.socket.peer_addr();
+        // A queue pair that was destroyed has no number any more.
+        let qp = self.qp.as_ref().map(|qp| tracing::field::display(format!("{:#08x}", qp.num)));
+        let error = match (&detail, &ended.error) {
+            (Some(detail), ConnError::Fault(fault)) if fault.0 == Fault::LocalCatastrophic => {
+                detail.to_string()
+            }
+            (Some(detail), error) => format!("{error}: {detail}"),
+            (None, error) => error.to_string(),
+        };
+        if let (Some(detail), Some(inner)) = (&detail, &self.qp)
+            && detail.cause != LocalCause::Remote
+        {
+            inner.keep_local_error(detail);
+            if !inner.log_limit.permits(detail.cause) {
+                tracing::debug!(%peer, qp, error, "the stream ends");
+                return;
+            }
+        }
+        match &ended.error {
+            ConnError::Fault(fault) if fault.0 == Fault::LocalCatastrophic => {
+                tracing::warn!(%peer, qp, error, "a receive failed locally; the stream ends");
+            }
+            ConnError::Fault(_)
+            | ConnError::Terminated(..)
+            | ConnError::Lost
+            | ConnError::FinInsideFpdu { .. }
+            | ConnError::Refused(_)
+            | ConnError::NoFirstFpdu => tracing::warn!(%peer, qp, error, "the stream ends"),
+            ConnError::Local { error: LocalError::CqOverflow, .. } | ConnError::SourceGone => {
+                tracing::error!(%peer, qp, error, "the stream ends");
+            }
+            ConnError::Local { .. } => {
+                tracing::warn!(%peer, qp, error, "a request failed locally; the stream ends");
+            }
+            ConnError::Closed | ConnError::Aborted => tracing::debug!(%peer, qp, error, "the stream ends"),
+        }
+    }
+
+    /// The request or receive that a stream ends for, with its value and the limit.
+    fn end_detail(&mut self, ended: &Ended, services: &Services) -> Option<LocalDetail> {
+        if let Some(detail) = self.state.detail.take() {
+            return Some(detail);
+        }
+        let qp = self.qp.as_ref()?;
+        if let ConnError::Local { error: LocalError::CqOverflow, .. } = ended.error {
+            let (send, receive) = (qp.send_cq.depth(), qp.recv_cq.depth());
+            let text = format_args!(
+                "the queues have room for {send} completions of requests and {receive} of receives"
+            );
+            return Some(LocalDetail::other(text));
+        }
+        let sq = qp.sq.lock();
+        let remote = matches!(ended.error, ConnError::Terminated(..));
+        let wqe = sq.get(find_named(&sq, ended.named)?)?;
+        match ended.error {
+            ConnError::Local { error: LocalError::Protection, .. } => {
+                let writes = wqe.op.writes_locally();
+                // The elements of a Read are with its answer.
+                let elements = if writes { self.state.oldest_sink() } else { &wqe.sges };
+                let text = qp.explain_elements(&services.table, elements, writes);
+                Some(LocalDetail::of_request(wqe, LocalCause::Protection, text))
+            }
+            ConnError::Local { .. } => Some(LocalDetail::of_request(wqe, LocalCause::Other, "failed")),
+            _ if remote && ended.named != Named::Oldest => {
+                let text = format_args!("{} bytes{}", wqe.len, RemotePlace(&wqe.op));
+                Some(LocalDetail::of_request(wqe, LocalCause::Remote, text))
+            }
+            _ => None,
+        }
+    }
+
     /// The peer that is suspected, if its first FPDU was a Terminate, or if this end could not accept its Reply.
     fn suspect_of(&self, ended: &Ended) -> Option<Suspect> {
         let peer = self.socket.peer_addr();
@@ -202,7 +284,14 @@ impl Conn {
             ConnError::Terminated(terminate, _) if ended.first => {
                 let codes = (terminate.layer, terminate.etype, terminate.code);
                 let (negotiated, initiator) = (self.stream.negotiated()?, self.stream.is_initiator());
-                Suspect::of_first_terminate(&self.options, negotiated, initiator, codes)
+                let suspect = Suspect::of_first_terminate(&self.options, negotiated, initiator, codes)?;
+                // A Terminate that quotes another segment is about that one.
+                let is_other = match ended.named {
+                    Named::Write { stag, .. } => !Capabilities::is_request(stag),
+                    Named::Send { .. } => true,
+                    _ => false,
+                };
+                (suspect != Suspect::CapabilityExchange || !is_other).then_some(suspect)
             }
             ConnError::Refused(refusal) => {
                 Suspect::of_connect(&self.options, &Error::PeerRefusal { peer, refusal: *refusal })
@@ -225,6 +314,30 @@ impl Conn {
                 let sq = qp.sq.lock();
                 sq.mode == SqMode::Running && (undecided || !sq.has_next())
             })
+    }
+
+    /// Whether the queue pair is an unreliable one that does not notice what its peer does, or what the network does to the connection.
+    fn may_lose(&self, error: &ConnError) -> bool {
+        let own = match error {
+            ConnError::Local { .. } | ConnError::Aborted | ConnError::SourceGone => true,
+            ConnError::Fault(fault) => fault.0 == Fault::LocalCatastrophic,
+            _ => false,
+        };
+        !own && self.options.outlives_peer
+            && !self.cm.is_undecided()
+            && self.qp.as_ref().is_some_and(|qp| qp.unreliable && qp.state() == QpState::Rts)
+    }
+
+    /// Ends the connection of an unreliable queue pair: messages under way are lost, and the queue pair waits for another connection.
+    fn lose(&mut self, services: &mut Services) {
+        self.hold(&[], services);
+        if let Some(qp) = &self.qp {
+            qp.complete_unreliable(false, &mut services.wakes);
+            if let Some(receive) = self.state.unfilled_receive() {
+                qp.put_back(receive);
+            }
+        }
+        self.leave(services);
     }
 
     /// Lets the queue pair go: it waits for another connection.
@@ -253,13 +366,7 @@ impl Conn {
         {
             let mut sq = qp.sq.lock();
             let oldest = sq.oldest_open();
-            let found = match ended.named {
-                Named::Nothing => None,
-                Named::Oldest => oldest,
-                Named::Request(id) => Some(id),
-                Named::Write { stag, to } => sq.find_write(stag, to),
-                Named::Send { msn } => sq.find_send(msn),
-            };
+            let found = find_named(&sq, ended.named);
             if let Some(id) = found
                 && ended.named != Named::Oldest
                 && ended.acknowledged
@@ -324,19 +431,33 @@ fn count(ended: &Ended, services: &Services) {
     }
 }
 
-fn log(error: &ConnError) {
-    match error {
-        ConnError::Fault(_)
-        | ConnError::Terminated(..)
-        | ConnError::Lost
-        | ConnError::FinInsideFpdu { .. }
-        | ConnError::Refused(_)
-        | ConnError::NoFirstFpdu => tracing::warn!(%error, "the stream ends"),
-        ConnError::Local { error: LocalError::CqOverflow, .. } | ConnError::SourceGone => {
-            tracing::error!(%error, "the stream ends");
+/// The request that the end of a stream is about.
+fn find_named(sq: &SendQueue, named: Named) -> Option<u32> {
+    match named {
+        Named::Nothing => None,
+        Named::Oldest => sq.oldest_open(),
+        Named::Request(id) => Some(id),
+        Named::Write { stag, to } => sq.find_write(stag, to),
+        Named::Send { msn } => sq.find_send(msn),
+    }
+}
+
+/// The memory of the peer that a request names, if it does.
+struct RemotePlace<'a>(&'a SendOp);
+
+impl fmt::Display for RemotePlace<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            SendOp::Write { remote }
+            | SendOp::WriteImm { remote, .. }
+            | SendOp::AtomicWrite { remote }
+            | SendOp::Read { remote, .. }
+            | SendOp::FetchAdd { remote, .. }
+            | SendOp::CmpSwap { remote, .. } => {
+                write!(f, " at {:#x} of the peer's rkey {}", remote.addr, remote.rkey)
+            }
+            _ => Ok(()),
         }
-        ConnError::Local { .. } => tracing::warn!(%error, "a request failed locally; the stream ends"),
-        ConnError::Closed | ConnError::Aborted => tracing::debug!(%error, "the stream ends"),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::held_receives;
 use crate::cq::Cqe;
 use crate::notify::Wakes;
-use crate::qp::{LongMessages, QpInner, RecvWqe, SendQueue, SqMode, Wqe};
+use crate::qp::{LocalCause, LocalDetail, LongMessages, QpInner, RecvWqe, SendQueue, SqMode, Wqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{Remote, SendFlags, SendOp, Sge, Sges};
 use parking_lot::MutexGuard;
@@ -38,6 +38,8 @@ pub(crate) struct HostState {
     pub(super) held: VecDeque<Cqe>,
     /// Elements of the Reads and atomics that wait for answers, in their order.
     sinks: VecDeque<Sges>,
+    /// The local error that ends the stream, for the log.
+    pub(super) detail: Option<LocalDetail>,
 }
 
 impl HostState {
@@ -52,6 +54,7 @@ impl HostState {
             long: Vec::new(),
             held: VecDeque::new(),
             sinks: VecDeque::new(),
+            detail: None,
         }
     }
 
@@ -67,6 +70,12 @@ impl HostState {
         self.end_receive()
     }
 
+    /// The receive whose message will not come, to be put back.
+    pub(crate) fn unfilled_receive(&mut self) -> Option<&mut RecvWqe> {
+        self.long = Vec::new();
+        std::mem::take(&mut self.receiving).then_some(&mut self.receive)
+    }
+
     /// The number of the receive that is not filled any more.
     #[inline]
     fn end_receive(&mut self) -> Option<u64> {
@@ -78,6 +87,11 @@ impl HostState {
     #[inline(never)]
     fn hold(&mut self, cqe: Cqe) {
         self.held.push_back(cqe);
+    }
+
+    /// Elements of the oldest Read or atomic that waits for its answer.
+    pub(super) fn oldest_sink(&self) -> &[Sge] {
+        self.sinks.front().map_or(&[], |sges| sges)
     }
 
     /// No answer comes any more.
@@ -192,6 +206,23 @@ impl uiw_stream::Host for QpHost<'_> {
     where
         Self: 'b;
 
+    #[inline(always)]
+    fn is_unreliable(&self) -> bool {
+        self.qp.is_some_and(|qp| qp.unreliable)
+    }
+
+    fn check_write(&mut self, stag: uiw_ddp::STag, to: u64, len: u32) -> Result<(), AccessError> {
+        let qp = self.qp.ok_or(AccessError::InvalidStag)?;
+        if !qp.access().contains(Access::REMOTE_WRITE) {
+            return Err(AccessError::AccessRights);
+        }
+        let from = (self.state.stream, qp.pd.id());
+        self.table
+            .hold_remote(&mut self.state.cache, stag, from, (to, len), Right::Write)
+            .map(drop)
+            .map_err(|error| access_error(&error))
+    }
+
     #[inline]
     fn write(&mut self, stag: uiw_ddp::STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError> {
         let qp = self.qp.ok_or(AccessError::InvalidStag)?;
@@ -259,7 +290,10 @@ impl uiw_stream::Host for QpHost<'_> {
         if payload.len() as u64 + u64::from(offset) > state.receive.len.into() {
             return self.place_long(qp, offset, &payload);
         }
-        qp.scatter(self.table, &mut state.cache, &state.receive.sges, offset, &payload)
+        qp.scatter(self.table, &mut state.cache, &state.receive.sges, offset, &payload).inspect_err(|_| {
+            let text = qp.explain_elements(self.table, &state.receive.sges, true);
+            state.detail = Some(LocalDetail::of_receive(&state.receive, LocalCause::Protection, text));
+        })
     }
 
     #[inline]
@@ -303,9 +337,18 @@ impl uiw_stream::Host for QpHost<'_> {
 
     fn fail_receive(&mut self, error: ReceiveError) {
         let status = match error {
-            ReceiveError::TooLong => WcStatus::LocalLength,
+            ReceiveError::TooLong { .. } => WcStatus::LocalLength,
             ReceiveError::Protection => WcStatus::LocalProtection,
         };
+        if let (ReceiveError::TooLong { message }, Some(qp)) = (error, self.qp) {
+            let receive = &self.state.receive;
+            let room = qp.long.as_ref().map_or(receive.len, LongMessages::limit);
+            let text = format_args!("a message of at least {message} bytes, and there is room for {room}");
+            self.state.detail = Some(LocalDetail::of_receive(receive, LocalCause::Length, text));
+        }
+        if let (Some(detail), Some(qp)) = (&self.state.detail, self.qp) {
+            qp.keep_local_error(detail);
+        }
         if let (Some(qp), Some(wr_id)) = (self.qp, self.state.take_receive()) {
             held_receives::push(&mut self.state.held, usize::MAX, qp, self.wakes);
             qp.complete_recv(wr_id, status, None, self.wakes);
@@ -383,13 +426,26 @@ impl uiw_stream::Host for QpHost<'_> {
         let op = queue.get(id).ok_or(LocalError::Protection)?.op;
         queue.built(0);
         self.release();
-        execute(qp, self.table, &op)?;
+        if let Err((error, text)) = execute(qp, self.table, &op) {
+            if let Some(wqe) = qp.sq.lock().get(id) {
+                self.state.detail = Some(LocalDetail::of_request(wqe, LocalCause::Stag, text));
+            }
+            return Err(error);
+        }
         self.done(std::iter::once(id), WcStatus::Success)
     }
 
     fn refuse(&mut self, id: u32, missing: &'static str) -> Result<(), LocalError> {
-        tracing::debug!(request = id, "refused: the peer does not support {missing}");
-        self.queue().ok_or(LocalError::Protection)?.built(0);
+        let qp = self.qp.ok_or(LocalError::Protection)?;
+        let queue = self.queue().ok_or(LocalError::Protection)?;
+        let detail = queue.get(id).map(|wqe| {
+            let text = format_args!("the peer does not support {missing}");
+            LocalDetail::of_request(wqe, LocalCause::Unsupported, text)
+        });
+        queue.built(0);
+        if let Some(detail) = detail {
+            qp.log_local(&detail);
+        }
         self.release();
         self.done(std::iter::once(id), WcStatus::LocalQpOperation)
     }
@@ -503,20 +559,19 @@ fn op(op: &SendOp) -> Op {
     }
 }
 
-/// Requests that touch only the table of STags.
-fn execute(qp: &QpInner, table: &Table, op: &SendOp) -> Result<(), LocalError> {
+/// Requests that touch only the table of STags. An error comes with its text.
+fn execute(qp: &QpInner, table: &Table, op: &SendOp) -> Result<(), (LocalError, String)> {
     let (pd, stream) = (qp.pd.id(), qp.stream());
     match op {
-        SendOp::LocalInvalidate { stag } => {
-            table.invalidate_local(*stag, stream, pd).map(drop).map_err(|_| LocalError::Protection)
-        }
-        SendOp::Bind(bind) => {
-            crate::mr::bind(table, bind, pd, stream).map(drop).map_err(|_| LocalError::WindowBind)
-        }
-        SendOp::FastRegister(register) => {
-            crate::mr::fast_register(table, register, pd, stream).map_err(|_| LocalError::Protection)
-        }
-        _ => Err(LocalError::Protection),
+        SendOp::LocalInvalidate { stag } => table
+            .invalidate_local(*stag, stream, pd)
+            .map_err(|error| (LocalError::Protection, error.to_string())),
+        SendOp::Bind(bind) => crate::mr::bind(table, bind, pd, stream)
+            .map(drop)
+            .map_err(|error| (LocalError::WindowBind, error.to_string())),
+        SendOp::FastRegister(register) => crate::mr::fast_register(table, register, pd, stream)
+            .map_err(|error| (LocalError::Protection, error.to_string())),
+        _ => Err((LocalError::Protection, "it is no local request".to_owned())),
     }
 }
 

@@ -367,8 +367,14 @@ impl Conn {
             self.report_all_receives(services);
         }
         if self.stream.poll_timeout() <= now {
+            let was_stalled = self.stream.is_stalled();
             self.with_stream(services, |stream, host, now| stream.handle_timeout(host, now));
-            self.serve_sends(services);
+            if was_stalled && self.stream.accepts_bytes() {
+                // The message that waited for a receive is discarded: what came behind it is kept, or in the socket.
+                self.on_readable(services);
+            } else {
+                self.serve_sends(services);
+            }
         }
     }
 

@@ -56,6 +56,7 @@ pub struct QpInit {
     /// Messages may be longer than their receives, up to so many bytes.
     pub(crate) max_message: Option<u32>,
     pub(crate) newest_receive_first: bool,
+    pub(crate) unreliable: bool,
 }
 
 impl QpInit {
@@ -72,6 +73,7 @@ impl QpInit {
             num: None,
             max_message: None,
             newest_receive_first: false,
+            unreliable: false,
         }
     }
 
@@ -117,6 +119,26 @@ impl QpInit {
     #[must_use]
     pub fn newest_receive_first(mut self) -> Self {
         self.newest_receive_first = true;
+        self
+    }
+
+    /// An unreliable connection (UC), which the queue pair of the peer has to be as well: Sends and Writes, with or without immediate data.
+    ///
+    /// A request succeeds once its bytes are sent. The receiving end discards a message that it cannot deliver, because no receive is
+    /// posted for it or the memory of a Write may not be written, and stays in RTS. Both peers are uiw: the setting is not negotiated.
+    ///
+    /// ```
+    /// use uiw_verbs::{CqOptions, Device, QpInit};
+    /// let device = Device::open()?;
+    /// let pd = device.alloc_pd()?;
+    /// let cq = device.create_cq(16, CqOptions::default())?;
+    /// let qp = pd.create_qp(QpInit::new(&cq, &cq).unreliable())?;
+    /// assert!(qp.is_unreliable());
+    /// # Ok::<(), uiw_verbs::Error>(())
+    /// ```
+    #[must_use]
+    pub fn unreliable(mut self) -> Self {
+        self.unreliable = true;
         self
     }
 

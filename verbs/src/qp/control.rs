@@ -10,7 +10,9 @@ use crate::notify::Wakes;
 use crate::qp::{QpInner, QpState, RecvSource, SqMode};
 use crate::wc::WcStatus;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+use uiw_mem::Access;
 
 /// Runs `command` on the shard of the queue pair's connection, with the connection's token; `without` where there is no connection.
 fn on_shard<R: Send + 'static>(
@@ -115,6 +117,14 @@ fn reset(qp: &QpInner) {
     qp.set_state(QpState::Reset);
 }
 
+/// Replaces the rights of peers.
+pub(super) fn set_access(qp: &Arc<QpInner>, access: Access) {
+    qp.access.store(access.bits(), Ordering::Release);
+    // A shard checks the rights of every segment and uses the memory with its core held. A command runs while no other thread has the
+    // core, so every segment that was checked against the rights before is done with when the command has run.
+    on_shard(qp, |_| (), |_, _, _| ());
+}
+
 /// The application gives up the peer: the oldest open request ends with `status`.
 pub(super) fn fail(qp: &Arc<QpInner>, status: WcStatus) {
     {
@@ -132,6 +142,19 @@ pub(super) fn fail(qp: &Arc<QpInner>, status: WcStatus) {
             }
         },
     );
+}
+
+/// Completes what waits for the connection of an unreliable queue pair. False: it does not wait.
+pub(super) fn discard_requests(qp: &Arc<QpInner>) -> bool {
+    let mut wakes = Wakes::default();
+    let control = qp.control();
+    let waits = qp.unreliable && qp.sq.lock().mode == SqMode::Waiting;
+    if waits {
+        qp.complete_unreliable(true, &mut wakes);
+    }
+    drop(control);
+    wakes.give();
+    waits
 }
 
 /// `rdma_disconnect`.

@@ -6,13 +6,15 @@ use crate::faults::Call;
 use crate::pd::Pd;
 use crate::qp::inner::{Attrs, NO_CONN};
 use crate::qp::send_queue::{SendQueue, SqLimits};
-use crate::qp::{Doorbell, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
+use crate::qp::{
+    Doorbell, LogLimit, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource,
+};
 use crate::ud::UdState;
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::time::Duration;
 use uiw_mem::Access;
 
@@ -107,6 +109,9 @@ impl Qp {
             has_raised: AtomicBool::new(false),
             faults: driver.shared.faults.clone(),
             long: init.max_message.map(LongMessages::new),
+            log_limit: LogLimit::default(),
+            local_error: Mutex::default(),
+            unreliable: init.unreliable,
             driver,
         });
         inner.driver.shared.counters.queue_pair_created();
@@ -206,9 +211,12 @@ impl Qp {
         }
     }
 
-    /// Sets the rights of peers on this queue pair.
+    /// Sets the rights of peers on this queue pair, in any state.
+    ///
+    /// When it returns, no segment is placed, read or executed any more by a right that was taken away, not even of a message
+    /// that is partly received or answered. The next such segment ends the connection with a Terminate.
     pub fn set_access(&self, access: Access) {
-        self.0.access.store(access.bits(), Ordering::Release);
+        crate::qp::control::set_access(&self.0, access);
     }
 
     /// Moves the queue pair to another state (verbs state diagram).
@@ -235,6 +243,23 @@ impl Qp {
     /// flushed, a standing connection is terminated, and the state is ERR. For callers that decide that a peer is unreachable.
     pub fn fail(&self, status: WcStatus) {
         crate::qp::control::fail(&self.0, status);
+    }
+
+    /// Whether it is one of [`QpInit::unreliable`].
+    #[must_use]
+    pub fn is_unreliable(&self) -> bool {
+        self.0.unreliable
+    }
+
+    /// Completes every posted request of an unreliable queue pair in RTS whose connection does not stand: messages that are lost. For
+    /// callers that decide that the peer is unreachable for now. False: it is connected, or not one of [`QpInit::unreliable`].
+    pub fn discard_requests(&self) -> bool {
+        crate::qp::control::discard_requests(&self.0)
+    }
+
+    /// The last local error: the request or receive, its value and the limit.
+    pub(crate) fn local_error(&self) -> Option<Arc<str>> {
+        self.0.local_error()
     }
 
     /// How long from now on an inbound Send may wait for a receive (`ConnOptions::no_receive_timeout`); [`Duration::MAX`] =

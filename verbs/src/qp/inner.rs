@@ -8,7 +8,7 @@ use crate::faults::{Call, Faults};
 use crate::notify::Wakes;
 use crate::pd::Pd;
 use crate::qp::send_queue::{SendQueue, SqMode};
-use crate::qp::{LongMessages, QpCap, QpState, RecvQueue, RecvWqe};
+use crate::qp::{LogLimit, LongMessages, QpCap, QpState, RecvQueue, RecvWqe};
 use crate::srq::Srq;
 use crate::ud::UdState;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
@@ -80,6 +80,11 @@ pub(crate) struct QpInner {
     pub(super) has_raised: AtomicBool,
     /// Those of the device, if there are any.
     pub(crate) faults: Option<Arc<Faults>>,
+    pub(crate) log_limit: LogLimit,
+    /// The text of the last local error, for the errors of the safe API.
+    pub(super) local_error: Mutex<Option<Arc<str>>>,
+    /// An unreliable connection: see [`crate::QpInit::unreliable`].
+    pub(crate) unreliable: bool,
     /// Messages that are longer than their receives; `None` where they are refused (RFC 5041 section 7.1).
     pub(crate) long: Option<LongMessages>,
 }
@@ -258,6 +263,11 @@ impl QpInner {
         {
             return Err(Error::Unsupported { what: "Reads or atomics: ORD was negotiated to 0" });
         }
+        if self.unreliable && !wr.op.may_be_unreliable() {
+            return Err(Error::Unsupported {
+                what: "Reads, atomics or Sends with Invalidate on an unreliable connection",
+            });
+        }
         if matches!(wr.op, SendOp::Datagram { .. }) != self.ud.is_some() {
             return Err(Error::Unsupported {
                 what: "datagrams on a queue pair that is not UD, or anything else on one that is",
@@ -343,6 +353,22 @@ impl QpInner {
             place
         });
         room
+    }
+
+    /// Completes every request that was begun, as the connection of an unreliable queue pair has ended; `all`: those that wait as well.
+    pub(crate) fn complete_unreliable(&self, all: bool, wakes: &mut Wakes) {
+        let mut sq = self.sq.lock();
+        sq.complete_built(all);
+        // A completion that finds no room is reported by its queue.
+        let _ = self.retire(&mut sq, wakes);
+    }
+
+    /// Puts back a receive whose message will not come.
+    pub(crate) fn put_back(&self, receive: &mut RecvWqe) {
+        match &self.rq {
+            RecvSource::Own(rq) => rq.lock().put_back(receive),
+            RecvSource::Shared(srq) => srq.put_back(receive),
+        }
     }
 
     /// Ends every posted send as flushed.

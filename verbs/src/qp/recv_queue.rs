@@ -93,6 +93,12 @@ impl RecvQueue {
         }
     }
 
+    /// Puts back a receive that was taken: the next message takes it.
+    pub(crate) fn put_back(&mut self, receive: &mut RecvWqe) {
+        let place = if self.newest_first { self.ring.push() } else { self.ring.push_front() };
+        std::mem::swap(place, receive);
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.ring.len()
     }
@@ -136,6 +142,23 @@ mod tests {
             taken.push(wqe.wr_id);
         }
         taken
+    }
+
+    #[test]
+    fn receive_put_back_is_next() {
+        for newest_first in [false, true] {
+            let mut queue = RecvQueue::new(4, 1).newest_first(newest_first);
+            for wr_id in 0..4 {
+                queue.post(&RecvWr { wr_id, sges: &[] }).unwrap();
+            }
+            let mut wqe = RecvWqe::default();
+            assert!(queue.take(&mut wqe));
+            let taken = wqe.wr_id;
+            queue.put_back(&mut wqe);
+            assert_eq!(queue.len(), 4);
+            assert!(queue.take(&mut wqe));
+            assert_eq!(wqe.wr_id, taken);
+        }
     }
 
     #[test]

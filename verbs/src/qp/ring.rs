@@ -62,6 +62,16 @@ impl<T: Default> Ring<T> {
         &mut self.slots[place]
     }
 
+    /// A new first entry, with what its place held before.
+    pub(crate) fn push_front(&mut self) -> &mut T {
+        if self.len == self.slots.len() {
+            self.grow();
+        }
+        self.front = self.place(self.slots.len() - 1);
+        self.len += 1;
+        &mut self.slots[self.front]
+    }
+
     /// Frees the place of the first entry, which can still be looked at.
     pub(crate) fn pop(&mut self) -> Option<&mut T> {
         if self.len == 0 {
@@ -128,6 +138,10 @@ mod tests {
                 let count = model.len().min(2);
                 assert_eq!(ring.pop_many(2), count);
                 model.drain(..count);
+            }
+            if step % 13 == 0 {
+                *ring.push_front() = step;
+                model.push_front(step);
             }
             if step % 11 == 0 {
                 assert_eq!(ring.pop_last().copied(), model.pop_back());

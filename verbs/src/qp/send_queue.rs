@@ -64,7 +64,7 @@ impl Default for Wqe {
 }
 
 impl Wqe {
-    fn opcode(&self) -> WcOpcode {
+    pub(crate) fn opcode(&self) -> WcOpcode {
         match self.op {
             SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::Write,
             SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
@@ -394,6 +394,18 @@ impl SendQueue {
             }
         }
         injected
+    }
+
+    /// Every request that was built has succeeded; `all`: every request.
+    pub(crate) fn complete_built(&mut self, all: bool) {
+        if all {
+            self.next = self.ring.len();
+        }
+        for at in 0..self.next {
+            let Some(wqe) = self.ring.get_mut(at) else { break };
+            // What has ended keeps its status.
+            wqe.state = WqeState::Done;
+        }
     }
 
     /// Takes the requests that are over off the front; `complete` gets their completions in order and gives each one's number in

@@ -6,7 +6,7 @@ use super::staging::{Arrived, HEADROOM, Staging};
 use super::{Endpoint, PortSlot};
 use crate::driver::{Core, Services};
 use crate::event::AsyncEvent;
-use crate::qp::{QpInner, Receives, RecvWqe};
+use crate::qp::{LocalCause, LocalDetail, QpInner, Receives, RecvWqe};
 use crate::wc::WcStatus;
 use crate::wr::single;
 use std::net::{IpAddr, SocketAddr};
@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use uiw_counters::{Dropped, Rejected, ShardCounters};
 use uiw_datagram::{DatagramError, Grh, Header, Qpn, RunCrc};
 use uiw_llp::Token;
+use uiw_mem::Table;
 
 /// Bytes of the route header in front of a payload.
 const GRH: u32 = Grh::LEN as u32;
@@ -264,6 +265,19 @@ fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr,
     }
 }
 
+/// Why a message of `len` bytes, route header included, does not go into a receive, for the log.
+#[cold]
+fn why_failed(qp: &QpInner, wqe: &RecvWqe, status: WcStatus, len: u32, table: &Table) -> LocalDetail {
+    if status == WcStatus::LocalLength {
+        let text = format_args!(
+            "it has room for {} bytes, and the message with its route header has {len}",
+            wqe.len
+        );
+        return LocalDetail::of_receive(wqe, LocalCause::Length, text);
+    }
+    LocalDetail::of_receive(wqe, LocalCause::Protection, qp.explain_elements(table, &wqe.sges, true))
+}
+
 impl Endpoint {
     /// The route header in front of messages of `len` bytes from now on.
     fn set_grh(&mut self, len: usize, peer: SocketAddr, destination: IpAddr) {
@@ -388,6 +402,11 @@ impl Endpoint {
                 };
                 used += placed.0;
                 failed = placed.1;
+                if let Some((_, status)) = failed
+                    && let Some(wqe) = some.get(used)
+                {
+                    qp.log_local(&why_failed(qp, wqe, status, len, table));
+                }
             }
             open.take(used + usize::from(failed.is_some()));
             self.received.add(used, len - GRH);
@@ -436,7 +455,6 @@ impl Endpoint {
     /// A receive ends in an error, and with it the queue pair.
     fn fail(&mut self, wr_id: u64, status: WcStatus, services: &mut Services) {
         self.cache.let_go();
-        tracing::warn!(qp = self.qp.num, %status, "a receive failed; the queue pair is in error");
         self.qp.complete_recv(wr_id, status, None, &mut services.wakes);
         self.qp.flush_unconnected(&mut services.wakes);
     }

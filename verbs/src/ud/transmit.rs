@@ -6,7 +6,7 @@ use super::staging::{Room, Staging};
 use super::way::Way;
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
-use crate::qp::{QpInner, QpState, SendQueue, SqMode, Wqe, WqeState};
+use crate::qp::{LocalCause, LocalDetail, QpInner, QpState, SendQueue, SqMode, Wqe, WqeState};
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp, single};
 use std::io;
@@ -168,6 +168,9 @@ impl Endpoint {
         let room = qp.retire_sent(&mut sq, (staging.first, done), &staging.reported, &mut services.wakes);
         let failed = failed.filter(|_| unsent == 0);
         if let Some((id, status)) = failed {
+            if let Some(wqe) = sq.get(id) {
+                qp.log_local(&why_unsent(qp, wqe, status, port, services));
+            }
             sq.built(0);
             sq.done(id, status);
         }
@@ -369,6 +372,38 @@ impl Builder<'_> {
             bytes: header.emit(),
             header,
         })
+    }
+}
+
+/// Why a request cannot be sent, for the log.
+#[cold]
+fn why_unsent(
+    qp: &QpInner,
+    wqe: &Wqe,
+    status: WcStatus,
+    port: &PortSlot,
+    services: &Services,
+) -> LocalDetail {
+    let datagram = match &wqe.op {
+        SendOp::Datagram { to, .. } => Some(to),
+        _ => None,
+    };
+    match (status, datagram) {
+        (WcStatus::LocalProtection, _) => {
+            let text = qp.explain_elements(&services.table, &wqe.sges, false);
+            LocalDetail::of_request(wqe, LocalCause::Protection, text)
+        }
+        (WcStatus::LocalLength, _) => {
+            let most = qp.ud.as_ref().map_or(0, |ud| ud.port.max_payload());
+            let text = format_args!("{} bytes, and a datagram takes {most}", wqe.len);
+            LocalDetail::of_request(wqe, LocalCause::Length, text)
+        }
+        (_, Some(to)) if port.socket_at(to.ah.local()).is_none() => {
+            let text =
+                format_args!("no socket has the local address {} of its address handle", to.ah.local());
+            LocalDetail::of_request(wqe, LocalCause::Unsupported, text)
+        }
+        _ => LocalDetail::of_request(wqe, LocalCause::Unsupported, status),
     }
 }
 

@@ -103,6 +103,8 @@ fn a_message_beyond_the_limit_ends_the_connection_at_both_ends() {
     // RFC 5041 section 7.2: DDP message too long for available buffer.
     assert_eq!((reason.layer, reason.etype, reason.code), (1, 2, 5));
     assert!(matches!(receiver, WcError::Completed { status: WcStatus::LocalLength, .. }), "{receiver:?}");
+    let said = receiver.to_string();
+    assert!(said.contains("bytes, and there is room for"), "{said}");
 }
 
 /// Long messages that the program keeps delay the next one, and dropping one lets it come.

@@ -1,6 +1,7 @@
 //! The engine against a scripted peer, byte by byte, and against itself: on a simulated network, or on the kernel's TCP where that or threads
 //! are the subject.
 
+mod access_rights;
 mod acknowledged;
 mod common;
 mod counters;
@@ -27,4 +28,5 @@ mod startup;
 mod stress;
 mod teardown;
 mod transport;
+mod unreliable;
 mod waiting;

@@ -3,9 +3,10 @@
 
 use crate::common::{End, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, reply, request, tagged, terminate, untagged, with};
+use uiw_ddp::TaggedError;
 use uiw_mpa::startup::{Rtr, RtrKinds};
 use uiw_mpa::wire::startup::{Enhanced, Frame};
-use uiw_rdmap::{Opcode, ReadRequest};
+use uiw_rdmap::{Fault, Opcode, Quoted, ReadRequest};
 use uiw_verbs::{CapabilityExchange, ConnOptions, Error, QpState, Remote, Revision, STag, SendOp, Suspect};
 
 const WRITE: RtrKinds = RtrKinds { write: true, ..RtrKinds::NONE };
@@ -270,6 +271,30 @@ fn cxgb4_of_revision_1_is_named_when_nothing_falls_back() {
     end.connect(port.addr(), &options);
     assert!(Cxgb4 { mpa_rev: 1, ..CXGB4 }.answers(&port).is_none());
     assert_eq!(Suspect::of_connect(&options, &end.failed()), Some(Suspect::RevisionOne));
+}
+
+/// What a Terminate quotes says whether it is about the capability exchange's Write, or about a request of the program.
+#[test]
+fn capability_exchange_suspected_for_its_write_alone() {
+    for (quotes_request, suspect) in [(false, Some(Suspect::CapabilityExchange)), (true, None)] {
+        let (end, port) = (End::new(), Port::new());
+        end.connect(port.addr(), &default());
+        let mut peer = port.accept();
+        let request = peer.startup_frame();
+        let reply = with(reply(2), request.enhanced.unwrap());
+        peer.raw(&reply.emit());
+        peer.full(true, false, false);
+        end.established();
+        end.op(7, SendOp::Write { remote: Remote { addr: 4096, rkey: STag(0x55) } }, 0, 8);
+        let first = peer.next().unwrap();
+        let quoted = if quotes_request { peer.expect_fpdu() } else { first };
+        let fault = Fault::from(TaggedError::InvalidStag { stag: quoted.tagged().stag });
+        let segment_len = quoted.ulpdu.len() as u16;
+        let terminate =
+            fault.terminate(Some(Quoted { segment_len, header: &quoted.ulpdu, read_request: None }));
+        peer.fpdu(&untagged(Opcode::Terminate, 2, 1, 0, true, 0, &terminate.emit()));
+        assert_eq!(end.ended().suspect, suspect);
+    }
 }
 
 /// Operations of the user are sent as they were posted.

@@ -54,6 +54,7 @@ impl Side {
             local: (IP, 0).into(),
             remote: (IP, peer.port).into(),
             itself: false,
+            unreliable: false,
             expects: 0,
             begins: Some(0),
         };

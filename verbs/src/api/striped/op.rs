@@ -53,6 +53,7 @@ impl<B: IoBuf> StripedOp<B> {
     ///
     /// # Errors
     /// [`OpError`], with the buffer.
+    #[expect(clippy::result_large_err, reason = "the buffer goes back by value in both cases")]
     pub fn wait(self) -> Result<(Wc, Mr<B>), OpError<B>> {
         let device = self.handle.device.clone();
         device.block_on(self)

@@ -174,7 +174,7 @@ impl State {
             return;
         }
         let peer = self.peer;
-        let failed = |status| Err(WcError::Completed { status, reason: None, peer });
+        let failed = |status| Err(WcError::Completed { status, reason: None, peer, detail: None });
         let result = match done.outcome {
             Outcome::Placed => Ok(Wc::plain(done.number, WcStatus::Success, slot.opcode, slot.len)),
             Outcome::Failed(error) => Err(error),

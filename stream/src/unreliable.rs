@@ -1,0 +1,77 @@
+//! Unreliable messages between two uiw peers ([`Host::is_unreliable`](crate::Host::is_unreliable)).
+//!
+//! A message that cannot be delivered is discarded as a whole: nothing of it reaches memory. DDP does not say how long a Write is, nor
+//! that Immediate Data follows it. So the sender announces Writes of more than one segment, and those with Immediate Data, by a
+//! zero-length Write in front of them, whose STag and TO no receiver checks (RFC 5040 section 5.2.1).
+
+use crate::capabilities::ZeroWrite;
+use crate::request::{Op, Request};
+use uiw_ddp::STag;
+
+/// STag of an announcement.
+const ANNOUNCEMENT: STag = STag(0x7569_7733);
+/// In the TO of an announcement: Immediate Data follows the Write.
+const IMMEDIATE: u64 = 1 << 48;
+
+/// A Write that is announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AnnouncedWrite {
+    /// Bytes of all its segments.
+    pub(crate) len: u32,
+    /// Whether Immediate Data follows, which takes a receive.
+    pub(crate) immediate: bool,
+}
+
+impl AnnouncedWrite {
+    /// The announcement that `request` needs in front of it.
+    pub(crate) fn of_request(request: &Request) -> Option<Self> {
+        let immediate = match request.op {
+            Op::Write { .. } => false,
+            Op::WriteImm { .. } => true,
+            _ => return None,
+        };
+        (request.len > 0).then_some(Self { len: request.len, immediate })
+    }
+
+    pub(crate) fn to_write(self) -> ZeroWrite {
+        let flags = if self.immediate { IMMEDIATE } else { 0 };
+        ZeroWrite { stag: ANNOUNCEMENT, to: flags | u64::from(self.len) }
+    }
+
+    /// The announcement in a zero-length Write, if there is one. Other bits of the TO have no meaning yet.
+    pub(crate) fn from_write(stag: STag, to: u64) -> Option<Self> {
+        (stag == ANNOUNCEMENT).then_some(Self { len: to as u32, immediate: to & IMMEDIATE != 0 })
+    }
+}
+
+/// Which messages a receiver of unreliable ones discards.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Discards {
+    /// The Write that comes next.
+    pub(crate) announced: Option<AnnouncedWrite>,
+    /// Immediate Data follows the present Write.
+    pub(crate) awaits_immediate: bool,
+    /// The rest of the present Write is discarded.
+    pub(crate) write: bool,
+    /// The next Immediate Data message is discarded, as its Write was.
+    pub(crate) immediate: bool,
+    /// The rest of the present Send is discarded.
+    pub(crate) send: bool,
+    /// A message has waited for a receive in vain, and none was posted since: the following ones do not wait.
+    pub(crate) waits_no_more: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn announcement_round_trips() {
+        for (len, immediate) in [(1, false), (u32::MAX, true), (8 << 10, true)] {
+            let announced = AnnouncedWrite { len, immediate };
+            let ZeroWrite { stag, to } = announced.to_write();
+            assert_eq!(AnnouncedWrite::from_write(stag, to), Some(announced));
+        }
+        assert_eq!(AnnouncedWrite::from_write(STag(0x7569_7731), 8), None);
+    }
+}

@@ -1,0 +1,139 @@
+//! Errors of a queue pair's own requests and receives, as the log names them.
+
+use crate::qp::{QpInner, RecvWqe, Wqe};
+use crate::wr::Sge;
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uiw_mem::{LocalError, Table};
+
+/// Between two lines of one queue pair about one cause.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The cause of a local error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LocalCause {
+    /// Memory is not registered for the use.
+    Protection,
+    /// A message is too long for its receive, or for a datagram.
+    Length,
+    /// An STag cannot be bound, registered or invalidated.
+    Stag,
+    /// The peer lacks an extension, or a destination cannot be reached.
+    Unsupported,
+    /// Anything else that ends a connection from within.
+    Other,
+    /// The peer refused a request.
+    Remote,
+}
+
+impl LocalCause {
+    const COUNT: usize = Self::Remote as usize + 1;
+}
+
+/// When the last line about each cause was logged.
+#[derive(Default)]
+pub(crate) struct LogLimit(Mutex<[Option<Instant>; LocalCause::COUNT]>);
+
+impl LogLimit {
+    /// Whether a line about `cause` may be logged now. If so, it is counted.
+    pub(crate) fn permits(&self, cause: LocalCause) -> bool {
+        let now = Instant::now();
+        let last = &mut self.0.lock()[cause as usize];
+        let permits = last.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL);
+        if permits {
+            *last = Some(now);
+        }
+        permits
+    }
+}
+
+/// A local error: what failed, its value, and the limit.
+#[derive(Debug)]
+pub(crate) struct LocalDetail {
+    pub(crate) cause: LocalCause,
+    text: String,
+}
+
+impl fmt::Display for LocalDetail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl LocalDetail {
+    /// An error of no request.
+    #[cold]
+    pub(crate) fn other(text: impl fmt::Display) -> Self {
+        Self { cause: LocalCause::Other, text: text.to_string() }
+    }
+
+    /// An error of a request.
+    #[cold]
+    pub(crate) fn of_request(wqe: &Wqe, cause: LocalCause, text: impl fmt::Display) -> Self {
+        Self { cause, text: format!("request wr_id {} ({:?}): {text}", wqe.wr_id, wqe.opcode()) }
+    }
+
+    /// An error of a receive.
+    #[cold]
+    pub(crate) fn of_receive(wqe: &RecvWqe, cause: LocalCause, text: impl fmt::Display) -> Self {
+        Self { cause, text: format!("receive wr_id {}: {text}", wqe.wr_id) }
+    }
+}
+
+impl QpInner {
+    /// Keeps the text of an error, before the completion that has its status.
+    pub(crate) fn keep_local_error(&self, detail: &LocalDetail) {
+        *self.local_error.lock() = Some(detail.text.as_str().into());
+    }
+
+    /// The text of the last error that was kept.
+    pub(super) fn local_error(&self) -> Option<Arc<str>> {
+        self.local_error.lock().clone()
+    }
+
+    /// Logs an error that does not end a connection.
+    #[cold]
+    pub(crate) fn log_local(&self, detail: &LocalDetail) {
+        self.keep_local_error(detail);
+        let qp = self.num;
+        if self.log_limit.permits(detail.cause) {
+            tracing::warn!(qp = %format_args!("{qp:#08x}"), "{detail}");
+        } else {
+            tracing::debug!(qp = %format_args!("{qp:#08x}"), "{detail}");
+        }
+    }
+
+    /// Why the elements of a request or a receive cannot be used: the first that is wrong, its value, and the limit.
+    #[cold]
+    pub(crate) fn explain_elements(&self, table: &Table, elements: &[Sge], write: bool) -> String {
+        for (at, sge) in elements.iter().enumerate() {
+            let Err(error) = table.local(sge.lkey, self.pd.id(), sge.addr, sge.length, write) else {
+                continue;
+            };
+            let region = table.region(sge.lkey).filter(|_| matches!(error, LocalError::OutOfRange { .. }));
+            let limit = region
+                .map(|region| format!(", which has {} bytes from {:#x} on", region.len(), region.base()))
+                .unwrap_or_default();
+            return format!("element {at} ({} bytes at {:#x}): {error}{limit}", sge.length, sge.addr);
+        }
+        "its memory is not mapped, or was deregistered meanwhile".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_per_cause_and_second() {
+        let limit = LogLimit::default();
+        assert!(limit.permits(LocalCause::Protection));
+        assert!(!limit.permits(LocalCause::Protection));
+        assert!(limit.permits(LocalCause::Length));
+        limit.0.lock()[LocalCause::Protection as usize] = Instant::now().checked_sub(LOG_INTERVAL);
+        assert!(limit.permits(LocalCause::Protection));
+        assert!(!limit.permits(LocalCause::Protection));
+    }
+}
