@@ -6,6 +6,7 @@ use crate::boundary::Result;
 use crate::cm::event::{Draft, give, give_note, reads_in_one_byte};
 use crate::cm::failure::{event_and_status, flush_if_rejected};
 use crate::cm::id::{Id, Phase};
+use crate::cm::private_data::{CmMessage, PrivateData};
 use crate::cm::routes::{self, Source};
 use crate::cm::{address, lifecycle, request_id, sidr};
 use std::sync::Arc;
@@ -41,7 +42,7 @@ fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<*mut rdma_cm_ev
     let private_data = request.private_data().to_vec();
     let (peer_ird, peer_ord) = request.peer_ird_ord().unwrap_or((u16::MAX, u16::MAX));
     let draft = Draft {
-        private_data: &private_data,
+        private_data: Some(PrivateData::new(CmMessage::Request, &private_data)),
         responder_resources: reads_in_one_byte(peer_ord),
         initiator_depth: reads_in_one_byte(peer_ird),
         ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
@@ -96,7 +97,7 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
     id.set_addresses(Some(address::plain(info.local)), Some(address::plain(info.peer)));
     let draft = Draft {
         // The passive side has had the peer's private data with the request.
-        private_data: if active { &info.private_data } else { &[] },
+        private_data: active.then(|| PrivateData::new(CmMessage::Reply, &info.private_data)),
         responder_resources: reads_in_one_byte(info.negotiated.ird),
         initiator_depth: reads_in_one_byte(info.negotiated.ord),
         ..Draft::new(event)
@@ -107,11 +108,15 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
 fn failed(id: &Arc<Id>, error: &Error) -> Option<*mut rdma_cm_event> {
     tracing::info!(%error, "a connection could not be set up");
     id.lock_alive()?.phase = Phase::Over;
-    let (event, status) = event_and_status(error);
+    let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);
     let private_data = match error {
-        Error::Rejected { private_data, .. } => private_data.as_slice(),
-        _ => &[],
+        Error::Rejected { private_data, .. } => {
+            let message = if id.is_ud() { CmMessage::SidrReply } else { CmMessage::Reject };
+            Some(PrivateData::new(message, private_data))
+        }
+        // Nobody sent a message.
+        _ => None,
     };
     give(id, id, &Draft { status, private_data, ..Draft::new(event) })
 }

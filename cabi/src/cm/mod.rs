@@ -29,6 +29,7 @@ mod orphaned;
 pub(crate) mod params;
 mod placeholder;
 pub(crate) mod ports;
+mod private_data;
 mod qp;
 mod registry;
 mod request_id;

@@ -6,6 +6,7 @@ use crate::boundary::Result;
 use crate::cm::event::{Draft, Ud, give};
 use crate::cm::id::{Id, Phase};
 use crate::cm::ports::Reservation;
+use crate::cm::private_data::{CmMessage, PrivateData};
 use crate::cm::routes::{self, Source};
 use crate::cm::{address, failure, lifecycle, params, request_id};
 use crate::device::netdev::{self, NetDev};
@@ -105,6 +106,7 @@ pub(crate) unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Res
         };
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;
+        CmMessage::SidrRequest.check(&params.private_data)?;
         state.active = true;
         state.phase = Phase::Connecting;
         let bound = state.port.as_mut().and_then(Reservation::unbind);
@@ -138,6 +140,7 @@ pub(crate) unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()
     let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
     // SAFETY: the caller's promise.
     let params = unsafe { params::read(param, &state) }?;
+    CmMessage::SidrReply.check(&params.private_data)?;
     if !matches!(state.phase, Phase::SidrRequested(_)) {
         return Err(Errno::INVAL.because("the id is in another state"));
     }
@@ -161,7 +164,7 @@ pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<*mut
         }
     };
     let draft = Draft {
-        private_data: &private_data,
+        private_data: Some(PrivateData::new(CmMessage::SidrRequest, &private_data)),
         ud: Some(Ud::default()),
         ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
     };
@@ -197,7 +200,7 @@ pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<*mut rdma_cm_eve
         }
     };
     let draft = Draft {
-        private_data: &info.private_data,
+        private_data: Some(PrivateData::new(CmMessage::SidrReply, &info.private_data)),
         ud: Some(Ud { ah, qp_num: info.qpn, qkey: info.qkey, ..Ud::default() }),
         ..Draft::new(RDMA_CM_EVENT_ESTABLISHED)
     };

@@ -103,6 +103,27 @@ fn programs_that_move_their_queue_pairs_connect_in_two_steps() {
     }
 }
 
+/// iWARP has its own reasons and the peer's lengths; the other personas have InfiniBand's.
+#[test]
+fn connection_events_follow_persona() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/cm_messages.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for (persona, lengths, reasons, expected) in [
+        ("roce", "", "infiniband", "padded"),
+        ("ib", "", "infiniband", "padded"),
+        ("roce", "exact", "infiniband", "exact"),
+        ("iwarp", "", "iwarp", "exact"),
+        ("iwarp", "padded", "iwarp", "padded"),
+    ] {
+        let mut command = on_loopback(&libraries, &program);
+        command.args([reasons, expected]);
+        command.env("UIW_PERSONA", persona).env("UIW_PRIVATE_DATA", lengths).env("UIW_UD", "on");
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("events as expected"), 1, "{persona} {lengths}: {ended:?}");
+    }
+}
+
 #[test]
 fn nonsense_is_answered_with_an_error() {
     let libraries = Libraries::get();
@@ -154,11 +175,17 @@ fn queue_pairs_are_connected_out_of_band() {
 }
 
 #[test]
-fn longer_private_data_reaches_c_as_its_first_255_bytes() {
+fn longer_private_data_cut() {
     let libraries = Libraries::get();
     let Some(program) = compile(&libraries, &folder("../examples/c/server.c"), &[]) else { return };
+    for (persona, length) in [("iwarp", 255), ("roce", 56), ("ib", 56)] {
+        private_data_is_cut(&libraries, &program, persona, length);
+    }
+}
+
+fn private_data_is_cut(libraries: &Libraries, program: &Path, persona: &str, length: usize) {
     let mut command = libraries.command(User::Same, program);
-    command.env("UIW_LOG", "warn");
+    command.env("UIW_LOG", "warn").env("UIW_PERSONA", persona);
     let mut server = Running::start(command);
     server.wait_saying("port ");
     let port = port_after(&server.said(), "port ").parse::<u16>().unwrap();
@@ -167,7 +194,9 @@ fn longer_private_data_reaches_c_as_its_first_255_bytes() {
     let pd = device.alloc_pd().unwrap();
     let settings = ConnSettings::default().private_data(vec![0x5A; 508]);
     let connection = Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &settings).unwrap();
-    server.wait_saying("private data is cut to 255 bytes");
+    server.wait_saying(&format!("private data is cut to {length} bytes"));
+    // The padding of an event is not on the wire.
+    assert!(connection.info().private_data.is_empty(), "{persona}");
     connection.send_copy(b"good day\0").unwrap();
     assert_eq!(
         connection.recv().unwrap().unwrap().split(|byte| *byte == 0).next().unwrap(),

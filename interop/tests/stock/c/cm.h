@@ -19,7 +19,7 @@ static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm
 	return id;
 }
 
-static void create_queue_pair(struct rdma_cm_id *id)
+static __attribute__((unused)) void create_queue_pair(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 2, 2, 1, 1, 0 } };
 
