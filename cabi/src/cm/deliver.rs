@@ -8,7 +8,9 @@ use crate::cm::failure::{event_and_status, flush_if_rejected};
 use crate::cm::id::{Id, Phase};
 use crate::cm::private_data::{CmMessage, PrivateData};
 use crate::cm::routes::{self, Source};
-use crate::cm::{address, lifecycle, request_id, sidr};
+use crate::cm::{address, lifecycle, request_id, sidr, timewait};
+use crate::persona::Persona;
+use crate::settings::Settings;
 use std::sync::Arc;
 use uiw_verbs::Error;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
@@ -32,7 +34,11 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<*mut rdma_cm_event
         }
         CmEventKind::Disconnected(_) => {
             id.lock_alive()?.phase = Phase::Over;
-            give(id, id, &Draft::new(RDMA_CM_EVENT_DISCONNECTED))
+            let event = give(id, id, &Draft::new(RDMA_CM_EVENT_DISCONNECTED))?;
+            if Settings::get().is_ok_and(|settings| settings.persona != Persona::Iwarp) {
+                timewait::begin(id);
+            }
+            Some(event)
         }
     }
 }

@@ -92,12 +92,15 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> 
     if let Some(group) = note.group {
         return give_group(id, note, group);
     }
+    // SAFETY: integers and pointers. Programs may read any member of the union.
+    let mut param: rdma_event_param = unsafe { abi::zeroed() };
+    param.arg = note.arg;
     let abi = rdma_cm_event {
         id: id.abi(),
         listen_id: std::ptr::null_mut(),
         event: note.event,
         status: note.status,
-        param: rdma_event_param { arg: note.arg },
+        param,
     };
     give_raw(id, abi, None)
 }

@@ -40,6 +40,7 @@ pub(crate) mod sidr;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod timewait;
 
 pub use addrinfo::{rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo};
 pub use connect::rdma_reject as rdma_reject_ece;

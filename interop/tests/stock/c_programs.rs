@@ -125,6 +125,19 @@ fn connection_events_follow_persona() {
 }
 
 #[test]
+fn timewait_exit_follows_disconnect() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/timewait.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for (persona, expected) in [("roce", "once"), ("ib", "once"), ("iwarp", "never")] {
+        let mut command = on_loopback(&libraries, &program);
+        command.arg(expected).env("UIW_PERSONA", persona);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("events as expected"), 1, "{persona}: {ended:?}");
+    }
+}
+
+#[test]
 fn nonsense_is_answered_with_an_error() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/nonsense.c");
