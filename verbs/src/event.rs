@@ -17,7 +17,8 @@ use crate::wc::WireReason;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// The port does not work any more. Only a [`FaultPlan`](crate::FaultPlan) raises this, and the next three.
+    /// The port does not work any more. The C libraries raise this and the next three when a network interface changes; in other programs only
+    /// a [`FaultPlan`](crate::FaultPlan) does.
     PortError,
     /// The port works again.
     PortActive,

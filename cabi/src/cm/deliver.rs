@@ -30,6 +30,8 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<*mut rdma_cm_event
         // The interface is gone, and the program may use another one; while it is only down there is nothing to do.
         CmEventKind::ListenerDown { for_good, .. } => {
             for_good.then_some(())?;
+            let is_known = std::mem::replace(&mut id.lock_alive()?.device_removed, true);
+            (!is_known).then_some(())?;
             give(id, id, &Draft::new(RDMA_CM_EVENT_DEVICE_REMOVAL))
         }
         CmEventKind::Disconnected(_) => {

@@ -47,6 +47,7 @@ pub use connect::rdma_reject as rdma_reject_ece;
 pub use connect::{
     rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr, rdma_notify, rdma_reject,
 };
+pub(crate) use devices::report_device_event;
 pub use devices::{rdma_free_devices, rdma_get_devices};
 pub use ep::{rdma_create_ep, rdma_destroy_ep};
 pub use event::{rdma_ack_cm_event, rdma_event_str, rdma_write_cm_event};

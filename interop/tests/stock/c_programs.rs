@@ -138,6 +138,21 @@ fn timewait_exit_follows_disconnect() {
 }
 
 #[test]
+fn device_events_follow_interface() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/device_events.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for persona in ["iwarp", "roce", "ib"] {
+        // Its interface is deleted.
+        let Some(network) = Network::veth() else { return };
+        let mut command = libraries.command(User::Same, &program);
+        command.env("UIW_PERSONA", persona);
+        let ended = Running::start(network.server(command)).end();
+        assert_eq!(ended.well().count("events as expected"), 1, "{persona}: {ended:?}");
+    }
+}
+
+#[test]
 fn nonsense_is_answered_with_an_error() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/nonsense.c");
