@@ -10,7 +10,8 @@ use crate::stack;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Ports that are asked of the system until one can be shown to the program.
 const PORT_TRIES: usize = 64;
@@ -112,7 +113,7 @@ pub(crate) fn reserve(
         if at.is_ipv6() {
             socket.set_only_v6(v6_only)?;
         }
-        socket.bind(&at.into())?;
+        socket.bind(&at.into()).map_err(|error| bind_error(error, at, datagrams))?;
         let bound = socket
             .local_addr()?
             .as_socket()
@@ -127,6 +128,38 @@ pub(crate) fn reserve(
         }
     }
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
+}
+
+/// The error of a bind that the system refuses. As for ids of this process ([`is_taken_by_wildcard`]), it is EADDRNOTAVAIL where one of the two
+/// addresses is a wildcard.
+fn bind_error(error: io::Error, at: SocketAddr, datagrams: bool) -> Errno {
+    let is_taken = error.raw_os_error() == Some(libc::EADDRINUSE);
+    if is_taken && (at.ip().is_unspecified() || is_bound_to_wildcard(at, datagrams)) {
+        return Errno(libc::EADDRNOTAVAIL)
+            .because("another process has the port, at a wildcard address or a specific one");
+    }
+    error.into()
+}
+
+/// Whether a socket has the port of `at` at a wildcard address. Only such a socket has it at an address of documentation, which no host has, too.
+fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
+    let bind = || -> io::Result<()> {
+        let (kind, protocol) =
+            if datagrams { (Type::DGRAM, Protocol::UDP) } else { (Type::STREAM, Protocol::TCP) };
+        let socket = Socket::new(Domain::for_address(at), kind, Some(protocol))?;
+        if !datagrams {
+            socket.set_reuse_address(true)?;
+        }
+        let unused: IpAddr = if at.is_ipv4() {
+            socket.set_freebind_v4(true)?;
+            Ipv4Addr::new(192, 0, 2, 1).into()
+        } else {
+            socket.set_freebind_v6(true)?;
+            Ipv6Addr::new(0x2001, 0xDB8, 0, 0, 0, 0, 0, 1).into()
+        };
+        socket.bind(&SocketAddr::new(unused, at.port()).into())
+    };
+    bind().is_err_and(|error| error.raw_os_error() == Some(libc::EADDRINUSE))
 }
 
 /// A port that the system has free for the address `ip` and that the program can name, where port 0 might give another one; 0 where it does not.

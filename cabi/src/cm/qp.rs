@@ -75,7 +75,7 @@ unsafe fn create_long(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
             return Err(Errno::INVAL.because("the id has a queue pair, or no device yet"));
         }
         if attr.qp_type != if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC } {
-            return Err(Errno::UNSUPPORTED.because("not the type of queue pair of this port space"));
+            return Err(Errno::INVAL.because("not the type of queue pair of this port space"));
         }
         if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
             attr.comp_mask |= IBV_QP_INIT_ATTR_PD;

@@ -153,6 +153,24 @@ fn device_events_follow_interface() {
 }
 
 #[test]
+fn bind_conflicts_reported_as_by_kernel() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/binding.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for (persona, ud, kind) in [
+        ("roce", "", "infiniband"),
+        ("ib", "", "infiniband"),
+        ("iwarp", "on", "iwarp"),
+        ("iwarp", "", "no-datagrams"),
+    ] {
+        let mut command = on_loopback(&libraries, &program);
+        command.arg(kind).env("UIW_PERSONA", persona).env("UIW_UD", ud);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("errors as expected"), 1, "{persona} {ud}: {ended:?}");
+    }
+}
+
+#[test]
 fn nonsense_is_answered_with_an_error() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/nonsense.c");

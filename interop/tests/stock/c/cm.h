@@ -7,7 +7,7 @@
 #include <rdma/rdma_cma.h>
 
 /* The id of the next event, which is the expected one. */
-static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
+static __attribute__((unused)) struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;

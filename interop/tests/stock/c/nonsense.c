@@ -131,7 +131,7 @@ static void idle_id(struct rdma_event_channel *channel)
 	REFUSED(rdma_bind_addr(id, (void *)&loopback), EINVAL);
 	REFUSED(rdma_connect(id, &param), EINVAL);
 	qp.qp_type = IBV_QPT_UD;
-	REFUSED(rdma_create_qp(id, NULL, &qp), EOPNOTSUPP);
+	REFUSED(rdma_create_qp(id, NULL, &qp), EINVAL);
 	qp.qp_type = IBV_QPT_RC;
 	qp.cap.max_send_wr = 1u << 31;
 	REFUSED(rdma_create_qp(id, NULL, &qp), EINVAL);
