@@ -12,6 +12,7 @@ use crate::cm::{address, lifecycle, request_id, sidr, timewait};
 use crate::persona::Persona;
 use crate::settings::Settings;
 use std::sync::Arc;
+use uiw_datagram::Qpn;
 use uiw_verbs::Error;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
 
@@ -55,10 +56,11 @@ fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<*mut rdma_cm_ev
         initiator_depth: reads_in_one_byte(peer_ird),
         ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
     };
+    let peer = request.peer_addr();
     let id = match request_id(listener, request, &draft) {
         Ok(id) => id,
         Err(error) => {
-            tracing::warn!(%error, "a connection request is rejected: no id can be made for it");
+            tracing::warn!(%peer, %error, "a connection request is rejected: no id can be made for it");
             return None;
         }
     };
@@ -114,8 +116,13 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
 }
 
 fn failed(id: &Arc<Id>, error: &Error) -> Option<*mut rdma_cm_event> {
-    tracing::info!(%error, "a connection could not be set up");
-    id.lock_alive()?.phase = Phase::Over;
+    let peer = {
+        let mut state = id.lock_alive()?;
+        state.phase = Phase::Over;
+        state.peer.map(tracing::field::display)
+    };
+    let qp = id.own_qp().map(|qp| tracing::field::display(Qpn::from_raw(qp.engine().num())));
+    tracing::info!(peer, qp, %error, "a connection could not be set up");
     let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);
     let private_data = match error {

@@ -12,7 +12,7 @@ use crate::device::gid;
 use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
 use std::ffi::{c_char, c_int, c_void};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// An event that C has not acknowledged.
@@ -84,7 +84,8 @@ pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut r
             },
         },
     };
-    give_raw(owner, abi, draft.private_data)
+    let private_data = draft.private_data.map(|data| (data, id.lock().peer));
+    give_raw(owner, abi, private_data)
 }
 
 /// An event of the connection manager itself.
@@ -121,13 +122,13 @@ fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<*mut rdma_cm_ev
 fn give_raw(
     owner: &Arc<Id>,
     abi: rdma_cm_event,
-    private_data: Option<PrivateData<'_>>,
+    private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
 ) -> Option<*mut rdma_cm_event> {
     if !owner.delivers() {
         return None;
     }
     let mut event = Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA], owner: Arc::clone(owner) });
-    let len = private_data.map_or(0, |data| data.fill(&mut event.private_data));
+    let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
     if len > 0 {
         // SAFETY: the box just made; the bytes stay where they are until the event is acknowledged. Pointer and length are at the same

@@ -113,7 +113,7 @@ pub(crate) fn reserve(
         if at.is_ipv6() {
             socket.set_only_v6(v6_only)?;
         }
-        socket.bind(&at.into()).map_err(|error| bind_error(error, at, datagrams))?;
+        socket.bind(&at.into())?;
         let bound = socket
             .local_addr()?
             .as_socket()
@@ -130,19 +130,12 @@ pub(crate) fn reserve(
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
 }
 
-/// The error of a bind that the system refuses. As for ids of this process ([`is_taken_by_wildcard`]), it is EADDRNOTAVAIL where one of the two
-/// addresses is a wildcard.
-fn bind_error(error: io::Error, at: SocketAddr, datagrams: bool) -> Errno {
-    let is_taken = error.raw_os_error() == Some(libc::EADDRINUSE);
-    if is_taken && (at.ip().is_unspecified() || is_bound_to_wildcard(at, datagrams)) {
-        return Errno(libc::EADDRNOTAVAIL)
-            .because("another process has the port, at a wildcard address or a specific one");
+/// Whether a bind to `at` that the system has refused with EADDRINUSE is about a wildcard address, as in [`is_taken_by_wildcard`], where
+/// another process may have the port. Only a socket at a wildcard address has it at an address of documentation, which no host has, too.
+pub(crate) fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
+    if at.ip().is_unspecified() {
+        return true;
     }
-    error.into()
-}
-
-/// Whether a socket has the port of `at` at a wildcard address. Only such a socket has it at an address of documentation, which no host has, too.
-fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
     let bind = || -> io::Result<()> {
         let (kind, protocol) =
             if datagrams { (Type::DGRAM, Protocol::UDP) } else { (Type::STREAM, Protocol::TCP) };

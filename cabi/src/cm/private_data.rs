@@ -6,6 +6,7 @@
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::settings::Settings;
+use std::net::SocketAddr;
 
 /// Longest private data of an event: C's length is one byte, though MPA carries up to 512 bytes.
 pub(crate) const MAX_PRIVATE_DATA: usize = 255;
@@ -76,16 +77,19 @@ impl<'a> PrivateData<'a> {
         Self { message, sent }
     }
 
-    /// Copies the program's view to `to`, and returns its length.
-    pub(crate) fn fill(self, to: &mut [u8; MAX_PRIVATE_DATA]) -> usize {
-        self.fill_as(to, is_exact().unwrap_or(true))
+    /// Copies the program's view to `to`, and returns its length. It comes from `peer`.
+    pub(crate) fn fill(self, to: &mut [u8; MAX_PRIVATE_DATA], peer: Option<SocketAddr>) -> usize {
+        let is_exact = is_exact().unwrap_or(true);
+        let (bytes, longest) = (self.sent.len(), self.message.limit(is_exact));
+        if bytes > longest {
+            let peer = peer.map(tracing::field::display);
+            tracing::warn!(peer, bytes, "the peer's private data is cut to {longest} bytes");
+        }
+        self.fill_as(to, is_exact)
     }
 
     fn fill_as(self, to: &mut [u8; MAX_PRIVATE_DATA], is_exact: bool) -> usize {
         let longest = self.message.limit(is_exact);
-        if self.sent.len() > longest {
-            tracing::warn!(bytes = self.sent.len(), "the peer's private data is cut to {longest} bytes");
-        }
         let shown = &self.sent[..self.sent.len().min(longest)];
         to.fill(0);
         to[..shown.len()].copy_from_slice(shown);

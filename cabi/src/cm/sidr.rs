@@ -156,10 +156,11 @@ pub(crate) unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()
 /// A request becomes an id of its own, as for connections.
 pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<*mut rdma_cm_event> {
     let private_data = request.private_data().to_vec();
+    let peer = request.peer_addr();
     let id = match request_id(listener, request) {
         Ok(id) => id,
         Err(error) => {
-            tracing::warn!(%error, "a request for a queue pair is rejected: no id can be made for it");
+            tracing::warn!(%peer, %error, "a request for a queue pair is rejected: no id can be made for it");
             return None;
         }
     };
@@ -195,7 +196,7 @@ pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<*mut rdma_cm_eve
     let ah = match address_vector(local.ip(), gid::from_address(peer.ip())) {
         Ok(ah) => ah,
         Err(error) => {
-            tracing::warn!(%error, "the device of this address is gone");
+            tracing::warn!(%peer, %error, "the device of this address is gone");
             return give(id, id, &failure::draft_unreachable());
         }
     };

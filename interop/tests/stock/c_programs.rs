@@ -1,8 +1,11 @@
 //! C programs: those of `examples/c`, one that asks for nonsense, and programs that users gave where they are at hand.
 
 use std::env;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use uiw_interop::stock::{Libraries, Network, Running, User, compile};
 use uiw_verbs::blocking::Connection;
 use uiw_verbs::{ConnSettings, Device};
@@ -167,6 +170,45 @@ fn bind_conflicts_reported_as_by_kernel() {
         command.arg(kind).env("UIW_PERSONA", persona).env("UIW_UD", ud);
         let ended = Running::start(command).end();
         assert_eq!(ended.well().count("errors as expected"), 1, "{persona} {ud}: {ended:?}");
+    }
+}
+
+/// A connection that ends with a reset, within its set-up and after it. The number of the queue pair is written as `uiw stat` writes it.
+#[test]
+fn log_lines_name_peer_and_queue_pair() {
+    let libraries = Libraries::get();
+    let Some(program) = compile(&libraries, &folder("../examples/c/server.c"), &[]) else { return };
+    for persona in ["iwarp", "roce"] {
+        let mut command = libraries.command(User::Same, &program);
+        command.arg("2").env("UIW_LOG", "warn").env("UIW_PERSONA", persona);
+        let mut server = Running::start(command);
+        server.wait_saying("port ");
+        let port = port_after(&server.said(), "port ").parse::<u16>().unwrap();
+        let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let reset = |stream: TcpStream| {
+            let peer = stream.local_addr().unwrap();
+            rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+            drop(stream);
+            format!("peer={peer} ")
+        };
+
+        let peer = reset(connect());
+        server.wait_saying("start-up failed");
+        let said = server.said();
+        let line = said.lines().find(|line| line.contains("start-up failed")).unwrap();
+        assert!(line.contains(&peer), "{persona}: {line}");
+        assert!(!line.contains(&format!(":{port}")), "{persona}: {line}");
+
+        let mut connected = connect();
+        connected.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+        connected.read_exact(&mut [0; 20]).unwrap();
+        let peer = reset(connected);
+        // It takes the flushed receives for an error.
+        let ended = server.end();
+        let line = ended.said.lines().find(|line| line.contains("the stream ends")).unwrap();
+        let number = line.split("qp=0x").nth(1).unwrap_or_default();
+        let digits = number.chars().take_while(char::is_ascii_hexdigit).count();
+        assert!(line.contains(&peer) && digits >= 6, "{persona}: {line}");
     }
 }
 

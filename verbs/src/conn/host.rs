@@ -9,6 +9,7 @@ use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::ops::Range;
 use uiw_counters::{ConnCounters, Traffic, Wait};
+use uiw_datagram::Qpn;
 use uiw_llp::Token;
 use uiw_mem::{Access, MrCache, Pinned, RemoteError, Right, Span, StreamId, Table, UpdateError};
 use uiw_mpa::{Crc32c, Verified};
@@ -371,7 +372,8 @@ impl uiw_stream::Host for QpHost<'_> {
     }
 
     fn refuse(&mut self, id: u32, missing: &'static str) -> Result<(), LocalError> {
-        tracing::debug!(request = id, "refused: the peer does not support {missing}");
+        let qp = self.qp.map(|qp| tracing::field::display(Qpn::from_raw(qp.num)));
+        tracing::debug!(qp, request = id, "refused: the peer does not support {missing}");
         self.queue().ok_or(LocalError::Protection)?.built(0);
         self.release();
         self.done(std::iter::once(id), WcStatus::LocalQpOperation)

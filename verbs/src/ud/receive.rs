@@ -436,7 +436,7 @@ impl Endpoint {
     /// A receive ends in an error, and with it the queue pair.
     fn fail(&mut self, wr_id: u64, status: WcStatus, services: &mut Services) {
         self.cache.let_go();
-        tracing::warn!(qp = self.qp.num, %status, "a receive failed; the queue pair is in error");
+        tracing::warn!(qp = %Qpn::from_raw(self.qp.num), %status, "a receive failed; the queue pair is in error");
         self.qp.complete_recv(wr_id, status, None, &mut services.wakes);
         self.qp.flush_unconnected(&mut services.wakes);
     }
