@@ -126,12 +126,11 @@ fn failed(id: &Arc<Id>, error: &Error) -> Option<*mut rdma_cm_event> {
     let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);
     let private_data = match error {
-        Error::Rejected { private_data, .. } => {
-            let message = if id.is_ud() { CmMessage::SidrReply } else { CmMessage::Reject };
-            Some(PrivateData::new(message, private_data))
+        Error::Rejected { private_data, .. } if id.is_ud() => {
+            Some(PrivateData::new(CmMessage::SidrReply, private_data))
         }
-        // Nobody sent a message.
-        _ => None,
+        Error::Rejected { private_data, .. } => Some(PrivateData::new(CmMessage::Reject, private_data)),
+        _ => PrivateData::of_event(event),
     };
     give(id, id, &Draft { status, private_data, ..Draft::new(event) })
 }

@@ -103,7 +103,8 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> 
         status: note.status,
         param,
     };
-    give_raw(id, abi, None)
+    let private_data = PrivateData::of_event(note.event).map(|data| (data, None));
+    give_raw(id, abi, private_data)
 }
 
 /// An event about a multicast group.

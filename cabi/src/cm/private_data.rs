@@ -3,9 +3,11 @@
 //! On InfiniBand and RoCE an event has the whole private data field of its message, padded with zeros, and no call takes more than the
 //! field holds. On iWARP an event has the bytes that the peer sent. The wire carries the program's bytes alone in both cases.
 
+use crate::abi::cm::RDMA_CM_EVENT_REJECTED;
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::settings::Settings;
+use std::ffi::c_int;
 use std::net::SocketAddr;
 
 /// Longest private data of an event: C's length is one byte, though MPA carries up to 512 bytes.
@@ -75,6 +77,11 @@ impl<'a> PrivateData<'a> {
     /// The bytes that the peer `sent` in `message`.
     pub(crate) const fn new(message: CmMessage, sent: &'a [u8]) -> Self {
         Self { message, sent }
+    }
+
+    /// Private data of an event that TCP has caused, without a message of the peer.
+    pub(crate) fn of_event(event: c_int) -> Option<Self> {
+        (event == RDMA_CM_EVENT_REJECTED).then_some(Self::new(CmMessage::Reject, &[]))
     }
 
     /// Copies the program's view to `to`, and returns its length. It comes from `peer`.

@@ -114,7 +114,7 @@ static void nobody_listens(void)
 	CHECK(!rdma_connect(client, &param));
 	event = next(active, RDMA_CM_EVENT_REJECTED);
 	CHECK(event->status == (infiniband ? 8 : -ECONNREFUSED));
-	carries_nothing(event);
+	carries(event, 0, REJECT);
 	CHECK(!rdma_ack_cm_event(event));
 	let_go(client);
 }
@@ -146,7 +146,7 @@ static void reset_before_the_answer(void)
 	CHECK(!close(listener));
 	event = next(active, RDMA_CM_EVENT_REJECTED);
 	CHECK(event->status == (infiniband ? 10 : -ECONNRESET));
-	carries_nothing(event);
+	carries(event, 0, REJECT);
 	CHECK(!rdma_ack_cm_event(event));
 	let_go(client);
 }
@@ -225,7 +225,7 @@ static void connect_in_two_steps(void)
 	let_go(client);
 	event = next(passive, RDMA_CM_EVENT_REJECTED);
 	CHECK(event->status == (infiniband ? 10 : -ECONNRESET));
-	carries_nothing(event);
+	carries(event, 0, REJECT);
 	CHECK(!rdma_ack_cm_event(event));
 	let_go(server);
 	let_go(listener);
