@@ -4,6 +4,7 @@ use crate::abi::{ibv_context, ibv_cq_ex, ibv_qp_ex, ibv_srq, verbs_context};
 use crate::boundary::Result;
 use crate::denied;
 use crate::device::Device;
+use crate::device_events;
 use crate::errno::Errno;
 use crate::object::{self, Body, Object};
 use crate::persona::Persona;
@@ -96,7 +97,9 @@ impl Context {
         abi.context.cmd_fd = command.as_raw_fd();
         let persona = Settings::get()?.persona;
         let context = Self { device, engine, persona, _command: command, numbers: Mutex::default() };
-        let opened = Object::<Opened>::create(abi, Opened(Arc::new(context)));
+        let context = Arc::new(context);
+        device_events::add(&context);
+        let opened = Object::<Opened>::create(abi, Opened(context));
         // SAFETY: the tail of the structure just made.
         Ok(unsafe { &raw mut (*opened).context })
     }

@@ -5,11 +5,32 @@ use std::ffi::c_int;
 use std::fs;
 use std::mem::MaybeUninit;
 
-/// A socket in an epoll set: its descriptor, and the inode that distinguishes it from a later file with the same number.
+/// A socket, of an epoll set or alone: its descriptor, and the inode that distinguishes it from a later file with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     fd: c_int,
     inode: u64,
+}
+
+impl Member {
+    /// The file that has this number now.
+    pub(crate) fn of(fd: c_int) -> Option<Self> {
+        inode(fd).map(|inode| Self { fd, inode })
+    }
+
+    /// Whether the number still names the file: the program may have closed it and opened another one.
+    pub(crate) fn is_open(self) -> bool {
+        inode(self.fd) == Some(self.inode)
+    }
+
+    /// Closes this process's copy.
+    pub(crate) fn close(self) {
+        // Another thread of the parent may have closed it just before the fork, and the program may have got its number.
+        if self.is_open() {
+            // SAFETY: the descriptor is the library's, whose owner in this process is forgotten: nothing else closes or uses it.
+            unsafe { libc::close(self.fd) };
+        }
+    }
 }
 
 /// The sockets in an epoll set. Read before the fork: the parent shares the set, and changes it at once.
@@ -21,13 +42,7 @@ pub(crate) fn members(set: c_int) -> Vec<Member> {
 
 /// Closes this process's copies, and the set's.
 pub(crate) fn close(members: &[Member], set: c_int) {
-    for member in members {
-        // Another thread of the parent may have closed it just before the fork, and the program may have got its number.
-        if inode(member.fd) == Some(member.inode) {
-            // SAFETY: the descriptor is the engine's, whose owner in this process is forgotten: nothing else closes or uses it.
-            unsafe { libc::close(member.fd) };
-        }
-    }
+    members.iter().for_each(|member| member.close());
     // SAFETY: as above; the set lives as long as the engine.
     unsafe { libc::close(set) };
 }

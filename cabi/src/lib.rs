@@ -23,6 +23,7 @@ mod cq_ex;
 mod cursor;
 pub mod denied;
 pub mod device;
+mod device_events;
 pub mod dmabuf;
 mod engine;
 pub mod errno;

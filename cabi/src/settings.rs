@@ -162,6 +162,13 @@ pub const VARIABLES: &[Variable] = &[
         set: |s, v| switch(v).map(|on| s.ud = Some(on)),
     },
     Variable {
+        name: "UIW_PRIVATE_DATA",
+        values: "exact or padded",
+        what: "private data of rdma_cm events: the bytes that the peer sent, up to 255 (exact, the default in persona iwarp), or InfiniBand's \
+               fields with zeros behind these bytes, and no more than the fields hold (padded, the default in personas roce and ib)",
+        set: |s, v| exact_or_padded(v).map(|exact| s.exact_private_data = Some(exact)),
+    },
+    Variable {
         name: "UIW_LOOPBACK",
         values: "own or host",
         what: "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
@@ -317,6 +324,8 @@ pub struct Settings {
     pub stable_tx: Option<StableTx>,
     /// Unreliable datagrams, if set.
     pub ud: Option<bool>,
+    /// Whether events have private data in the length that the peer sent, if set.
+    pub exact_private_data: Option<bool>,
     /// Whether an id that is bound to a loopback address has the loopback device though there are others.
     pub own_loopback: bool,
     /// Shards of the device, if set.
@@ -466,6 +475,12 @@ impl Settings {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
     }
 
+    /// Whether events have private data in the length that the peer sent, instead of InfiniBand's fields.
+    #[must_use]
+    pub fn exact_private_data(&self) -> bool {
+        self.exact_private_data.unwrap_or(self.persona == Persona::Iwarp)
+    }
+
     /// Whose payload is copied before its CRC is computed: without `UIW_STABLE_TX` that of Writes, as programs replicate memory that
     /// others rewrite meanwhile (QEMU's migration does), and adapters carry that.
     #[must_use]
@@ -520,6 +535,14 @@ fn switch(text: &str) -> std::result::Result<bool, &'static str> {
         "on" | "1" => Ok(true),
         "off" | "0" => Ok(false),
         _ => Err("expected on or off"),
+    }
+}
+
+fn exact_or_padded(text: &str) -> std::result::Result<bool, &'static str> {
+    match text {
+        "exact" => Ok(true),
+        "padded" => Ok(false),
+        _ => Err("expected exact or padded"),
     }
 }
 

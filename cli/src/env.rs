@@ -20,9 +20,10 @@ pub(crate) enum Obeys {
 }
 
 /// Variables that no command can obey: they are about what a C program sees.
-const OF_C_PROGRAMS: [&str; 8] = [
+const OF_C_PROGRAMS: [&str; 9] = [
     "UIW_PERSONA",
     "UIW_UD",
+    "UIW_PRIVATE_DATA",
     "UIW_QP_PORTS",
     "UIW_LID_MAP",
     "UIW_PORT_OFFSET",

@@ -278,6 +278,9 @@ fn prometheus_is_served_beside_silent_and_hostile_clients() {
             }
         }
     }
+    // Queue pair numbers look as in log lines.
+    let numbers = body.lines().filter_map(|line| line.split("queue_pair=\"").nth(1));
+    assert!(numbers.clone().all(|number| number.starts_with("0x")), "{body}");
     let sum = |name: &str, labels: [&str; 3]| -> f64 {
         let lines = body.lines().filter(|line| line.starts_with(&format!("{name}{{")));
         let found = lines.filter(|line| labels.iter().all(|label| line.contains(label)));

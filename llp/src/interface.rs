@@ -1,8 +1,10 @@
 //! Network interfaces, asked for by system calls: a mounted `/sys` may be that of another network namespace.
 
 mod addresses;
+mod monitor;
 
 pub use addresses::InterfaceAddresses;
+pub use monitor::{InterfaceChange, InterfaceMonitor};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -85,7 +85,7 @@ use std::{
 pub use clock::{Clock, monotonic_ns, process_cpu_ns};
 pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
 pub use identity::{Fingerprint, PeerIdentity};
-pub use interface::{Interface, InterfaceAddresses};
+pub use interface::{Interface, InterfaceAddresses, InterfaceChange, InterfaceMonitor};
 pub use options::{ListenOptions, Multipath, OptionError, StreamInfo, StreamOptions};
 #[cfg(feature = "smoltcp")]
 pub use spec::{Spec, SpecError};

@@ -1,15 +1,20 @@
-//! Questions to the kernel by netlink (RFC 3549): one request, one answer. They are answered for the network namespace of the thread
+//! Questions to the kernel by netlink (RFC 3549), and the format of messages. They are answered for the network namespace of the thread
 //! that asks.
 
-use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
 };
 use std::io;
+use std::os::fd::OwnedFd;
 
 const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
 const REQUEST: u16 = 1;
+/// `NLM_F_DUMP`: every object.
+const DUMP: u16 = 0x300;
+/// Bytes of a buffer for any datagram of the kernel: those of a dump are as long as the reader's buffer, at most so long.
+pub(crate) const BUFFER: usize = 32 << 10;
 /// Bytes of the message's header.
 const HEADER: usize = 16;
 
@@ -25,6 +30,43 @@ pub(crate) fn ask(
     attribute: Option<(u16, &[u8])>,
     skip: usize,
 ) -> io::Result<Vec<u8>> {
+    let socket = send(protocol, kind, REQUEST, header, attribute)?;
+    let mut answer = vec![0; 16 << 10];
+    let (_, len) = recv(&socket, &mut answer[..], RecvFlags::empty())?;
+    answer.truncate(len);
+    if let Some(message) = messages(&answer).next() {
+        message.check()?;
+    }
+    Ok(answer.split_off((HEADER + skip).min(answer.len())))
+}
+
+/// Asks rtnetlink for every object, by a question of type `kind` with the header that it requires, and gives each message of the answer to `take`.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn dump(kind: u16, header: &[u8], mut take: impl FnMut(&Message<'_>)) -> io::Result<()> {
+    let socket = send(None, kind, REQUEST | DUMP, header, None)?;
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let (_, len) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
+        for message in messages(buffer.get(..len).unwrap_or_default()) {
+            message.check()?;
+            if message.kind == NLMSG_DONE {
+                return Ok(());
+            }
+            take(&message);
+        }
+    }
+}
+
+/// A new socket with a question sent on it.
+fn send(
+    protocol: Option<Protocol>,
+    kind: u16,
+    flags: u16,
+    header: &[u8],
+    attribute: Option<(u16, &[u8])>,
+) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let mut message = vec![0; HEADER];
     message.extend(header);
@@ -38,20 +80,46 @@ pub(crate) fn ask(
     message[..4].copy_from_slice(&len.to_ne_bytes());
     message[4..6].copy_from_slice(&kind.to_ne_bytes());
     // Sequence number and port stay 0: one question at a time needs neither.
-    message[6..8].copy_from_slice(&REQUEST.to_ne_bytes());
+    message[6..8].copy_from_slice(&flags.to_ne_bytes());
     sendto(&socket, &message, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
-    let mut answer = vec![0; 16 << 10];
-    let (_, len) = recv(&socket, &mut answer[..], RecvFlags::empty())?;
-    answer.truncate(len);
-    let half = |at: usize| answer.get(at..at + 2).map(|two| u16::from_ne_bytes([two[0], two[1]]));
-    if half(4) == Some(NLMSG_ERROR) {
-        let code = answer
-            .get(HEADER..)
-            .and_then(|rest| rest.first_chunk::<4>())
-            .map_or(0, |code| i32::from_ne_bytes(*code));
-        return Err(Errno::from_raw_os_error(-code).into());
+    Ok(socket)
+}
+
+/// A message of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message<'a> {
+    /// Its type.
+    pub(crate) kind: u16,
+    /// What follows its header.
+    pub(crate) body: &'a [u8],
+}
+
+impl Message<'_> {
+    /// The number of four bytes at an offset of the body.
+    pub(crate) fn number(&self, at: usize) -> Option<u32> {
+        self.body.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
     }
-    Ok(answer.split_off((HEADER + skip).min(answer.len())))
+
+    /// The error that the message reports, if it is about one.
+    fn check(&self) -> io::Result<()> {
+        match self.number(0) {
+            Some(code) if self.kind == NLMSG_ERROR && code != 0 => {
+                Err(io::Error::from_raw_os_error(code.cast_signed().wrapping_neg()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The messages of a datagram.
+pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+    std::iter::from_fn(move || {
+        let header = bytes.first_chunk::<HEADER>()?;
+        let len = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        let body = bytes.get(HEADER..len)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some(Message { kind: u16::from_ne_bytes([header[4], header[5]]), body })
+    })
 }
 
 /// The value of an attribute among others.

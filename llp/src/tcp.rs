@@ -21,7 +21,7 @@ use std::{
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
     io::Errno,
-    net::{SocketFlags, accept_with},
+    net::{SocketFlags, acceptfrom_with},
 };
 
 use crate::{
@@ -235,12 +235,18 @@ struct TcpListener {
 }
 
 impl TcpListener {
-    /// Cuts the oldest waiting connection, if one waits: without a descriptor the system does not even say so.
-    fn cut_one(&mut self) -> Result<(), Errno> {
+    /// Cuts the oldest waiting connection, if one waits: without a descriptor the system does not even say so. Returns its peer.
+    fn cut_one(&mut self) -> Result<Option<SocketAddr>, Errno> {
         drop(self.spare.take());
-        let cut = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map(drop);
+        let cut = self.accept_next().map(|(_, peer)| peer);
         self.spare = spare();
         cut
+    }
+
+    /// The oldest waiting connection. The system names its peer also if that has reset it, when the socket itself has none any more.
+    fn accept_next(&self) -> Result<(OwnedFd, Option<SocketAddr>), Errno> {
+        let (socket, peer) = acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        Ok((socket, peer.and_then(|peer| peer.try_into().ok())))
     }
 }
 
@@ -251,21 +257,24 @@ fn spare() -> Option<OwnedFd> {
 
 impl Listener for TcpListener {
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
-        let socket = loop {
-            match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => break socket2::Socket::from(socket),
+        let (socket, peer) = loop {
+            match self.accept_next() {
+                Ok((socket, peer)) => break (socket2::Socket::from(socket), peer),
                 // Aborted by its peer while it waited here, or a signal: the next one.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
                 Err(Errno::MFILE | Errno::NFILE) => {
-                    self.cut_one()?;
-                    tracing::warn!("no descriptor left: a connection is cut");
+                    let peer = self.cut_one()?;
+                    tracing::warn!(
+                        peer = peer.map(tracing::field::display),
+                        "no descriptor left: a connection is cut"
+                    );
                 }
                 Err(error) => return Err(error.into()),
             }
         };
         let local = setup::local_addr(&socket)?;
-        // ENOTCONN: reset by its peer already. The stream will say so when it is read.
-        let peer = setup::peer_addr(&socket).unwrap_or(local);
+        // Reset by its peer already, it has no other way to say whose it was. The stream will say so when it is read.
+        let peer = peer.or_else(|| setup::peer_addr(&socket).ok()).unwrap_or(local);
         tracing::debug!(%local, %peer, "accepted");
         let congestion = self.congestion.as_deref();
         let stream = TcpStream::accepted(socket, &self.epoll, token, (local, peer), congestion)?;

@@ -82,19 +82,19 @@ pub enum Error {
         to: QpState,
     },
     /// No such queue pair number.
-    #[error("queue pair number {num:#x} is not between 2 and 0xffffff")]
+    #[error("queue pair number {num:#08x} is not between 2 and 0xffffff")]
     QpNumber {
         /// The number.
         num: u32,
     },
     /// Another queue pair has the number.
-    #[error("queue pair number {num:#x} is taken")]
+    #[error("queue pair number {num:#08x} is taken")]
     QpNumberTaken {
         /// The number.
         num: u32,
     },
     /// The queue pair already has a connection.
-    #[error("queue pair {qp_num} already has a connection")]
+    #[error("queue pair {qp_num:#08x} already has a connection")]
     AlreadyConnected {
         /// Its number.
         qp_num: u32,

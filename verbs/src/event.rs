@@ -2,6 +2,7 @@
 
 use crate::notify::{EventQueue, Wakes};
 use crate::wc::WireReason;
+use uiw_datagram::Qpn;
 
 /// Something that happened to an object of the device.
 ///
@@ -17,7 +18,8 @@ use crate::wc::WireReason;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
-    /// The port does not work any more. Only a [`FaultPlan`](crate::FaultPlan) raises this, and the next three.
+    /// The port does not work any more. The C libraries raise this and the next three when a network interface changes; in other programs only
+    /// a [`FaultPlan`](crate::FaultPlan) does.
     PortError,
     /// The port works again.
     PortActive,
@@ -68,26 +70,51 @@ pub enum AsyncEvent {
     },
 }
 
+impl AsyncEvent {
+    /// Number of the queue pair that it is about.
+    fn qp_num(&self) -> Option<u32> {
+        match self {
+            Self::QpFatal { qp_num, .. }
+            | Self::QpRequestError { qp_num, .. }
+            | Self::QpAccessError { qp_num, .. }
+            | Self::SqDrained { qp_num }
+            | Self::LastWqeReached { qp_num } => Some(*qp_num),
+            Self::PortError
+            | Self::PortActive
+            | Self::GidChange
+            | Self::DeviceFatal
+            | Self::CqError { .. }
+            | Self::SrqLimitReached { .. } => None,
+        }
+    }
+
+    /// Name in log lines.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::PortError => "PortError",
+            Self::PortActive => "PortActive",
+            Self::GidChange => "GidChange",
+            Self::DeviceFatal => "DeviceFatal",
+            Self::CqError { .. } => "CqError",
+            Self::QpFatal { .. } => "QpFatal",
+            Self::QpRequestError { .. } => "QpRequestError",
+            Self::QpAccessError { .. } => "QpAccessError",
+            Self::SqDrained { .. } => "SqDrained",
+            Self::LastWqeReached { .. } => "LastWqeReached",
+            Self::SrqLimitReached { .. } => "SrqLimitReached",
+        }
+    }
+}
+
 impl EventQueue<AsyncEvent> {
     pub(crate) fn raise(&self, event: AsyncEvent, wakes: &mut Wakes) {
-        tracing::debug!(?event, "asynchronous event");
+        let qp = event.qp_num().map(|number| tracing::field::display(Qpn::from_raw(number)));
+        tracing::debug!(qp, kind = event.name(), "asynchronous event");
         self.push(event, wakes);
     }
 
     /// The queue pair is gone: what was not asked for goes with it.
     pub(crate) fn forget_qp(&self, gone: u32) {
-        self.remove_if(|event| match event {
-            AsyncEvent::QpFatal { qp_num, .. }
-            | AsyncEvent::QpRequestError { qp_num, .. }
-            | AsyncEvent::QpAccessError { qp_num, .. }
-            | AsyncEvent::SqDrained { qp_num }
-            | AsyncEvent::LastWqeReached { qp_num } => *qp_num == gone,
-            AsyncEvent::PortError
-            | AsyncEvent::PortActive
-            | AsyncEvent::GidChange
-            | AsyncEvent::DeviceFatal
-            | AsyncEvent::CqError { .. }
-            | AsyncEvent::SrqLimitReached { .. } => false,
-        });
+        self.remove_if(|event| event.qp_num() == Some(gone));
     }
 }

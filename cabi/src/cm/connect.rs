@@ -10,6 +10,7 @@ use crate::cm::id::{Id, Options, Phase};
 use crate::cm::params::{self, Params};
 use crate::cm::placeholder::Placeholder;
 use crate::cm::ports::Reservation;
+use crate::cm::private_data::CmMessage;
 use crate::cm::routes::{self, Source};
 use crate::cm::{failure, registry, sidr, sync};
 use crate::context::Context;
@@ -109,6 +110,7 @@ unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
         state.active = true;
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;
+        CmMessage::Request.check(&params.private_data)?;
         state.two_steps = has_foreign_qp(id) && persona(id)? != Persona::Iwarp;
         // Now, as events of the connection are delivered before this call ends.
         state.phase = Phase::Connecting;
@@ -204,6 +206,7 @@ unsafe fn accept(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
         }
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;
+        CmMessage::Reply.check(&params.private_data)?;
         (Arc::clone(&state.channel), params, state.options)
     };
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
@@ -252,6 +255,8 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
         let id = registry::id(id)?;
         // SAFETY: the caller's promise.
         let data = unsafe { params::bytes(data, len) }?;
+        let message = if id.is_ud() { CmMessage::SidrReply } else { CmMessage::Reject };
+        message.check(data)?;
         let request = {
             let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
             match std::mem::replace(&mut state.phase, Phase::Over) {

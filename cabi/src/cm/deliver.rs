@@ -6,9 +6,13 @@ use crate::boundary::Result;
 use crate::cm::event::{Draft, give, give_note, reads_in_one_byte};
 use crate::cm::failure::{event_and_status, flush_if_rejected};
 use crate::cm::id::{Id, Phase};
+use crate::cm::private_data::{CmMessage, PrivateData};
 use crate::cm::routes::{self, Source};
-use crate::cm::{address, lifecycle, request_id, sidr};
+use crate::cm::{address, lifecycle, request_id, sidr, timewait};
+use crate::persona::Persona;
+use crate::settings::Settings;
 use std::sync::Arc;
+use uiw_datagram::Qpn;
 use uiw_verbs::Error;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
 
@@ -27,11 +31,17 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<*mut rdma_cm_event
         // The interface is gone, and the program may use another one; while it is only down there is nothing to do.
         CmEventKind::ListenerDown { for_good, .. } => {
             for_good.then_some(())?;
+            let is_known = std::mem::replace(&mut id.lock_alive()?.device_removed, true);
+            (!is_known).then_some(())?;
             give(id, id, &Draft::new(RDMA_CM_EVENT_DEVICE_REMOVAL))
         }
         CmEventKind::Disconnected(_) => {
             id.lock_alive()?.phase = Phase::Over;
-            give(id, id, &Draft::new(RDMA_CM_EVENT_DISCONNECTED))
+            let event = give(id, id, &Draft::new(RDMA_CM_EVENT_DISCONNECTED))?;
+            if Settings::get().is_ok_and(|settings| settings.persona != Persona::Iwarp) {
+                timewait::begin(id);
+            }
+            Some(event)
         }
     }
 }
@@ -41,15 +51,16 @@ fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<*mut rdma_cm_ev
     let private_data = request.private_data().to_vec();
     let (peer_ird, peer_ord) = request.peer_ird_ord().unwrap_or((u16::MAX, u16::MAX));
     let draft = Draft {
-        private_data: &private_data,
+        private_data: Some(PrivateData::new(CmMessage::Request, &private_data)),
         responder_resources: reads_in_one_byte(peer_ord),
         initiator_depth: reads_in_one_byte(peer_ird),
         ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
     };
+    let peer = request.peer_addr();
     let id = match request_id(listener, request, &draft) {
         Ok(id) => id,
         Err(error) => {
-            tracing::warn!(%error, "a connection request is rejected: no id can be made for it");
+            tracing::warn!(%peer, %error, "a connection request is rejected: no id can be made for it");
             return None;
         }
     };
@@ -96,7 +107,7 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
     id.set_addresses(Some(address::plain(info.local)), Some(address::plain(info.peer)));
     let draft = Draft {
         // The passive side has had the peer's private data with the request.
-        private_data: if active { &info.private_data } else { &[] },
+        private_data: active.then(|| PrivateData::new(CmMessage::Reply, &info.private_data)),
         responder_resources: reads_in_one_byte(info.negotiated.ird),
         initiator_depth: reads_in_one_byte(info.negotiated.ord),
         ..Draft::new(event)
@@ -105,13 +116,21 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
 }
 
 fn failed(id: &Arc<Id>, error: &Error) -> Option<*mut rdma_cm_event> {
-    tracing::info!(%error, "a connection could not be set up");
-    id.lock_alive()?.phase = Phase::Over;
-    let (event, status) = event_and_status(error);
+    let peer = {
+        let mut state = id.lock_alive()?;
+        state.phase = Phase::Over;
+        state.peer.map(tracing::field::display)
+    };
+    let qp = id.own_qp().map(|qp| tracing::field::display(Qpn::from_raw(qp.engine().num())));
+    tracing::info!(peer, qp, %error, "a connection could not be set up");
+    let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);
     let private_data = match error {
-        Error::Rejected { private_data, .. } => private_data.as_slice(),
-        _ => &[],
+        Error::Rejected { private_data, .. } if id.is_ud() => {
+            Some(PrivateData::new(CmMessage::SidrReply, private_data))
+        }
+        Error::Rejected { private_data, .. } => Some(PrivateData::new(CmMessage::Reject, private_data)),
+        _ => PrivateData::of_event(event),
     };
     give(id, id, &Draft { status, private_data, ..Draft::new(event) })
 }

@@ -3,6 +3,7 @@
 use crate::abi::{ibv_context, ibv_pd};
 use crate::boundary::{self, Result};
 use crate::cm::id::Id;
+use crate::cm::registry;
 use crate::context::Context;
 use crate::device::{self, Device, netdev};
 use crate::errno::Errno;
@@ -101,9 +102,24 @@ pub(crate) fn is_of_host(address: SocketAddr) -> Result<bool> {
 
 /// Whether the id has a device.
 pub(crate) fn is_bound(id: &Id) -> bool {
+    !context_of(id).is_null()
+}
+
+/// The context of the id's device, or NULL.
+fn context_of(id: &Id) -> *mut ibv_context {
     let _ordered = id.lock();
     // SAFETY: the structure is alive, and the lock orders this library's threads.
-    unsafe { !(*id.abi()).verbs.is_null() }
+    unsafe { (*id.abi()).verbs }
+}
+
+/// Reports an event about a device as a whole to its ids.
+pub(crate) fn report_device_event(netdev: &str, event: c_int) {
+    let Some(shared) = OPENED.read().0.get(netdev).copied() else { return };
+    for id in registry::ids() {
+        if context_of(&id) == shared.context {
+            id.post_of_device(event);
+        }
+    }
 }
 
 /// `rdma_get_devices`.

@@ -6,22 +6,20 @@ use crate::abi::{
 };
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Note};
+use crate::cm::private_data::{MAX_PRIVATE_DATA, PrivateData};
 use crate::cm::{registry, sidr};
 use crate::device::gid;
 use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
 use std::ffi::{c_char, c_int, c_void};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-
-/// Bytes of private data that an event can carry: C's length is one byte, though MPA carries up to 512 bytes.
-const MAX_PRIVATE_DATA: usize = 255;
 
 /// An event that C has not acknowledged.
 #[repr(C)]
 struct Event {
     abi: rdma_cm_event,
-    private_data: [u8; MAX_PRIVATE_DATA + 1],
+    private_data: [u8; MAX_PRIVATE_DATA],
     /// The id whose acknowledgements are counted.
     owner: Arc<Id>,
 }
@@ -30,9 +28,9 @@ struct Event {
 pub(crate) struct Draft<'a> {
     /// `RDMA_CM_EVENT_*`
     pub(crate) event: c_int,
-    /// 0 or a negative errno.
+    /// 0, a negative errno, or a reason of InfiniBand's communication manager.
     pub(crate) status: c_int,
-    pub(crate) private_data: &'a [u8],
+    pub(crate) private_data: Option<PrivateData<'a>>,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
     /// Of an id without a connection.
@@ -51,7 +49,7 @@ pub(crate) struct Ud {
 
 impl Draft<'_> {
     pub(crate) const fn new(event: c_int) -> Self {
-        Self { event, status: 0, private_data: &[], responder_resources: 0, initiator_depth: 0, ud: None }
+        Self { event, status: 0, private_data: None, responder_resources: 0, initiator_depth: 0, ud: None }
     }
 }
 
@@ -63,10 +61,8 @@ pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
 /// An event about a connection of `id`, which `owner` counts: for a request that is the listener. Nothing when the owner is being
 /// destroyed.
 pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut rdma_cm_event> {
-    let private_data = shorten(draft.private_data);
     // SAFETY: integers and a pointer.
     let mut conn: rdma_conn_param = unsafe { abi::zeroed() };
-    conn.private_data_len = private_data.len() as u8;
     conn.responder_resources = draft.responder_resources;
     conn.initiator_depth = draft.initiator_depth;
     let listener = if std::ptr::eq(Arc::as_ptr(owner), id) { std::ptr::null_mut() } else { owner.abi() };
@@ -80,7 +76,7 @@ pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut r
             Some(ud) => rdma_event_param {
                 ud: rdma_ud_param {
                     private_data: ud.context as usize as *const c_void,
-                    private_data_len: private_data.len() as u8,
+                    private_data_len: 0,
                     ah_attr: ud.ah,
                     qp_num: ud.qp_num,
                     qkey: ud.qkey,
@@ -88,6 +84,7 @@ pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut r
             },
         },
     };
+    let private_data = draft.private_data.map(|data| (data, id.lock().peer));
     give_raw(owner, abi, private_data)
 }
 
@@ -96,14 +93,18 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> 
     if let Some(group) = note.group {
         return give_group(id, note, group);
     }
+    // SAFETY: integers and pointers. Programs may read any member of the union.
+    let mut param: rdma_event_param = unsafe { abi::zeroed() };
+    param.arg = note.arg;
     let abi = rdma_cm_event {
         id: id.abi(),
         listen_id: std::ptr::null_mut(),
         event: note.event,
         status: note.status,
-        param: rdma_event_param { arg: note.arg },
+        param,
     };
-    give_raw(id, abi, &[])
+    let private_data = PrivateData::of_event(note.event).map(|data| (data, None));
+    give_raw(id, abi, private_data)
 }
 
 /// An event about a multicast group.
@@ -119,31 +120,28 @@ fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<*mut rdma_cm_ev
     give(id, id, &Draft { status: note.status, ud: Some(ud), ..Draft::new(note.event) })
 }
 
-fn give_raw(owner: &Arc<Id>, abi: rdma_cm_event, private_data: &[u8]) -> Option<*mut rdma_cm_event> {
+fn give_raw(
+    owner: &Arc<Id>,
+    abi: rdma_cm_event,
+    private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
+) -> Option<*mut rdma_cm_event> {
     if !owner.delivers() {
         return None;
     }
-    let mut event =
-        Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA + 1], owner: Arc::clone(owner) });
-    event.private_data[..private_data.len()].copy_from_slice(private_data);
+    let mut event = Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA], owner: Arc::clone(owner) });
+    let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
-    if !private_data.is_empty() {
-        // SAFETY: the box just made; the bytes stay where they are until the event is acknowledged.
-        unsafe { (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>() };
+    if len > 0 {
+        // SAFETY: the box just made; the bytes stay where they are until the event is acknowledged. Pointer and length are at the same
+        // place in both structures of the union.
+        unsafe {
+            (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
+            (*event).abi.param.conn.private_data_len = len as u8;
+        }
     }
     let event = event.cast();
     registry::add_event(event);
     Some(event)
-}
-
-fn shorten(private_data: &[u8]) -> &[u8] {
-    if private_data.len() > MAX_PRIVATE_DATA {
-        tracing::warn!(
-            bytes = private_data.len(),
-            "the peer's private data is cut to 255 bytes: C cannot have more"
-        );
-    }
-    &private_data[..private_data.len().min(MAX_PRIVATE_DATA)]
 }
 
 /// Takes back an event that C acknowledges.

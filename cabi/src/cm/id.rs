@@ -1,6 +1,6 @@
 //! Communication identifiers: what C holds, and the state of it.
 
-use crate::abi::cm::{RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
+use crate::abi::cm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
 use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use crate::abi::{self, ibv_pd, ibv_qp_init_attr, rdma_cm_id};
 use crate::boundary::Result;
@@ -123,6 +123,8 @@ pub(crate) struct State {
     pub(crate) resolved: Option<Resolved>,
     /// Notes whose event is in the channel.
     pub(crate) notes: VecDeque<Note>,
+    /// The program has, or is about to get, the event of the end of its device.
+    pub(crate) device_removed: bool,
     /// Being destroyed.
     pub(crate) gone: bool,
 }
@@ -164,6 +166,7 @@ impl Id {
             connect_data: Vec::new(),
             resolved: None,
             notes: VecDeque::new(),
+            device_removed: false,
             gone: false,
         };
         Arc::new(Self {
@@ -253,6 +256,21 @@ impl Id {
         };
         channel.queue().post(CmEvent::posted(self.abi().addr() as u64));
         Ok(())
+    }
+
+    /// Posts an event about the id's device, unless the program has got it or is about to.
+    pub(crate) fn post_of_device(&self, event: c_int) {
+        let is_known = {
+            let mut state = self.lock();
+            match event {
+                RDMA_CM_EVENT_DEVICE_REMOVAL => std::mem::replace(&mut state.device_removed, true),
+                _ => state.notes.iter().any(|note| note.event == event),
+            }
+        };
+        if !is_known {
+            // One that is being destroyed has no events.
+            let _ = self.post(Note { event, status: 0, arg: 0, group: None });
+        }
     }
 
     /// Takes back the notes that C has not seen.

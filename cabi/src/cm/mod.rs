@@ -29,6 +29,7 @@ mod orphaned;
 pub(crate) mod params;
 mod placeholder;
 pub(crate) mod ports;
+mod private_data;
 mod qp;
 mod registry;
 mod request_id;
@@ -39,12 +40,14 @@ pub(crate) mod sidr;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod timewait;
 
 pub use addrinfo::{rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo};
 pub use connect::rdma_reject as rdma_reject_ece;
 pub use connect::{
     rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr, rdma_notify, rdma_reject,
 };
+pub(crate) use devices::report_device_event;
 pub use devices::{rdma_free_devices, rdma_get_devices};
 pub use ep::{rdma_create_ep, rdma_destroy_ep};
 pub use event::{rdma_ack_cm_event, rdma_event_str, rdma_write_cm_event};

@@ -10,7 +10,8 @@ use crate::stack;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Ports that are asked of the system until one can be shown to the program.
 const PORT_TRIES: usize = 64;
@@ -127,6 +128,31 @@ pub(crate) fn reserve(
         }
     }
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
+}
+
+/// Whether a bind to `at` that the system has refused with EADDRINUSE is about a wildcard address, as in [`is_taken_by_wildcard`], where
+/// another process may have the port. Only a socket at a wildcard address has it at an address of documentation, which no host has, too.
+pub(crate) fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
+    if at.ip().is_unspecified() {
+        return true;
+    }
+    let bind = || -> io::Result<()> {
+        let (kind, protocol) =
+            if datagrams { (Type::DGRAM, Protocol::UDP) } else { (Type::STREAM, Protocol::TCP) };
+        let socket = Socket::new(Domain::for_address(at), kind, Some(protocol))?;
+        if !datagrams {
+            socket.set_reuse_address(true)?;
+        }
+        let unused: IpAddr = if at.is_ipv4() {
+            socket.set_freebind_v4(true)?;
+            Ipv4Addr::new(192, 0, 2, 1).into()
+        } else {
+            socket.set_freebind_v6(true)?;
+            Ipv6Addr::new(0x2001, 0xDB8, 0, 0, 0, 0, 0, 1).into()
+        };
+        socket.bind(&SocketAddr::new(unused, at.port()).into())
+    };
+    bind().is_err_and(|error| error.raw_os_error() == Some(libc::EADDRINUSE))
 }
 
 /// A port that the system has free for the address `ip` and that the program can name, where port 0 might give another one; 0 where it does not.

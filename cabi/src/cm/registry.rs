@@ -81,6 +81,18 @@ pub(crate) fn id_at(address: usize) -> Option<Arc<Id>> {
     }
 }
 
+/// Every id.
+pub(crate) fn ids() -> Vec<Arc<Id>> {
+    let mut ids = Vec::new();
+    POINTERS.visit(|shard| {
+        ids.extend(shard.0.values().filter_map(|known| match known {
+            Known::Id(id) => Some(Arc::clone(id)),
+            _ => None,
+        }));
+    });
+    ids
+}
+
 /// The id behind C's pointer.
 ///
 /// # Errors

@@ -10,6 +10,7 @@ use crate::cm::id::{Id, Note, Phase};
 use crate::cm::{address, devices, ports, registry, sync};
 use crate::engine;
 use crate::errno::Errno;
+use crate::stack;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use uiw_verbs::CmCall;
@@ -42,7 +43,8 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)
         .map_err(|errno| {
             if errno == Errno(libc::EADDRINUSE)
-                && ports::is_taken_by_wildcard(real, id.is_ud(), options.reuse)
+                && (ports::is_taken_by_wildcard(real, id.is_ud(), options.reuse)
+                    || !stack::is_own() && ports::is_bound_to_wildcard(real, id.is_ud()))
             {
                 not_available(Errno::NODEV)
             } else {

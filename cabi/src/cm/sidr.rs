@@ -6,6 +6,7 @@ use crate::boundary::Result;
 use crate::cm::event::{Draft, Ud, give};
 use crate::cm::id::{Id, Phase};
 use crate::cm::ports::Reservation;
+use crate::cm::private_data::{CmMessage, PrivateData};
 use crate::cm::routes::{self, Source};
 use crate::cm::{address, failure, lifecycle, params, request_id};
 use crate::device::netdev::{self, NetDev};
@@ -105,6 +106,7 @@ pub(crate) unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Res
         };
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;
+        CmMessage::SidrRequest.check(&params.private_data)?;
         state.active = true;
         state.phase = Phase::Connecting;
         let bound = state.port.as_mut().and_then(Reservation::unbind);
@@ -138,6 +140,7 @@ pub(crate) unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()
     let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
     // SAFETY: the caller's promise.
     let params = unsafe { params::read(param, &state) }?;
+    CmMessage::SidrReply.check(&params.private_data)?;
     if !matches!(state.phase, Phase::SidrRequested(_)) {
         return Err(Errno::INVAL.because("the id is in another state"));
     }
@@ -153,15 +156,16 @@ pub(crate) unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()
 /// A request becomes an id of its own, as for connections.
 pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<*mut rdma_cm_event> {
     let private_data = request.private_data().to_vec();
+    let peer = request.peer_addr();
     let id = match request_id(listener, request) {
         Ok(id) => id,
         Err(error) => {
-            tracing::warn!(%error, "a request for a queue pair is rejected: no id can be made for it");
+            tracing::warn!(%peer, %error, "a request for a queue pair is rejected: no id can be made for it");
             return None;
         }
     };
     let draft = Draft {
-        private_data: &private_data,
+        private_data: Some(PrivateData::new(CmMessage::SidrRequest, &private_data)),
         ud: Some(Ud::default()),
         ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
     };
@@ -192,12 +196,12 @@ pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<*mut rdma_cm_eve
     let ah = match address_vector(local.ip(), gid::from_address(peer.ip())) {
         Ok(ah) => ah,
         Err(error) => {
-            tracing::warn!(%error, "the device of this address is gone");
+            tracing::warn!(%peer, %error, "the device of this address is gone");
             return give(id, id, &failure::draft_unreachable());
         }
     };
     let draft = Draft {
-        private_data: &info.private_data,
+        private_data: Some(PrivateData::new(CmMessage::SidrReply, &info.private_data)),
         ud: Some(Ud { ah, qp_num: info.qpn, qkey: info.qkey, ..Ud::default() }),
         ..Draft::new(RDMA_CM_EVENT_ESTABLISHED)
     };

@@ -16,6 +16,9 @@ use std::net::IpAddr;
 /// The default partition, which is all there is where there are partitions.
 const DEFAULT_PKEY: u16 = 0xFFFF;
 
+/// Bytes of the longest message of InfiniBand.
+const INFINIBAND_MAX_MESSAGE: u32 = 1 << 31;
+
 /// `ibv_port_attr` of the port of `netdev`.
 #[must_use]
 pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
@@ -39,7 +42,6 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     };
     attr.gid_tbl_len = c_int::try_from(netdev.addresses.len()).unwrap_or(c_int::MAX);
     attr.port_cap_flags = dev::IBV_PORT_CM_SUP | dev::IBV_PORT_DEVICE_MGMT_SUP;
-    attr.max_msg_sz = u32::MAX;
     attr.pkey_tbl_len = persona.pkeys();
     attr.max_vl_num = 1;
     let speed = PortSpeed::of(netdev);
@@ -48,12 +50,14 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     attr.active_speed_ex = speed.speed.into();
     attr.link_layer = persona.link_layer();
     match persona {
-        Persona::Iwarp => {}
+        Persona::Iwarp => attr.max_msg_sz = u32::MAX,
         Persona::Roce => {
+            attr.max_msg_sz = INFINIBAND_MAX_MESSAGE;
             attr.port_cap_flags |= dev::IBV_PORT_IP_BASED_GIDS;
             attr.flags = dev::IBV_QPF_GRH_REQUIRED;
         }
         Persona::Ib => {
+            attr.max_msg_sz = INFINIBAND_MAX_MESSAGE;
             attr.lid = lid(netdev).unwrap_or(0);
             attr.sm_lid = attr.lid;
         }

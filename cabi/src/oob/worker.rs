@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+use uiw_datagram::Qpn;
 use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, ConnRequest};
 use uiw_verbs::{ConnOptions, QpState, Revision, WcStatus};
 
@@ -250,7 +251,7 @@ impl Worker {
         let matches = state.target.itself
             || PairInfo::parse(&info.private_data).is_some_and(|pair| state.target.matches(&pair, info.peer));
         if connecting && !matches {
-            tracing::warn!(qp = number, peer = %info.peer, "the peer that answered is not the queue pair that was asked for");
+            tracing::warn!(qp = %Qpn::from_raw(number), peer = %info.peer, "the peer that answered is not the queue pair that was asked for");
             state.qp.fail(WcStatus::RetryExceeded);
             return false;
         }
@@ -302,7 +303,7 @@ impl Worker {
                 self.tables.lock().conns.insert(conn, number);
             }
             Err(error) => {
-                tracing::debug!(qp = number, %error, "no connection can be begun");
+                tracing::debug!(qp = %Qpn::from_raw(number), peer = %target.remote, %error, "no connection can be begun");
                 state.last_failure = Some(error.to_string());
                 state.retry_later();
             }
@@ -326,7 +327,7 @@ impl Worker {
                 self.tables.lock().conns.insert(conn, number);
             }
             Err(error) => {
-                tracing::debug!(qp = number, %error, "the peer's connection cannot be accepted");
+                tracing::debug!(qp = %Qpn::from_raw(number), peer = %state.target.remote, %error, "the peer's connection cannot be accepted");
                 state.retry_later();
             }
         }
@@ -345,7 +346,7 @@ impl Pending {
                 }
             }),
             CmEventKind::Failed(error) => worker.with_conn(event.id, |number, pair| {
-                tracing::debug!(qp = number, %error, "no connection yet");
+                tracing::debug!(qp = %Qpn::from_raw(number), %error, "no connection yet");
                 worker.tables.lock().conns.remove(&event.id);
                 if let Some(state) = &mut **pair {
                     state.last_failure = Some(error.to_string());

@@ -151,8 +151,9 @@ async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
         while !acceptor.is_full()
             && let Some(request) = waiting.pop_front()
         {
+            let peer = request.peer_addr();
             if let Err(error) = accept(&acceptor, &socket, request) {
-                tracing::warn!(%error, "a connection of an rsocket is refused");
+                tracing::warn!(%peer, %error, "a connection of an rsocket is refused");
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::rsocket::settings::Sizes;
 use crate::rsocket::wire::{ConnData, Mapping, Message, Order, Target, Variant, WireError};
 use std::fmt;
 use std::time::{Duration, Instant};
+use uiw_datagram::Qpn;
 
 /// A target that the peer fills within so many round trips is followed by longer ones, so that the buffer has room for what arrives in a round trip.
 const QUICK_ROUND_TRIPS: u32 = 2;
@@ -116,7 +117,8 @@ impl Stream {
 
     /// The peer broke the protocol.
     fn break_off(&mut self, broken: &Broken) {
-        tracing::warn!(%broken, "the peer of an rsocket breaks the protocol: the connection is ended");
+        let qp = Qpn::from_raw(self.link.qp().num());
+        tracing::warn!(%qp, %broken, "the peer of an rsocket breaks the protocol: the connection is ended");
         self.ended = Some(Ending::Failed(Errno(libc::EPROTO)));
         self.link.abort();
     }

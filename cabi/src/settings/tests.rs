@@ -25,6 +25,11 @@ fn every_variable_is_obeyed() {
     assert_eq!(read("UIW_IRD", "16382").unwrap().ird, Some(0x3FFE));
     assert_eq!(read("UIW_ACK", "on").unwrap().acknowledged, Some(true));
     assert_eq!(read("UIW_UD", "on").unwrap().ud, Some(true));
+    assert!(read("UIW_PERSONA", "iwarp").unwrap().exact_private_data());
+    assert!(!read("UIW_PERSONA", "ib").unwrap().exact_private_data());
+    assert_eq!(read("UIW_PRIVATE_DATA", "exact").unwrap().exact_private_data, Some(true));
+    assert!(!read("UIW_PRIVATE_DATA", "padded").unwrap().exact_private_data());
+    assert!(read("UIW_PRIVATE_DATA", "255").is_err());
     assert!(read("UIW_LOOPBACK", "own").unwrap().own_loopback && read("UIW_LOOPBACK", "eth0").is_err());
     assert_eq!(read("UIW_QP_PORTS", "7000-7010").unwrap().qp_ports, Some(7000..=7010));
     assert_eq!(read("UIW_LID_MAP", "/m").unwrap().lid_map, Some("/m".into()));

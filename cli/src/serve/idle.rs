@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use uiw_datagram::Qpn;
 use uiw_verbs::counters::{ConnectionCounters, Directions};
 use uiw_verbs::{Device, Qp, QpState};
 
@@ -47,7 +48,7 @@ impl Idle {
     pub(super) fn run(&self, device: &Device, stop: &Stop) {
         while !stop.sleep_for((self.limit / 4).min(TICK)) {
             for (peer, qp) in self.look(&device.counters().connections, Instant::now()) {
-                tracing::warn!(%peer, seconds = self.limit.as_secs(), "idle connection closed");
+                tracing::warn!(%peer, qp = %Qpn::from_raw(qp.num()), seconds = self.limit.as_secs(), "idle connection closed");
                 // In error its requests complete, which ends the session.
                 let _ = qp.modify(QpState::Err);
             }

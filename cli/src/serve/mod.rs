@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use transfer::Transfers;
 use uiw_cabi::settings::DeadAfter;
+use uiw_datagram::Qpn;
 use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use uiw_verbs::{Device, Error, Limits, Pd, StripedListener};
 
@@ -136,8 +137,10 @@ struct Server {
 }
 
 impl Server {
-    /// Ends the connection once nothing has moved on it for too long.
+    /// Names the connection's queue pair in the log, and ends it once nothing has moved on it for too long.
     fn watch(&self, link: &Link) {
+        let qp = tracing::field::display(Qpn::from_raw(link.qp.num()));
+        tracing::Span::current().record("qp", qp);
         if let Some(idle) = &self.idle {
             idle.watch(link);
         }
@@ -275,6 +278,9 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let own = Arc::clone(server);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
     let spawned = thread.spawn(move || {
+        // Its lines name the queue pair, once there is one.
+        let span = tracing::error_span!("session", qp = tracing::field::Empty);
+        let _entered = span.enter();
         let leaving = Leaving(&own, peer.ip());
         let service = Service::of(request.private_data());
         let identity = request.peer_identity().map(ToString::to_string);

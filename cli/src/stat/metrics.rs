@@ -71,7 +71,7 @@ impl Metrics {
         }
         for pair in &snapshot.datagram_queue_pairs {
             let of = format!(
-                "{of},shard=\"{}\",queue_pair=\"{:06x}\",local=\"{}\"",
+                "{of},shard=\"{}\",queue_pair=\"{:#08x}\",local=\"{}\"",
                 pair.shard, pair.qp_num, pair.local
             );
             self.traffic(QUEUE_PAIR_DATAGRAMS, &of, pair.datagrams.traffic);
@@ -140,7 +140,7 @@ impl Metrics {
 
     fn connection(&mut self, of: &str, connection: &ConnectionCounters) {
         let of = format!(
-            "{of},shard=\"{}\",queue_pair=\"{:06x}\",local=\"{}\",peer=\"{}\"",
+            "{of},shard=\"{}\",queue_pair=\"{:#08x}\",local=\"{}\",peer=\"{}\"",
             connection.shard, connection.qp_num, connection.local, connection.peer
         );
         self.traffic(CONNECTION_TRAFFIC, &of, connection.traffic.total());

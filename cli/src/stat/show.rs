@@ -91,7 +91,7 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
         text::line(format!("  {line}"));
     }
     for pair in &snapshot.datagram_queue_pairs {
-        text::line(format!("  qp {:06x} {} datagrams, shard {}", pair.qp_num, pair.local, pair.shard));
+        text::line(format!("  qp {:#08x} {} datagrams, shard {}", pair.qp_num, pair.local, pair.shard));
         text::line(format!("    {}", directions(pair.datagrams.traffic, queue_pair_rates(pair, before))));
         if let Some(line) = not_passed_on(&pair.datagrams) {
             text::line(format!("    {line}"));
@@ -101,7 +101,7 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
         let (arrow, rates) =
             (if connection.initiator { "->" } else { "<-" }, connection_rates(connection, before));
         text::line(format!(
-            "  qp {:06x} {} {arrow} {}, shard {}{}",
+            "  qp {:#08x} {} {arrow} {}, shard {}{}",
             connection.qp_num,
             connection.local,
             connection.peer,

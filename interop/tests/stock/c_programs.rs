@@ -1,8 +1,11 @@
 //! C programs: those of `examples/c`, one that asks for nonsense, and programs that users gave where they are at hand.
 
 use std::env;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use uiw_interop::stock::{Libraries, Network, Running, User, compile};
 use uiw_verbs::blocking::Connection;
 use uiw_verbs::{ConnSettings, Device};
@@ -103,6 +106,112 @@ fn programs_that_move_their_queue_pairs_connect_in_two_steps() {
     }
 }
 
+/// iWARP has its own reasons and the peer's lengths; the other personas have InfiniBand's.
+#[test]
+fn connection_events_follow_persona() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/cm_messages.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for (persona, lengths, reasons, expected) in [
+        ("roce", "", "infiniband", "padded"),
+        ("ib", "", "infiniband", "padded"),
+        ("roce", "exact", "infiniband", "exact"),
+        ("iwarp", "", "iwarp", "exact"),
+        ("iwarp", "padded", "iwarp", "padded"),
+    ] {
+        let mut command = on_loopback(&libraries, &program);
+        command.args([reasons, expected]);
+        command.env("UIW_PERSONA", persona).env("UIW_PRIVATE_DATA", lengths).env("UIW_UD", "on");
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("events as expected"), 1, "{persona} {lengths}: {ended:?}");
+    }
+}
+
+#[test]
+fn timewait_exit_follows_disconnect() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/timewait.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for (persona, expected) in [("roce", "once"), ("ib", "once"), ("iwarp", "never")] {
+        let mut command = on_loopback(&libraries, &program);
+        command.arg(expected).env("UIW_PERSONA", persona);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("events as expected"), 1, "{persona}: {ended:?}");
+    }
+}
+
+#[test]
+fn device_events_follow_interface() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/device_events.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for persona in ["iwarp", "roce", "ib"] {
+        // Its interface is deleted.
+        let Some(network) = Network::veth() else { return };
+        let mut command = libraries.command(User::Same, &program);
+        command.env("UIW_PERSONA", persona);
+        let ended = Running::start(network.server(command)).end();
+        assert_eq!(ended.well().count("events as expected"), 1, "{persona}: {ended:?}");
+    }
+}
+
+#[test]
+fn bind_conflicts_reported_as_by_kernel() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/binding.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    for (persona, ud, kind) in [
+        ("roce", "", "infiniband"),
+        ("ib", "", "infiniband"),
+        ("iwarp", "on", "iwarp"),
+        ("iwarp", "", "no-datagrams"),
+    ] {
+        let mut command = on_loopback(&libraries, &program);
+        command.arg(kind).env("UIW_PERSONA", persona).env("UIW_UD", ud);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("errors as expected"), 1, "{persona} {ud}: {ended:?}");
+    }
+}
+
+/// A connection that ends with a reset, within its set-up and after it. The number of the queue pair is written as `uiw stat` writes it.
+#[test]
+fn log_lines_name_peer_and_queue_pair() {
+    let libraries = Libraries::get();
+    let Some(program) = compile(&libraries, &folder("../examples/c/server.c"), &[]) else { return };
+    for persona in ["iwarp", "roce"] {
+        let mut command = libraries.command(User::Same, &program);
+        command.arg("2").env("UIW_LOG", "warn").env("UIW_PERSONA", persona);
+        let mut server = Running::start(command);
+        server.wait_saying("port ");
+        let port = port_after(&server.said(), "port ").parse::<u16>().unwrap();
+        let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let reset = |stream: TcpStream| {
+            let peer = stream.local_addr().unwrap();
+            rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+            drop(stream);
+            format!("peer={peer} ")
+        };
+
+        let peer = reset(connect());
+        server.wait_saying("start-up failed");
+        let said = server.said();
+        let line = said.lines().find(|line| line.contains("start-up failed")).unwrap();
+        assert!(line.contains(&peer), "{persona}: {line}");
+        assert!(!line.contains(&format!(":{port}")), "{persona}: {line}");
+
+        let mut connected = connect();
+        connected.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+        connected.read_exact(&mut [0; 20]).unwrap();
+        let peer = reset(connected);
+        // It takes the flushed receives for an error.
+        let ended = server.end();
+        let line = ended.said.lines().find(|line| line.contains("the stream ends")).unwrap();
+        let number = line.split("qp=0x").nth(1).unwrap_or_default();
+        let digits = number.chars().take_while(char::is_ascii_hexdigit).count();
+        assert!(line.contains(&peer) && digits >= 6, "{persona}: {line}");
+    }
+}
+
 #[test]
 fn nonsense_is_answered_with_an_error() {
     let libraries = Libraries::get();
@@ -199,11 +308,17 @@ fn state_table_enforced_except_on_iwarp() {
 }
 
 #[test]
-fn longer_private_data_reaches_c_as_its_first_255_bytes() {
+fn longer_private_data_cut() {
     let libraries = Libraries::get();
     let Some(program) = compile(&libraries, &folder("../examples/c/server.c"), &[]) else { return };
+    for (persona, length) in [("iwarp", 255), ("roce", 56), ("ib", 56)] {
+        private_data_is_cut(&libraries, &program, persona, length);
+    }
+}
+
+fn private_data_is_cut(libraries: &Libraries, program: &Path, persona: &str, length: usize) {
     let mut command = libraries.command(User::Same, program);
-    command.env("UIW_LOG", "warn");
+    command.env("UIW_LOG", "warn").env("UIW_PERSONA", persona);
     let mut server = Running::start(command);
     server.wait_saying("port ");
     let port = port_after(&server.said(), "port ").parse::<u16>().unwrap();
@@ -212,7 +327,9 @@ fn longer_private_data_reaches_c_as_its_first_255_bytes() {
     let pd = device.alloc_pd().unwrap();
     let settings = ConnSettings::default().private_data(vec![0x5A; 508]);
     let connection = Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &settings).unwrap();
-    server.wait_saying("private data is cut to 255 bytes");
+    server.wait_saying(&format!("private data is cut to {length} bytes"));
+    // The padding of an event is not on the wire.
+    assert!(connection.info().private_data.is_empty(), "{persona}");
     connection.send_copy(b"good day\0").unwrap();
     assert_eq!(
         connection.recv().unwrap().unwrap().split(|byte| *byte == 0).next().unwrap(),

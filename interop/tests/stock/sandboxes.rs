@@ -115,6 +115,25 @@ fn netlink_is_not_needed() {
     everything_succeeds(|_| vec![FAMILIES.to_owned()]);
 }
 
+/// Without netlink there are no events about ports; one line of the log at `info` says so.
+#[test]
+fn missing_netlink_logged_once() {
+    let (Some(_), libraries) = (uiw_interop::require("rping"), Libraries::get()) else { return };
+    let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
+    let run = |program: &[&str]| {
+        let mut command = sandboxes.command(&[FAMILIES.to_owned()], program);
+        command.env("UIW_LOG", "info");
+        command
+    };
+    let port = free_port();
+    let mut server = Running::start(RPING.server(port, run));
+    server.wait_listening(port);
+    let client = Running::start(RPING.client(port, run)).end();
+    for ended in [&client, &server.end()] {
+        assert_eq!(ended.well().count("network interfaces cannot be watched"), 1, "{ended:?}");
+    }
+}
+
 #[test]
 fn neither_namespaces_nor_code_that_is_written_are_needed() {
     everything_succeeds(|_| vec!["namespaces".to_owned(), "write-exec".to_owned()]);

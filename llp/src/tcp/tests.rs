@@ -504,6 +504,22 @@ fn a_connection_attempt_moves_too() {
     assert!(client.connect_result().unwrap());
 }
 
+/// The socket itself has no peer any more.
+#[test]
+fn peer_known_after_reset_before_accept() {
+    for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+        let mut stack = TcpStack::new().unwrap();
+        let listen = ListenOptions::default();
+        let Ok(mut listener) = stack.listen(SocketAddr::new(ip, 0), &listen, LISTENER) else { continue };
+        let client = std::net::TcpStream::connect(listener.local_addr()).unwrap();
+        let address = client.local_addr().unwrap();
+        SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(client);
+        wait(&mut stack, |e| e.token == LISTENER && e.readable);
+        assert_eq!(listener.accept(SERVER).unwrap().peer_addr(), address);
+    }
+}
+
 #[test]
 fn what_cannot_be_adopted() {
     let mut pair = Pair::new();

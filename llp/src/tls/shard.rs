@@ -272,11 +272,9 @@ impl Shard {
             if let Some(listener) = self.listener(key) {
                 listener.handshakes.push_back(conn);
             }
-            if let Some(evicted) = evicted {
-                tracing::warn!("TLS: too many handshakes: the oldest is cut");
-                if let Some(mut conn) = self.remove_conn(evicted) {
-                    conn.abort();
-                }
+            if let Some(mut conn) = evicted.and_then(|evicted| self.remove_conn(evicted)) {
+                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: the oldest is cut");
+                conn.abort();
             }
         }
     }
@@ -296,8 +294,9 @@ impl Shard {
             // Closed, not cut: an alert is to reach the peer.
             self.remove_conn(key);
         } else if listener.waiting.len() >= listener.backlog {
-            tracing::warn!("TLS: more connections wait than the backlog has room for: the newest is cut");
             if let Some(mut conn) = self.remove_conn(key) {
+                let peer = conn.inner().peer_addr();
+                tracing::warn!(%peer, "TLS: more connections wait than the backlog has room for: the newest is cut");
                 conn.abort();
             }
         } else {

@@ -267,7 +267,7 @@ fn begin_on(
     let opened = core.insert(|stack, services, token| {
         let Opened { socket, stream, asked_local, connected_note } = open(stack, token, sink, services.now)?;
         let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm, services);
-        conn.qp = Some(Arc::clone(inner));
+        conn.set_qp(inner);
         (conn.asked_local, conn.connected_note) = (asked_local, connected_note);
         Ok(Slot::Conn(Box::new(conn)))
     });

@@ -189,22 +189,17 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         // The oldest connection without a Request is evicted for a new one: idle connections lock out no peer.
         let oldest = if half_open.count() > limit { oldest_without_request(core, token) } else { None };
         if half_open.count() > limit && oldest.is_none() {
-            let Some(slot) = core.listener(token) else { return };
-            if drop_one(slot) {
-                core.services.counters.refused(Refusal::SetUpLimit);
-                tracing::warn!(limit, "too many connections in set-up: the newest is cut");
-                continue;
-            }
-            return;
+            let Some(peer) = core.listener(token).and_then(drop_one) else { return };
+            core.services.counters.refused(Refusal::SetUpLimit);
+            tracing::warn!(%peer, limit, "too many connections in set-up: the newest is cut");
+            continue;
         }
         let sink = match shared.table.reserve() {
             Ok(sink) => sink,
             Err(error) => {
-                if !core.listener(token).is_some_and(drop_one) {
-                    return;
-                }
+                let Some(peer) = core.listener(token).and_then(drop_one) else { return };
                 core.services.counters.refused(Refusal::Keys);
-                tracing::warn!(%error, "a connection is cut");
+                tracing::warn!(%peer, %error, "a connection is cut");
                 continue;
             }
         };
@@ -213,11 +208,12 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
             Ok(conn) => {
                 if let Some(oldest) = oldest {
                     core.services.counters.refused(Refusal::SetUpLimit);
-                    tracing::warn!(
-                        limit,
-                        "too many connections in set-up: the oldest without a Request is cut"
-                    );
                     core.with_conn(oldest, |conn, services| {
+                        tracing::warn!(
+                            parent: &conn.span,
+                            limit,
+                            "too many connections in set-up: the oldest without a Request is cut"
+                        );
                         conn.fail_startup(Error::NotConnected, services);
                     });
                 }
@@ -281,11 +277,11 @@ fn oldest_without_request(core: &mut Core, listener: Token) -> Option<Token> {
     }
 }
 
-/// Cuts the next connection that waits. False when there is none.
-fn drop_one(slot: &mut ListenerSlot) -> bool {
-    let Ok(mut stream) = slot.listener.accept(Token(u64::MAX)) else { return false };
+/// Cuts the next connection that waits, and returns the address of its peer. `None` when there is none.
+fn drop_one(slot: &mut ListenerSlot) -> Option<SocketAddr> {
+    let mut stream = slot.listener.accept(Token(u64::MAX)).ok()?;
     stream.abort();
-    true
+    Some(stream.peer_addr())
 }
 
 fn accept_one(

@@ -106,7 +106,7 @@ impl Conn {
         let accepted = self.stream.accept(options.stream_config(), private_data, services.now)?;
         let negotiated = accepted.ok_or(Error::NotConnected)?;
         self.options = Arc::clone(options);
-        self.qp = Some(Arc::clone(qp));
+        self.set_qp(qp);
         self.enter_rts(&negotiated, services);
         self.take_events(services);
         self.on_readable(services);

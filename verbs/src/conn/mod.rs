@@ -22,6 +22,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use uiw_datagram::Qpn;
 use uiw_llp::{Event, Interest, Token};
 use uiw_mem::Span;
 use uiw_stream::{Stream, Time};
@@ -111,7 +112,9 @@ impl Conn {
         services: &Services,
     ) -> Self {
         let initiator = stream.is_initiator();
-        let span = tracing::debug_span!("connection", id = cm.id.0, peer = %socket.peer_addr(), initiator);
+        let (peer, qp) = (socket.peer_addr(), tracing::field::Empty);
+        // Its lines name the connection at every level of the log.
+        let span = tracing::error_span!("connection", %peer, qp, id = cm.id.0, initiator);
         Self {
             token,
             socket,
@@ -145,6 +148,12 @@ impl Conn {
             out_of_set: false,
             span,
         }
+    }
+
+    /// Gives the connection its queue pair.
+    pub(crate) fn set_qp(&mut self, qp: &Arc<QpInner>) {
+        self.span.record("qp", tracing::field::display(Qpn::from_raw(qp.num)));
+        self.qp = Some(Arc::clone(qp));
     }
 
     /// Calls the stream with its host, and takes the events that follow.

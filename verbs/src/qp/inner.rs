@@ -16,6 +16,7 @@ use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use uiw_datagram::Qpn;
 use uiw_llp::Token;
 use uiw_mem::{Access, StreamId};
 use uiw_stream::LocalError;
@@ -138,7 +139,7 @@ impl QpInner {
     pub(crate) fn set_state(&self, state: QpState) {
         let before = self.state.swap(state as u8, Ordering::AcqRel);
         if before != state as u8 {
-            tracing::debug!(qp = self.num, from = %QpState::from_raw(before), to = %state, "queue pair state");
+            tracing::debug!(qp = %Qpn::from_raw(self.num), from = %QpState::from_raw(before), to = %state, "queue pair state");
         }
     }
 

@@ -7,7 +7,7 @@
 #include <rdma/rdma_cma.h>
 
 /* The id of the next event, which is the expected one. */
-static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
+static __attribute__((unused)) struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
@@ -19,7 +19,7 @@ static struct rdma_cm_id *await(struct rdma_event_channel *channel, enum rdma_cm
 	return id;
 }
 
-static void create_queue_pair(struct rdma_cm_id *id)
+static __attribute__((unused)) void create_queue_pair(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1, .cap = { 2, 2, 1, 1, 0 } };
 

@@ -1,0 +1,137 @@
+/* RDMA_CM_EVENT_TIMEWAIT_EXIT: the argument says whether it comes "once" at both ends, as with InfiniBand and RoCE, or "never", as with iWARP.
+ * Both ends are in this process. */
+#include "cm.h"
+#include <poll.h>
+#include <time.h>
+
+static const struct sockaddr_in loopback = { .sin_family = AF_INET, .sin_addr.s_addr = 0x0100007f };
+
+static struct rdma_event_channel *passive, *active;
+
+static double now(void)
+{
+	struct timespec time;
+
+	CHECK(!clock_gettime(CLOCK_MONOTONIC, &time));
+	return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+static int readable(struct rdma_event_channel *channel, int milliseconds)
+{
+	struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
+
+	return poll(&fd, 1, milliseconds) == 1;
+}
+
+static struct rdma_cm_id *listening(void)
+{
+	struct rdma_cm_id *id;
+
+	CHECK(!rdma_create_id(passive, &id, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_bind_addr(id, (void *)&loopback) && !rdma_listen(id, 4));
+	return id;
+}
+
+static void connected(struct rdma_cm_id *listener, struct rdma_cm_id **client, struct rdma_cm_id **server)
+{
+	struct sockaddr_in to = loopback;
+
+	to.sin_port = rdma_get_src_port(listener);
+	CHECK(!rdma_create_id(active, client, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(*client, NULL, (void *)&to, 1000));
+	await(active, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!rdma_resolve_route(*client, 1000));
+	await(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	create_queue_pair(*client);
+	CHECK(!rdma_connect(*client, NULL));
+	*server = await(passive, RDMA_CM_EVENT_CONNECT_REQUEST);
+	create_queue_pair(*server);
+	CHECK(!rdma_accept(*server, NULL));
+	await(active, RDMA_CM_EVENT_ESTABLISHED);
+	await(passive, RDMA_CM_EVENT_ESTABLISHED);
+}
+
+/* Takes DISCONNECTED at both ends; returns the time of the first one. */
+static double disconnected(struct rdma_cm_id *client, struct rdma_cm_id *server)
+{
+	double at;
+
+	CHECK(!rdma_disconnect(client));
+	at = now();
+	CHECK(await(active, RDMA_CM_EVENT_DISCONNECTED) == client);
+	CHECK(await(passive, RDMA_CM_EVENT_DISCONNECTED) == server);
+	return at;
+}
+
+static void let_go(struct rdma_cm_id *id)
+{
+	if (id->qp)
+		rdma_destroy_qp(id);
+	CHECK(!rdma_destroy_id(id));
+}
+
+/* The event has neither status nor private data. */
+static void await_exit(struct rdma_event_channel *channel, struct rdma_cm_id *id)
+{
+	struct rdma_cm_event *event;
+
+	CHECK(!rdma_get_cm_event(channel, &event));
+	CHECK(event->event == RDMA_CM_EVENT_TIMEWAIT_EXIT && event->id == id && event->status == 0);
+	CHECK(!event->param.conn.private_data && event->param.conn.private_data_len == 0);
+	CHECK(!rdma_ack_cm_event(event));
+}
+
+int main(int argc, char **argv)
+{
+	const int once = argc == 2 && !strcmp(argv[1], "once");
+	struct rdma_cm_id *listener, *client, *server;
+	double at;
+
+	CHECK((passive = rdma_create_event_channel()) && (active = rdma_create_event_channel()));
+	listener = listening();
+
+	/* Also without the queue pair, and after a second disconnect. */
+	connected(listener, &client, &server);
+	at = disconnected(client, server);
+	rdma_destroy_qp(server);
+	CHECK(!rdma_disconnect(client));
+	if (once) {
+		await_exit(active, client);
+		CHECK(now() - at > 0.4);
+		await_exit(passive, server);
+	}
+	CHECK(!readable(active, 1200) && !readable(passive, 0));
+	let_go(client);
+	let_go(server);
+
+	/* Destroying an id does not wait, and no event of it comes. One round of ten is not delayed by other programs. */
+	for (int round = 1;; round++) {
+		connected(listener, &client, &server);
+		at = disconnected(client, server);
+		let_go(client);
+		let_go(server);
+		if (now() - at < 0.4)
+			break;
+		CHECK(round < 10);
+	}
+	CHECK(!readable(active, 1000) && !readable(passive, 0));
+
+	/* An id that moves to another channel meanwhile has it there. */
+	connected(listener, &client, &server);
+	disconnected(client, server);
+	CHECK(!rdma_migrate_id(client, passive));
+	if (once) {
+		struct rdma_cm_id *first = await(passive, RDMA_CM_EVENT_TIMEWAIT_EXIT);
+		struct rdma_cm_id *second = await(passive, RDMA_CM_EVENT_TIMEWAIT_EXIT);
+
+		CHECK((first == client && second == server) || (first == server && second == client));
+	}
+	CHECK(!readable(active, 100));
+	let_go(client);
+	let_go(server);
+	let_go(listener);
+	rdma_destroy_event_channel(passive);
+	rdma_destroy_event_channel(active);
+	printf("events as expected\n");
+	return EXIT_SUCCESS;
+}

@@ -1,0 +1,379 @@
+//! Changes of network interfaces and their addresses, as rtnetlink(7) announces them.
+
+use crate::netlink::{self, Message, attribute};
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketAddrAny, SocketFlags, SocketType, bind, recvfrom, socket_with,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Multicast groups of linux/rtnetlink.h.
+const RTMGRP_LINK: u32 = 0x1;
+const RTMGRP_IPV4_IFADDR: u32 = 0x10;
+const RTMGRP_IPV6_IFADDR: u32 = 0x100;
+/// Types of messages: the first two are announced and answer `RTM_GETLINK`, the others are announced and answer `RTM_GETADDR`.
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETADDR: u16 = 22;
+/// Bytes of `struct ifinfomsg` and `struct ifaddrmsg`, which precede the attributes.
+const LINK_HEADER: usize = 16;
+const ADDRESS_HEADER: usize = 8;
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFA_ADDRESS: u16 = 1;
+/// The interface's own address where `IFA_ADDRESS` is the peer's.
+const IFA_LOCAL: u16 = 2;
+/// `IFF_UP` and `IFF_RUNNING`: the administrator wants it up, and it has a carrier.
+const RUNNING: u32 = 0x41;
+
+/// A change of a network interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum InterfaceChange {
+    /// It is up and has a carrier now.
+    Up,
+    /// It is down or has no carrier now.
+    Down,
+    /// Addresses were added or removed.
+    Addresses,
+    /// Its hardware address is another one.
+    HardwareAddress,
+    /// It is gone, or has another name.
+    Removed,
+}
+
+/// Subscription to the changes of all network interfaces in the network namespace of the thread that made it.
+#[derive(Debug)]
+pub struct InterfaceMonitor {
+    socket: OwnedFd,
+    known: Links,
+    buffer: Vec<u8>,
+}
+
+/// Interfaces by the kernel's number.
+type Links = BTreeMap<u32, Link>;
+
+/// The state of an interface, as far as changes of it are reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Link {
+    name: String,
+    is_running: bool,
+    hardware_address: Vec<u8>,
+    addresses: BTreeSet<(IpAddr, u8)>,
+}
+
+impl InterfaceMonitor {
+    /// Subscribes. Every later change is reported.
+    ///
+    /// # Errors
+    /// The system's: it has no netlink, or a sandbox refuses it.
+    pub fn new() -> io::Result<Self> {
+        // Its protocol is NETLINK_ROUTE without another number.
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        let groups = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR;
+        bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+        // After the subscription: a change that comes meanwhile is announced as well, and has no effect the second time.
+        Ok(Self { socket, known: all()?, buffer: vec![0; netlink::BUFFER] })
+    }
+
+    /// The socket that [`InterfaceMonitor::wait`] sleeps in: a child of a fork may close what it inherited.
+    #[must_use]
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Sleeps until something has changed, and returns the changes in order, each with the name of its interface.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn wait(&mut self) -> io::Result<Vec<(String, InterfaceChange)>> {
+        let mut changes = Vec::new();
+        while changes.is_empty() {
+            match recvfrom(&self.socket, &mut self.buffer[..], RecvFlags::empty()) {
+                Ok((_, len, Some(from))) if is_kernel(&from) => {
+                    let bytes = self.buffer.get(..len).unwrap_or_default();
+                    for message in netlink::messages(bytes) {
+                        apply(&mut self.known, &message, &mut changes);
+                    }
+                }
+                Ok((_, _, Some(from))) if from.address_family() == AddressFamily::NETLINK => {}
+                Ok(_) => {
+                    return Err(io::Error::other("the descriptor of the netlink socket is another file now"));
+                }
+                Err(Errno::INTR) => {}
+                // Announcements were lost: the kernel knows what they said.
+                Err(Errno::NOBUFS) => {
+                    let before = std::mem::replace(&mut self.known, all()?);
+                    compare_all(&before, &self.known, &mut changes);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(changes)
+    }
+}
+
+/// Any process may send messages to the socket of another one of its user.
+fn is_kernel(from: &SocketAddrAny) -> bool {
+    SocketAddrNetlink::try_from(from.clone()).is_ok_and(|from| from.pid() == 0)
+}
+
+/// The state of every interface.
+fn all() -> io::Result<Links> {
+    let mut links = Links::new();
+    for (kind, header) in [(RTM_GETLINK, LINK_HEADER), (RTM_GETADDR, ADDRESS_HEADER)] {
+        netlink::dump(kind, &vec![0; header], |message| apply(&mut links, message, &mut Vec::new()))?;
+    }
+    Ok(links)
+}
+
+/// Changes the state as a message of the kernel says.
+fn apply(links: &mut Links, message: &Message<'_>, changes: &mut Vec<(String, InterfaceChange)>) {
+    let (family, index) = (message.body.first().copied(), message.number(4));
+    match message.kind {
+        // Bridges announce their ports as well, with a family of their own.
+        RTM_NEWLINK if family == Some(0) => update(links, index, changes, |link| {
+            let attributes = message.body.get(LINK_HEADER..)?;
+            if let Some(name) = attribute(attributes, IFLA_IFNAME) {
+                link.name = text(name);
+            }
+            if let Some(address) = attribute(attributes, IFLA_ADDRESS) {
+                link.hardware_address = address.to_vec();
+            }
+            link.is_running = message.number(8)? & RUNNING == RUNNING;
+            Some(())
+        }),
+        RTM_DELLINK if family == Some(0) => {
+            if let Some(link) = index.and_then(|index| links.remove(&index)) {
+                changes.push((link.name, InterfaceChange::Removed));
+            }
+        }
+        RTM_NEWADDR | RTM_DELADDR if index.is_some_and(|index| links.contains_key(&index)) => {
+            update(links, index, changes, |link| {
+                let address = address(message.body)?;
+                if message.kind == RTM_NEWADDR {
+                    link.addresses.insert(address);
+                } else {
+                    link.addresses.remove(&address);
+                }
+                Some(())
+            });
+        }
+        _ => {}
+    }
+}
+
+/// Changes one interface. A message that is too short changes nothing that follows its end.
+fn update(
+    links: &mut Links,
+    index: Option<u32>,
+    changes: &mut Vec<(String, InterfaceChange)>,
+    change: impl FnOnce(&mut Link) -> Option<()>,
+) {
+    let Some(index) = index else { return };
+    let before = links.get(&index).cloned();
+    let link = links.entry(index).or_default();
+    let _ = change(link);
+    if let Some(before) = before {
+        compare(&before, link, changes);
+    }
+}
+
+fn compare_all(before: &Links, now: &Links, changes: &mut Vec<(String, InterfaceChange)>) {
+    for (index, link) in before {
+        match now.get(index) {
+            Some(now) => compare(link, now, changes),
+            None => changes.push((link.name.clone(), InterfaceChange::Removed)),
+        }
+    }
+}
+
+/// The changes from one state of an interface to another one.
+fn compare(before: &Link, now: &Link, changes: &mut Vec<(String, InterfaceChange)>) {
+    if before.name != now.name {
+        changes.push((before.name.clone(), InterfaceChange::Removed));
+        return;
+    }
+    let mut report = |is_so: bool, change| {
+        if is_so {
+            changes.push((now.name.clone(), change));
+        }
+    };
+    report(before.is_running && !now.is_running, InterfaceChange::Down);
+    report(before.hardware_address != now.hardware_address, InterfaceChange::HardwareAddress);
+    report(before.addresses != now.addresses, InterfaceChange::Addresses);
+    report(!before.is_running && now.is_running, InterfaceChange::Up);
+}
+
+/// The address of a message about one, with the length of its prefix.
+fn address(body: &[u8]) -> Option<(IpAddr, u8)> {
+    let attributes = body.get(ADDRESS_HEADER..)?;
+    let bytes = attribute(attributes, IFA_LOCAL).or_else(|| attribute(attributes, IFA_ADDRESS))?;
+    let address = match bytes.len() {
+        4 => Ipv4Addr::from(*bytes.first_chunk::<4>()?).into(),
+        16 => Ipv6Addr::from(*bytes.first_chunk::<16>()?).into(),
+        _ => return None,
+    };
+    Some((address, *body.get(1)?))
+}
+
+/// Text that ends with a zero.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::sync::mpsc;
+    use std::time::Duration;
+    use uiw_interop::stock::Network;
+
+    /// A message with its header, the fixed part of its body, and attributes.
+    fn message(kind: u16, fixed: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut bytes = vec![0; 16];
+        bytes.extend(fixed);
+        for (name, value) in attributes {
+            bytes.extend(((4 + value.len()) as u16).to_ne_bytes());
+            bytes.extend(name.to_ne_bytes());
+            bytes.extend(*value);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        let len = bytes.len() as u32;
+        bytes[..4].copy_from_slice(&len.to_ne_bytes());
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes
+    }
+
+    fn link(kind: u16, family: u8, flags: u32, name: &str, mac: u8) -> Vec<u8> {
+        let mut fixed = vec![family, 0, 0, 0];
+        fixed.extend(7u32.to_ne_bytes());
+        fixed.extend(flags.to_ne_bytes());
+        fixed.extend([0; 4]);
+        message(kind, &fixed, &[(IFLA_ADDRESS, &[mac; 6]), (IFLA_IFNAME, format!("{name}\0").as_bytes())])
+    }
+
+    fn address_of(kind: u16, index: u32, last: u8) -> Vec<u8> {
+        let mut fixed = vec![2, 24, 0, 0];
+        fixed.extend(index.to_ne_bytes());
+        message(kind, &fixed, &[(IFA_ADDRESS, &[10, 0, 0, 254]), (IFA_LOCAL, &[10, 0, 0, last])])
+    }
+
+    fn changes(links: &mut Links, bytes: &[u8]) -> Vec<InterfaceChange> {
+        let mut changes = Vec::new();
+        netlink::messages(bytes).for_each(|message| apply(links, &message, &mut changes));
+        assert!(changes.iter().all(|(name, _)| name == "e0"), "{changes:?}");
+        changes.into_iter().map(|(_, change)| change).collect()
+    }
+
+    #[test]
+    fn changes_reported_once() {
+        use InterfaceChange::*;
+        let mut links = Links::new();
+        let mut see = |bytes: Vec<u8>| changes(&mut links, &bytes);
+        assert_eq!(see(link(RTM_NEWLINK, 0, RUNNING, "e0", 1)), []);
+        assert_eq!(see(address_of(RTM_NEWADDR, 7, 1)), [Addresses]);
+        // Lifetimes are renewed by the same message.
+        assert_eq!(see(address_of(RTM_NEWADDR, 7, 1)), []);
+        assert_eq!(
+            see([address_of(RTM_NEWADDR, 7, 2), address_of(RTM_DELADDR, 7, 1)].concat()),
+            [Addresses; 2]
+        );
+        assert_eq!(see(address_of(RTM_DELADDR, 7, 1)), []);
+        assert_eq!(see(link(RTM_NEWLINK, 0, 1, "e0", 1)), [Down]);
+        assert_eq!(see(link(RTM_NEWLINK, 0, 1, "e0", 1)), []);
+        assert_eq!(see(link(RTM_NEWLINK, 0, RUNNING | 8, "e0", 2)), [HardwareAddress, Up]);
+        let flap = [link(RTM_NEWLINK, 0, 0, "e0", 2), link(RTM_NEWLINK, 0, RUNNING, "e0", 2)];
+        assert_eq!(see(flap.concat()), [Down, Up]);
+        // It leaves a bridge; another interface has an address.
+        assert_eq!(see(link(RTM_DELLINK, 7, RUNNING, "e0", 2)), []);
+        assert_eq!(see(address_of(RTM_NEWADDR, 9, 5)), []);
+        assert_eq!(see(link(RTM_DELLINK, 0, 0, "e0", 2)), [Removed]);
+        assert_eq!(see(link(RTM_DELLINK, 0, 0, "e0", 2)), []);
+    }
+
+    #[test]
+    fn renamed_interface_is_removed() {
+        let mut links = Links::new();
+        assert_eq!(changes(&mut links, &link(RTM_NEWLINK, 0, RUNNING, "e0", 1)), []);
+        assert_eq!(changes(&mut links, &link(RTM_NEWLINK, 0, RUNNING, "e1", 1)), [InterfaceChange::Removed]);
+    }
+
+    #[test]
+    fn lost_announcements_found_by_comparison() {
+        let (mut before, mut now) = (Links::new(), Links::new());
+        changes(&mut before, &link(RTM_NEWLINK, 0, RUNNING, "e0", 1));
+        changes(&mut now, &link(RTM_NEWLINK, 0, 0, "e0", 1));
+        let mut found = Vec::new();
+        compare_all(&before, &now, &mut found);
+        compare_all(&now, &Links::new(), &mut found);
+        let expected =
+            [InterfaceChange::Down, InterfaceChange::Removed].map(|change| ("e0".to_owned(), change));
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn cut_messages_are_harmless() {
+        for whole in [link(RTM_NEWLINK, 0, RUNNING, "e0", 1), address_of(RTM_NEWADDR, 7, 1)] {
+            for len in 0..whole.len() {
+                let mut cut = whole[..len].to_vec();
+                if len >= 4 {
+                    cut[..4].copy_from_slice(&(len as u32).to_ne_bytes());
+                }
+                let mut links = Links::from([(7, Link { name: "e0".to_owned(), ..Link::default() })]);
+                netlink::messages(&cut).for_each(|message| apply(&mut links, &message, &mut Vec::new()));
+            }
+        }
+    }
+
+    #[test]
+    fn changes_of_namespace_reported() {
+        let Some(network) = Network::veth() else { return };
+        let ip = |args: &[&str]| {
+            let mut command = Command::new("ip");
+            command.args(args);
+            assert!(network.server(command).status().unwrap().success(), "{args:?}");
+        };
+        let mut monitor = network.inside_server(InterfaceMonitor::new).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let _ = std::thread::spawn(move || {
+            while let Ok(changes) = monitor.wait() {
+                for change in changes {
+                    if sender.send(change).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        let await_change = |expected| {
+            let mut others = Vec::new();
+            loop {
+                let (name, change) = receiver.recv_timeout(Duration::from_secs(60)).expect("a change");
+                assert_eq!(name, "veth0");
+                if change == expected {
+                    return others;
+                }
+                others.push(change);
+            }
+        };
+        ip(&["address", "add", "10.9.9.9/24", "dev", "veth0"]);
+        await_change(InterfaceChange::Addresses);
+        ip(&["link", "set", "veth0", "address", "02:00:00:00:00:07"]);
+        await_change(InterfaceChange::HardwareAddress);
+        ip(&["link", "set", "veth0", "down"]);
+        await_change(InterfaceChange::Down);
+        ip(&["link", "set", "veth0", "up"]);
+        await_change(InterfaceChange::Up);
+        ip(&["link", "delete", "veth0"]);
+        let before = await_change(InterfaceChange::Removed);
+        assert!(before.contains(&InterfaceChange::Down), "{before:?}");
+    }
+}
