@@ -149,29 +149,6 @@ pub(crate) struct CpReply {
     pub(crate) at: Option<(u64, u32)>,
 }
 
-const STRIPED: &[u8] = b"uiw-striped/1 ";
-
-/// The first message of `uiw perf --stripes`. The answer is a [`PerfReply`]; from then on an empty message is answered with [`Stats`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StripedOrder {
-    pub(crate) op: Op,
-    /// Bytes of a message.
-    pub(crate) size: u32,
-    /// Messages that the memory for Writes and Reads holds side by side.
-    pub(crate) slots: u32,
-    pub(crate) validate: bool,
-}
-
-impl StripedOrder {
-    pub(crate) fn message(&self) -> Vec<u8> {
-        with_json(STRIPED, self)
-    }
-
-    pub(crate) fn of(message: &[u8]) -> Option<Self> {
-        parse(message, STRIPED)
-    }
-}
-
 /// The server's private data in its Reply to a perf client.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PerfReply {

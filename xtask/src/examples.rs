@@ -24,7 +24,7 @@ pub(crate) struct Options {}
 const FACADE: &str = "uiw";
 
 /// The facade, and the crates whose items it passes on.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 9] = [
     FACADE,
     "uiw-counters",
     "uiw-ddp",
@@ -33,7 +33,6 @@ const CRATES: [&str; 10] = [
     "uiw-mpa",
     "uiw-rdmap",
     "uiw-stream",
-    "uiw-striping",
     "uiw-verbs",
 ];
 

@@ -12,7 +12,6 @@ mod place;
 mod raw;
 mod sessions;
 mod shares;
-mod striped;
 mod transfer;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, PeerOptions, listen, receive_memory};
@@ -35,7 +34,7 @@ use std::time::Duration;
 use transfer::Transfers;
 use uiw_cabi::settings::DeadAfter;
 use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use uiw_verbs::{Device, Error, Limits, Pd, StripedListener};
+use uiw_verbs::{Device, Error, Limits, Pd};
 
 /// Connections that TCP may complete before we take them.
 const BACKLOG: u32 = 1024;
@@ -129,8 +128,6 @@ struct Server {
     shares: Shares,
     transfers: Transfers,
     comparisons: Comparisons,
-    /// `None`: the options are none of striped connections.
-    striped: Option<StripedListener>,
     /// `None`: connections may be idle for any time.
     idle: Option<Idle>,
 }
@@ -165,10 +162,8 @@ fn serve(
         tracing::warn!(connections, "the limit of descriptors (`ulimit -n`) bounds the connections");
     }
     let pd = device.alloc_pd()?;
-    let local = listeners.first().map_or(addresses[0], Listener::local_addr);
     let server = Arc::new(Server {
         device: device.clone(),
-        striped: striped::listener(&pd, local, &options),
         pd,
         stop: Arc::clone(stop),
         peer_options: peer_options.clone(),
@@ -186,10 +181,6 @@ fn serve(
         }
     });
     let watch = watch.map_err(|error| Failure::local("cannot start a thread", error))?;
-    let own = Arc::clone(&server);
-    let accepting = std::thread::Builder::new().name("uiw-striped".to_owned());
-    let accepting = accepting.spawn(move || striped::accept(&own));
-    let accepting = accepting.map_err(|error| Failure::local("cannot start a thread", error))?;
     let mut outcome = Ok(());
     loop {
         // Not in the device: a connection's thread that waits there is woken only by its own events.
@@ -215,7 +206,7 @@ fn serve(
     }
     drop(listeners);
     server.sessions.over();
-    let _ = (watch.join(), accepting.join());
+    let _ = watch.join();
     outcome
 }
 
@@ -265,7 +256,6 @@ const STACK: usize = 8 << 20;
 
 /// Starts the thread of a connection.
 fn begin(server: &Arc<Server>, request: ConnRequest) {
-    let Some(request) = striped::offer(server, request) else { return };
     let peer = request.peer_addr();
     if let Err(busy) = server.sessions.enter(peer.ip()) {
         tracing::warn!(%peer, %busy, "connection rejected");
