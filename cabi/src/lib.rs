@@ -25,6 +25,7 @@ pub mod denied;
 pub mod device;
 pub mod dmabuf;
 mod engine;
+pub mod environment;
 pub mod errno;
 pub mod fault_handler;
 mod fork;

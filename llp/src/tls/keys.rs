@@ -185,8 +185,8 @@ impl SecretKey {
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let pem = read_secret(path)?;
         let content = |what: String| KeyError::Content { path: path.to_owned(), what };
-        let der = PrivateKeyDer::from_pem_slice(&pem)
-            .map_err(|error| content(format!("no private key in PEM: {error}")))?;
+        // The error would have what is in the file.
+        let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| content("no private key in PEM".into()))?;
         Self::from_der(der).map_err(|error| content(error.to_string()))
     }
 
