@@ -134,6 +134,9 @@ pub(crate) struct CpOrder {
     pub(crate) token: u64,
     /// Whether files go to the server.
     pub(crate) push: bool,
+    /// Whether the client takes signs of life: [`uiw_cli::files::protocol::Reply::Working`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) pulse: bool,
     pub(crate) slots: u16,
     /// The client's slots: tagged offset and STag.
     pub(crate) at: (u64, u32),
@@ -306,6 +309,7 @@ mod tests {
                 share: "s".repeat(64),
                 token: u64::MAX,
                 push: false,
+                pulse: true,
                 slots: u16::MAX,
                 at: (u64::MAX, u32::MAX),
                 peer_options: perf().peer_options,
