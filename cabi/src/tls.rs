@@ -149,6 +149,13 @@ pub fn read(file: &Path, options: &TlsOptions) -> Result<TlsConfig, KeyError> {
     }
 }
 
+/// The file of pinned keys that the file names; `None` where it names none, or cannot be read.
+#[must_use]
+pub fn pinned_file(file: &Path) -> Option<PathBuf> {
+    let text = read_protected(file).ok()?;
+    Lines::read(file, &text).ok()?.pinned
+}
+
 /// The file and those that it names, as far as it can be read.
 pub(crate) fn files(file: &Path) -> Vec<PathBuf> {
     let mut files = vec![file.to_owned()];

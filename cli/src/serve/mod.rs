@@ -97,7 +97,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     };
     let is_here = addresses.iter().all(|address| address.ip().is_loopback());
     let is_default = !args.share.is_empty() && !is_here && !args.clear;
-    let opener = &if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
+    let opener = if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
+    let opener = &opener.checking(shares::checker(&args.share));
     // SIGHUP makes a service read its files again, if it has any; a server in a terminal ends with the terminal.
     let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {
         let opener = opener.clone();
@@ -105,7 +106,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
             Ok(()) if !opener.has_tls() => tracing::info!("SIGHUP: there are no files to be read again"),
             Ok(()) => tracing::info!("the files of TLS were read again"),
             Err(failure) => {
-                tracing::error!(error = failure.cause(), "the configuration of TLS before holds on");
+                tracing::error!(error = failure.cause(), "the configuration of TLS before stays in force");
             }
         })?
     } else {
@@ -313,6 +314,12 @@ fn session(server: &Server, request: ConnRequest, service: Service, peer: &Peer)
             return Err(Failure::lost(peer, why));
         }
     };
+    if shares::is_limited(request.peer_identity()) && !matches!(service, Service::Cp(_)) {
+        let address = request.peer_addr();
+        let why = "the key is limited to shares (`uiw cp`)";
+        let _ = request.reject(why.as_bytes());
+        return Err(Failure::lost(address, format!("refused: {why}")));
+    }
     match service {
         Service::Ping(order) => ping::serve(server, request, &order),
         Service::Perf(order) => perf::serve(server, request, &order),

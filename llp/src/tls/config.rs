@@ -113,6 +113,15 @@ impl TlsConfig {
         }
     }
 
+    /// The keys of peers that are accepted; `None` with certificates.
+    #[must_use]
+    pub fn pinned(&self) -> Option<&PinnedKeys> {
+        match &*self.trust {
+            Trust::Pinned(pinned) => Some(pinned),
+            Trust::Authorities { .. } => None,
+        }
+    }
+
     /// Adds to the access list. Without one every authentic peer is accepted; with one, only those that a pattern fits: a name (of a
     /// pinned key, or a certificate's DNS name or URI) in which `*` stands for any characters, an IP address of a certificate, or a
     /// fingerprint (`SHA256:..`).
