@@ -1,7 +1,7 @@
 //! Where a process publishes its counters: for programs on the libraries, and for uiw's own.
 
-use crate::settings::{Settings, is_secure_execution};
-use std::env;
+use crate::environment;
+use crate::settings::Settings;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
@@ -38,10 +38,6 @@ impl Counters {
     /// Where a process publishes whose counting code is in the file `library`.
     #[must_use]
     pub fn publish(&self, library: String) -> Option<Publish> {
-        if is_secure_execution() {
-            // The environment is of a user with fewer rights, which must not decide where files are made.
-            return None;
-        }
         let directory = match self {
             Self::Off => return None,
             Self::In(path) => Directory::given(path),
@@ -54,7 +50,7 @@ impl Counters {
 /// The directory of this user: `uiw` in the runtime directory that `XDG_RUNTIME_DIR` names, otherwise `/tmp/uiw-UID`.
 #[must_use]
 pub fn user() -> Directory {
-    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = environment::variable("XDG_RUNTIME_DIR").map(PathBuf::from);
     Directory::of_user(runtime.as_deref())
 }
 
@@ -66,7 +62,7 @@ pub(crate) fn of_library(settings: &Settings) -> Option<Publish> {
 /// Where `uiw run` counts what a process moves, a process that cannot publish says so: it would be reported as one that moved nothing.
 pub(crate) fn report_unpublished(settings: &Settings, is_published: bool) {
     let Counters::In(path) = &settings.counters else { return };
-    if !is_published && !is_secure_execution() {
+    if !is_published {
         let why =
             Directory::given(path).check().map_or_else(|error| format!(": {error}"), |()| String::new());
         crate::log::note!(
@@ -108,6 +104,6 @@ mod tests {
 
     #[test]
     fn the_file_of_this_code_is_this_program() {
-        assert_eq!(Path::new(&library()), env::current_exe().unwrap().canonicalize().unwrap());
+        assert_eq!(Path::new(&library()), std::env::current_exe().unwrap().canonicalize().unwrap());
     }
 }

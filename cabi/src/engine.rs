@@ -86,6 +86,10 @@ impl Engine {
             return Ok(device.clone());
         }
         let settings = Settings::get()?;
+        if let Some(line) = settings.refused_tls() {
+            crate::log::note!("{line}");
+            return Err(Errno::PERM.because(line));
+        }
         // At its first use the library of CRCs finds out what the processor has, in a cell on which other threads wait. A fork does not
         // come in between: it waits for this lock.
         std::hint::black_box(uiw_mpa::crc32c(b""));

@@ -23,6 +23,8 @@ impl Errno {
     pub const BUSY: Self = Self(libc::EBUSY);
     /// The object came through a fork: its engine runs in the parent.
     pub const INHERITED: Self = Self(libc::EIO);
+    /// The program must not do it.
+    pub const PERM: Self = Self(libc::EPERM);
     /// An internal failure.
     pub const IO: Self = Self(libc::EIO);
     /// Nothing there yet.
@@ -78,6 +80,7 @@ impl Errno {
             (libc::ENOMEM, "ENOMEM"),
             (libc::EBUSY, "EBUSY"),
             (libc::EIO, "EIO"),
+            (libc::EPERM, "EPERM"),
             (libc::ENODEV, "ENODEV"),
             (libc::EFAULT, "EFAULT"),
             (libc::ENODATA, "ENODATA"),

@@ -26,6 +26,7 @@ pub mod device;
 mod device_events;
 pub mod dmabuf;
 mod engine;
+pub mod environment;
 pub mod errno;
 pub mod fault_handler;
 mod fork;

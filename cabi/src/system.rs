@@ -14,13 +14,12 @@ use crate::abi::event::ibv_async_event;
 use crate::abi::ibv_device;
 use crate::boundary::Result;
 use crate::context;
+use crate::environment;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::object;
-use crate::settings::is_secure_execution;
 use crate::system::path::{VARIABLE, check};
 use std::collections::BTreeMap;
-use std::env;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
@@ -58,11 +57,7 @@ static SYSTEM: OnceLock<std::result::Result<System, String>> = OnceLock::new();
 /// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is loaded: providers that a program is linked
 /// with register with it after that.
 pub fn load(slots: &[Slot]) {
-    let Some(path) = env::var_os(VARIABLE).filter(|path| !path.is_empty()) else { return };
-    // The environment is of a user with fewer rights.
-    if is_secure_execution() {
-        return;
-    }
+    let Some(path) = environment::variable(VARIABLE) else { return };
     let loaded = match check(&path.to_string_lossy()) {
         Ok(()) => open(&path, slots),
         Err(rule) => Err(rule.to_owned()),
@@ -149,7 +144,7 @@ fn system() -> Result<Option<&'static System>> {
         Some(Ok(system)) => Ok(Some(system)),
         Some(Err(why)) => {
             static SAID: AtomicBool = AtomicBool::new(false);
-            let path = env::var_os(VARIABLE).map(PathBuf::from).unwrap_or_default();
+            let path = environment::variable(VARIABLE).map(PathBuf::from).unwrap_or_default();
             if !SAID.swap(true, Ordering::Relaxed) {
                 crate::log::note!("uiw: {VARIABLE}={}: {why}", path.display());
             }

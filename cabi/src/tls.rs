@@ -71,8 +71,9 @@ impl Lines {
             }
             let (word, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
             let value = value.trim();
+            // Errors name words of the format alone: a user that cannot read the file may read them.
             if value.is_empty() {
-                return Err(line.wrong(format!("`{word}` has no value")));
+                return Err(line.wrong("expected a word and a value"));
             }
             let path = || Some(directory.join(value));
             let twice = match word {
@@ -88,7 +89,7 @@ impl Lines {
                 }
                 _ => {
                     let known = "mode, key, pinned, certificate, authority, server-name or allow";
-                    return Err(line.wrong(format!("`{word}`: expected {known}")));
+                    return Err(line.wrong(format!("expected {known}")));
                 }
             };
             if twice {
@@ -146,6 +147,13 @@ pub fn read(file: &Path, options: &TlsOptions) -> Result<TlsConfig, KeyError> {
         Some(log) => config.key_log(log),
         None => Ok(config),
     }
+}
+
+/// The file of pinned keys that the file names; `None` where it names none, or cannot be read.
+#[must_use]
+pub fn pinned_file(file: &Path) -> Option<PathBuf> {
+    let text = read_protected(file).ok()?;
+    Lines::read(file, &text).ok()?.pinned
 }
 
 /// The file and those that it names, as far as it can be read.
@@ -229,11 +237,8 @@ mod tests {
             ("mode x509\nkey key.pem\npinned pins", "tls: `pinned` belongs to mode raw"),
             ("mode x509\nkey key.pem", "tls: no line `certificate FILE`"),
             ("mode raw\nkey key.pem\npinned nowhere", "nowhere: No such file or directory (os error 2)"),
-            ("key", "tls:1: `key` has no value"),
-            (
-                "keys a",
-                "tls:1: `keys`: expected mode, key, pinned, certificate, authority, server-name or allow",
-            ),
+            ("key", "tls:1: expected a word and a value"),
+            ("keys a", "tls:1: expected mode, key, pinned, certificate, authority, server-name or allow"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.ends_with(why), "{text:?}: {error}");

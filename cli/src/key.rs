@@ -42,6 +42,9 @@ enum Command {
         key: String,
         /// What to call the peer, in logs and access lists
         name: String,
+        /// Pin it although another key is pinned under this name
+        #[arg(long)]
+        add: bool,
     },
 }
 
@@ -65,12 +68,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 uiw_cli::note!("{fingerprint}");
             }
         }
-        Command::Pin { file, key, name } => pin(file, key, name)?,
+        Command::Pin { file, key, name, add } => pin(file, key, name, *add)?,
     }
     Ok(())
 }
 
-pub(crate) fn pin(file: &Path, key: &str, name: &str) -> Result<()> {
+/// Adds a key to a file of pinned keys. With `add`, also under a name that has another one.
+pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
     if name.trim().is_empty() || name.contains(['\n', '\r']) {
         return Err(Failure::usage(format!("{name:?}"), "no name", "name the peer in one line"));
     }
@@ -80,6 +84,16 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str) -> Result<()> {
         if let Some(name) = pinned.name_of(&key) {
             let why = format!("it is pinned as `{name}` in {} already", file.display());
             return Err(Failure::new(Exit::Failed, key.fingerprint(), why, "edit that line to rename it"));
+        }
+        if let Some(line) = pinned.lines().find(|line| line.name == name.trim()).filter(|_| !add) {
+            let why = format!(
+                "another key ({}) is pinned under this name: {}:{}",
+                line.key.fingerprint(),
+                file.display(),
+                line.number
+            );
+            let fix = "replace that line if the key has changed, or pin a second key with --add";
+            return Err(Failure::new(Exit::Failed, name, why, fix));
         }
     }
     let unwritable = |error| {

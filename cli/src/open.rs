@@ -13,7 +13,7 @@ use uiw_cabi::tls::{self, TlsOptions};
 use uiw_llp::capability;
 use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 use uiw_llp::fault::{FaultStack, Faults};
-use uiw_llp::tls::{Tls, TlsConfig};
+use uiw_llp::tls::{PinnedLine, Tls, TlsConfig};
 use uiw_llp::{Spec, SpecError};
 use uiw_verbs::counters::Publish;
 use uiw_verbs::{Device, DeviceOptions, Limits};
@@ -113,7 +113,12 @@ struct TlsFile {
     options: TlsOptions,
     /// Made when the first device is opened.
     tls: OnceLock<Tls>,
+    /// Whether the lines of pinned keys mean something here.
+    check: Option<Arc<CheckLine>>,
 }
+
+/// What is wrong with a line of pinned keys, if something is.
+pub(crate) type CheckLine = dyn Fn(&PinnedLine<'_>) -> std::result::Result<(), String> + Send + Sync;
 
 /// The path that a variable has.
 fn variable(name: &str) -> Option<PathBuf> {
@@ -123,11 +128,22 @@ fn variable(name: &str) -> Option<PathBuf> {
 impl TlsFile {
     fn new(global: &Global, key_log: Option<PathBuf>) -> Option<Self> {
         let path = global.tls.clone().or_else(|| variable(tls::VARIABLE))?;
-        Some(Self { path, options: TlsOptions { key_log, ..TlsOptions::default() }, tls: OnceLock::new() })
+        let options = TlsOptions { key_log, ..TlsOptions::default() };
+        Some(Self { path, options, tls: OnceLock::new(), check: None })
     }
 
     fn read(&self) -> Result<TlsConfig> {
-        tls::read(&self.path, &self.options).map_err(key::failure)
+        let config = tls::read(&self.path, &self.options).map_err(key::failure)?;
+        if let (Some(check), Some(pinned)) = (&self.check, config.pinned()) {
+            for line in pinned.lines() {
+                check(&line).map_err(|why| {
+                    let file = tls::pinned_file(&self.path).unwrap_or_else(|| self.path.clone());
+                    let what = format!("{}:{}", file.display(), line.number);
+                    Failure::usage(what, why, "correct the line: see docs/cp.md")
+                })?;
+            }
+        }
+        Ok(config)
     }
 
     fn get(&self) -> Result<Tls> {
@@ -192,8 +208,17 @@ impl Opener {
     /// The same with the TLS of this file, unless another one is named.
     pub(crate) fn or_tls(self, path: PathBuf) -> Self {
         let options = TlsOptions { key_log: self.key_log.clone(), ..TlsOptions::default() };
-        let default = || Arc::new(TlsFile { path, options, tls: OnceLock::new() });
+        let default = || Arc::new(TlsFile { path, options, tls: OnceLock::new(), check: None });
         Self { tls: Some(self.tls.unwrap_or_else(default)), ..self }
+    }
+
+    /// The same, of which every line of pinned keys is checked when the files are read: now, with the first device, and again.
+    pub(crate) fn checking(self, check: Arc<CheckLine>) -> Self {
+        let tls = self.tls.map(|file| {
+            let (path, options) = (file.path.clone(), file.options.clone());
+            Arc::new(TlsFile { path, options, tls: OnceLock::new(), check: Some(check) })
+        });
+        Self { tls, ..self }
     }
 
     /// The same without TLS.

@@ -1,6 +1,6 @@
 //! One connection on the raw layer: a queue pair, the queue where it completes, and ways to wait for that queue.
 
-use crate::fail::{Failure, Result};
+use crate::fail::{Exit, Failure, Result};
 use crate::spin::Spin;
 use crate::stop::Stop;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -151,6 +151,11 @@ impl Half {
         let info = match event.flatten() {
             Some(CmEventKind::Established(info)) => info,
             Some(CmEventKind::Failed(error)) => return Err(Failure::connecting(peer, options, &error)),
+            _ if until.deadline.is_some_and(|at| at <= Instant::now()) => {
+                let (what, fix) =
+                    (format!("cannot connect to {peer}"), "check the address and firewalls on the way");
+                return Err(Failure::new(Exit::Unreachable, what, "no answer in time", fix));
+            }
             _ => return Err(Failure::lost(peer, "the connection ended while it was set up")),
         };
         let Self { device, cq, qp, channel, .. } = self;

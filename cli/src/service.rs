@@ -134,6 +134,9 @@ pub(crate) struct CpOrder {
     pub(crate) token: u64,
     /// Whether files go to the server.
     pub(crate) push: bool,
+    /// Whether the client takes signs of life: [`uiw_cli::files::protocol::Reply::Working`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) pulse: bool,
     pub(crate) slots: u16,
     /// The client's slots: tagged offset and STag.
     pub(crate) at: (u64, u32),
@@ -147,29 +150,6 @@ pub(crate) struct CpReply {
     /// The server's slots, where files go to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) at: Option<(u64, u32)>,
-}
-
-const STRIPED: &[u8] = b"uiw-striped/1 ";
-
-/// The first message of `uiw perf --stripes`. The answer is a [`PerfReply`]; from then on an empty message is answered with [`Stats`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct StripedOrder {
-    pub(crate) op: Op,
-    /// Bytes of a message.
-    pub(crate) size: u32,
-    /// Messages that the memory for Writes and Reads holds side by side.
-    pub(crate) slots: u32,
-    pub(crate) validate: bool,
-}
-
-impl StripedOrder {
-    pub(crate) fn message(&self) -> Vec<u8> {
-        with_json(STRIPED, self)
-    }
-
-    pub(crate) fn of(message: &[u8]) -> Option<Self> {
-        parse(message, STRIPED)
-    }
 }
 
 /// The server's private data in its Reply to a perf client.
@@ -329,6 +309,7 @@ mod tests {
                 share: "s".repeat(64),
                 token: u64::MAX,
                 push: false,
+                pulse: true,
                 slots: u16::MAX,
                 at: (u64::MAX, u32::MAX),
                 peer_options: perf().peer_options,

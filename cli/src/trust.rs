@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use uiw_llp::PeerIdentity;
-use uiw_llp::tls::{PinnedKeys, SecretKey};
+use uiw_llp::tls::{PinnedKeys, PublicKey, SecretKey};
 
 /// Which end this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +93,14 @@ impl Trust {
     }
 }
 
+/// Makes a warning stand out.
+const RULE: &str = "@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@";
+
+/// The fingerprint of a key in base64.
+fn fingerprint(key: &str) -> String {
+    key.parse::<PublicKey>().map_or_else(|_| key.to_owned(), |key| key.fingerprint().to_string())
+}
+
 impl Files {
     fn public_key(&self) -> Result<String> {
         Ok(SecretKey::read(&self.key).map_err(key::failure)?.public_key().to_string())
@@ -105,30 +113,47 @@ impl Files {
     /// Refuses a server that has the key of another one, if a key is pinned under this server's own name.
     pub(crate) fn check(&self, host: &str, identity: Option<&PeerIdentity>) -> Result<()> {
         let Some(PeerIdentity::PublicKey { name, fingerprint, .. }) = identity else { return Ok(()) };
-        let is_named = self.pinned()?.iter().any(|(_, name)| name == host);
-        if !is_named || name == host {
+        if name == host {
             return Ok(());
         }
-        let why =
-            format!("it has the key of `{name}` ({fingerprint}), and another one is pinned as `{host}`");
-        let fix = format!("if that is right, correct the line in {}", self.pinned.display());
-        Err(Failure::new(Exit::Unreachable, host, why, fix).refused(Refusal::Unaccepted))
+        self.changed(host, &fingerprint.to_string()).map_or(Ok(()), Err)
+    }
+
+    /// The failure of a server that does not have the key that is pinned under its name, and before it the warning; `None` if none is pinned.
+    fn changed(&self, host: &str, fingerprint: &str) -> Option<Failure> {
+        let pinned = self.pinned().ok()?;
+        let lines: Vec<_> = pinned.lines().filter(|line| line.name == host).collect();
+        let first = lines.first()?;
+        let at = |number: usize| format!("{}:{number}", self.pinned.display());
+        uiw_cli::note!("{RULE}\nWARNING: THE KEY OF THE SERVER {host} HAS CHANGED\n{RULE}");
+        uiw_cli::note!(
+            "Someone may have taken its place, and would read and change what is copied. Or its key was replaced."
+        );
+        uiw_cli::note!("its key now:  {fingerprint}");
+        for line in &lines {
+            uiw_cli::note!("pinned key:   {} in {}", line.key.fingerprint(), at(line.number));
+        }
+        let why = format!("its key {fingerprint} is not the one that is pinned in {}", at(first.number));
+        let fix = "nothing was copied; ask whoever operates the server whether its key was replaced, and for its fingerprint";
+        Some(Failure::new(Exit::Unreachable, host, why, fix).refused(Refusal::Unaccepted))
     }
 
     /// Pins the key of a server of which none is pinned yet.
     pub(crate) fn accept_new(&self, host: &str, key: &str) -> Result<()> {
-        if self.pinned()?.iter().any(|(_, name)| name == host) {
-            let why = "its key is not the one that is pinned under its name";
-            let fix = format!("if it has a new key, remove its line in {}", self.pinned.display());
-            return Err(Failure::new(Exit::Unreachable, host, why, fix));
+        let fingerprint = fingerprint(key);
+        if let Some(changed) = self.changed(host, &fingerprint) {
+            return Err(changed);
         }
-        key::pin(&self.pinned, key, host)
+        key::pin(&self.pinned, key, host, false)
     }
 
     /// What to do about a refused connection.
     pub(crate) fn explain(&self, host: &str, failure: Failure) -> Failure {
         match failure.refusal.clone() {
             Some(Refusal::UnknownKey { key }) => {
+                if let Some(changed) = self.changed(host, &fingerprint(&key)) {
+                    return changed;
+                }
                 let pinned = self.pinned.display();
                 failure.with_fix(format!(
                     "compare it with `uiw key show` there, then: uiw key pin {pinned} '{key}' {host} (or --accept-new)"

@@ -229,60 +229,6 @@ fn both_directions_are_counted_and_validated() {
     }
 }
 
-/// Every byte of a striped connection is right, also when its TCP connections are cut repeatedly: they are replaced, and what was in
-/// doubt is repeated.
-#[test]
-fn a_striped_measurement_survives_its_stripes() {
-    let server = Server::start();
-    for (op, cut) in
-        [("write", "cut-sent=300000"), ("read", "cut-received=300000"), ("send", "cut-sent=300000")]
-    {
-        for cut in [None, Some(cut)] {
-            let mut perf = Command::new(env!("CARGO_BIN_EXE_uiw"));
-            perf.args(["perf", &server.address, "--json", "--stripes", "3", "--op", op, "--size", "20000"]);
-            perf.args(["--depth", "4", "--iterations", "300", "--seconds", "60", "--validate"]);
-            perf.envs(cut.map(|cut| ("UIW_FAULT", cut)));
-            let result = &objects(&perf.stdin(Stdio::null()).output().unwrap())[0];
-            assert_eq!((&result["stripes"], &result["messages"]), (&3.into(), &300.into()), "{result}");
-            assert_eq!(result["bytes"], 300 * 20000, "{result}");
-            let count = |name: &str| result[name].as_u64().unwrap();
-            let counts = ["stripe_deaths", "stripes_replaced", "requests_repeated"].map(count);
-            match cut {
-                None => assert_eq!(counts, [0, 0, 0], "{result}"),
-                Some(_) => assert!(counts.iter().all(|count| *count > 0), "{result}"),
-            }
-        }
-    }
-    // The server goes on, for connections without stripes as well.
-    assert_eq!(objects(&uiw(&["perf", &server.address, "--json", "--iterations", "3"]))[0]["messages"], 3);
-}
-
-/// No request fits into what a path lets through before each new TCP connection is cut: the measurement ends, and says why.
-#[test]
-fn a_striped_measurement_without_progress_ends() {
-    let server = Server::start();
-    let mut perf = Command::new(env!("CARGO_BIN_EXE_uiw"));
-    perf.args([
-        "perf",
-        &server.address,
-        "--stripes",
-        "3",
-        "--op",
-        "write",
-        "--size",
-        "400000",
-        "--depth",
-        "2",
-    ]);
-    perf.args(["--seconds", "1", "--dead-after", "2s"]).env("UIW_FAULT", "cut-sent=300000");
-    let output = perf.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(4), "{said}");
-    let why = "the striped connection has ended: nothing was placed after a stripe had died, on ";
-    assert!(said.contains(why), "{said}");
-    assert!(said.contains("; the last stripe ended with: "), "{said}");
-}
-
 /// What the intervals have is, together, what the result has: their messages, one after the other in time.
 #[test]
 fn intervals_add_up() {
@@ -361,10 +307,6 @@ fn wrong_measurements_are_2() {
         (&["--depth", "100000"], "under way"),
         (&["-b", "--op", "send"], "Writes and Reads"),
         (&["--chain", "9", "--depth", "8"], "chain"),
-        (&["--stripes", "2", "--op", "fetch-add"], "Writes, Reads and Sends"),
-        (&["--stripes", "2", "--op", "send", "--size", "17M"], "at most 16777216"),
-        (&["--stripes", "65"], "64"),
-        (&["--stripes", "2", "--connections", "2"], "--connections"),
         (&["--fpdu", "12"], "128"),
         (&["--latency", "--connections", "2"], "one connection"),
         (&["--latency", "--wait"], "sleeper"),

@@ -6,13 +6,72 @@ use common::{Server, text, uiw};
 use std::process::Command;
 use std::time::Duration;
 use uiw_verbs::blocking::Connection;
-use uiw_verbs::{ConnSettings, Device};
+use uiw_verbs::{ConnSettings, Device, Error};
 
 /// Processor time of a process, in ticks of a hundredth of a second.
 fn ticks(process: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// A connection for a service of `uiw serve`.
+fn order(pd: &uiw_verbs::Pd, server: &str, order: &str) -> uiw_verbs::Result<Connection> {
+    let options = r#"{"crc":false,"markers":false,"fpdu":"auto","stable_tx":false}"#;
+    let order = order.replacen('}', &format!(r#","options":{options},"wishes":{options}}}"#), 1);
+    Connection::connect(pd, server.parse().unwrap(), &ConnSettings::default().private_data(order))
+}
+
+/// Connections of one address that take all memory it can get; nothing of it is touched.
+#[test]
+fn greedy_address_leaves_others_served() {
+    let directory = std::env::temp_dir().join(format!("uiw-greedy-{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("file"), "content").unwrap();
+    let share = format!("s={}", directory.display());
+    let server = Server::with(&["--listen", "[::]:0", "--clear", "--share", &share]);
+    let port = server.address.rsplit_once(':').unwrap().1;
+    let pd = Device::open().unwrap().alloc_pd().unwrap();
+    let greedy = r#"uiw-cp/1 {"share":"s","token":1,"push":false,"slots":32,"at":[0,0]}"#;
+    let mut held = Vec::new();
+    let refused = loop {
+        match order(&pd, &format!("127.0.0.1:{port}"), greedy) {
+            Ok(connection) => held.push(connection),
+            Err(Error::Rejected { private_data, .. }) => break text(&private_data),
+            Err(error) => panic!("{error}"),
+        }
+        assert!(held.len() < 128, "one address has everything");
+    };
+    assert!(refused.contains("left for its address"), "{refused}");
+    let (other, target) = (format!("[::1]:{port}"), directory.join("copy"));
+    for command in [
+        &["ping", &other, "--count", "1"][..],
+        &["perf", &other, "--iterations", "10"],
+        &["cp", "--clear", &format!("{other}:s/file"), target.to_str().unwrap()],
+    ] {
+        let output = uiw(command);
+        assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+    }
+    drop(held);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn short_messages_cost_no_long_pattern() {
+    let server = Server::start();
+    let pd = Device::open().unwrap().alloc_pd().unwrap();
+    let perf = r#"uiw-perf/1 {"op":"send","size":8388608,"slots":1,"depth":1,"latency":false,"wait":"sleep","validate":true}"#;
+    let connection = order(&pd, &server.address, perf).unwrap();
+    let before = ticks(server.id());
+    for _ in 0..1000 {
+        connection.send_copy(b"x").unwrap();
+    }
+    // Its answer comes behind all of them.
+    connection.send_copy(b"").unwrap();
+    let stats = text(&connection.recv().unwrap().unwrap());
+    assert!(stats.contains(r#""messages":1000,"wrong":1000"#), "{stats}");
+    let took = ticks(server.id()) - before;
+    assert!(took < 100, "{took} hundredths of a second for 1,000 messages of one byte");
 }
 
 fn echoes(connection: &Connection) {
@@ -22,7 +81,7 @@ fn echoes(connection: &Connection) {
 
 #[test]
 fn connections_beyond_the_descriptors_are_rejected_with_the_reason() {
-    let script = "ulimit -n 40; exec \"$0\" serve --listen 127.0.0.1:0";
+    let script = "ulimit -n 40; exec \"$0\" serve --listen 127.0.0.1:0 --per-address 512";
     let mut command = Command::new("sh");
     let server = Server::spawn(command.args(["-c", script, env!("CARGO_BIN_EXE_uiw")]));
     let pd = Device::open().unwrap().alloc_pd().unwrap();

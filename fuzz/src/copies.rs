@@ -204,7 +204,7 @@ impl Share {
 
     fn session(&self) -> Handler {
         let root = Arc::new(Root::open(&self.path()).expect("a folder"));
-        Handler::new(Arc::new(Session::new(root, self.writable, 7)))
+        Handler::new(Arc::new(Session::new(root, self.writable, 7, Arc::default())), || true)
     }
 
     fn run(mut self, input: &mut Input<'_>) {

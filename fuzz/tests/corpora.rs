@@ -54,11 +54,6 @@ fn rsockets() {
 }
 
 #[test]
-fn striping() {
-    replay("striping");
-}
-
-#[test]
 fn copies() {
     replay("copies");
 }

@@ -31,11 +31,6 @@ fn run(target: fn(&[u8]), inputs: u64) {
 }
 
 #[test]
-fn striping() {
-    run(uiw_fuzz::striping::run, 2000);
-}
-
-#[test]
 fn copies() {
     run(uiw_fuzz::copies::run, 100);
 }

@@ -34,7 +34,7 @@ use std::sync::{Arc, LazyLock};
 
 pub use config::{HANDSHAKE_TIMEOUT, MAX_HANDSHAKES, TlsConfig, read_certificates};
 pub use error::TlsError;
-pub use keys::{KeyError, LineError, PinnedKeys, PublicKey, SecretKey, read_protected};
+pub use keys::{KeyError, LineError, PinnedKeys, PinnedLine, PublicKey, SecretKey, read_protected};
 pub use rustls::pki_types::CertificateDer;
 pub use shared::{Tls, TlsCounts};
 pub use stack::TlsStack;

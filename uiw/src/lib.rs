@@ -34,11 +34,9 @@
 //! # Layers
 //! * The root: connections for async programs. They need no runtime; feature `tokio` lets tokio's reactor drive a device.
 //! * [`blocking`]: the same names, for programs without a runtime.
-//! * [`Striped`]: one connection over several TCP connections, which are replaced when they die.
 //! * [`raw`]: verbs one to one: queue pairs, completion queues, work requests, the connection manager.
 //! * [`llp`]: the TCP underneath, exchangeable: the kernel's, smoltcp over AF_XDP or AF_PACKET, a simulated link, one of your own.
 //! * [`counters`]: what [`Device::counters`] returns, and files of them.
-//! * [`striping`]: the rules of striped connections, without I/O.
 //! * [`stream`]: one RDMAP stream without I/O, for programs with a network stack and an event loop of their own.
 //!
 //! # Features
@@ -51,7 +49,6 @@
 pub use uiw_llp as llp;
 pub use uiw_stream as stream;
 pub use uiw_verbs::counters;
-pub use uiw_verbs::striping;
 #[cfg(feature = "mio")]
 pub use uiw_verbs::with_mio;
 #[cfg(feature = "tokio")]
@@ -60,8 +57,7 @@ pub use uiw_verbs::{
     AcceptFailure, Access, BoundWindow, ByteStream, CapabilityExchange, ConnOptions, ConnSettings,
     Connection, Device, DeviceOptions, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener, Message,
     Mr, Op, OpError, Pd, PeerProfile, Progress, RegisterError, RemoteMr, Result, Revision, RtrKinds,
-    SharedMr, StableTx, StreamOptions, Striped, StripedListener, StripedMessage, StripedOp, StripedSettings,
-    Wc, WcError, WcOpcode, WcStatus, WireReason, blocking,
+    SharedMr, StableTx, StreamOptions, Wc, WcError, WcOpcode, WcStatus, WireReason, blocking,
 };
 
 /// Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`raw::cm`](uiw_verbs::cm)). The

@@ -17,21 +17,6 @@ fn blocking() -> Result<[uiw_verbs::blocking::Connection; 2], AnyError> {
     Ok([client.join().map_err(|_| "the client panicked")??, server])
 }
 
-#[allow(dead_code)]
-fn striped() -> Result<[uiw_verbs::blocking::Striped; 2], AnyError> {
-    use uiw_verbs::blocking::{Striped, StripedListener};
-    use uiw_verbs::{Device, StripedSettings};
-    let pd = Device::open()?.alloc_pd()?;
-    let listener = StripedListener::bind(&pd, "127.0.0.1:0".parse()?, &StripedSettings::default())?;
-    let to = listener.local_addr();
-    let client = std::thread::spawn(move || -> Result<Striped, AnyError> {
-        let pd = Device::open()?.alloc_pd()?;
-        Ok(Striped::connect(&pd, to, &StripedSettings::default())?)
-    });
-    let server = listener.accept()?;
-    Ok([client.join().map_err(|_| "the client panicked")??, server])
-}
-
 /// A queue pair with what it needs.
 #[allow(dead_code)]
 struct End {

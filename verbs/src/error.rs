@@ -231,48 +231,6 @@ pub enum Error {
         /// Bytes there are.
         len: u64,
     },
-    /// The peer does not let a stripe join a striped connection.
-    #[error("{peer}: {reason}")]
-    StripeRejected {
-        /// The peer.
-        peer: SocketAddr,
-        /// Its reason.
-        reason: uiw_striping::wire::Reason,
-    },
-    /// The peer has accepted a stripe, but not as one of a striped connection.
-    #[error("{peer} does not accept striped connections: {source}")]
-    PeerStripe {
-        /// The peer.
-        peer: SocketAddr,
-        /// The rule.
-        source: uiw_striping::wire::JoinError,
-    },
-    /// A striped connection has ended, and not in order.
-    #[error("{peer}: the striped connection has ended: {end}")]
-    StripedEnded {
-        /// The peer.
-        peer: SocketAddr,
-        /// Why.
-        end: uiw_striping::End,
-    },
-    /// A striped connection has ended, as a stripe could not be replaced, or as nothing was placed on those that replaced it.
-    #[error("{peer}: the striped connection has ended: {why}")]
-    StripedLost {
-        /// The peer.
-        peer: SocketAddr,
-        /// The time for which it was tried, in whole milliseconds.
-        lost_for: Duration,
-        /// The end, the time, and what ended a stripe last or prevented its replacement.
-        why: Box<str>,
-    },
-    /// A striped connection refuses what it could not repeat.
-    #[error(
-        "{what} cannot be repeated when a stripe has died: striped connections refuse it, use an ordinary one"
-    )]
-    NotRepeatable {
-        /// The operation.
-        what: &'static str,
-    },
     /// A fault that [`FaultPlan`](crate::FaultPlan) asked for.
     #[error("{call}: injected fault: {source}")]
     Injected {
@@ -315,20 +273,15 @@ impl Error {
             Self::Io { source, .. } | Self::Lost { source, .. } | Self::Injected { source, .. } => {
                 source.kind()
             }
-            Self::Refused { .. } | Self::Rejected { .. } | Self::StripeRejected { .. } => {
-                io::ErrorKind::ConnectionRefused
-            }
-            Self::PeerStartup { .. } | Self::PeerRefusal { .. } | Self::PeerStripe { .. } => {
-                io::ErrorKind::InvalidData
-            }
-            Self::StripedEnded { .. } | Self::StripedLost { .. } => io::ErrorKind::ConnectionAborted,
+            Self::Refused { .. } | Self::Rejected { .. } => io::ErrorKind::ConnectionRefused,
+            Self::PeerStartup { .. } | Self::PeerRefusal { .. } => io::ErrorKind::InvalidData,
             Self::TimedOut { .. } => io::ErrorKind::TimedOut,
             Self::ClosedInStartup { .. } => io::ErrorKind::ConnectionReset,
             Self::NotConnected => io::ErrorKind::NotConnected,
             Self::AlreadyConnected { .. } | Self::Busy { .. } => io::ErrorKind::ResourceBusy,
             Self::QpNumberTaken { .. } => io::ErrorKind::AlreadyExists,
             Self::QueueFull { .. } => io::ErrorKind::WouldBlock,
-            Self::Unsupported { .. } | Self::NotRepeatable { .. } => io::ErrorKind::Unsupported,
+            Self::Unsupported { .. } => io::ErrorKind::Unsupported,
             Self::Limit { .. }
             | Self::Zero { .. }
             | Self::Register(_)

@@ -44,8 +44,7 @@ pub mod with_tokio;
 
 pub use api::{
     AcceptFailure, BoundWindow, ByteStream, ConnSettings, Connection, Incoming, IoBuf, IoBufMut, Listener,
-    Message, Mr, Op, OpError, RegisterError, SharedMr, Striped, StripedListener, StripedMessage, StripedOp,
-    StripedSettings, WcError,
+    Message, Mr, Op, OpError, RegisterError, SharedMr, WcError,
 };
 pub use comp_channel::CompChannel;
 pub use cq::{Arm, Cq, CqOptions};
@@ -72,4 +71,3 @@ pub use uiw_mem::{Access, Memory, WindowType};
 pub use uiw_mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};
 pub use uiw_rdmap::Origin;
 pub use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
-pub use uiw_striping as striping;

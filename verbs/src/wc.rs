@@ -214,8 +214,9 @@ pub struct Wc {
     pub timestamp_ns: u64,
 }
 
+#[cfg(test)]
 impl Wc {
-    /// A completion that has nothing beside these.
+    /// A completion without immediate, invalidated STag or reason.
     pub(crate) const fn plain(wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> Self {
         Self {
             wr_id,

@@ -68,8 +68,7 @@ struct Step {
 }
 
 /// The crates that build without the standard library.
-const NO_STD: &[&str] =
-    &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "-p", "uiw-striping", "--no-default-features"];
+const NO_STD: &[&str] = &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features"];
 
 const STEPS: &[Step] = &[
     Step { name: "fmt", component: Some("fmt"), args: &["fmt", "--all", "--check"], target: None, env: &[] },

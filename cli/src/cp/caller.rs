@@ -33,14 +33,14 @@ impl<'a> Caller<'a> {
         let mut called = self.stripe.call(request, self.target, &self.plan.stop);
         loop {
             let failure = match called {
-                Ok(reply) => {
-                    self.plan.report.answered();
-                    return Ok(reply);
-                }
+                Ok(reply) => return Ok(reply),
                 Err(Broken::Fatal(failure)) => return Err(failure),
                 Err(Broken::Lost(failure)) => failure,
             };
-            if self.plan.report.silent_for() >= self.target.give_up || self.plan.stop.sleep_for(pause) {
+            if let Some(failure) = self.target.given_up(&failure) {
+                return Err(failure);
+            }
+            if self.plan.stop.sleep_for(pause) {
                 return Err(failure);
             }
             self.plan.report.broke();

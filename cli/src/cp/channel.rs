@@ -4,10 +4,12 @@ use crate::fail::{Failure, Result};
 use crate::memory::{Buffer, at};
 use crate::msg_conn::{Event, MsgConn};
 use crate::qp_setup::{Depths, Half, Until, Wait, post};
+use crate::stop::Stop;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::time::Duration;
-use uiw_cli::files::protocol::{MESSAGE, SLOT};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use uiw_cli::files::protocol::{MESSAGE, Reply, SLOT};
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{Access, ConnOptions, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
 
@@ -15,6 +17,8 @@ use uiw_verbs::{Access, ConnOptions, Device, Pd, QpState, RemoteMr, SendFlags, S
 const DATA: u64 = 1 << 32;
 /// Messages that may be under way beside those of the slots.
 const SPARE: u32 = 4;
+/// Signs of life that a client may leave untaken: it writes files meanwhile, and there are two each second.
+const PULSES: u32 = 64;
 
 /// Memory of one end, made before its connection.
 pub(crate) struct Memory {
@@ -28,6 +32,47 @@ pub(crate) struct Memory {
     outbox: Buffer,
 }
 
+/// When a server gave a sign of life last, on any connection of a transfer.
+#[derive(Debug)]
+pub(crate) struct Heard(Mutex<Instant>);
+
+impl Default for Heard {
+    fn default() -> Self {
+        Self(Mutex::new(Instant::now()))
+    }
+}
+
+impl Heard {
+    pub(crate) fn set(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    pub(crate) fn at(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long a client waits for a server that gives no sign of life. That TCP acknowledges what is sent to it is none: the kernel does so for a
+/// process that is stopped.
+struct Patience {
+    time: Duration,
+    /// The last sign on this connection: a message, or bytes that came.
+    heard: Instant,
+    /// Bytes that had come at the last look, if nothing else has happened since.
+    received: Option<u64>,
+    all: Arc<Heard>,
+}
+
+impl Patience {
+    fn heard(&mut self) {
+        self.heard = Instant::now();
+        self.all.set();
+    }
+}
+
+/// How often a client that waits looks whether bytes have come.
+const LOOK: Duration = Duration::from_millis(500);
+
 /// A connection.
 pub(crate) struct Channel {
     pub(crate) conn: MsgConn,
@@ -38,6 +83,9 @@ pub(crate) struct Channel {
     /// Whether a Write out of the slot is under way.
     busy: Vec<bool>,
     arrived: VecDeque<Vec<u8>>,
+    /// Takes signs of life, which are no replies.
+    is_client: bool,
+    patience: Option<Patience>,
 }
 
 impl Memory {
@@ -62,13 +110,9 @@ impl Memory {
         self.landing.as_ref().map(Buffer::remote)
     }
 
-    fn half(&self, device: &Device) -> Result<Half> {
-        let messages = u32::from(self.slots) + SPARE;
-        Half::new(device, &self.pd, &Depths::new(messages + u32::from(self.slots), messages))
-    }
-
-    fn receives(&self) -> (u32, u32) {
-        (u32::from(self.slots) + SPARE, MESSAGE)
+    /// Messages of requests or of replies that may be under way.
+    fn messages(&self) -> u32 {
+        u32::from(self.slots) + SPARE
     }
 }
 
@@ -82,8 +126,10 @@ impl Channel {
         private_data: &[u8],
         until: Until<'_>,
     ) -> Result<Self> {
-        let (half, receives) = (memory.half(device)?, memory.receives());
-        let conn = MsgConn::connect(half, receives, peer, options, private_data, until)?;
+        let receives = memory.messages() + PULSES;
+        let depths = Depths::new(memory.messages() + u32::from(memory.slots), receives);
+        let half = Half::new(device, &memory.pd, &depths)?;
+        let conn = MsgConn::connect(half, (receives, MESSAGE), peer, options, private_data, until)?;
         Ok(Self::new(conn, memory, None))
     }
 
@@ -97,14 +143,67 @@ impl Channel {
         remote: RemoteMr,
         until: Until<'_>,
     ) -> Result<Self> {
-        let conn = MsgConn::accept(memory.half(device)?, memory.receives(), request, options, reply, until)?;
+        let receives = memory.messages();
+        let depths = Depths::new(memory.messages() + u32::from(memory.slots) + PULSES, receives);
+        let half = Half::new(device, &memory.pd, &depths)?;
+        let conn = MsgConn::accept(half, (receives, MESSAGE), request, options, reply, until)?;
         Ok(Self::new(conn, memory, Some(remote)))
     }
 
     fn new(conn: MsgConn, memory: Memory, remote: Option<RemoteMr>) -> Self {
         let free = (0..u32::from(memory.slots) + SPARE).collect();
         let busy = vec![false; memory.slots.into()];
-        Self { conn, memory, remote, free, busy, arrived: VecDeque::new() }
+        Self { conn, memory, remote, free, busy, arrived: VecDeque::new(), is_client: false, patience: None }
+    }
+
+    /// Ends waiting for a server that gives no sign of life for `time`.
+    pub(crate) fn set_patience(&mut self, time: Duration, all: &Arc<Heard>) {
+        let all = Arc::clone(all);
+        self.is_client = true;
+        self.patience = Some(Patience { time, heard: Instant::now(), received: None, all });
+    }
+
+    /// A request is about to be sent, and no other one is under way: the time begins now.
+    pub(crate) fn wait_anew(&mut self) -> Result<()> {
+        let patience = self.patience.take();
+        // Signs of life that have not been taken are old.
+        let now = Until::deadline(Instant::now());
+        while self.step(now)? {}
+        self.patience =
+            patience.map(|patience| Patience { heard: Instant::now(), received: None, ..patience });
+        Ok(())
+    }
+
+    /// Nothing has completed for a moment.
+    fn look(&mut self) -> Result<()> {
+        let Some(patience) = &mut self.patience else { return Ok(()) };
+        let received = self.conn.link.qp.path().and_then(|path| path.stream.bytes_received);
+        // The first look has nothing to compare with.
+        let before = std::mem::replace(&mut patience.received, received);
+        if before.is_some() && before != received {
+            patience.heard();
+        }
+        if patience.heard.elapsed() < patience.time {
+            return Ok(());
+        }
+        let why = format!("no answer for {} s", patience.time.as_secs());
+        Err(Failure::lost(self.conn.link.peer(), why))
+    }
+
+    /// The next event; `None` when the peer has closed in order, or `until` came first.
+    fn event(&mut self, until: Until<'_>) -> Result<Option<Event>> {
+        loop {
+            let Some(patience) = &self.patience else { return self.conn.next(Wait::Sleep, until) };
+            let look = (patience.heard + patience.time).min(Instant::now() + LOOK);
+            let deadline = until.deadline.map_or(look, |at| at.min(look));
+            if let Some(event) = self.conn.next(Wait::Sleep, Until { deadline: Some(deadline), ..until })? {
+                return Ok(Some(event));
+            }
+            if until.is_over() || self.conn.link.qp.state() != QpState::Rts {
+                return Ok(None);
+            }
+            self.look()?;
+        }
     }
 
     /// Where the peer's slots are.
@@ -130,11 +229,18 @@ impl Channel {
 
     /// One completion.
     fn step(&mut self, until: Until<'_>) -> Result<bool> {
-        match self.conn.next(Wait::Sleep, until)? {
+        match self.event(until)? {
             None => return Ok(false),
             Some(Event::Message { slot, len }) => {
                 let message = self.conn.bytes(slot, len)?;
                 self.conn.repost(slot)?;
+                if let Some(patience) = &mut self.patience {
+                    patience.heard();
+                    patience.received = None;
+                }
+                if self.is_client && matches!(Reply::decode(&message), Ok((_, Reply::Working))) {
+                    return Ok(true);
+                }
                 // A request for each slot, and no more: what waits here is bounded.
                 if self.arrived.len() > usize::from(self.memory.slots) {
                     return Err(Failure::lost(self.peer(), "sends more messages than it has slots"));
@@ -149,6 +255,20 @@ impl Channel {
             }
         }
         Ok(true)
+    }
+
+    /// Waits until `at`, and takes what comes meanwhile. With `is_due`, a reply to a request may come.
+    pub(crate) fn wait_until(&mut self, at: Instant, stop: &Stop, is_due: bool) -> Result<()> {
+        while Instant::now() < at && !stop.is_set() {
+            if !is_due {
+                self.wait_anew()?;
+            }
+            let until = Until { deadline: Some(at.min(Instant::now() + LOOK)), ..Until::stop(stop) };
+            if !self.step(until)? && self.conn.link.qp.state() != QpState::Rts {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn ended(&self) -> Failure {

@@ -3,7 +3,7 @@
 use super::caller::Caller;
 use super::direction::Direction;
 use super::plan::Plan;
-use super::stripe::{Broken, Stripe, Target};
+use super::stripe::{Broken, CONTINUE, Stripe, Target};
 use crate::fail::{Exit, Failure, Result};
 use crate::text::Progress;
 use std::time::{Duration, Instant};
@@ -57,12 +57,9 @@ pub(super) fn transfer(
     });
     match plan.take_failure() {
         Some(failure) => Err(failure),
-        None if plan.stop.is_set() && !plan.is_over() => Err(Failure::new(
-            Exit::Failed,
-            target.peer,
-            "interrupted",
-            "the same command continues where it was",
-        )),
+        None if plan.stop.is_set() && !plan.is_over() => {
+            Err(Failure::new(Exit::Failed, target.peer, "interrupted", CONTINUE))
+        }
         None => Ok(()),
     }
 }
@@ -91,8 +88,10 @@ fn connection(first: Option<Stripe>, plan: &Plan, direction: &dyn Direction, tar
         };
         match broken {
             Broken::Fatal(failure) => return plan.end(failure),
-            Broken::Lost(failure) if plan.report.silent_for() >= target.give_up => return plan.end(failure),
             Broken::Lost(failure) => {
+                if let Some(failure) = target.given_up(&failure) {
+                    return plan.end(failure);
+                }
                 tracing::warn!(error = failure.cause(), "connection lost; connecting again");
             }
         }

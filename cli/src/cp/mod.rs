@@ -34,7 +34,7 @@ use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use stripe::{Stripe, Target};
 use uiw_cabi::settings::DeadAfter;
@@ -69,7 +69,7 @@ pub(crate) struct Args {
     conn: ConnArgs,
 }
 
-/// How long a transfer is continued without an answer of the server, by default.
+/// How long a transfer is continued without a sign of life of the server, by default.
 const GIVE_UP: Duration = Duration::from_secs(15 * 60);
 
 /// Where to and from.
@@ -155,6 +155,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         peer_options,
         pace: args.limit.map(Pace::new),
         give_up,
+        heard: Arc::default(),
         identity: OnceLock::new(),
     };
     let connect = || {
@@ -170,7 +171,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     if let Some(pace) = &target.pace {
         shape.stripes = shape.stripes.min(pace.stripes());
     }
-    let plan = Plan::new(Report::new(args.json), stop, args.dry_run);
+    let plan = Plan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, args.dry_run);
     let direction: Box<dyn Direction> = match &way {
         Way::Push(..) => Box::new(Push),
         Way::Pull(..) => Box::new(Pull { label: format!("{:08x}", token as u32) }),

@@ -39,9 +39,10 @@ impl Pace {
         begin.saturating_duration_since(now)
     }
 
-    /// Waits until these bytes may be sent.
-    pub(super) fn wait(&self, bytes: u64) {
-        std::thread::sleep(self.delay(bytes, Instant::now()));
+    /// When these bytes may be sent.
+    pub(super) fn turn(&self, bytes: u64) -> Instant {
+        let now = Instant::now();
+        now + self.delay(bytes, now)
     }
 }
 

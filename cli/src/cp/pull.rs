@@ -167,7 +167,7 @@ impl Pull {
 
 fn open(plan: &Plan, item: &Item, tried: u8) {
     let head = FileHead { path: item.place.local.clone(), meta: item.meta.clone() };
-    match Part::open(&item.place.root, &head, true) {
+    match Part::open(&item.place.root, &head, true, &|| !plan.stop.is_set()) {
         Ok(Opened::Part(part)) => {
             if item.restarts == 0 {
                 plan.report.resumed(part.verified_bytes());

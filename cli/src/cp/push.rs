@@ -95,6 +95,9 @@ impl Direction for Push {
                         return Err(Violation::Reply("blocks behind the end"));
                     }
                     transfer.set_missing(ranges);
+                    if transfer.is_endless() {
+                        return Err(Violation::Reply("blocks that were sent already"));
+                    }
                     plan.add_file(transfer);
                 }
                 Reply::Reopen => plan.reopen(&transfer, None),

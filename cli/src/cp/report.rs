@@ -1,11 +1,12 @@
 //! What a transfer has come to, for people and programs.
 
+use super::channel::Heard;
 use crate::text;
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::io::IsTerminal;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_cli::files::meta::{Kind, Meta};
 use uiw_cli::files::names::{RelPath, Shown};
@@ -27,8 +28,8 @@ pub(super) struct Report {
     moved: AtomicU64,
     resumed: AtomicU64,
     broken: AtomicU64,
-    /// When something went forward last.
-    last: Mutex<Instant>,
+    /// When the server gave a sign of life last.
+    heard: Arc<Heard>,
 }
 
 fn get(counter: &AtomicU64) -> u64 {
@@ -40,7 +41,7 @@ fn add(counter: &AtomicU64, number: u64) {
 }
 
 impl Report {
-    pub(super) fn new(as_json: bool) -> Self {
+    pub(super) fn new(as_json: bool, heard: Arc<Heard>) -> Self {
         Self {
             as_json,
             begun: Instant::now(),
@@ -53,7 +54,7 @@ impl Report {
             moved: AtomicU64::new(0),
             resumed: AtomicU64::new(0),
             broken: AtomicU64::new(0),
-            last: Mutex::new(Instant::now()),
+            heard,
         }
     }
 
@@ -86,14 +87,9 @@ impl Report {
         add(&self.broken, 1);
     }
 
-    /// The peer has answered.
-    pub(super) fn answered(&self) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    }
-
-    /// How long it has not.
+    /// How long the server has given no sign of life.
     pub(super) fn silent_for(&self) -> Duration {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+        self.heard.at().elapsed()
     }
 
     pub(super) fn failed(&self, path: &[u8], why: &dyn Display) {

@@ -1,6 +1,6 @@
 //! One connection of a client: requests in slots, and what they are for.
 
-use super::channel::{Channel, Memory};
+use super::channel::{Channel, Heard, Memory};
 use super::direction::{Direction, Violation};
 use super::pace::Pace;
 use super::plan::{Plan, Task};
@@ -22,6 +22,9 @@ use uiw_verbs::{ConnOptions, Device, RemoteMr};
 /// After how long without an acknowledgement a connection is given up: another one continues where it was.
 const SILENCE: Duration = Duration::from_secs(20);
 
+/// Time that an attempt to connect has at least.
+const LEAST: Duration = Duration::from_secs(1);
+
 /// While so many blocks are still to be taken, a slow connection is done in time whatever it has under way: four times what all connections
 /// have in their slots on most paths.
 const PLENTY: u64 = 128;
@@ -36,8 +39,9 @@ pub(super) struct Target {
     pub(super) peer_options: PeerOptions,
     pub(super) pace: Option<Pace>,
     pub(super) segments: Segments,
-    /// How long a transfer is continued without an answer of the server.
+    /// How long a transfer is continued without a sign of life of the server.
     pub(super) give_up: Duration,
+    pub(super) heard: Arc<Heard>,
     /// Of the server, as the first connection has verified it: further ones must lead to the same.
     pub(super) identity: OnceLock<Option<Arc<PeerIdentity>>>,
 }
@@ -113,7 +117,17 @@ impl Target {
         options.stream.max_segment = segment;
         options
     }
+
+    /// The failure that ends the transfer, if the server has been silent for too long.
+    pub(super) fn given_up(&self, failure: &Failure) -> Option<Failure> {
+        let silent = self.heard.at().elapsed();
+        let why = || format!("no answer for {} s (--dead-after): {}", silent.as_secs(), failure.cause());
+        (silent >= self.give_up).then(|| Failure::new(Exit::Lost, self.peer, why(), CONTINUE))
+    }
 }
+
+/// What to do about a transfer that has ended early.
+pub(super) const CONTINUE: &str = "run the command again to continue";
 
 impl Stripe {
     pub(super) fn connect(target: &Target, slots: u16, stop: &Stop) -> Result<Self> {
@@ -123,6 +137,7 @@ impl Stripe {
             share: target.share.clone(),
             token: target.token,
             push: target.push,
+            pulse: true,
             slots,
             at,
             peer_options: target.peer_options.clone(),
@@ -130,8 +145,9 @@ impl Stripe {
         let (begun, segment) = (Instant::now(), target.segments.next());
         let options = target.options(segment);
         let private_data = order.private_data();
-        let channel =
-            Channel::connect(&target.device, memory, target.peer, &options, &private_data, Until::stop(stop));
+        let deadline = target.heard.at() + target.give_up;
+        let until = Until { deadline: Some(deadline.max(begun + LEAST)), ..Until::stop(stop) };
+        let channel = Channel::connect(&target.device, memory, target.peer, &options, &private_data, until);
         let connected = begun.elapsed();
         let mut channel = match channel {
             Ok(channel) => channel,
@@ -142,6 +158,7 @@ impl Stripe {
                 return Err(failure);
             }
         };
+        channel.set_patience(target.give_up, &target.heard);
         target.segments.connected(segment);
         let identity = channel.conn.link.info.peer_identity.clone();
         if *target.identity.get_or_init(|| identity.clone()) != identity {
@@ -199,6 +216,7 @@ impl Stripe {
 
     fn exchange(&mut self, request: &Request, stop: &Stop) -> std::result::Result<Reply, Broken> {
         let until = Until::stop(stop);
+        self.channel.wait_anew()?;
         self.channel.send(&request.encode(0), until)?;
         let Some(message) = self.channel.next(until)? else {
             return Err(Broken::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
@@ -226,7 +244,10 @@ impl Stripe {
         plan.again(self.flights.iter_mut().filter_map(Option::take));
         match worked {
             Ok(()) => {
-                self.channel.close();
+                // Where the transfer has failed the server may be the reason, and would not close either.
+                if !plan.stop.is_set() || plan.is_over() {
+                    self.channel.close();
+                }
                 Ok(())
             }
             // What cannot be posted any more is no fault of this machine.
@@ -260,7 +281,6 @@ impl Stripe {
                 }
                 return Err(Broken::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
             };
-            plan.report.answered();
             self.message(&message, plan, direction, target)?;
         }
     }
@@ -283,12 +303,16 @@ impl Stripe {
         target: &Target,
     ) -> std::result::Result<(), Broken> {
         let Some((request, bytes)) = direction.start(plan, &mut task) else { return Ok(()) };
-        if let Some(pace) = &target.pace {
-            pace.wait(weight(&task));
-        }
-        let until = Until::stop(&plan.stop);
+        let (is_waiting, weight) = (self.flights.iter().any(Option::is_some), weight(&task));
         // From now on it is under way: if the connection breaks, it is done again.
         self.flights[usize::from(slot)] = Some(task);
+        if let Some(pace) = &target.pace {
+            self.channel.wait_until(pace.turn(weight), &plan.stop, is_waiting)?;
+        }
+        if !is_waiting {
+            self.channel.wait_anew()?;
+        }
+        let until = Until::stop(&plan.stop);
         if let Some(bytes) = bytes {
             self.channel.write(slot, &bytes, until)?;
         }

@@ -83,6 +83,8 @@ pub(super) enum End {
 struct Blocks {
     missing: VecDeque<Range<u64>>,
     under_way: u64,
+    /// Blocks that were missing so far, of all replies together.
+    asked: u64,
 }
 
 impl Transfer {
@@ -112,8 +114,16 @@ impl Transfer {
     pub(super) fn set_missing(&self, ranges: Vec<Range<u64>>) -> u64 {
         let head = self.head();
         let sum = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(head.range_len(range)));
-        self.blocks().missing = ranges.into();
+        let mut blocks = self.blocks();
+        blocks.asked =
+            ranges.iter().fold(blocks.asked, |sum, range| sum.saturating_add(range.end - range.start));
+        blocks.missing = ranges.into();
         sum
+    }
+
+    /// Whether more blocks were missing than twice those of the file: a server that keeps what it gets names each once.
+    pub(super) fn is_endless(&self) -> bool {
+        self.blocks().asked > self.head().blocks().saturating_mul(2)
     }
 
     /// Blocks that are still to be taken.
@@ -190,6 +200,16 @@ mod tests {
         assert_eq!(taken, [0, 1, 5, 6, 7, 8, 9]);
         let last: Vec<_> = taken.iter().map(|_| transfer.done()).collect();
         assert_eq!(last, [false, false, false, false, false, false, true]);
+    }
+
+    #[test]
+    fn blocks_that_are_always_missing_are_noticed() {
+        let transfer = transfer(10 * BLOCK);
+        transfer.set_missing(vec![0..4, 6..10]);
+        transfer.set_missing(vec![4..6, 0..10]);
+        assert!(!transfer.is_endless());
+        transfer.set_missing(vec![9..10]);
+        assert!(transfer.is_endless());
     }
 
     #[test]

@@ -29,13 +29,26 @@ pub struct Session {
     label: String,
     parts: Mutex<HashMap<RelPath, Arc<Part>>>,
     claims: Claims,
+    opening: Arc<Opening>,
 }
 
+/// Held while an incomplete file is opened, as what is there of it is read and hashed then. Sessions of one peer have one, so that requests of a
+/// few bytes keep one processor busy at most.
+#[derive(Debug, Default)]
+pub struct Opening(Mutex<()>);
+
 /// The requests of one connection.
-#[derive(Debug)]
 pub struct Handler {
     session: Arc<Session>,
     sources: Vec<(RelPath, File)>,
+    /// Whether somebody still waits for the reply.
+    goes_on: Box<dyn Fn() -> bool>,
+}
+
+impl std::fmt::Debug for Handler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handler").field("session", &self.session).finish_non_exhaustive()
+    }
 }
 
 /// A reply, and the bytes that go into the slot before it.
@@ -56,9 +69,9 @@ fn failed(error: &Error) -> Reply {
 }
 
 impl Session {
-    pub fn new(root: Arc<Root>, writable: bool, token: u64) -> Self {
+    pub fn new(root: Arc<Root>, writable: bool, token: u64, opening: Arc<Opening>) -> Self {
         let label = format!("{:08x}", token as u32);
-        Self { root, writable, label, parts: Mutex::default(), claims: Claims::default() }
+        Self { root, writable, label, parts: Mutex::default(), claims: Claims::default(), opening }
     }
 
     fn parts(&self) -> MutexGuard<'_, HashMap<RelPath, Arc<Part>>> {
@@ -66,7 +79,12 @@ impl Session {
     }
 
     /// The incomplete file, opened if it is not. `Err`: the reply instead.
-    fn part(&self, file: &FileHead, begin: bool) -> Result<std::result::Result<Arc<Part>, Reply>> {
+    fn part(
+        &self,
+        file: &FileHead,
+        begin: bool,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<std::result::Result<Arc<Part>, Reply>> {
         let mut parts = self.parts();
         if let Some(part) = parts.get(&file.path) {
             if part.is_of(file) {
@@ -81,7 +99,10 @@ impl Session {
         if parts.len() >= MAX_PARTS {
             parts.retain(|_, part| Arc::strong_count(part) > 1);
         }
-        match Part::open(&self.root, file, begin)? {
+        let opening = self.opening.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = Part::open(&self.root, file, begin, goes_on);
+        drop(opening);
+        match opened? {
             Opened::Complete => Ok(Err(Reply::Complete)),
             Opened::Nothing => Ok(Err(Reply::Reopen)),
             Opened::Part(part) => {
@@ -94,8 +115,9 @@ impl Session {
 }
 
 impl Handler {
-    pub fn new(session: Arc<Session>) -> Self {
-        Self { session, sources: Vec::new() }
+    /// `goes_on` is asked in the course of long operations: false ends them.
+    pub fn new(session: Arc<Session>, goes_on: impl Fn() -> bool + 'static) -> Self {
+        Self { session, sources: Vec::new(), goes_on: Box::new(goes_on) }
     }
 
     /// Executes a request; `landed` gives the first bytes of its slot.
@@ -156,7 +178,7 @@ impl Handler {
                 Err(error) => return Err(error),
             },
             Request::List { path, after, create } => return self.list(path, after, *create),
-            Request::Open { file } => match session.part(file, true)? {
+            Request::Open { file } => match session.part(file, true, &self.goes_on)? {
                 Ok(part) => Reply::Missing(part.missing()),
                 Err(reply) => reply,
             },
@@ -168,7 +190,10 @@ impl Handler {
                 Reply::Done
             }
             Request::SetDirectory { path, mode, mtime } => {
-                root.set_directory(path, *mode, *mtime)?;
+                // The share itself is the operator's: a client that copies into it does not change its mode.
+                if !path.is_empty() {
+                    root.set_directory(path, *mode, *mtime)?;
+                }
                 Reply::Done
             }
             Request::Get { path, version, index } => return self.get(path, version, *index),
@@ -186,7 +211,7 @@ impl Handler {
     }
 
     fn on_part(&self, file: &FileHead, on: impl FnOnce(&Part) -> Result<Outcome>) -> Result<Reply> {
-        match self.session.part(file, false)? {
+        match self.session.part(file, false, &self.goes_on)? {
             Ok(part) => Ok(on(&part)?.into()),
             Err(reply) => Ok(reply),
         }

@@ -100,14 +100,16 @@ impl Journal {
         self.0.write_all(&header(meta.size, &meta.version))
     }
 
-    /// Gives every whole record to `each`, and makes the next one follow behind the last of them.
+    /// Gives every whole record to `each`, and makes the next one follow behind the last of them. More records than twice the blocks of the file
+    /// are none of ours: what follows them is dropped.
     pub fn replay(&mut self, file: &FileHead, mut each: impl FnMut(Record) -> Result<()>) -> Result<()> {
         self.0.seek(SeekFrom::Start(HEADER as u64))?;
         let mut end = HEADER as u64;
         {
             let mut from = BufReader::new(&self.0);
             let mut record = [0; RECORD];
-            while from.read_exact(&mut record).is_ok() {
+            let most = HEADER as u64 + RECORD as u64 * (2 * file.blocks() + 64);
+            while end < most && from.read_exact(&mut record).is_ok() {
                 let Some(record) = Record::decode(&record, file.blocks()) else { break };
                 each(record)?;
                 end += RECORD as u64;

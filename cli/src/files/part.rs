@@ -115,8 +115,12 @@ fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool
 }
 
 impl Part {
-    /// Continues the incomplete file of the same version, or begins anew if `begin` is set.
-    pub fn open(root: &Root, head: &FileHead, begin: bool) -> Result<Opened> {
+    /// Continues the incomplete file of the same version, or begins anew if `begin` is set. Verifying what is there takes its time: `goes_on` is
+    /// asked before each block.
+    ///
+    /// # Errors
+    /// ECANCELED when `goes_on` has returned false; those of the file system.
+    pub fn open(root: &Root, head: &FileHead, begin: bool, goes_on: &dyn Fn() -> bool) -> Result<Opened> {
         let (directory, name) = root.parent(&head.path)?;
         if is_complete(&directory, &name, head)? {
             return Ok(Opened::Complete);
@@ -135,7 +139,12 @@ impl Part {
         let mut verified = RangeSet::default();
         let bytes = match resumed {
             Some(bytes) => {
-                journal.replay(head, |record| verify(&bytes, head, &record, &mut verified))?;
+                journal.replay(head, |record| {
+                    if !goes_on() {
+                        return Err(Errno::CANCELED.into());
+                    }
+                    verify(&bytes, head, &record, &mut verified)
+                })?;
                 // What was not verified may be anything after a crash, and neither holes nor, in sparse files, zeros are written. Whether a file counts as sparse
                 // can change while its version stays: the file system decides when it allocates.
                 for gap in verified.missing(head.blocks()) {
@@ -192,6 +201,10 @@ impl Part {
         if *finished {
             return Ok(Outcome::Reopen);
         }
+        // A block that is there needs no other record: the journal, which each opening reads, has one for each block.
+        if self.state().verified.contains(&(index..index + 1)) {
+            return Ok(Outcome::Done);
+        }
         let at = index * BLOCK;
         if self.head.meta.sparse {
             for (number, page) in bytes.chunks(PAGE).enumerate() {
@@ -219,6 +232,9 @@ impl Part {
 
     fn note(&self, blocks: Range<u64>, record: &Record) -> Result<Outcome> {
         let mut state = self.state();
+        if state.verified.contains(&blocks) {
+            return Ok(Outcome::Done);
+        }
         if state.verified.ranges() >= MAX_FRAGMENTS {
             return Err(Error::other("too many pieces of one file"));
         }
@@ -273,6 +289,7 @@ pub(crate) fn set(file: &File, meta: &Meta) -> Result<()> {
 /// Adds what a record says, if the file has it.
 fn verify(bytes: &File, head: &FileHead, record: &Record, verified: &mut RangeSet) -> Result<()> {
     match record {
+        Record::Block(index, _) if verified.contains(&(*index..index + 1)) => {}
         Record::Block(index, hash) => {
             let mut block = vec![0; head.block_len(*index) as usize];
             bytes.read_exact_at(&mut block, index * BLOCK)?;
@@ -330,7 +347,7 @@ mod tests {
     }
 
     fn open(root: &Root, head: &FileHead) -> Part {
-        match Part::open(root, head, true).unwrap() {
+        match Part::open(root, head, true, &|| true).unwrap() {
             Opened::Part(part) => part,
             other => panic!("{other:?}"),
         }
@@ -355,7 +372,7 @@ mod tests {
         assert_eq!(part.finish().unwrap(), Outcome::Missing(vec![0..1, 2..3]));
         assert!(!scratch.path().join("file").exists());
         // Another one meanwhile, and afterwards.
-        let busy = Part::open(&root, &head(1, false), true).unwrap_err();
+        let busy = Part::open(&root, &head(1, false), true, &|| true).unwrap_err();
         assert_eq!(busy.raw_os_error(), Some(Errno::BUSY.raw_os_error()));
         drop(part);
         let part = open(&root, &head(1, false));
@@ -378,7 +395,32 @@ mod tests {
             (0o640, 1_000_000, 5)
         );
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "nothing remains");
-        assert!(matches!(Part::open(&root, &head(1, false), true).unwrap(), Opened::Complete));
+        assert!(matches!(Part::open(&root, &head(1, false), true, &|| true).unwrap(), Opened::Complete));
+    }
+
+    #[test]
+    fn repeated_blocks_do_not_grow_the_journal() {
+        let scratch = Scratch::new();
+        let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+        let part = open(&root, &head(1, true));
+        let journal = || std::fs::metadata(scratch.path().join("file.uiw-journal")).unwrap().len();
+        put(&part, 0, &source);
+        part.hole(1..2).unwrap();
+        let once = journal();
+        for _ in 0..100 {
+            assert_eq!((put(&part, 0, &source), part.hole(0..2).unwrap()), (Outcome::Done, Outcome::Done));
+        }
+        assert_eq!(journal(), once);
+    }
+
+    #[test]
+    fn verification_ends_when_nobody_waits_for_it() {
+        let scratch = Scratch::new();
+        let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+        put(&open(&root, &head(1, false)), 0, &source);
+        let error = Part::open(&root, &head(1, false), true, &|| false).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::CANCELED.raw_os_error()));
+        assert_eq!(open(&root, &head(1, false)).missing(), vec![1..3], "what is there stays");
     }
 
     #[test]
@@ -386,7 +428,7 @@ mod tests {
         let scratch = Scratch::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         put(&open(&root, &head(1, false)), 0, &source);
-        assert!(matches!(Part::open(&root, &head(2, false), false).unwrap(), Opened::Nothing));
+        assert!(matches!(Part::open(&root, &head(2, false), false, &|| true).unwrap(), Opened::Nothing));
         let part = open(&root, &head(2, false));
         assert_eq!(part.missing(), vec![0..3]);
         assert!(part.is_of(&head(2, false)) && !part.is_of(&head(1, false)));
@@ -436,10 +478,10 @@ mod tests {
         let (victim, journal) = (scratch.path().join("victim"), scratch.path().join("file.uiw-journal"));
         std::fs::write(&victim, "victim").unwrap();
         std::os::unix::fs::symlink("victim", &journal).unwrap();
-        assert!(Part::open(&root, &head(1, false), true).is_err(), "a symbolic link");
+        assert!(Part::open(&root, &head(1, false), true, &|| true).is_err(), "a symbolic link");
         std::fs::remove_file(&journal).unwrap();
         std::fs::hard_link(&victim, &journal).unwrap();
-        assert!(Part::open(&root, &head(1, false), true).is_err(), "a hard link");
+        assert!(Part::open(&root, &head(1, false), true, &|| true).is_err(), "a hard link");
         assert_eq!(std::fs::read(&victim).unwrap(), b"victim");
         std::fs::remove_file(&journal).unwrap();
         // In the place of the incomplete file itself it is replaced.
@@ -449,7 +491,7 @@ mod tests {
         // A directory is not replaced by a file.
         std::fs::create_dir(scratch.path().join("sub")).unwrap();
         let head = FileHead { path: RelPath::new(b"sub").unwrap(), ..head(1, false) };
-        let error = Part::open(&root, &head, true).unwrap_err();
+        let error = Part::open(&root, &head, true, &|| true).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
     }
 }

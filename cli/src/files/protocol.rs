@@ -10,6 +10,8 @@
 //!   tag, 16 bits), one byte that names the message, its fields.
 //! * A slot is [`SLOT`] bytes at both ends. A request occupies the slot of its tag from when it is sent until its reply has arrived, so there are never
 //!   more requests under way than slots. The server ends a connection that reuses a slot too early.
+//! * A client that asks for it in its order gets signs of life ([`Reply::Working`]) while the server works on a request or takes the bytes of one, at
+//!   least every second.
 //! * Bytes of files, batches and lists are RDMA Writes into the slot of the other end that has the same number, followed by the message that
 //!   says how many they are. RDMAP delivers that message only when the Write before it is placed (RFC 5040 section 5.5).
 //! * The receiver copies a slot before it looks at it, as the peer could write it again.
@@ -136,6 +138,9 @@ pub enum Reply {
         errno: u16,
         text: String,
     },
+    /// No reply to a request, but a sign of life: the server works on one, or takes the bytes of one. Sent at least every second to clients that
+    /// have asked for it in their order.
+    Working,
 }
 
 impl FileHead {
@@ -409,6 +414,9 @@ impl Reply {
                 }
                 out.u8(13).u16(*errno).counted(&text.as_bytes()[..end]);
             }
+            Self::Working => {
+                out.u8(14);
+            }
         }
         out.0
     }
@@ -450,6 +458,7 @@ impl Reply {
                 let text = text.chars().filter(|char| !char.is_control()).take(MAX_TEXT).collect();
                 Self::Failed { errno, text }
             }
+            14 => Self::Working,
             other => return Err(WireError::Value { what: "the number of a reply", value: other.into() }),
         };
         from.end()?;

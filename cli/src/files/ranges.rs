@@ -25,6 +25,11 @@ impl RangeSet {
         self.0.insert(start, end);
     }
 
+    /// Whether all of these are in it.
+    pub(super) fn contains(&self, range: &Range<u64>) -> bool {
+        self.0.range(..=range.start).next_back().is_some_and(|(_, end)| *end >= range.end)
+    }
+
     /// How many ranges they make.
     pub(super) fn ranges(&self) -> usize {
         self.0.len()
@@ -58,6 +63,12 @@ mod tests {
             }
             let missing: Vec<u64> = set.missing(64).flatten().collect();
             let expected: Vec<u64> = (0..64).filter(|block| !model[*block as usize]).collect();
+            for start in 0..63 {
+                for end in start + 1..64 {
+                    let all = (start..end).all(|block| model[block as usize]);
+                    prop_assert_eq!(set.contains(&(start..end)), all);
+                }
+            }
             prop_assert_eq!(missing, expected);
             let runs = model.windows(2).filter(|pair| !pair[0] && pair[1]).count() + usize::from(model[0]);
             prop_assert_eq!(set.ranges(), runs);

@@ -3,6 +3,7 @@
 
 use super::meta::{Entry, Kind, Meta, Time};
 use super::names::{self, Name, RelPath, is_reserved};
+use super::protocol::SLOT;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::collections::BinaryHeap;
@@ -16,6 +17,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Entries of a page of a list at most.
 const PAGE: usize = 8192;
+/// Bytes that an entry has in a list beside its name and the text of its link, at most.
+const ENTRY: usize = 64;
 
 /// After how long the temporary file of a batch or a link is one of a session that was killed: a batch takes seconds.
 pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
@@ -93,10 +96,19 @@ impl Root {
                 more = true;
             }
         }
-        let mut entries = Vec::with_capacity(names.len());
+        let mut entries = Vec::new();
+        let mut bytes = 0;
         for name in names.into_sorted_vec() {
+            // A list goes into a slot: texts of links that do not fit any more would be read in vain, at 4 KiB each.
+            if bytes >= SLOT as usize {
+                more = true;
+                break;
+            }
             match meta_at(&directory, name.as_os_str()) {
-                Ok(meta) => entries.push(Entry { name, meta }),
+                Ok(meta) => {
+                    bytes += ENTRY + name.as_bytes().len() + meta.target.len();
+                    entries.push(Entry { name, meta });
+                }
                 // It is gone again.
                 Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
                 Err(error) => return Err(error),
@@ -285,6 +297,21 @@ mod tests {
         assert_eq!(entries.len(), PAGE + 50);
         assert!(entries.is_sorted_by(|a, b| a.name < b.name) && entries.starts_with(&first));
         assert_eq!(root.page(&RelPath::default(), b"9999").unwrap(), (Vec::new(), false));
+    }
+
+    /// 8,192 links of 4 KiB would be 32 MiB.
+    #[test]
+    fn page_of_long_links_fits_a_slot() {
+        let scratch = Scratch::new();
+        let target = "x/".repeat(2040);
+        for number in 0..600 {
+            symlink(&target, scratch.path().join(format!("{number:03}"))).unwrap();
+        }
+        let root = Root::open(scratch.path()).unwrap();
+        let (page, more) = root.page(&RelPath::default(), b"").unwrap();
+        let bytes: usize = page.iter().map(|entry| entry.meta.target.len()).sum();
+        assert!(more && bytes <= SLOT as usize + target.len(), "{bytes} bytes");
+        assert_eq!(root.list(&RelPath::default()).unwrap().len(), 600);
     }
 
     #[test]

@@ -11,7 +11,6 @@ pub(crate) mod raw;
 mod report;
 mod run;
 pub(crate) mod source;
-mod striped;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, some_seconds};
 use crate::child::Server;
@@ -53,11 +52,7 @@ pub(crate) struct Args {
     /// Connections at a time; doubled by --bidirectional
     #[arg(long, default_value_t = 1)]
     connections: u32,
-    /// One striped connection over so many TCP connections: Writes, Reads or Sends. Stripes that die meanwhile are replaced
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with_all = ["connections",
-        "signal_every", "chain", "latency", "bidirectional", "wait", "wait_descriptor", "spin", "compare"])]
-    stripes: Option<u8>,
-    /// Messages under way on a connection or stripe [default: as many as have 1 MiB together (Reads, and on stripes: 4 MiB), 2 to 128]
+    /// Messages under way on a connection [default: as many as have 1 MiB together (Reads: 4 MiB), 2 to 128]
     #[arg(long)]
     depth: Option<u32>,
     /// Seconds of a measurement
@@ -186,7 +181,7 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
     let mut headed = false;
     // All plans before the first measurement: a wrong one ends the command at once.
     let plans = sizes(args).into_iter().map(|size| Plan::new(args, size)).collect::<Result<Vec<_>>>()?;
-    for mut plan in plans {
+    for plan in plans {
         let mut watch = Intervals::new(plan.size, plan.latency, args.every(), |interval| {
             if args.json_stream {
                 text::json(&interval.json());
@@ -194,10 +189,7 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
                 text::line(interval.line());
             }
         })?;
-        let outcome = match plan.stripes {
-            Some(stripes) => striped::measure(device, pd, peer, &mut plan, stripes, &mut watch)?,
-            None => Run::connect(device, pd, peer, &plan)?.measure(&mut watch)?,
-        };
+        let outcome = Run::connect(device, pd, peer, &plan)?.measure(&mut watch)?;
         let own = outcome.messages - outcome.by_server.unwrap_or(0);
         let intervals = watch.end(own, Duration::from_secs_f64(outcome.seconds));
         args.draw(&plan, &outcome, &intervals)?;

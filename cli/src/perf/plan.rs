@@ -11,12 +11,9 @@ use crate::service::{Op, Opposite, PerfOrder};
 use std::time::Duration;
 
 /// Bytes under way when nothing else is said. A Write or Send is done when TCP has taken it, so a few are enough to keep TCP
-/// busy; a Read is done when its bytes are here, and what goes over stripes when the peer has it, so the path must be full of them.
+/// busy; a Read is done when its bytes are here, so the path must be full of them.
 const AUTO_BYTES: u32 = 1 << 20;
-const AUTO_PLACED_BYTES: u32 = 4 << 20;
-
-/// The longest message of a striped connection: [`uiw_verbs::ConnSettings::max_message`].
-const MAX_STRIPED_SEND: u32 = 16 << 20;
+const AUTO_READ_BYTES: u32 = 4 << 20;
 
 /// An atomic's request has 52 bytes behind its headers.
 const RAW_FOR_ATOMICS: u32 = 64;
@@ -30,8 +27,6 @@ pub(crate) struct Plan {
     pub(crate) chain: u32,
     pub(crate) signal_every: u32,
     pub(crate) connections: u32,
-    /// Of one striped connection.
-    pub(crate) stripes: Option<u8>,
     pub(crate) latency: bool,
     /// The server posts too, on as many connections of its own.
     pub(crate) bidirectional: bool,
@@ -47,12 +42,10 @@ impl Plan {
     pub(crate) fn new(args: &Args, size: u32) -> Result<Self> {
         let op = args.op;
         let size = if op.is_atomic() { 8 } else { size };
-        // What is done on a stripe was acknowledged, as a Read is.
-        let is_placed = op == Op::Read || args.stripes.is_some();
         let depth = if args.latency {
             1
         } else {
-            args.depth.unwrap_or_else(|| auto_depth(is_placed, size, args.chain))
+            args.depth.unwrap_or_else(|| auto_depth(op == Op::Read, size, args.chain))
         };
         let plan = Self {
             op,
@@ -61,7 +54,6 @@ impl Plan {
             chain: args.chain,
             signal_every: args.signal_every.unwrap_or_else(|| (depth / 4).clamp(1, 16)),
             connections: args.connections,
-            stripes: args.stripes,
             latency: args.latency,
             bidirectional: args.bidirectional,
             wait: args.wait(),
@@ -100,14 +92,6 @@ impl Plan {
             let why = format!("{} messages of {size} bytes need more than {MAX_MEMORY} bytes", self.slots());
             return wrong(format!("--depth {depth}"), why);
         }
-        if self.stripes.is_some() && !matches!(self.op, Op::Write | Op::Read | Op::Send) {
-            let why = "a striped connection has Writes, Reads and Sends".into();
-            return wrong(format!("--stripes --op {}", self.op), why);
-        }
-        if self.stripes.is_some() && self.op == Op::Send && size > MAX_STRIPED_SEND {
-            let why = format!("a Send of a striped connection has at most {MAX_STRIPED_SEND} bytes");
-            return wrong(format!("--stripes --size {size}"), why);
-        }
         if self.latency && connections > 1 {
             return wrong("--latency".into(), "a ping-pong has one connection".into());
         }
@@ -125,16 +109,9 @@ impl Plan {
     /// Messages that lie side by side in memory. Writes may all go to one place, unless they are looked at.
     pub(crate) fn slots(&self) -> u32 {
         match self.op {
-            // A Write that may be repeated has its bytes for itself.
-            _ if self.stripes.is_some() => self.under_way(),
             Op::Write | Op::WriteImm | Op::Send if !self.validate => 1,
             _ => self.depth,
         }
-    }
-
-    /// Messages under way on all stripes.
-    pub(crate) fn under_way(&self) -> u32 {
-        self.depth * u32::from(self.stripes.unwrap_or(1))
     }
 
     pub(crate) fn messages(&self) -> Messages {
@@ -174,7 +151,7 @@ impl Plan {
 }
 
 /// A depth that keeps the path full and the end of a run short.
-fn auto_depth(is_placed: bool, size: u32, chain: u32) -> u32 {
-    let bytes = if is_placed { AUTO_PLACED_BYTES } else { AUTO_BYTES };
+fn auto_depth(is_read: bool, size: u32, chain: u32) -> u32 {
+    let bytes = if is_read { AUTO_READ_BYTES } else { AUTO_BYTES };
     (bytes / size.max(1)).clamp(2, 128).max(chain)
 }

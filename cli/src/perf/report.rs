@@ -28,12 +28,6 @@ fn context(plan: &Plan, outcome: &Outcome) -> Value {
         "cores": std::thread::available_parallelism().map_or(0, usize::from),
         "kernel": kernel(),
     });
-    if let (Some(stripes), Some(counts)) = (plan.stripes, &outcome.striped) {
-        value["stripes"] = stripes.into();
-        value["stripe_deaths"] = counts.deaths.into();
-        value["stripes_replaced"] = counts.replacements.into();
-        value["requests_repeated"] = counts.repeated.into();
-    }
     if let Some(path) = &outcome.path {
         value["emss"] = path.emss.into();
         value["path_mtu"] = path.stream.path_mtu.into();
@@ -106,12 +100,7 @@ pub(crate) fn histogram_lines(outcome: &Outcome) -> Vec<String> {
 
 /// What is measured, in a word or two.
 fn title(plan: &Plan) -> String {
-    match plan.stripes {
-        Some(1) => format!("{} over 1 stripe", plan.op),
-        Some(stripes) => format!("{} over {stripes} stripes", plan.op),
-        None if plan.bidirectional => format!("{} both ways", plan.op),
-        None => plan.op.to_string(),
-    }
+    if plan.bidirectional { format!("{} both ways", plan.op) } else { plan.op.to_string() }
 }
 
 fn kernel() -> String {

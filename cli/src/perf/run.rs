@@ -12,7 +12,6 @@ use hdrhistogram::Histogram;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uiw_verbs::striping::Counts;
 use uiw_verbs::{Cq, Device, Path, Pd, Wc};
 
 /// How long the end of a run may take: what is under way, and the server's last word.
@@ -58,8 +57,6 @@ pub(crate) struct Outcome {
     pub(crate) cpu_client_ns: u64,
     pub(crate) cpu_server_ns: u64,
     pub(crate) path: Option<Path>,
-    /// Deaths and repetitions, of a striped connection.
-    pub(crate) striped: Option<Counts>,
     pub(crate) peer: SocketAddr,
     /// Round trips in nanoseconds.
     pub(crate) round_trips: Option<Histogram<u64>>,
@@ -186,7 +183,6 @@ impl Run {
             cpu_client_ns,
             cpu_server_ns: after[0].cpu_ns.saturating_sub(before[0].cpu_ns),
             path: first.qp.path(),
-            striped: None,
             peer: first.peer(),
             round_trips,
         };

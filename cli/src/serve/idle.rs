@@ -3,7 +3,7 @@
 use crate::qp_setup::Link;
 use crate::stop::Stop;
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use uiw_datagram::Qpn;
@@ -77,13 +77,6 @@ impl Idle {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Watched>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The same of all connections with an address together.
-pub(super) fn moved_with(device: &Device, address: IpAddr) -> u64 {
-    let snapshot = device.counters();
-    let with = snapshot.connections.iter().filter(|conn| conn.peer.ip() == address);
-    with.map(moved).fold(0, u64::wrapping_add)
 }
 
 /// Messages and bytes of a connection, of all operations in both directions.

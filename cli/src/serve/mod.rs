@@ -6,13 +6,14 @@ mod descriptors;
 mod foreign;
 mod idle;
 mod opposite;
+mod peers;
 pub(crate) mod perf;
 mod ping;
 mod place;
+mod pulse;
 mod raw;
 mod sessions;
 mod shares;
-mod striped;
 mod transfer;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, PeerOptions, listen, receive_memory};
@@ -26,17 +27,19 @@ use crate::trust::Trust;
 use budget::Budget;
 use comparisons::Comparisons;
 use idle::Idle;
+use peers::Peer;
+use pulse::Pulse;
 use sessions::{MAX, Sessions};
 use shares::{ShareArg, Shares};
 use std::io::IsTerminal as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use transfer::Transfers;
 use uiw_cabi::settings::DeadAfter;
 use uiw_datagram::Qpn;
 use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use uiw_verbs::{Device, Error, Limits, Pd, StripedListener};
+use uiw_verbs::{Device, Error, Limits, Pd};
 
 /// Connections that TCP may complete before we take them.
 const BACKLOG: u32 = 1024;
@@ -53,9 +56,10 @@ pub(crate) struct Args {
     /// Memory for partly received FPDUs and messages without a receive, of all connections together: bytes, at least 256K
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = receive_memory)]
     receive_memory: u32,
-    /// Connections of one address at a time; of IPv6 a /64 counts as one address. All addresses together have at most 1024
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
-    per_address: u16,
+    /// Connections of one address at a time; of IPv6 a /64 counts as one address. All addresses together have at most 1024 [default: as many
+    /// as the address leaves to others, at most 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    per_address: Option<u16>,
     /// Close a connection on which nothing has moved for this time, such as 90s or 10m; 0 is never
     #[arg(long, value_name = "TIME", default_value = "10m")]
     idle_timeout: DeadAfter,
@@ -94,7 +98,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     };
     let is_here = addresses.iter().all(|address| address.ip().is_loopback());
     let is_default = !args.share.is_empty() && !is_here && !args.clear;
-    let opener = &if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
+    let opener = if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
+    let opener = &opener.checking(shares::checker(&args.share));
     // SIGHUP makes a service read its files again, if it has any; a server in a terminal ends with the terminal.
     let stop = if opener.has_tls() || !std::io::stdin().is_terminal() {
         let opener = opener.clone();
@@ -102,7 +107,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
             Ok(()) if !opener.has_tls() => tracing::info!("SIGHUP: there are no files to be read again"),
             Ok(()) => tracing::info!("the files of TLS were read again"),
             Err(failure) => {
-                tracing::error!(error = failure.cause(), "the configuration of TLS before holds on");
+                tracing::error!(error = failure.cause(), "the configuration of TLS before stays in force");
             }
         })?
     } else {
@@ -129,9 +134,8 @@ struct Server {
     budget: Budget,
     shares: Shares,
     transfers: Transfers,
+    pulse: Pulse,
     comparisons: Comparisons,
-    /// `None`: the options are none of striped connections.
-    striped: Option<StripedListener>,
     /// `None`: connections may be idle for any time.
     idle: Option<Idle>,
 }
@@ -168,17 +172,16 @@ fn serve(
         tracing::warn!(connections, "the limit of descriptors (`ulimit -n`) bounds the connections");
     }
     let pd = device.alloc_pd()?;
-    let local = listeners.first().map_or(addresses[0], Listener::local_addr);
     let server = Arc::new(Server {
         device: device.clone(),
-        striped: striped::listener(&pd, local, &options),
         pd,
         stop: Arc::clone(stop),
         peer_options: peer_options.clone(),
-        sessions: Arc::new(Sessions::new(args.per_address.into(), connections)),
+        sessions: Arc::new(Sessions::new(args.per_address.map(usize::from), connections)),
         budget: Budget::default(),
         shares,
         transfers: Transfers::default(),
+        pulse: Pulse::default(),
         comparisons: Comparisons::default(),
         idle: idle.map(Idle::new),
     });
@@ -190,9 +193,9 @@ fn serve(
     });
     let watch = watch.map_err(|error| Failure::local("cannot start a thread", error))?;
     let own = Arc::clone(&server);
-    let accepting = std::thread::Builder::new().name("uiw-striped".to_owned());
-    let accepting = accepting.spawn(move || striped::accept(&own));
-    let accepting = accepting.map_err(|error| Failure::local("cannot start a thread", error))?;
+    let pulse =
+        std::thread::Builder::new().name("uiw-pulse".to_owned()).spawn(move || own.pulse.run(&own.stop));
+    let pulse = pulse.map_err(|error| Failure::local("cannot start a thread", error))?;
     let mut outcome = Ok(());
     loop {
         // Not in the device: a connection's thread that waits there is woken only by its own events.
@@ -218,7 +221,7 @@ fn serve(
     }
     drop(listeners);
     server.sessions.over();
-    let _ = (watch.join(), accepting.join());
+    let _ = (watch.join(), pulse.join());
     outcome
 }
 
@@ -268,37 +271,38 @@ const STACK: usize = 8 << 20;
 
 /// Starts the thread of a connection.
 fn begin(server: &Arc<Server>, request: ConnRequest) {
-    let Some(request) = striped::offer(server, request) else { return };
     let peer = request.peer_addr();
-    if let Err(busy) = server.sessions.enter(peer.ip()) {
+    let identity = request.peer_identity().map(ToString::to_string);
+    let holder = Peer::new(peer.ip(), identity.clone());
+    if let Err(busy) = server.sessions.enter(&holder) {
         tracing::warn!(%peer, %busy, "connection rejected");
         let _ = request.reject(format!("{BUSY}: {busy}").as_bytes());
         return;
     }
     let own = Arc::clone(server);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
+    let entered = holder.clone();
     let spawned = thread.spawn(move || {
         // Its lines name the queue pair, once there is one.
         let span = tracing::error_span!("session", qp = tracing::field::Empty);
         let _entered = span.enter();
-        let leaving = Leaving(&own, peer.ip());
+        let leaving = Leaving(&own, &entered);
         let service = Service::of(request.private_data());
-        let identity = request.peer_identity().map(ToString::to_string);
         tracing::info!(%peer, identity, service = service.name(), "connection");
-        match session(&own, request, service) {
+        match session(&own, request, service, &entered) {
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
         }
         drop(leaving);
     });
     if let Err(error) = spawned {
-        server.sessions.leave(peer.ip());
+        server.sessions.leave(&holder);
         tracing::error!(%peer, %error, "no thread for a connection");
     }
 }
 
 /// A session's thread, which releases everything however it ends.
-struct Leaving<'a>(&'a Server, IpAddr);
+struct Leaving<'a>(&'a Server, &'a Peer);
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
@@ -307,8 +311,8 @@ impl Drop for Leaving<'_> {
     }
 }
 
-fn session(server: &Server, request: ConnRequest, service: Service) -> Result<()> {
-    let _share = match server.budget.take(memory(&service)) {
+fn session(server: &Server, request: ConnRequest, service: Service, peer: &Peer) -> Result<()> {
+    let _share = match server.budget.take(peer, memory(&service)) {
         Ok(share) => share,
         Err(why) => {
             let peer = request.peer_addr();
@@ -316,12 +320,18 @@ fn session(server: &Server, request: ConnRequest, service: Service) -> Result<()
             return Err(Failure::lost(peer, why));
         }
     };
+    if shares::is_limited(request.peer_identity()) && !matches!(service, Service::Cp(_)) {
+        let address = request.peer_addr();
+        let why = "the key is limited to shares (`uiw cp`)";
+        let _ = request.reject(why.as_bytes());
+        return Err(Failure::lost(address, format!("refused: {why}")));
+    }
     match service {
         Service::Ping(order) => ping::serve(server, request, &order),
         Service::Perf(order) => perf::serve(server, request, &order),
         Service::Raw => raw::compare(server, request),
         Service::Slice(order) => raw::slice(server, request, &order),
-        Service::Cp(order) => transfer::serve(server, request, &order),
+        Service::Cp(order) => transfer::serve(server, request, &order, peer),
         Service::Foreign => foreign::serve(server, request),
         Service::Unknown(name) => {
             let peer = request.peer_addr();

@@ -13,7 +13,7 @@ use crate::spin::Spin;
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{Access, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 
-/// Bytes of memory that one client gets, for Writes and Reads and again for receives.
+/// Bytes of memory that one client gets, for Writes and Reads or for receives.
 pub(crate) const MAX_MEMORY: u64 = 512 << 20;
 /// Bytes of a message at most.
 pub(crate) const MAX_SIZE: u32 = 64 << 20;
@@ -23,11 +23,10 @@ pub(crate) const MAX_DEPTH: u32 = 4096;
 const STATS: u64 = 1 << 40;
 const PONG: u64 = 2 << 40;
 
-/// Bytes of memory that an order takes: what stands open, and the receives.
+/// Bytes of memory that an order takes: the receives of Sends, otherwise what stands open.
 pub(super) fn memory(order: &PerfOrder) -> u64 {
-    let size = u64::from(order.size);
-    let ring = if order.op == Op::Send { size.saturating_mul(receives(order)) } else { 0 };
-    size.saturating_mul(order.slots.into()).saturating_add(ring)
+    let slots = if order.op == Op::Send { receives(order) } else { order.slots.into() };
+    u64::from(order.size).saturating_mul(slots)
 }
 
 /// Receives that are kept posted.
@@ -82,10 +81,14 @@ impl Session {
     fn new(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<Self> {
         let size = order.size as usize;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let open = Buffer::shared(&server.pd, (size * order.slots as usize).max(8), access)?;
+        // Sends go to receives: nothing else is written or read then.
+        let open_slots = if order.op == Op::Send { 0 } else { order.slots as usize };
+        let open = Buffer::shared(&server.pd, (size * open_slots).max(8), access)?;
         if order.validate && order.op == Op::Read {
-            for slot in 0..order.slots as usize {
-                open.write(slot * size, &pattern::message(slot as u64, size))?;
+            for slot in 0..open_slots {
+                pattern::parts(slot as u64, size, |offset, part| {
+                    open.write(slot * size + offset, part).map(|()| true)
+                })?;
             }
         }
         let slots = receives(order);
@@ -98,7 +101,8 @@ impl Session {
         let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, slot, size, size)));
         post_recvs(&half.qp, (0..slots).map(receive))?;
         let remote = open.remote();
-        let reply = PerfReply { addr: remote.addr, rkey: remote.rkey.0, len: remote.len };
+        let len = (u64::from(order.size) * u64::from(order.slots)).max(8);
+        let reply = PerfReply { addr: remote.addr, rkey: remote.rkey.0, len };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
         let options = order.peer_options.at(server.peer_options.own).options();
         let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
@@ -153,9 +157,11 @@ impl Session {
         if self.order.validate
             && let Some(ring) = &self.ring
         {
-            let expected = pattern::message(self.stats.messages - 1, self.size);
+            // Of a message of another length nothing is compared: it must cost no more than its bytes.
             let right = wc.byte_len as usize == self.size
-                && ring.differs(slot as usize * self.size, &expected)?.is_none();
+                && pattern::parts(self.stats.messages - 1, self.size, |offset, part| {
+                    Ok::<_, Failure>(ring.differs(slot as usize * self.size + offset, part)?.is_none())
+                })?;
             self.stats.wrong += u64::from(!right);
         }
         if !self.order.latency {

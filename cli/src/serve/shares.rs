@@ -1,6 +1,7 @@
 //! The directories that `uiw cp` reaches, and which peers reach them.
 
 use crate::fail::{Exit, Failure, Result};
+use crate::open::CheckLine;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -54,6 +55,42 @@ impl FromStr for ShareArg {
         }
         Ok(Self { name: name.to_owned(), directory: directory.into(), writable })
     }
+}
+
+/// Checks the options of pinned keys against the shares of `arguments`.
+pub(super) fn checker(arguments: &[ShareArg]) -> Arc<CheckLine> {
+    let names: Vec<_> = arguments.iter().map(|share| share.name.clone()).collect();
+    Arc::new(move |line| check(line.options, &names))
+}
+
+/// What is wrong with the options of a key, where there are shares of these names.
+fn check(options: &str, names: &[String]) -> std::result::Result<(), String> {
+    if options.is_empty() {
+        return Ok(());
+    }
+    let list = match options.split_once('=') {
+        Some((OPTION, list)) => list,
+        Some((word, _)) => {
+            return Err(format!(
+                "unknown option `{}`: expected {OPTION}=NAME[:rw],..",
+                word.escape_default()
+            ));
+        }
+        None => return Err(format!("expected {OPTION}=NAME[:rw],..")),
+    };
+    let shares =
+        list.split(',').filter(|_| !list.is_empty()).map(|entry| entry.strip_suffix(":rw").unwrap_or(entry));
+    for share in shares {
+        if !names.iter().any(|name| name == share) {
+            return Err(format!("no share `{}` is served here", share.escape_default()));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the key of a peer is limited to shares. It may do nothing else then.
+pub(super) fn is_limited(identity: Option<&PeerIdentity>) -> bool {
+    matches!(identity, Some(PeerIdentity::PublicKey { options, .. }) if !options.is_empty())
 }
 
 impl Shares {
@@ -124,6 +161,25 @@ mod tests {
             ["data", "=dir", "a b=dir", "a/b=dir", "data=", "data=:rw", &format!("{}=x", "a".repeat(65))]
         {
             assert!(bad.parse::<ShareArg>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn options_of_keys_that_mean_nothing_are_errors() {
+        let names = ["a".to_owned(), "b".to_owned()];
+        for good in ["", "shares=", "shares=a", "shares=a,b:rw"] {
+            assert_eq!(check(good, &names), Ok(()), "{good}");
+        }
+        for (bad, why) in [
+            ("share=a", "unknown option `share`"),
+            ("nonsense", "expected shares=NAME[:rw],.."),
+            ("shares=c", "no share `c`"),
+            ("shares=a,", "no share ``"),
+            ("shares=a:ro", "no share `a:ro`"),
+            ("shares=a,b:rw,c:rw", "no share `c`"),
+        ] {
+            let error = check(bad, &names).unwrap_err();
+            assert!(error.starts_with(why), "{bad}: {error}");
         }
     }
 

@@ -1,35 +1,48 @@
 //! The server's end of `uiw cp`: see `uiw_cli::files::protocol`.
 
 use super::Server;
+use super::peers::Peer;
+use super::pulse::Activity;
 use crate::cp::channel::{Channel, Memory};
 use crate::fail::{Exit, Failure, Result};
 use crate::qp_setup::Until;
 use crate::service::{CpOrder, CpReply};
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use uiw_cli::files::handler::{Handler, Session};
+use uiw_cli::files::handler::{Handler, Opening, Session};
 use uiw_cli::files::protocol::{MAX_SLOTS, Request};
 use uiw_cli::files::wire::WireError;
 use uiw_mem::STag;
-use uiw_verbs::RemoteMr;
 use uiw_verbs::cm::ConnRequest;
+use uiw_verbs::{QpState, RemoteMr};
 
 /// What makes connections those of one client: the token, its identity, the share, and whether it may write.
 type Key = (u64, String, String, bool);
 
 /// The sessions of all clients. One ends with its last connection.
 #[derive(Debug, Default)]
-pub(super) struct Transfers(Mutex<HashMap<Key, Weak<Session>>>);
+pub(super) struct Transfers(Mutex<Running>);
+
+#[derive(Debug, Default)]
+struct Running {
+    sessions: HashMap<Key, Weak<Session>>,
+    /// Of each address, as long as it has a session.
+    openings: HashMap<IpAddr, Weak<Opening>>,
+}
 
 impl Transfers {
-    fn join(&self, key: Key, begin: impl FnOnce() -> Session) -> Arc<Session> {
-        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn join(&self, key: Key, host: IpAddr, begin: impl FnOnce(Arc<Opening>) -> Session) -> Arc<Session> {
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Running { sessions, openings } = &mut *running;
         sessions.retain(|_, session| session.strong_count() > 0);
+        openings.retain(|_, opening| opening.strong_count() > 0);
         if let Some(session) = sessions.get(&key).and_then(Weak::upgrade) {
             return session;
         }
-        let session = Arc::new(begin());
+        let opening = openings.get(&host).and_then(Weak::upgrade).unwrap_or_default();
+        openings.insert(host, Arc::downgrade(&opening));
+        let session = Arc::new(begin(opening));
         sessions.insert(key, Arc::downgrade(&session));
         session
     }
@@ -40,7 +53,7 @@ pub(super) fn memory(order: &CpOrder) -> u64 {
     Memory::bytes(order.slots) + 4 * u64::from(uiw_cli::files::protocol::SLOT)
 }
 
-pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder) -> Result<()> {
+pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, holder: &Peer) -> Result<()> {
     let peer = request.peer_addr();
     let refuse = |request: ConnRequest, why: String| {
         let _ = request.reject(why.as_bytes());
@@ -59,7 +72,9 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder) -> R
     let writable = order.push && may_write;
     let identity = request.peer_identity().map(ToString::to_string).unwrap_or_default();
     let key = (order.token, identity, share.name.clone(), writable);
-    let session = server.transfers.join(key, || Session::new(Arc::clone(&share.root), writable, order.token));
+    let session = server.transfers.join(key, holder.host(), |opening| {
+        Session::new(Arc::clone(&share.root), writable, order.token, opening)
+    });
     let memory = Memory::new(&server.device, order.slots, order.push)?;
     let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0));
     let reply = serde_json::to_vec(&CpReply { at }).unwrap_or_default();
@@ -71,7 +86,14 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder) -> R
     let accepted = Channel::accept(&server.device, memory, request, &options, &reply, remote, until);
     let Some(channel) = used(peer, accepted)? else { return Ok(()) };
     server.watch(&channel.conn.link);
-    requests(server, channel, Handler::new(session))
+    let activity = Arc::<Activity>::default();
+    if order.pulse {
+        server.pulse.watch(&channel.conn.link, &activity);
+    }
+    let (qp, stop) = (Arc::downgrade(&channel.conn.link.qp), Arc::clone(&server.stop));
+    // Nobody waits for the reply of a peer that is gone.
+    let goes_on = move || !stop.is_set() && qp.upgrade().is_some_and(|qp| qp.state() == QpState::Rts);
+    requests(server, channel, Handler::new(session, goes_on), &activity)
 }
 
 /// What came before the first request of a connection; `None` when the client has ended it: it connects several times, and is done with what is
@@ -87,14 +109,16 @@ fn used<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
 }
 
 /// Executes what comes, until the client closes.
-fn requests(server: &Server, mut channel: Channel, mut handler: Handler) -> Result<()> {
+fn requests(server: &Server, mut channel: Channel, mut handler: Handler, activity: &Activity) -> Result<()> {
     let until = Until::stop(&server.stop);
     let mut next = used(channel.peer(), channel.next(until))?.flatten();
     while let Some(message) = next {
         let broken =
             |error: WireError| Failure::lost(channel.peer(), format!("violates the protocol: {error}"));
         let (tag, request) = Request::decode(&message).map_err(broken)?;
+        let working = activity.begin();
         let answer = handler.handle(&request, |len| channel.landed(tag, len).map_err(Broken::Failure));
+        drop(working);
         let (reply, bytes) = answer.map_err(|error| match error {
             Broken::Failure(failure) => failure,
             Broken::Wire(error) => broken(error),

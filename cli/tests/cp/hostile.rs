@@ -208,6 +208,58 @@ fn messages_that_are_none_end_the_connection_and_nothing_else() {
     assert!(server.is_up());
 }
 
+/// Processor time of a process, in ticks of a hundredth of a second.
+fn ticks(process: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// The slot still has the block, so a Put is a message of some hundred bytes.
+#[test]
+fn block_that_is_put_repeatedly_costs_nothing() {
+    let scratch = Scratch::new();
+    let server = share(&scratch);
+    let block = vec![7; 1 << 20];
+    let open = Message::new(3).counted(b"f").file(2 << 20);
+    let put = Message::new(4).counted(b"f").file(2 << 20).raw(&[0; 8]).raw(&(1u32 << 20).to_be_bytes());
+    let put = put.raw(blake3::hash(&block).as_bytes());
+    let client = Client::connect(&server.address);
+    let (missing, _) = client.call(&open).unwrap();
+    assert_eq!(missing, 6);
+    client.write(&block);
+    for _ in 0..300 {
+        assert_eq!(client.call(&put), Some((1, Vec::new())));
+    }
+    let journal = fs::metadata(scratch.join("served/f.uiw-journal")).unwrap().len();
+    assert_eq!(journal, 40 + 56, "one record");
+    drop(client);
+    let before = ticks(server.id());
+    let client = Client::connect(&server.address);
+    let mut opened = client.call(&open);
+    // The first session has the file until its end is noticed.
+    while opened.as_ref().is_some_and(|(number, _)| *number == FAILED) {
+        std::thread::sleep(Duration::from_millis(10));
+        opened = client.call(&open);
+    }
+    let (missing, fields) = opened.unwrap();
+    assert_eq!((missing, fields[2..].to_vec()), (6, [1u64.to_be_bytes(), 2u64.to_be_bytes()].concat()));
+    assert!(ticks(server.id()) - before < 20, "an Open costs more than 200 ms of processor time");
+}
+
+#[test]
+fn mode_of_the_share_itself_stays() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let scratch = Scratch::new();
+    let server = share(&scratch);
+    let client = Client::connect(&server.address);
+    let mode = || fs::metadata(scratch.join("served")).unwrap().permissions().mode();
+    let before = mode();
+    let set = Message::new(9).counted(b"").raw(&0o777u16.to_be_bytes()).raw(&[0; 12]);
+    assert_eq!(client.call(&set), Some((1, Vec::new())));
+    assert_eq!(mode(), before);
+}
+
 /// A server that answers the list of a directory with these entries.
 fn lists(device: &Device, listener: &Listener, pd: &Pd, entries: &[u8]) {
     let incoming = listener.incoming(Duration::from_secs(60)).unwrap().unwrap();

@@ -4,4 +4,5 @@ mod hostile;
 mod program;
 mod resume;
 mod security;
+mod silence;
 mod tree;

@@ -16,3 +16,4 @@ mod programs;
 mod queues;
 mod refusals;
 mod segments;
+mod syn_flood;

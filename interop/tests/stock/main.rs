@@ -24,6 +24,7 @@ mod mpi;
 mod nixl;
 mod pair;
 mod perftest;
+mod privileged;
 mod proof;
 mod python;
 mod raw;

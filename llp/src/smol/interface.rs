@@ -21,6 +21,7 @@ use smoltcp::wire::{EthernetAddress, HardwareAddress, IpCidr};
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -38,6 +39,14 @@ const FRAMES: usize = 128;
 const BURSTS: usize = 64;
 /// A connection that found the link full tries again after this time.
 const LINK_FULL: i64 = 1000;
+
+/// Connections that wait at a listener or are in set-up there: as many as its backlog says, within this range.
+pub(super) const WAITING: RangeInclusive<usize> = 128..=4096;
+/// A set-up that has lasted for so long makes room for a new one where there is no other: of a flood of SYNs from addresses that never answer
+/// most are older than the one of a peer that does.
+const REPLACED_AFTER: Duration = Duration::from_millis(20);
+/// How long the set-up of a connection to a listener may take.
+const SET_UP: Duration = Duration::from_secs(10);
 
 /// After this time an interface that is down is reported to listeners.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
@@ -160,14 +169,22 @@ impl<L: Link> SmolInterface<L> {
         });
         let watched =
             !self.conns.is_empty() || !self.ports.listeners.is_empty() || !self.datagrams.sockets.is_empty();
+        let oldest = self.ports.listeners.iter().filter_map(|(_, listener)| listener.opening.front());
+        let set_up = oldest.map(|id| self.conns[*id].began + SET_UP).min();
         let for_good = self.gone.as_ref().is_some_and(Gone::is_for_good);
         let watch = if watched && !for_good { self.link.watch() } else { None };
-        timer.into_iter().chain(self.link.next()).chain(watch).min()
+        timer.into_iter().chain(set_up).chain(self.link.next()).chain(watch).min()
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.conns.is_empty() && self.flows.is_empty()
+    }
+
+    /// Connections, those in set-up included.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.conns.len()
     }
 
     pub(super) fn mtu(&self) -> usize {
@@ -202,7 +219,19 @@ impl<L: Link> SmolInterface<L> {
         if self.datagrams.timer.is_some_and(|at| at <= now.total_micros()) {
             self.egress_datagrams(now);
         }
+        self.end_set_ups(time);
         self.egress_all(now);
+    }
+
+    /// Removes connections whose set-up takes too long. Their peers get no answer, as those of which nothing was kept.
+    fn end_set_ups(&mut self, time: Instant) {
+        let is_old =
+            |conns: &Slab<Conn>, id: usize| time.saturating_duration_since(conns[id].began) >= SET_UP;
+        let mut old = Vec::new();
+        for (_, listener) in &self.ports.listeners {
+            old.extend(listener.opening.iter().copied().take_while(|id| is_old(&self.conns, *id)));
+        }
+        old.into_iter().for_each(|id| self.remove(id));
     }
 
     fn egress_all(&mut self, now: Tick) {
@@ -242,18 +271,19 @@ impl<L: Link> SmolInterface<L> {
             },
         };
         let Some(id) = id else {
-            if self.resolved.len() < self.gateways.len()
-                && let Some(neighbour_ip) = neighbour(bytes)
-                && self.gateways.contains(&neighbour_ip)
-                && !self.resolved.contains(&neighbour_ip)
-            {
-                self.resolved.push(neighbour_ip);
+            let neighbour = neighbour(bytes);
+            let gateway = neighbour.filter(|address| self.gateways.contains(address));
+            if let Some(gateway) = gateway.filter(|gateway| !self.resolved.contains(gateway)) {
+                self.resolved.push(gateway);
             }
             let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: None };
             self.iface.poll_ingress_single(now, &mut port, &mut self.no_sockets);
             // A neighbour has answered, perhaps: connections that wait for it go on at once, and not with their next query.
-            let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening());
-            self.touched.extend(waiting.map(|(id, _)| id));
+            if let Some(neighbour) = neighbour {
+                let waits = |conn: &Conn| gateway.is_some() || conn.flow.peer.ip() == neighbour;
+                let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening() && waits(conn));
+                self.touched.extend(waiting.map(|(id, _)| id));
+            }
             if self.datagrams.timer.is_some() {
                 self.egress_datagrams(now);
             }
@@ -294,13 +324,23 @@ impl<L: Link> SmolInterface<L> {
     fn begin(&mut self, flow: Flow) -> Option<usize> {
         let port = self.ports.find(flow.local)?;
         let listener = &self.ports.listeners[port];
-        if listener.waiting >= listener.backlog {
+        if listener.ready.len() >= listener.backlog {
             tracing::debug!(%flow.peer, backlog = listener.backlog, "the backlog is full");
             return None;
         }
-        let conn = Conn::listening(flow, port, &listener.stream, self.buffer, &self.time)?;
-        self.ports.listeners[port].waiting += 1;
+        let (least, most) = WAITING.into_inner();
+        if listener.ready.len() + listener.opening.len() >= listener.backlog.clamp(least, most) {
+            let now = self.time.now();
+            let is_old = |id: &usize| now.saturating_duration_since(self.conns[*id].began) >= REPLACED_AFTER;
+            let Some(oldest) = listener.opening.front().copied().filter(is_old) else {
+                tracing::debug!(%flow.peer, "too many connections are in set-up");
+                return None;
+            };
+            self.remove(oldest);
+        }
+        let conn = Conn::listening(flow, port, &self.ports.listeners[port].stream, self.buffer, &self.time)?;
         let id = self.conns.insert(conn);
+        self.ports.listeners[port].opening.push_back(id);
         self.flows.insert(flow, id);
         Some(id)
     }
@@ -311,8 +351,15 @@ impl<L: Link> SmolInterface<L> {
         let conn = &mut self.conns[id];
         match conn.owner {
             Owner::Listener { port, ready: false } if conn.is_established() => {
+                let listener = &mut self.ports.listeners[port];
+                if listener.ready.len() >= listener.backlog {
+                    // Others were faster.
+                    self.abort(ConnId(id));
+                    return;
+                }
+                listener.opening.retain(|opening| *opening != id);
+                listener.ready.push_back(id);
                 conn.owner = Owner::Listener { port, ready: true };
-                self.ports.listeners[port].ready.push_back(id);
             }
             // Reset before it was accepted, or no connection at all.
             Owner::Listener { ready: false, .. } if !conn.is_opening() => self.remove(id),
@@ -404,7 +451,7 @@ impl<L: Link> SmolInterface<L> {
         if let Owner::Listener { port, .. } = conn.owner
             && let Some(listener) = self.ports.listeners.get_mut(port)
         {
-            listener.waiting -= 1;
+            listener.opening.retain(|opening| *opening != id);
             listener.ready.retain(|ready| *ready != id);
         }
     }

@@ -2,6 +2,7 @@
 
 mod congestion;
 mod datagrams;
+mod flood;
 mod path_mtu;
 mod probe;
 

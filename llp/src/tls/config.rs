@@ -113,6 +113,15 @@ impl TlsConfig {
         }
     }
 
+    /// The keys of peers that are accepted; `None` with certificates.
+    #[must_use]
+    pub fn pinned(&self) -> Option<&PinnedKeys> {
+        match &*self.trust {
+            Trust::Pinned(pinned) => Some(pinned),
+            Trust::Authorities { .. } => None,
+        }
+    }
+
     /// Adds to the access list. Without one every authentic peer is accepted; with one, only those that a pattern fits: a name (of a
     /// pinned key, or a certificate's DNS name or URI) in which `*` stands for any characters, an IP address of a certificate, or a
     /// fingerprint (`SHA256:..`).
@@ -237,7 +246,8 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Ke
     match certificates {
         Ok(certificates) if certificates.is_empty() => Err(content("no certificate in PEM".into())),
         Ok(certificates) => Ok(certificates),
-        Err(error) => Err(content(format!("no certificate in PEM: {error}"))),
+        // The error would have what is in the file.
+        Err(_) => Err(content("no certificate in PEM".into())),
     }
 }
 

@@ -185,8 +185,8 @@ impl SecretKey {
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let pem = read_secret(path)?;
         let content = |what: String| KeyError::Content { path: path.to_owned(), what };
-        let der = PrivateKeyDer::from_pem_slice(&pem)
-            .map_err(|error| content(format!("no private key in PEM: {error}")))?;
+        // The error would have what is in the file.
+        let der = PrivateKeyDer::from_pem_slice(&pem).map_err(|_| content("no private key in PEM".into()))?;
         Self::from_der(der).map_err(|error| content(error.to_string()))
     }
 
@@ -332,6 +332,30 @@ pub struct PinnedKeys(BTreeMap<PublicKey, Pin>);
 struct Pin {
     name: String,
     options: String,
+    /// Of the file, from 1; 0 of a key that was added otherwise.
+    line: usize,
+}
+
+/// A line of a file of pinned keys.
+///
+/// ```
+/// use uiw_llp::tls::{PinnedKeys, SecretKey};
+/// let key = SecretKey::generate()?.public_key();
+/// let pinned = PinnedKeys::parse(&format!("# ours\nshares=data {key} node2"))?;
+/// let lines: Vec<_> = pinned.lines().collect();
+/// assert_eq!((lines[0].number, lines[0].name, lines[0].options), (2, "node2", "shares=data"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct PinnedLine<'a> {
+    /// Number of the line, from 1; 0 for a key that no file has.
+    pub number: usize,
+    /// The key.
+    pub key: &'a PublicKey,
+    /// Its name.
+    pub name: &'a str,
+    /// Its options, empty where the line has none.
+    pub options: &'a str,
 }
 
 /// Whether a word of a line is its options: a key begins with `M`, as the DER of every SubjectPublicKeyInfo does in base64.
@@ -374,7 +398,7 @@ impl PinnedKeys {
             }
             let (key, name) = words(&rest);
             let key = key.parse().map_err(|what| LineError { line: number + 1, what })?;
-            keys.insert(key, Pin { name, options });
+            keys.insert(key, Pin { name, options, line: number + 1 });
         }
         Ok(Self(keys))
     }
@@ -394,6 +418,17 @@ impl PinnedKeys {
     #[must_use]
     pub fn options_of(&self, key: &PublicKey) -> Option<&str> {
         self.0.get(key).map(|pin| pin.options.as_str())
+    }
+
+    /// The keys in the order of their lines.
+    pub fn lines(&self) -> impl Iterator<Item = PinnedLine<'_>> {
+        let line = |(key, pin): (_, _)| {
+            let Pin { name, options, line }: &Pin = pin;
+            PinnedLine { number: *line, key, name, options }
+        };
+        let mut lines: Vec<_> = self.0.iter().map(line).collect();
+        lines.sort_by_key(|line| line.number);
+        lines.into_iter()
     }
 
     /// The keys with their names.

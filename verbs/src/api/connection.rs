@@ -343,21 +343,6 @@ impl Connection {
         Posted { ticket: dispatcher.submit(request, buffer), dispatcher, over: false }
     }
 
-    /// The oldest message; `None` when the connection has ended, and none will come.
-    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Message>> {
-        let next = |cx: &mut Context<'_>| match self.dispatcher.poll_message(cx) {
-            Poll::Ready(Ok(received)) => Some(Message::new(Arc::clone(&self.dispatcher), received)),
-            Poll::Ready(Err(_)) | Poll::Pending => None,
-        };
-        if let Some(message) = next(cx) {
-            return Poll::Ready(Some(message));
-        }
-        // The receives need not have been flushed: none is posted while the program has all messages.
-        ready!(self.dispatcher.poll_ended(cx));
-        // The last ones were reported before the end.
-        Poll::Ready(next(cx))
-    }
-
     fn start<B: IoBuf>(&self, op: SendOp, buffer: Mr<B>) -> Op<B> {
         self.start_with(op, SendFlags::empty(), buffer)
     }

@@ -176,10 +176,6 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(request: ConnRequest) -> Self {
-        Self { request }
-    }
-
     /// The peer's private data.
     #[must_use]
     pub fn private_data(&self) -> &[u8] {

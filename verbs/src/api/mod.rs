@@ -16,7 +16,6 @@ mod message;
 mod op;
 mod settings;
 mod shared;
-mod striped;
 
 pub use buf::{IoBuf, IoBufMut, Mr, RegisterError};
 pub use byte_stream::ByteStream;
@@ -27,4 +26,3 @@ pub use message::Message;
 pub use op::{Op, OpError, WcError};
 pub use settings::ConnSettings;
 pub use shared::{BoundWindow, SharedMr};
-pub use striped::{Striped, StripedListener, StripedMessage, StripedOp, StripedSettings};

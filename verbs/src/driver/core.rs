@@ -4,7 +4,7 @@ use crate::cm::{ListenerSlot, SidrSlot};
 use crate::conn::{Conn, Doorbell, StackRequest};
 use crate::driver::closed::ClosedStack;
 use crate::driver::services::{RX_STAGING, Services};
-use crate::driver::{AlarmSlot, Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
+use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
 use crate::error::Error;
 use crate::notify::Wakes;
 use crate::ud::{self, Endpoint, PortSlot};
@@ -43,7 +43,6 @@ pub(crate) enum Slot {
     /// A UD queue pair.
     Endpoint(Box<Endpoint>),
     Sidr(Box<SidrSlot>),
-    Alarm(Box<AlarmSlot>),
 }
 
 impl Slot {
@@ -190,15 +189,6 @@ impl Core {
         let (generation, slot) = self.slots.get_mut(key_of(token))?;
         match slot {
             Slot::Sidr(slot) if *generation == generation_of(token) => Some((slot, &mut self.services)),
-            _ => None,
-        }
-    }
-
-    /// An alarm, and the services.
-    pub(crate) fn alarm(&mut self, token: Token) -> Option<(&mut AlarmSlot, &mut Services)> {
-        let (generation, slot) = self.slots.get_mut(key_of(token))?;
-        match slot {
-            Slot::Alarm(alarm) if *generation == generation_of(token) => Some((alarm, &mut self.services)),
             _ => None,
         }
     }
@@ -581,7 +571,7 @@ impl Core {
                     slot.on_event(services);
                 }
             }
-            Some(Slot::DatagramPort(_) | Slot::Endpoint(_) | Slot::Alarm(_)) | None => {}
+            Some(Slot::DatagramPort(_) | Slot::Endpoint(_)) | None => {}
         }
     }
 
@@ -596,8 +586,6 @@ impl Core {
             if self.with_conn(token, Conn::on_timer).is_none() {
                 if let Some((slot, services)) = self.sidr(token) {
                     slot.on_timer(token, services);
-                } else if let Some((alarm, services)) = self.alarm(token) {
-                    alarm.on_timer(services);
                 }
             }
             count += 1;

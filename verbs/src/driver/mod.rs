@@ -8,7 +8,6 @@
 //! No thread holds the locks of two shards.
 
 mod affinity;
-mod alarm;
 mod closed;
 mod core;
 mod drive;
@@ -28,7 +27,6 @@ mod trim;
 mod watch;
 
 pub(crate) use self::core::{Core, Slot};
-pub(crate) use alarm::{Alarm, AlarmSlot};
 pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;
 #[cfg(feature = "tokio")]

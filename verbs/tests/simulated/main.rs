@@ -12,5 +12,4 @@ mod raw;
 mod segments;
 mod slow;
 mod splits;
-mod striped;
 mod timers;

@@ -3,6 +3,7 @@
 use crate::boundary::Result;
 use crate::cm::address;
 use crate::engine;
+use crate::environment;
 use crate::errno::Errno;
 use crate::rsocket::addresses::reachable;
 use crate::rsocket::at_exit;
@@ -18,7 +19,6 @@ use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::settings::Settings;
 use once_cell::race::OnceBox;
-use std::env;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
@@ -40,7 +40,8 @@ pub(crate) enum Adopted {
 
 /// A number of the environment, as rdma-core's preload library has it.
 fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
-    env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+    let text = environment::variable(name).and_then(|text| text.into_string().ok());
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(default)
 }
 
 /// The sizes of the system, and of the variables.

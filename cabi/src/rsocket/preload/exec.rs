@@ -1,15 +1,15 @@
 //! Connections that end with exec(3): the next program of the process has their numbers, and no memory of theirs.
 
+use crate::environment;
 use crate::rsocket::sys;
 use crate::settings::Settings;
-use std::env;
 use std::fs;
 use std::os::fd::RawFd;
 
 /// Logs the numbers that were rsockets of the process's program before. Called when the library is loaded; it looks at them only where
 /// there is a log.
 pub(super) fn report_lost() {
-    if env::var_os("UIW_LOG").is_none_or(|value| value.is_empty()) || Settings::get().is_err() {
+    if environment::variable("UIW_LOG").is_none() || Settings::get().is_err() {
         return;
     }
     let Ok(files) = fs::read_dir("/proc/self/fd") else { return };

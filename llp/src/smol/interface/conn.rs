@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use uiw_mem::{IoVec, IoVecMut};
+use uiw_mem::{IoVec, IoVecMut, Memory};
 
 /// Names of congestion controls.
 const CUBIC: &str = "cubic";
@@ -63,7 +63,7 @@ pub(super) struct Conn {
     pub(super) hot: bool,
     /// Its entry among the timers.
     pub(super) timer: Option<i64>,
-    began: Instant,
+    pub(super) began: Instant,
     timeout: Option<Duration>,
     /// Why it ended, if smoltcp has no reason.
     ended: Option<ErrorKind>,
@@ -75,6 +75,8 @@ pub(super) struct Conn {
     useless: usize,
     /// When it was seen in TIME-WAIT first.
     time_wait: Option<Tick>,
+    /// Of the socket's buffers, which refer to it: dropped behind `sockets`.
+    _buffers: Memory,
 }
 
 /// Whether the options can be had here.
@@ -111,11 +113,19 @@ impl Conn {
         options: &StreamOptions,
         (buffer, time): (usize, &Clock),
     ) -> io::Result<Self> {
-        let ring = |size: Option<usize>| {
+        let len = |size: Option<usize>| {
             let (least, most) = SmolConfig::BUFFERS.into_inner();
-            SocketBuffer::new(vec![0; size.unwrap_or(buffer).clamp(least, most)])
+            size.unwrap_or(buffer).clamp(least, most)
         };
-        let mut socket = Socket::new(ring(options.recv_buffer), ring(options.send_buffer));
+        let (receive, send) = (len(options.recv_buffer), len(options.send_buffer));
+        // Pages of its own: the system provides each of them when bytes come into it, and takes them back when the connection ends. So a
+        // connection in set-up has none.
+        let buffers = Memory::owned(receive + send)?;
+        // SAFETY: a mapping of `receive + send` bytes, zeroed, of which no other reference is made. It is unmapped when `buffers` is
+        // dropped, the last field of `Conn`; the socket, which has the slices, does not leave `sockets`, the first one.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(buffers.as_ptr(), receive + send) };
+        let (receive, send) = bytes.split_at_mut(receive);
+        let mut socket = Socket::new(SocketBuffer::new(receive), SocketBuffer::new(send));
         socket.set_congestion_control(check(options)?);
         socket.set_nagle_enabled(false);
         socket.set_timeout(options.dead_after.map(scaled));
@@ -143,6 +153,7 @@ impl Conn {
             finished: false,
             useless: 0,
             time_wait: None,
+            _buffers: buffers,
         })
     }
 

@@ -14,9 +14,9 @@ pub(super) struct PortListener {
     local: SocketAddr,
     pub(super) token: Token,
     pub(super) backlog: usize,
-    /// Connections that are set up or wait to be accepted.
-    pub(super) waiting: usize,
-    /// Those that stand, oldest first.
+    /// Connections in set-up, oldest first.
+    pub(super) opening: VecDeque<usize>,
+    /// Connections that stand and wait to be accepted, oldest first.
     pub(super) ready: VecDeque<usize>,
     /// The link is gone, and it was not reported to its owner yet.
     pub(super) is_to_be_told: bool,
@@ -55,9 +55,8 @@ impl Ports {
         let local = SocketAddr::new(local.ip(), port);
         let backlog = usize::try_from(options.backlog.max(1)).unwrap_or(usize::MAX);
         let stream = options.stream.clone();
-        let ready = VecDeque::new();
-        let listener =
-            PortListener { local, token, backlog, waiting: 0, ready, is_to_be_told: false, stream };
+        let (opening, ready) = (VecDeque::new(), VecDeque::new());
+        let listener = PortListener { local, token, backlog, opening, ready, is_to_be_told: false, stream };
         Ok((self.listeners.insert(listener), local))
     }
 

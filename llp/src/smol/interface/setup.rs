@@ -105,7 +105,6 @@ impl<L: Link> SmolInterface<L> {
             return Err(gone.error());
         }
         let id = port.ready.pop_front().ok_or(ErrorKind::WouldBlock)?;
-        port.waiting -= 1;
         let conn = &mut self.conns[id];
         conn.owner = Owner::Stream;
         conn.token = Some(token);

@@ -1,0 +1,144 @@
+//! SYNs that nobody follows up, at a listener of smoltcp's: others connect in time, and memory stays.
+
+use crate::pairings::{Stack, at, network_of};
+use etherparse::PacketBuilder;
+use std::net::IpAddr;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use uiw_interop::stock::{Network, Running, free_port, uiw};
+use uiw_llp::smol::packet::PacketLink;
+use uiw_llp::smol::{Link, SmolConfig};
+
+/// SYNs in a millisecond.
+const RATE: u32 = 2;
+/// Within which a client is served.
+const CONNECTS: Duration = Duration::from_secs(3);
+/// KiB by which the server may grow.
+const GROWS: u64 = 16 << 10;
+
+/// Whose addresses the SYNs have.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// Behind the gateway.
+    Far,
+    /// Hosts of the server's network that are not there.
+    Absent,
+    /// Of the client's host, which answers with a reset.
+    Own,
+}
+
+impl Source {
+    fn address(self, v6: bool, number: u32) -> IpAddr {
+        let [.., a, b] = number.to_be_bytes();
+        match (self, v6) {
+            (Self::Far, false) => [198, 18, a, b].into(),
+            (Self::Far, true) => format!("2001:db8::{number:x}").parse().unwrap(),
+            (Self::Absent, false) => [10, 77, 0, 100 + b % 150].into(),
+            (Self::Absent, true) => format!("fd77::ab:{number:x}").parse().unwrap(),
+            (Self::Own, false) => [10, 77, 0, 2].into(),
+            (Self::Own, true) => "fd77::2".parse().unwrap(),
+        }
+    }
+}
+
+fn syn(from: IpAddr, to: IpAddr, ports: (u16, u16), number: u32, macs: ([u8; 6], [u8; 6])) -> Vec<u8> {
+    let ethernet = PacketBuilder::ethernet2(macs.0, macs.1);
+    let ip = match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(from.octets(), to.octets(), 64),
+        (IpAddr::V6(from), IpAddr::V6(to)) => ethernet.ipv6(from.octets(), to.octets(), 64),
+        _ => unreachable!("of one version"),
+    };
+    let mut frame = Vec::new();
+    ip.tcp(ports.0, ports.1, number, 1000).syn().write(&mut frame, &[]).unwrap();
+    frame
+}
+
+/// KiB that are resident.
+fn resident(server: &Running) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// The MAC address that the client's kernel has for an address.
+fn mac_of(network: &Network, address: &str) -> [u8; 6] {
+    let said = at(network, false, "ip", &["neighbour", "show", address]);
+    let text = said.split_whitespace().skip_while(|word| *word != "lladdr").nth(1);
+    let text = text.unwrap_or_else(|| panic!("no neighbour in {said:?}"));
+    let bytes: Vec<u8> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
+    bytes.try_into().unwrap()
+}
+
+fn flooded_listener_serves_others(stack: Stack) {
+    let Some(network) = network_of(1500, true) else { return };
+    let port = free_port();
+    let [v4, v6] = stack.addresses();
+    let spec = format!("{},gw=10.77.0.2,gw=fd77::2", stack.spec(11));
+    let mut command = Command::new(uiw());
+    command.args(["--llp", &spec, "serve", "--listen", &format!("{v4}:{port}")]);
+    command.args(["--listen", &format!("[{v6}]:{port}")]);
+    let mut server = Running::start(network.server(command));
+    server.wait_saying(&format!("[{v6}]:{port}"));
+    let ping = |address: &str| {
+        let mut command = Command::new(uiw());
+        command.args(["ping", address, "--count", "1"]);
+        let begun = Instant::now();
+        let ended = Running::start(network.client(command)).end();
+        assert_eq!(ended.code, 0, "{}{}", ended.said, server.said());
+        begun.elapsed()
+    };
+    for (host, address) in [(v4, format!("{v4}:{port}")), (v6, format!("[{v6}]:{port}"))] {
+        ping(&address);
+        let before = resident(&server);
+        let (to, mac): (IpAddr, _) = (host.parse().unwrap(), mac_of(&network, host));
+        for source in [Source::Far, Source::Absent, Source::Own] {
+            let is_over = AtomicBool::new(false);
+            let took = thread::scope(|scope| {
+                scope.spawn(|| {
+                    network.inside_client(|| {
+                        // An address of its own, which it does not use.
+                        let config = SmolConfig::new([10, 77, 0, 99].into(), 24);
+                        let mut link = PacketLink::open("veth0", &config).unwrap();
+                        let mut number = 0;
+                        while !is_over.load(Ordering::Relaxed) {
+                            for _ in 0..RATE {
+                                number += 1;
+                                let from = source.address(to.is_ipv6(), number);
+                                let ports = (1024 + (number % 60_000) as u16, port);
+                                let frame = syn(from, to, ports, number, (config.mac, mac));
+                                link.transmit(frame.len(), &mut |bytes| {
+                                    bytes.copy_from_slice(&frame);
+                                    None
+                                });
+                            }
+                            link.flush();
+                            thread::sleep(Duration::from_millis(1));
+                        }
+                    });
+                });
+                // As many as there may be in set-up, and more.
+                thread::sleep(Duration::from_secs(1));
+                let took = ping(&address);
+                is_over.store(true, Ordering::Relaxed);
+                took
+            });
+            assert!(took <= CONNECTS, "{source:?} {address}: {took:?}");
+            let grown = resident(&server).saturating_sub(before);
+            println!("{stack:?} {source:?} {address}: {took:?}, {grown} KiB more");
+            assert!(grown < GROWS, "{source:?} {address}: {grown} KiB more");
+        }
+    }
+    let _ = server.stop();
+}
+
+#[test]
+fn flooded_listener_over_af_packet_serves_others() {
+    flooded_listener_serves_others(Stack::Packet);
+}
+
+#[test]
+fn flooded_listener_over_af_xdp_serves_others() {
+    flooded_listener_serves_others(Stack::Xdp);
+}

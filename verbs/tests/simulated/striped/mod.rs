@@ -1,6 +1,0 @@
-//! Striped connections.
-
-mod endings;
-mod joins;
-mod model;
-mod program;
