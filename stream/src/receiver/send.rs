@@ -36,7 +36,7 @@ impl Receiver {
             return Ok(Placed::Yes);
         }
         let immediate = matches!(inbound, Inbound::Immediate { .. });
-        if self.discards.send || immediate && self.discards.immediate {
+        if self.discards.untagged && self.discards.takes_untagged(immediate) {
             self.discard(header, len, shared);
             return Ok(Placed::Yes);
         }
@@ -93,8 +93,7 @@ impl Receiver {
     fn discard(&mut self, header: &Untagged, len: u32, shared: &mut Shared) {
         self.only_rtr = false;
         self.queues[0].placed(header, len);
-        self.discards.send = !header.last;
-        self.discards.immediate &= !header.last;
+        self.discards.end_untagged(header.last);
         if header.last {
             self.last_write_len = 0;
         }

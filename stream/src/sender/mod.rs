@@ -18,6 +18,7 @@ use crate::config::FpduSize;
 use crate::error::ConnError;
 use crate::host::Host;
 use crate::placement;
+use crate::reads::{Outstanding, ReadOrigin};
 use crate::shared::Shared;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -202,10 +203,13 @@ impl<M> Sender<M> {
 
     /// Whether every request that was begun has completed.
     pub(crate) fn has_no_open_request(&self, shared: &Shared) -> bool {
+        // An acknowledging Read that was sent before the peer was known to acknowledge by itself: no request waits for its answer.
+        let by_placement = shared.completes_by_placement();
+        let is_surplus = |read: &Outstanding| by_placement && matches!(read.origin, ReadOrigin::Ack(_));
         !self.is_inside_request()
             && self.watermarks.is_empty()
-            && shared.reads.acks.covers_all()
-            && shared.reads.outstanding.is_empty()
+            && (by_placement || shared.reads.acks.covers_all())
+            && shared.reads.outstanding.iter().all(is_surplus)
     }
 
     /// Whether everything that was posted is sent and answered. A host that has let go has nothing to send.
