@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::{fmt, io};
 use uiw_cabi::denied;
+use uiw_cli::files::names::is_unsafe;
 use uiw_llp::OptionError;
 use uiw_llp::tls::TlsError;
 use uiw_verbs::{ConnOptions, Error, Suspect, Wc, WcStatus};
@@ -209,7 +210,7 @@ pub(crate) fn suspicion(suspect: Suspect) -> String {
 
 /// Private data of a peer as text.
 pub(crate) fn printable(private_data: &[u8]) -> String {
-    String::from_utf8_lossy(private_data).chars().filter(|c| !c.is_control()).collect()
+    String::from_utf8_lossy(private_data).chars().filter(|c| !is_unsafe(*c)).collect()
 }
 
 /// What a server says that may accept a little later.

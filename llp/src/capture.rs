@@ -95,6 +95,17 @@ struct Output {
     block: Vec<u8>,
 }
 
+/// Opens or makes a file, which is its owner's alone: a capture has what programs send.
+fn open(path: &std::path::Path, options: &mut fs::OpenOptions) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    options.create(true).mode(0o600).open(path)
+}
+
+/// Makes a file, or empties it.
+fn create(path: &std::path::Path) -> io::Result<File> {
+    open(path, File::options().write(true).truncate(true))
+}
+
 impl PcapSink {
     /// Makes the file, or empties it, unless it is to be appended to.
     ///
@@ -102,11 +113,8 @@ impl PcapSink {
     /// The system's.
     pub fn create(file: impl Into<PcapFile>) -> io::Result<Arc<Self>> {
         let file = file.into();
-        let opened = if file.append {
-            File::options().append(true).create(true).open(&file.path)?
-        } else {
-            File::create(&file.path)?
-        };
+        let opened =
+            if file.append { open(&file.path, File::options().append(true))? } else { create(&file.path)? };
         let length = opened.metadata().map_or(0, |metadata| metadata.len());
         Self::with(Box::new(opened), Some(file), length)
     }
@@ -218,7 +226,7 @@ impl Output {
                     renamed => renamed?,
                 }
             }
-            File::create(&file.path)
+            create(&file.path)
         };
         let begun = next(file, &mut self.writer).and_then(|next| {
             self.writer = BufWriter::with_capacity(BUFFER, Box::new(next));

@@ -255,9 +255,11 @@ options! {
         max_rd_atomic: u16 = 0x3FFE,
         /// Connections in set-up at one listener. Default: 1,024.
         max_half_open: u32 = 1024,
-        /// Bytes held for partly received FPDUs, for messages that are longer than their receive buffer and for stalled streams, of all
-        /// connections together. Default: 256 MiB.
+        /// Bytes held for partly received FPDUs and for stalled streams, of all connections together. Default: 256 MiB.
         max_held_bytes: usize = 256 << 20,
+        /// Bytes of messages that are longer than their receive buffer and have not come as a whole, of all connections together
+        /// ([`ConnSettings::max_message`](crate::ConnSettings::max_message)). A connection that needs more ends. Default: 1 GiB.
+        max_unfinished_bytes: usize = 1 << 30,
     }
 }
 

@@ -19,7 +19,7 @@ use uiw_llp::PeerIdentity;
 use uiw_mem::STag;
 use uiw_verbs::{ConnOptions, Device, RemoteMr};
 
-/// After how long without an acknowledgement a connection is given up: another one continues where it was.
+/// After how long without an acknowledgement, or a sign of life, a connection is given up: another one continues where it was.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// Time that an attempt to connect has at least.
@@ -158,7 +158,6 @@ impl Stripe {
                 return Err(failure);
             }
         };
-        channel.set_patience(target.give_up, &target.heard);
         target.segments.connected(segment);
         let identity = channel.conn.link.info.peer_identity.clone();
         if *target.identity.get_or_init(|| identity.clone()) != identity {
@@ -174,6 +173,9 @@ impl Stripe {
                 "check that `uiw serve` of this version listens there",
             )
         })?;
+        // On a path that loses long packets of the server's nothing comes, and this end has nothing to be acknowledged.
+        let patience = if said.pulse { SILENCE.min(target.give_up) } else { target.give_up };
+        channel.set_patience(patience, &target.heard);
         let len = u64::from(slots) * u64::from(SLOT);
         channel.set_remote(said.at.map(|(addr, rkey)| RemoteMr { addr, rkey: STag(rkey), len }));
         let flights = (0..slots).map(|_| None).collect();

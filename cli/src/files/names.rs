@@ -171,6 +171,21 @@ impl fmt::Debug for Name {
     }
 }
 
+/// Whether a terminal would do something else than show the character: control characters, those that change the direction of the text, and
+/// those that end a line or have no width.
+#[must_use]
+pub fn is_unsafe(char: char) -> bool {
+    const INVISIBLE: [std::ops::RangeInclusive<char>; 6] = [
+        '\u{61c}'..='\u{61c}',
+        '\u{200b}'..='\u{200f}',
+        '\u{2028}'..='\u{202e}',
+        '\u{2060}'..='\u{2069}',
+        '\u{feff}'..='\u{feff}',
+        '\u{fff9}'..='\u{fffb}',
+    ];
+    char.is_control() || INVISIBLE.iter().any(|range| range.contains(&char))
+}
+
 /// A name or path for people, of which no two look alike: control characters, backslashes and bytes that are no UTF-8 are escaped. A peer's names
 /// must not drive a terminal.
 pub struct Shown<'a>(pub &'a [u8]);
@@ -179,7 +194,7 @@ impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
             for char in chunk.valid().chars() {
-                if char.is_control() || char == '\\' {
+                if is_unsafe(char) || char == '\\' {
                     write!(f, "{}", char.escape_default())?;
                 } else {
                     f.write_char(char)?;
@@ -260,5 +275,11 @@ mod tests {
     #[test]
     fn control_characters_are_escaped() {
         assert_eq!(RelPath::new(b"a\x1b[2Jb").unwrap().to_string(), "a\\u{1b}[2Jb");
+        let turned = RelPath::new("exe.\u{202e}gpj\u{2028}\u{2066}x".as_bytes()).unwrap();
+        assert_eq!(turned.to_string(), "exe.\\u{202e}gpj\\u{2028}\\u{2066}x");
+        assert_eq!(
+            RelPath::new("a\u{e4}\u{5d0}\u{1f600}".as_bytes()).unwrap().to_string(),
+            "a\u{e4}\u{5d0}\u{1f600}"
+        );
     }
 }

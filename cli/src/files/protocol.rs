@@ -31,7 +31,7 @@
 //! * Nothing outside of the share is opened: see `super::root`. Names are validated by both ends: see `super::names`.
 
 use super::meta::{Entry, Kind, Meta, Time, decode_mode};
-use super::names::RelPath;
+use super::names::{RelPath, is_unsafe};
 use super::wire::{Decoder, Encoder, Result, WireError};
 use std::ops::Range;
 
@@ -455,7 +455,7 @@ impl Reply {
                 let errno = from.u16("an error number")?;
                 let text = String::from_utf8_lossy(from.counted("a text")?);
                 // A peer's text must not drive a terminal.
-                let text = text.chars().filter(|char| !char.is_control()).take(MAX_TEXT).collect();
+                let text = text.chars().filter(|char| !is_unsafe(*char)).take(MAX_TEXT).collect();
                 Self::Failed { errno, text }
             }
             14 => Self::Working,

@@ -15,8 +15,8 @@ pub(super) struct Interval {
     pub(super) to: Duration,
     pub(super) messages: u64,
     pub(super) bytes: u64,
-    /// Of a ping-pong, in nanoseconds.
-    round_trips: Option<Histogram<u64>>,
+    /// Of a ping-pong: the least, the median, the 99th percentile and the longest, in microseconds.
+    round_trips: Option<[f64; 4]>,
 }
 
 impl Interval {
@@ -31,13 +31,13 @@ impl Interval {
 
     pub(super) fn line(&self) -> String {
         let span = format!("{:>7.2} to {:>7.2} s", self.from.as_secs_f64(), self.to.as_secs_f64());
-        match &self.round_trips {
-            Some(histogram) => format!(
+        match self.round_trips {
+            Some([_, p50, p99, max]) => format!(
                 "{span} {:>10} rounds   p50 {}   p99 {}   max {}",
                 text::grouped(self.messages),
-                text::micros(us_at(histogram, 0.5)),
-                text::micros(us_at(histogram, 0.99)),
-                text::micros(us_at(histogram, 1.0)),
+                text::micros(p50),
+                text::micros(p99),
+                text::micros(max),
             ),
             None => {
                 let messages = text::grouped((self.messages as f64 / self.seconds()) as u64);
@@ -53,11 +53,9 @@ impl Interval {
             "to": self.to.as_secs_f64(),
             "messages": self.messages,
         });
-        match &self.round_trips {
-            Some(histogram) => {
-                let us = |quantile| us_at(histogram, quantile);
-                value["round_trip_us"] =
-                    json!({"min": us(0.0), "p50": us(0.5), "p99": us(0.99), "max": us(1.0)});
+        match self.round_trips {
+            Some([min, p50, p99, max]) => {
+                value["round_trip_us"] = json!({"min": min, "p50": p50, "p99": p99, "max": max});
             }
             None => {
                 value["bytes"] = self.bytes.into();
@@ -116,7 +114,10 @@ impl<F: FnMut(&Interval)> Intervals<F> {
             to,
             messages: count,
             bytes: count * u64::from(self.size),
-            round_trips: self.round_trips.clone(),
+            round_trips: self.round_trips.as_ref().map(|histogram| {
+                // A histogram an interval would be some hundred KiB a second.
+                [0.0, 0.5, 0.99, 1.0].map(|quantile| us_at(histogram, quantile))
+            }),
         };
         self.before = messages;
         if let Some(histogram) = &mut self.round_trips {

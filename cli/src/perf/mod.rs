@@ -22,6 +22,7 @@ use crate::service::Op;
 use crate::text::{self, Progress};
 use intervals::{Interval, Intervals};
 use plan::Plan;
+pub(crate) use run::histogram;
 use run::{Outcome, Run};
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,6 +1,7 @@
 //! `uiw ping`: round trips, each with its bytes checked.
 
 pub(crate) mod rping;
+mod times;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
 use crate::fail::{Failure, Result};
@@ -14,6 +15,7 @@ use crate::text;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use times::Times;
 use uiw_verbs::{ConnOptions, RemoteMr, SendFlags, SendOp};
 
 /// Bytes of a ping at most.
@@ -90,20 +92,20 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     } else {
         Box::new(Pinger::connect(opener, peer, args)?)
     };
-    let mut times = Vec::new();
+    let mut times = Times::new()?;
     let mut round = 0;
     let begun = Instant::now();
     while (args.count == 0 && !text::is_lost() || round < args.count) && !stop.is_set() {
         let start = Instant::now();
         rounds.round(round)?;
         let took = start.elapsed();
-        times.push(took);
+        times.add(took);
         report(args, peer, round, took);
         round += 1;
         pause(args, begun, round, &stop);
     }
     rounds.close();
-    summary(args, peer, times);
+    summary(args, peer, &times);
     Ok(())
 }
 
@@ -159,19 +161,12 @@ fn report(args: &Args, peer: SocketAddr, round: u64, took: Duration) {
     }
 }
 
-fn summary(args: &Args, peer: SocketAddr, mut times: Vec<Duration>) {
-    if times.is_empty() {
-        return;
-    }
-    times.sort_unstable();
-    let us = |time: Duration| time.as_secs_f64() * 1e6;
-    let at = |part: f64| us(times[((times.len() - 1) as f64 * part).round() as usize]);
-    let avg = times.iter().copied().map(us).sum::<f64>() / times.len() as f64;
-    let (min, p50, p99, max) = (at(0.0), at(0.5), at(0.99), at(1.0));
+fn summary(args: &Args, peer: SocketAddr, times: &Times) {
+    let Some([min, avg, p50, p99, max]) = times.micros() else { return };
     let op = if args.rping { "rping".to_owned() } else { format!("{:?}", args.op).to_lowercase() };
     if args.json {
         text::json(&json!({
-            "type": "summary", "peer": peer.to_string(), "op": op, "bytes": args.size, "rounds": times.len(),
+            "type": "summary", "peer": peer.to_string(), "op": op, "bytes": args.size, "rounds": times.count(),
             "verified": true, "crc": args.conn.peer_options().crc,
             "us": {"min": min, "avg": avg, "p50": p50, "p99": p99, "max": max},
         }));
@@ -179,7 +174,7 @@ fn summary(args: &Args, peer: SocketAddr, mut times: Vec<Duration>) {
     }
     text::line(format!(
         "{} ({op}, {}), all verified: min {}, avg {}, p50 {}, p99 {}, max {}",
-        text::number(times.len() as u64, "round trip"),
+        text::number(times.count(), "round trip"),
         text::number(args.size.into(), "byte"),
         text::micros(min),
         text::micros(avg),

@@ -107,7 +107,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
             Ok(()) if !opener.has_tls() => tracing::info!("SIGHUP: there are no files to be read again"),
             Ok(()) => tracing::info!("the files of TLS were read again"),
             Err(failure) => {
-                tracing::error!(error = failure.cause(), "the configuration of TLS before stays in force");
+                tracing::error!(error = failure.cause(), "the configuration of TLS before holds on");
             }
         })?
     } else {

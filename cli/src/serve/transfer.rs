@@ -77,7 +77,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     });
     let memory = Memory::new(&server.device, order.slots, order.push)?;
     let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0));
-    let reply = serde_json::to_vec(&CpReply { at }).unwrap_or_default();
+    let reply = serde_json::to_vec(&CpReply { at, pulse: order.pulse }).unwrap_or_default();
     let (addr, rkey) = order.at;
     let len = u64::from(order.slots) * u64::from(uiw_cli::files::protocol::SLOT);
     let remote = RemoteMr { addr, rkey: STag(rkey), len };

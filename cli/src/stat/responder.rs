@@ -1,15 +1,16 @@
-//! A small HTTP/1.1 server for Prometheus: one request a connection. A client that is slow or sends too much is cut off, and there are
-//! only so many at a time.
+//! A small HTTP/1.1 server for Prometheus: one request a connection. A client that is slow or sends too much is cut off. There are only so many at a
+//! time: one more takes the place of the oldest.
 
 use super::{collect, metrics};
 use crate::fail::{Exit, Failure, Result};
 use crate::stop::Stop;
 use crate::text;
+use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes of a request.
@@ -34,7 +35,7 @@ pub(super) fn serve(address: SocketAddr, stop: &Arc<Stop>) -> Result<()> {
     let listener = TcpListener::bind(address).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     text::line(format!("listening on {}", listener.local_addr().map_err(failed)?));
-    let clients = Arc::new(AtomicUsize::new(0));
+    let clients = Arc::<Clients>::default();
     while stop.sleep_on(listener.as_fd()) {
         let client = match listener.accept() {
             Ok((client, _)) => client,
@@ -48,10 +49,7 @@ pub(super) fn serve(address: SocketAddr, stop: &Arc<Stop>) -> Result<()> {
                 continue;
             }
         };
-        let share = Share::new(&clients);
-        if share.number > MAX_CLIENTS {
-            continue;
-        }
+        let Ok(share) = Share::new(&clients, &client) else { continue };
         let thread = std::thread::Builder::new().name("uiw-metrics".to_owned());
         let spawned = thread.spawn(move || {
             let _share = share;
@@ -66,22 +64,45 @@ pub(super) fn serve(address: SocketAddr, stop: &Arc<Stop>) -> Result<()> {
     Ok(())
 }
 
-/// Counts a client while it lives.
+/// The clients that are served, oldest first, each with its number.
+#[derive(Default)]
+struct Clients {
+    sockets: Mutex<VecDeque<(u64, TcpStream)>>,
+    next: AtomicU64,
+}
+
+impl Clients {
+    fn sockets(&self) -> MutexGuard<'_, VecDeque<(u64, TcpStream)>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A client's place among those that are served.
 struct Share {
-    clients: Arc<AtomicUsize>,
-    number: usize,
+    clients: Arc<Clients>,
+    number: u64,
 }
 
 impl Share {
-    fn new(clients: &Arc<AtomicUsize>) -> Self {
-        let number = clients.fetch_add(1, Ordering::AcqRel) + 1;
-        Self { clients: Arc::clone(clients), number }
+    /// A place for `client`. The oldest client is cut off where there are too many: one that has sent its request is answered within moments.
+    fn new(clients: &Arc<Clients>, client: &TcpStream) -> io::Result<Self> {
+        let (number, socket) = (clients.next.fetch_add(1, Ordering::Relaxed), client.try_clone()?);
+        let mut sockets = clients.sockets();
+        if sockets.len() >= MAX_CLIENTS
+            && let Some((_, oldest)) = sockets.pop_front()
+        {
+            // Its thread ends with the next call.
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        sockets.push_back((number, socket));
+        drop(sockets);
+        Ok(Self { clients: Arc::clone(clients), number })
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.clients.fetch_sub(1, Ordering::AcqRel);
+        self.clients.sockets().retain(|(number, _)| *number != self.number);
     }
 }
 

@@ -127,5 +127,5 @@ fn long_request_of_the_server_does_not_end_a_transfer() {
     );
     let copy = fs::metadata(served.join("large")).unwrap();
     assert_eq!(copy.len(), SIZE);
-    assert!(copy.blocks() < 2048 && Meta::of(&rustix::fs::stat(&served.join("large")).unwrap()).sparse);
+    assert!(copy.blocks() < 2048 && Meta::of(&rustix::fs::stat(served.join("large")).unwrap()).sparse);
 }

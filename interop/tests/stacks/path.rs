@@ -4,6 +4,7 @@ use crate::pairings::Stack;
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::{Duration, Instant};
 use uiw_interop::stock::{Network, Running, uiw};
 
 /// Two namespaces with an emulator between them.
@@ -181,6 +182,9 @@ impl Drop for Folder {
     }
 }
 
+/// A connection on which nothing comes is given up after 20 s.
+const DOWNLOAD: Duration = Duration::from_secs(40);
+
 /// Between kernels without probing, on such a path: `uiw cp` connects again with shorter segments by itself. In clear a connection is stuck; with TLS
 /// the first message is too long already.
 #[test]
@@ -213,6 +217,16 @@ fn copies_on_a_path_that_loses_long_packets_without_a_message() {
         assert_eq!(ended.code, 0, "{name}: {}{}", ended.said, serve.said());
         let copy = std::fs::read(folder.0.join(name));
         assert!(copy.is_ok_and(|copy| copy == bytes), "{name}");
+        // In the other direction nothing comes, and this end has nothing to be acknowledged.
+        let (got, begun) = (folder.name(&format!("got-{name}")), Instant::now());
+        let mut command = Command::new(uiw());
+        command.args(["cp", "10.77.0.1:files/source", &got]).args(protected("client.conf"));
+        let ended = Running::start(network.client(command)).end();
+        let took = begun.elapsed();
+        assert_eq!(ended.code, 0, "{name}: {}{}", ended.said, serve.said());
+        assert!(std::fs::read(got).is_ok_and(|copy| copy == bytes), "{name}");
+        assert!(took < DOWNLOAD, "{name}: {took:?}");
+        println!("{name}: downloaded in {took:?}");
         let _ = serve.stop();
         let ways = path.end();
         assert!(ways.iter().any(|way| way["too_long"].as_u64() > Some(0)), "{ways:?}");

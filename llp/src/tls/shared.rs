@@ -132,6 +132,9 @@ pub(super) struct Shared {
     wakes: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
+/// The protocol that is offered and accepted (RFC 7301).
+pub(super) const ALPN: &[u8] = b"iwarp";
+
 /// A configuration, and what follows from it.
 pub(super) struct Snapshot {
     pub(super) config: TlsConfig,
@@ -143,6 +146,11 @@ pub(super) struct Snapshot {
 impl Snapshot {
     fn new(config: TlsConfig) -> Result<Self, KeyError> {
         let (client, server) = config.to_rustls()?;
+        // A connection that was meant for another protocol ends in the handshake. Peers that offer none are accepted: other versions of uiw do.
+        let (mut client, mut server) = (Arc::unwrap_or_clone(client), Arc::unwrap_or_clone(server));
+        client.alpn_protocols = vec![ALPN.to_vec()];
+        server.alpn_protocols = vec![ALPN.to_vec()];
+        let (client, server) = (Arc::new(client), Arc::new(server));
         Ok(Self { verifier: config.verifier(), config, client, server })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::held_receives;
 use crate::cq::Cqe;
+use crate::driver::{MessageCharge, Shared};
 use crate::notify::Wakes;
 use crate::qp::{LocalCause, LocalDetail, LongMessages, QpInner, RecvWqe, SendQueue, SqMode, Wqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
@@ -9,6 +10,7 @@ use crate::wr::{Remote, SendFlags, SendOp, Sge, Sges};
 use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use uiw_counters::{ConnCounters, Traffic, Wait};
 use uiw_llp::Token;
 use uiw_mem::{Access, MrCache, Pinned, RemoteError, Right, Span, StreamId, Table, UpdateError};
@@ -32,10 +34,11 @@ pub(crate) struct HostState {
     receiving: bool,
     /// Where it counts: its own counters in Full Operation.
     pub(crate) counters: ConnCounters,
-    /// The message so far, once it is longer than that receive.
+    /// The message so far, once it is longer than that receive, and what it is charged.
     long: Vec<u8>,
     /// Completions of receives whose message the stream has not acknowledged yet.
     pub(super) held: VecDeque<Cqe>,
+    charge: Option<MessageCharge>,
     /// Elements of the Reads and atomics that wait for answers, in their order.
     sinks: VecDeque<Sges>,
     /// The local error that ends the stream, for the log.
@@ -53,6 +56,7 @@ impl HostState {
             receiving: false,
             long: Vec::new(),
             held: VecDeque::new(),
+            charge: None,
             sinks: VecDeque::new(),
             detail: None,
         }
@@ -66,14 +70,33 @@ impl HostState {
 
     /// The number of the receive whose message will not be finished.
     pub(crate) fn take_receive(&mut self) -> Option<u64> {
-        self.long = Vec::new();
+        (self.long, self.charge) = (Vec::new(), None);
         self.end_receive()
     }
 
     /// The receive whose message will not come, to be put back.
     pub(crate) fn unfilled_receive(&mut self) -> Option<&mut RecvWqe> {
         self.long = Vec::new();
+        self.charge = None;
         std::mem::take(&mut self.receiving).then_some(&mut self.receive)
+    }
+
+    /// Whether a message has begun that is longer than its receive.
+    pub(crate) fn has_long_message(&self) -> bool {
+        self.charge.is_some()
+    }
+
+    /// Makes room for a message of `len` bytes, which grows to `limit` at most.
+    fn reserve(&mut self, shared: &Arc<Shared>, len: usize, limit: usize) -> Result<(), LocalError> {
+        if len <= self.long.capacity() {
+            return Ok(());
+        }
+        let capacity = len.max((self.long.capacity() * 2).min(limit));
+        let charge = self.charge.get_or_insert_with(|| MessageCharge::new(shared));
+        if !charge.grow_to(capacity) {
+            return Err(LocalError::ReceiveMemory);
+        }
+        self.long.try_reserve_exact(capacity - self.long.len()).map_err(|_| LocalError::Protection)
     }
 
     /// The number of the receive that is not filled any more.
@@ -180,6 +203,8 @@ impl<'a> QpHost<'a> {
     #[cold]
     fn place_long(&mut self, qp: &QpInner, offset: u32, bytes: &[u8]) -> Result<(), LocalError> {
         let state = &mut *self.state;
+        let limit = qp.long.as_ref().map_or(u32::MAX, LongMessages::limit);
+        state.reserve(&qp.driver.shared, offset as usize + bytes.len(), limit as usize)?;
         let mut from = state.long.len() as u32;
         for sge in &state.receive.sges {
             let taken = sge.length.min(offset - from);
@@ -193,7 +218,6 @@ impl<'a> QpHost<'a> {
             pin.copy_to_vec(0..pin.len(), &mut state.long).map_err(|_| LocalError::Protection)?;
             from += taken;
         }
-        state.long.try_reserve(bytes.len()).map_err(|_| LocalError::Protection)?;
         state.long.extend_from_slice(bytes);
         Ok(())
     }
@@ -300,6 +324,7 @@ impl uiw_stream::Host for QpHost<'_> {
             && !self.state.long.is_empty()
         {
             messages.received(wr_id, std::mem::take(&mut self.state.long));
+            self.state.charge = None;
         }
         if let Some(faults) = &qp.faults
             && let Some(status) = faults.completion(WcOpcode::Recv)

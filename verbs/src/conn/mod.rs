@@ -59,6 +59,8 @@ pub(crate) struct Conn {
     counted: HeldBytes,
     /// When the FPDU began of which a part is kept.
     partial_since: Time,
+    /// When bytes came last while a long message has not come as a whole.
+    message_at: Time,
     /// Set while the socket is not read, as the receive memory budget is short.
     starved: Option<Starved>,
     /// The stack reports the socket as readable once a whole FPDU has come.
@@ -127,6 +129,7 @@ impl Conn {
             partial: PartialFpdu::default(),
             counted: HeldBytes::default(),
             partial_since: Time::NEVER,
+            message_at: Time::NEVER,
             starved: None,
             reads_whole: false,
             has_peek: true,
@@ -184,6 +187,12 @@ impl Conn {
     pub(crate) fn partial_since(&self) -> Option<Time> {
         let waits = self.starved.is_none() && !self.stream.is_stalled();
         (self.counted.held > 0 && self.stream.is_open() && waits).then_some(self.partial_since)
+    }
+
+    /// Since when the peer is silent inside a message that is longer than its receive; `None` as for [`Conn::partial_since`].
+    pub(crate) fn silent_in_message(&self) -> Option<Time> {
+        let waits = self.starved.is_none() && !self.stream.is_stalled();
+        (self.state.has_long_message() && self.stream.is_open() && waits).then_some(self.message_at)
     }
 
     /// Its queue pair is gone, and its peer still waits for answers.

@@ -255,6 +255,9 @@ impl Conn {
                 self.on_lost(&error, services);
             }
         }
+        if moved && self.state.has_long_message() {
+            self.message_at = services.now;
+        }
         let keep = if self.stream.is_open() { have } else { 0 };
         if begun == 0 || taken {
             self.partial_since = services.now;

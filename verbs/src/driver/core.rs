@@ -450,7 +450,8 @@ impl Core {
             work += self.serve_events(shard, enough);
         }
         work += self.serve_timers();
-        if std::mem::take(&mut self.services.is_short) {
+        let is_short = std::mem::take(&mut self.services.is_short);
+        if is_short || self.services.shared.budget.is_short_of_messages() {
             self.relieve_everywhere();
         }
         work
@@ -472,6 +473,7 @@ impl Core {
     /// Ends those connections whose peers have been silent inside an FPDU for the longest time, until the receive memory budget has
     /// room again: peers that open many connections and send the front of an FPDU on each must not prevent reads of other connections.
     fn relieve(&mut self) {
+        self.relieve_messages();
         let now = self.services.now;
         let holders = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
             Slot::Conn(conn) => Some((conn.partial_since()?, token(key, self.index, *generation))),
@@ -481,6 +483,23 @@ impl Core {
         holders.sort_unstable();
         for (_, token) in holders {
             if self.services.shared.budget.is_relaxed(2 * RX_STAGING) {
+                break;
+            }
+            self.with_conn(token, |conn, services| conn.fail(LocalError::ReceiveMemory, services));
+        }
+    }
+
+    /// Ends those connections whose peers have been silent inside a long message for the longest time, until others can go on.
+    fn relieve_messages(&mut self) {
+        let now = self.services.now;
+        let silent = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
+            Slot::Conn(conn) => Some((conn.silent_in_message()?, token(key, self.index, *generation))),
+            _ => None,
+        });
+        let mut silent: Vec<_> = silent.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
+        silent.sort_unstable();
+        for (_, token) in silent {
+            if !self.services.shared.budget.is_short_of_messages() {
                 break;
             }
             self.with_conn(token, |conn, services| conn.fail(LocalError::ReceiveMemory, services));
@@ -583,10 +602,10 @@ impl Core {
         }
         let mut count = 0;
         while let Some(token) = self.services.timers.due(now) {
-            if self.with_conn(token, Conn::on_timer).is_none() {
-                if let Some((slot, services)) = self.sidr(token) {
-                    slot.on_timer(token, services);
-                }
+            if self.with_conn(token, Conn::on_timer).is_none()
+                && let Some((slot, services)) = self.sidr(token)
+            {
+                slot.on_timer(token, services);
             }
             count += 1;
         }

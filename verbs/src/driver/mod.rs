@@ -33,7 +33,7 @@ pub(crate) use pool::Pool;
 pub(crate) use progress::ActiveTask;
 pub(crate) use services::{RX_STAGING, Services};
 pub(crate) use shard::Shard;
-pub(crate) use shared::{HeldBytes, OwnEnd, Shared};
+pub(crate) use shared::{HeldBytes, MessageCharge, OwnEnd, Shared};
 pub(crate) use timers::Timers;
 pub(crate) use watch::Watch;
 

@@ -70,6 +70,39 @@ pub(crate) struct Budget {
     limit: usize,
     /// The limit of `held`: a part of `limit`.
     held_limit: usize,
+    /// Bytes of long messages that have not come as a whole.
+    unfinished: AtomicUsize,
+    unfinished_limit: usize,
+}
+
+/// Memory of a long message that has not come as a whole, of a [`Budget`]. Given back when dropped.
+pub(crate) struct MessageCharge {
+    shared: Arc<Shared>,
+    bytes: usize,
+}
+
+impl MessageCharge {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), bytes: 0 }
+    }
+
+    /// Charges as much as makes `bytes`. False: there is no room.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
+        let budget = &self.shared.budget;
+        let more = bytes.saturating_sub(self.bytes);
+        let grown = |all: usize| all.checked_add(more).filter(|all| *all <= budget.unfinished_limit);
+        let is_charged = budget.unfinished.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).is_ok();
+        if is_charged {
+            self.bytes += more;
+        }
+        is_charged
+    }
+}
+
+impl Drop for MessageCharge {
+    fn drop(&mut self) {
+        self.shared.budget.unfinished.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// What one connection holds of a [`Budget`].
@@ -82,13 +115,20 @@ pub(crate) struct HeldBytes {
 }
 
 impl Budget {
-    pub(crate) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize, unfinished_limit: usize) -> Self {
         Self {
             held: AtomicUsize::new(0),
             of_whole: AtomicUsize::new(0),
             limit,
             held_limit: limit - limit / 8,
+            unfinished: AtomicUsize::new(0),
+            unfinished_limit,
         }
+    }
+
+    /// Whether long messages have more than three quarters of their memory: those whose peers are silent have to end.
+    pub(crate) fn is_short_of_messages(&self) -> bool {
+        self.unfinished.load(Ordering::Relaxed) > self.unfinished_limit / 4 * 3
     }
 
     /// Whether another `bytes` may be held by a connection that is read as far as its socket has bytes.
@@ -173,7 +213,7 @@ impl Shared {
         Self {
             table: uiw_mem::Table::new(uiw_mem::Limits { max_entries: limits.max_mr }),
             counts: Counts::default(),
-            budget: Budget::new(limits.max_held_bytes),
+            budget: Budget::new(limits.max_held_bytes, limits.max_unfinished_bytes),
             limits,
             qps: Mutex::default(),
             progress_hooks,

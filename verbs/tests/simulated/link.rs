@@ -12,7 +12,7 @@ use uiw_llp::smol::pipe::{PipeLink, pipe};
 use uiw_llp::smol::{SmolConfig, SmolStack};
 use uiw_llp::wan::{Direction, Profile};
 use uiw_llp::{Clock, Stack};
-use uiw_verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Pd, Progress, Result};
+use uiw_verbs::{ConnSettings, Connection, Device, DeviceOptions, Limits, Listener, Pd, Progress, Result};
 
 pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
@@ -44,6 +44,21 @@ impl Simulation {
         network.set_default_link(link);
         let (client, server) = (device(network.stack(CLIENT)), device(network.stack(SERVER)));
         Self { medium: Medium::Streams(network), client, server }
+    }
+
+    /// With limits of the server's own.
+    pub(crate) fn limited(seed: u64, link: Link, limits: Limits) -> Self {
+        let simulation = Self::new(seed, link);
+        let options = DeviceOptions::default().progress(Progress::Manual).limits(limits);
+        let server = Device::with_stack(Box::new(simulation.network().stack(SERVER)), options).unwrap();
+        Self { server, ..simulation }
+    }
+
+    /// The same with another client, and the client before, which does not run any more.
+    pub(crate) fn with_other_client(self) -> (Self, Device) {
+        let client = device(self.network().stack(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3))));
+        let Self { medium, client: before, server } = self;
+        (Self { medium, client, server }, before)
     }
 
     /// smoltcp at both ends, with frames of up to `mtu` bytes and socket buffers of `buffer`.

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use uiw_llp::sim::{Link, Split};
-use uiw_verbs::{ConnSettings, Connection, WcError, WcStatus};
+use uiw_verbs::{ConnSettings, Connection, Limits, WcError, WcStatus};
 
 use crate::link::{CLIENT, SERVER, Simulation};
 
@@ -105,6 +105,60 @@ fn a_message_beyond_the_limit_ends_the_connection_at_both_ends() {
     assert!(matches!(receiver, WcError::Completed { status: WcStatus::LocalLength, .. }), "{receiver:?}");
     let said = receiver.to_string();
     assert!(said.contains("bytes, and there is room for"), "{said}");
+}
+
+#[test]
+fn unfinished_message_beyond_the_limit_ends_its_connection() {
+    let settings = ConnSettings::default().recv_size(1000).max_message(100_000);
+    let limits = Limits::default().max_unfinished_bytes(50_000);
+    let simulation = Simulation::limited(1, Link::default(), limits);
+    let ((_, first), (_, first_server)) = simulation.connect(&settings);
+    let ((_, second), (_, second_server)) = simulation.connect(&settings);
+    // A message that has come as a whole counts no more.
+    for _ in 0..3 {
+        simulation.run(async { first.send_copy(&[1; 40_000]).await.unwrap() }, async {
+            assert_eq!(first_server.recv().await.unwrap().unwrap().len(), 40_000)
+        });
+    }
+    simulation.run(
+        async {
+            let _ = first.send_copy(&[2; 60_000]).await;
+            assert!(!first.ended().await.orderly);
+        },
+        async { assert!(first_server.recv().await.is_err()) },
+    );
+    simulation.run(send_all(&second, &[40_000, 7]), receive_all_of(&second_server, 2));
+}
+
+/// Receives so many messages, and then the end.
+async fn receive_all_of(connection: &Connection, count: usize) {
+    for _ in 0..count {
+        connection.recv().await.unwrap().expect("a message");
+    }
+    assert!(connection.recv().await.unwrap().is_none());
+}
+
+/// Peers that fall silent inside long messages make room for one that does not.
+#[test]
+fn silent_peers_inside_a_message_do_not_keep_its_memory() {
+    let settings = ConnSettings::default().recv_size(1000).max_message(100_000);
+    let limits = Limits::default().max_unfinished_bytes(350_000);
+    let simulation = Simulation::limited(1, Link { capacity: 4_000, ..Link::default() }, limits);
+    let silent: Vec<_> = (0..4).map(|_| simulation.connect(&settings)).collect();
+    let cx = &mut Context::from_waker(Waker::noop());
+    let mut sending: Vec<_> =
+        silent.iter().map(|((_, client), _)| Box::pin(client.send_copy(&[3; 90_000]))).collect();
+    // Most of each message comes.
+    for _ in 0..22 {
+        sending.iter_mut().for_each(|send| assert!(send.as_mut().poll(cx).is_pending()));
+        simulation.client.pump();
+        simulation.server.pump();
+        simulation.network().step();
+    }
+    let (other, _stopped) = simulation.with_other_client();
+    let ((_, client), (_, server)) = other.connect(&settings);
+    other.network().advance(Duration::from_secs(2));
+    other.run(send_all(&client, &[90_000, 90_000]), receive_all_of(&server, 2));
 }
 
 /// Long messages that the program keeps delay the next one, and dropping one lets it come.

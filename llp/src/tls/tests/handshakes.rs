@@ -30,6 +30,37 @@ fn truncated_handshakes_end_in_time_and_leave_nothing() {
     assert_eq!((counts.connections, counts.handshakes, counts.buffered), (0, 0, 0));
 }
 
+/// A client of another protocol, which the server's key would authenticate as well.
+#[test]
+fn client_of_another_protocol_is_refused() {
+    let (own, theirs) = pair_of_configs();
+    for (offered, is_accepted) in
+        [(&[b"http/1.1".to_vec()][..], false), (&[b"h2".to_vec(), b"iwarp".to_vec()], true), (&[], true)]
+    {
+        let mut server = Server::new(own.clone());
+        let mut config = plain_config(&theirs, false);
+        config.alpn_protocols = offered.to_vec();
+        let client = plain_client(server.at(), config, move |stream| {
+            let mut byte = [0];
+            let read = stream.read(&mut byte);
+            assert_eq!(read.is_ok(), is_accepted, "{read:?}");
+            assert_eq!(stream.conn.alpn_protocol().is_some(), stream.conn.alpn_protocol() == Some(b"iwarp"));
+        });
+        if is_accepted {
+            let mut accepted = accept_plain(&mut server);
+            accepted.shutdown().unwrap();
+            server.until("the client's end", |server| {
+                let mut events = Vec::new();
+                server.stack.poll(&mut events).unwrap();
+                client.is_finished().then_some(())
+            });
+        } else {
+            server.until("the end", |server| (server.tls.counts().failed == 1).then_some(()));
+        }
+        client.join().unwrap();
+    }
+}
+
 /// Bytes that are no ClientHello.
 #[test]
 fn noise_is_refused_with_an_alert() {
