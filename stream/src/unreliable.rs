@@ -44,21 +44,59 @@ impl AnnouncedWrite {
     }
 }
 
-/// Which messages a receiver of unreliable ones discards.
+/// Which messages a receiver of unreliable ones discards. Nothing is set on other streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Discards {
+    /// A Write is announced, or the present one was, or its rest is discarded.
+    pub(crate) tagged: bool,
     /// The Write that comes next.
     pub(crate) announced: Option<AnnouncedWrite>,
     /// Immediate Data follows the present Write.
     pub(crate) awaits_immediate: bool,
     /// The rest of the present Write is discarded.
     pub(crate) write: bool,
-    /// The next Immediate Data message is discarded, as its Write was.
-    pub(crate) immediate: bool,
-    /// The rest of the present Send is discarded.
-    pub(crate) send: bool,
+    /// The rest of the present Send, or the next Immediate Data message, is discarded.
+    pub(crate) untagged: bool,
+    immediate: bool,
+    send: bool,
     /// A message has waited for a receive in vain, and none was posted since: the following ones do not wait.
     pub(crate) waits_no_more: bool,
+}
+
+impl Discards {
+    /// A zero-length Write has come, with an announcement or without one.
+    pub(crate) fn announce(&mut self, announced: Option<AnnouncedWrite>) {
+        self.announced = announced;
+        self.tagged = announced.is_some();
+        self.write = false;
+    }
+
+    /// A segment of a Write that was not announced is discarded.
+    #[cold]
+    pub(crate) fn discard_write(&mut self, last: bool) {
+        self.write = !last;
+        self.tagged = !last;
+    }
+
+    /// The last segment of a Write has come that was announced, or discarded in part.
+    pub(crate) fn end_write(&mut self) {
+        self.immediate = core::mem::take(&mut self.awaits_immediate) && self.write;
+        self.untagged |= self.immediate;
+        self.write = false;
+        self.tagged = false;
+    }
+
+    /// Whether a message on queue 0 is one of those that are discarded.
+    pub(crate) fn takes_untagged(&self, immediate: bool) -> bool {
+        self.send || immediate && self.immediate
+    }
+
+    /// A segment on queue 0 is discarded, and with it the rest of its message.
+    pub(crate) fn end_untagged(&mut self, last: bool) {
+        self.send = !last;
+        self.immediate &= !last;
+        self.untagged = self.send || self.immediate;
+    }
 }
 
 #[cfg(test)]

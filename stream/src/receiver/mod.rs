@@ -174,11 +174,12 @@ impl Receiver {
         let undecided = shared.caps.is_undecided();
         let awaited_rtr = undecided && shared.reads.awaits_rtr();
         match (header, inbound) {
-            (Header::Tagged(tagged), Inbound::Write) => {
-                if self.write(&tagged, &segment, shared, host)? == Placed::NoReceive {
+            (Header::Tagged(tagged), Inbound::Write) if self.discards.tagged => {
+                if self.write_unreliable(&tagged, &segment, shared, host)? == Placed::NoReceive {
                     return Ok(Placed::NoReceive);
                 }
             }
+            (Header::Tagged(tagged), Inbound::Write) => self.write(&tagged, &segment, shared, host)?,
             (Header::Tagged(tagged), _) => self.read_response(&tagged, &segment, shared, host)?,
             (Header::Untagged(untagged), Inbound::Send { .. } | Inbound::Immediate { .. }) => {
                 if self.send(&untagged, inbound, &segment, shared, host)? == Placed::NoReceive {
@@ -230,15 +231,15 @@ impl Receiver {
         shared.events.push_back(Event::Peer(shared.caps.kind));
     }
 
-    /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1). [`Placed::NoReceive`] only of an unreliable one.
-    #[inline]
+    /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
+    #[inline(always)]
     fn write<H: Host>(
         &mut self,
         header: &Tagged,
         segment: &Segment<'_>,
         shared: &mut Shared,
         host: &mut H,
-    ) -> Result<Placed, ConnError> {
+    ) -> Result<(), ConnError> {
         let payload = segment.payload();
         let len = payload.len() as u32;
         if payload.is_empty() {
@@ -255,19 +256,18 @@ impl Receiver {
                 self.only_rtr = false;
             }
             if host.is_unreliable() {
-                self.discards.announced = AnnouncedWrite::from_write(header.stag, header.to);
+                self.discards.announce(AnnouncedWrite::from_write(header.stag, header.to));
             }
         } else if !shared.detached {
             self.only_rtr = false;
-            if host.is_unreliable() {
-                return self.write_unreliable(header, segment, shared, host);
+            match host.write(header.stag, header.to, payload) {
+                Ok(()) => host.count(Traffic::WriteReceived, header.last.into(), len.into()),
+                Err(_) if host.is_unreliable() => self.discards.discard_write(header.last),
+                Err(error) => return Err(segment.fault(error.of_write(header.stag, header.to, len))),
             }
-            host.write(header.stag, header.to, payload)
-                .map_err(|error| segment.fault(error.of_write(header.stag, header.to, len)))?;
-            host.count(Traffic::WriteReceived, header.last.into(), len.into());
         }
         self.write_placed(header.last, len);
-        Ok(Placed::Yes)
+        Ok(())
     }
 
     /// Counts the bytes of a Write for the Immediate Data behind it.
@@ -279,19 +279,23 @@ impl Receiver {
         }
     }
 
-    /// As [`Receiver::write`], for a segment that is discarded if it may not be placed.
+    /// Like [`Receiver::write`], for an unreliable Write that was announced, or whose rest is discarded.
+    #[cold]
+    #[inline(never)]
     fn write_unreliable<H: Host>(
         &mut self,
         header: &Tagged,
         segment: &Segment<'_>,
-        shared: &Shared,
+        shared: &mut Shared,
         host: &mut H,
     ) -> Result<Placed, ConnError> {
         let payload = segment.payload();
         let len = payload.len() as u32;
-        if let Some(announced) = self.discards.announced
-            && !self.discards.write
-        {
+        if len == 0 || shared.detached {
+            return self.write(header, segment, shared, host).map(|()| Placed::Yes);
+        }
+        self.only_rtr = false;
+        if let Some(announced) = self.discards.announced {
             let mut may_begin = host.check_write(header.stag, header.to, announced.len).is_ok();
             if may_begin && announced.immediate && self.receiving.is_none() {
                 self.receiving = host.begin_receive();
@@ -301,9 +305,9 @@ impl Receiver {
                 self.discards.waits_no_more = self.receiving.is_none();
                 may_begin = self.receiving.is_some();
             }
-            self.discards.write = !may_begin;
-            self.discards.awaits_immediate = announced.immediate;
             self.discards.announced = None;
+            self.discards.awaits_immediate = announced.immediate;
+            self.discards.write = !may_begin;
         }
         if !self.discards.write {
             match host.write(header.stag, header.to, payload) {
@@ -313,8 +317,7 @@ impl Receiver {
         }
         self.write_placed(header.last, len);
         if header.last {
-            let discarded = core::mem::take(&mut self.discards.write);
-            self.discards.immediate = core::mem::take(&mut self.discards.awaits_immediate) && discarded;
+            self.discards.end_write();
         }
         Ok(Placed::Yes)
     }

@@ -35,7 +35,7 @@ impl Receiver {
             return Ok(Placed::Yes);
         }
         let immediate = matches!(inbound, Inbound::Immediate { .. });
-        if self.discards.send || immediate && self.discards.immediate {
+        if self.discards.untagged && self.discards.takes_untagged(immediate) {
             self.discard(header, len);
             return Ok(Placed::Yes);
         }
@@ -92,8 +92,7 @@ impl Receiver {
     fn discard(&mut self, header: &Untagged, len: u32) {
         self.only_rtr = false;
         self.queues[0].placed(header, len);
-        self.discards.send = !header.last;
-        self.discards.immediate &= !header.last;
+        self.discards.end_untagged(header.last);
         if header.last {
             self.last_write_len = 0;
         }

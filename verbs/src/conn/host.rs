@@ -212,7 +212,7 @@ impl uiw_stream::Host for QpHost<'_> {
             .map_err(|error| access_error(&error))
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&mut self, stag: uiw_ddp::STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError> {
         let qp = self.qp.ok_or(AccessError::InvalidStag)?;
         if !qp.access().contains(Access::REMOTE_WRITE) {
@@ -279,10 +279,7 @@ impl uiw_stream::Host for QpHost<'_> {
         if payload.len() as u64 + u64::from(offset) > state.receive.len.into() {
             return self.place_long(qp, offset, &payload);
         }
-        qp.scatter(self.table, &mut state.cache, &state.receive.sges, offset, &payload).inspect_err(|_| {
-            let text = qp.explain_elements(self.table, &state.receive.sges, true);
-            state.detail = Some(LocalDetail::of_receive(&state.receive, LocalCause::Protection, text));
-        })
+        qp.scatter(self.table, &mut state.cache, &state.receive.sges, offset, &payload)
     }
 
     #[inline]
@@ -324,14 +321,22 @@ impl uiw_stream::Host for QpHost<'_> {
             ReceiveError::TooLong { .. } => WcStatus::LocalLength,
             ReceiveError::Protection => WcStatus::LocalProtection,
         };
-        if let (ReceiveError::TooLong { message }, Some(qp)) = (error, self.qp) {
+        if let Some(qp) = self.qp {
             let receive = &self.state.receive;
-            let room = qp.long.as_ref().map_or(receive.len, LongMessages::limit);
-            let text = format_args!("a message of at least {message} bytes, and there is room for {room}");
-            self.state.detail = Some(LocalDetail::of_receive(receive, LocalCause::Length, text));
-        }
-        if let (Some(detail), Some(qp)) = (&self.state.detail, self.qp) {
-            qp.keep_local_error(detail);
+            let detail = match error {
+                ReceiveError::TooLong { message } => {
+                    let room = qp.long.as_ref().map_or(receive.len, LongMessages::limit);
+                    let text =
+                        format_args!("a message of at least {message} bytes, and there is room for {room}");
+                    LocalDetail::of_receive(receive, LocalCause::Length, text)
+                }
+                ReceiveError::Protection => {
+                    let text = qp.explain_elements(self.table, &receive.sges, true);
+                    LocalDetail::of_receive(receive, LocalCause::Protection, text)
+                }
+            };
+            qp.keep_local_error(&detail);
+            self.state.detail = Some(detail);
         }
         if let (Some(qp), Some(wr_id)) = (self.qp, self.state.take_receive()) {
             qp.complete_recv(wr_id, status, None, self.wakes);
@@ -426,10 +431,10 @@ impl uiw_stream::Host for QpHost<'_> {
             LocalDetail::of_request(wqe, LocalCause::Unsupported, text)
         });
         queue.built(0);
+        self.release();
         if let Some(detail) = detail {
             qp.log_local(&detail);
         }
-        self.release();
         self.done(std::iter::once(id), WcStatus::LocalQpOperation)
     }
 

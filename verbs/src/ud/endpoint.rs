@@ -3,7 +3,7 @@
 use super::own::LastPeer;
 use super::way::Way;
 use crate::cq::Cqe;
-use crate::qp::{QpInner, QpState, RecvWqe};
+use crate::qp::{LocalDetail, QpInner, QpState, RecvWqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use std::sync::Arc;
 use uiw_counters::{Count, DatagramCounters};
@@ -35,6 +35,8 @@ pub(crate) struct Endpoint {
     pub(super) last_grh: (Option<Grh>, [u8; Grh::LEN]),
     /// The receive of a shared queue that is being filled; kept for its allocation.
     pub(super) receive: RecvWqe,
+    /// Why a receive fails, for the log.
+    pub(super) detail: Option<LocalDetail>,
 }
 
 /// What the completions of messages with one header have in common.
@@ -100,6 +102,7 @@ impl Endpoint {
             received: Received::default(),
             last_grh: (None, [0; Grh::LEN]),
             receive: RecvWqe::default(),
+            detail: None,
         }
     }
 

@@ -405,7 +405,7 @@ impl Endpoint {
                 if let Some((_, status)) = failed
                     && let Some(wqe) = some.get(used)
                 {
-                    qp.log_local(&why_failed(qp, wqe, status, len, table));
+                    self.detail = Some(why_failed(qp, wqe, status, len, table));
                 }
             }
             open.take(used + usize::from(failed.is_some()));
@@ -455,6 +455,9 @@ impl Endpoint {
     /// A receive ends in an error, and with it the queue pair.
     fn fail(&mut self, wr_id: u64, status: WcStatus, services: &mut Services) {
         self.cache.let_go();
+        if let Some(detail) = self.detail.take() {
+            self.qp.log_local(&detail);
+        }
         self.qp.complete_recv(wr_id, status, None, &mut services.wakes);
         self.qp.flush_unconnected(&mut services.wakes);
     }

@@ -167,10 +167,9 @@ impl Endpoint {
         self.msn = self.msn.wrapping_sub(unsent as u32);
         let room = qp.retire_sent(&mut sq, (staging.first, done), &staging.reported, &mut services.wakes);
         let failed = failed.filter(|_| unsent == 0);
+        let mut detail = None;
         if let Some((id, status)) = failed {
-            if let Some(wqe) = sq.get(id) {
-                qp.log_local(&why_unsent(qp, wqe, status, port, services));
-            }
+            detail = sq.get(id).map(|wqe| why_unsent(qp, wqe, status, port, services));
             sq.built(0);
             sq.done(id, status);
         }
@@ -182,6 +181,9 @@ impl Endpoint {
         }
         let has_more = sq.has_next() && staging.has_turn();
         drop(sq);
+        if let Some(detail) = detail {
+            qp.log_local(&detail);
+        }
         if !room || retired.is_err() {
             self.lost_completion(services);
             return false;
