@@ -207,15 +207,20 @@ impl<M> Sender<M> {
         let by_placement = shared.completes_by_placement();
         let is_surplus = |read: &Outstanding| by_placement && matches!(read.origin, ReadOrigin::Ack(_));
         !self.is_inside_request()
-            && self.watermarks.is_empty()
+            && self.has_completed_all(shared)
             && (by_placement || shared.reads.acks.covers_all())
             && shared.reads.outstanding.iter().all(is_surplus)
+    }
+
+    /// Whether no request waits for TCP or for an acknowledgement. The answer to an acknowledging Read may have completed some.
+    fn has_completed_all(&self, shared: &Shared) -> bool {
+        self.watermarks.iter().all(|(_, id)| shared.reads.acks.has_completed(*id))
     }
 
     /// Whether everything that was posted is sent and answered. A host that has let go has nothing to send.
     pub(crate) fn is_finished<H: Host<Memory = M>>(&self, shared: &Shared, host: &mut H) -> bool {
         let finished = self.has_nothing_due(shared)
-            && self.watermarks.is_empty()
+            && self.has_completed_all(shared)
             && shared.reads.outstanding.is_empty()
             && (shared.detached || host.next_request().is_none());
         host.release();
@@ -256,6 +261,8 @@ impl<M> Sender<M> {
     pub(crate) fn queue_placement_ack(&mut self, shared: &mut Shared) {
         if let Some(position) = shared.placement.next()
             && shared.sends_placement_acks()
+            // The peer takes acknowledgements once it has the answer to its capability request.
+            && shared.caps.due.is_none()
         {
             let to = placement::encode(position, shared.caps.ack_check());
             let header = uiw_rdmap::tagged_header(uiw_rdmap::Opcode::Write, placement::STAG, to, true);
