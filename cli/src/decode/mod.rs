@@ -63,7 +63,7 @@ use statistics::Statistics;
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "\
 Exit code: 0 when every byte could be followed (departures from the RFCs included), 1 when some could not, \
-2 when a file is no capture, the picture cannot be written or the command line is wrong.")]
+2 when a file is no capture or the command line is wrong.")]
 pub struct Args {
     /// pcap or pcapng files; several are one capture that was rotated, in the order of their times; `-` reads standard input and prints while it
     /// reads: `tcpdump -U -w - | uiw decode -`
@@ -81,10 +81,6 @@ pub struct Args {
     /// Instead of each finding: messages by operation with their sizes, the time from Reads and atomics to their answers, retransmissions
     #[arg(long, conflicts_with = "quiet")]
     pub statistics: bool,
-    /// Draw an SVG: the time from Reads and atomics to their answers by percentile, and the sizes of messages, of all connections or those of
-    /// --connection
-    #[arg(long, value_name = "FILE")]
-    pub plot: Option<PathBuf>,
     /// Secrets of TLS connections, as `--keylog` of other commands writes them.
     #[arg(skip)]
     pub keylog: Option<PathBuf>,
@@ -107,7 +103,7 @@ pub fn run(args: &Args) -> ExitCode {
 /// Runs `uiw decode`, printing to `out`.
 ///
 /// # Errors
-/// A file cannot be read as a capture at all, or `out` or the picture not be written: the file, and why.
+/// A file cannot be read as a capture at all, or `out` not be written: the file, and why.
 pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, (PathBuf, Failure)> {
     let print = match (args.quiet, args.statistics) {
         (_, true) => Print::Nothing,
@@ -115,7 +111,7 @@ pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, (PathBuf, Fai
         (false, false) => Print::Everything,
     };
     let mut printer = Printer::new(out, args.json, print);
-    let mut statistics = (args.statistics || args.plot.is_some()).then(Statistics::default);
+    let mut statistics = args.statistics.then(Statistics::default);
     let mut decoder = Decoder { selection: args.connection.clone(), ..Decoder::default() };
     if let Some(path) = &args.keylog {
         let log = KeyLog::read(path).map_err(|wrong| (path.clone(), Failure::KeyLog(wrong)))?;
@@ -146,15 +142,12 @@ pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, (PathBuf, Fai
         }
     }
     let summary = decoder.finish(&mut |record| sink(&mut printer, record));
-    if let Some(statistics) = statistics.as_ref().filter(|_| args.statistics) {
+    if let Some(statistics) = &statistics {
         let lines = statistics.lines();
         printer.also(&lines, &statistics::text(&lines));
     }
     let written = printer.summary(&summary).map_err(Failure::Output);
     written.map_err(|failure| (args.files.first().cloned().unwrap_or_default(), failure))?;
-    if let (Some(statistics), Some(path)) = (&statistics, &args.plot) {
-        statistics.draw(path).map_err(|error| (path.clone(), Failure::Plot(error.to_string())))?;
-    }
     Ok(summary)
 }
 
@@ -272,9 +265,6 @@ pub enum Failure {
     /// The findings cannot be written.
     #[error("cannot write the output: {0}")]
     Output(io::Error),
-    /// The picture cannot be written.
-    #[error("{0}")]
-    Plot(String),
 }
 
 impl Failure {
@@ -287,7 +277,6 @@ impl Failure {
             }
             Self::KeyLog(_) => "name a file that --keylog or UIW_KEYLOG of another command has written",
             Self::Output(_) => "free some space or choose another place",
-            Self::Plot(_) => "choose a file that can be written",
         }
     }
 }

@@ -1,11 +1,9 @@
 //! What each direction of each connection carried: messages by operation with their sizes, the time from a Read or an atomic to its answer, and what TCP
 //! sent again.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::path::Path;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -13,7 +11,6 @@ use uiw_rdmap::Opcode;
 
 use super::event::{Event, Record};
 use crate::number::number;
-use crate::plot::{self, Axes, Chart, Line as Drawn};
 
 /// Requests that wait for their answer, of one kind and one direction.
 const MAX_WAITING: usize = 65_536;
@@ -26,8 +23,6 @@ type Direction = (u32, SocketAddr, SocketAddr);
 #[derive(Debug, Default)]
 pub(super) struct Statistics {
     directions: BTreeMap<Direction, Figures>,
-    /// Of all directions, for a picture.
-    sizes: BTreeMap<&'static str, Histogram<u64>>,
 }
 
 #[derive(Debug, Default)]
@@ -120,13 +115,6 @@ impl Statistics {
             Event::Message(message) => {
                 let sizes = figures.operations.entry(message.name).or_insert(Sizes::NONE);
                 sizes.add(message.length);
-                // Three digits and any number of bytes: neither can fail.
-                if let Some(sizes) = self.sizes.get_mut(message.name) {
-                    let _ = sizes.record(message.length);
-                } else if let Ok(mut sizes) = Histogram::new(3) {
-                    let _ = sizes.record(message.length);
-                    self.sizes.insert(message.name, sizes);
-                }
                 self.answer(key, message.opcode, record.time);
             }
             Event::Tcp { repeated_bytes, retransmissions } => {
@@ -219,49 +207,6 @@ impl Statistics {
             }
         }
         lines
-    }
-
-    /// Latencies and sizes of all directions as a picture of two charts.
-    pub(super) fn draw(&self, path: &Path) -> Result<(), plot::Error> {
-        let mut merged: BTreeMap<&'static str, Histogram<u64>> = BTreeMap::new();
-        for (operation, latencies) in self.directions.values().flat_map(Figures::latencies) {
-            let Some(times) = &latencies.times else { continue };
-            match merged.entry(operation) {
-                Entry::Vacant(entry) => _ = entry.insert(times.clone()),
-                Entry::Occupied(mut entry) => entry.get_mut().add(times)?,
-            }
-        }
-        let latencies = Chart {
-            title: match merged.is_empty() {
-                true => "From request to answer: no Read or atomic with its answer".to_owned(),
-                false => "From request to answer".to_owned(),
-            },
-            x: "percentile",
-            y: "us",
-            lines: merged
-                .iter()
-                .map(|(operation, times)| Drawn {
-                    name: format!("{operation}: {}", number(times.len(), "answer")),
-                    points: plot::percentiles(times),
-                })
-                .collect(),
-            axes: Axes::Percentiles,
-        };
-        let sizes = Chart {
-            title: "Sizes of messages".to_owned(),
-            x: "at most so many bytes (0 at the left edge)",
-            y: "% of messages",
-            lines: self
-                .sizes
-                .iter()
-                .map(|(operation, sizes)| Drawn {
-                    name: format!("{operation}: {}", number(sizes.len(), "message")),
-                    points: plot::shares(sizes),
-                })
-                .collect(),
-            axes: Axes::Sizes,
-        };
-        plot::draw(path, &[latencies, sizes])
     }
 }
 

@@ -182,54 +182,6 @@ fn statistics_of_a_capture() {
 }
 
 #[test]
-fn statistics_are_drawn() {
-    let file = std::env::temp_dir().join(format!("uiw-drawn-{}.svg", std::process::id()));
-    let drawn = |capture: &str, more: &[&str]| {
-        let output = uiw(&[&[capture, "--plot", file.to_str().unwrap()], more].concat());
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        (std::fs::read_to_string(&file).unwrap(), stdout(&output))
-    };
-    let capture = "siw/rping-4k-crc-on.pcap";
-    let (picture, text) = drawn(capture, &[]);
-    // Beside the findings, with a line for each operation of the statistics.
-    assert_eq!(text, stdout(&uiw(&[capture])));
-    let (picture_of_json, json) = drawn(capture, &["--statistics", "--json"]);
-    assert_eq!(picture, picture_of_json);
-    let mut messages = std::collections::BTreeMap::<String, u64>::new();
-    let mut answers = 0_u64;
-    for line in json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()) {
-        let count = |field: &str| line[field].as_u64().unwrap();
-        match line["type"].as_str().unwrap() {
-            "messages" => {
-                let name = line["operation"].as_str().unwrap().to_owned();
-                *messages.entry(name).or_default() += count("messages");
-            }
-            "latency" => answers += count("answers"),
-            _ => {}
-        }
-    }
-    assert!(messages.len() > 2 && answers > 1, "{json}");
-    for (name, count) in &messages {
-        let legend = format!("{name}: {count} message");
-        assert!(picture.contains(&legend), "{legend} in {picture}");
-    }
-    assert!(picture.contains(&format!("RDMA Read: {answers} answers")), "{picture}");
-    // Each line has a sample of its colour in the legend.
-    assert_eq!(picture.matches("stroke-width=\"2\"").count(), 2 * (messages.len() + 1), "{picture}");
-    // A connection is drawn alone; without Reads there are no latencies.
-    let (one, _) = drawn("vectors/vectors.pcap", &["--connection", "3", "--quiet"]);
-    let (all, _) = drawn("vectors/vectors.pcap", &["--quiet"]);
-    assert!(one.len() < all.len());
-    let (no_reads, _) = drawn("siw/tool-send.pcap", &[]);
-    assert!(no_reads.contains("no Read or atomic with its answer"), "{no_reads}");
-    std::fs::remove_file(&file).unwrap();
-    let output = uiw(&[capture, "--plot", "/nowhere/a.svg"]);
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.starts_with("error: /nowhere/a.svg: ") && error.contains("\nhint: "), "{error}");
-}
-
-#[test]
 fn retransmissions_are_counted() {
     let bytes = std::fs::read(data("siw/tool-send.pcap")).unwrap();
     // The longest packet once more, at the end.
