@@ -146,27 +146,3 @@ impl Call {
         })
     }
 }
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
-
-    /// From now on the call of this number fails in this thread.
-    pub(crate) fn refuse(number: c_long, error: c_int) {
-        let step = |code: u32, jf, k: u32| sock_filter { code: code as u16, jt: 0, jf, k };
-        let mut steps = [
-            step(BPF_LD | BPF_W | BPF_ABS, 0, 0),
-            step(BPF_JMP | BPF_JEQ | BPF_K, 1, number as u32),
-            step(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ERRNO | error.cast_unsigned()),
-            step(BPF_RET | BPF_K, 0, libc::SECCOMP_RET_ALLOW),
-        ];
-        let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-        // SAFETY: a filter of this thread, which the kernel copies.
-        unsafe {
-            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-            let mode = libc::SECCOMP_MODE_FILTER;
-            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter), 0);
-        }
-    }
-}

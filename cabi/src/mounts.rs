@@ -4,7 +4,6 @@
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -40,52 +39,11 @@ fn refused(what: &str, error: &io::Error) -> io::Error {
 }
 
 fn mount(source: &OsStr, target: &Path, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {
-    mount_with(source, target, kind, flags, None)
-}
-
-fn mount_with(
-    source: &OsStr,
-    target: &Path,
-    kind: Option<&str>,
-    flags: libc::c_ulong,
-    options: Option<&str>,
-) -> io::Result<()> {
     let (source, target) = (CString::new(source.as_bytes())?, CString::new(target.as_os_str().as_bytes())?);
     let kind = kind.map(CString::new).transpose()?;
     let kind = kind.as_ref().map_or(ptr::null(), |kind| kind.as_ptr());
-    let options = options.map(CString::new).transpose()?;
-    let options = options.as_ref().map_or(ptr::null(), |options| options.as_ptr());
-    // SAFETY: names and options with their NUL.
-    match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, options.cast()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Mounts a FUSE file system that every user may read: the descriptor by which it is served.
-///
-/// # Errors
-/// The system's: no FUSE, or none for this user.
-pub(crate) fn fuse(target: &Path) -> io::Result<OwnedFd> {
-    let device = File::options().read(true).write(true).open("/dev/fuse")?;
-    // SAFETY: two calls without arguments.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    let number = device.as_raw_fd();
-    let options =
-        format!("fd={number},rootmode=40555,user_id={uid},group_id={gid},allow_other,default_permissions");
-    let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_RDONLY;
-    mount_with("uiw".as_ref(), target, Some("fuse"), flags, Some(&options))?;
-    Ok(device.into())
-}
-
-/// Takes the mount from where it is. What is bound elsewhere stays there.
-///
-/// # Errors
-/// The system's.
-pub(crate) fn detach(target: &Path) -> io::Result<()> {
-    let target = CString::new(target.as_os_str().as_bytes())?;
-    // SAFETY: a name with its NUL.
-    match unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) } {
+    // SAFETY: names with their NUL, and no options.
+    match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, ptr::null()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

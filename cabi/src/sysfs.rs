@@ -11,7 +11,6 @@ use std::env;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::net::Ipv6Addr;
-use std::os::fd::OwnedFd;
 use std::os::unix;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -62,40 +61,6 @@ pub fn permitted() -> io::Result<()> {
             Err(io::Error::other(format!("a system call ends the process by signal {number}")))
         }
     }
-}
-
-/// Folders of files that change, in that of a port.
-pub const COUNTERS: [&str; 2] = ["counters", "hw_counters"];
-
-/// After [`enter`]: mounts a FUSE file system that has the [`COUNTERS`] of each of `devices` in a folder of its name, and shows them at the
-/// port. `serve` gets its descriptor, and the file system is to answer then.
-///
-/// # Errors
-/// The system's, and those of `serve`: there are no such folders then.
-pub fn show_counters(devices: &[String], serve: impl FnOnce(OwnedFd) -> io::Result<()>) -> io::Result<()> {
-    let classes = Path::new(CLASSES).join("infiniband");
-    let whole = classes.join(".counters");
-    fs::create_dir(&whole)?;
-    let bound = mounts::fuse(&whole).and_then(|descriptor| {
-        let bound = serve(descriptor).and_then(|()| bind_counters(&classes, &whole, devices));
-        mounts::detach(&whole).and(bound)
-    });
-    fs::remove_dir(&whole)?;
-    bound
-}
-
-fn bind_counters(classes: &Path, whole: &Path, devices: &[String]) -> io::Result<()> {
-    for device in devices {
-        for folder in COUNTERS {
-            let at = classes.join(device).join("ports/1").join(folder);
-            fs::create_dir_all(&at)?;
-            mounts::bind(&whole.join(device).join(folder), &at).inspect_err(|_| {
-                // Without what it is to show it is not there.
-                let _ = fs::remove_dir(&at);
-            })?;
-        }
-    }
-    Ok(())
 }
 
 /// Shows them to a container whose root file system is `root`, and whose namespaces this process is in. Afterwards `root` is the root of this

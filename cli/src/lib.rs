@@ -7,5 +7,3 @@ pub mod files;
 pub mod note;
 pub mod number;
 pub mod pcap;
-#[doc(hidden)]
-pub mod plot;

@@ -1,13 +1,11 @@
 //! `uiw run -- CMD`: a stock program on our own libibverbs and librdmacm.
 
-mod counter_files;
 mod guard;
 mod report;
 mod tree;
 
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Global;
-use counter_files::Server;
 use report::Requirement;
 use std::env;
 use std::ffi::OsString;
@@ -179,8 +177,6 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {
             env::var("UIW_PERSONA").ok().and_then(|name| Persona::named(&name)).unwrap_or_default()
         });
-        // Before this process has a namespace of its own.
-        let server = Server::start(&settings.llp);
         let others = match args.with_system {
             Some(_) => SystemDevices::Shown,
             None => SystemDevices::Hidden,
@@ -188,9 +184,6 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         sysfs::enter(persona, others).map_err(|error| {
             Failure::new(Exit::Failed, "cannot make /sys/class/infiniband", error, sysfs_fix())
         })?;
-        if let Err(error) = server.and_then(Server::show) {
-            tracing::info!(%error, "no counter files in /sys/class/infiniband: FUSE cannot be used");
-        }
     }
     Ok(command)
 }

@@ -259,22 +259,6 @@ fn intervals_add_up() {
 }
 
 #[test]
-fn measurements_are_drawn() {
-    let server = Server::start();
-    for kind in [&[][..], &["--latency", "--size", "8"]] {
-        let picture = TempFile::new(&format!("plot-{}.svg", kind.len()), 0);
-        let args = [&["perf", &server.address, "--seconds", "0.3", "--plot", picture.name()], kind].concat();
-        assert!(uiw(&args).status.success());
-        let drawn = std::fs::read_to_string(&picture.0).unwrap();
-        assert!(
-            drawn.starts_with("<svg") && drawn.contains("<polyline") && drawn.contains("uiw write"),
-            "{drawn}"
-        );
-    }
-    fails(&["perf", &server.address, "--seconds", "0.1", "--plot", "/nowhere/a.svg"], 1, "/nowhere/a.svg");
-}
-
-#[test]
 fn comparisons_have_ratio_and_noise() {
     for extra in [
         &["--op", "write"][..],

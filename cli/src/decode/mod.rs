@@ -9,7 +9,7 @@
 //!
 //! With a key log, `tls` decrypts what is between `reassembly` and `connection`, by the secrets that `keylog` reads.
 //!
-//! Datagrams between uiw peers go from `packet` to `datagrams`, each by itself. `tunnel` finds packets within packets.
+//! Datagrams between uiw peers go from `packet` to `datagrams`, each by itself.
 //!
 //! Captures lack packets, and have them in another order than they were sent. `flows` looks at a segment when what it acknowledges was looked at, and
 //! takes for missing what does not come; behind missing bytes `seek` finds the next FPDU. From then on nothing is judged that needs both directions
@@ -33,10 +33,8 @@ mod seek;
 mod segment;
 mod select;
 mod startup;
-mod statistics;
 mod terminate;
 mod tls;
-mod tunnel;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -57,13 +55,12 @@ use flows::{Flows, Moment};
 use keylog::KeyLog;
 use output::{Print, Printer};
 use packet::Content;
-use statistics::Statistics;
 
 /// Options of `uiw decode`.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "\
 Exit code: 0 when every byte could be followed (departures from the RFCs included), 1 when some could not, \
-2 when a file is no capture, the picture cannot be written or the command line is wrong.")]
+2 when a file is no capture or the command line is wrong.")]
 pub struct Args {
     /// pcap or pcapng files; several are one capture that was rotated, in the order of their times; `-` reads standard input and prints while it
     /// reads: `tcpdump -U -w - | uiw decode -`
@@ -78,13 +75,6 @@ pub struct Args {
     /// Only connections with this number, ADDR, ADDR:PORT or :PORT at one end; several times for several
     #[arg(long, value_name = "WHICH")]
     pub connection: Vec<Which>,
-    /// Instead of each finding: messages by operation with their sizes, the time from Reads and atomics to their answers, retransmissions
-    #[arg(long, conflicts_with = "quiet")]
-    pub statistics: bool,
-    /// Draw an SVG: the time from Reads and atomics to their answers by percentile, and the sizes of messages, of all connections or those of
-    /// --connection
-    #[arg(long, value_name = "FILE")]
-    pub plot: Option<PathBuf>,
     /// Secrets of TLS connections, as `--keylog` of other commands writes them.
     #[arg(skip)]
     pub keylog: Option<PathBuf>,
@@ -107,32 +97,21 @@ pub fn run(args: &Args) -> ExitCode {
 /// Runs `uiw decode`, printing to `out`.
 ///
 /// # Errors
-/// A file cannot be read as a capture at all, or `out` or the picture not be written: the file, and why.
+/// A file cannot be read as a capture at all, or `out` not be written: the file, and why.
 pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, (PathBuf, Failure)> {
-    let print = match (args.quiet, args.statistics) {
-        (_, true) => Print::Nothing,
-        (true, false) => Print::Departures,
-        (false, false) => Print::Everything,
-    };
+    let print = if args.quiet { Print::Departures } else { Print::Everything };
     let mut printer = Printer::new(out, args.json, print);
-    let mut statistics = (args.statistics || args.plot.is_some()).then(Statistics::default);
     let mut decoder = Decoder { selection: args.connection.clone(), ..Decoder::default() };
     if let Some(path) = &args.keylog {
         let log = KeyLog::read(path).map_err(|wrong| (path.clone(), Failure::KeyLog(wrong)))?;
         decoder.flows.keys = Some(Arc::new(log));
     }
-    let mut sink = |printer: &mut Printer<'_>, record: &Record| {
-        printer.record(record);
-        if let Some(statistics) = &mut statistics {
-            statistics.take(record);
-        }
-    };
     for Opened { mut reader, first, file } in open_all(&args.files)? {
         let is_live = file == Path::new("-");
         let mut next = first;
         loop {
             match next {
-                Ok(Some(packet)) => decoder.packet(&packet, &mut |record| sink(&mut printer, record)),
+                Ok(Some(packet)) => decoder.packet(&packet, &mut |record| printer.record(record)),
                 Ok(None) => break,
                 Err(error) => {
                     decoder.summary.capture_error = Some(error.to_string());
@@ -145,16 +124,9 @@ pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, (PathBuf, Fai
             next = reader.next_packet();
         }
     }
-    let summary = decoder.finish(&mut |record| sink(&mut printer, record));
-    if let Some(statistics) = statistics.as_ref().filter(|_| args.statistics) {
-        let lines = statistics.lines();
-        printer.also(&lines, &statistics::text(&lines));
-    }
+    let summary = decoder.finish(&mut |record| printer.record(record));
     let written = printer.summary(&summary).map_err(Failure::Output);
     written.map_err(|failure| (args.files.first().cloned().unwrap_or_default(), failure))?;
-    if let (Some(statistics), Some(path)) = (&statistics, &args.plot) {
-        statistics.draw(path).map_err(|error| (path.clone(), Failure::Plot(error.to_string())))?;
-    }
     Ok(summary)
 }
 
@@ -272,9 +244,6 @@ pub enum Failure {
     /// The findings cannot be written.
     #[error("cannot write the output: {0}")]
     Output(io::Error),
-    /// The picture cannot be written.
-    #[error("{0}")]
-    Plot(String),
 }
 
 impl Failure {
@@ -287,7 +256,6 @@ impl Failure {
             }
             Self::KeyLog(_) => "name a file that --keylog or UIW_KEYLOG of another command has written",
             Self::Output(_) => "free some space or choose another place",
-            Self::Plot(_) => "choose a file that can be written",
         }
     }
 }

@@ -174,7 +174,6 @@ pub(super) enum Print {
     Everything,
     /// Departures and what is missing.
     Departures,
-    Nothing,
 }
 
 /// Writes findings as they come.
@@ -197,7 +196,6 @@ impl<'a> Printer<'a> {
         self.start = self.start.or(record.time);
         let wanted = match self.print {
             Print::Everything => true,
-            Print::Nothing => false,
             Print::Departures => matches!(
                 record.event,
                 Event::Departure(_)
@@ -237,17 +235,6 @@ impl<'a> Printer<'a> {
     pub(super) fn flush(&mut self) {
         if self.failed.is_none() {
             self.failed = self.out.flush().err();
-        }
-    }
-
-    /// Writes one more thing: an object a line, or `lines`.
-    pub(super) fn also(&mut self, objects: &[impl Serialize], lines: &str) {
-        let write = |this: &mut Self| match this.json {
-            true => objects.iter().try_for_each(|object| this.json(object)),
-            false => this.out.write_all(lines.as_bytes()),
-        };
-        if self.failed.is_none() {
-            self.failed = write(self).err();
         }
     }
 

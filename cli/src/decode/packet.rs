@@ -7,11 +7,7 @@ use etherparse::{
     ip_number,
 };
 
-use super::tunnel;
 use crate::pcap::{LinkType, Packet};
-
-/// Packets within packets that are looked into.
-const MAX_DEPTH: u32 = 4;
 
 /// A TCP segment as it was captured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +54,7 @@ pub(super) fn parse(packet: &Packet) -> Content<'_> {
         LinkType::LINUX_SLL2 => cooked(bytes, 0, 20),
         other => return Content::UnknownLink(other),
     };
-    sliced.map_or(Content::Other, |sliced| content(&sliced, 0))
+    sliced.map_or(Content::Other, |sliced| content(&sliced))
 }
 
 fn ip(bytes: &[u8]) -> Option<LaxSlicedPacket<'_>> {
@@ -74,21 +70,10 @@ fn cooked(bytes: &[u8], protocol_at: usize, header: usize) -> Option<LaxSlicedPa
     }
 }
 
-fn content<'a>(sliced: &LaxSlicedPacket<'a>, depth: u32) -> Content<'a> {
-    let within = |inner: Option<LaxSlicedPacket<'a>>| match inner {
-        Some(inner) if depth < MAX_DEPTH => content(&inner, depth + 1),
-        _ => Content::Other,
-    };
+fn content<'a>(sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
     let Some((source, destination, payload, announced)) = sliced.net.as_ref().and_then(addresses) else {
-        let payload = sliced.ether_payload();
-        return within(payload.and_then(|it| tunnel::of_ether_type(it.ether_type, it.payload)));
+        return Content::Other;
     };
-    if payload.ip_number != ip_number::TCP && !payload.fragmented {
-        let inner = within(tunnel::of_ip(payload.ip_number, payload.payload));
-        if inner != Content::Other {
-            return inner;
-        }
-    }
     if payload.ip_number == ip_number::UDP && !payload.fragmented && !payload.incomplete {
         let Some(TransportSlice::Udp(udp)) = &sliced.transport else { return Content::Other };
         let from = SocketAddr::new(source, udp.source_port());

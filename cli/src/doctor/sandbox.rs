@@ -122,7 +122,12 @@ fn families() -> Check {
             SocketType::RAW,
             "addresses are asked for by ioctl, `uiw stat` has no round trips and retransmissions, and modes of AF_XDP are not known",
         ),
-        ("AF_UNIX", AddressFamily::UNIX, SocketType::STREAM, "no counter files with --sysfs"),
+        (
+            "AF_UNIX",
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            "the stacks packet and xdp of --llp cannot be used",
+        ),
     ];
     let mut refused = BTreeMap::new();
     let mut says = Vec::new();

@@ -6,7 +6,6 @@ mod intervals;
 mod opposite;
 pub(crate) mod pattern;
 mod plan;
-mod plot;
 pub(crate) mod raw;
 mod report;
 mod run;
@@ -23,9 +22,8 @@ use crate::text::{self, Progress};
 use intervals::{Interval, Intervals};
 use plan::Plan;
 pub(crate) use run::histogram;
-use run::{Outcome, Run};
+use run::Run;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 use uiw_verbs::{Device, Pd};
 
@@ -107,9 +105,6 @@ pub(crate) struct Args {
     /// How many round trips took how long
     #[arg(long, requires = "latency")]
     histogram: bool,
-    /// Draw an SVG: throughput over time, or the round trip by percentile
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "compare"])]
-    plot: Option<PathBuf>,
     #[command(flatten)]
     conn: ConnArgs,
 }
@@ -131,18 +126,8 @@ impl Args {
 
     /// The length of an interval, where something needs one.
     fn every(&self) -> Option<Duration> {
-        let drawn = self.plot.as_ref().filter(|_| !self.latency).map(|_| self.seconds / 100.0);
         let streamed = self.json_stream.then_some(1.0);
-        self.interval.or(streamed).or(drawn).map(Duration::from_secs_f64)
-    }
-
-    fn draw(&self, plan: &Plan, outcome: &Outcome, intervals: &[Interval]) -> Result<()> {
-        let Some(path) = &self.plot else { return Ok(()) };
-        let title = report::caption(plan, outcome);
-        match &outcome.round_trips {
-            Some(histogram) => plot::quantiles(path, &title, histogram),
-            None => plot::throughput(path, &title, intervals),
-        }
+        self.interval.or(streamed).map(Duration::from_secs_f64)
     }
 }
 
@@ -193,7 +178,6 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
         let outcome = Run::connect(device, pd, peer, &plan)?.measure(&mut watch)?;
         let own = outcome.messages - outcome.by_server.unwrap_or(0);
         let intervals = watch.end(own, Duration::from_secs_f64(outcome.seconds));
-        args.draw(&plan, &outcome, &intervals)?;
         if args.json || args.json_stream {
             let mut result = report::result(&plan, &outcome);
             if args.json && args.interval.is_some() {

@@ -67,11 +67,6 @@ pub(crate) fn heading(plan: &Plan, outcome: &Outcome) -> String {
     )
 }
 
-/// What heads a picture.
-pub(crate) fn caption(plan: &Plan, outcome: &Outcome) -> String {
-    format!("uiw {} of {} bytes to {}", title(plan), plan.size, outcome.peer)
-}
-
 /// How many round trips took up to how many microseconds, by steps of a tenth.
 fn steps(outcome: &Outcome) -> Vec<(f64, u64)> {
     let Some(histogram) = &outcome.round_trips else { return Vec::new() };

@@ -148,88 +148,6 @@ fn a_connection_is_selected_by_number_port_or_address() {
 }
 
 #[test]
-fn statistics_of_a_capture() {
-    let json = stdout(&uiw(&["--statistics", "--json", "siw/rping-4k-crc-on.pcap"]));
-    let lines: Vec<serde_json::Value> =
-        json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |kind: &str, operation: &str| {
-        let is_it = |line: &&serde_json::Value| line["type"] == kind && line["operation"] == operation;
-        lines.iter().filter(is_it).cloned().collect::<Vec<_>>()
-    };
-    let whole = stdout(&uiw(&["--json", "siw/rping-4k-crc-on.pcap"]));
-    let messages: Vec<serde_json::Value> = whole
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .filter(|line: &serde_json::Value| line["type"] == "message" && line["name"] == "RDMA Read Response")
-        .collect();
-    let responses = of("messages", "RDMA Read Response");
-    assert_eq!(responses.len(), 1);
-    assert_eq!(responses[0]["messages"], messages.len());
-    let bytes: u64 = messages.iter().map(|message| message["length"].as_u64().unwrap()).sum();
-    assert_eq!((&responses[0]["bytes"], &responses[0]["most"]), (&bytes.into(), &4000.into()));
-    // A latency is between the packet of the request and that of the answer's end.
-    let latency = of("latency", "RDMA Read");
-    assert_eq!(latency[0]["answers"], messages.len());
-    let least = latency[0]["least_us"].as_f64().unwrap();
-    assert!(0.0 < least && least <= latency[0]["median_us"].as_f64().unwrap());
-    assert_eq!(lines.iter().filter(|line| line["type"] == "direction").count(), 2);
-    let text = stdout(&uiw(&["--statistics", "siw/rping-4k-crc-on.pcap"]));
-    assert!(
-        text.contains("RDMA Read to its answer: ") && text.contains("0 segments (0 bytes) sent again"),
-        "{text}"
-    );
-    assert!(!text.contains("FPDU at"), "{text}");
-}
-
-#[test]
-fn statistics_are_drawn() {
-    let file = std::env::temp_dir().join(format!("uiw-drawn-{}.svg", std::process::id()));
-    let drawn = |capture: &str, more: &[&str]| {
-        let output = uiw(&[&[capture, "--plot", file.to_str().unwrap()], more].concat());
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        (std::fs::read_to_string(&file).unwrap(), stdout(&output))
-    };
-    let capture = "siw/rping-4k-crc-on.pcap";
-    let (picture, text) = drawn(capture, &[]);
-    // Beside the findings, with a line for each operation of the statistics.
-    assert_eq!(text, stdout(&uiw(&[capture])));
-    let (picture_of_json, json) = drawn(capture, &["--statistics", "--json"]);
-    assert_eq!(picture, picture_of_json);
-    let mut messages = std::collections::BTreeMap::<String, u64>::new();
-    let mut answers = 0_u64;
-    for line in json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()) {
-        let count = |field: &str| line[field].as_u64().unwrap();
-        match line["type"].as_str().unwrap() {
-            "messages" => {
-                let name = line["operation"].as_str().unwrap().to_owned();
-                *messages.entry(name).or_default() += count("messages");
-            }
-            "latency" => answers += count("answers"),
-            _ => {}
-        }
-    }
-    assert!(messages.len() > 2 && answers > 1, "{json}");
-    for (name, count) in &messages {
-        let legend = format!("{name}: {count} message");
-        assert!(picture.contains(&legend), "{legend} in {picture}");
-    }
-    assert!(picture.contains(&format!("RDMA Read: {answers} answers")), "{picture}");
-    // Each line has a sample of its colour in the legend.
-    assert_eq!(picture.matches("stroke-width=\"2\"").count(), 2 * (messages.len() + 1), "{picture}");
-    // A connection is drawn alone; without Reads there are no latencies.
-    let (one, _) = drawn("vectors/vectors.pcap", &["--connection", "3", "--quiet"]);
-    let (all, _) = drawn("vectors/vectors.pcap", &["--quiet"]);
-    assert!(one.len() < all.len());
-    let (no_reads, _) = drawn("siw/tool-send.pcap", &[]);
-    assert!(no_reads.contains("no Read or atomic with its answer"), "{no_reads}");
-    std::fs::remove_file(&file).unwrap();
-    let output = uiw(&[capture, "--plot", "/nowhere/a.svg"]);
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{error}");
-    assert!(error.starts_with("error: /nowhere/a.svg: ") && error.contains("\nhint: "), "{error}");
-}
-
-#[test]
 fn retransmissions_are_counted() {
     let bytes = std::fs::read(data("siw/tool-send.pcap")).unwrap();
     // The longest packet once more, at the end.
@@ -245,10 +163,10 @@ fn retransmissions_are_counted() {
     let again = [&bytes[..longest.end], &bytes[longest.start..]].concat();
     let file = std::env::temp_dir().join(format!("uiw-again-{}.pcap", std::process::id()));
     std::fs::write(&file, again).unwrap();
-    let json = stdout(&uiw(&["--statistics", "--json", file.to_str().unwrap()]));
+    let json = stdout(&uiw(&["--json", file.to_str().unwrap()]));
     std::fs::remove_file(&file).unwrap();
     let lines = json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let directions: Vec<_> = lines.filter(|line| line["type"] == "direction").collect();
+    let directions: Vec<_> = lines.filter(|line| line["type"] == "tcp").collect();
     let sum = |field: &str| directions.iter().map(|line| line[field].as_u64().unwrap()).sum::<u64>();
     assert_eq!((sum("retransmissions"), sum("repeated_bytes")), (1, longest.len() as u64 - 16 - 66));
 }

@@ -33,17 +33,10 @@ pub(crate) enum Link {
     Sll2,
     Null,
     Loop,
-    Mpls,
-    MplsEthernet,
-    Vxlan,
-    Geneve,
-    Gre,
-    GreEthernet,
-    IpInIp,
 }
 
 impl Link {
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Ethernet,
         Self::Vlan,
         Self::TwoVlans,
@@ -53,13 +46,6 @@ impl Link {
         Self::Sll2,
         Self::Null,
         Self::Loop,
-        Self::Mpls,
-        Self::MplsEthernet,
-        Self::Vxlan,
-        Self::Geneve,
-        Self::Gre,
-        Self::GreEthernet,
-        Self::IpInIp,
     ];
 
     pub(crate) fn number(self) -> u32 {
@@ -70,37 +56,6 @@ impl Link {
             Self::Sll2 => 276,
             Self::Null => 0,
             Self::Loop => 108,
-            _ => 1,
-        }
-    }
-
-    /// The tunnel around an IP packet: what is in front of it.
-    fn tunnel(self, inner: usize) -> Vec<u8> {
-        let macs = [0x02; 12];
-        let ethernet = [&macs[..], &[8, 0]].concat();
-        let outer = |protocol: u8, header: Vec<u8>| {
-            let length = u16::try_from(20 + header.len() + inner).unwrap().to_be_bytes();
-            let ip =
-                [&[0x45, 0][..], &length, &[0, 1, 0x40, 0, 64, protocol, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]]
-                    .concat();
-            [&ethernet[..], &ip, &header].concat()
-        };
-        let udp = |port: u16, header: Vec<u8>| {
-            let length = u16::try_from(8 + header.len() + inner).unwrap();
-            let ports = [50_000u16, port, length, 0].map(u16::to_be_bytes).concat();
-            outer(17, [ports, header].concat())
-        };
-        // Two labels, the second one the bottom of the stack.
-        let labels = [0, 1, 0x40, 64, 0, 2, 0x41, 64];
-        match self {
-            Self::Mpls => [&macs[..], &[0x88, 0x47], &labels].concat(),
-            Self::MplsEthernet => [&macs[..], &[0x88, 0x47], &labels, &[0; 4], &ethernet].concat(),
-            Self::Vxlan => udp(4789, [&[8, 0, 0, 0, 0, 0, 7, 0][..], &ethernet].concat()),
-            Self::Geneve => udp(6081, [&[1, 0, 0x65, 0x58, 0, 0, 7, 0, 1, 2, 3, 0][..], &ethernet].concat()),
-            Self::Gre => outer(47, vec![0xb0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 1]),
-            Self::GreEthernet => outer(47, [&[0x20, 0, 0x65, 0x58, 0, 0, 7, 0][..], &ethernet].concat()),
-            Self::IpInIp => outer(4, Vec::new()),
-            _ => Vec::new(),
         }
     }
 
@@ -115,7 +70,6 @@ impl Link {
             Self::Sll2 => [&[8, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 6][..], &[2; 6], &[0, 0]].concat(),
             Self::Null => vec![2, 0, 0, 0],
             Self::Loop => vec![0, 0, 0, 2],
-            _ => Vec::new(),
         }
     }
 }
@@ -150,8 +104,7 @@ pub(crate) fn packet(segment: &Segment, link: Link) -> Vec<u8> {
         packet.extend(segment.to.0);
     }
     packet.extend(tcp);
-    let tunnel = link.tunnel(packet.len());
-    [tunnel, packet].concat()
+    packet
 }
 
 /// A classic capture of these packets, one a millisecond.

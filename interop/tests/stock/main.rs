@@ -6,7 +6,6 @@ mod c_programs;
 mod capture;
 mod cm;
 mod containers;
-mod counter_files;
 mod datagrams;
 mod error_lines;
 mod exports;

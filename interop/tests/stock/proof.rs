@@ -1,12 +1,9 @@
 //! The proof that a program's payload is on queue pairs of uiw.
 
-use crate::counter_files::can_be_there;
 use crate::reported::{isolated, number, report};
 use crate::wire::{Capture, Passed};
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Network, User};
+use uiw_interop::stock::{Ended, Libraries, Network};
 use uiw_interop::tshark::{Dissection, Tshark};
 
 /// The options of `uiw run` for a persona.
@@ -14,8 +11,7 @@ pub(crate) fn options(persona: &str) -> [&str; 4] {
     ["--require", "--json", "--persona", persona]
 }
 
-/// What proves that a client's payload is on queue pairs of uiw: the report of `uiw run`, the counter files of its port, and a capture that
-/// tshark dissects.
+/// What proves that a client's payload is on queue pairs of uiw: the report of `uiw run`, and a capture that tshark dissects.
 pub(crate) struct Proof<'a> {
     libraries: &'a Libraries,
     network: &'a Network,
@@ -24,53 +20,31 @@ pub(crate) struct Proof<'a> {
 }
 
 impl<'a> Proof<'a> {
-    /// Begins to capture. Nothing where one of the three cannot be had; the test is noted as skipped then.
+    /// Begins to capture. Nothing where one of the two cannot be had; the test is noted as skipped then.
     #[track_caller]
     pub(crate) fn begin(libraries: &'a Libraries, network: &'a Network) -> Option<Self> {
         let tshark = Tshark::require()?;
-        if !can_be_there(User::Same) {
-            return None;
-        }
         let capture = Capture::whole_of_ends(libraries, network)?;
         Some(Self { libraries, network, capture, tshark })
     }
 
-    /// The client under `uiw run` with `options` and `--sysfs`, with its port's counters behind what it says.
+    /// The client under `uiw run` with `options` and `--sysfs`.
     pub(crate) fn client(&self, options: &[&str], program: &[&str]) -> Command {
-        let script = "\"$@\"; code=$?; cd /sys/class/infiniband/uiw_veth0/ports/1/counters; \
-                      echo counted $(cat port_xmit_data) $(cat port_rcv_data); exit $code";
-        let words = [&["sh", "-c", script, "sh"], program].concat();
-        let mut client = isolated(self.libraries, &[options, &["--sysfs"]].concat(), &words);
-        // What other tests count on such an address is not there.
-        let runtime = self.libraries.folder().join("runtime");
-        if !runtime.exists() {
-            fs::create_dir(&runtime).expect("a runtime directory");
-            fs::set_permissions(&runtime, fs::Permissions::from_mode(0o700)).expect("its rights");
-        }
-        client.env("XDG_RUNTIME_DIR", runtime);
-        self.network.client(client)
+        self.network.client(isolated(self.libraries, &[options, &["--sysfs"]].concat(), program))
     }
 
-    /// The three agree within 1 % that the client has moved `payload` bytes or more, and nothing else passed but at most `limit` bytes at
+    /// Both agree within 1 % that the client has moved `payload` bytes or more, and nothing else passed but at most `limit` bytes at
     /// the program's own port.
     #[track_caller]
     pub(crate) fn holds(self, client: &Ended, payload: u64, control: Option<u16>, limit: u64) {
         let report = report(client.well());
         let reported = number(&report, "bytes_sent") + number(&report, "bytes_received");
         assert!(reported >= payload, "{reported} of {payload}: {report}");
-        let counted = client.said.lines().find_map(|line| line.strip_prefix("counted "));
-        let counted = counted.unwrap_or_else(|| panic!("{client:?}")).split(' ');
-        let counted = 4 * counted.map(|words| words.parse::<u64>().expect("a number")).sum::<u64>();
         let file = self.capture.end_file();
         let found = self.tshark.dissect(&file).expect("tshark");
         assert_eq!(found.malformed, 0, "what tshark calls malformed");
         let captured = payload_of(&found);
-        for other in [counted, captured] {
-            assert!(
-                reported.abs_diff(other) <= reported / 100,
-                "{reported} reported, {counted} counted, {captured} captured"
-            );
-        }
+        assert!(reported.abs_diff(captured) <= reported / 100, "{reported} reported, {captured} captured");
         let alone = Passed::read(&file).is_uiws_but_for(|end| Some(end.port()) == control, limit);
         assert_eq!(alone, Ok(()));
     }

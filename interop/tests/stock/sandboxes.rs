@@ -391,7 +391,6 @@ fn refused_namespaces_are_named() {
     }
 }
 
-/// Descriptors that the process which serves counter files should not have are closed without close_range(2) as well.
 #[test]
 fn sysfs_works_without_newer_calls() {
     let libraries = Libraries::get();
@@ -405,7 +404,6 @@ fn sysfs_works_without_newer_calls() {
     if ended.count("cannot make /sys/class/infiniband") > 0 {
         return uiw_interop::skip("mount namespaces");
     }
-    // A descriptor of the test that is still open would keep it from the end of its output.
     assert_eq!(ended.well().count("it runs"), 1, "{ended:?}");
 }
 
