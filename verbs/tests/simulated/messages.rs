@@ -117,7 +117,7 @@ fn unfinished_message_beyond_the_limit_ends_its_connection() {
     // A message that has come as a whole counts no more.
     for _ in 0..3 {
         simulation.run(async { first.send_copy(&[1; 40_000]).await.unwrap() }, async {
-            assert_eq!(first_server.recv().await.unwrap().unwrap().len(), 40_000)
+            assert_eq!(first_server.recv().await.unwrap().unwrap().len(), 40_000);
         });
     }
     simulation.run(
