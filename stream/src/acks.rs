@@ -57,6 +57,11 @@ impl Acks {
         self.completed = Some(upto);
     }
 
+    /// All requests that are open are newer than those that the answer to an acknowledging Read has completed.
+    pub(crate) fn forget_completed(&mut self) {
+        self.completed = None;
+    }
+
     /// Whether the answer to an acknowledging Read has completed request `id`.
     pub(crate) fn has_completed(&self, id: u32) -> bool {
         // Ids count up and wrap; far fewer than half of them are open at a time.

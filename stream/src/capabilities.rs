@@ -131,6 +131,8 @@ pub(crate) struct PeerCaps {
     wants_acks: bool,
     /// The peer has asked for placement acknowledgements.
     pub(crate) peer_wants_acks: bool,
+    /// No answer came in time: requests complete with Reads from then on, whatever comes later.
+    pub(crate) gave_up: bool,
     /// The initiator's.
     nonce: u64,
 }
@@ -151,6 +153,7 @@ impl PeerCaps {
             on,
             wants_acks,
             peer_wants_acks: false,
+            gave_up: false,
             nonce: nonce & NONCE_MASK,
         }
     }
@@ -239,6 +242,7 @@ impl PeerCaps {
     pub(crate) fn give_up(&mut self) {
         if self.kind == PeerKind::Unknown {
             self.kind = PeerKind::Foreign;
+            self.gave_up = true;
         }
     }
 }

@@ -166,11 +166,14 @@ impl<M> Stream<M> {
             && !self.shared.fin.wanted;
         let named = self.named_request(&error);
         let acknowledged = self.shared.reads.acks.on;
+        // Before that the peer takes an acknowledgement for a foreign FPDU.
+        let answered = self.shared.caps.due.is_none();
         // What is partly on the wire is finished; the rest names memory that the host is about to give back.
         let whole = self.sender.abandon(&mut self.shared, host);
         let terminate = if whole { self.terminate_for(&error) } else { None };
-        if whole {
+        if whole && answered {
             // The peer's requests that are placed succeed, whatever ends the stream.
+            self.shared.placement.forget_queued();
             self.sender.queue_placement_ack(&mut self.shared);
         }
         if let Some(terminate) = &terminate {

@@ -110,6 +110,16 @@ impl PlacementAcks {
         }
     }
 
+    /// Whether an acknowledgement is owed or is in the transmit queue.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.due || self.queued.is_some()
+    }
+
+    /// The stream ends: one more acknowledgement may stand after the one in the queue.
+    pub(crate) fn forget_queued(&mut self) {
+        self.queued = None;
+    }
+
     /// Number of received messages whose acknowledgement was sent since the last call.
     pub(crate) fn take_acknowledged(&mut self) -> u32 {
         let count = self.acknowledged.wrapping_sub(self.reported);

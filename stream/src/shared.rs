@@ -54,7 +54,7 @@ impl Shared {
     /// Whether Writes and Sends complete with the peer's placement acknowledgements, and not with the answers to zero-length Reads.
     #[inline]
     pub(crate) fn completes_by_placement(&self) -> bool {
-        self.reads.acks.on && self.caps.receives_placement_acks()
+        self.reads.acks.on && self.caps.receives_placement_acks() && !self.caps.gave_up
     }
 
     /// Whether this end acknowledges what it places, and still can.

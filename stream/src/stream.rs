@@ -207,7 +207,7 @@ impl<M> Stream<M> {
     #[inline]
     fn complete_placed<H: Host<Memory = M>>(&mut self, host: &mut H) -> Result<(), ConnError> {
         match self.shared.peer_placed.take() {
-            Some(position) => self.sender.handle_placed(position, &self.shared, host),
+            Some(position) => self.sender.handle_placed(position, &mut self.shared, host),
             None => Ok(()),
         }
     }
@@ -347,6 +347,12 @@ impl<M> Stream<M> {
     #[inline]
     pub fn take_acknowledged(&mut self) -> u32 {
         self.shared.placement.take_acknowledged()
+    }
+
+    /// Whether a placement acknowledgement waits for TCP to take it.
+    #[must_use]
+    pub fn owes_acknowledgement(&self) -> bool {
+        self.shared.placement.is_waiting()
     }
 
     /// The host has reported all messages to its program and does not wait for [`Stream::take_acknowledged`] any longer.

@@ -9,7 +9,7 @@ use crate::request::{Op, Request};
 use uiw_ddp::STag;
 
 /// STag of an announcement.
-const ANNOUNCEMENT: STag = STag(0x7569_7733);
+const ANNOUNCEMENT: STag = STag(0x7569_7734);
 /// In the TO of an announcement: Immediate Data follows the Write.
 const IMMEDIATE: u64 = 1 << 48;
 

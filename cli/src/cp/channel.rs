@@ -168,7 +168,12 @@ impl Channel {
         let patience = self.patience.take();
         // Signs of life that have not been taken are old.
         let now = Until::deadline(Instant::now());
-        while self.step(now)? {}
+        // No more than there are receives: a server that sends more at the same time is not followed.
+        for _ in 0..self.memory.messages() + PULSES {
+            if !self.step(now)? {
+                break;
+            }
+        }
         self.patience =
             patience.map(|patience| Patience { heard: Instant::now(), received: None, ..patience });
         Ok(())

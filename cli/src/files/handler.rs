@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Files that one session has open for writing at most.
-const MAX_PARTS: usize = 64;
+const MAX_PARTS: usize = 16;
 /// Files that one connection has open for reading at most.
 const MAX_SOURCES: usize = 8;
 

@@ -142,24 +142,28 @@ impl Receiver {
         shared: &mut Shared,
         host: &mut H,
     ) -> Result<usize, ConnError> {
-        let mut at = 0;
-        loop {
+        let (mut at, mut placed) = (0, 0);
+        let result = loop {
             let fpdu = match self.fpdu.next(&mut input[at..]) {
                 Ok(Step::Fpdu(fpdu)) => fpdu,
                 Ok(Step::NeedMore { at_least }) => {
                     self.needed = at_least;
-                    return Ok(at);
+                    break Ok(());
                 }
-                Err(error) => return Err(ConnError::of_fpdu(&error)),
+                Err(error) => break Err(ConnError::of_fpdu(&error)),
             };
             at += fpdu.consumed;
-            if self.segment(fpdu.ulpdu, shared, host)? == Placed::NoReceive {
-                host.count_wait(Wait::Receive);
-                self.park(fpdu.ulpdu, fpdu.consumed, shared)?;
-                return Ok(at);
+            match self.segment(fpdu.ulpdu, shared, host) {
+                Ok(Placed::Yes) => placed = at,
+                Ok(Placed::NoReceive) => {
+                    host.count_wait(Wait::Receive);
+                    break self.park(fpdu.ulpdu, fpdu.consumed, shared);
+                }
+                Err(error) => break Err(error),
             }
-            shared.placement.advance(fpdu.consumed);
-        }
+        };
+        shared.placement.advance(placed);
+        result.map(|()| at)
     }
 
     /// One DDP segment.
@@ -257,6 +261,10 @@ impl Receiver {
                     shared.caps.due = None;
                 }
                 self.peer_decided(shared);
+                if shared.caps.gave_up {
+                    // Messages that came before it may wait for an acknowledgement.
+                    self.message_placed(true, shared);
+                }
             } else if !shared.initiator {
                 // A uiw peer would have asked in it.
                 self.only_rtr = false;
@@ -342,12 +350,15 @@ impl Receiver {
 
     /// The peer's placement acknowledgement; false if the empty Write is none.
     fn placement_ack(&self, to: u64, shared: &mut Shared) -> bool {
-        if !shared.completes_by_placement() {
+        // Recognised also where requests do not complete by them: an acknowledgement of an acknowledgement would be answered for ever.
+        if !shared.caps.receives_placement_acks() {
             return false;
         }
-        let position = placement::decode(to, shared.caps.ack_check());
-        shared.peer_placed = position.or(shared.peer_placed);
-        position.is_some()
+        let Some(position) = placement::decode(to, shared.caps.ack_check()) else { return false };
+        if shared.completes_by_placement() {
+            shared.peer_placed = Some(position);
+        }
+        true
     }
 
     /// A segment of a message that the peer awaits an acknowledgement of was placed, perhaps the last one.

@@ -275,7 +275,7 @@ impl<M> Sender<M> {
     pub(crate) fn handle_placed<H: Host<Memory = M>>(
         &mut self,
         position: u64,
-        shared: &Shared,
+        shared: &mut Shared,
         host: &mut H,
     ) -> Result<(), ConnError> {
         let placed = placement::extend(self.placed, position);
@@ -288,6 +288,7 @@ impl<M> Sender<M> {
         while self.watermarks.front().is_some_and(|(_, id)| shared.reads.acks.has_completed(*id)) {
             self.watermarks.pop_front();
         }
+        shared.reads.acks.forget_completed();
         self.complete_until(self.base + placed, host)
     }
 

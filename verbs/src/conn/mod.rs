@@ -74,6 +74,8 @@ pub(crate) struct Conn {
     entry: Time,
     /// When the completions that wait for an acknowledgement are reported without it.
     held_until: Time,
+    /// They were, and TCP has not taken the acknowledgement since.
+    ack_overdue: bool,
     /// When to retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
     retry: Time,
     /// See [`uiw_llp::StreamOptions::dead_after`].
@@ -136,6 +138,7 @@ impl Conn {
             eof: false,
             entry: Time::NEVER,
             held_until: Time::NEVER,
+            ack_overdue: false,
             retry: Time::NEVER,
             liveness: Liveness::IDLE,
             lost_sending: None,
@@ -382,7 +385,7 @@ impl Conn {
             self.check_peer(services);
         }
         if self.held_until <= now {
-            self.report_all_receives(services);
+            self.on_overdue_ack(services);
         }
         if self.stream.poll_timeout() <= now {
             let was_stalled = self.stream.is_stalled();

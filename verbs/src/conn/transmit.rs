@@ -141,6 +141,8 @@ fn send(socket: &mut dyn uiw_llp::Stream, batch: &Batch<'_, Span>) -> Outcome {
             }
             // A program has unmapped what was there when its CRC was computed. What is sent of it is reported by the calls that sent it.
             Err(error) if is_fault(&error) && sent == 0 => return Outcome::SourceGone,
+            // What was sent before counts; the next call gives the error again.
+            Err(_) if sent > 0 => return Outcome::Sent { bytes: sent, full: true },
             Err(error) => return Outcome::Lost(error),
         }
     }

@@ -19,6 +19,7 @@ const NOT_RUN: &[(&str, &str)] = &[
         "UCX and MPI on several hosts, by interop/tests/stock; NIXL and Mooncake, by `cargo xtask interop`",
     ),
     ("docs/tls.md", "Wireshark, by interop/tests/stock/tls.rs"),
+    ("docs/wan.md", "gnuplot, on a terminal"),
     ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),
 ];
 
