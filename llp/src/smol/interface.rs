@@ -41,7 +41,7 @@ const BURSTS: usize = 64;
 const LINK_FULL: i64 = 1000;
 
 /// Connections that wait at a listener or are in set-up there: as many as its backlog says, within this range.
-pub(super) const WAITING: RangeInclusive<usize> = 1024..=4096;
+pub(super) const WAITING: RangeInclusive<usize> = 128..=4096;
 /// A set-up that has lasted for so long makes room for a new one where there is no other: of a flood of SYNs from addresses that never answer
 /// most are older than the one of a peer that does.
 const REPLACED_AFTER: Duration = Duration::from_millis(20);
