@@ -79,16 +79,15 @@ fn show(persona: Persona, others: SystemDevices) -> io::Result<()> {
     let netdevs = netdev::all()?;
     let classes = Path::new(CLASSES);
     mounts::make_writable(classes)?;
-    let devices = classes.join("infiniband");
-    if devices.exists() {
-        cover(&devices, others)?;
+    // What is there now is the system's.
+    let abi = classes.join("infiniband_verbs");
+    for folder in [&classes.join("infiniband"), &abi] {
+        if folder.exists() {
+            cover(folder, others)?;
+        }
     }
     for netdev in &netdevs {
         device(netdev, persona)?;
-    }
-    let abi = classes.join("infiniband_verbs");
-    if abi.exists() {
-        cover(&abi, others)?;
     }
     fs::create_dir_all(&abi)?;
     if !abi.join("abi_version").exists() {
