@@ -9,7 +9,7 @@ use uiw_verbs::{
 };
 
 /// STag of the zero-length Write in front of a long Write, or of one with immediate data.
-const ANNOUNCEMENT: u32 = 0x7569_7733;
+const ANNOUNCEMENT: u32 = 0x7569_7734;
 const IMMEDIATE: u64 = 1 << 48;
 
 fn unreliable() -> End {
