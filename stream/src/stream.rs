@@ -187,9 +187,13 @@ impl<M> Stream<M> {
             Phase::Open if self.receiver.is_stalled() => 0,
             Phase::Open => {
                 let handled = self.receiver.handle_fpdus(bytes, &mut self.shared, host);
-                // What the peer acknowledged before an error completes.
-                let completed = self.complete_placed(host);
-                match handled.and_then(|used| completed.map(|()| used)) {
+                if let Some(position) = self.shared.peer_placed.take()
+                    && let Err(error) = self.complete_placed(position, host)
+                {
+                    self.fail(error, host);
+                    return bytes.len();
+                }
+                match handled {
                     Ok(used) => used,
                     Err(error) => {
                         self.fail(error, host);
@@ -203,13 +207,10 @@ impl<M> Stream<M> {
         }
     }
 
-    /// Completes the requests that the peer has acknowledged.
-    #[inline]
-    fn complete_placed<H: Host<Memory = M>>(&mut self, host: &mut H) -> Result<(), ConnError> {
-        match self.shared.peer_placed.take() {
-            Some(position) => self.sender.handle_placed(position, &mut self.shared, host),
-            None => Ok(()),
-        }
+    /// Completes the requests that the peer has acknowledged. Those before an error complete as well.
+    #[inline(never)]
+    fn complete_placed<H: Host<Memory = M>>(&mut self, position: u64, host: &mut H) -> Result<(), ConnError> {
+        self.sender.handle_placed(position, &mut self.shared, host)
     }
 
     /// The peer sent FIN, behind `unread` bytes that were not taken. While [`Stream::accepts_bytes`] is false for a Send that waits

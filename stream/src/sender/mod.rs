@@ -300,7 +300,7 @@ impl<M> Sender<M> {
     }
 
     /// Completes the requests whose last byte lies before position `sent` of the transmit queue.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete_until<H: Host<Memory = M>>(
         &mut self,
         sent: u64,

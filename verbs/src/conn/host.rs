@@ -333,27 +333,11 @@ impl uiw_stream::Host for QpHost<'_> {
             qp.complete_recv(wr_id, status, None, self.wakes);
             return Err(LocalError::GivenUp);
         }
-        let (opcode, byte_len, imm) = match message.kind {
-            ReceivedKind::Send { len, imm } => (WcOpcode::Recv, len, imm),
-            ReceivedKind::Immediate { imm, write_len } => (WcOpcode::RecvWriteImm, write_len, Some(imm)),
-        };
-        let wc = Wc {
-            wr_id,
-            status: WcStatus::Success,
-            opcode,
-            byte_len,
-            imm,
-            invalidated: message.invalidated,
-            qp_num: qp.num,
-            datagram_from: None,
-            reason: None,
-            timestamp_ns: 0,
-        };
-        let cqe = Cqe { wc, solicited: message.solicited };
         if message.awaits_ack {
-            self.state.hold(cqe);
+            self.state.hold(completion(qp, wr_id, &message));
             return Ok(());
         }
+        let cqe = completion(qp, wr_id, &message);
         qp.recv_cq.push(cqe, self.wakes).map(drop).ok_or(LocalError::CqOverflow)
     }
 
@@ -538,6 +522,28 @@ impl uiw_stream::Host for QpHost<'_> {
     fn copy_memory(&mut self, memory: &Span, range: Range<usize>, out: &mut Vec<u8>) -> bool {
         memory.pin().and_then(|pin| pin.copy_to_vec(range, out)).is_ok()
     }
+}
+
+/// The completion of a receive.
+#[inline(always)]
+fn completion(qp: &QpInner, wr_id: u64, message: &Received) -> Cqe {
+    let (opcode, byte_len, imm) = match message.kind {
+        ReceivedKind::Send { len, imm } => (WcOpcode::Recv, len, imm),
+        ReceivedKind::Immediate { imm, write_len } => (WcOpcode::RecvWriteImm, write_len, Some(imm)),
+    };
+    let wc = Wc {
+        wr_id,
+        status: WcStatus::Success,
+        opcode,
+        byte_len,
+        imm,
+        invalidated: message.invalidated,
+        qp_num: qp.num,
+        datagram_from: None,
+        reason: None,
+        timestamp_ns: 0,
+    };
+    Cqe { wc, solicited: message.solicited }
 }
 
 /// The counter of a stream's traffic.

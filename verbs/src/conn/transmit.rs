@@ -39,6 +39,7 @@ impl Conn {
         self.report_receives(services);
     }
 
+    #[inline(always)]
     fn transmit_turn(&mut self, services: &mut Services) {
         if self.stream.is_connecting() || self.is_over() {
             return;
