@@ -52,7 +52,10 @@ fn say(monitor: &Path, line: &str) -> String {
             Ok(0) => break,
             Ok(count) => said.push_str(&String::from_utf8_lossy(&bytes[..count])),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
-            Err(error) if error.kind() == ErrorKind::WouldBlock && !limit.is_over() => {}
+            // Linux does not restart a read with a time-out that a signal has interrupted.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+                    && !limit.is_over() => {}
             Err(error) => panic!("{line}: {error}: {said}"),
         }
     }
