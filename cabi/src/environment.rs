@@ -8,16 +8,16 @@ use crate::settings::VARIABLES;
 use std::env;
 use std::ffi::{OsStr, OsString};
 
-/// How programs with more rights than their user treat a variable.
+/// Treatment of a variable in programs with more rights than their user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privileged {
-    /// They obey it.
+    /// The variable is obeyed.
     Obeyed,
-    /// They obey a plain level of the log, but no filters.
+    /// Only a plain log level is obeyed, not a filter.
     LevelOnly,
-    /// They open no device, because without the variable the program would do something less safe.
+    /// Opening a device fails, because without the variable the program would do something less safe.
     Refused,
-    /// They ignore it.
+    /// The variable is ignored.
     Ignored,
 }
 
@@ -57,7 +57,7 @@ fn read(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// How privileged programs treat the variable; `None` if it is in no table.
+/// Returns the treatment of a variable in privileged programs, or `None` if the variable is not classified.
 fn class(name: &str) -> Option<Privileged> {
     let known = VARIABLES.iter().find(|variable| variable.name == name).map(|variable| variable.privileged);
     known.or_else(|| OTHER_VARIABLES.iter().find(|(other, _)| *other == name).map(|(_, class)| *class))

@@ -28,7 +28,7 @@ pub struct Variable {
     pub values: &'static str,
     /// What it does.
     pub what: &'static str,
-    /// How programs with more rights than their user treat it.
+    /// Treatment in programs with more rights than their user.
     pub privileged: Privileged,
     set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
 }
@@ -391,7 +391,7 @@ pub struct Settings {
     is_privileged: bool,
 }
 
-/// Why variables are ignored or refused.
+/// Reason for which variables are ignored or refused.
 const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, setgid or capabilities)";
 
 /// After how long without any acknowledgement a peer is dead: `20s`, `5m`, `1h`, or `0` for the system's own time.
@@ -555,8 +555,8 @@ impl Settings {
         }
     }
 
-    /// Why the program must not read the file of TLS, if that is so. It opens no device then, as connections in the clear are not what was
-    /// asked for.
+    /// Returns the reason for which the program must not read the TLS file, if there is one. Opening a device fails in that case, because the
+    /// user has not asked for connections in the clear.
     #[must_use]
     pub fn refused_tls(&self) -> Option<String> {
         let is_refused = self.is_privileged && self.tls.is_some();

@@ -117,7 +117,7 @@ struct TlsFile {
     check: Option<Arc<CheckLine>>,
 }
 
-/// What is wrong with a line of pinned keys, if something is.
+/// Check of a line of pinned keys. The error is the reason for which the line is refused.
 pub(crate) type CheckLine = dyn Fn(&PinnedLine<'_>) -> std::result::Result<(), String> + Send + Sync;
 
 /// The path that a variable has.

@@ -90,7 +90,7 @@ fn send(
 pub(crate) struct Message<'a> {
     /// Its type.
     pub(crate) kind: u16,
-    /// What follows its header.
+    /// Payload after the header.
     pub(crate) body: &'a [u8],
 }
 

@@ -54,7 +54,7 @@ impl Capabilities {
     const SEND_IMM: u16 = 4;
     const LARGE_FPDU: u16 = 8;
     const PLACEMENT_ACKS: u16 = 16;
-    /// Not a capability of both ends: the end that sets it asks its peer for placement acknowledgements.
+    /// Request bit, not a capability of both ends: the end that sets it asks its peer for placement acknowledgements.
     const WANTS_ACKS: u16 = 32;
     /// Everything that this implementation has.
     pub(crate) const OURS: Self =

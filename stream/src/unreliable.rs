@@ -10,7 +10,7 @@ use uiw_ddp::STag;
 
 /// STag of an announcement.
 const ANNOUNCEMENT: STag = STag(0x7569_7734);
-/// In the TO of an announcement: Immediate Data follows the Write.
+/// Bit of an announcement's TO: Immediate Data follows the Write.
 const IMMEDIATE: u64 = 1 << 48;
 
 /// A Write that is announced.
@@ -44,7 +44,7 @@ impl AnnouncedWrite {
     }
 }
 
-/// Which messages a receiver of unreliable ones discards. Nothing is set on other streams.
+/// Messages that a receiver of unreliable messages discards. All fields keep their defaults on other streams.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Discards {
     /// A Write is announced, or the present one was, or its rest is discarded.

@@ -471,7 +471,7 @@ fn placement_acked_before_stream_ends() {
 }
 
 #[test]
-fn close_after_placement_ack_sends_fin_at_once() {
+fn fin_follows_placement_ack() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
     pair.receives(1, 1, 64);
     let id = pair.ends[0].post(Op::Send, b"last");

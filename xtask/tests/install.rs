@@ -173,7 +173,7 @@ fn what_is_generated_is_read_by_its_programs() {
 }
 
 #[test]
-fn linked_programs_run_on_uiw_and_rdma_core() {
+fn linked_programs_run_on_both_libraries() {
     let needs = ["strip", "cc", "pkg-config"];
     if needs.iter().any(|program| uiw_interop::require(program).is_none()) {
         return;

@@ -58,8 +58,8 @@ fn of_infiniband(error: &Error, is_ud: bool) -> (c_int, c_int) {
     }
 }
 
-/// As of the kernel's iWARP connection manager: REJECTED for a peer that refused or reset, UNREACHABLE for one that did not answer,
-/// CONNECT_ERROR for the rest.
+/// Event and status as the kernel's iWARP connection manager reports them: REJECTED for a peer that refused or reset, UNREACHABLE for one
+/// that did not answer, CONNECT_ERROR otherwise.
 fn of_iwarp(error: &Error) -> (c_int, c_int) {
     match error {
         Error::Rejected { .. } | Error::Refused { .. } => (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED),

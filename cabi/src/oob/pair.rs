@@ -9,7 +9,7 @@ use uiw_verbs::cm::ConnId;
 
 /// How long the end that listens waits before it connects as well.
 const RESPONDER_DELAY: Duration = Duration::from_secs(1);
-/// How long a message of an unreliable queue pair waits for a peer that was not reached before.
+/// Time for which a message of an unreliable queue pair waits for a peer that was not reached before.
 const UNREACHABLE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Between two attempts: at first, and at most.
 const RETRY: Duration = Duration::from_millis(20);
@@ -32,7 +32,7 @@ pub(super) struct PairState {
     pub(super) gives_up: Option<Instant>,
     /// The peer has gone, or has not come in time: messages of an unreliable queue pair wait for another connection for a short time alone.
     pub(super) unreachable: bool,
-    /// Why the last attempt to connect failed.
+    /// Error of the last attempt to connect.
     pub(super) last_failure: Option<String>,
 }
 
@@ -72,7 +72,7 @@ impl PairState {
         }
     }
 
-    /// How long what is posted now waits for a connection; `None` = without limit.
+    /// Returns the time for which a new request waits for a connection, or `None` if it waits without limit.
     pub(super) fn connection_timeout(&self) -> Option<Duration> {
         if self.target.unreliable && self.unreachable {
             Some(UNREACHABLE_TIMEOUT)

@@ -20,7 +20,7 @@ impl RetryPolicy {
     pub(super) const UNLIMITED: Self =
         Self { connection: None, receive: Duration::MAX, acknowledgement: None };
 
-    /// Of an unreliable queue pair, whose attributes have no time-outs. Messages to a peer that does not connect are lost after a time, and
+    /// Policy of unreliable queue pairs, whose attributes have no time-outs. Messages to a peer that does not connect are lost after a time, and
     /// the receive time bridges the moments in which a program that polls and posts receives does not run.
     pub(crate) const UNRELIABLE: Self = Self {
         connection: Some(Self::MIN_CONNECTION),

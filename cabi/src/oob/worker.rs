@@ -34,7 +34,7 @@ pub(super) struct Worker {
     channel: Arc<CmChannel>,
     thread: OnceLock<Thread>,
     options: Arc<ConnOptions>,
-    /// Those of unreliable queue pairs.
+    /// Connection options of unreliable queue pairs.
     unreliable_options: Arc<ConnOptions>,
     tables: Mutex<Tables>,
     /// The worker's thread has it while it works. Tests lock it to stop the thread.

@@ -32,7 +32,7 @@ pub(crate) struct Memory {
     outbox: Buffer,
 }
 
-/// When a server gave a sign of life last, on any connection of a transfer.
+/// Time of a server's last sign of life, on any connection of a transfer.
 #[derive(Debug)]
 pub(crate) struct Heard(Mutex<Instant>);
 
@@ -52,8 +52,8 @@ impl Heard {
     }
 }
 
-/// How long a client waits for a server that gives no sign of life. That TCP acknowledges what is sent to it is none: the kernel does so for a
-/// process that is stopped.
+/// Limit for the time without a sign of life of the server. A TCP acknowledgement is not a sign of life: the kernel sends it for a stopped
+/// process as well.
 struct Patience {
     time: Duration,
     /// The last sign on this connection: a message, or bytes that came.
@@ -70,7 +70,7 @@ impl Patience {
     }
 }
 
-/// How often a client that waits looks whether bytes have come.
+/// Interval at which a waiting client checks whether bytes have arrived.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// A connection.
@@ -179,7 +179,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Nothing has completed for a moment.
+    /// Checks for arrived bytes after a moment without completions.
     fn look(&mut self) -> Result<()> {
         let Some(patience) = &mut self.patience else { return Ok(()) };
         let received = self.conn.link.qp.path().and_then(|path| path.stream.bytes_received);

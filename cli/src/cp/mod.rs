@@ -69,7 +69,7 @@ pub(crate) struct Args {
     conn: ConnArgs,
 }
 
-/// How long a transfer is continued without a sign of life of the server, by default.
+/// Default time for which a transfer is continued without a sign of life of the server.
 const GIVE_UP: Duration = Duration::from_secs(15 * 60);
 
 /// Where to and from.

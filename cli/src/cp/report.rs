@@ -28,7 +28,7 @@ pub(super) struct Report {
     moved: AtomicU64,
     resumed: AtomicU64,
     broken: AtomicU64,
-    /// When the server gave a sign of life last.
+    /// Time of the server's last sign of life.
     heard: Arc<Heard>,
 }
 
@@ -87,7 +87,7 @@ impl Report {
         add(&self.broken, 1);
     }
 
-    /// How long the server has given no sign of life.
+    /// Returns the time since the server's last sign of life.
     pub(super) fn silent_for(&self) -> Duration {
         self.heard.at().elapsed()
     }

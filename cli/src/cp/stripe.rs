@@ -19,7 +19,7 @@ use uiw_llp::PeerIdentity;
 use uiw_mem::STag;
 use uiw_verbs::{ConnOptions, Device, RemoteMr};
 
-/// After how long without an acknowledgement, or a sign of life, a connection is given up: another one continues where it was.
+/// Time without an acknowledgement or a sign of life after which another connection replaces this one and continues its work.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// Time that an attempt to connect has at least.
@@ -39,7 +39,7 @@ pub(super) struct Target {
     pub(super) peer_options: PeerOptions,
     pub(super) pace: Option<Pace>,
     pub(super) segments: Segments,
-    /// How long a transfer is continued without a sign of life of the server.
+    /// Time for which a transfer is continued without a sign of life of the server.
     pub(super) give_up: Duration,
     pub(super) heard: Arc<Heard>,
     /// Of the server, as the first connection has verified it: further ones must lead to the same.
@@ -126,7 +126,7 @@ impl Target {
     }
 }
 
-/// What to do about a transfer that has ended early.
+/// Advice for a transfer that has ended early.
 pub(super) const CONTINUE: &str = "run the command again to continue";
 
 impl Stripe {

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_always_missing_are_noticed() {
+    fn endlessly_missing_blocks_noticed() {
         let transfer = transfer(10 * BLOCK);
         transfer.set_missing(vec![0..4, 6..10]);
         transfer.set_missing(vec![4..6, 0..10]);

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_blocks_do_not_grow_the_journal() {
+    fn repeated_blocks_keep_journal_size() {
         let scratch = Scratch::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         let part = open(&root, &head(1, true));
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn verification_ends_when_nobody_waits_for_it() {
+    fn verification_ends_without_waiter() {
         let scratch = Scratch::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         put(&open(&root, &head(1, false)), 0, &source);

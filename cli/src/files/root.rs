@@ -301,7 +301,7 @@ mod tests {
 
     /// 8,192 links of 4 KiB would be 32 MiB.
     #[test]
-    fn page_of_long_links_fits_a_slot() {
+    fn long_links_page_fits_slot() {
         let scratch = Scratch::new();
         let target = "x/".repeat(2040);
         for number in 0..600 {

@@ -15,7 +15,7 @@ pub(super) struct Interval {
     pub(super) to: Duration,
     pub(super) messages: u64,
     pub(super) bytes: u64,
-    /// Of a ping-pong: the least, the median, the 99th percentile and the longest, in microseconds.
+    /// Minimum, median, 99th percentile and maximum of the round trips in microseconds, in a ping-pong.
     round_trips: Option<[f64; 4]>,
 }
 

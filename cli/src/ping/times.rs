@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_does_not_grow_with_round_trips() {
+    fn ping_memory_stays_bounded() {
         let mut times = Times::new().unwrap();
         assert_eq!(times.micros(), None);
         let buckets = times.histogram.distinct_values();

@@ -23,7 +23,7 @@ const NOT_MET: u8 = 125;
 /// Bytes of payload from which datagrams alone meet [`Requirement::Payload`].
 const MIN_DATAGRAM_BYTES: u64 = 64 << 10;
 
-/// What `--require` asks for.
+/// Payload that `--require` demands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Requirement {
     /// Payload on a connection, or at least 64 KiB by datagrams

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn key_at_several_addresses_has_one_budget() {
+    fn key_at_several_addresses_shares_budget() {
         let budget = Budget::default();
         let shares: Vec<_> = (0..4)
             .map_while(|number| {

@@ -1,4 +1,4 @@
-//! Who a connection counts for, and how much of something one of them may hold.
+//! Owners of connections (an address, a network or a key), and the share of a resource that one owner may hold.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -19,7 +19,7 @@ pub(super) enum Holder {
 }
 
 impl Holder {
-    /// How texts for the peer call it.
+    /// Returns the name of the kind of owner in messages to the peer.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Host(_) => "its address",
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_of_64_bits_is_one_host() {
+    fn ipv6_network_counts_as_one_host() {
         let host = |address: &str| Peer::new(address.parse().unwrap(), None).host();
         assert_eq!(host("2001:db8::1"), host("2001:db8::2:0:0:1"));
         assert_ne!(host("2001:db8::1"), host("2001:db8:0:1::1"));

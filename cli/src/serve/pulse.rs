@@ -28,7 +28,7 @@ struct Watched {
     received: Option<u64>,
 }
 
-/// What a connection's thread does.
+/// Activity of a connection's thread.
 #[derive(Debug, Default)]
 pub(super) struct Activity {
     /// The number of the request that is worked on, 0 if there is none.

@@ -12,7 +12,7 @@ pub(super) const MAX: usize = 1024;
 pub(super) struct Sessions {
     served: Mutex<Served>,
     left: Condvar,
-    /// As the operator has it; otherwise an address has at most as many as it leaves to others.
+    /// Limit set by the operator. Without one an address holds at most as many connections as it leaves to others.
     per_address: Option<usize>,
     /// Of all addresses.
     most: usize,
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn key_at_several_addresses_leaves_places_for_others() {
+    fn key_at_several_addresses_limited() {
         let sessions = Sessions::new(None, MAX);
         let at = |number: u32, key: &str| {
             Peer::new(std::net::Ipv4Addr::from_bits(number).into(), Some(key.to_owned()))

@@ -63,7 +63,7 @@ pub(super) fn checker(arguments: &[ShareArg]) -> Arc<CheckLine> {
     Arc::new(move |line| check(line.options, &names))
 }
 
-/// What is wrong with the options of a key, where there are shares of these names.
+/// Checks the options of a key against the names of the shares.
 fn check(options: &str, names: &[String]) -> std::result::Result<(), String> {
     if options.is_empty() {
         return Ok(());
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_keys_that_mean_nothing_are_errors() {
+    fn unknown_key_options_rejected() {
         let names = ["a".to_owned(), "b".to_owned()];
         for good in ["", "shares=", "shares=a", "shares=a,b:rw"] {
             assert_eq!(check(good, &names), Ok(()), "{good}");

@@ -27,7 +27,7 @@ pub(super) struct Transfers(Mutex<Running>);
 #[derive(Debug, Default)]
 struct Running {
     sessions: HashMap<Key, Weak<Session>>,
-    /// Of each address, as long as it has a session.
+    /// Incomplete files under verification by address, as long as the address has a session.
     openings: HashMap<IpAddr, Weak<Opening>>,
 }
 

@@ -217,7 +217,7 @@ fn ticks(process: u32) -> u64 {
 
 /// The slot still has the block, so a Put is a message of some hundred bytes.
 #[test]
-fn block_that_is_put_repeatedly_costs_nothing() {
+fn repeated_block_costs_nothing() {
     let scratch = Scratch::new();
     let server = share(&scratch);
     let block = vec![7; 1 << 20];

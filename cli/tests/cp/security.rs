@@ -69,7 +69,7 @@ fn changed_server_key_warns_with_both_keys() {
 }
 
 #[test]
-fn second_key_of_a_name_is_refused_unless_asked_for() {
+fn second_key_of_name_refused() {
     let scratch = Scratch::new();
     let uiw = |arguments: &[&str]| {
         let output = command(scratch.path()).arg("key").args(arguments).output().unwrap();
@@ -125,7 +125,7 @@ impl Drop for Logged {
 }
 
 #[test]
-fn wrong_options_of_keys_are_errors_with_their_line() {
+fn wrong_key_options_reported_with_line() {
     let (server_home, home) = (Scratch::new(), Scratch::new());
     server_home.directory("a");
     fs::write(home.join("file"), "text").unwrap();

@@ -74,9 +74,9 @@ fn stopped_server_ends_an_upload() {
     ends(client, Instant::now());
 }
 
-/// It accepts every connection, reads, and says nothing.
+/// Server that accepts every connection, reads, and never answers.
 #[test]
-fn server_that_never_answers_ends_a_transfer() {
+fn silent_server_ends_transfer() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnSettings::default()).unwrap();
@@ -97,7 +97,7 @@ fn server_that_never_answers_ends_a_transfer() {
 
 /// The server reads and hashes 16 GiB of an incomplete file, without other traffic. Its bytes are holes, so that they take no room.
 #[test]
-fn long_request_of_the_server_does_not_end_a_transfer() {
+fn long_server_request_keeps_transfer() {
     const SIZE: u64 = 16 << 30;
     let scratch = Scratch::new();
     let served = scratch.directory("served");

@@ -18,14 +18,14 @@ const CONNECTS: Duration = Duration::from_secs(3);
 /// KiB by which the server may grow.
 const GROWS: u64 = 16 << 10;
 
-/// Whose addresses the SYNs have.
+/// Source addresses of the SYNs.
 #[derive(Clone, Copy, Debug)]
 enum Source {
-    /// Behind the gateway.
+    /// Addresses behind the gateway.
     Far,
     /// Hosts of the server's network that are not there.
     Absent,
-    /// Of the client's host, which answers with a reset.
+    /// Address of the client's host, which answers with a reset.
     Own,
 }
 

@@ -1,4 +1,4 @@
-//! What the log says about mistakes of a program, and about requests that the peer refused.
+//! Log lines about mistakes of a program and about requests that the peer refused.
 
 use std::path::Path;
 use uiw_interop::stock::{Ended, Libraries, Running, User, compile};

@@ -17,7 +17,7 @@ struct Setuid {
 }
 
 impl Setuid {
-    /// Nothing where the tests are not root's, or the kernel gives the program no more rights.
+    /// Returns `None` if the tests do not run as root, or the kernel gives the program no more rights.
     #[track_caller]
     fn new() -> Option<Self> {
         if ordinary()? != User::Nobody {
@@ -45,14 +45,14 @@ impl Setuid {
         Some(setuid)
     }
 
-    /// What the program says.
+    /// Output of the program.
     fn run(&self, variables: &[(&str, &str)]) -> String {
         let mut command = self.libraries.command(User::Nobody, &self.program);
         command.env_remove("UIW_COUNTERS").envs(variables.iter().copied());
         Running::start(command).end().well().said.clone()
     }
 
-    /// Nothing was written to, or made.
+    /// Asserts that no file was written or created.
     fn is_untouched(&self) {
         let names = fs::read_dir(&self.private).unwrap();
         let mut names: Vec<_> =

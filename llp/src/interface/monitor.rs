@@ -36,15 +36,15 @@ const RUNNING: u32 = 0x41;
 /// A change of a network interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InterfaceChange {
-    /// It is up and has a carrier now.
+    /// The interface is up and has a carrier now.
     Up,
-    /// It is down or has no carrier now.
+    /// The interface is down or has no carrier now.
     Down,
     /// Addresses were added or removed.
     Addresses,
-    /// Its hardware address is another one.
+    /// The hardware address has changed.
     HardwareAddress,
-    /// It is gone, or has another name.
+    /// The interface is gone or has another name.
     Removed,
 }
 

@@ -45,7 +45,7 @@ pub(super) const WAITING: RangeInclusive<usize> = 128..=4096;
 /// A set-up that has lasted for so long makes room for a new one where there is no other: of a flood of SYNs from addresses that never answer
 /// most are older than the one of a peer that does.
 const REPLACED_AFTER: Duration = Duration::from_millis(20);
-/// How long the set-up of a connection to a listener may take.
+/// Limit for the set-up of a connection to a listener.
 const SET_UP: Duration = Duration::from_secs(10);
 
 /// After this time an interface that is down is reported to listeners.

@@ -332,7 +332,7 @@ pub struct PinnedKeys(BTreeMap<PublicKey, Pin>);
 struct Pin {
     name: String,
     options: String,
-    /// Of the file, from 1; 0 of a key that was added otherwise.
+    /// Line of the file, counted from 1, or 0 for a key that does not come from a file.
     line: usize,
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Receiver {
     last_write_len: u32,
     /// Nothing but RTR messages came so far: a capability request may still come.
     only_rtr: bool,
-    /// Of unreliable messages.
+    /// Unreliable messages that are being discarded.
     discards: Discards,
     negotiated: Option<Negotiated>,
     /// Bytes from the front of the input that an FPDU needs; 0 while none is known to have begun.

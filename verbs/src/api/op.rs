@@ -37,7 +37,7 @@ pub enum WcError {
         reason: Option<WireReason>,
         /// The peer.
         peer: SocketAddr,
-        /// Of a local error: the request or receive, its value, and the limit.
+        /// Description of a local error: the request or receive, its value, and the limit.
         detail: Option<Arc<str>>,
     },
     /// It could not be posted.

@@ -59,7 +59,7 @@ pub(crate) struct Conn {
     counted: HeldBytes,
     /// When the FPDU began of which a part is kept.
     partial_since: Time,
-    /// When bytes came last while a long message has not come as a whole.
+    /// Time of the last bytes while a long message is incomplete.
     message_at: Time,
     /// Set while the socket is not read, as the receive memory budget is short.
     starved: Option<Starved>,
@@ -72,9 +72,9 @@ pub(crate) struct Conn {
     /// Earliest entry of this connection among the timers: a deadline that moves later needs no entry of its own, so that the heap
     /// does not grow with what a peer does.
     entry: Time,
-    /// When the completions that wait for an acknowledgement are reported without it.
+    /// Deadline after which held completions are reported without an acknowledgement.
     held_until: Time,
-    /// They were, and TCP has not taken the acknowledgement since.
+    /// The deadline has passed, and TCP has not taken the acknowledgement since.
     ack_overdue: bool,
     /// When to retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
     retry: Time,

@@ -32,7 +32,7 @@ impl LocalCause {
     const COUNT: usize = Self::Remote as usize + 1;
 }
 
-/// When the last line about each cause was logged.
+/// Time of the last log line for each cause.
 #[derive(Default)]
 pub(crate) struct LogLimit(Mutex<[Option<Instant>; LocalCause::COUNT]>);
 
@@ -105,7 +105,7 @@ impl QpInner {
         }
     }
 
-    /// Why the elements of a request or a receive cannot be used: the first that is wrong, its value, and the limit.
+    /// Describes the first unusable element of a request or a receive: its value and the limit.
     #[cold]
     pub(crate) fn explain_elements(&self, table: &Table, elements: &[Sge], write: bool) -> String {
         for (at, sge) in elements.iter().enumerate() {

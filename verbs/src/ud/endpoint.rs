@@ -35,7 +35,7 @@ pub(crate) struct Endpoint {
     pub(super) last_grh: (Option<Grh>, [u8; Grh::LEN]),
     /// The receive of a shared queue that is being filled; kept for its allocation.
     pub(super) receive: RecvWqe,
-    /// Why a receive fails, for the log.
+    /// Cause of a failed receive, for the log.
     pub(super) detail: Option<LocalDetail>,
 }
 

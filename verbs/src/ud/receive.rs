@@ -265,7 +265,7 @@ fn receive_for_group(core: &mut Core, (port, at): (Token, usize), group: IpAddr,
     }
 }
 
-/// Why a message of `len` bytes, route header included, does not go into a receive, for the log.
+/// Describes, for the log, the reason for which a message of `len` bytes including the route header does not fit a receive.
 #[cold]
 fn why_failed(qp: &QpInner, wqe: &RecvWqe, status: WcStatus, len: u32, table: &Table) -> LocalDetail {
     if status == WcStatus::LocalLength {

@@ -377,7 +377,7 @@ impl Builder<'_> {
     }
 }
 
-/// Why a request cannot be sent, for the log.
+/// Describes, for the log, the reason for which a request cannot be sent.
 #[cold]
 fn why_unsent(
     qp: &QpInner,

@@ -46,7 +46,7 @@ impl Simulation {
         Self { medium: Medium::Streams(network), client, server }
     }
 
-    /// With limits of the server's own.
+    /// Connects to a server with limits of its own.
     pub(crate) fn limited(seed: u64, link: Link, limits: Limits) -> Self {
         let simulation = Self::new(seed, link);
         let options = DeviceOptions::default().progress(Progress::Manual).limits(limits);

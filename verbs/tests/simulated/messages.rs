@@ -108,7 +108,7 @@ fn a_message_beyond_the_limit_ends_the_connection_at_both_ends() {
 }
 
 #[test]
-fn unfinished_message_beyond_the_limit_ends_its_connection() {
+fn unfinished_message_over_limit_ends_connection() {
     let settings = ConnSettings::default().recv_size(1000).max_message(100_000);
     let limits = Limits::default().max_unfinished_bytes(50_000);
     let simulation = Simulation::limited(1, Link::default(), limits);
@@ -140,7 +140,7 @@ async fn receive_all_of(connection: &Connection, count: usize) {
 
 /// Peers that fall silent inside long messages make room for one that does not.
 #[test]
-fn silent_peers_inside_a_message_do_not_keep_its_memory() {
+fn silent_peers_release_message_memory() {
     let settings = ConnSettings::default().recv_size(1000).max_message(100_000);
     let limits = Limits::default().max_unfinished_bytes(350_000);
     let simulation = Simulation::limited(1, Link { capacity: 4_000, ..Link::default() }, limits);

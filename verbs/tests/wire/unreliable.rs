@@ -23,7 +23,7 @@ fn options() -> ConnOptions {
     plain().no_receive_timeout(Duration::from_millis(50)).outlives_peer(true).capabilities(exchange)
 }
 
-/// What the next message finds in the receive posted for it.
+/// Message that the next receive gets.
 fn only_next_arrives(a: &End, b: &End, text: &[u8]) {
     assert_eq!((a.qp.state(), b.qp.state()), (QpState::Rts, QpState::Rts));
     b.recv(77, 0, 64);
@@ -136,7 +136,7 @@ fn only_long_writes_and_immediates_announced() {
 
 /// What a peer sends without an announcement, and one that does not fit, cannot hurt.
 #[test]
-fn wrong_announcements_discard_messages_of_peer_alone() {
+fn wrong_announcement_affects_sender_only() {
     let end = unreliable();
     let mut peer = responder_opt(&end, &options().capabilities(CapabilityExchange::Assume));
     let (stag, to) = (end.mr.rkey().0, end.mr.addr());

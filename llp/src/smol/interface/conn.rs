@@ -75,7 +75,7 @@ pub(super) struct Conn {
     useless: usize,
     /// When it was seen in TIME-WAIT first.
     time_wait: Option<Tick>,
-    /// Of the socket's buffers, which refer to it: dropped behind `sockets`.
+    /// Memory of the socket's buffers. The buffers refer to it, so it is dropped after `sockets`.
     _buffers: Memory,
 }
 

@@ -18,14 +18,14 @@ use std::time::Duration;
 const MOST: usize = *crate::smol::interface::WAITING.start();
 const TICK: Duration = Duration::from_millis(1);
 
-/// Whose addresses the SYNs have.
+/// Source addresses of the SYNs.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     /// No network of ours has them, and there is no gateway.
     Far,
     /// Hosts of our network that are not there.
     Absent,
-    /// Of the host that sends them, which opens no connection.
+    /// Address of the host that sends the SYNs and opens no connection.
     Own,
 }
 
@@ -158,7 +158,7 @@ fn client_connects_during_flood_of_syns() {
 }
 
 #[test]
-fn unfinished_set_ups_end_after_ten_seconds() {
+fn unfinished_setups_time_out() {
     for source in [Source::Far, Source::Absent] {
         let mut net = Net::new(false);
         for _ in 0..100 {
