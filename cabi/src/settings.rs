@@ -1,5 +1,7 @@
 //! Settings from outside: environment variables, read once. `uiw env` prints the same table.
 
+mod values;
+
 use crate::boundary::Result;
 use crate::counters::Counters;
 use crate::environment::{self, Privileged};
@@ -14,11 +16,12 @@ use std::str::FromStr;
 use std::time::Duration;
 use uiw_llp::Spec;
 use uiw_llp::capture::PcapFile;
-use uiw_llp::fault::{Faults, Flip, Split};
+use uiw_llp::fault::Faults;
 use uiw_llp::tls::Tls;
-use uiw_verbs::{
-    CapabilityExchange, ConnOptions, FaultPlan, FaultPlanError, FpduSize, Revision, RtrKinds, StableTx,
-};
+use uiw_verbs::{ConnOptions, FaultPlan, Revision, StableTx};
+
+pub use values::{capability_exchange, rtr_kinds};
+use values::{depth, exact_or_padded, faults, fpdu, own_or_host, ports, stable_tx, switch};
 
 /// One environment variable.
 pub struct Variable {
@@ -576,152 +579,6 @@ impl Settings {
         }
         let tls = crate::tls::read(file, &self.tls_options).and_then(Tls::new);
         tls.map(Some).map_err(|error| format!("uiw: {}={}: {error}", crate::tls::VARIABLE, file.display()))
-    }
-}
-
-fn depth(text: &str) -> std::result::Result<u16, &'static str> {
-    match text.parse::<u16>() {
-        Ok(number @ 1..=0x3FFE) => Ok(number),
-        _ => Err("expected a number from 1 to 16382"),
-    }
-}
-
-fn switch(text: &str) -> std::result::Result<bool, &'static str> {
-    match text {
-        "on" | "1" => Ok(true),
-        "off" | "0" => Ok(false),
-        _ => Err("expected on or off"),
-    }
-}
-
-fn exact_or_padded(text: &str) -> std::result::Result<bool, &'static str> {
-    match text {
-        "exact" => Ok(true),
-        "padded" => Ok(false),
-        _ => Err("expected exact or padded"),
-    }
-}
-
-fn own_or_host(text: &str) -> std::result::Result<bool, &'static str> {
-    match text {
-        "own" => Ok(true),
-        "host" => Ok(false),
-        _ => Err("expected own or host"),
-    }
-}
-
-/// RTR kinds as `write,read`.
-///
-/// # Errors
-/// The rule.
-pub fn rtr_kinds(text: &str) -> std::result::Result<RtrKinds, &'static str> {
-    let mut kinds = RtrKinds::NONE;
-    for word in text.split(',') {
-        match word.trim() {
-            "write" => kinds.write = true,
-            "read" => kinds.read = true,
-            "send" => kinds.send = true,
-            _ => return Err("expected write, read, send, separated by commas"),
-        }
-    }
-    Ok(kinds)
-}
-
-/// `on`, `off` or `assume`.
-///
-/// # Errors
-/// The rule.
-pub fn capability_exchange(text: &str) -> std::result::Result<CapabilityExchange, &'static str> {
-    match text {
-        "on" | "1" => Ok(CapabilityExchange::On),
-        "off" | "0" => Ok(CapabilityExchange::Off),
-        "assume" => Ok(CapabilityExchange::Assume),
-        _ => Err("expected on, off or assume"),
-    }
-}
-
-fn stable_tx(text: &str) -> std::result::Result<StableTx, &'static str> {
-    match text {
-        "on" | "1" => Ok(StableTx::On),
-        "off" | "0" => Ok(StableTx::Off),
-        "writes" => Ok(StableTx::Writes),
-        _ => Err("expected on, off or writes"),
-    }
-}
-
-fn fpdu(text: &str) -> std::result::Result<FpduSize, &'static str> {
-    Ok(match text {
-        "auto" => FpduSize::Auto,
-        "segment" => FpduSize::Segment,
-        "large" => FpduSize::Large,
-        number => match number.parse::<u16>() {
-            Ok(size) if (uiw_mpa::MIN_MULPDU..=uiw_mpa::MAX_ULPDU).contains(&usize::from(size)) => {
-                FpduSize::Fixed(size)
-            }
-            _ => return Err("expected auto, segment, large or 128 to 64768 bytes"),
-        },
-    })
-}
-
-fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, &'static str> {
-    let rule = "expected LO-HI with ports from 1 to 65535, LO not above HI";
-    let (low, high) = text.split_once('-').ok_or(rule)?;
-    match (low.trim().parse::<u16>(), high.trim().parse::<u16>()) {
-        (Ok(low), Ok(high)) if low > 0 && low <= high => Ok(low..=high),
-        _ => Err(rule),
-    }
-}
-
-fn faults(settings: &mut Settings, text: &str) -> std::result::Result<(), &'static str> {
-    let (rules, streams): (Vec<_>, Vec<_>) = text.split(',').partition(|part| FaultPlan::is_rule(part));
-    let of_streams = stream_faults(&streams)?;
-    if !rules.is_empty() {
-        let seed = of_streams.as_ref().map_or(0, |(seed, _)| *seed);
-        let text = format!("seed={seed},{}", rules.join(","));
-        settings.plan = text.parse().map_err(|error: FaultPlanError| error.problem())?;
-    }
-    let are_there = streams.iter().any(|part| !part.trim().starts_with("seed="));
-    settings.faults = of_streams.filter(|_| are_there);
-    Ok(())
-}
-
-fn stream_faults(parts: &[&str]) -> std::result::Result<Option<(u64, Faults)>, &'static str> {
-    let mut faults = Faults::default();
-    let mut seed = 0;
-    for part in parts.iter().map(|part| part.trim()) {
-        let (name, value) = part.split_once('=').ok_or("expected NAME=VALUE, several with commas")?;
-        let number = || value.parse::<u64>().map_err(|_| "expected a number of bytes or calls behind =");
-        let small = || value.parse::<u32>().map_err(|_| "expected a number below 2^32 behind =");
-        match name {
-            "seed" => seed = number()?,
-            "send-split" => faults.send_split = split(small()?)?,
-            "recv-split" => faults.recv_split = split(small()?)?,
-            "flip-sent" => faults.flip_sent.push(flip(value)?),
-            "flip-received" => faults.flip_received.push(flip(value)?),
-            "cut-sent" => faults.cut_sent = Some(number()?),
-            "cut-received" => faults.cut_received = Some(number()?),
-            "fin-sent" => faults.fin_sent = Some(number()?),
-            "would-block" => faults.would_block_every = Some(small()?),
-            _ => return Err("no such fault; `uiw env` lists them"),
-        }
-    }
-    Ok((!parts.is_empty()).then_some((seed, faults)))
-}
-
-fn split(most: u32) -> std::result::Result<Split, &'static str> {
-    if most == 0 { Err("a split of 0 bytes would never end") } else { Ok(Split::Random(most as usize)) }
-}
-
-fn flip(text: &str) -> std::result::Result<Flip, &'static str> {
-    let rule = "expected BYTE:MASK, MASK from 1 to 255 or 0x01 to 0xff";
-    let (byte, mask) = text.split_once(':').ok_or(rule)?;
-    let mask = match mask.strip_prefix("0x") {
-        Some(digits) => u8::from_str_radix(digits, 16),
-        None => mask.parse(),
-    };
-    match (byte.parse(), mask) {
-        (Ok(byte), Ok(mask)) if mask != 0 => Ok(Flip { byte, mask }),
-        _ => Err(rule),
     }
 }
 

@@ -258,12 +258,17 @@ impl Conn {
         if moved && self.state.has_long_message() {
             self.message_at = services.now;
         }
-        let keep = if self.stream.is_open() { have } else { 0 };
-        if begun == 0 || taken {
+        self.keep_rest(&staging[..have], begun == 0 || taken, services);
+        moved
+    }
+
+    /// Keeps what the stream has not taken. `is_new`: it is the beginning of another FPDU than before.
+    #[inline]
+    fn keep_rest(&mut self, rest: &[u8], is_new: bool, services: &mut Services) {
+        if is_new {
             self.partial_since = services.now;
         }
-        self.hold(&staging[..keep], services);
-        moved
+        self.hold(if self.stream.is_open() { rest } else { &[] }, services);
     }
 
     /// Whether the stream goes on in Full Operation.
