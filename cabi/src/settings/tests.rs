@@ -1,4 +1,6 @@
 use super::*;
+use uiw_llp::fault::Flip;
+use uiw_verbs::{CapabilityExchange, FpduSize, RtrKinds};
 
 fn read(name: &str, value: &str) -> std::result::Result<Settings, String> {
     Settings::read(|asked| (asked == name).then(|| value.to_owned()))
