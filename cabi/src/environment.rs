@@ -4,7 +4,6 @@
 //! has chosen. There a variable must not decide which files are opened or made, which interfaces are used, or which code is loaded, so
 //! [`variable`] returns only the few that are harmless.
 
-use crate::settings::VARIABLES;
 use std::env;
 use std::ffi::{OsStr, OsString};
 
@@ -21,8 +20,42 @@ pub enum Privileged {
     Ignored,
 }
 
-/// Variables that are read besides [`VARIABLES`].
-const OTHER_VARIABLES: [(&str, Privileged); 4] = [
+/// Every variable that the libraries read. One that is missing here is ignored.
+const CLASSES: [(&str, Privileged); 38] = [
+    ("UIW_PERSONA", Privileged::Obeyed),
+    ("UIW_CRC", Privileged::Ignored),
+    ("UIW_MARKERS", Privileged::Ignored),
+    ("UIW_MPA_REVISION", Privileged::Ignored),
+    ("UIW_FALLBACK", Privileged::Ignored),
+    ("UIW_PEER_TO_PEER", Privileged::Ignored),
+    ("UIW_RTR", Privileged::Ignored),
+    ("UIW_CAPABILITIES", Privileged::Ignored),
+    ("UIW_FPDU", Privileged::Ignored),
+    ("UIW_STABLE_TX", Privileged::Ignored),
+    ("UIW_CONGESTION", Privileged::Ignored),
+    ("UIW_MSS", Privileged::Ignored),
+    ("UIW_DEAD_AFTER", Privileged::Ignored),
+    ("UIW_ORD", Privileged::Ignored),
+    ("UIW_IRD", Privileged::Ignored),
+    ("UIW_LLP", Privileged::Ignored),
+    ("UIW_ACK", Privileged::Ignored),
+    ("UIW_UD", Privileged::Ignored),
+    ("UIW_PRIVATE_DATA", Privileged::Ignored),
+    ("UIW_LOOPBACK", Privileged::Ignored),
+    ("UIW_SHARDS", Privileged::Ignored),
+    ("UIW_QP_PORTS", Privileged::Ignored),
+    ("UIW_LID_MAP", Privileged::Ignored),
+    ("UIW_PORT_OFFSET", Privileged::Ignored),
+    ("UIW_SOCKETS_TCP", Privileged::Ignored),
+    ("UIW_SOCKETS_TIMEOUT", Privileged::Ignored),
+    ("UIW_FAULT", Privileged::Ignored),
+    ("UIW_PCAP", Privileged::Ignored),
+    ("UIW_TLS", Privileged::Refused),
+    ("UIW_TLS_UD", Privileged::Ignored),
+    ("UIW_KEYLOG", Privileged::Ignored),
+    ("UIW_SYSTEM_VERBS", Privileged::Ignored),
+    ("UIW_COUNTERS", Privileged::Ignored),
+    ("UIW_LOG", Privileged::LevelOnly),
     ("XDG_RUNTIME_DIR", Privileged::Ignored),
     ("RS_SQ_SIZE", Privileged::Ignored),
     ("RS_RQ_SIZE", Privileged::Ignored),
@@ -49,8 +82,11 @@ pub(crate) fn ignored() -> Vec<&'static str> {
     if !is_privileged() {
         return Vec::new();
     }
-    let names = VARIABLES.iter().map(|variable| variable.name);
-    names.filter(|name| read(name).is_some_and(|value| !is_obeyed(name, &value))).collect()
+    let names = CLASSES.iter().map(|(name, _)| *name);
+    names
+        .filter(|name| name.starts_with("UIW_"))
+        .filter(|name| read(name).is_some_and(|value| !is_obeyed(name, &value)))
+        .collect()
 }
 
 fn read(name: &str) -> Option<OsString> {
@@ -59,8 +95,7 @@ fn read(name: &str) -> Option<OsString> {
 
 /// Returns the treatment of a variable in privileged programs, or `None` if the variable is not classified.
 fn class(name: &str) -> Option<Privileged> {
-    let known = VARIABLES.iter().find(|variable| variable.name == name).map(|variable| variable.privileged);
-    known.or_else(|| OTHER_VARIABLES.iter().find(|(other, _)| *other == name).map(|(_, class)| *class))
+    CLASSES.iter().find(|(other, _)| *other == name).map(|(_, class)| *class)
 }
 
 /// Whether privileged programs use the value. That of a refused variable is passed on, because whoever reads it has to refuse.
@@ -81,8 +116,11 @@ mod tests {
     #[test]
     fn privileged_programs_obey_two_variables() {
         let obeyed: Vec<_> =
-            VARIABLES.iter().filter(|variable| variable.privileged == Privileged::Obeyed).collect();
-        assert_eq!(obeyed.iter().map(|variable| variable.name).collect::<Vec<_>>(), ["UIW_PERSONA"]);
+            CLASSES.iter().filter(|(_, class)| *class == Privileged::Obeyed).map(|(name, _)| *name).collect();
+        assert_eq!(obeyed, ["UIW_PERSONA"]);
+        for variable in crate::settings::VARIABLES {
+            assert!(class(variable.name).is_some(), "{} is not classified", variable.name);
+        }
         let is = |name, value: &str| is_obeyed(name, value.as_ref());
         assert!(is("UIW_PERSONA", "roce") && is("UIW_LOG", "debug"));
         assert!(!is("UIW_LOG", "uiw_verbs=trace") && !is("UIW_LOG", "trace,x"));

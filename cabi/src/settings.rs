@@ -4,7 +4,7 @@ mod values;
 
 use crate::boundary::Result;
 use crate::counters::Counters;
-use crate::environment::{self, Privileged};
+use crate::environment;
 use crate::errno::Errno;
 use crate::log;
 use crate::persona::Persona;
@@ -31,8 +31,6 @@ pub struct Variable {
     pub values: &'static str,
     /// What it does.
     pub what: &'static str,
-    /// Treatment in programs with more rights than their user.
-    pub privileged: Privileged,
     set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
 }
 
@@ -42,28 +40,24 @@ pub const VARIABLES: &[Variable] = &[
         name: "UIW_PERSONA",
         values: "iwarp, roce or ib",
         what: "the kind of device that the program sees; the wire is the same",
-        privileged: Privileged::Obeyed,
         set: |s, v| Persona::named(v).map(|persona| s.persona = persona).ok_or("expected iwarp, roce or ib"),
     },
     Variable {
         name: "UIW_CRC",
         values: "on or off",
         what: "ask for CRC32C on every FPDU; it is on if either side asks",
-        privileged: Privileged::Ignored,
         set: |s, v| switch(v).map(|on| s.conn.crc = on),
     },
     Variable {
         name: "UIW_MARKERS",
         values: "on or off",
         what: "ask the peer for MPA Markers",
-        privileged: Privileged::Ignored,
         set: |s, v| switch(v).map(|on| s.conn.markers = on),
     },
     Variable {
         name: "UIW_MPA_REVISION",
         values: "1 or 2",
         what: "highest MPA revision: 1 is RFC 5044 alone, 2 is RFC 6581",
-        privileged: Privileged::Ignored,
         set: |s, v| match v {
             "1" => {
                 s.conn.revision = Revision::One;
@@ -77,49 +71,42 @@ pub const VARIABLES: &[Variable] = &[
         name: "UIW_FALLBACK",
         values: "on or off",
         what: "connect once more at MPA revision 1 when a peer closes on revision 2",
-        privileged: Privileged::Ignored,
         set: |s, v| switch(v).map(|on| s.conn.fallback = on),
     },
     Variable {
         name: "UIW_PEER_TO_PEER",
         values: "on or off",
         what: "ask for the peer-to-peer model of RFC 6581, where either end may send first; at revision 1 send an RTR message unasked",
-        privileged: Privileged::Ignored,
         set: |s, v| switch(v).map(|on| s.conn.peer_to_peer = on),
     },
     Variable {
         name: "UIW_RTR",
         values: "write, read, send, separated by commas",
         what: "RTR messages that are offered and accepted",
-        privileged: Privileged::Ignored,
         set: |s, v| rtr_kinds(v).map(|kinds| s.conn.rtr = kinds),
     },
     Variable {
         name: "UIW_CAPABILITIES",
         values: "on, off or assume",
         what: "the capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306",
-        privileged: Privileged::Ignored,
         set: |s, v| capability_exchange(v).map(|mode| s.conn.capabilities = mode),
     },
     Variable {
         name: "UIW_FPDU",
         values: "auto, segment, large, or a MULPDU from 128 to 64768",
         what: "size of the FPDUs that are sent",
-        privileged: Privileged::Ignored,
         set: |s, v| fpdu(v).map(|size| s.conn.fpdu = size),
     },
     Variable {
         name: "UIW_STABLE_TX",
         values: "on, off or writes",
         what: "copy sources of every request, of none, or of Writes [default] before their CRC is computed: they may be rewritten in flight",
-        privileged: Privileged::Ignored,
         set: |s, v| stable_tx(v).map(|whose| s.stable_tx = Some(whose)),
     },
     Variable {
         name: "UIW_CONGESTION",
         values: "a name from net.ipv4.tcp_available_congestion_control, or auto",
         what: "congestion control of TCP; auto is bbr where the round trip exceeds 5 ms and the system has it",
-        privileged: Privileged::Ignored,
         set: |s, v| {
             s.conn.stream.congestion = Some(v.to_owned());
             Ok(())
@@ -129,7 +116,6 @@ pub const VARIABLES: &[Variable] = &[
         name: "UIW_MSS",
         values: "a number from 88 to 32767",
         what: "bytes of a TCP segment at most, for paths that lose larger packets without a message",
-        privileged: Privileged::Ignored,
         set: |s, v| match v.parse::<u16>() {
             Ok(bytes @ 88..=32_767) => {
                 s.conn.stream.max_segment = Some(bytes);
@@ -143,28 +129,24 @@ pub const VARIABLES: &[Variable] = &[
         values: "a time such as 20s, 5m or 1h; 0 is the system's own",
         what: "after how long without any acknowledgement a peer is dead (default: from the queue pair's timeout and retry_cnt, \
                at least 20s; without them 60s)",
-        privileged: Privileged::Ignored,
         set: |s, v| v.parse().map(|time| s.dead_after = Some(time)),
     },
     Variable {
         name: "UIW_ORD",
         values: "a number from 1 to 16382",
         what: "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what the program asks for)",
-        privileged: Privileged::Ignored,
         set: |s, v| depth(v).map(|number| s.ord = Some(number)),
     },
     Variable {
         name: "UIW_IRD",
         values: "a number from 1 to 16382",
         what: "Reads and atomics that the peer may have outstanding here (default: what the program asks for)",
-        privileged: Privileged::Ignored,
         set: |s, v| depth(v).map(|number| s.ird = Some(number)),
     },
     Variable {
         name: "UIW_LLP",
         values: "tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]",
         what: "the TCP to use: the kernel's, its Multipath TCP, or smoltcp on an interface with addresses of its own; the only device is the interface then",
-        privileged: Privileged::Ignored,
         set: |s, v| {
             let rule = "expected tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX: see `uiw doctor`";
             v.parse().map(|llp| s.llp = llp).map_err(|_| rule)
@@ -174,14 +156,12 @@ pub const VARIABLES: &[Variable] = &[
         name: "UIW_ACK",
         values: "on or off",
         what: "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)",
-        privileged: Privileged::Ignored,
         set: |s, v| switch(v).map(|on| s.acknowledged = Some(on)),
     },
     Variable {
         name: "UIW_UD",
         values: "on or off",
         what: "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)",
-        privileged: Privileged::Ignored,
         set: |s, v| switch(v).map(|on| s.ud = Some(on)),
     },
     Variable {
@@ -189,7 +169,6 @@ pub const VARIABLES: &[Variable] = &[
         values: "exact or padded",
         what: "private data of rdma_cm events: the bytes that the peer sent, up to 255 (exact, the default in persona iwarp), or InfiniBand's \
                fields with zeros behind these bytes, and no more than the fields hold (padded, the default in personas roce and ib)",
-        privileged: Privileged::Ignored,
         set: |s, v| exact_or_padded(v).map(|exact| s.exact_private_data = Some(exact)),
     },
     Variable {
@@ -197,14 +176,12 @@ pub const VARIABLES: &[Variable] = &[
         values: "own or host",
         what: "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
                the kernel (host, the default)",
-        privileged: Privileged::Ignored,
         set: |s, v| own_or_host(v).map(|own| s.own_loopback = own),
     },
     Variable {
         name: "UIW_SHARDS",
         values: "a number from 1 to 64",
         what: "how many threads can move bytes at the same time (default: the process's cores, at most 8)",
-        privileged: Privileged::Ignored,
         set: |s, v| match v.parse::<usize>() {
             Ok(shards @ 1..=64) => {
                 s.shards = Some(shards);
@@ -217,14 +194,12 @@ pub const VARIABLES: &[Variable] = &[
         name: "UIW_QP_PORTS",
         values: "LO-HI",
         what: "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls",
-        privileged: Privileged::Ignored,
         set: |s, v| ports(v).map(|range| s.qp_ports = Some(range)),
     },
     Variable {
         name: "UIW_LID_MAP",
         values: "a file of lines `LID ADDRESS`",
         what: "addresses of peers that the program names by LID alone",
-        privileged: Privileged::Ignored,
         set: |s, v| {
             s.lid_map = Some(v.into());
             Ok(())
@@ -234,7 +209,6 @@ pub const VARIABLES: &[Variable] = &[
         name: "UIW_PORT_OFFSET",
         values: "a number from -65535 to 65535",
         what: "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP",
-        privileged: Privileged::Ignored,
         set: |s, v| match v.parse::<i32>() {
             Ok(offset @ -65535..=65535) => {
                 s.port_offset = offset;
@@ -247,7 +221,6 @@ pub const VARIABLES: &[Variable] = &[
         name: "UIW_SOCKETS_TCP",
         values: "names of programs and numbers of ports, with commas",
         what: "what stays on TCP under librspreload.so: the sockets of these programs, and connections to these ports",
-        privileged: Privileged::Ignored,
         set: |s, v| {
             s.sockets_on_tcp = v.split(',').map(|part| part.trim().to_owned()).collect();
             Ok(())
@@ -258,7 +231,6 @@ pub const VARIABLES: &[Variable] = &[
         values: "a time such as 3s or 1m; 0 is the system's own",
         what: "how long librspreload.so waits for the port of rsockets to answer before it connects by TCP, rounded up to 3s, 7s, 15s, 31s or 63s, \
                when TCP has repeated its SYN (default: 7s)",
-        privileged: Privileged::Ignored,
         set: |s, v| v.parse().map(|time| s.sockets_timeout = Some(time)),
     },
     Variable {
@@ -267,14 +239,12 @@ pub const VARIABLES: &[Variable] = &[
                  fin-sent=N, would-block=N, call:CALL@N=ERRNO, wc:OPERATION@N=STATUS, event:EVENT@TIME, cm:CALL@N=OUTCOME, \
                  slow:CALL=TIME, seed=N, several with commas: see docs/faults.md",
         what: "faults that are injected into every TCP stream of the program, and into its calls and completions",
-        privileged: Privileged::Ignored,
         set: faults,
     },
     Variable {
         name: "UIW_PCAP",
         values: "FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]",
         what: "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`",
-        privileged: Privileged::Ignored,
         set: |s, v| {
             let rule = "expected FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]; snap from 96, rotate from 64K, files to 1000";
             v.parse().map(|file| s.pcap = Some(file)).map_err(|_| rule)
@@ -284,7 +254,6 @@ pub const VARIABLES: &[Variable] = &[
         name: crate::tls::VARIABLE,
         values: "a file: see `docs/tls.md`",
         what: "encrypt every connection by TLS 1.3, with the identity and the peers that the file names",
-        privileged: Privileged::Refused,
         set: |s, v| {
             s.tls = Some(v.into());
             Ok(())
@@ -294,7 +263,6 @@ pub const VARIABLES: &[Variable] = &[
         name: "UIW_TLS_UD",
         values: "clear",
         what: "let datagrams pass in the clear although TLS is on, which does not protect them (default: they are refused)",
-        privileged: Privileged::Ignored,
         set: |s, v| match v {
             "clear" => {
                 s.tls_options.clear_datagrams = true;
@@ -307,7 +275,6 @@ pub const VARIABLES: &[Variable] = &[
         name: crate::tls::KEY_LOG,
         values: "a file",
         what: "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything",
-        privileged: Privileged::Ignored,
         set: |s, v| {
             s.tls_options.key_log = Some(v.into());
             Ok(())
@@ -317,21 +284,18 @@ pub const VARIABLES: &[Variable] = &[
         name: crate::system::path::VARIABLE,
         values: "the path of the system's libibverbs.so.1",
         what: "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it",
-        privileged: Privileged::Ignored,
         set: |_, v| crate::system::path::check(v),
     },
     Variable {
         name: crate::counters::VARIABLE,
         values: "off, or the absolute path of a directory",
         what: "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)",
-        privileged: Privileged::Ignored,
         set: |s, v| Counters::parse(v).map(|counters| s.counters = counters),
     },
     Variable {
         name: "UIW_LOG",
         values: "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace",
         what: "log to standard error",
-        privileged: Privileged::LevelOnly,
         set: |s, v| {
             s.log = Some(v.to_owned());
             Ok(())

@@ -6,6 +6,7 @@ mod control;
 mod handle;
 mod inner;
 mod local_errors;
+mod local_log;
 mod long_messages;
 mod memory;
 mod recv_queue;
