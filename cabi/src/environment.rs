@@ -84,7 +84,7 @@ pub(crate) fn ignored() -> Vec<&'static str> {
     }
     let names = CLASSES.iter().map(|(name, _)| *name);
     names
-        .filter(|name| name.starts_with("UIW_"))
+        .filter(|name| name.starts_with("UIW"))
         .filter(|name| read(name).is_some_and(|value| !is_obeyed(name, &value)))
         .collect()
 }
