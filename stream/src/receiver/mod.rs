@@ -20,7 +20,7 @@ use uiw_ddp::{Header, Tagged, UntaggedRx};
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::startup::Negotiated;
 use uiw_mpa::{Verified, VerifiedBuf};
-use uiw_rdmap::{Inbound, StreamRx};
+use uiw_rdmap::{Opcode, QN_SEND, StreamRx};
 
 /// Longest message on the stream's own queues: a Terminate or an Atomic Request of 52 bytes, with room to see a longer one.
 const CONTROL_LEN: usize = 52;
@@ -177,24 +177,25 @@ impl Receiver {
             ConnError::fault(error, Some(QuotedSegment::new(&ulpdu, uiw_ddp::Untagged::LEN)))
         })?;
         let segment = Segment { ulpdu, header_len };
-        let inbound = self.rdmap.admit(&header).map_err(|error| segment.fault(error))?;
+        let opcode = self.rdmap.admit(&header).map_err(|error| segment.fault(error))?;
         let undecided = shared.caps.is_undecided();
         let awaited_rtr = undecided && shared.reads.awaits_rtr();
-        match (header, inbound) {
-            (Header::Tagged(tagged), Inbound::Write) if self.discards.tagged => {
-                if self.write_unreliable(&tagged, &segment, shared, host)? == Placed::NoReceive {
+        match (header, opcode) {
+            (Header::Tagged(tagged), Opcode::Write) => {
+                if !self.discards.tagged {
+                    self.write(&tagged, &segment, shared, host)?;
+                } else if self.write_unreliable(&tagged, &segment, shared, host)? == Placed::NoReceive {
                     return Ok(Placed::NoReceive);
                 }
             }
-            (Header::Tagged(tagged), Inbound::Write) => self.write(&tagged, &segment, shared, host)?,
             (Header::Tagged(tagged), _) => self.read_response(&tagged, &segment, shared, host)?,
-            (Header::Untagged(untagged), Inbound::Send { .. } | Inbound::Immediate { .. }) => {
-                if self.send(&untagged, inbound, &segment, shared, host)? == Placed::NoReceive {
+            (Header::Untagged(untagged), _) if untagged.qn == QN_SEND => {
+                if self.send(&untagged, opcode, &segment, shared, host)? == Placed::NoReceive {
                     return Ok(Placed::NoReceive);
                 }
             }
             (Header::Untagged(untagged), _) => {
-                self.control(&untagged, inbound, &segment, shared, host)?;
+                self.control(&untagged, opcode, &segment, shared, host)?;
             }
         }
         if undecided || !shared.first_fpdu {

@@ -5,7 +5,7 @@ use crate::error::{ConnError, LocalError};
 use crate::host::{Host, ReceiveError, Received, ReceivedKind, Traffic};
 use crate::shared::Shared;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{Fault, Inbound, Operation, Protection};
+use uiw_rdmap::{Delivery, Fault, Opcode, Operation, Protection};
 
 /// Bytes of Immediate Data (RFC 7306 section 6).
 const IMMEDIATE_LEN: u32 = 8;
@@ -16,7 +16,7 @@ impl Receiver {
     pub(super) fn send<H: Host>(
         &mut self,
         header: &Untagged,
-        inbound: Inbound,
+        opcode: Opcode,
         segment: &Segment<'_>,
         shared: &mut Shared,
         host: &mut H,
@@ -25,7 +25,7 @@ impl Receiver {
         let len = payload.len() as u32;
         // Order and offset first: a segment that may not be here must not take a receive.
         self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
-        if self.is_rtr_send(header, &inbound, len, shared) {
+        if self.is_rtr_send(header, opcode, len, shared) {
             self.queues[0].placed(header, 0);
             return Ok(Placed::Yes);
         }
@@ -35,7 +35,7 @@ impl Receiver {
             self.message_placed(header.last, shared);
             return Ok(Placed::Yes);
         }
-        let immediate = matches!(inbound, Inbound::Immediate { .. });
+        let immediate = matches!(opcode, Opcode::Immediate | Opcode::ImmediateSe);
         if self.discards.untagged && self.discards.takes_untagged(immediate) {
             self.discard(header, len, shared);
             return Ok(Placed::Yes);
@@ -83,7 +83,7 @@ impl Receiver {
         }
         host.count(Traffic::SendReceived, header.last.into(), if immediate { 0 } else { len.into() });
         if let Some(delivered) = self.queues[0].placed(header, len) {
-            self.deliver(inbound, delivered.len, segment, shared, host)?;
+            self.deliver(header, opcode, delivered.len, segment, shared, host)?;
         }
         Ok(Placed::Yes)
     }
@@ -102,19 +102,18 @@ impl Receiver {
 
     /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message, where our Reply offered that
     /// kind; the stream takes it.
-    fn is_rtr_send(&self, header: &Untagged, inbound: &Inbound, len: u32, shared: &Shared) -> bool {
+    fn is_rtr_send(&self, header: &Untagged, opcode: Opcode, len: u32, shared: &Shared) -> bool {
         let rtr = !shared.initiator
             && !shared.first_fpdu
             && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer && n.rtr_kinds.send);
-        rtr && len == 0
-            && header.last
-            && matches!(inbound, Inbound::Send { solicited: false, invalidate: None, imm: None })
+        rtr && len == 0 && header.last && opcode == Opcode::Send
     }
 
     /// A whole message on queue 0: its receive completes.
     fn deliver<H: Host>(
         &mut self,
-        inbound: Inbound,
+        header: &Untagged,
+        opcode: Opcode,
         len: u32,
         segment: &Segment<'_>,
         shared: &mut Shared,
@@ -123,24 +122,18 @@ impl Receiver {
         let awaits_ack = shared.sends_placement_acks();
         // An immediate counts the Write in front of it, not one that was followed by something else.
         let write_len = core::mem::take(&mut self.last_write_len);
-        let message = match inbound {
-            Inbound::Send { solicited, invalidate, imm } => {
-                let kind = ReceivedKind::Send { len, imm };
-                Received { kind, solicited, invalidated: invalidate, awaits_ack }
-            }
-            Inbound::Immediate { solicited } => {
+        let Delivery { solicited, invalidate: invalidated, imm } = Delivery::new(opcode, header);
+        let kind = match opcode {
+            Opcode::Immediate | Opcode::ImmediateSe => {
                 if len != IMMEDIATE_LEN {
                     return Err(segment.fault(Operation::Unspecified));
                 }
                 let [a, b, c, d, ..] = self.control[0];
-                let imm = u32::from_be_bytes([a, b, c, d]);
-                {
-                    let kind = ReceivedKind::Immediate { imm, write_len };
-                    Received { kind, solicited, invalidated: None, awaits_ack }
-                }
+                ReceivedKind::Immediate { imm: u32::from_be_bytes([a, b, c, d]), write_len }
             }
-            _ => return Ok(()),
+            _ => ReceivedKind::Send { len, imm },
         };
+        let message = Received { kind, solicited, invalidated, awaits_ack };
         if let Some(stag) = message.invalidated
             && host.invalidate(stag).is_err()
         {

@@ -190,7 +190,8 @@ impl<'a> QpHost<'a> {
         self.queue.as_mut()
     }
 
-    /// Ends request `id`, and completes those at the front of the queue that are over.
+    /// Ends requests, and completes those at the front of the queue that are over.
+    #[inline(always)]
     fn done(&mut self, ids: impl Iterator<Item = u32>, status: WcStatus) -> Result<(), LocalError> {
         let Some(qp) = self.qp else { return Ok(()) };
         self.queue = None;
@@ -493,7 +494,7 @@ impl uiw_stream::Host for QpHost<'_> {
         qp.retire(&mut queue, self.wakes)
     }
 
-    #[inline]
+    #[inline(always)]
     fn sent(&mut self, ids: impl Iterator<Item = u32>) -> Result<(), LocalError> {
         self.done(ids, WcStatus::Success)
     }
