@@ -24,7 +24,7 @@ impl Receiver {
         let payload = segment.payload();
         let len = payload.len() as u32;
         // Order and offset first: a segment that may not be here must not take a receive.
-        self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
+        let place = self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
         if self.is_rtr_send(header, opcode, len, shared) {
             self.queues[0].placed(header, 0);
             return Ok(Placed::Yes);
@@ -56,27 +56,24 @@ impl Receiver {
         };
         self.only_rtr = false;
         let buffer = if immediate { IMMEDIATE_LEN } else { room };
-        let place = match self.queues[0].check(header, len, Some(buffer)) {
-            Ok(place) => place.offset,
-            Err(error) => {
-                if let UntaggedError::TooLong { message, .. } = error
-                    && !immediate
-                {
-                    if host.is_unreliable() {
-                        // The receive takes the next message.
-                        self.discard(header, len, shared);
-                        return Ok(Placed::Yes);
-                    }
-                    self.receiving = None;
-                    host.fail_receive(ReceiveError::TooLong { message });
-                }
-                return Err(segment.fault(error));
+        // `check` has excluded an overflow.
+        let message = place.offset + len;
+        if message > buffer {
+            if !immediate && host.is_unreliable() {
+                // The receive takes the next message.
+                self.discard(header, len, shared);
+                return Ok(Placed::Yes);
             }
-        };
+            if !immediate {
+                self.receiving = None;
+                host.fail_receive(ReceiveError::TooLong { message });
+            }
+            return Err(segment.fault(UntaggedError::TooLong { message, buffer }));
+        }
         if immediate {
-            let place = place as usize;
+            let place = place.offset as usize;
             self.control[0][place..place + payload.len()].copy_from_slice(&payload);
-        } else if host.place(place, payload).is_err() {
+        } else if host.place(place.offset, payload).is_err() {
             self.receiving = None;
             host.fail_receive(ReceiveError::Protection);
             return Err(ConnError::fault(Fault::LocalCatastrophic, None));
