@@ -11,8 +11,8 @@ use tracing_subscriber::EnvFilter;
 use uiw_cabi::counters::{self, Counters};
 use uiw_cabi::tls::{self, TlsOptions};
 use uiw_llp::capability;
-use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
-use uiw_llp::fault::{FaultStack, Faults};
+use uiw_llp::capture::{PcapFile, PcapSink};
+use uiw_llp::fault::Faults;
 use uiw_llp::tls::{PinnedLine, Tls, TlsConfig};
 use uiw_llp::{Spec, SpecError};
 use uiw_verbs::counters::Publish;
@@ -186,21 +186,14 @@ impl Opener {
     /// A device with limits of its own.
     pub(crate) fn device_with(&self, limits: Limits) -> Result<Device> {
         let stack = self.llp.open().map_err(|error| self.refused(&error))?;
-        let stack: Box<dyn uiw_llp::Stack> = match &self.sink {
-            Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
-            None => stack,
-        };
-        // Above the capture, which has what is on the wire.
-        let stack: Box<dyn uiw_llp::Stack> = match &self.faults {
-            Some((seed, faults)) => Box::new(FaultStack::new(stack, *seed, faults.clone())),
-            None => stack,
-        };
         let tls = self.tls.as_ref().map(|file| file.get()).transpose()?;
         let options = DeviceOptions::default()
             .limits(limits)
             .shards(self.shards)
             .counters(self.counters.clone())
             .faults(crate::env::settings().plan.clone())
+            .capture_to(self.sink.clone())
+            .transport_faults(self.faults.clone())
             .tls(tls);
         Ok(Device::with_stack(stack, options)?)
     }

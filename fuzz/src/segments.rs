@@ -4,8 +4,8 @@
 use uiw_ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
 use uiw_mpa::MAX_ULPDU;
 use uiw_rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData,
-    Opcode, Quoted, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header, tagged_header,
+    AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Opcode,
+    Quoted, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header, tagged_header,
     untagged_header,
 };
 
@@ -208,7 +208,9 @@ fn deliver(opcode: Opcode, message: &[u8]) -> Result<(), Fault> {
         Opcode::ReadRequest => assert_eq!(ReadRequest::parse(message)?.emit(), *message),
         Opcode::AtomicRequest => atomic(AtomicRequest::parse(message)?, message),
         Opcode::AtomicResponse => assert_eq!(AtomicResponse::parse(message)?.emit(), *message),
-        Opcode::Immediate | Opcode::ImmediateSe => assert_eq!(ImmediateData::parse(message)?.emit(), *message),
+        Opcode::Immediate | Opcode::ImmediateSe => {
+            assert_eq!(ImmediateData::parse(message)?.emit(), *message)
+        }
         Opcode::Terminate => terminate(message),
         _ => {}
     }

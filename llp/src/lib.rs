@@ -20,10 +20,10 @@
 //! * [`Stack::poll`] is level-triggered: what is ready is said again with every poll, for what [`Stream::set_interest`] asked for, and
 //!   errors always. While few streams are open the engine reads them without asking first, so [`Stream::recv`] on a stream without
 //!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
-//! * [`Stack::wait_fd`] is readable whenever `poll` would report something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
+//! * [`StackExtensions::wait_fd`] is readable whenever `poll` would report something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
 //!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
 //!   asks `Device::deadline`.
-//! * The engine asks for [`Stack::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for those that it
+//! * The engine asks for [`StackExtensions::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for those that it
 //!   names, of [`Listener::accept`] is only logged, and asked again: what has happened to a connection is reported by its stream, whose calls all end
 //!   in that error from then on, and whose event says both readable and writable.
 //! * A [`Stream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`Stream::abort`] cuts. After
@@ -32,11 +32,11 @@
 //! * [`Stream::send`] takes [`uiw_mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
 //!   copied out with [`uiw_mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
 //!   stack's: the memory may be used again.
-//! * A stack whose receive buffers are in the process offers [`Stream::peek`]: FPDUs are then verified where they lie.
-//! * A TCP that ends with its process implements [`Stack::drain`].
+//! * A stack whose receive buffers are in the process offers [`StreamExtensions::peek`]: FPDUs are then verified where they lie.
+//! * A TCP that ends with its process implements [`StackExtensions::drain`].
 //! * Feature `conformance`: the module `conformance` checks a stack for all of this.
-//! * Datagrams are optional: a stack with UDP implements [`Stack::bind_datagrams`] and [`DatagramSocket`].
-//! * A stack that several threads can drive at the same time implements [`Stack::shard`], [`Stream::detach`] and [`Stack::adopt`].
+//! * Datagrams are optional: a stack with UDP implements [`StackExtensions::bind_datagrams`] and [`DatagramSocket`].
+//! * A stack that several threads can drive at the same time implements [`StackExtensions::shard`], [`StreamExtensions::detach`] and [`StackExtensions::adopt`].
 //!   The defaults say that it cannot.
 //!
 //! `smol` is the example to read; `smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
@@ -79,14 +79,14 @@ use std::{
     net::SocketAddr,
     os::fd::{BorrowedFd, OwnedFd},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 pub use clock::{Clock, monotonic_ns, process_cpu_ns};
 pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
 pub use identity::{Fingerprint, PeerIdentity};
 pub use interface::{Interface, InterfaceAddresses, InterfaceChange, InterfaceMonitor};
-pub use options::{ListenOptions, Multipath, OptionError, StreamInfo, StreamOptions};
+pub use options::{ListenOptions, Multipath, OptionError, StreamChange, StreamInfo, StreamOptions};
 #[cfg(feature = "smoltcp")]
 pub use spec::{Spec, SpecError};
 
@@ -235,7 +235,7 @@ pub enum Readable {
 /// assert_eq!(server.recv(&mut [IoVecMut::from(&mut bytes[..])])?, 0);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub trait Stream: Any + Send {
+pub trait Stream: StreamExtensions + Any + Send {
     /// Sends bytes from the front of `bufs`, as many as there is room for.
     ///
     /// # Errors
@@ -249,29 +249,6 @@ pub trait Stream: Any + Send {
     /// # Errors
     /// As for [`Stream::send`].
     fn recv(&mut self, bufs: &mut [uiw_mem::IoVecMut<'_>]) -> io::Result<usize>;
-
-    /// Received bytes where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
-    /// without the copy that [`Stream::recv`] makes. Without any bytes it is the peer's FIN. `Ok(None)`, always the same for a
-    /// stream: it has no such memory.
-    ///
-    /// While the look lives, nothing but [`Stream::emss`] and the addresses may be asked of any stream of this stack.
-    ///
-    /// # Errors
-    /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
-    /// [`Rest::WaitForMore`].
-    fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
-        Ok(None)
-    }
-
-    /// What [`Stream::recv`] finds at least. Until it is asked again, the stack has room for `wanted` bytes and may report fewer than these
-    /// as not readable, unless they are all. `Ok(None)`, always the same for a stream: the stack cannot say, and `wanted` has no effect.
-    ///
-    /// # Errors
-    /// The system's.
-    fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
-        let _ = wanted;
-        Ok(None)
-    }
 
     /// Says what to be woken for. It is remembered; a system call is made only on a change.
     ///
@@ -302,32 +279,53 @@ pub trait Stream: Any + Send {
 
     /// The other end.
     fn peer_addr(&self) -> SocketAddr;
+}
+
+/// Optional abilities of a [`Stream`]. The defaults say that the stream has none of them.
+pub trait StreamExtensions {
+    /// Received bytes where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
+    /// without the copy that [`Stream::recv`] makes. Without any bytes it is the peer's FIN. `Ok(None)`, always the same for a
+    /// stream: it has no such memory.
+    ///
+    /// While the look lives, nothing but [`Stream::emss`] and the addresses may be asked of any stream of this stack.
+    ///
+    /// # Errors
+    /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
+    /// [`Rest::WaitForMore`].
+    fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
+        Ok(None)
+    }
+
+    /// What [`Stream::recv`] finds at least. Until it is asked again, the stack has room for `wanted` bytes and may report fewer than these
+    /// as not readable, unless they are all. `Ok(None)`, always the same for a stream: the stack cannot say, and `wanted` has no effect.
+    ///
+    /// # Errors
+    /// The system's.
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
+        let _ = wanted;
+        Ok(None)
+    }
 
     /// How the connection is doing.
-    fn info(&self) -> StreamInfo;
+    fn info(&self) -> StreamInfo {
+        StreamInfo::default()
+    }
 
-    /// Another congestion control from now on, by a name as in [`StreamOptions::congestion`]: a listener's streams have its choice,
-    /// and the acceptor may choose another. A stack without a choice ignores it.
+    /// Changes settings of an existing connection, such as those of an acceptor that differ from the listener's. A setting that the
+    /// stack has no means for is ignored.
     ///
     /// # Errors
-    /// `InvalidInput` with an [`OptionError`] when there is none of that name.
-    fn set_congestion(&mut self, _name: &str) -> io::Result<()> {
+    /// `InvalidInput` with an [`OptionError`] if there is no congestion control of that name. Otherwise the system's.
+    fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
+        let _ = change;
         Ok(())
     }
 
-    /// Another [`StreamOptions::dead_after`] from now on, for an acceptor that chooses another one than the listener.
-    ///
-    /// # Errors
-    /// The system's, where it refuses.
-    fn set_dead_after(&mut self, _after: Option<Duration>) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Removes the stream from the event set of its stack, so that [`Stack::adopt`] of another shard can take it over. The connection
+    /// Removes the stream from the event set of its stack, so that [`StackExtensions::adopt`] of another shard can take it over. The connection
     /// stays as it is: received bytes, buffered bytes, the state of a connection attempt and the interest are kept. Afterwards no
     /// [`Stack::poll`] reports the stream; a report that was made before may name its token.
     ///
-    /// Called by the thread that drives the stream's stack. Until the stream is adopted, only [`Stack::adopt`], [`Stream::abort`], the
+    /// Called by the thread that drives the stream's stack. Until the stream is adopted, only [`StackExtensions::adopt`], [`Stream::abort`], the
     /// addresses and drop may be used. To detach it again changes nothing.
     ///
     /// # Errors
@@ -352,25 +350,20 @@ pub trait Stream: Any + Send {
         None
     }
 
-    /// The descriptor, where there is one.
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
+    /// The socket of the kernel that carries the bytes of this stream as they are ([`StreamExtensions::take_socket`]).
+    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
         None
-    }
-
-    /// Whether its TCP is the kernel's, which reports more of it by its addresses ([`sock_diag`]).
-    fn is_of_kernel(&self) -> bool {
-        self.fd().is_some()
     }
 }
 
 impl dyn Stream {
-    /// The stream as what it was made, for a [`Stack::adopt`] that must identify its own streams. `None`: it is another type.
+    /// The stream as what it was made, for a [`StackExtensions::adopt`] that must identify its own streams. `None`: it is another type.
     pub fn downcast_mut<T: Stream>(&mut self) -> Option<&mut T> {
         (self as &mut dyn Any).downcast_mut()
     }
 }
 
-/// Received bytes in the memory of their stack: see [`Stream::peek`]. To drop it takes nothing.
+/// Received bytes in the memory of their stack: see [`StreamExtensions::peek`]. To drop it takes nothing.
 ///
 /// ```
 /// use uiw_llp::{RecvBuf, Rest};
@@ -449,16 +442,6 @@ pub trait Listener: Send {
 
     /// The address, with the port that the system chose.
     fn local_addr(&self) -> SocketAddr;
-
-    /// Whether its streams are encrypted.
-    fn is_encrypted(&self) -> bool {
-        false
-    }
-
-    /// The descriptor, where there is one.
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
 }
 
 /// A TCP implementation.
@@ -479,7 +462,7 @@ pub trait Listener: Send {
 /// assert_eq!(server.peer_addr(), client.local_addr());
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub trait Stack: Send {
+pub trait Stack: StackExtensions + Send {
     /// Listens at `local`.
     ///
     /// # Errors
@@ -503,6 +486,28 @@ pub trait Stack: Send {
         token: Token,
     ) -> io::Result<Box<dyn Stream>>;
 
+    /// Appends what is ready now. Never blocks.
+    ///
+    /// # Errors
+    /// The system's.
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
+
+    /// When `poll` is wanted even without readiness.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// The stack's clock.
+    fn now(&self) -> Instant;
+}
+
+/// Optional abilities of a [`Stack`]. The defaults say that the stack has none of them.
+pub trait StackExtensions {
+    /// A descriptor that is readable when [`Stack::poll`] would report something. `None`: only the clock and the other
+    /// ends move this stack. The driver of the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
+    /// a `poll` that finds it there leaves it out or passes it on as a token that does not exist.
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        None
+    }
+
     /// Begins a stream from `local` (port 0: any) to itself: what is sent is what will be received, and so with the FIN. As for
     /// [`Stack::connect`], a writable event reports that [`Stream::connect_result`] has an answer.
     ///
@@ -518,33 +523,20 @@ pub trait Stack: Send {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack cannot connect a stream to itself"))
     }
 
-    /// As [`Stack::connect`], with a socket of the kernel that is connected to `peer`, or has begun to connect, and over which nothing was sent.
+    /// Takes over a socket of the kernel over which nothing was sent. With `peer` it is connected to that address or has begun to
+    /// connect, as by [`Stack::connect`]; without it the program has accepted it, as by [`Listener::accept`].
     ///
     /// # Errors
     /// `Unsupported`: the TCP is not the kernel's. Otherwise the system's.
-    fn connect_open(
+    fn open_socket(
         &mut self,
         socket: OwnedFd,
-        peer: SocketAddr,
+        peer: Option<SocketAddr>,
         options: &StreamOptions,
         token: Token,
     ) -> io::Result<Box<dyn Stream>> {
         let _ = (socket, peer, options, token);
-        Err(not_of_kernel())
-    }
-
-    /// As [`Listener::accept`], with a connection of the kernel that the program has accepted by itself, and over which nothing was sent.
-    ///
-    /// # Errors
-    /// `Unsupported`: the TCP is not the kernel's. Otherwise the system's.
-    fn accept_open(
-        &mut self,
-        socket: OwnedFd,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let _ = (socket, options, token);
-        Err(not_of_kernel())
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the TCP of this stack is not the kernel's"))
     }
 
     /// Binds a UDP socket at `local` (port 0: any), which is known by `token`; at a multicast address, a member of that group. It stays
@@ -562,27 +554,10 @@ pub trait Stack: Send {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no datagrams"))
     }
 
-    /// Appends what is ready now. Never blocks.
-    ///
-    /// # Errors
-    /// The system's.
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
-
-    /// A descriptor that is readable when [`Stack::poll`] would report something. `None`: only the clock and the other
-    /// ends move this stack. The driver of the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
-    /// a `poll` that finds it there leaves it out or passes it on as a token that does not exist.
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>>;
-
-    /// When `poll` is wanted even without readiness.
-    fn deadline(&self) -> Option<Instant>;
-
-    /// The stack's clock.
-    fn now(&self) -> Instant;
-
     /// Another shard of this stack: an independent stack with the same addresses, which another thread can drive at the same time. A call
     /// of one shard takes no lock that a call of another one holds, and each has an event set, a descriptor and deadlines of its own.
     /// A listener and its queue stay with the shard that made it; a stream starts on the shard that connected or accepted it, and
-    /// moves by [`Stream::detach`] and [`Stack::adopt`]. Tokens of two shards are unrelated. Shards may be made of shards, all of
+    /// moves by [`StreamExtensions::detach`] and [`StackExtensions::adopt`]. Tokens of two shards are unrelated. Shards may be made of shards, all of
     /// them are equal, and each lives as long as it is kept.
     ///
     /// `Ok(None)`, always the same for a stack: there is one event set, and nothing can be driven beside it.
@@ -593,9 +568,9 @@ pub trait Stack: Send {
         Ok(None)
     }
 
-    /// Takes over a stream that was detached ([`Stream::detach`]) from another shard of the same stack, or from this one. It is known by
+    /// Takes over a stream that was detached ([`StreamExtensions::detach`]) from another shard of the same stack, or from this one. It is known by
     /// `token` from then on and keeps its interest. Nothing is lost on the way: what is ready by then is reported by the next
-    /// [`Stack::poll`], and [`Stack::wait_fd`] becomes readable for it, also where another thread sleeps in that descriptor already.
+    /// [`Stack::poll`], and [`StackExtensions::wait_fd`] becomes readable for it, also where another thread sleeps in that descriptor already.
     ///
     /// # Errors
     /// `Unsupported`: this stack has no shards. `InvalidInput`: the stream is not detached, or another kind of stack made it.
@@ -625,19 +600,14 @@ pub fn is_memory_fault(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
 }
 
-/// What [`Stack::adopt`] answers to a stream of another kind of stack.
+/// What [`StackExtensions::adopt`] answers to a stream of another kind of stack.
 fn foreign_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream was made by another kind of stack")
 }
 
-/// What [`Stack::adopt`] answers to a stream that is still in the event set of a stack.
+/// What [`StackExtensions::adopt`] answers to a stream that is still in the event set of a stack.
 fn attached_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
-}
-
-/// What a stack says to a socket of the kernel.
-fn not_of_kernel() -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, "the TCP of this stack is not the kernel's")
 }
 
 /// What `send` and `recv` say to no bytes: an answer of 0 would look like a FIN.

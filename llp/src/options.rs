@@ -182,6 +182,17 @@ pub struct StreamInfo {
     pub congestion: Option<String>,
     /// Whether a connection of an MPTCP stack is one; `None` of any other stack.
     pub multipath: Option<Multipath>,
+    /// Whether the TCP is the kernel's, which reports more of the connection by its addresses (`crate::sock_diag`).
+    pub of_kernel: bool,
+}
+
+/// Settings of a connection that change while it exists ([`crate::StreamExtensions::configure`]). `None` keeps the present value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamChange<'a> {
+    /// The congestion control, named as in [`StreamOptions::congestion`].
+    pub congestion: Option<&'a str>,
+    /// The new [`StreamOptions::dead_after`].
+    pub dead_after: Option<Option<Duration>>,
 }
 
 /// What became of a connection of an MPTCP stack.

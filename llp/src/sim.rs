@@ -30,7 +30,6 @@ mod world;
 use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
-    os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -39,8 +38,8 @@ use parking_lot::{Mutex, MutexGuard};
 use uiw_mem::{IoVec, IoVecMut};
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo,
-    StreamOptions, Token,
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, StackExtensions,
+    Stream, StreamExtensions, StreamInfo, StreamOptions, Token,
 };
 pub use link::{DatagramFaults, Link, Random, Split};
 use world::{EndId, ListenerId, World};
@@ -217,6 +216,22 @@ impl Stack for SimStack {
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer }))
     }
 
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.network.lock().poll(self.id, events);
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let world = self.network.lock();
+        world.next_due(Some(self.id)).map(|due| world.instant(due))
+    }
+
+    fn now(&self) -> Instant {
+        self.network.now()
+    }
+}
+
+impl StackExtensions for SimStack {
     fn connect_self(
         &mut self,
         local: SocketAddr,
@@ -237,24 +252,6 @@ impl Stack for SimStack {
         let local = if local.ip().is_multicast() { local } else { self.own(local)? };
         let (id, local) = self.network.lock().bind(self.id, local, token)?;
         Ok(Box::new(datagram::SimDatagrams::new(self.network.clone(), id, local)))
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        self.network.lock().poll(self.id, events);
-        Ok(())
-    }
-
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        None
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        let world = self.network.lock();
-        world.next_due(Some(self.id)).map(|due| world.instant(due))
-    }
-
-    fn now(&self) -> Instant {
-        self.network.now()
     }
 }
 
@@ -299,10 +296,6 @@ impl Stream for SimStream {
         self.network.lock().recv(self.id, bufs)
     }
 
-    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
-        self.network.lock().readable(self.id, wanted).map(Some)
-    }
-
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
         self.network.lock().set_interest(self.id, interest)
     }
@@ -329,6 +322,12 @@ impl Stream for SimStream {
 
     fn peer_addr(&self) -> SocketAddr {
         self.peer
+    }
+}
+
+impl StreamExtensions for SimStream {
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
+        self.network.lock().readable(self.id, wanted).map(Some)
     }
 
     fn info(&self) -> StreamInfo {

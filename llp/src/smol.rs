@@ -27,8 +27,8 @@ mod tests;
 pub mod xdp;
 
 use crate::{
-    Clock, DatagramOptions, DatagramSocket, Event, ListenOptions, Listener, Stack, Stream, StreamOptions,
-    Token,
+    Clock, DatagramOptions, DatagramSocket, Event, ListenOptions, Listener, Stack, StackExtensions, Stream,
+    StreamOptions, Token,
 };
 use interface::SmolInterface;
 use parking_lot::Mutex;
@@ -117,6 +117,21 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
         Ok(Box::new(stream::SmolStream::new(Arc::clone(&self.interface), id, (local, peer))))
     }
 
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.interface.lock().poll(events);
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.interface.lock().deadline()
+    }
+
+    fn now(&self) -> Instant {
+        self.clock.now()
+    }
+}
+
+impl<L: Link + 'static> StackExtensions for SmolStack<L> {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
@@ -127,21 +142,8 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
         Ok(Box::new(datagram::SmolDatagrams::new(Arc::clone(&self.interface), id, local)))
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        self.interface.lock().poll(events);
-        Ok(())
-    }
-
     fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
         (!self.clock.is_virtual()).then(|| Arc::clone(&self.wait))
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.interface.lock().deadline()
-    }
-
-    fn now(&self) -> Instant {
-        self.clock.now()
     }
 
     fn drain(&mut self) -> bool {

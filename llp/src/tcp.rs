@@ -9,14 +9,7 @@ mod syscall;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    io,
-    mem::MaybeUninit,
-    net::SocketAddr,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::Arc,
-    time::Instant,
-};
+use std::{io, mem::MaybeUninit, net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
@@ -25,8 +18,8 @@ use rustix::{
 };
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions,
-    Token, foreign_stream,
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, StackExtensions,
+    Stream, StreamOptions, Token, foreign_stream,
 };
 use multipath::Kind;
 pub use stream::TcpStream;
@@ -119,53 +112,6 @@ impl Stack for TcpStack {
         Ok(Box::new(stream.of_kind(self.kind)))
     }
 
-    fn connect_self(
-        &mut self,
-        local: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let socket = setup::connecting_to_itself(local, options)?;
-        let own = setup::local_addr(&socket)?;
-        tracing::debug!(%own, "connecting to itself");
-        Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own), None)?))
-    }
-
-    fn connect_open(
-        &mut self,
-        socket: OwnedFd,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let (socket, local, _) = setup::open(socket, options)?;
-        tracing::debug!(%local, %peer, "connecting over an open socket");
-        let congestion = options.congestion.as_deref();
-        let stream = TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer), congestion)?;
-        Ok(Box::new(stream))
-    }
-
-    fn accept_open(
-        &mut self,
-        socket: OwnedFd,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let (socket, local, peer) = setup::open(socket, options)?;
-        tracing::debug!(%local, %peer, "accepted over an open socket");
-        let congestion = options.congestion.as_deref();
-        Ok(Box::new(TcpStream::accepted(socket, &self.epoll, token, (local, peer), congestion)?))
-    }
-
-    fn bind_datagrams(
-        &mut self,
-        local: SocketAddr,
-        options: &DatagramOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn DatagramSocket>> {
-        Ok(Box::new(datagram::bind(local, options, &self.epoll, token)?))
-    }
-
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
@@ -187,16 +133,57 @@ impl Stack for TcpStack {
         Ok(())
     }
 
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        Some(self.epoll.clone())
-    }
-
     fn deadline(&self) -> Option<Instant> {
         None
     }
 
     fn now(&self) -> Instant {
         Instant::now()
+    }
+}
+
+impl StackExtensions for TcpStack {
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let socket = setup::connecting_to_itself(local, options)?;
+        let own = setup::local_addr(&socket)?;
+        tracing::debug!(%own, "connecting to itself");
+        Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own), None)?))
+    }
+
+    fn open_socket(
+        &mut self,
+        socket: OwnedFd,
+        peer: Option<SocketAddr>,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let (socket, local, connected_to) = setup::open(socket, options)?;
+        let congestion = options.congestion.as_deref();
+        let addresses = (local, peer.unwrap_or(connected_to));
+        tracing::debug!(%local, peer = %addresses.1, accepted = peer.is_none(), "a socket is taken over");
+        let stream = match peer {
+            Some(_) => TcpStream::new(socket, &self.epoll, token, Interest::WRITE, addresses, congestion)?,
+            None => TcpStream::accepted(socket, &self.epoll, token, addresses, congestion)?,
+        };
+        Ok(Box::new(stream))
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        Ok(Box::new(datagram::bind(local, options, &self.epoll, token)?))
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        Some(self.epoll.clone())
     }
 
     /// Another epoll set: shards have nothing in common but the kernel's sockets and ports.
@@ -283,10 +270,6 @@ impl Listener for TcpListener {
 
     fn local_addr(&self) -> SocketAddr {
         self.local
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
     }
 }
 

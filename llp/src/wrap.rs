@@ -3,7 +3,7 @@
 //!
 //! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of [`Stack`] or [`Stream`] that has its name, is
 //! given the inner stack or stream as well, and by default calls the method of that one. All other methods are forwarded, except
-//! [`Stream::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
+//! [`StreamExtensions::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
 //!
 //! ```
 //! use uiw_llp::tcp::TcpStack;
@@ -40,15 +40,15 @@
 //! ```
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, PeerIdentity, Stack, Stream,
-    StreamInfo, StreamOptions, Token, foreign_stream,
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, PeerIdentity, Stack,
+    StackExtensions, Stream, StreamChange, StreamExtensions, StreamInfo, StreamOptions, Token,
+    foreign_stream,
 };
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 use std::time::Instant;
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -78,11 +78,11 @@ use uiw_mem::{IoVec, IoVecMut};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// [`Stack::connect`] and [`Stack::connect_open`].
+    /// [`Stack::connect`], and [`StackExtensions::open_socket`] with a peer.
     Connected,
-    /// [`Stack::connect_self`].
+    /// [`StackExtensions::connect_self`].
     ConnectedToSelf,
-    /// [`Listener::accept`] and [`Stack::accept_open`].
+    /// [`Listener::accept`], and [`StackExtensions::open_socket`] without a peer.
     Accepted,
 }
 
@@ -127,7 +127,7 @@ pub trait StackHooks: Clone + Send + 'static {
     /// Comes before [`Stack::listen`].
     fn before_listen(&mut self, _token: Token) {}
 
-    /// Comes before [`Stack::connect`], [`Stack::connect_open`] and [`Stack::connect_self`].
+    /// Comes before [`Stack::connect`], [`StackExtensions::open_socket`] with a peer and [`StackExtensions::connect_self`].
     fn before_connect(&mut self, _inner: &dyn Stack) {}
 
     /// The socket to be used for one that was just bound, and will be known by `token`.
@@ -140,7 +140,7 @@ pub trait StackHooks: Clone + Send + 'static {
         inner.poll(events)
     }
 
-    /// See [`Stack::wait_fd`].
+    /// See [`StackExtensions::wait_fd`].
     fn wait_fd(&self, inner: &dyn Stack) -> Option<Arc<OwnedFd>> {
         inner.wait_fd()
     }
@@ -155,7 +155,7 @@ pub trait StackHooks: Clone + Send + 'static {
         inner.now()
     }
 
-    /// See [`Stack::adopt`].
+    /// See [`StackExtensions::adopt`].
     fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
         inner.adopt(&mut WrappedStream::<Self::Stream>::of(&mut **stream)?.inner, token)
     }
@@ -204,7 +204,7 @@ pub trait StreamHooks: Send + 'static {
         inner.recv(bufs)
     }
 
-    /// See [`Stream::readable`].
+    /// See [`StreamExtensions::readable`].
     fn readable(&mut self, inner: &mut dyn Stream, wanted: usize) -> io::Result<Option<crate::Readable>> {
         inner.readable(wanted)
     }
@@ -229,12 +229,12 @@ pub trait StreamHooks: Send + 'static {
         inner.abort();
     }
 
-    /// See [`Stream::detach`].
+    /// See [`StreamExtensions::detach`].
     fn detach(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
         inner.detach()
     }
 
-    /// See [`Stream::take_socket`]: no hook sees what is sent and received over the socket.
+    /// See [`StreamExtensions::take_socket`]: no hook sees what is sent and received over the socket.
     fn take_socket(&mut self, inner: &mut dyn Stream) -> io::Result<OwnedFd> {
         inner.take_socket()
     }
@@ -299,7 +299,7 @@ impl<H: StreamHooks> WrappedStream<H> {
     /// The stream as one that has such hooks.
     ///
     /// # Errors
-    /// `InvalidInput`, as [`Stack::adopt`] says it: it is another kind of stream.
+    /// `InvalidInput`, as [`StackExtensions::adopt`] says it: it is another kind of stream.
     pub fn of(stream: &mut dyn Stream) -> io::Result<&mut Self> {
         stream.downcast_mut().ok_or_else(foreign_stream)
     }
@@ -354,6 +354,20 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
         Ok(wrap(&self.hooks, inner, Origin::Connected, token))
     }
 
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.hooks.poll(&mut *self.inner, events)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.hooks.deadline(&*self.inner)
+    }
+
+    fn now(&self) -> Instant {
+        self.hooks.now(&*self.inner)
+    }
+}
+
+impl<H: StackHooks> StackExtensions for WrappedStack<H> {
     fn connect_self(
         &mut self,
         local: SocketAddr,
@@ -365,26 +379,19 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
         Ok(wrap(&self.hooks, inner, Origin::ConnectedToSelf, token))
     }
 
-    fn connect_open(
+    fn open_socket(
         &mut self,
         socket: OwnedFd,
-        peer: SocketAddr,
+        peer: Option<SocketAddr>,
         options: &StreamOptions,
         token: Token,
     ) -> io::Result<Box<dyn Stream>> {
-        self.hooks.before_connect(&*self.inner);
-        let inner = self.inner.connect_open(socket, peer, options, token)?;
-        Ok(wrap(&self.hooks, inner, Origin::Connected, token))
-    }
-
-    fn accept_open(
-        &mut self,
-        socket: OwnedFd,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.accept_open(socket, options, token)?;
-        Ok(wrap(&self.hooks, inner, Origin::Accepted, token))
+        if peer.is_some() {
+            self.hooks.before_connect(&*self.inner);
+        }
+        let inner = self.inner.open_socket(socket, peer, options, token)?;
+        let origin = if peer.is_some() { Origin::Connected } else { Origin::Accepted };
+        Ok(wrap(&self.hooks, inner, origin, token))
     }
 
     fn bind_datagrams(
@@ -397,20 +404,8 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
         Ok(self.hooks.datagrams(inner, token))
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        self.hooks.poll(&mut *self.inner, events)
-    }
-
     fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
         self.hooks.wait_fd(&*self.inner)
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.hooks.deadline(&*self.inner)
-    }
-
-    fn now(&self) -> Instant {
-        self.hooks.now(&*self.inner)
     }
 
     fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
@@ -437,14 +432,6 @@ impl<H: StackHooks> Listener for WrappedListener<H> {
     fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr()
     }
-
-    fn is_encrypted(&self) -> bool {
-        self.inner.is_encrypted()
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
-    }
 }
 
 impl<H: StreamHooks> Stream for WrappedStream<H> {
@@ -454,10 +441,6 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.hooks.recv(&mut *self.inner, bufs)
-    }
-
-    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
-        self.hooks.readable(&mut *self.inner, wanted)
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
@@ -487,17 +470,19 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
     fn peer_addr(&self) -> SocketAddr {
         self.inner.peer_addr()
     }
+}
+
+impl<H: StreamHooks> StreamExtensions for WrappedStream<H> {
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
+        self.hooks.readable(&mut *self.inner, wanted)
+    }
 
     fn info(&self) -> StreamInfo {
         self.inner.info()
     }
 
-    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
-        self.inner.set_congestion(name)
-    }
-
-    fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
-        self.inner.set_dead_after(after)
+    fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
+        self.inner.configure(change)
     }
 
     fn detach(&mut self) -> io::Result<()> {
@@ -512,12 +497,8 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
         self.inner.peer_identity()
     }
 
-    fn is_of_kernel(&self) -> bool {
-        self.inner.is_of_kernel()
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
+    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.kernel_socket()
     }
 }
 

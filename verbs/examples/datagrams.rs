@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing, Stack as _, Token};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing, StackExtensions, Token};
 use uiw_verbs::{
     Access, AddressHandle, Cq, CqOptions, DatagramPort, Destination, Device, Memory, Pd, Qp, QpCap, QpInit,
     QpState, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc,

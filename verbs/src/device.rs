@@ -6,7 +6,7 @@ use crate::event::AsyncEvent;
 use crate::faults::{Call, CmCall, CmFault};
 use crate::lingering::Lingering;
 use crate::notify::EventQueue;
-use crate::options::{DeviceOptions, Limits};
+use crate::options::{CaptureTarget, DeviceOptions, Limits};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use uiw_counters::Snapshot;
 use uiw_llp::Stack;
 use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
+use uiw_llp::fault::FaultStack;
 
 /// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
 ///
@@ -79,17 +80,7 @@ impl Device {
     /// # Errors
     /// As [`Device::open_with`].
     pub fn with_stack(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Self> {
-        let stack: Box<dyn Stack> = match &options.capture {
-            Some(file) => Box::new(CaptureStack::new(stack, shared_capture(file)?, "uiw")),
-            None => stack,
-        };
-        #[cfg(feature = "tls")]
-        let stack: Box<dyn Stack> = match &options.tls {
-            Some(tls) => {
-                Box::new(uiw_llp::tls::TlsStack::new(stack, tls).map_err(Error::io("starting TLS"))?)
-            }
-            None => stack,
-        };
+        let stack = assemble(stack, &options)?;
         let lenient_invalidate = options.lenient_invalidate;
         let driver = Driver::start(stack, options)?;
         driver.shared.table.set_lenient_invalidate(lenient_invalidate);
@@ -314,6 +305,27 @@ impl Device {
     ) -> Option<T> {
         self.driver.block_on(deadline, poll)
     }
+}
+
+/// Adds what the options ask for to the transport, from the wire up: the capture has what is on the wire, and transport faults are
+/// injected below TLS.
+fn assemble(mut stack: Box<dyn Stack>, options: &DeviceOptions) -> Result<Box<dyn Stack>> {
+    let sink = match &options.capture {
+        Some(CaptureTarget::File(file)) => Some(shared_capture(file)?),
+        Some(CaptureTarget::Sink(sink)) => Some(Arc::clone(sink)),
+        None => None,
+    };
+    if let Some(sink) = sink {
+        stack = Box::new(CaptureStack::new(stack, sink, "uiw"));
+    }
+    if let Some((seed, faults)) = &options.transport_faults {
+        stack = Box::new(FaultStack::new(stack, *seed, faults.clone()));
+    }
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &options.tls {
+        stack = Box::new(uiw_llp::tls::TlsStack::new(stack, tls).map_err(Error::io("starting TLS"))?);
+    }
+    Ok(stack)
 }
 
 /// The capture to `file`, shared by the devices of the process that name it.

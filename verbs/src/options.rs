@@ -2,10 +2,12 @@
 
 use crate::api::ConnSettings;
 use crate::faults::FaultPlan;
+use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Publish;
 use uiw_llp::StreamOptions;
-use uiw_llp::capture::PcapFile;
+use uiw_llp::capture::{PcapFile, PcapSink};
+use uiw_llp::fault::Faults;
 use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
 use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
 
@@ -263,6 +265,13 @@ options! {
     }
 }
 
+/// Destination of the packets that a device captures.
+#[derive(Clone, Debug)]
+pub(crate) enum CaptureTarget {
+    File(PcapFile),
+    Sink(Arc<PcapSink>),
+}
+
 /// How a device is opened.
 ///
 /// ```
@@ -278,7 +287,8 @@ pub struct DeviceOptions {
     pub(crate) progress: Progress,
     pub(crate) progress_hooks: Option<ProgressHooks>,
     pub(crate) shards: Option<usize>,
-    pub(crate) capture: Option<PcapFile>,
+    pub(crate) capture: Option<CaptureTarget>,
+    pub(crate) transport_faults: Option<(u64, Faults)>,
     pub(crate) lenient_invalidate: bool,
     pub(crate) counters: Option<Publish>,
     pub(crate) faults: FaultPlan,
@@ -359,8 +369,31 @@ impl DeviceOptions {
     /// complete when the last of them is dropped. Default: none.
     #[must_use]
     pub fn capture(mut self, file: impl Into<PcapFile>) -> Self {
-        self.capture = Some(file.into());
+        self.capture = Some(CaptureTarget::File(file.into()));
         self
+    }
+
+    /// Like [`DeviceOptions::capture`], for a capture file that the program has created.
+    #[must_use]
+    pub fn capture_to(mut self, sink: impl Into<Option<Arc<PcapSink>>>) -> Self {
+        self.capture = sink.into().map(CaptureTarget::Sink);
+        self
+    }
+
+    /// Cuts connections, flips bits and splits reads and writes below TLS, as chosen by the random numbers of a seed. Default: none.
+    #[must_use]
+    pub fn transport_faults(mut self, faults: impl Into<Option<(u64, Faults)>>) -> Self {
+        self.transport_faults = faults.into();
+        self
+    }
+
+    /// Whether the wire is encrypted.
+    pub(crate) fn encrypts(&self) -> bool {
+        #[cfg(feature = "tls")]
+        let encrypts = self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        let encrypts = false;
+        encrypts
     }
 
     /// Publishes the device's counters in a file, which `uiw stat` and other programs of the user read, also after the process was

@@ -4,7 +4,7 @@ use uiw_mem::{IoVec, IoVecMut};
 
 use super::*;
 use crate::{
-    ListenOptions, StreamOptions,
+    ListenOptions, StackExtensions, StreamOptions,
     sim::{Link, Network},
     tcp::TcpStack,
 };

@@ -5,7 +5,8 @@ use super::session::{
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
 use crate::{
-    Interest, ListenOptions, Listener, OptionError, Readable, RecvBuf, Rest, Stream, StreamOptions, Token,
+    Interest, ListenOptions, Listener, OptionError, Readable, RecvBuf, Rest, Stream, StreamChange,
+    StreamOptions, Token,
 };
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
@@ -53,8 +54,8 @@ fn options(s: &mut Session) -> Verdict {
     for options in [all, none] {
         let Pair { mut client, mut server, listener: _listener } = s.pair_with(&options)?;
         for (stream, after) in [(&mut server, Some(Duration::from_secs(18))), (&mut client, None)] {
-            let set = stream.set_dead_after(after);
-            ensure!(set.is_ok(), "set_dead_after({after:?}): {set:?}");
+            let set = stream.configure(&StreamChange { dead_after: Some(after), ..StreamChange::default() });
+            ensure!(set.is_ok(), "dead_after {after:?}: {set:?}");
         }
         s.send_all(HERE, &mut *client, b"x")?;
         s.expect(THERE, &mut *server, b"x")?;
@@ -85,7 +86,8 @@ fn wrong_congestion(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener } = s.pair()?;
     let other = s.stack(CLIENT).connect(None, listener.local_addr(), &stream, Token(9));
     drop(ignored_or_named::<Box<dyn Stream>>("connect", other)?);
-    ignored_or_named("set_congestion", client.set_congestion(NAME))?;
+    let change = StreamChange { congestion: Some(NAME), ..StreamChange::default() };
+    ignored_or_named("configure", client.configure(&change))?;
     s.send_all(HERE, &mut *client, b"x")?;
     s.expect(THERE, &mut *server, b"x")
 }

@@ -4,7 +4,7 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, ready, recv, same, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Event, Interest, ListenOptions, Stack, Stream, StreamInfo, StreamOptions, Token};
+use crate::{Event, Interest, ListenOptions, Stack, Stream, StreamExtensions, StreamOptions, Token};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -316,11 +316,9 @@ impl Stream for Foreign {
     fn peer_addr(&self) -> SocketAddr {
         self.0
     }
+}
 
-    fn info(&self) -> StreamInfo {
-        StreamInfo::default()
-    }
-
+impl StreamExtensions for Foreign {
     fn detach(&mut self) -> io::Result<()> {
         Ok(())
     }

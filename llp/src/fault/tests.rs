@@ -1,7 +1,7 @@
 use std::{io::ErrorKind, net::Ipv4Addr};
 
 use super::*;
-use crate::{ListenOptions, Listener, StreamOptions, sim::Network, tcp::TcpStack};
+use crate::{ListenOptions, Listener, StackExtensions, StreamOptions, sim::Network, tcp::TcpStack};
 
 const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const LISTENER: Token = Token(1);

@@ -9,7 +9,10 @@ mod probe;
 use super::pipe::{PipeLink, pipe};
 use super::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};
-use crate::{Clock, Event, Interest, ListenOptions, Listener, Rest, Stack, Stream, StreamOptions, Token};
+use crate::{
+    Clock, Event, Interest, ListenOptions, Listener, Rest, Stack, StackExtensions, Stream, StreamOptions,
+    Token,
+};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};

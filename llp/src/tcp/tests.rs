@@ -10,7 +10,7 @@ use socket2::SockRef;
 use uiw_mem::{IoVec, IoVecMut};
 
 use super::*;
-use crate::{OptionError, is_memory_fault};
+use crate::{OptionError, StreamChange, is_memory_fault};
 
 const LISTENER: Token = Token(1);
 const CLIENT: Token = Token(2);
@@ -189,7 +189,7 @@ fn abort_resets() {
     assert_eq!(send(&mut *pair.client, b"x").unwrap_err().kind(), ErrorKind::NotConnected);
     assert_eq!(pair.client.shutdown().unwrap_err().kind(), ErrorKind::NotConnected);
     assert_eq!(pair.client.connect_result().unwrap_err().kind(), ErrorKind::NotConnected);
-    assert!(pair.client.fd().is_none());
+    assert!(pair.client.kernel_socket().is_none());
     pair.client.abort();
 }
 
@@ -253,7 +253,7 @@ fn ipv6_and_a_given_local_address() {
 fn defaults_reach_both_ends() {
     let pair = Pair::new();
     for stream in [&pair.client, &pair.server] {
-        let fd = stream.fd().unwrap();
+        let fd = stream.kernel_socket().unwrap();
         let socket = SockRef::from(&fd);
         assert!(
             socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap() && socket.nonblocking().unwrap()
@@ -309,10 +309,16 @@ fn congestion_control_by_name() {
     assert_eq!(pair.server.info().congestion.as_deref(), Some("reno"));
     let other = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
     if let Some(other) = other.split_whitespace().find(|&name| name != "reno") {
-        pair.server.set_congestion(other).unwrap();
+        pair.server.configure(&StreamChange { congestion: Some(other), ..StreamChange::default() }).unwrap();
         assert_eq!(pair.server.info().congestion.as_deref(), Some(other));
     }
-    assert_eq!(pair.server.set_congestion("nonsuch").unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(
+        pair.server
+            .configure(&StreamChange { congestion: Some("nonsuch"), ..StreamChange::default() })
+            .unwrap_err()
+            .kind(),
+        ErrorKind::InvalidInput
+    );
     let mut stack = TcpStack::new().unwrap();
     let options = StreamOptions { congestion: Some("nonsuch".into()), ..StreamOptions::default() };
     let error = stack
@@ -332,7 +338,7 @@ fn type_of_service_of_both_families_at_both_ends() {
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let pair = Pair::with(ip, &options);
         for stream in [&pair.client, &pair.server] {
-            let fd = stream.fd().unwrap();
+            let fd = stream.kernel_socket().unwrap();
             let socket = SockRef::from(&fd);
             let tos = if ip.is_ipv4() { socket.tos_v4() } else { socket.tclass_v6() };
             assert_eq!(tos.unwrap(), 0x28, "{ip}");
@@ -550,8 +556,8 @@ fn open_sockets_become_streams() {
         let (accepted, peer) = listener.accept().unwrap();
         let mut stack = TcpStack::new().unwrap();
         let options = StreamOptions::default();
-        let mut client = stack.connect_open(connected.into(), at, &options, CLIENT).unwrap();
-        let mut server = stack.accept_open(accepted.into(), &options, SERVER).unwrap();
+        let mut client = stack.open_socket(connected.into(), Some(at), &options, CLIENT).unwrap();
+        let mut server = stack.open_socket(accepted.into(), None, &options, SERVER).unwrap();
         assert_eq!((client.peer_addr(), client.local_addr()), (at, peer));
         assert_eq!((server.peer_addr(), server.local_addr()), (peer, at));
         wait(&mut stack, |e| e.token == CLIENT && e.writable);
@@ -577,7 +583,8 @@ fn an_open_socket_may_be_refused() {
         return;
     }
     let mut stack = TcpStack::new().unwrap();
-    let mut client = stack.connect_open(socket.into(), nobody, &StreamOptions::default(), CLIENT).unwrap();
+    let mut client =
+        stack.open_socket(socket.into(), Some(nobody), &StreamOptions::default(), CLIENT).unwrap();
     wait(&mut stack, |e| e.token == CLIENT);
     assert_eq!(client.connect_result().unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }

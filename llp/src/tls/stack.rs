@@ -5,7 +5,8 @@ use super::shard::Shard;
 use super::shared::{Shared, Tls, bad_name};
 use crate::{
     DatagramOptions, DatagramSocket, Event, Incoming, Interest, ListenOptions, Listener, Outgoing,
-    PeerIdentity, Stack, Stream, StreamInfo, StreamOptions, Token, attached_stream, foreign_stream,
+    PeerIdentity, Stack, StackExtensions, Stream, StreamChange, StreamExtensions, StreamInfo, StreamOptions,
+    Token, attached_stream, foreign_stream,
 };
 use parking_lot::Mutex;
 use std::fmt;
@@ -13,7 +14,7 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use uiw_mem::{IoVec, IoVecMut};
 
 /// A stack whose streams are encrypted.
@@ -137,26 +138,44 @@ impl Stack for TlsStack {
         self.connect_by(peer, options, token, |inner, token| inner.connect(local, peer, options, token))
     }
 
-    fn connect_open(
-        &mut self,
-        socket: OwnedFd,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        self.connect_by(peer, options, token, |inner, token| inner.connect_open(socket, peer, options, token))
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        let mut inner = std::mem::take(&mut self.events);
+        inner.clear();
+        let polled = self.inner.poll(&mut inner);
+        let shard = Arc::clone(&self.shard);
+        let mut shard = shard.lock();
+        self.adopt_orphans(&mut shard);
+        shard.poll(self.inner.now(), &inner, events);
+        self.events = inner;
+        polled
     }
 
-    /// The handshake goes on while the stream is the caller's.
-    fn accept_open(
+    fn deadline(&self) -> Option<Instant> {
+        let own = self.shard.lock().deadline();
+        own.into_iter().chain(self.inner.deadline()).min()
+    }
+
+    fn now(&self) -> Instant {
+        self.inner.now()
+    }
+}
+
+impl StackExtensions for TlsStack {
+    /// The handshake of an accepted connection goes on while the stream is the caller's.
+    fn open_socket(
         &mut self,
         socket: OwnedFd,
+        peer: Option<SocketAddr>,
         options: &StreamOptions,
         token: Token,
     ) -> io::Result<Box<dyn Stream>> {
+        if let Some(to) = peer {
+            let open = |inner: &mut dyn Stack, token| inner.open_socket(socket, peer, options, token);
+            return self.connect_by(to, options, token, open);
+        }
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
-        let inner = self.inner.accept_open(socket, options, inner_token)?;
+        let inner = self.inner.open_socket(socket, None, options, inner_token)?;
         let addresses = (inner.local_addr(), inner.peer_addr());
         let key = shard.insert_accepted(inner, token);
         drop(shard);
@@ -199,29 +218,8 @@ impl Stack for TlsStack {
         Ok(Box::new(ClearDatagrams { inner, shard: Arc::clone(&self.shard), key }))
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        let mut inner = std::mem::take(&mut self.events);
-        inner.clear();
-        let polled = self.inner.poll(&mut inner);
-        let shard = Arc::clone(&self.shard);
-        let mut shard = shard.lock();
-        self.adopt_orphans(&mut shard);
-        shard.poll(self.inner.now(), &inner, events);
-        self.events = inner;
-        polled
-    }
-
     fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
         self.inner.wait_fd()
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        let own = self.shard.lock().deadline();
-        own.into_iter().chain(self.inner.deadline()).min()
-    }
-
-    fn now(&self) -> Instant {
-        self.inner.now()
     }
 
     /// Shards share the configuration, and a lock that is held while a connection begins.
@@ -352,7 +350,9 @@ impl Stream for TlsStream {
     fn peer_addr(&self) -> SocketAddr {
         self.addresses.1
     }
+}
 
+impl StreamExtensions for TlsStream {
     /// TCP's, whose counts of bytes are of records: they are left out, and what was received is plaintext.
     fn info(&self) -> StreamInfo {
         let info = self.look(|conn| StreamInfo {
@@ -363,12 +363,8 @@ impl Stream for TlsStream {
         info.unwrap_or_default()
     }
 
-    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
-        self.call(|conn, _| conn.inner_mut().set_congestion(name))
-    }
-
-    fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
-        self.call(|conn, _| conn.inner_mut().set_dead_after(after))
+    fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
+        self.call(|conn, _| conn.inner_mut().configure(change))
     }
 
     fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
@@ -391,10 +387,6 @@ impl Stream for TlsStream {
         drop(locked);
         self.place = Place::Detached(conn, shard);
         Ok(())
-    }
-
-    fn is_of_kernel(&self) -> bool {
-        self.look(|conn| conn.inner().is_of_kernel()).unwrap_or(false)
     }
 }
 
@@ -428,10 +420,6 @@ impl Listener for TlsListener {
 
     fn local_addr(&self) -> SocketAddr {
         self.local
-    }
-
-    fn is_encrypted(&self) -> bool {
-        true
     }
 }
 

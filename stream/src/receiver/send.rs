@@ -24,7 +24,8 @@ impl Receiver {
         let payload = segment.payload();
         let len = payload.len() as u32;
         // Order and offset first: a segment that may not be here must not take a receive.
-        let place = self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
+        let place =
+            self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
         if self.is_rtr_send(header, opcode, len, shared) {
             self.queues[0].placed(header, 0);
             return Ok(Placed::Yes);

@@ -137,7 +137,7 @@ pub fn connect_open(
     (options.fallback, options.refused_retry_time) = (false, Duration::ZERO);
     let how = How { asked_local: None, peer, connected_note: Some(connected), awaits_establish: false };
     connect_by(qp, how, &Arc::new(options), private_data, channel, move |stack, options, token| {
-        stack.connect_open(socket, peer, &options.stream, token)
+        stack.open_socket(socket, Some(peer), &options.stream, token)
     })
 }
 

@@ -80,12 +80,12 @@ impl Listener {
         let shard = driver.shard_for_listener();
         shard.start()?;
         let (options, channel) = (Arc::clone(options), Arc::clone(channel));
-        let (token, bound, encrypted) = shard.call(move |core| {
-            let (mut bound, mut encrypted) = (local, false);
+        let (token, bound) = shard.call(move |core| {
+            let mut bound = local;
             let token = core.insert(|stack, _, token| {
                 let listen = ListenOptions { backlog, stream: options.stream.clone() };
                 let listener = stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
-                (bound, encrypted) = (listener.local_addr(), listener.is_encrypted());
+                bound = listener.local_addr();
                 Ok::<_, Error>(Slot::Listener(ListenerSlot {
                     listener,
                     options,
@@ -94,10 +94,10 @@ impl Listener {
                     without_request: VecDeque::new(),
                 }))
             })?;
-            Ok::<_, Error>((token, bound, encrypted))
+            Ok::<_, Error>((token, bound))
         })?;
         driver.note_use(token);
-        if !encrypted {
+        if !driver.shared.encrypts {
             warn_of_cleartext(bound);
         }
         Ok(Self { driver, token, local: bound })
@@ -390,7 +390,7 @@ impl ConnRequest {
             max_reply: request.max_reply_private_data(),
             options,
             peer_identity: socket.peer_identity(),
-            has_socket: socket.fd().is_some(),
+            has_socket: socket.kernel_socket().is_some(),
             decided: false,
         }
     }

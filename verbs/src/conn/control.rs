@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Refusal;
+use uiw_llp::StreamChange;
 use uiw_stream::{LocalError, PeerKind};
 
 /// After the first refusal; every further pause is twice as long.
@@ -95,14 +96,9 @@ impl Conn {
         private_data: &[u8],
         services: &mut Services,
     ) -> Result<()> {
-        match &options.stream.congestion {
-            Some(name) if Some(name) != self.options.stream.congestion.as_ref() => {
-                let peer = self.socket.peer_addr();
-                self.socket.set_congestion(name).map_err(|source| connect_error(peer, source))?;
-            }
-            _ => {}
-        }
-        self.set_dead_after(options.stream.dead_after)?;
+        let (own, theirs) = (&options.stream, &self.options.stream);
+        let congestion = own.congestion.as_deref().filter(|name| Some(*name) != theirs.congestion.as_deref());
+        self.configure(congestion, own.dead_after)?;
         let accepted = self.stream.accept(options.stream_config(), private_data, services.now)?;
         let negotiated = accepted.ok_or(Error::NotConnected)?;
         self.options = Arc::clone(options);
@@ -247,10 +243,16 @@ impl Conn {
     }
 
     pub(crate) fn set_dead_after(&mut self, time: Option<Duration>) -> Result<()> {
-        if time != self.dead_after {
+        self.configure(None, time)
+    }
+
+    fn configure(&mut self, congestion: Option<&str>, dead_after: Option<Duration>) -> Result<()> {
+        let change =
+            StreamChange { congestion, dead_after: (dead_after != self.dead_after).then_some(dead_after) };
+        if change != StreamChange::default() {
             let peer = self.socket.peer_addr();
-            self.socket.set_dead_after(time).map_err(|source| connect_error(peer, source))?;
-            self.dead_after = time;
+            self.socket.configure(&change).map_err(|source| connect_error(peer, source))?;
+            self.dead_after = dead_after;
         }
         Ok(())
     }

@@ -2,10 +2,8 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Instant;
-use uiw_llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use uiw_llp::{Event, ListenOptions, Listener, Stack, StackExtensions, Stream, StreamOptions, Token};
 
 /// Replaces the stack of a device that was dropped: the addresses are free, although a thread of the engine may still be about to poll
 /// the stack.
@@ -34,10 +32,6 @@ impl Stack for ClosedStack {
         Ok(())
     }
 
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        None
-    }
-
     fn deadline(&self) -> Option<Instant> {
         None
     }
@@ -46,3 +40,5 @@ impl Stack for ClosedStack {
         Instant::now()
     }
 }
+
+impl StackExtensions for ClosedStack {}

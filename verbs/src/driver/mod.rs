@@ -71,6 +71,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn start(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Arc<Self>> {
+        let encrypts = options.encrypts();
         let DeviceOptions { limits, progress, progress_hooks, shards, counters, faults, .. } = options;
         let wanted = match shards {
             Some(0) => return Err(Error::Zero { what: "number of shards" }),
@@ -96,7 +97,8 @@ impl Driver {
         let wait_fds = stacks.iter().filter_map(|stack| stack.wait_fd()).collect();
         let counters = DeviceCounters::new(stacks.len(), counters.as_ref())
             .map_err(Error::io("mapping the memory of the device's counters"))?;
-        let shared = Arc::new(Shared::new(limits, progress_hooks, counters, Faults::start(faults)?));
+        let shared =
+            Arc::new(Shared::new(limits, progress_hooks, counters, Faults::start(faults)?, encrypts));
         let mut failed = None;
         let driver = Arc::new_cyclic(|this| {
             let shards = stacks.into_iter().enumerate().map_while(|(index, stack)| {

@@ -195,6 +195,8 @@ pub(crate) struct Shared {
     pub(crate) counters: DeviceCounters,
     /// Injected faults, if there are any.
     pub(crate) faults: Option<Arc<Faults>>,
+    /// Whether the wire is encrypted.
+    pub(crate) encrypts: bool,
     /// Addresses of connections of TCP, ours first: shows which of them end at this device.
     ends: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
     /// The sockets of its datagram ports: shows which datagrams stay within this device.
@@ -209,6 +211,7 @@ impl Shared {
         progress_hooks: Option<ProgressHooks>,
         counters: DeviceCounters,
         faults: Option<Arc<Faults>>,
+        encrypts: bool,
     ) -> Self {
         Self {
             table: uiw_mem::Table::new(uiw_mem::Limits { max_entries: limits.max_mr }),
@@ -220,6 +223,7 @@ impl Shared {
             trim: Arc::default(),
             counters,
             faults,
+            encrypts,
             ends: Mutex::default(),
             datagram_sockets: OwnSockets::default(),
             next_num: AtomicU32::new(1),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_datagram::{Grh, Header, OVERHEAD, Qpn};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing, Stack as _, Token};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing, StackExtensions, Token};
 use uiw_verbs::{
     Access, AddressHandle, Cq, CqOptions, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag,
     SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, Wc, WcOpcode, WcStatus,

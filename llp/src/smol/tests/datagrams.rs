@@ -4,7 +4,10 @@ use super::{World, address, pipe};
 use crate::smol::link::{Frame as _, Link as _};
 use crate::smol::pipe::PipeLink;
 use crate::smol::{SmolConfig, SmolStack};
-use crate::{Clock, DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Interest, Outgoing, Stack as _, Token};
+use crate::{
+    Clock, DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Interest, Outgoing, Stack as _, StackExtensions,
+    Token,
+};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;

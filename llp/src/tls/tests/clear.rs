@@ -1,6 +1,7 @@
 //! Peers without TLS, and ends of one process.
 
 use super::*;
+use crate::StackExtensions;
 
 #[test]
 fn a_clear_peer_is_closed_without_an_answer() {
