@@ -42,10 +42,6 @@ pub use file::{PcapFile, PcapFileError};
 use stream::CaptureStream;
 
 /// How long a packet may wait in memory for others.
-///
-/// ```
-/// assert!(uiw_llp::capture::FLUSH_AFTER < std::time::Duration::from_secs(1));
-/// ```
 pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 
 /// A pcapng file that is being written. It is flushed in good time, when a stream ends and when the last user drops it.
@@ -271,41 +267,9 @@ impl fmt::Debug for PcapSink {
 }
 
 /// A stack whose streams are captured.
-///
-/// ```
-/// use uiw_llp::capture::{CaptureStack, PcapSink};
-/// use uiw_llp::sim::Network;
-/// use std::net::Ipv4Addr;
-/// use std::sync::Arc;
-///
-/// // One file for both ends, each an interface of its own.
-/// let sink = PcapSink::new(Box::new(std::io::sink()))?;
-/// let network = Network::new(1);
-/// let stack = |last, name| {
-///     let inner = network.stack(Ipv4Addr::new(10, 0, 0, last));
-///     CaptureStack::new(Box::new(inner), Arc::clone(&sink), name)
-/// };
-/// let ends = [stack(1, "client"), stack(2, "server")];
-/// assert_eq!(Arc::strong_count(&sink), 1 + ends.len());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub type CaptureStack = WrappedStack<CaptureHooks>;
 
 /// Where the streams of a [`CaptureStack`] write to, and their clock.
-///
-/// ```
-/// use uiw_llp::capture::{CaptureHooks, CaptureStack, PcapSink};
-/// use uiw_llp::{sim::Network, wrap::WrappedStack};
-/// # use std::{net::Ipv4Addr, sync::Arc};
-/// let inner = Box::new(Network::new(1).stack(Ipv4Addr::LOCALHOST));
-/// let sink = PcapSink::new(Box::new(std::io::sink()))?;
-/// let WrappedStack { hooks, .. } = CaptureStack::new(inner, Arc::clone(&sink), "server");
-/// // Another inner stack can write as the same interface.
-/// let other = Box::new(Network::new(2).stack(Ipv4Addr::LOCALHOST));
-/// let stack: WrappedStack<CaptureHooks> = WrappedStack { inner: other, hooks };
-/// # drop(stack);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct CaptureHooks {
     sink: Arc<PcapSink>,

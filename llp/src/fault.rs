@@ -58,22 +58,6 @@ pub struct Faults {
 }
 
 /// Changes one byte.
-///
-/// ```
-/// use uiw_llp::fault::{FaultStack, Faults, Flip};
-/// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{Stack, StreamOptions, Token};
-///
-/// let faults = Faults { flip_sent: vec![Flip { byte: 0, mask: 0x20 }], ..Faults::default() };
-/// let mut stack = FaultStack::new(Box::new(TcpStack::new()?), 1, faults);
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
-/// while !stream.connect_result()? {}
-/// assert_eq!(stream.send(&[uiw_mem::IoVec::from(&b"a"[..])])?, 1);
-/// let mut byte = [0];
-/// while stream.recv(&mut [uiw_mem::IoVecMut::from(&mut byte[..])]).is_err() {}
-/// assert_eq!(byte, *b"A");
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flip {
     /// Its position.
@@ -83,33 +67,9 @@ pub struct Flip {
 }
 
 /// A stack whose streams have faults.
-///
-/// ```
-/// use uiw_llp::fault::{FaultStack, Faults, Split};
-/// use uiw_llp::{tcp::TcpStack, wrap::Origin};
-///
-/// // Accepted streams receive one byte a call, the others have no faults.
-/// let stack = FaultStack::with(Box::new(TcpStack::new()?), 1, |origin, _number| match origin {
-///     Origin::Accepted => Faults { recv_split: Split::Fixed(1), ..Faults::default() },
-///     _ => Faults::default(),
-/// });
-/// # drop(stack);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub type FaultStack = WrappedStack<FaultHooks>;
 
 /// What a [`FaultStack`], its listeners and its streams have in common.
-///
-/// ```
-/// use uiw_llp::fault::{FaultHooks, FaultStack, Faults};
-/// use uiw_llp::{tcp::TcpStack, wrap::WrappedStack};
-///
-/// let stack: WrappedStack<FaultHooks> = FaultStack::new(Box::new(TcpStack::new()?), 1, Faults::default());
-/// // The stack below, without the faults.
-/// let inner = stack.inner;
-/// assert!(inner.wait_fd().is_some());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone)]
 pub struct FaultHooks {
     plan: Arc<Mutex<Plan>>,
@@ -219,21 +179,6 @@ impl StackHooks for FaultHooks {
 }
 
 /// The state of a stream of a [`FaultStack`].
-///
-/// ```
-/// use uiw_llp::fault::{FaultStack, FaultStream, Faults};
-/// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token, wrap::WrappedStream};
-///
-/// fn may_be_faulty(stream: &mut dyn Stream) -> bool {
-///     stream.downcast_mut::<WrappedStream<FaultStream>>().is_some()
-/// }
-/// let (any, options) = (([127, 0, 0, 1], 0).into(), StreamOptions::default());
-/// let mut faulty = FaultStack::new(Box::new(TcpStack::new()?), 1, Faults::default());
-/// assert!(may_be_faulty(&mut *faulty.connect_self(any, &options, Token(1))?));
-/// assert!(!may_be_faulty(&mut *TcpStack::new()?.connect_self(any, &options, Token(1))?));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct FaultStream {
     token: Token,

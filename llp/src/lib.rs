@@ -91,45 +91,10 @@ pub use options::{ListenOptions, Multipath, OptionError, StreamChange, StreamInf
 pub use spec::{Spec, SpecError};
 
 /// Names a stream or a listener in [`Event`]s; chosen by the creator.
-///
-/// ```
-/// use uiw_llp::{Event, Stack, StreamOptions, Token, sim::Network};
-/// let network = Network::new(1);
-/// let mut stack = network.stack([10, 0, 0, 1]);
-/// let stream = stack.connect_self(([10, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(7))?;
-/// while network.step() {}
-/// let mut events = Vec::new();
-/// stack.poll(&mut events)?;
-/// assert!(events.iter().any(|event| event.token == Token(7) && event.writable));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
 
 /// The events that a stream is woken for.
-///
-/// ```
-/// use uiw_llp::{Interest, Stack, StreamOptions, Token};
-/// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
-/// # let network = Network::new(1);
-/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
-/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
-/// # while network.step() {}
-/// # let mut server = listener.accept(Token(2))?;
-/// client.set_interest(Interest::NONE)?;
-/// server.send(&[uiw_mem::IoVec::from(&b"text"[..])])?;
-/// while network.step() {}
-/// let mut events = Vec::new();
-/// a.poll(&mut events)?;
-/// assert!(events.is_empty());
-/// client.set_interest(Interest::READ)?;
-/// a.poll(&mut events)?;
-/// assert!(events[0].readable);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Interest {
     /// Bytes, the peer's FIN, or an error to be read.
@@ -150,26 +115,6 @@ impl Interest {
 }
 
 /// A stream or a listener is ready; it is said again with every poll as long as that is so.
-///
-/// ```
-/// use uiw_llp::{Event, Stack, StreamOptions, Token};
-/// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
-/// # let network = Network::new(1);
-/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
-/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
-/// # while network.step() {}
-/// # let mut server = listener.accept(Token(2))?;
-/// client.set_interest(uiw_llp::Interest::READ)?;
-/// server.send(&[uiw_mem::IoVec::from(&b"text"[..])])?;
-/// while network.step() {}
-/// let mut events = Vec::new();
-/// a.poll(&mut events)?;
-/// assert_eq!(events, [Event { token: Token(1), readable: true, writable: false }]);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Whose.
@@ -181,26 +126,6 @@ pub struct Event {
 }
 
 /// What a stream has received.
-///
-/// ```
-/// use uiw_llp::{Readable, Stack, StreamOptions, Token};
-/// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
-/// # let network = Network::new(1);
-/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
-/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
-/// # while network.step() {}
-/// # let mut server = listener.accept(Token(2))?;
-/// client.send(&[uiw_mem::IoVec::from(&b"text"[..])])?;
-/// while network.step() {}
-/// assert_eq!(server.readable(16)?, Some(Readable::Bytes(4)));
-/// client.shutdown()?;
-/// while network.step() {}
-/// assert_eq!(server.readable(16)?, Some(Readable::All));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readable {
     /// So many bytes; more may come.
@@ -402,16 +327,6 @@ pub trait RecvBuf {
 }
 
 /// What the bytes are worth that a [`RecvBuf`] leaves.
-///
-/// ```
-/// use uiw_llp::Rest;
-/// /// What an engine leaves behind the FPDUs that it has taken.
-/// fn rest(left: usize, needed: usize) -> Rest {
-///     if left < needed { Rest::WaitForMore } else { Rest::Useful }
-/// }
-/// assert_eq!(rest(3, 20), Rest::WaitForMore);
-/// assert_eq!(rest(64, 20), Rest::Useful);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// They are of use now: the stream stays readable.
@@ -421,16 +336,6 @@ pub enum Rest {
 }
 
 /// A listening port. To drop it closes it.
-///
-/// ```
-/// use uiw_llp::{ListenOptions, Stack, Token, tcp::TcpStack};
-/// let mut stack = TcpStack::new()?;
-/// let mut listener = stack.listen(([127, 0, 0, 1], 0).into(), &ListenOptions::default(), Token(0))?;
-/// assert_ne!(listener.local_addr().port(), 0);
-/// let nothing = listener.accept(Token(1)).err().map(|error| error.kind());
-/// assert_eq!(nothing, Some(std::io::ErrorKind::WouldBlock));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub trait Listener: Send {
     /// The next connection, which will be known by `token`.
     ///
@@ -589,13 +494,6 @@ pub trait StackExtensions {
 }
 
 /// True if a system call found a buffer unmapped or not writable (EFAULT): a program took away registered memory.
-///
-/// ```
-/// use std::io::Error;
-/// // EFAULT of Linux.
-/// assert!(uiw_llp::is_memory_fault(&Error::from_raw_os_error(14)));
-/// assert!(!uiw_llp::is_memory_fault(&Error::from(std::io::ErrorKind::BrokenPipe)));
-/// ```
 pub fn is_memory_fault(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
 }

@@ -3,12 +3,6 @@
 use std::{fmt, io, time::Duration};
 
 /// Options of a stream. What a stack has no means for, it ignores.
-///
-/// ```
-/// use uiw_llp::StreamOptions;
-/// let options = StreamOptions { congestion: Some("cubic".into()), ..StreamOptions::default() };
-/// assert!(!options.v6_only);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamOptions {
     /// Congestion control by the system's name, such as `cubic` or `bbr`, or [`StreamOptions::AUTO`]; `None` = the system's default, or
@@ -64,15 +58,6 @@ impl StreamOptions {
 }
 
 /// Options of a listener.
-///
-/// ```
-/// use uiw_llp::{ListenOptions, Stack, StreamOptions, Token, tcp::TcpStack};
-/// let stream = StreamOptions { v6_only: true, ..StreamOptions::default() };
-/// let options = ListenOptions { backlog: 16, stream };
-/// let listener = TcpStack::new()?.listen("127.0.0.1:0".parse().unwrap(), &options, Token(0))?;
-/// assert!(listener.local_addr().is_ipv4());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
     /// Connections that may wait to be accepted.
@@ -88,16 +73,6 @@ impl Default for ListenOptions {
 }
 
 /// An option that the system does not take; inside of an `io::Error` of kind `InvalidInput`.
-///
-/// ```
-/// use uiw_llp::{ListenOptions, OptionError, Stack, StreamOptions, Token, tcp::TcpStack};
-/// let stream = StreamOptions { congestion: Some("warp".into()), ..StreamOptions::default() };
-/// let options = ListenOptions { stream, ..ListenOptions::default() };
-/// let listening = TcpStack::new()?.listen("127.0.0.1:0".parse().unwrap(), &options, Token(0));
-/// let error = listening.err().and_then(|error| error.downcast::<OptionError>().ok());
-/// assert!(matches!(error, Some(OptionError::Congestion { name, .. }) if name == "warp"));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// No segment can be as short or as long.
@@ -137,17 +112,6 @@ impl From<OptionError> for io::Error {
 }
 
 /// The state of a connection, as far as the stack has it.
-///
-/// ```
-/// use uiw_llp::{Stack, StreamOptions, Token, tcp::TcpStack};
-/// let mut stack = TcpStack::new()?;
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
-/// while !stream.connect_result()? {}
-/// let info = stream.info();
-/// assert!(info.cwnd > Some(0) && info.congestion.is_some());
-/// assert_eq!(info.multipath, None);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct StreamInfo {
     /// Smoothed round-trip time in microseconds.
@@ -196,12 +160,6 @@ pub struct StreamChange<'a> {
 }
 
 /// What became of a connection of an MPTCP stack.
-///
-/// ```
-/// use uiw_llp::Multipath;
-/// assert_eq!(Multipath::Subflows(2).to_string(), "MPTCP with 2 subflows");
-/// assert!(Multipath::Fallback.to_string().starts_with("TCP"));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Multipath {
     /// It is an MPTCP connection, with so many subflows now.

@@ -45,17 +45,6 @@ pub use link::{DatagramFaults, Link, Random, Split};
 use world::{EndId, ListenerId, World};
 
 /// The network: addresses, links and the clock. A clone is the same network.
-///
-/// ```
-/// use std::time::Duration;
-/// use uiw_llp::sim::Network;
-/// let network = Network::new(1);
-/// let start = network.now();
-/// network.advance(Duration::from_secs(60));
-/// assert_eq!(network.now() - start, Duration::from_secs(60));
-/// // Nothing is due.
-/// assert!(!network.step());
-/// ```
 #[derive(Clone)]
 pub struct Network {
     world: Arc<Mutex<World>>,
@@ -156,14 +145,6 @@ impl fmt::Debug for Network {
 }
 
 /// One host of a [`Network`].
-///
-/// ```
-/// use uiw_llp::{ListenOptions, Stack, Token, sim::Network};
-/// let mut stack = Network::new(1).stack([10, 0, 0, 1]);
-/// let foreign = stack.listen(([10, 0, 0, 2], 1).into(), &ListenOptions::default(), Token(0));
-/// assert_eq!(foreign.err().map(|error| error.kind()), Some(std::io::ErrorKind::AddrNotAvailable));
-/// assert!(stack.listen(([0, 0, 0, 0], 1).into(), &ListenOptions::default(), Token(0)).is_ok());
-/// ```
 #[derive(Debug)]
 pub struct SimStack {
     network: Network,

@@ -34,22 +34,6 @@ pub(crate) fn stream_info(bytes: &[u8], congestion: Option<String>) -> crate::St
 const EVENTS: usize = 256;
 
 /// The kernel's TCP. One epoll set, which is what [`Stack::wait_fd`] gives.
-///
-/// ```
-/// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{ListenOptions, Stack, Token};
-///
-/// let mut stack = TcpStack::new()?;
-/// let any = ([127, 0, 0, 1], 0).into();
-/// let listener = stack.listen(any, &ListenOptions::default(), Token(1))?;
-/// let _client = std::net::TcpStream::connect(listener.local_addr())?;
-/// let mut events = Vec::new();
-/// while events.is_empty() {
-///     stack.poll(&mut events)?;
-/// }
-/// assert!(events[0].token == Token(1) && events[0].readable);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct TcpStack {
     epoll: Arc<OwnedFd>,

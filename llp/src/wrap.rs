@@ -53,29 +53,6 @@ use std::time::Instant;
 use uiw_mem::{IoVec, IoVecMut};
 
 /// The method that made a stream.
-///
-/// ```
-/// use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token, tcp::TcpStack};
-/// use std::sync::{Arc, Mutex};
-///
-/// #[derive(Clone, Default)]
-/// struct Origins(Arc<Mutex<Vec<Origin>>>);
-///
-/// impl StackHooks for Origins {
-///     type Stream = ();
-///
-///     fn stream(&self, _: &dyn Stream, origin: Origin, _: Token) {
-///         self.0.lock().unwrap().push(origin);
-///     }
-/// }
-///
-/// let origins = Origins::default();
-/// let mut stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: origins.clone() };
-/// stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
-/// assert_eq!(*origins.0.lock().unwrap(), [Origin::ConnectedToSelf]);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// [`Stack::connect`], and [`StackExtensions::open_socket`] with a peer.
@@ -87,31 +64,6 @@ pub enum Origin {
 }
 
 /// What a wrapper changes in a stack. Each listener has a clone, which makes the hooks of the streams that it accepts.
-///
-/// ```
-/// use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
-/// use uiw_llp::{Stack, Stream, Token, tcp::TcpStack};
-/// use std::time::Instant;
-///
-/// /// A stack whose deadline is a moment of the program.
-/// #[derive(Clone)]
-/// struct Due(Instant);
-///
-/// impl StackHooks for Due {
-///     type Stream = ();
-///
-///     fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
-///
-///     fn deadline(&self, _inner: &dyn Stack) -> Option<Instant> {
-///         Some(self.0)
-///     }
-/// }
-///
-/// let due = Due(Instant::now());
-/// let stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: due.clone() };
-/// assert_eq!(stack.deadline(), Some(due.0));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub trait StackHooks: Clone + Send + 'static {
     /// The hooks of a stream; `()` changes nothing.
     type Stream: StreamHooks;
@@ -162,37 +114,6 @@ pub trait StackHooks: Clone + Send + 'static {
 }
 
 /// What a wrapper changes in a stream.
-///
-/// ```
-/// use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token, tcp::TcpStack};
-/// use std::io;
-///
-/// /// Streams that send nothing.
-/// #[derive(Clone)]
-/// struct Mute;
-///
-/// impl StackHooks for Mute {
-///     type Stream = Self;
-///
-///     fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
-///         Self
-///     }
-/// }
-///
-/// impl StreamHooks for Mute {
-///     fn send(&mut self, _: &mut dyn Stream, _: &[uiw_mem::IoVec<'_>]) -> io::Result<usize> {
-///         Err(io::ErrorKind::WouldBlock.into())
-///     }
-/// }
-///
-/// let mut stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: Mute };
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
-/// while !stream.connect_result()? {}
-/// let sent = stream.send(&[uiw_mem::IoVec::from(&b"four"[..])]);
-/// assert_eq!(sent.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-/// # Ok::<(), io::Error>(())
-/// ```
 pub trait StreamHooks: Send + 'static {
     /// See [`Stream::send`].
     fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
@@ -246,17 +167,6 @@ pub trait StreamHooks: Send + 'static {
 impl StreamHooks for () {}
 
 /// A stack with hooks.
-///
-/// ```
-/// use uiw_llp::fault::{FaultStack, Faults};
-/// use uiw_llp::{Stack, tcp::TcpStack, wrap::WrappedStack};
-///
-/// // The stacks of `fault` and `capture` are wrapped stacks.
-/// let WrappedStack { inner, hooks } = FaultStack::new(Box::new(TcpStack::new()?), 1, Faults::default());
-/// let again = WrappedStack { inner, hooks };
-/// assert!(again.wait_fd().is_some());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub struct WrappedStack<H> {
     /// The stack below.
     pub inner: Box<dyn Stack>,
@@ -265,29 +175,6 @@ pub struct WrappedStack<H> {
 }
 
 /// A stream with hooks.
-///
-/// ```
-/// use uiw_llp::wrap::{Origin, StackHooks, WrappedStack, WrappedStream};
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token, tcp::TcpStack};
-///
-/// #[derive(Clone)]
-/// struct Nothing;
-///
-/// impl StackHooks for Nothing {
-///     type Stream = ();
-///
-///     fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
-/// }
-///
-/// let (mut wrapped, mut bare) =
-///     (WrappedStack { inner: Box::new(TcpStack::new()?), hooks: Nothing }, TcpStack::new()?);
-/// let (any, options) = (([127, 0, 0, 1], 0).into(), StreamOptions::default());
-/// let mut stream = wrapped.connect_self(any, &options, Token(1))?;
-/// assert!(WrappedStream::<()>::of(&mut *stream).is_ok());
-/// let mut stream = bare.connect_self(any, &options, Token(1))?;
-/// assert!(WrappedStream::<()>::of(&mut *stream).is_err());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub struct WrappedStream<H: StreamHooks> {
     /// The stream below.
     pub inner: Box<dyn Stream>,

@@ -5,12 +5,6 @@ use core::time::Duration;
 use uiw_mpa::startup;
 
 /// How large the FPDUs are that the stream sends.
-///
-/// ```
-/// use uiw_stream::{Config, FpduSize};
-/// let config = Config { fpdu: FpduSize::Fixed(1424), ..Config::default() };
-/// # let _ = config;
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FpduSize {
     /// Large towards peers that take them, what a TCP segment carries towards others (RFC 5044 section 5).
@@ -26,12 +20,6 @@ pub enum FpduSize {
 
 /// Whose payload is copied before its CRC is computed. Bytes that change between their CRC and TCP's copy of them end the stream: the peer
 /// terminates it with a CRC error (RFC 5044 section 8). Memory that peers can access is always copied.
-///
-/// ```
-/// use uiw_stream::{Config, StableTx};
-/// let config = Config { stable_tx: StableTx::Writes, ..Config::default() };
-/// # let _ = config;
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StableTx {
     /// None: no source changes before its request completes.
@@ -44,16 +32,6 @@ pub enum StableTx {
 }
 
 /// Settings of one stream.
-///
-/// ```
-/// use core::time::Duration;
-/// use uiw_ddp::STag;
-/// use uiw_stream::{Config, Stream, Time};
-/// let config = Config { startup_timeout: Duration::from_secs(3), ..Config::default() };
-/// let stream = Stream::<Vec<u8>>::connect(config, b"private", STag(0x5100), 1, Time::default())?;
-/// assert_eq!(stream.poll_timeout(), Time::default().after(Duration::from_secs(3)));
-/// # Ok::<(), uiw_mpa::startup::ConfigError>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What start-up asks for and offers.

@@ -9,20 +9,6 @@ use uiw_mpa::startup::{Negotiated, Request};
 use uiw_rdmap::Terminate;
 
 /// Something that happened to a stream: see [`crate::Stream::poll_event`].
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::PeerKind;
-/// // `End` and the functions are those of the example of `Host`.
-/// let [initiator, responder] = established(Time::default());
-/// for end in [initiator, responder] {
-///     assert_eq!(end.events.len(), 2);
-///     assert!(end.events.iter().any(|event| matches!(event, Event::Established(_))));
-///     assert!(end.events.iter().any(|event| matches!(event, Event::Peer(PeerKind::Capable(_)))));
-/// }
-/// # }
-/// ```
 #[derive(Debug)]
 pub enum Event {
     /// A responder has a Request. The host answers with [`crate::Stream::accept`] or [`crate::Stream::reject`].
@@ -43,17 +29,6 @@ pub enum Event {
 }
 
 /// An established connection.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
-/// let [initiator, _] = established(Time::default());
-/// let Event::Established(established) = &initiator.events[0] else { unreachable!() };
-/// assert!(established.negotiated.crc);
-/// assert!(established.private_data.is_empty());
-/// # }
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Established {
     /// What start-up agreed on.
@@ -65,22 +40,6 @@ pub struct Established {
 }
 
 /// How a stream ended.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{ConnError};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].stream.abort(&mut ends[1].host, now);
-/// ends[1].take_events(now);
-/// carry(&mut ends, now);
-/// let Some(Event::Ended(ended)) = ends[0].events.pop() else { unreachable!() };
-/// assert!(matches!(ended.error, ConnError::Terminated(..)), "{:?}", ended.error);
-/// assert!(ended.idle && ended.terminate.is_none());
-/// # }
-/// ```
 #[derive(Debug)]
 pub struct Ended {
     /// Why.
@@ -99,23 +58,6 @@ pub struct Ended {
 }
 
 /// The request that an error is about.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{Named, Remote};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// let remote = Remote { stag: STag(7), to: 16 };
-/// ends[0].host.post(Op::Write { remote }, b"to memory that is not there");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// // The peer's Terminate quotes the segment of the Write.
-/// let Some(Event::Ended(ended)) = ends[0].events.pop() else { unreachable!() };
-/// assert_eq!(ended.named, Named::Write { stag: STag(7), to: 16 });
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
     /// None.

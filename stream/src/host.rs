@@ -213,29 +213,6 @@ pub trait Host {
 pub(crate) const ATOMIC_BYTES: u32 = 8;
 
 /// Which payload is counted: see [`Host::count`].
-///
-/// ```
-/// use uiw_stream::Traffic;
-/// /// What `Host::count` of a host adds up.
-/// #[derive(Default)]
-/// struct Bytes {
-///     sent: u64,
-///     received: u64,
-/// }
-/// impl Bytes {
-///     fn count(&mut self, traffic: Traffic, bytes: u64) {
-///         use Traffic::*;
-///         match traffic {
-///             SendSent | WriteSent | ReadSent | AtomicSent => self.sent += bytes,
-///             SendReceived | WriteReceived | ReadReceived | AtomicReceived => self.received += bytes,
-///         }
-///     }
-/// }
-/// let mut bytes = Bytes::default();
-/// bytes.count(Traffic::WriteSent, 4096);
-/// bytes.count(Traffic::ReadReceived, 100);
-/// assert_eq!((bytes.sent, bytes.received), (4096, 100));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// A Send, or Immediate Data, which counts as a Send without payload.
@@ -257,20 +234,6 @@ pub enum Traffic {
 }
 
 /// What a stream waits for: see [`Host::count_wait`].
-///
-/// ```
-/// use uiw_stream::Wait;
-/// /// What `Host::count_wait` of a host adds up: waits for credit, and for a receive.
-/// fn count(waits: &mut [u64; 2], wait: Wait) {
-///     match wait {
-///         Wait::Credit => waits[0] += 1,
-///         Wait::Receive => waits[1] += 1,
-///     }
-/// }
-/// let mut waits = [0; 2];
-/// count(&mut waits, Wait::Receive);
-/// assert_eq!(waits, [0, 1]);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// The next request is a Read or an atomic, and as many are outstanding as ORD allows.
@@ -280,34 +243,11 @@ pub enum Wait {
 }
 
 /// Bytes of a [`Payload`] that were there when it was looked up are not any more: a program has unmapped them meanwhile.
-///
-/// ```
-/// use uiw_stream::SourceGone;
-/// /// What `Payload::append_to` of a host does with memory that a program may unmap.
-/// fn append(memory: Option<&[u8]>, out: &mut Vec<u8>) -> Result<(), SourceGone> {
-///     out.extend_from_slice(memory.ok_or(SourceGone)?);
-///     Ok(())
-/// }
-/// let mut out = Vec::new();
-/// assert_eq!(append(None, &mut out), Err(SourceGone));
-/// assert!(out.is_empty());
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory of a payload is gone")]
 pub struct SourceGone;
 
 /// Memory that was looked up and checked. Its bytes may change while they are read if [`Payload::is_stable`] is false.
-///
-/// ```
-/// use uiw_stream::Payload;
-/// let memory: &[u8] = b"0123456789";
-/// let mut out = Vec::new();
-/// memory.append_to(2..5, &mut out)?;
-/// assert_eq!(out, b"234");
-/// // Lent for the time of one call: it is copied.
-/// assert!(!memory.is_stable());
-/// # Ok::<(), uiw_stream::SourceGone>(())
-/// ```
 pub trait Payload {
     /// See [`Host::Memory`].
     type Memory;
@@ -367,23 +307,6 @@ impl Payload for &[u8] {
 }
 
 /// A part of an answer.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{Remote};
-/// // `End` and the functions are those of the example of `Host`, which places answers by `Host::place_answer`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].host.memory[8..16].copy_from_slice(b"contents");
-/// let remote = Remote { stag: MEMORY, to: 8 };
-/// ends[0].host.post(Op::Read { remote, invalidate: None }, &[0; 8]);
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// assert_eq!(ends[0].host.requests[0].1, b"contents");
-/// assert_eq!(ends[0].host.completed, [0]);
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
     /// Of a Read: bytes.
@@ -393,24 +316,6 @@ pub enum Answer<'a> {
 }
 
 /// A message that has come for a receive.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{ReceivedKind};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].host.receives.push_back(64);
-/// ends[0].host.post(Op::Send, b"good day");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// let (received, message) = &ends[1].host.received[0];
-/// assert_eq!(received.kind, ReceivedKind::Send { len: 8, imm: None });
-/// assert!(!received.solicited && received.invalidated.is_none());
-/// assert_eq!(message, b"good day");
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// What it is.
@@ -425,23 +330,6 @@ pub struct Received {
 }
 
 /// What came for a receive.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{ReceivedKind, Remote};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].host.receives.push_back(0);
-/// let remote = Remote { stag: MEMORY, to: 0 };
-/// ends[0].host.post(Op::WriteImm { remote, imm: 7 }, b"a record");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// assert_eq!(ends[1].host.memory[..8], *b"a record");
-/// assert_eq!(ends[1].host.received[0].0.kind, ReceivedKind::Immediate { imm: 7, write_len: 8 });
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceivedKind {
     /// A Send.
@@ -461,21 +349,6 @@ pub enum ReceivedKind {
 }
 
 /// Why a receive fails.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].host.receives.push_back(4);
-/// ends[0].host.post(Op::Send, b"longer than four bytes");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// assert_eq!(ends[1].host.failed, [ReceiveError::TooLong { message: 22 }]);
-/// assert!(ends[1].host.received.is_empty());
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiveError {
     /// The message is longer.

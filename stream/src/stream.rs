@@ -81,20 +81,6 @@ pub struct Stream<M> {
 }
 
 /// What the transport is to do: see [`Stream::poll_transmit`].
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let [mut end, _] = established(now);
-/// assert!(end.stream.poll_transmit(&mut end.host, now).is_none());
-/// end.stream.close(now);
-/// // Nothing is queued: the half of the transport is shut down.
-/// let transmit = end.stream.poll_transmit(&mut end.host, now);
-/// assert!(matches!(transmit, Some(Transmit::Fin)));
-/// # }
-/// ```
 #[derive(Debug)]
 pub enum Transmit<'a, M> {
     /// Send these bytes. The host reports what the transport took with [`Stream::handle_sent`].

@@ -20,17 +20,6 @@ use std::task::{Context, Poll, Waker};
 const BATCH: usize = 16;
 
 /// What raises the next event of a completion queue.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// use uiw_verbs::Arm;
-/// // An event for the next completion, to sleep for it.
-/// end.cq.arm(Arm::Any);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arm {
     /// Nothing.
@@ -43,16 +32,6 @@ pub enum Arm {
 }
 
 /// Options of a completion queue.
-///
-/// ```
-/// use std::sync::Arc;
-/// use uiw_verbs::{CompChannel, CqOptions, Device};
-/// let device = Device::open()?;
-/// let channel = Arc::new(CompChannel::default());
-/// let cq = device.create_cq(16, CqOptions { channel: Some(channel), timestamps: true, ..CqOptions::default() })?;
-/// assert_eq!(cq.depth(), 16);
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct CqOptions {
     /// Where its events go.
@@ -77,16 +56,6 @@ pub(crate) struct Cqe {
 
 /// A completion queue: a ring of fixed depth. A completion that finds it full is lost: the queue raises
 /// [`AsyncEvent::CqError`] once, and every queue pair that loses a completion enters the error state.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// let mut completions = Vec::new();
-/// assert_eq!(end.cq.poll(&mut completions, 16), 0);
-/// # Ok(())
-/// # }
-/// ```
 pub struct Cq {
     num: u32,
     device: Device,
@@ -284,16 +253,6 @@ impl Cq {
 
     /// Takes up to `max` completions as [`Cq::poll_with`] does, without driving: for a program that drives many queues at once
     /// ([`Device::drive`], [`PollWaiter`](crate::PollWaiter)).
-    ///
-    /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-    /// # fn main() -> Result<(), AnyError> {
-    /// # let end = End::new()?;
-    /// end.device.drive(end.cq.shards());
-    /// assert_eq!(end.cq.take_with(16, |wc| println!("{wc:?}")), 0);
-    /// # Ok(())
-    /// # }
-    /// ```
     pub fn take_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
         if self.is_empty() { 0 } else { self.pop(max, &mut each) }
     }

@@ -54,12 +54,6 @@ enum Hold {
 impl Device {
     /// A device on the kernel's TCP.
     ///
-    /// ```
-    /// let device = uiw_verbs::Device::open()?;
-    /// assert!(device.shards() >= 1);
-    /// # Ok::<(), uiw_verbs::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Io`] when the process has no descriptors or threads left.
     pub fn open() -> Result<Self> {
@@ -210,15 +204,6 @@ impl Device {
 
     /// Whether the counters are in a file that other processes read. They are not without [`DeviceOptions::counters`], and where the file
     /// cannot be made.
-    ///
-    /// ```
-    /// use uiw_verbs::Device;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// assert!(!Device::open()?.publishes_counters());
-    /// # Ok(())
-    /// # }
-    /// ```
     #[must_use]
     pub fn publishes_counters(&self) -> bool {
         self.driver.shared.counters.is_published()

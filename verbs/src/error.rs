@@ -6,16 +6,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Why a call was refused or failed. One variant per rule.
-///
-/// ```
-/// use uiw_verbs::{ConnSettings, Device, Error, blocking::Connection};
-/// let pd = Device::open()?.alloc_pd()?;
-/// match Connection::connect(&pd, "127.0.0.1:1".parse().unwrap(), &ConnSettings::default()) {
-///     Err(Error::Refused { peer }) => println!("no program listens on {peer}"),
-///     other => panic!("{other:?}"),
-/// }
-/// # Ok::<(), Error>(())
-/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -245,18 +235,6 @@ pub enum Error {
 }
 
 /// With the kind that std has for the same failure; the error itself is the source.
-///
-/// ```
-/// use std::io;
-/// use uiw_verbs::{ConnSettings, Device, blocking::Connection};
-///
-/// fn connect() -> io::Result<Connection> {
-///     let device = Device::open()?;
-///     let pd = device.alloc_pd()?;
-///     Ok(Connection::connect(&pd, "127.0.0.1:9".parse().unwrap(), &ConnSettings::default())?)
-/// }
-/// assert_eq!(connect().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-/// ```
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         Self::new(error.io_kind(), error)
@@ -304,34 +282,9 @@ impl Error {
 }
 
 /// Result of a call.
-///
-/// ```
-/// fn devices() -> uiw_verbs::Result<[uiw_verbs::Device; 2]> {
-///     Ok([uiw_verbs::Device::open()?, uiw_verbs::Device::open()?])
-/// }
-/// # devices()?;
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A chain of posts stopped at request `index`; those before it were accepted.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [end, _peer] = raw()?;
-/// use uiw_verbs::{SendFlags, SendOp, SendWr};
-/// let address = Vec::from([0u8; 2000]);
-/// let inline = |length| [uiw_verbs::Sge { addr: address.as_ptr() as u64, length, ..Default::default() }];
-/// let (short, long) = (inline(8), inline(2000));
-/// let send = SendWr { wr_id: 1, op: SendOp::Send, sges: &short, flags: SendFlags::INLINE };
-/// let long = SendWr { wr_id: 2, sges: &long, ..send };
-/// // SAFETY: `end` keeps the memory, which is the engine's, until after the queue pair.
-/// let refused = unsafe { end.qp.post_send([send, long]) }.unwrap_err();
-/// assert_eq!(refused.index, 1, "inline data has a limit of 256 bytes");
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("request {index} of the chain: {error}")]
 pub struct PostError {

@@ -12,12 +12,6 @@ use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
 use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
 
 /// A departure from the RFCs for the sake of one kind of peer.
-///
-/// ```
-/// use uiw_verbs::{ConnSettings, PeerProfile};
-/// let settings = ConnSettings::default().profile(PeerProfile::SiwGso);
-/// # let _ = settings;
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerProfile {
@@ -76,12 +70,6 @@ macro_rules! setters {
 
 options! {
     /// Options of one connection, or of every connection of a listener, for the raw layer. [`ConnSettings`] has the same ones.
-    ///
-    /// ```
-    /// use uiw_verbs::ConnOptions;
-    /// let options = ConnOptions::default().crc(false).ird(16).ord(16);
-    /// assert!(!options.crc);
-    /// ```
     pub struct ConnOptions, set in ConnSettings.options {
         /// Highest MPA revision. Default: 2.
         revision: Revision = Revision::Two,
@@ -192,13 +180,6 @@ impl ConnOptions {
 }
 
 /// Which thread moves the bytes of a device.
-///
-/// ```
-/// use uiw_verbs::{Device, DeviceOptions, Progress};
-/// let device = Device::open_with(DeviceOptions::default().progress(Progress::Manual))?;
-/// assert_eq!(device.pump(), 0, "nothing to do yet");
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
@@ -211,12 +192,6 @@ pub enum Progress {
 
 /// What is called around a thread's work for a device, whichever call brings it to drive: for a program that has to change a
 /// property of the thread meanwhile, as the C libraries do with cancellation.
-///
-/// ```
-/// use uiw_verbs::{DeviceOptions, ProgressHooks};
-/// let options = DeviceOptions::default().progress_hooks(ProgressHooks { enter: || 7, leave: |entered| assert_eq!(entered, 7) });
-/// # let _ = options;
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressHooks {
     /// Called when the thread has taken the device.
@@ -227,11 +202,6 @@ pub struct ProgressHooks {
 
 options! {
     /// Limits of a device; the defaults are no smaller than those of the Linux siw driver.
-    ///
-    /// ```
-    /// use uiw_verbs::Limits;
-    /// assert_eq!(Limits::default().max_qp(16).max_qp, 16);
-    /// ```
     pub struct Limits {
         /// Queue pairs. Default: 102,400.
         max_qp: u32 = 102_400,
@@ -273,13 +243,6 @@ pub(crate) enum CaptureTarget {
 }
 
 /// How a device is opened.
-///
-/// ```
-/// use uiw_verbs::{Device, DeviceOptions};
-/// let device = Device::open_with(DeviceOptions::default().shards(2))?;
-/// assert_eq!(device.shards(), 2);
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct DeviceOptions {

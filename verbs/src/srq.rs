@@ -12,17 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Limits of a shared receive queue.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// let srq = end.pd.create_srq(uiw_verbs::SrqAttr { max_wr: 64, max_sge: 1, limit: 0 })?;
-/// srq.modify(None, Some(8))?;
-/// assert_eq!(srq.query().limit, 8);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqAttr {
     /// Receives it holds at most.
@@ -34,20 +23,6 @@ pub struct SrqAttr {
 }
 
 /// A receive queue that several queue pairs take from.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// use uiw_verbs::{QpInit, RecvWr, SrqAttr};
-/// let srq = end.pd.create_srq(SrqAttr { max_wr: 64, max_sge: 1, limit: 0 })?;
-/// let qp = end.pd.create_qp(QpInit::new(&end.cq, &end.cq).srq(srq.clone()))?;
-/// // SAFETY: `end` keeps the memory, which is the engine's, until after the queue pair.
-/// unsafe { srq.post_recv([RecvWr { wr_id: 1, sges: &[end.sge(0, 64)] }])? };
-/// # drop(qp);
-/// # Ok(())
-/// # }
-/// ```
 pub struct Srq {
     num: u32,
     pd: Pd,

@@ -8,15 +8,6 @@ use uiw_mpa::startup::{Negotiated, Revision, Rtr, StartupRefusal};
 
 /// A peer that is suspected when a connection could not be set up, and what to set. The suspicion follows from what this end had asked for and from
 /// how the peer ended the connection; it is no proof.
-///
-/// ```
-/// use uiw_verbs::{ConnOptions, Error, Suspect};
-/// let options = ConnOptions::default().peer_to_peer(false);
-/// let error = Error::ClosedInStartup { peer: "192.0.2.1:9".parse().unwrap() };
-/// let suspect = Suspect::of_connect(&options, &error).unwrap();
-/// assert_eq!(suspect, Suspect::PeerToPeerRequired);
-/// assert_eq!(suspect.options(), [("peer-to-peer", "on"), ("rtr", "write,read")]);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Suspect {

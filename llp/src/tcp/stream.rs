@@ -30,17 +30,6 @@ const EMSS_EVERY: u32 = 16;
 const EMSS_DEFAULT: usize = 536;
 
 /// A connection of the kernel's TCP.
-///
-/// ```
-/// use uiw_llp::tcp::{TcpStack, TcpStream};
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token};
-///
-/// let mut stack = TcpStack::new()?;
-/// let any = ([127, 0, 0, 1], 0).into();
-/// let mut stream = stack.connect_self(any, &StreamOptions::default(), Token(1))?;
-/// assert!(stream.downcast_mut::<TcpStream>().is_some());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct TcpStream {
     /// `None` after an abort, and when it was given up.

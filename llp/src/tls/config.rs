@@ -18,26 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a peer has for its handshake, unless [`TlsConfig::handshake_timeout`] says otherwise.
-///
-/// ```
-/// use uiw_llp::tls::{HANDSHAKE_TIMEOUT, PinnedKeys, SecretKey, TlsConfig};
-/// let config = TlsConfig::raw_keys(&SecretKey::generate()?, PinnedKeys::default())?;
-/// // For peers on slow paths.
-/// let config = config.handshake_timeout(3 * HANDSHAKE_TIMEOUT);
-/// # drop(config);
-/// # Ok::<(), uiw_llp::tls::KeyError>(())
-/// ```
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Handshakes that one listener has at a time, unless [`TlsConfig::max_handshakes`] says otherwise.
-///
-/// ```
-/// use uiw_llp::tls::{MAX_HANDSHAKES, PinnedKeys, SecretKey, TlsConfig};
-/// let config = TlsConfig::raw_keys(&SecretKey::generate()?, PinnedKeys::default())?;
-/// // For a host with little memory.
-/// let config = config.max_handshakes(MAX_HANDSHAKES / 16);
-/// # drop(config);
-/// # Ok::<(), uiw_llp::tls::KeyError>(())
-/// ```
 pub const MAX_HANDSHAKES: usize = 1024;
 
 /// The identity of this end, and which peers are accepted. Both ends authenticate; there is no way to leave that out. TLS 1.3 alone,
@@ -229,13 +211,6 @@ fn parse_name(name: &str) -> Result<ServerName<'static>, KeyError> {
 }
 
 /// Reads the certificates of a PEM file.
-///
-/// ```
-/// use uiw_llp::tls::{KeyError, read_certificates};
-/// // The certificates of `Cargo.toml` are none.
-/// let error = read_certificates("Cargo.toml".as_ref()).unwrap_err();
-/// assert!(matches!(error, KeyError::Content { .. } | KeyError::Writable { .. } | KeyError::Owner { .. }));
-/// ```
 ///
 /// # Errors
 /// [`KeyError`]: it cannot be read, others can change it, or it has no certificate.

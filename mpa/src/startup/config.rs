@@ -6,12 +6,6 @@ use crate::wire::startup::SIW_GSO;
 use crate::wire::startup::{Enhanced, NOT_NEGOTIATED};
 
 /// A revision of MPA this implementation speaks.
-///
-/// ```
-/// use uiw_mpa::startup::{Config, Revision};
-/// let config = Config { revision: Revision::One, peer_to_peer: false, ..Config::default() };
-/// # let _ = config;
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Revision {
     /// RFC 5044.
@@ -75,12 +69,6 @@ impl Config {
 }
 
 /// How the connection works, as both ends understand it after the Reply.
-///
-/// ```
-/// fn describe(agreed: &uiw_mpa::startup::Negotiated) -> String {
-///     format!("CRC32C {}, IRD {}, ORD {}", agreed.crc, agreed.ird, agreed.ord)
-/// }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     /// Rev of the Reply. 0 is a peer of the RDMA Consortium's specifications.

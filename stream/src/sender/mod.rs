@@ -342,22 +342,6 @@ impl<M> Sender<M> {
 }
 
 /// Bytes that are due, in pieces: see [`crate::Transmit`].
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let [mut end, _] = established(now);
-/// end.host.post(Op::Send, b"good day");
-/// end.stream.doorbell();
-/// let Some(Transmit::Bytes(batch)) = end.stream.poll_transmit(&mut end.host, now) else { unreachable!() };
-/// let mut bytes = Vec::new();
-/// batch.append_to(&mut bytes);
-/// assert_eq!(bytes.len() as u64, batch.len());
-/// assert!(bytes.windows(8).any(|window| window == b"good day"));
-/// # }
-/// ```
 #[derive(Debug)]
 pub struct Batch<'a, M> {
     queue: &'a TransmitQueue<M>,

@@ -29,21 +29,6 @@ impl Queued {
 pub(super) struct MemoryId(u64);
 
 /// A piece of the bytes that are due.
-///
-/// ```
-/// use uiw_stream::Piece;
-/// /// Appends a piece, for a transport that takes bytes in one piece.
-/// fn append(piece: &Piece<'_, Vec<u8>>, out: &mut Vec<u8>) {
-///     match piece {
-///         Piece::Bytes(bytes) => out.extend_from_slice(bytes),
-///         Piece::Memory { memory, range } => out.extend_from_slice(&memory[range.clone()]),
-///     }
-/// }
-/// let (memory, mut out) = (b"memory of the host".to_vec(), Vec::new());
-/// append(&Piece::Bytes(b"head "), &mut out);
-/// append(&Piece::Memory { memory: &memory, range: 0..6 }, &mut out);
-/// assert_eq!(out, b"head memory");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece<'a, M> {
     /// Bytes of the stream's own.

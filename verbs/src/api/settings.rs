@@ -6,12 +6,6 @@ use std::time::Duration;
 
 /// What a connection is made with, at [`Connection::connect`](crate::Connection::connect), [`Listener::bind`](crate::Listener::bind)
 /// and [`Incoming::accept`](crate::Incoming::accept).
-///
-/// ```
-/// use uiw_verbs::ConnSettings;
-/// let settings = ConnSettings::default().private_data(*b"greeting").send_depth(16).max_message(1 << 20).crc(false);
-/// # let _ = settings;
-/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConnSettings {

@@ -11,25 +11,6 @@ use uiw_llp::Token;
 use uiw_stream::Stream;
 
 /// A connection whose Request is awaited. Dropping it before the Request comes ends the connection, without an event.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
-/// let end = End::new()?;
-/// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-/// let mut peer = std::net::TcpStream::connect(listener.local_addr()?)?;
-/// let options = Arc::new(ConnOptions::default());
-/// let awaited = cm::accept_open(&end.device, listener.accept()?.0.into(), &options, &end.channel)?;
-/// // The peer has sent nothing, and its connection ends.
-/// drop(awaited);
-/// let ended = std::io::Read::read(&mut peer, &mut [0]);
-/// assert!(!matches!(ended, Ok(1)));
-/// assert!(end.channel.try_pop().is_none());
-/// # Ok(())
-/// # }
-/// ```
 pub struct Awaited {
     driver: Arc<Driver>,
     token: Token,

@@ -105,25 +105,6 @@ fn connect_to(
 ///
 /// # Errors
 /// As for [`connect`]; [`Error::Lost`] where the TCP is not the kernel's.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::cm::{self, CmEventKind};
-/// let end = End::new()?;
-/// let options = Arc::new(uiw_verbs::ConnOptions::default());
-/// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-/// let peer = listener.local_addr()?;
-/// let socket = std::net::TcpStream::connect(peer)?;
-/// cm::connect_open(&end.qp, socket.into(), peer, &options, b"", &end.channel, 7)?;
-/// // TCP was connected before; MPA is not yet.
-/// assert!(matches!(end.event(), CmEventKind::Posted(7)));
-/// drop(listener.accept()?);
-/// assert!(matches!(end.event(), CmEventKind::Failed(_)));
-/// # Ok(())
-/// # }
-/// ```
 pub fn connect_open(
     qp: &Qp,
     socket: OwnedFd,
@@ -188,19 +169,6 @@ fn connect_by(
 /// writes its own domain's memory. Nothing is negotiated; both ends have `options`, and a smaller one of IRD and ORD counts for
 /// both. The outcome is an event on `channel`, as of [`connect`]. A fault that the stream finds in itself ends the request that
 /// it is about with the status that a peer's Terminate would give it.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
-/// let end = End::new()?;
-/// let options = Arc::new(ConnOptions::default());
-/// cm::connect_self(&end.qp, "127.0.0.1:0".parse()?, &options, &end.channel)?;
-/// assert!(matches!(end.event(), cm::CmEventKind::Established(_)));
-/// # Ok(())
-/// # }
-/// ```
 ///
 /// # Errors
 /// As for [`connect`]; [`Error::Lost`] where the device's stack has no such streams.
@@ -286,21 +254,6 @@ fn begin_on(
 }
 
 /// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair is free again.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, QpState, cm};
-/// let end = End::new()?;
-/// # let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-/// # let silent = listener.local_addr()?;
-/// cm::connect(&end.qp, None, silent, &Arc::new(ConnOptions::default()), b"", &end.channel)?;
-/// // The peer does not answer.
-/// cm::abandon(&end.qp);
-/// # Ok(())
-/// # }
-/// ```
 pub fn abandon(qp: &Qp) {
     let Some(token) = qp.0.conn() else { return };
     qp.0.driver.shard(token).call(move |core| {

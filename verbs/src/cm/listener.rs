@@ -37,19 +37,6 @@ pub(crate) struct ListenerSlot {
 }
 
 /// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
-/// let end = End::new()?;
-/// let options = Arc::new(ConnOptions::default());
-/// let listener = cm::Listener::bind(&end.device, ([127, 0, 0, 1], 0).into(), 16, &options, &end.channel)?;
-/// println!("requests to {} are events of the channel", listener.local_addr());
-/// # Ok(())
-/// # }
-/// ```
 pub struct Listener {
     driver: Arc<Driver>,
     token: Token,

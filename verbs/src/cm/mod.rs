@@ -31,21 +31,9 @@ use uiw_llp::PeerIdentity;
 use uiw_mpa::startup::Negotiated;
 
 /// Where the events of connections go: `rdma_event_channel`.
-///
-/// ```
-/// use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind};
-/// let channel = CmChannel::default();
-/// channel.post(CmEvent::posted(7));
-/// assert!(matches!(channel.try_pop().map(|event| event.kind), Some(CmEventKind::Posted(7))));
-/// ```
 pub type CmChannel = EventQueue<CmEvent>;
 
 /// Something that happened to a connection or a listener.
-///
-/// ```
-/// use uiw_verbs::cm::{CmEvent, CmEventKind};
-/// assert!(matches!(CmEvent::posted(7).kind, CmEventKind::Posted(7)));
-/// ```
 #[derive(Debug)]
 pub struct CmEvent {
     /// Which connection; of a [`CmEventKind::ConnectRequest`], the connection-to-be.
@@ -110,17 +98,6 @@ impl CmEvent {
 }
 
 /// How a connection ended.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [client, server] = blocking()?;
-/// client.disconnect()?;
-/// let ending = server.ended();
-/// assert!(ending.orderly && ending.reason.is_none());
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseReason {
     /// The Terminate behind it.
@@ -146,17 +123,6 @@ impl fmt::Display for CloseReason {
 }
 
 /// A standing connection.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [client, server] = blocking()?;
-/// let info = client.info();
-/// assert_eq!(info.peer, server.info().local);
-/// assert!(info.negotiated.crc);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 pub struct ConnInfo {
     /// Our address.
