@@ -4,7 +4,7 @@ use crate::embed_host::{MEMORY, Peer};
 use std::error::Error;
 use uiw_ddp::STag;
 use uiw_rdmap::TerminateReason;
-use uiw_stream::{Config, ConnError, Event, Op, PeerKind, Remote, Stream, Time};
+use uiw_stream::{Config, ConnError, Event, Op, PeerKind, RdmapStream, Remote, Time};
 
 pub(crate) type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -21,7 +21,7 @@ impl Peer {
     pub(crate) fn on_event(
         &mut self,
         event: Event,
-        stream: &mut Stream<Vec<u8>>,
+        stream: &mut RdmapStream<Vec<u8>>,
         now: Time,
     ) -> Result<(), AnyError> {
         match event {

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use uiw_llp::sim::{Link, Network, Split};
-use uiw_llp::{ListenOptions, Stack, StreamOptions, Token};
+use uiw_llp::{ListenOptions, StreamOptions, Token, TransportStack};
 use uiw_verbs::{
     CapabilityExchange, ConnOptions, Device, DeviceOptions, Limits, Progress, Revision, RtrKinds, StableTx,
 };

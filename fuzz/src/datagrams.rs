@@ -8,7 +8,9 @@ use std::sync::Arc;
 use uiw_datagram::sidr::{self, Reply, Request};
 use uiw_datagram::{DatagramError, Header, Qpn, crc};
 use uiw_llp::sim::Network;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Interest, Outgoing, Stack, Token};
+use uiw_llp::{
+    DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Interest, Outgoing, Token, TransportStack,
+};
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrListener};
 use uiw_verbs::{
     Access, Cq, CqOptions, DatagramPort, Device, DeviceOptions, Memory, Progress, Qp, QpInit, QpState, RawMr,
@@ -47,7 +49,7 @@ struct Sender {
 }
 
 impl Sender {
-    fn new(stack: &mut dyn Stack, token: u64, peer: SocketAddr) -> Self {
+    fn new(stack: &mut dyn TransportStack, token: u64, peer: SocketAddr) -> Self {
         let local = SocketAddr::new(THEIRS, 0);
         let mut socket =
             stack.bind_datagrams(local, &DatagramOptions::default(), Token(token)).expect("a port");

@@ -12,7 +12,7 @@ use uiw_mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrK
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_stream::{
-    CapabilityExchange, Config, Event, FpduSize, Op, Piece, Remote, StableTx, Stream, Time, Transmit,
+    CapabilityExchange, Config, Event, FpduSize, Op, Piece, RdmapStream, Remote, StableTx, Time, Transmit,
 };
 
 use crate::input::Input;
@@ -28,7 +28,7 @@ const SINK: STag = STag(0x51_4B00);
 
 /// A stream, its host, and the peer at the other end of the wire.
 struct Run {
-    stream: Stream<Vec<u8>>,
+    stream: RdmapStream<Vec<u8>>,
     host: TestHost,
     config: Config,
     now: Time,
@@ -66,14 +66,14 @@ pub fn run(data: &[u8]) {
     host.may_invalidate = (0..=255).step_by(2).map(STag).collect();
     let (stream, initiator, responder) = match input.below(8) {
         0..4 => {
-            let Ok(stream) = Stream::connect(config.clone(), b"fuzz", SINK, 1, now) else { return };
+            let Ok(stream) = RdmapStream::connect(config.clone(), b"fuzz", SINK, 1, now) else { return };
             (stream, None, Some(Responder::new(theirs.startup.clone())))
         }
         4..7 => {
             let initiator = Initiator::new(theirs.startup.clone(), b"").ok();
-            (Stream::listen(config.clone(), SINK, now), initiator, None)
+            (RdmapStream::listen(config.clone(), SINK, now), initiator, None)
         }
-        _ => (Stream::loopback(config.clone(), SINK, now), None, None),
+        _ => (RdmapStream::loopback(config.clone(), SINK, now), None, None),
     };
     let peer = Peer { initiator, responder, negotiated: None, fpdu: FpduTx::new(true, false), msn: [1; 4] };
     let mut run = Run {

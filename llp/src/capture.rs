@@ -35,7 +35,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    DatagramSocket, Event, Stack, Stream, Token,
+    DatagramSocket, Event, Token, TransportStack, TransportStream,
     wrap::{Origin, StackHooks, WrappedStack, WrappedStream},
 };
 pub use file::{PcapFile, PcapFileError};
@@ -49,7 +49,7 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// ```
 /// use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 /// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{Stack, StreamOptions, Token};
+/// use uiw_llp::{StackExtensions, StreamOptions, Token};
 /// use std::sync::Arc;
 ///
 /// let path = std::env::temp_dir().join(format!("uiw-sink-{}.pcapng", std::process::id()));
@@ -280,7 +280,7 @@ pub struct CaptureHooks {
 
 impl CaptureStack {
     /// Captures to `sink`, as the interface `name`; so do its shards, for which the lock of the sink is the one they share.
-    pub fn new(inner: Box<dyn Stack>, sink: Arc<PcapSink>, name: &str) -> Self {
+    pub fn new(inner: Box<dyn TransportStack>, sink: Arc<PcapSink>, name: &str) -> Self {
         let interface = sink.interface(name);
         let hooks = CaptureHooks::new(&*inner, sink, interface);
         Self { inner, hooks }
@@ -288,7 +288,7 @@ impl CaptureStack {
 }
 
 impl CaptureHooks {
-    fn new(inner: &dyn Stack, sink: Arc<PcapSink>, interface: u32) -> Self {
+    fn new(inner: &dyn TransportStack, sink: Arc<PcapSink>, interface: u32) -> Self {
         // Without a descriptor to wait for, a stack lives in a time of its own.
         let own_clock = inner.wait_fd().is_none().then(|| Arc::new(Mutex::new(inner.now())));
         Self { sink, interface, own_clock }
@@ -299,7 +299,7 @@ impl CaptureHooks {
         if self.own_clock.is_some() { None } else { self.sink.due() }
     }
 
-    fn set_clock(&self, inner: &dyn Stack) {
+    fn set_clock(&self, inner: &dyn TransportStack) {
         if let Some(clock) = &self.own_clock {
             *clock.lock() = inner.now();
         }
@@ -314,7 +314,7 @@ impl CaptureHooks {
 impl StackHooks for CaptureHooks {
     type Stream = CaptureStream;
 
-    fn stream(&self, inner: &dyn Stream, origin: Origin, _token: Token) -> CaptureStream {
+    fn stream(&self, inner: &dyn TransportStream, origin: Origin, _token: Token) -> CaptureStream {
         CaptureStream::new(inner, self.clone(), origin)
     }
 
@@ -322,15 +322,15 @@ impl StackHooks for CaptureHooks {
         Box::new(datagram::CaptureDatagrams::new(inner, self.clone()))
     }
 
-    fn shard(&self, inner: &dyn Stack) -> Self {
+    fn shard(&self, inner: &dyn TransportStack) -> Self {
         Self::new(inner, Arc::clone(&self.sink), self.interface)
     }
 
-    fn before_connect(&mut self, inner: &dyn Stack) {
+    fn before_connect(&mut self, inner: &dyn TransportStack) {
         self.set_clock(inner);
     }
 
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         self.set_clock(inner);
         if self.flush_due().is_some_and(|at| at <= Instant::now()) {
             // An error stays with the sink.
@@ -339,16 +339,21 @@ impl StackHooks for CaptureHooks {
         inner.poll(events)
     }
 
-    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+    fn deadline(&self, inner: &dyn TransportStack) -> Option<Instant> {
         inner.deadline().into_iter().chain(self.flush_due()).min()
     }
 
-    fn now(&self, inner: &dyn Stack) -> Instant {
+    fn now(&self, inner: &dyn TransportStack) -> Instant {
         self.set_clock(inner);
         inner.now()
     }
 
-    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
         let stream = WrappedStream::<CaptureStream>::of(&mut **stream)?;
         inner.adopt(&mut stream.inner, token)?;
         stream.hooks.shared = self.clone();

@@ -1,4 +1,4 @@
-//! Checks for implementers of [`Stack`]: everything that the documentation of the traits promises to the engine, as named checks
+//! Checks for implementers of [`TransportStack`]: everything that the documentation of the traits promises to the engine, as named checks
 //! that run against any stack.
 //!
 //! A check gets [`Peers`] from the caller: two new stacks that reach each other, with their addresses. The kit makes listeners and
@@ -19,7 +19,7 @@
 //! assert!(report.is_conforming(), "{report}");
 //! ```
 //!
-//! Unless a clock was given, the kit sleeps as the engine does: in [`Stack::wait_fd`], until [`Stack::deadline`]. A stack that misses a
+//! Unless a clock was given, the kit sleeps as the engine does: in [`StackExtensions::wait_fd`], until [`TransportStack::deadline`]. A stack that misses a
 //! wake-up fails the check that waits for it, and the failure says that a poll without any news would have helped.
 //!
 //! The kit takes for granted that a new connection has room for 4,096 unread bytes. What is optional (a stream to itself, peeking, shards, datagrams, a descriptor) is checked where it is offered; otherwise the check ends as
@@ -39,7 +39,7 @@ mod shards;
 mod transfer;
 mod wake_ups;
 
-use crate::Stack;
+use crate::TransportStack;
 use session::Session;
 use std::fmt;
 use std::io;
@@ -48,7 +48,7 @@ use std::time::{Duration, Instant};
 
 /// Two stacks that reach each other. The second one is listened on, mostly.
 pub struct Peers {
-    stacks: [Box<dyn Stack>; 2],
+    stacks: [Box<dyn TransportStack>; 2],
     ips: [IpAddr; 2],
     advance: Option<Advance>,
     timeout: Duration,
@@ -62,8 +62,8 @@ impl Peers {
     /// their ports as two stacks of one kernel do.
     pub fn new<A, B>(client: (A, impl Into<IpAddr>), server: (B, impl Into<IpAddr>)) -> Self
     where
-        A: Stack + 'static,
-        B: Stack + 'static,
+        A: TransportStack + 'static,
+        B: TransportStack + 'static,
     {
         Self {
             stacks: [Box::new(client.0), Box::new(server.0)],

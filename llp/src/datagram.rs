@@ -1,4 +1,4 @@
-//! Datagrams: UDP sockets beside the byte streams of a [`Stack`](crate::Stack).
+//! Datagrams: UDP sockets beside the byte streams of a [`TransportStack`](crate::TransportStack).
 
 use crate::Interest;
 use std::any::Any;
@@ -82,7 +82,7 @@ pub struct DatagramOptions {
 /// Bytes of the buffer that a stack fills with one datagram, or with several of one sender at a time.
 pub const DATAGRAM_BUFFER: usize = 1 << 16;
 
-/// A UDP socket, made by [`Stack::bind_datagrams`](crate::Stack::bind_datagrams). To drop it closes it.
+/// A UDP socket, made by [`StackExtensions::bind_datagrams`](crate::StackExtensions::bind_datagrams). To drop it closes it.
 ///
 /// Datagrams are never fragmented. A socket bound to a multicast address receives what is sent to that group at its port, together with
 /// every other such socket, and nothing else; it does not send. Other sockets also send to groups: through the interface of their
@@ -91,7 +91,7 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// A new socket has [`Interest::NONE`].
 ///
 /// ```
-/// use uiw_llp::{DATAGRAM_BUFFER, Outgoing, Stack, Token, sim::Network};
+/// use uiw_llp::{DATAGRAM_BUFFER, Outgoing, StackExtensions, Token, sim::Network};
 /// let network = Network::new(1);
 /// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
 /// let mut from = one.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
@@ -121,7 +121,7 @@ pub trait DatagramSocket: Any + Send {
     /// `WouldBlock`: there is none.
     fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()>;
 
-    /// Says what to be woken for, as [`Stream::set_interest`](crate::Stream::set_interest).
+    /// Says what to be woken for, as [`TransportStream::set_interest`](crate::TransportStream::set_interest).
     ///
     /// # Errors
     /// The system's.

@@ -15,7 +15,7 @@ use uiw_mem::{IoVec, IoVecMut};
 
 pub use crate::sim::Split;
 use crate::{
-    Event, Interest, Stack, Stream, Token, attached_stream, no_bytes,
+    Event, Interest, Token, TransportStack, TransportStream, attached_stream, no_bytes,
     sim::Random,
     wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream},
 };
@@ -25,7 +25,7 @@ use crate::{
 /// ```
 /// use uiw_llp::fault::{FaultStack, Faults};
 /// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{Stack, StreamOptions, Token};
+/// use uiw_llp::{StackExtensions, StreamOptions, Token};
 ///
 /// let faults = Faults { cut_sent: Some(3), ..Faults::default() };
 /// let mut stack = FaultStack::new(Box::new(TcpStack::new()?), 1, faults);
@@ -93,14 +93,14 @@ struct ShardState {
 
 impl FaultStack {
     /// All streams have these faults; random choices follow from `seed`.
-    pub fn new(inner: Box<dyn Stack>, seed: u64, faults: Faults) -> Self {
+    pub fn new(inner: Box<dyn TransportStack>, seed: u64, faults: Faults) -> Self {
         Self::with(inner, seed, move |_, _| faults.clone())
     }
 
     /// Each stream has the faults that `plan` says, given its origin and its number (from 0). The streams of all shards are counted
     /// together.
     pub fn with(
-        inner: Box<dyn Stack>,
+        inner: Box<dyn TransportStack>,
         seed: u64,
         plan: impl FnMut(Origin, u64) -> Faults + Send + 'static,
     ) -> Self {
@@ -129,7 +129,7 @@ impl fmt::Debug for FaultHooks {
 impl StackHooks for FaultHooks {
     type Stream = FaultStream;
 
-    fn stream(&self, _inner: &dyn Stream, origin: Origin, token: Token) -> FaultStream {
+    fn stream(&self, _inner: &dyn TransportStream, origin: Origin, token: Token) -> FaultStream {
         let mut plan = self.plan.lock();
         let number = plan.streams;
         plan.streams += 1;
@@ -147,22 +147,27 @@ impl StackHooks for FaultHooks {
         }
     }
 
-    fn shard(&self, _inner: &dyn Stack) -> Self {
+    fn shard(&self, _inner: &dyn TransportStack) -> Self {
         Self::next(&self.plan)
     }
 
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         inner.poll(events)?;
         let shard = self.shard.lock();
         events.extend(shard.cut.iter().map(|&token| Event { token, readable: true, writable: true }));
         Ok(())
     }
 
-    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+    fn deadline(&self, inner: &dyn TransportStack) -> Option<Instant> {
         if self.shard.lock().cut.is_empty() { inner.deadline() } else { Some(inner.now()) }
     }
 
-    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
         let WrappedStream { inner: stream, hooks: faulty } = WrappedStream::<FaultStream>::of(&mut **stream)?;
         if !faulty.detached && faulty.end != Some(End::Aborted) {
             return Err(attached_stream());
@@ -211,7 +216,7 @@ impl FaultStream {
         split.next(&mut self.shared.shard.lock().random)
     }
 
-    fn cut(&mut self, inner: &mut dyn Stream) {
+    fn cut(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
         self.end = Some(End::Cut);
         self.shared.shard.lock().cut.insert(self.token);
@@ -225,7 +230,7 @@ impl FaultStream {
     }
 
     /// Faults that stand right behind the bytes sent and received so far.
-    fn apply_position(&mut self, inner: &mut dyn Stream) {
+    fn apply_position(&mut self, inner: &mut dyn TransportStream) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
         if matches!(self.end, None | Some(End::Fin))
             && (reached(self.faults.cut_sent, self.sent) || reached(self.faults.cut_received, self.received))
@@ -255,7 +260,7 @@ fn first<'a>(bufs: &[IoVec<'a>], mut len: usize) -> Vec<IoVec<'a>> {
 }
 
 impl StreamHooks for FaultStream {
-    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.apply_position(inner);
         match self.end {
             Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -289,7 +294,7 @@ impl StreamHooks for FaultStream {
         Ok(sent)
     }
 
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.apply_position(inner);
         match self.end {
             Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -322,15 +327,15 @@ impl StreamHooks for FaultStream {
         Ok(received)
     }
 
-    fn set_interest(&mut self, inner: &mut dyn Stream, interest: Interest) -> io::Result<()> {
+    fn set_interest(&mut self, inner: &mut dyn TransportStream, interest: Interest) -> io::Result<()> {
         if self.end == Some(End::Cut) { Ok(()) } else { inner.set_interest(interest) }
     }
 
-    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+    fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
         if self.end == Some(End::Cut) { Ok(true) } else { inner.connect_result() }
     }
 
-    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    fn shutdown(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         match self.end {
             Some(End::Cut) => Err(io::ErrorKind::NotConnected.into()),
             Some(End::Fin) => Ok(()),
@@ -338,7 +343,7 @@ impl StreamHooks for FaultStream {
         }
     }
 
-    fn detach(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         if self.end != Some(End::Cut) {
             // Of an aborted stream it says so.
             inner.detach()?;
@@ -348,13 +353,13 @@ impl StreamHooks for FaultStream {
         Ok(())
     }
 
-    fn abort(&mut self, inner: &mut dyn Stream) {
+    fn abort(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
         self.end = Some(End::Aborted);
         self.forget_cut();
     }
 
-    fn before_drop(&mut self, _inner: &mut dyn Stream) {
+    fn before_drop(&mut self, _inner: &mut dyn TransportStream) {
         self.forget_cut();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The verified identity of a peer. Only a stack that authenticates its peers has one: see [`crate::Stream::peer_identity`].
+/// The verified identity of a peer. Only a stack that authenticates its peers has one: see [`crate::StreamExtensions::peer_identity`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerIdentity {

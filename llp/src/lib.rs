@@ -1,6 +1,6 @@
 //! Lower-layer protocol: byte streams behind one trait.
 //!
-//! A [`Stack`] makes [`Listener`]s and [`Stream`]s and says which of them are ready. Nothing here blocks, starts a
+//! A [`TransportStack`] makes [`TransportListener`]s and [`TransportStream`]s and says which of them are ready. Nothing here blocks, starts a
 //! thread or parses a byte of MPA. Three stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
@@ -17,19 +17,19 @@
 //!
 //! * The engine calls a stack and its streams from the driving thread, one at a time, and never while a call lasts: state that
 //!   streams and stack share is best behind one mutex (`smol` does so). Nothing may block.
-//! * [`Stack::poll`] is level-triggered: what is ready is said again with every poll, for what [`Stream::set_interest`] asked for, and
-//!   errors always. While few streams are open the engine reads them without asking first, so [`Stream::recv`] on a stream without
+//! * [`TransportStack::poll`] is level-triggered: what is ready is said again with every poll, for what [`TransportStream::set_interest`] asked for, and
+//!   errors always. While few streams are open the engine reads them without asking first, so [`TransportStream::recv`] on a stream without
 //!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
-//! * [`StackExtensions::wait_fd`] is readable whenever `poll` would report something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
+//! * [`StackExtensions::wait_fd`] is readable whenever `poll` would report something; a set (epoll) is a descriptor. [`TransportStack::deadline`] is for the
 //!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
 //!   asks `Device::deadline`.
-//! * The engine asks for [`StackExtensions::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for those that it
-//!   names, of [`Listener::accept`] is only logged, and asked again: what has happened to a connection is reported by its stream, whose calls all end
+//! * The engine asks for [`StackExtensions::wait_fd`] once, in the beginning. An error of [`TransportStack::poll`] or, but for those that it
+//!   names, of [`TransportListener::accept`] is only logged, and asked again: what has happened to a connection is reported by its stream, whose calls all end
 //!   in that error from then on, and whose event says both readable and writable.
-//! * A [`Stream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`Stream::abort`] cuts. After
-//!   [`Stream::shutdown`] bytes still come in. Events of a token that does not exist any more are ignored.
+//! * A [`TransportStream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`TransportStream::abort`] cuts. After
+//!   [`TransportStream::shutdown`] bytes still come in. Events of a token that does not exist any more are ignored.
 //! * Options that a stack has no means for it ignores; values that it detects as wrong are an [`OptionError`].
-//! * [`Stream::send`] takes [`uiw_mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
+//! * [`TransportStream::send`] takes [`uiw_mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
 //!   copied out with [`uiw_mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
 //!   stack's: the memory may be used again.
 //! * A stack whose receive buffers are in the process offers [`StreamExtensions::peek`]: FPDUs are then verified where they lie.
@@ -136,10 +136,10 @@ pub enum Readable {
 
 /// One TCP connection, or something that behaves as one. To drop it closes it.
 ///
-/// A stream made by [`Stack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
+/// A stream made by [`TransportStack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
 ///
 /// ```
-/// use uiw_llp::{Stack, StreamOptions, Token};
+/// use uiw_llp::{TransportStack, StreamOptions, Token};
 /// use uiw_mem::{IoVec, IoVecMut};
 /// # use std::net::Ipv4Addr;
 /// # use uiw_llp::{ListenOptions, sim::Network};
@@ -160,7 +160,7 @@ pub enum Readable {
 /// assert_eq!(server.recv(&mut [IoVecMut::from(&mut bytes[..])])?, 0);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub trait Stream: StreamExtensions + Any + Send {
+pub trait TransportStream: StreamExtensions + Any + Send {
     /// Sends bytes from the front of `bufs`, as many as there is room for.
     ///
     /// # Errors
@@ -172,7 +172,7 @@ pub trait Stream: StreamExtensions + Any + Send {
     /// Receives into `bufs` what is there. `Ok(0)` is the peer's FIN.
     ///
     /// # Errors
-    /// As for [`Stream::send`].
+    /// As for [`TransportStream::send`].
     fn recv(&mut self, bufs: &mut [uiw_mem::IoVecMut<'_>]) -> io::Result<usize>;
 
     /// Says what to be woken for. It is remembered; a system call is made only on a change.
@@ -206,22 +206,22 @@ pub trait Stream: StreamExtensions + Any + Send {
     fn peer_addr(&self) -> SocketAddr;
 }
 
-/// Optional abilities of a [`Stream`]. The defaults say that the stream has none of them.
+/// Optional abilities of a [`TransportStream`]. The defaults say that the stream has none of them.
 pub trait StreamExtensions {
     /// Received bytes where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
-    /// without the copy that [`Stream::recv`] makes. Without any bytes it is the peer's FIN. `Ok(None)`, always the same for a
+    /// without the copy that [`TransportStream::recv`] makes. Without any bytes it is the peer's FIN. `Ok(None)`, always the same for a
     /// stream: it has no such memory.
     ///
-    /// While the look lives, nothing but [`Stream::emss`] and the addresses may be asked of any stream of this stack.
+    /// While the look lives, nothing but [`TransportStream::emss`] and the addresses may be asked of any stream of this stack.
     ///
     /// # Errors
-    /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
+    /// As for [`TransportStream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
     /// [`Rest::WaitForMore`].
     fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
         Ok(None)
     }
 
-    /// What [`Stream::recv`] finds at least. Until it is asked again, the stack has room for `wanted` bytes and may report fewer than these
+    /// What [`TransportStream::recv`] finds at least. Until it is asked again, the stack has room for `wanted` bytes and may report fewer than these
     /// as not readable, unless they are all. `Ok(None)`, always the same for a stream: the stack cannot say, and `wanted` has no effect.
     ///
     /// # Errors
@@ -248,9 +248,9 @@ pub trait StreamExtensions {
 
     /// Removes the stream from the event set of its stack, so that [`StackExtensions::adopt`] of another shard can take it over. The connection
     /// stays as it is: received bytes, buffered bytes, the state of a connection attempt and the interest are kept. Afterwards no
-    /// [`Stack::poll`] reports the stream; a report that was made before may name its token.
+    /// [`TransportStack::poll`] reports the stream; a report that was made before may name its token.
     ///
-    /// Called by the thread that drives the stream's stack. Until the stream is adopted, only [`StackExtensions::adopt`], [`Stream::abort`], the
+    /// Called by the thread that drives the stream's stack. Until the stream is adopted, only [`StackExtensions::adopt`], [`TransportStream::abort`], the
     /// addresses and drop may be used. To detach it again changes nothing.
     ///
     /// # Errors
@@ -261,7 +261,7 @@ pub trait StreamExtensions {
 
     /// Gives up the socket of the kernel that carries the bytes of this stream as they are. It is non-blocking, and what is sent and
     /// received over it does not pass through the stack any more. The stream has left the event set of its stack, and everything but
-    /// addresses answers `NotConnected`, as after [`Stream::abort`]; the connection stays as it is.
+    /// addresses answers `NotConnected`, as after [`TransportStream::abort`]; the connection stays as it is.
     ///
     /// # Errors
     /// `Unsupported`: there is no such socket, as the TCP is in this process or the bytes are encrypted; the stream stays as it was.
@@ -281,9 +281,9 @@ pub trait StreamExtensions {
     }
 }
 
-impl dyn Stream {
+impl dyn TransportStream {
     /// The stream as what it was made, for a [`StackExtensions::adopt`] that must identify its own streams. `None`: it is another type.
-    pub fn downcast_mut<T: Stream>(&mut self) -> Option<&mut T> {
+    pub fn downcast_mut<T: TransportStream>(&mut self) -> Option<&mut T> {
         (self as &mut dyn Any).downcast_mut()
     }
 }
@@ -319,7 +319,7 @@ pub trait RecvBuf {
     fn bytes(&mut self) -> &mut [u8];
 
     /// Whether it is worth while to leave what is behind the first `used` bytes until more has come. `false`: the piece ends at
-    /// the buffer's end or the stream's, or the buffer has hardly room for more; the rest must be had by [`Stream::recv`].
+    /// the buffer's end or the stream's, or the buffer has hardly room for more; the rest must be had by [`TransportStream::recv`].
     fn can_grow(&self, used: usize) -> bool;
 
     /// Takes the first `used` bytes from the stream.
@@ -336,14 +336,14 @@ pub enum Rest {
 }
 
 /// A listening port. To drop it closes it.
-pub trait Listener: Send {
+pub trait TransportListener: Send {
     /// The next connection, which will be known by `token`.
     ///
     /// # Errors
     /// `WouldBlock`: there is none. `NetworkDown`: the interface is down, and the listener goes on when it is up again; `NotFound`:
     /// it is gone for good, and no connection can come. A readable event announces these two, and each is reported once. Others concern
     /// the process (out of descriptors): the connection stays in the queue and the listener stays readable.
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>>;
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>>;
 
     /// The address, with the port that the system chose.
     fn local_addr(&self) -> SocketAddr;
@@ -352,7 +352,7 @@ pub trait Listener: Send {
 /// A TCP implementation.
 ///
 /// ```
-/// use uiw_llp::{ListenOptions, Stack, StreamOptions, Token, sim::Network};
+/// use uiw_llp::{ListenOptions, TransportStack, StreamOptions, Token, sim::Network};
 /// let network = Network::new(1);
 /// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
 /// let mut listener = other.listen(([10, 0, 0, 2], 7174).into(), &ListenOptions::default(), Token(0))?;
@@ -367,7 +367,7 @@ pub trait Listener: Send {
 /// assert_eq!(server.peer_addr(), client.local_addr());
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub trait Stack: StackExtensions + Send {
+pub trait TransportStack: StackExtensions + Send {
     /// Listens at `local`.
     ///
     /// # Errors
@@ -377,19 +377,19 @@ pub trait Stack: StackExtensions + Send {
         local: SocketAddr,
         options: &ListenOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>>;
+    ) -> io::Result<Box<dyn TransportListener>>;
 
-    /// Begins to connect. A writable event reports that [`Stream::connect_result`] has an answer.
+    /// Begins to connect. A writable event reports that [`TransportStream::connect_result`] has an answer.
     ///
     /// # Errors
-    /// As for [`Stack::listen`], and those of an attempt that failed at once.
+    /// As for [`TransportStack::listen`], and those of an attempt that failed at once.
     fn connect(
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>>;
+    ) -> io::Result<Box<dyn TransportStream>>;
 
     /// Appends what is ready now. Never blocks.
     ///
@@ -404,9 +404,9 @@ pub trait Stack: StackExtensions + Send {
     fn now(&self) -> Instant;
 }
 
-/// Optional abilities of a [`Stack`]. The defaults say that the stack has none of them.
+/// Optional abilities of a [`TransportStack`]. The defaults say that the stack has none of them.
 pub trait StackExtensions {
-    /// A descriptor that is readable when [`Stack::poll`] would report something. `None`: only the clock and the other
+    /// A descriptor that is readable when [`TransportStack::poll`] would report something. `None`: only the clock and the other
     /// ends move this stack. The driver of the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
     /// a `poll` that finds it there leaves it out or passes it on as a token that does not exist.
     fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
@@ -414,22 +414,22 @@ pub trait StackExtensions {
     }
 
     /// Begins a stream from `local` (port 0: any) to itself: what is sent is what will be received, and so with the FIN. As for
-    /// [`Stack::connect`], a writable event reports that [`Stream::connect_result`] has an answer.
+    /// [`TransportStack::connect`], a writable event reports that [`TransportStream::connect_result`] has an answer.
     ///
     /// # Errors
-    /// `Unsupported`: this stack has none. Otherwise as for [`Stack::connect`].
+    /// `Unsupported`: this stack has none. Otherwise as for [`TransportStack::connect`].
     fn connect_self(
         &mut self,
         local: SocketAddr,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let _ = (local, options, token);
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack cannot connect a stream to itself"))
     }
 
     /// Takes over a socket of the kernel over which nothing was sent. With `peer` it is connected to that address or has begun to
-    /// connect, as by [`Stack::connect`]; without it the program has accepted it, as by [`Listener::accept`].
+    /// connect, as by [`TransportStack::connect`]; without it the program has accepted it, as by [`TransportListener::accept`].
     ///
     /// # Errors
     /// `Unsupported`: the TCP is not the kernel's. Otherwise the system's.
@@ -439,7 +439,7 @@ pub trait StackExtensions {
         peer: Option<SocketAddr>,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let _ = (socket, peer, options, token);
         Err(io::Error::new(io::ErrorKind::Unsupported, "the TCP of this stack is not the kernel's"))
     }
@@ -469,19 +469,19 @@ pub trait StackExtensions {
     ///
     /// # Errors
     /// The system's: out of descriptors.
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+    fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         Ok(None)
     }
 
     /// Takes over a stream that was detached ([`StreamExtensions::detach`]) from another shard of the same stack, or from this one. It is known by
     /// `token` from then on and keeps its interest. Nothing is lost on the way: what is ready by then is reported by the next
-    /// [`Stack::poll`], and [`StackExtensions::wait_fd`] becomes readable for it, also where another thread sleeps in that descriptor already.
+    /// [`TransportStack::poll`], and [`StackExtensions::wait_fd`] becomes readable for it, also where another thread sleeps in that descriptor already.
     ///
     /// # Errors
     /// `Unsupported`: this stack has no shards. `InvalidInput`: the stream is not detached, or another kind of stack made it.
     /// `NotConnected`: it was aborted. Otherwise the system's (out of memory). The stream stays as it was, and another shard may still
     /// adopt it.
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         let _ = (stream, token);
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no shards"))
     }

@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use std::{net::Ipv4Addr, time::Duration};
-//! use uiw_llp::{Interest, ListenOptions, Stack, StreamOptions, Token, sim::{Link, Network}};
+//! use uiw_llp::{Interest, ListenOptions, TransportStack, StreamOptions, Token, sim::{Link, Network}};
 //!
 //! let network = Network::new(1);
 //! network.set_default_link(Link { latency: Duration::from_millis(5), ..Link::default() });
@@ -38,8 +38,8 @@ use parking_lot::{Mutex, MutexGuard};
 use uiw_mem::{IoVec, IoVecMut};
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, StackExtensions,
-    Stream, StreamExtensions, StreamInfo, StreamOptions, Token,
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, StackExtensions, StreamExtensions,
+    StreamInfo, StreamOptions, Token, TransportListener, TransportStack, TransportStream,
 };
 pub use link::{DatagramFaults, Link, Random, Split};
 use world::{EndId, ListenerId, World};
@@ -173,13 +173,13 @@ impl SimStack {
     }
 }
 
-impl Stack for SimStack {
+impl TransportStack for SimStack {
     fn listen(
         &mut self,
         local: SocketAddr,
         options: &ListenOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         let local = self.own(local)?;
         let (id, local) = self.network.lock().listen(self.id, local, options.backlog, token)?;
         Ok(Box::new(SimListener { network: self.network.clone(), id, local }))
@@ -191,7 +191,7 @@ impl Stack for SimStack {
         peer: SocketAddr,
         _options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let local = self.own(local.unwrap_or(SocketAddr::new(self.ip, 0)))?;
         let (id, local) = self.network.lock().connect(self.id, local, peer, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer }))
@@ -218,7 +218,7 @@ impl StackExtensions for SimStack {
         local: SocketAddr,
         _options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let local = self.own(local)?;
         let (id, local) = self.network.lock().connect_self(self.id, local, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer: local }))
@@ -243,8 +243,8 @@ struct SimListener {
     local: SocketAddr,
 }
 
-impl Listener for SimListener {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+impl TransportListener for SimListener {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let (id, local, peer) = self.network.lock().accept(self.id, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer }))
     }
@@ -268,7 +268,7 @@ struct SimStream {
     peer: SocketAddr,
 }
 
-impl Stream for SimStream {
+impl TransportStream for SimStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.network.lock().send(self.id, bufs)
     }

@@ -27,8 +27,8 @@ mod tests;
 pub mod xdp;
 
 use crate::{
-    Clock, DatagramOptions, DatagramSocket, Event, ListenOptions, Listener, Stack, StackExtensions, Stream,
-    StreamOptions, Token,
+    Clock, DatagramOptions, DatagramSocket, Event, ListenOptions, StackExtensions, StreamOptions, Token,
+    TransportListener, TransportStack, TransportStream,
 };
 use interface::SmolInterface;
 use parking_lot::Mutex;
@@ -48,7 +48,7 @@ const LINGER: Duration = Duration::from_secs(1);
 ///
 /// ```
 /// use uiw_llp::smol::{SmolConfig, SmolStack, pipe::pipe};
-/// use uiw_llp::{Clock, ListenOptions, Stack, StreamOptions, Token};
+/// use uiw_llp::{Clock, ListenOptions, TransportStack, StreamOptions, Token};
 ///
 /// // Two hosts in one process, on a clock that only the program moves.
 /// let clock = Clock::virtual_time();
@@ -93,13 +93,13 @@ impl<L: Link + 'static> SmolStack<L> {
     }
 }
 
-impl<L: Link + 'static> Stack for SmolStack<L> {
+impl<L: Link + 'static> TransportStack for SmolStack<L> {
     fn listen(
         &mut self,
         local: SocketAddr,
         options: &ListenOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         let (id, local) = self.interface.lock().listen(local, options, token)?;
         tracing::debug!(%local, "listening");
         Ok(Box::new(listener::SmolListener::new(Arc::clone(&self.interface), id, local)))
@@ -111,7 +111,7 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
         peer: SocketAddr,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let (id, local) = self.interface.lock().connect(local, peer, options, token)?;
         tracing::debug!(%local, %peer, "connecting");
         Ok(Box::new(stream::SmolStream::new(Arc::clone(&self.interface), id, (local, peer))))

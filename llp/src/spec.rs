@@ -1,6 +1,6 @@
 //! Stacks by name: what `--llp` and `UIW_LLP` take.
 
-use crate::Stack;
+use crate::TransportStack;
 use crate::capability::{self, Capability};
 use crate::size::size;
 use crate::smol::packet::PacketLink;
@@ -198,7 +198,7 @@ impl Spec {
     ///
     /// # Errors
     /// As of [`TcpStack::multipath`], [`PacketLink::open`] and [`XdpLink::open`]; `PermissionDenied` names the capability that is missing.
-    pub fn open(&self) -> io::Result<Box<dyn Stack>> {
+    pub fn open(&self) -> io::Result<Box<dyn TransportStack>> {
         match self {
             Self::Tcp => Ok(Box::new(TcpStack::new()?)),
             Self::Mptcp => Ok(Box::new(TcpStack::multipath()?)),

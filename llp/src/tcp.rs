@@ -18,8 +18,8 @@ use rustix::{
 };
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, StackExtensions,
-    Stream, StreamOptions, Token, foreign_stream,
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, StackExtensions, StreamOptions, Token,
+    TransportListener, TransportStack, TransportStream, foreign_stream,
 };
 use multipath::Kind;
 pub use stream::TcpStream;
@@ -33,7 +33,7 @@ pub(crate) fn stream_info(bytes: &[u8], congestion: Option<String>) -> crate::St
 /// this many ready ones each has its turn.
 const EVENTS: usize = 256;
 
-/// The kernel's TCP. One epoll set, which is what [`Stack::wait_fd`] gives.
+/// The kernel's TCP. One epoll set, which is what [`StackExtensions::wait_fd`] gives.
 #[derive(Debug)]
 pub struct TcpStack {
     epoll: Arc<OwnedFd>,
@@ -65,13 +65,13 @@ impl TcpStack {
     }
 }
 
-impl Stack for TcpStack {
+impl TransportStack for TcpStack {
     fn listen(
         &mut self,
         local: SocketAddr,
         options: &ListenOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         let socket = setup::listener(self.kind, local, options)?;
         let local = setup::local_addr(&socket)?;
         epoll::add(&self.epoll, &socket, data(token), flags(Interest::READ))?;
@@ -87,7 +87,7 @@ impl Stack for TcpStack {
         peer: SocketAddr,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let socket = setup::connecting(self.kind, local, peer, options)?;
         let local = setup::local_addr(&socket)?;
         tracing::debug!(%local, %peer, "connecting");
@@ -132,7 +132,7 @@ impl StackExtensions for TcpStack {
         local: SocketAddr,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let socket = setup::connecting_to_itself(local, options)?;
         let own = setup::local_addr(&socket)?;
         tracing::debug!(%own, "connecting to itself");
@@ -145,7 +145,7 @@ impl StackExtensions for TcpStack {
         peer: Option<SocketAddr>,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let (socket, local, connected_to) = setup::open(socket, options)?;
         let congestion = options.congestion.as_deref();
         let addresses = (local, peer.unwrap_or(connected_to));
@@ -171,11 +171,11 @@ impl StackExtensions for TcpStack {
     }
 
     /// Another epoll set: shards have nothing in common but the kernel's sockets and ports.
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+    fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         Ok(Some(Box::new(Self::of_kind(self.kind)?)))
     }
 
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         stream.downcast_mut::<TcpStream>().ok_or_else(foreign_stream)?.enter(&self.epoll, token)
     }
 }
@@ -226,8 +226,8 @@ fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
 
-impl Listener for TcpListener {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+impl TransportListener for TcpListener {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let (socket, peer) = loop {
             match self.accept_next() {
                 Ok((socket, peer)) => break (socket2::Socket::from(socket), peer),

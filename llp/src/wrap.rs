@@ -1,14 +1,14 @@
 //! Wrappers: stacks that change some methods of a stack that they contain and of its streams, such as [`fault`](crate::fault) and
 //! [`capture`](crate::capture).
 //!
-//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of [`Stack`] or [`Stream`] that has its name, is
+//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of [`TransportStack`] or [`TransportStream`] that has its name, is
 //! given the inner stack or stream as well, and by default calls the method of that one. All other methods are forwarded, except
 //! [`StreamExtensions::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
 //!
 //! ```
 //! use uiw_llp::tcp::TcpStack;
 //! use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
-//! use uiw_llp::{Stack, Stream, StreamOptions, Token};
+//! use uiw_llp::{StackExtensions, TransportStream, StreamOptions, Token};
 //! use std::sync::atomic::{AtomicUsize, Ordering};
 //! use std::{io, sync::Arc};
 //!
@@ -19,13 +19,13 @@
 //! impl StackHooks for Count {
 //!     type Stream = Self;
 //!
-//!     fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
+//!     fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> Self {
 //!         self.clone()
 //!     }
 //! }
 //!
 //! impl StreamHooks for Count {
-//!     fn send(&mut self, inner: &mut dyn Stream, bufs: &[uiw_mem::IoVec<'_>]) -> io::Result<usize> {
+//!     fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[uiw_mem::IoVec<'_>]) -> io::Result<usize> {
 //!         inner.send(bufs).inspect(|sent| _ = self.0.fetch_add(*sent, Ordering::Relaxed))
 //!     }
 //! }
@@ -40,9 +40,9 @@
 //! ```
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, PeerIdentity, Stack,
-    StackExtensions, Stream, StreamChange, StreamExtensions, StreamInfo, StreamOptions, Token,
-    foreign_stream,
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, PeerIdentity, StackExtensions,
+    StreamChange, StreamExtensions, StreamInfo, StreamOptions, Token, TransportListener, TransportStack,
+    TransportStream, foreign_stream,
 };
 use std::fmt;
 use std::io;
@@ -55,11 +55,11 @@ use uiw_mem::{IoVec, IoVecMut};
 /// The method that made a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// [`Stack::connect`], and [`StackExtensions::open_socket`] with a peer.
+    /// [`TransportStack::connect`], and [`StackExtensions::open_socket`] with a peer.
     Connected,
     /// [`StackExtensions::connect_self`].
     ConnectedToSelf,
-    /// [`Listener::accept`], and [`StackExtensions::open_socket`] without a peer.
+    /// [`TransportListener::accept`], and [`StackExtensions::open_socket`] without a peer.
     Accepted,
 }
 
@@ -69,99 +69,108 @@ pub trait StackHooks: Clone + Send + 'static {
     type Stream: StreamHooks;
 
     /// The hooks of a stream that was just made, and will be known by `token`.
-    fn stream(&self, inner: &dyn Stream, origin: Origin, token: Token) -> Self::Stream;
+    fn stream(&self, inner: &dyn TransportStream, origin: Origin, token: Token) -> Self::Stream;
 
     /// The hooks of another shard, whose inner stack is `inner`.
-    fn shard(&self, _inner: &dyn Stack) -> Self {
+    fn shard(&self, _inner: &dyn TransportStack) -> Self {
         self.clone()
     }
 
-    /// Comes before [`Stack::listen`].
+    /// Comes before [`TransportStack::listen`].
     fn before_listen(&mut self, _token: Token) {}
 
-    /// Comes before [`Stack::connect`], [`StackExtensions::open_socket`] with a peer and [`StackExtensions::connect_self`].
-    fn before_connect(&mut self, _inner: &dyn Stack) {}
+    /// Comes before [`TransportStack::connect`], [`StackExtensions::open_socket`] with a peer and [`StackExtensions::connect_self`].
+    fn before_connect(&mut self, _inner: &dyn TransportStack) {}
 
     /// The socket to be used for one that was just bound, and will be known by `token`.
     fn datagrams(&self, inner: Box<dyn DatagramSocket>, _token: Token) -> Box<dyn DatagramSocket> {
         inner
     }
 
-    /// See [`Stack::poll`].
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    /// See [`TransportStack::poll`].
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         inner.poll(events)
     }
 
     /// See [`StackExtensions::wait_fd`].
-    fn wait_fd(&self, inner: &dyn Stack) -> Option<Arc<OwnedFd>> {
+    fn wait_fd(&self, inner: &dyn TransportStack) -> Option<Arc<OwnedFd>> {
         inner.wait_fd()
     }
 
-    /// See [`Stack::deadline`].
-    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+    /// See [`TransportStack::deadline`].
+    fn deadline(&self, inner: &dyn TransportStack) -> Option<Instant> {
         inner.deadline()
     }
 
-    /// See [`Stack::now`].
-    fn now(&self, inner: &dyn Stack) -> Instant {
+    /// See [`TransportStack::now`].
+    fn now(&self, inner: &dyn TransportStack) -> Instant {
         inner.now()
     }
 
     /// See [`StackExtensions::adopt`].
-    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
         inner.adopt(&mut WrappedStream::<Self::Stream>::of(&mut **stream)?.inner, token)
     }
 }
 
 /// What a wrapper changes in a stream.
 pub trait StreamHooks: Send + 'static {
-    /// See [`Stream::send`].
-    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+    /// See [`TransportStream::send`].
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         inner.send(bufs)
     }
 
-    /// See [`Stream::recv`].
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    /// See [`TransportStream::recv`].
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         inner.recv(bufs)
     }
 
     /// See [`StreamExtensions::readable`].
-    fn readable(&mut self, inner: &mut dyn Stream, wanted: usize) -> io::Result<Option<crate::Readable>> {
+    fn readable(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        wanted: usize,
+    ) -> io::Result<Option<crate::Readable>> {
         inner.readable(wanted)
     }
 
-    /// See [`Stream::set_interest`].
-    fn set_interest(&mut self, inner: &mut dyn Stream, interest: Interest) -> io::Result<()> {
+    /// See [`TransportStream::set_interest`].
+    fn set_interest(&mut self, inner: &mut dyn TransportStream, interest: Interest) -> io::Result<()> {
         inner.set_interest(interest)
     }
 
-    /// See [`Stream::connect_result`].
-    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+    /// See [`TransportStream::connect_result`].
+    fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
         inner.connect_result()
     }
 
-    /// See [`Stream::shutdown`].
-    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    /// See [`TransportStream::shutdown`].
+    fn shutdown(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         inner.shutdown()
     }
 
-    /// See [`Stream::abort`].
-    fn abort(&mut self, inner: &mut dyn Stream) {
+    /// See [`TransportStream::abort`].
+    fn abort(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
     }
 
     /// See [`StreamExtensions::detach`].
-    fn detach(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         inner.detach()
     }
 
     /// See [`StreamExtensions::take_socket`]: no hook sees what is sent and received over the socket.
-    fn take_socket(&mut self, inner: &mut dyn Stream) -> io::Result<OwnedFd> {
+    fn take_socket(&mut self, inner: &mut dyn TransportStream) -> io::Result<OwnedFd> {
         inner.take_socket()
     }
 
     /// Comes before the inner stream is dropped.
-    fn before_drop(&mut self, _inner: &mut dyn Stream) {}
+    fn before_drop(&mut self, _inner: &mut dyn TransportStream) {}
 }
 
 impl StreamHooks for () {}
@@ -169,7 +178,7 @@ impl StreamHooks for () {}
 /// A stack with hooks.
 pub struct WrappedStack<H> {
     /// The stack below.
-    pub inner: Box<dyn Stack>,
+    pub inner: Box<dyn TransportStack>,
     /// What is changed.
     pub hooks: H,
 }
@@ -177,7 +186,7 @@ pub struct WrappedStack<H> {
 /// A stream with hooks.
 pub struct WrappedStream<H: StreamHooks> {
     /// The stream below.
-    pub inner: Box<dyn Stream>,
+    pub inner: Box<dyn TransportStream>,
     /// What is changed.
     pub hooks: H,
 }
@@ -187,7 +196,7 @@ impl<H: StreamHooks> WrappedStream<H> {
     ///
     /// # Errors
     /// `InvalidInput`, as [`StackExtensions::adopt`] says it: it is another kind of stream.
-    pub fn of(stream: &mut dyn Stream) -> io::Result<&mut Self> {
+    pub fn of(stream: &mut dyn TransportStream) -> io::Result<&mut Self> {
         stream.downcast_mut().ok_or_else(foreign_stream)
     }
 }
@@ -208,22 +217,27 @@ impl<H: StreamHooks + fmt::Debug> fmt::Debug for WrappedStream<H> {
 }
 
 struct WrappedListener<H> {
-    inner: Box<dyn Listener>,
+    inner: Box<dyn TransportListener>,
     hooks: H,
 }
 
-fn wrap(hooks: &impl StackHooks, inner: Box<dyn Stream>, origin: Origin, token: Token) -> Box<dyn Stream> {
+fn wrap(
+    hooks: &impl StackHooks,
+    inner: Box<dyn TransportStream>,
+    origin: Origin,
+    token: Token,
+) -> Box<dyn TransportStream> {
     let hooks = hooks.stream(&*inner, origin, token);
     Box::new(WrappedStream { inner, hooks })
 }
 
-impl<H: StackHooks> Stack for WrappedStack<H> {
+impl<H: StackHooks> TransportStack for WrappedStack<H> {
     fn listen(
         &mut self,
         local: SocketAddr,
         options: &ListenOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         self.hooks.before_listen(token);
         let inner = self.inner.listen(local, options, token)?;
         Ok(Box::new(WrappedListener { inner, hooks: self.hooks.clone() }))
@@ -235,7 +249,7 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
         peer: SocketAddr,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         self.hooks.before_connect(&*self.inner);
         let inner = self.inner.connect(local, peer, options, token)?;
         Ok(wrap(&self.hooks, inner, Origin::Connected, token))
@@ -260,7 +274,7 @@ impl<H: StackHooks> StackExtensions for WrappedStack<H> {
         local: SocketAddr,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         self.hooks.before_connect(&*self.inner);
         let inner = self.inner.connect_self(local, options, token)?;
         Ok(wrap(&self.hooks, inner, Origin::ConnectedToSelf, token))
@@ -272,7 +286,7 @@ impl<H: StackHooks> StackExtensions for WrappedStack<H> {
         peer: Option<SocketAddr>,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         if peer.is_some() {
             self.hooks.before_connect(&*self.inner);
         }
@@ -295,13 +309,13 @@ impl<H: StackHooks> StackExtensions for WrappedStack<H> {
         self.hooks.wait_fd(&*self.inner)
     }
 
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+    fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         let Some(inner) = self.inner.shard()? else { return Ok(None) };
         let hooks = self.hooks.shard(&*inner);
         Ok(Some(Box::new(Self { inner, hooks })))
     }
 
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         self.hooks.adopt(&mut *self.inner, stream, token)
     }
 
@@ -310,8 +324,8 @@ impl<H: StackHooks> StackExtensions for WrappedStack<H> {
     }
 }
 
-impl<H: StackHooks> Listener for WrappedListener<H> {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+impl<H: StackHooks> TransportListener for WrappedListener<H> {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let inner = self.inner.accept(token)?;
         Ok(wrap(&self.hooks, inner, Origin::Accepted, token))
     }
@@ -321,7 +335,7 @@ impl<H: StackHooks> Listener for WrappedListener<H> {
     }
 }
 
-impl<H: StreamHooks> Stream for WrappedStream<H> {
+impl<H: StreamHooks> TransportStream for WrappedStream<H> {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.hooks.send(&mut *self.inner, bufs)
     }

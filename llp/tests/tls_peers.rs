@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::tls::{CertificateDer, PinnedKeys, PublicKey, SecretKey, Tls, TlsConfig, TlsStack};
-use uiw_llp::{Interest, ListenOptions, PeerIdentity, Stack, Stream, StreamOptions, Token};
+use uiw_llp::{Interest, ListenOptions, PeerIdentity, StreamOptions, Token, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 
 const LONGEST: Duration = Duration::from_secs(60);
@@ -121,7 +121,7 @@ impl Drop for Peer {
 /// Our end of a connection.
 struct End {
     stack: TlsStack,
-    stream: Box<dyn Stream>,
+    stream: Box<dyn TransportStream>,
 }
 
 impl End {
@@ -149,7 +149,7 @@ impl End {
         }
     }
 
-    fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut dyn Stream) -> Option<T>) -> T {
+    fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut dyn TransportStream) -> Option<T>) -> T {
         let end = Instant::now() + LONGEST;
         loop {
             self.stack.poll(&mut Vec::new()).expect("poll");

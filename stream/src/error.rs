@@ -8,7 +8,7 @@ use uiw_mpa::rx::FpduError;
 use uiw_mpa::startup::{ConfigError, StartupRefusal};
 use uiw_rdmap::{Fault, MpaFault, Origin, Protection, RdmapError, Terminate};
 
-/// Why the peer may not do to our memory what it asks for: the checks of [`crate::Host`].
+/// Why the peer may not do to our memory what it asks for: the checks of [`crate::StreamHost`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// No memory has this STag, or not any more.

@@ -8,20 +8,20 @@ use uiw_ddp::STag;
 use uiw_mpa::startup::{Negotiated, Request};
 use uiw_rdmap::Terminate;
 
-/// Something that happened to a stream: see [`crate::Stream::poll_event`].
+/// Something that happened to a stream: see [`crate::RdmapStream::poll_event`].
 #[derive(Debug)]
 pub enum Event {
-    /// A responder has a Request. The host answers with [`crate::Stream::accept`] or [`crate::Stream::reject`].
+    /// A responder has a Request. The host answers with [`crate::RdmapStream::accept`] or [`crate::RdmapStream::reject`].
     Requested(Box<Request>),
     /// Full Operation has begun. A responder of the peer-to-peer model reports it when the peer's first FPDU has come.
     Established(Box<Established>),
     /// The connection was not established. The stream is over.
     Failed(StartupFailure),
-    /// The initiator needs a new connection of TCP, for MPA revision 1: see [`crate::Stream::reconnected`].
+    /// The initiator needs a new connection of TCP, for MPA revision 1: see [`crate::RdmapStream::reconnected`].
     Reconnect,
     /// The capability exchange is decided.
     Peer(PeerKind),
-    /// No request is under way any more: [`crate::Stream::pause`] has taken effect.
+    /// No request is under way any more: [`crate::RdmapStream::pause`] has taken effect.
     Drained,
     /// The stream has left Full Operation. What was posted to the host will not be served: it completes `named` with an error, and
     /// flushes everything else.

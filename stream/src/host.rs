@@ -16,7 +16,7 @@ use uiw_rdmap::AtomicRequest;
 /// that the segment is legal at this place of the stream. What reaches a peer's memory was verified first: no other bytes compile.
 ///
 /// ```compile_fail,E0308
-/// fn write_unverified(host: &mut impl uiw_stream::Host, bytes: &[u8]) {
+/// fn write_unverified(host: &mut impl uiw_stream::StreamHost, bytes: &[u8]) {
 ///     let _ = host.write(uiw_ddp::STag(1), 0, bytes);
 /// }
 /// ```
@@ -24,7 +24,7 @@ use uiw_rdmap::AtomicRequest;
 /// With [`Verified`] bytes the same call does:
 ///
 /// ```
-/// fn write(host: &mut impl uiw_stream::Host, bytes: uiw_mpa::Verified<'_>) {
+/// fn write(host: &mut impl uiw_stream::StreamHost, bytes: uiw_mpa::Verified<'_>) {
 ///     let _ = host.write(uiw_ddp::STag(1), 0, bytes);
 /// }
 /// ```
@@ -32,7 +32,7 @@ use uiw_rdmap::AtomicRequest;
 /// A host with one region of memory, and what carries bytes between two ends; the examples of this crate's other items use it:
 ///
 #[doc = concat!("```\n", include_str!("../docs/peer.rs"), "# fn main() { established(Time::default()); }\n```")]
-pub trait Host {
+pub trait StreamHost {
     /// Names memory whose bytes wait in the transmit queue. Keeping it must keep the memory from being reused unnoticed.
     type Memory;
     /// Memory that was looked up and checked, for the time of one call.
@@ -60,7 +60,7 @@ pub trait Host {
     /// Places a segment of the peer's RDMA Write.
     ///
     /// # Errors
-    /// [`AccessError`]: nothing was placed; the stream is terminated (RFC 5041 section 7.1), unless [`Host::is_unreliable`].
+    /// [`AccessError`]: nothing was placed; the stream is terminated (RFC 5041 section 7.1), unless [`StreamHost::is_unreliable`].
     fn write(&mut self, stag: STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError>;
 
     /// The `len` bytes from `to` on of the memory that the peer reads, or the first of them if they lie in several pieces.
@@ -89,7 +89,7 @@ pub trait Host {
     }
 
     /// Begins to fill the oldest posted receive. Returns its bytes; `None` when none is posted: then the stream is not read until
-    /// [`crate::Stream::receive_posted`], or until [`crate::Config::no_receive_timeout`] has passed.
+    /// [`crate::RdmapStream::receive_posted`], or until [`crate::Config::no_receive_timeout`] has passed.
     fn begin_receive(&mut self) -> Option<u32>;
 
     /// Places a segment of a Send at byte `offset` of the receive that was begun.
@@ -107,9 +107,9 @@ pub trait Host {
     /// The receive that was begun is too short for its message (`TooLong`), or its memory is gone: it completes with an error.
     fn fail_receive(&mut self, error: ReceiveError);
 
-    /// The oldest request that was not given to [`Host::built`], if it may be sent. It stays the same until then.
+    /// The oldest request that was not given to [`StreamHost::built`], if it may be sent. It stays the same until then.
     ///
-    /// A host may keep locks and pins across calls until [`Host::release`].
+    /// A host may keep locks and pins across calls until [`StreamHost::release`].
     fn next_request(&mut self) -> Option<Request>;
 
     /// The stream has done one batch of work: the host releases what it kept locked or pinned across calls.
@@ -124,7 +124,7 @@ pub trait Host {
     /// The next request, `id`, is in the transmit queue, whole; its last message has this MSN.
     fn built(&mut self, id: u32, msn: u32);
 
-    /// Appends `range` of the payload of request `id`. As provided, of what [`Host::request_payload`] returns.
+    /// Appends `range` of the payload of request `id`. As provided, of what [`StreamHost::request_payload`] returns.
     ///
     /// # Errors
     /// [`LocalError::Protection`].
@@ -212,7 +212,7 @@ pub trait Host {
 /// What an atomic moves.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
 
-/// Which payload is counted: see [`Host::count`].
+/// Which payload is counted: see [`StreamHost::count`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// A Send, or Immediate Data, which counts as a Send without payload.
@@ -233,7 +233,7 @@ pub enum Traffic {
     AtomicReceived,
 }
 
-/// What a stream waits for: see [`Host::count_wait`].
+/// What a stream waits for: see [`StreamHost::count_wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// The next request is a Read or an atomic, and as many are outstanding as ORD allows.
@@ -249,7 +249,7 @@ pub struct SourceGone;
 
 /// Memory that was looked up and checked. Its bytes may change while they are read if [`Payload::is_stable`] is false.
 pub trait Payload {
-    /// See [`Host::Memory`].
+    /// See [`StreamHost::Memory`].
     type Memory;
 
     /// Bytes; more than none.
@@ -325,7 +325,7 @@ pub struct Received {
     /// The STag that it invalidated.
     pub invalidated: Option<STag>,
     /// Whether the peer waits for a placement acknowledgement of this message. A program that may exit as soon as it has seen the
-    /// message is to see it only after [`crate::Stream::take_acknowledged`] has counted it.
+    /// message is to see it only after [`crate::RdmapStream::take_acknowledged`] has counted it.
     pub awaits_ack: bool,
 }
 

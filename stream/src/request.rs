@@ -72,7 +72,7 @@ pub enum Op {
         /// Bits that are stored.
         swap_mask: u64,
     },
-    /// Sends nothing: the host executes it in its turn ([`crate::Host::execute_local`]).
+    /// Sends nothing: the host executes it in its turn ([`crate::StreamHost::execute_local`]).
     Local,
 }
 
@@ -89,7 +89,7 @@ impl Op {
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
 /// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
+/// // `End` and the functions are those of the example of `StreamHost`.
 /// let now = Time::default();
 /// let mut ends = established(now);
 /// ends[1].host.receives.push_back(64);
@@ -102,7 +102,7 @@ impl Op {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Names the request in calls of [`crate::Host`]. Consecutive requests have consecutive numbers.
+    /// Names the request in calls of [`crate::StreamHost`]. Consecutive requests have consecutive numbers.
     pub id: u32,
     /// What it does.
     pub op: Op,
@@ -112,6 +112,6 @@ pub struct Request {
     pub fence: bool,
     /// Raises a solicited event at the receiver.
     pub solicited: bool,
-    /// Its payload is a copy that the host made while posting: [`crate::Host::copy_request`] gives it.
+    /// Its payload is a copy that the host made while posting: [`crate::StreamHost::copy_request`] gives it.
     pub inline: bool,
 }

@@ -2,9 +2,9 @@
 
 use crate::capabilities::PeerCaps;
 use crate::error::{ConnError, StartupFailure};
-use crate::host::Host;
+use crate::host::StreamHost;
 use crate::shared::Shared;
-use crate::stream::{Phase, Stream};
+use crate::stream::{Phase, RdmapStream};
 use crate::timers::Timer;
 use crate::{Config, Established, Event, Time};
 use alloc::boxed::Box;
@@ -23,7 +23,7 @@ const CAPABILITY_ROUND_TRIPS: u32 = 12;
 /// The round trip is taken from start-up, where the peer's application may have taken its time to accept.
 const CAPABILITY_LONGEST: Duration = Duration::from_secs(40);
 
-impl<M> Stream<M> {
+impl<M> RdmapStream<M> {
     /// TCP is connected: an initiator sends its Request, and a stream to itself is established. A responder does nothing.
     pub fn handle_connected(&mut self, now: Time) {
         self.shared.now = now;
@@ -81,7 +81,7 @@ impl<M> Stream<M> {
     }
 
     /// Start-up frames. Returns the bytes they took.
-    pub(crate) fn handle_startup<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: &[u8]) -> usize {
+    pub(crate) fn handle_startup<H: StreamHost<Memory = M>>(&mut self, host: &mut H, bytes: &[u8]) -> usize {
         match core::mem::replace(&mut self.phase, Phase::Over) {
             Phase::AwaitReply(initiator) => match initiator.reply(bytes) {
                 Ok(None) => self.phase = Phase::AwaitReply(initiator),
@@ -106,7 +106,7 @@ impl<M> Stream<M> {
     }
 
     /// The initiator has its Reply.
-    fn on_reply<H: Host<Memory = M>>(&mut self, outcome: Outcome, host: &mut H) {
+    fn on_reply<H: StreamHost<Memory = M>>(&mut self, outcome: Outcome, host: &mut H) {
         match outcome {
             Outcome::Rejected { enhanced, private_data, markers_refused, .. } => {
                 let peer_ird_ord = enhanced.map(|said| (said.ird, said.ord));

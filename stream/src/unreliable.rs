@@ -1,4 +1,4 @@
-//! Unreliable messages between two uiw peers ([`Host::is_unreliable`](crate::Host::is_unreliable)).
+//! Unreliable messages between two uiw peers ([`StreamHost::is_unreliable`](crate::StreamHost::is_unreliable)).
 //!
 //! A message that cannot be delivered is discarded as a whole: nothing of it reaches memory. DDP does not say how long a Write is, nor
 //! that Immediate Data follows it. So the sender announces Writes of more than one segment, and those with Immediate Data, by a

@@ -6,7 +6,7 @@ use common::{Decision, End, Pair, at, config_with};
 use std::time::Duration;
 use uiw_mpa::startup::{Revision, Rtr, RtrKinds};
 use uiw_rdmap::TerminateReason;
-use uiw_stream::{CapabilityExchange, Config, ConnError, Event, Op, PeerKind, StartupFailure, Stream};
+use uiw_stream::{CapabilityExchange, Config, ConnError, Event, Op, PeerKind, RdmapStream, StartupFailure};
 
 const RTR_KINDS: [Rtr; 3] = [Rtr::Write, Rtr::Read, Rtr::Send];
 
@@ -127,7 +127,7 @@ fn a_connection_that_is_not_established_ends_without_an_fpdu() {
     let mut pair = Pair::new(initiator, Config::default());
     pair.run();
     let request = pair.ends[0].sent.len();
-    pair.call(0, Stream::abort);
+    pair.call(0, RdmapStream::abort);
     pair.run();
     assert_eq!(pair.ends[0].sent.len(), request);
     assert!(pair.ends[1].established.is_none(), "{:?}", pair.ends[1].established);
@@ -149,7 +149,7 @@ fn a_responder_that_must_not_send_ends_without_a_terminate() {
     });
     let mut pair = Pair::open(config.clone(), config);
     let reply = pair.ends[1].sent.len();
-    pair.call(1, Stream::abort);
+    pair.call(1, RdmapStream::abort);
     pair.run();
     assert_eq!(pair.ends[1].sent.len(), reply);
     assert!(pair.ends[1].ended.as_ref().is_some_and(|ended| ended.terminate.is_none()));
@@ -171,7 +171,7 @@ fn a_reject_carries_private_data_and_closes() {
         assert_eq!(peer_ird_ord.is_some(), revision == Revision::Two);
         assert!(pair.ends[0].stream.is_over() && pair.ends[1].fin_sent);
         // The initiator's transport ends with a reset.
-        pair.call(1, Stream::handle_lost);
+        pair.call(1, RdmapStream::handle_lost);
         assert!(pair.ends[1].stream.is_over());
         assert!(pair.ends[1].ended.is_none() && pair.ends[1].failed.is_none(), "the host rejected it");
     }
@@ -284,7 +284,7 @@ fn a_stream_whose_time_for_start_up_is_over_is_not_reconnected() {
     pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
     assert_eq!(pair.ends[0].reconnects, 1);
     pair.now = pair.now.after(ms(10_000));
-    pair.call(0, Stream::handle_timeout);
+    pair.call(0, RdmapStream::handle_timeout);
     assert_eq!(pair.ends[0].failed, Some(StartupFailure::TimedOut));
     pair.call(0, |stream, _, now| {
         stream.reconnected();
@@ -296,9 +296,14 @@ fn a_stream_whose_time_for_start_up_is_over_is_not_reconnected() {
 #[test]
 fn the_transport_may_be_lost_at_any_point_of_start_up() {
     let config = Config::default();
-    let mut connecting =
-        Stream::<Vec<u8>>::connect(config.clone(), b"", uiw_ddp::STag(9), 1, uiw_stream::Time::default())
-            .unwrap();
+    let mut connecting = RdmapStream::<Vec<u8>>::connect(
+        config.clone(),
+        b"",
+        uiw_ddp::STag(9),
+        1,
+        uiw_stream::Time::default(),
+    )
+    .unwrap();
     let mut host = common::TestHost::new();
     connecting.handle_lost(&mut host, uiw_stream::Time::default());
     assert!(matches!(connecting.poll_event(), Some(Event::Failed(StartupFailure::Lost))));
@@ -315,7 +320,7 @@ fn the_transport_may_be_lost_at_any_point_of_start_up() {
             assert!(pair.ends[1].stream.awaits_request());
         }
         for n in 0..2 {
-            pair.call(n, Stream::handle_lost);
+            pair.call(n, RdmapStream::handle_lost);
             assert_eq!(pair.ends[n].failed, Some(StartupFailure::Lost));
         }
         pair.assert_over();
@@ -377,7 +382,7 @@ fn a_foreign_peer_is_found_out_without_a_pause_or_after_one() {
 #[test]
 fn a_stream_to_itself_needs_no_peer() {
     let now = uiw_stream::Time::default();
-    let mut stream = Stream::<Vec<u8>>::loopback(Config::default(), uiw_ddp::STag(9), now);
+    let mut stream = RdmapStream::<Vec<u8>>::loopback(Config::default(), uiw_ddp::STag(9), now);
     let mut host = common::TestHost::new();
     host.receives.push_back(64);
     stream.handle_connected(now);

@@ -6,7 +6,7 @@ use common::{MEMORY, Pair, at, config_with, pattern, send_header};
 use std::time::Duration;
 use uiw_ddp::{Header, STag};
 use uiw_rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
-use uiw_stream::{Config, ConnError, Named, Op, ReceiveError, Stream};
+use uiw_stream::{Config, ConnError, Named, Op, RdmapStream, ReceiveError};
 
 fn pair() -> Pair {
     Pair::open(Config::default(), Config::default())
@@ -324,7 +324,7 @@ fn a_send_waits_for_its_receive() {
     pair.ends[1].post(Op::Write { remote: at(0) }, b"on");
     pair.run();
     assert_eq!(&pair.ends[0].host.memory[..2], b"on");
-    assert!(!pair.call(1, Stream::receive_posted), "none was posted");
+    assert!(!pair.call(1, RdmapStream::receive_posted), "none was posted");
     pair.advance(Duration::from_millis(999));
     pair.receives(1, 1, 64);
     assert_eq!(pair.ends[1].host.received[0].1, b"early");

@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use uiw_counters::Snapshot;
-use uiw_llp::Stack;
+use uiw_llp::TransportStack;
 use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 use uiw_llp::fault::FaultStack;
 
@@ -73,7 +73,7 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::open_with`].
-    pub fn with_stack(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Self> {
+    pub fn with_stack(stack: Box<dyn TransportStack>, options: DeviceOptions) -> Result<Self> {
         let stack = assemble(stack, &options)?;
         let lenient_invalidate = options.lenient_invalidate;
         let driver = Driver::start(stack, options)?;
@@ -294,7 +294,7 @@ impl Device {
 
 /// Adds what the options ask for to the transport, from the wire up: the capture has what is on the wire, and transport faults are
 /// injected below TLS.
-fn assemble(mut stack: Box<dyn Stack>, options: &DeviceOptions) -> Result<Box<dyn Stack>> {
+fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceOptions) -> Result<Box<dyn TransportStack>> {
     let sink = match &options.capture {
         Some(CaptureTarget::File(file)) => Some(shared_capture(file)?),
         Some(CaptureTarget::Sink(sink)) => Some(Arc::clone(sink)),

@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
-use uiw_llp::{Stack, Stream, Token};
+use uiw_llp::{Token, TransportStack, TransportStream};
 use uiw_verbs::DeviceOptions;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId};
 
@@ -49,9 +49,9 @@ struct SlowConnect {
 impl StackHooks for SlowConnect {
     type Stream = ();
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
 
-    fn before_connect(&mut self, _: &dyn Stack) {
+    fn before_connect(&mut self, _: &dyn TransportStack) {
         // The test lets go of the other end of `entered` when it has seen the first call.
         if self.entered.send(()).is_ok() {
             self.go_on.lock().unwrap().recv().unwrap();

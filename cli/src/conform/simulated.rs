@@ -17,7 +17,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use uiw_cases::{Case, Need};
 use uiw_llp::sim::{self, Link, Split};
-use uiw_llp::{Stack as _, Stream, StreamOptions, Token};
+use uiw_llp::{StreamOptions, Token, TransportStack as _, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_verbs::{ConnOptions, ConnSettings, Connection, Device, DeviceOptions, Progress};
 
@@ -139,7 +139,7 @@ fn unless_blocked<T>(result: io::Result<T>) -> Option<io::Result<T>> {
     }
 }
 
-struct SimPipe(Box<dyn Stream>);
+struct SimPipe(Box<dyn TransportStream>);
 
 impl std::fmt::Debug for SimPipe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

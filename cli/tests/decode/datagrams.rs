@@ -10,7 +10,7 @@ use uiw_datagram::sidr::{Reply, Request, Status};
 use uiw_datagram::{Header, MULTICAST_PORT, Qpn};
 use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::sim::Network;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Outgoing, Stack, Token};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Outgoing, Token, TransportStack};
 
 /// A file in memory.
 #[derive(Clone, Default)]
@@ -31,7 +31,7 @@ impl Write for File {
 struct Hosts {
     network: Network,
     captured: CaptureStack,
-    other: Box<dyn Stack>,
+    other: Box<dyn TransportStack>,
     sink: Arc<PcapSink>,
     file: File,
     addresses: [IpAddr; 2],
@@ -60,7 +60,7 @@ impl Hosts {
         self.stack(host).bind_datagrams(local, &options, Token(0)).unwrap()
     }
 
-    fn stack(&mut self, host: usize) -> &mut dyn Stack {
+    fn stack(&mut self, host: usize) -> &mut dyn TransportStack {
         if host == 0 { &mut self.captured } else { &mut *self.other }
     }
 

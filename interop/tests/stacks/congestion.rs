@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Duration;
 use uiw_interop::stock::{Network, Running, WaitLimit, uiw};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{ListenOptions, Stack, Stream, StreamOptions, Token};
+use uiw_llp::{ListenOptions, StreamOptions, Token, TransportStack, TransportStream};
 
 fn options(congestion: &str) -> StreamOptions {
     StreamOptions { congestion: Some(congestion.into()), ..StreamOptions::default() }
 }
 
-fn congestion(stream: &dyn Stream) -> String {
+fn congestion(stream: &dyn TransportStream) -> String {
     stream.info().congestion.expect("the kernel names it")
 }
 

@@ -83,11 +83,11 @@ fn brief(file: &Shared, interface: u32) -> Vec<(bool, u8, u32, u32, usize)> {
 
 struct Pair {
     stack: CaptureStack,
-    client: Box<dyn Stream>,
-    server: Box<dyn Stream>,
+    client: Box<dyn TransportStream>,
+    server: Box<dyn TransportStream>,
 }
 
-fn pair(inner: impl Stack + 'static, sink: &Arc<PcapSink>) -> Pair {
+fn pair(inner: impl TransportStack + 'static, sink: &Arc<PcapSink>) -> Pair {
     let mut stack = CaptureStack::new(Box::new(inner), sink.clone(), "both ends");
     let mut listener = stack.listen((IP, 0).into(), &ListenOptions::default(), Token(1)).unwrap();
     let mut client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2)).unwrap();
@@ -101,7 +101,7 @@ fn pair(inner: impl Stack + 'static, sink: &Arc<PcapSink>) -> Pair {
     Pair { stack, client, server }
 }
 
-fn send(stream: &mut dyn Stream, bytes: &[u8]) {
+fn send(stream: &mut dyn TransportStream, bytes: &[u8]) {
     let mut sent = 0;
     while sent < bytes.len() {
         sent += stream.send(&[IoVec::from(&bytes[sent..sent]), IoVec::from(&bytes[sent..])]).unwrap();
@@ -109,7 +109,7 @@ fn send(stream: &mut dyn Stream, bytes: &[u8]) {
 }
 
 /// Receives until `len` bytes are there or the end.
-fn recv(stream: &mut dyn Stream, len: usize) -> Vec<u8> {
+fn recv(stream: &mut dyn TransportStream, len: usize) -> Vec<u8> {
     let mut all = vec![0; len];
     let mut at = 0;
     while at < len {

@@ -5,8 +5,8 @@ use super::session::{
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
 use crate::{
-    Interest, ListenOptions, Listener, OptionError, Readable, RecvBuf, Rest, Stream, StreamChange,
-    StreamOptions, Token,
+    Interest, ListenOptions, OptionError, Readable, RecvBuf, Rest, StreamChange, StreamOptions, Token,
+    TransportListener, TransportStream,
 };
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
@@ -80,12 +80,12 @@ fn wrong_congestion(s: &mut Session) -> Verdict {
     let at = s.at(SERVER);
     let stream = StreamOptions { congestion: Some(NAME.to_owned()), ..StreamOptions::default() };
     let listen = ListenOptions { stream: stream.clone(), ..ListenOptions::default() };
-    let listener: Option<Box<dyn Listener>> =
+    let listener: Option<Box<dyn TransportListener>> =
         ignored_or_named("listen", s.stack(SERVER).listen(at, &listen, LISTENER))?;
     drop(listener);
     let Pair { mut client, mut server, listener } = s.pair()?;
     let other = s.stack(CLIENT).connect(None, listener.local_addr(), &stream, Token(9));
-    drop(ignored_or_named::<Box<dyn Stream>>("connect", other)?);
+    drop(ignored_or_named::<Box<dyn TransportStream>>("connect", other)?);
     let change = StreamChange { congestion: Some(NAME), ..StreamChange::default() };
     ignored_or_named("configure", client.configure(&change))?;
     s.send_all(HERE, &mut *client, b"x")?;
@@ -183,7 +183,7 @@ fn take_socket(s: &mut Session) -> Verdict {
     s.expect_fin(HERE, &mut *client)
 }
 
-fn ask(stream: &mut dyn Stream, wanted: usize) -> Verdict<Readable> {
+fn ask(stream: &mut dyn TransportStream, wanted: usize) -> Verdict<Readable> {
     let readable = stream.readable(wanted).map_err(unexpected("readable"))?;
     readable.ok_or(Stop::NotOffered("a count of what can be received"))
 }
@@ -210,7 +210,7 @@ const MUCH: usize = 512 << 10;
 
 fn readable_has_room(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
-    let wait = |stream: &mut dyn Stream| Ok(ask(stream, MUCH)? == Readable::Bytes(MUCH));
+    let wait = |stream: &mut dyn TransportStream| Ok(ask(stream, MUCH)? == Readable::Bytes(MUCH));
     wait(&mut *server)?;
     let bytes = pattern(MUCH);
     let mut sent = 0;
@@ -227,14 +227,14 @@ fn readable_has_room(s: &mut Session) -> Verdict {
     s.expect(THERE, &mut *server, &bytes)
 }
 
-/// What [`Stream::peek`] found.
+/// What [`StreamExtensions::peek`] found.
 enum Seen {
     Bytes(Box<dyn RecvBuf>),
     Fin,
     Nothing,
 }
 
-fn peek(stream: &mut dyn Stream) -> Verdict<Seen> {
+fn peek(stream: &mut dyn TransportStream) -> Verdict<Seen> {
     match stream.peek() {
         Ok(None) => Err(Stop::NotOffered("a peek at received bytes")),
         Ok(Some(mut buf)) => Ok(if buf.bytes().is_empty() { Seen::Fin } else { Seen::Bytes(buf) }),
@@ -244,7 +244,7 @@ fn peek(stream: &mut dyn Stream) -> Verdict<Seen> {
 }
 
 /// A peek at some bytes, which have come.
-fn peek_bytes(stream: &mut dyn Stream) -> Verdict<Box<dyn RecvBuf>> {
+fn peek_bytes(stream: &mut dyn TransportStream) -> Verdict<Box<dyn RecvBuf>> {
     match peek(stream)? {
         Seen::Bytes(buf) => Ok(buf),
         Seen::Fin => Err(Stop::Failed("a peek says FIN where bytes are due".into())),

@@ -4,7 +4,7 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Interest, ListenOptions, Stream, StreamOptions, Token};
+use crate::{Interest, ListenOptions, StreamOptions, Token, TransportStream};
 use std::collections::HashSet;
 use std::io::ErrorKind;
 
@@ -195,7 +195,7 @@ fn backlog(s: &mut Session) -> Verdict {
         let token = Token(100 + u64::from(number));
         let mut server = s.accept(&mut *listener, token)?;
         let peer = server.peer_addr();
-        let of_it = |(_, client): &(Token, Box<dyn Stream>)| client.local_addr() == peer;
+        let of_it = |(_, client): &(Token, Box<dyn TransportStream>)| client.local_addr() == peer;
         let at = clients.iter().position(of_it);
         let at = at.ok_or_else(|| Stop::Failed(format!("{peer} was accepted, which did not connect")))?;
         let (client_token, mut client) = clients.swap_remove(at);

@@ -39,7 +39,7 @@ fn bytes_in_order(s: &mut Session) -> Verdict {
 }
 
 /// One end, its token and its stack.
-type End<'a> = (&'a mut dyn crate::Stream, crate::Token, usize);
+type End<'a> = (&'a mut dyn crate::TransportStream, crate::Token, usize);
 
 /// Moves `bytes`, each end acting only on an event.
 fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// One direction. Faults count the bytes of each connection by themselves.
 ///
 /// ```
-/// use uiw_llp::{Stack, StreamOptions, Token, sim::Link};
+/// use uiw_llp::{TransportStack, StreamOptions, Token, sim::Link};
 /// # use std::net::Ipv4Addr;
 /// # use uiw_llp::{ListenOptions, sim::Network};
 /// # let network = Network::new(1);
@@ -42,7 +42,7 @@ pub struct Link {
     pub fin_at: Option<u64>,
     /// What happens to datagrams.
     pub datagrams: DatagramFaults,
-    /// What [`Stream::emss`](crate::Stream::emss) returns.
+    /// What [`TransportStream::emss`](crate::TransportStream::emss) returns.
     pub emss: usize,
 }
 

@@ -13,9 +13,9 @@ struct Pair {
     network: Network,
     a: SimStack,
     b: SimStack,
-    client: Box<dyn Stream>,
-    server: Box<dyn Stream>,
-    listener: Box<dyn Listener>,
+    client: Box<dyn TransportStream>,
+    server: Box<dyn TransportStream>,
+    listener: Box<dyn TransportListener>,
 }
 
 impl Pair {
@@ -42,11 +42,11 @@ fn events(stack: &mut SimStack) -> Vec<(u64, bool, bool)> {
     events.iter().map(|e| (e.token.0, e.readable, e.writable)).collect()
 }
 
-fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
     stream.send(&[IoVec::from(bytes)])
 }
 
-fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let n = stream.recv(&mut [IoVecMut::from(&mut bytes[..])])?;
     bytes.truncate(n);

@@ -350,7 +350,7 @@ impl<L: Link> SmolInterface<L> {
         self.touched.push(id);
         let conn = &mut self.conns[id];
         match conn.owner {
-            Owner::Listener { port, ready: false } if conn.is_established() => {
+            Owner::TransportListener { port, ready: false } if conn.is_established() => {
                 let listener = &mut self.ports.listeners[port];
                 if listener.ready.len() >= listener.backlog {
                     // Others were faster.
@@ -359,12 +359,12 @@ impl<L: Link> SmolInterface<L> {
                 }
                 listener.opening.retain(|opening| *opening != id);
                 listener.ready.push_back(id);
-                conn.owner = Owner::Listener { port, ready: true };
+                conn.owner = Owner::TransportListener { port, ready: true };
             }
             // Reset before it was accepted, or no connection at all.
-            Owner::Listener { ready: false, .. } if !conn.is_opening() => self.remove(id),
-            Owner::Listener { .. } => {}
-            Owner::Stream => self.heat(id),
+            Owner::TransportListener { ready: false, .. } if !conn.is_opening() => self.remove(id),
+            Owner::TransportListener { .. } => {}
+            Owner::TransportStream => self.heat(id),
             Owner::Nobody if conn.is_over() => self.remove(id),
             Owner::Nobody => {}
         }
@@ -430,7 +430,9 @@ impl<L: Link> SmolInterface<L> {
             self.remove(id);
         } else if changed {
             match conn.owner {
-                Owner::Listener { ready: false, .. } if !conn.is_opening() && !conn.is_established() => {
+                Owner::TransportListener { ready: false, .. }
+                    if !conn.is_opening() && !conn.is_established() =>
+                {
                     self.remove(id);
                 }
                 _ => self.heat(id),
@@ -448,7 +450,7 @@ impl<L: Link> SmolInterface<L> {
         }
         self.hot.retain(|hot| *hot != id);
         self.touched.retain(|touched| *touched != id);
-        if let Owner::Listener { port, .. } = conn.owner
+        if let Owner::TransportListener { port, .. } = conn.owner
             && let Some(listener) = self.ports.listeners.get_mut(port)
         {
             listener.opening.retain(|opening| *opening != id);
@@ -497,8 +499,8 @@ impl<L: Link> SmolInterface<L> {
             conn.timer = None;
             conn.end(ErrorKind::NetworkDown);
             match conn.owner {
-                Owner::Stream => self.heat(id),
-                Owner::Listener { .. } | Owner::Nobody => self.remove(id),
+                Owner::TransportStream => self.heat(id),
+                Owner::TransportListener { .. } | Owner::Nobody => self.remove(id),
             }
         }
         self.wake.kick();
@@ -660,7 +662,7 @@ impl<L: Link> SmolInterface<L> {
     /// Closes every stream, though its handle is still there: the process ends.
     pub(super) fn close_all(&mut self) {
         for (id, conn) in &mut self.conns {
-            if conn.owner == Owner::Stream && conn.shutdown().is_ok() {
+            if conn.owner == Owner::TransportStream && conn.shutdown().is_ok() {
                 self.touched.push(id);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::interface::{ConnId, SmolInterface};
 use super::link::Link;
-use crate::{Interest, RecvBuf, Rest, Stream, StreamChange, StreamExtensions, StreamInfo, no_bytes};
+use crate::{Interest, RecvBuf, Rest, StreamChange, StreamExtensions, StreamInfo, TransportStream, no_bytes};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use std::io;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ impl<L: Link> SmolStream<L> {
     }
 }
 
-impl<L: Link + 'static> Stream for SmolStream<L> {
+impl<L: Link + 'static> TransportStream for SmolStream<L> {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.live()?;
         if bufs.iter().all(IoVec::is_empty) {

@@ -10,8 +10,8 @@ use super::pipe::{PipeLink, pipe};
 use super::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};
 use crate::{
-    Clock, Event, Interest, ListenOptions, Listener, Rest, Stack, StackExtensions, Stream, StreamOptions,
-    Token,
+    Clock, Event, Interest, ListenOptions, Rest, StackExtensions, StreamOptions, Token, TransportListener,
+    TransportStack, TransportStream,
 };
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -63,18 +63,18 @@ impl World {
         self.events[side].iter().copied().find(|event| event.token == Token(token))
     }
 
-    fn listen(&mut self, port: u16, backlog: u32) -> Box<dyn Listener> {
+    fn listen(&mut self, port: u16, backlog: u32) -> Box<dyn TransportListener> {
         let local = SocketAddr::new(address(2, self.v6), port);
         let options = ListenOptions { backlog, ..ListenOptions::default() };
         self.stacks[1].listen(local, &options, LISTENER).unwrap()
     }
 
-    fn connect(&mut self, port: u16, token: u64) -> Box<dyn Stream> {
+    fn connect(&mut self, port: u16, token: u64) -> Box<dyn TransportStream> {
         let to = SocketAddr::new(address(2, self.v6), port);
         self.stacks[0].connect(None, to, &StreamOptions::default(), Token(token)).unwrap()
     }
 
-    fn accept(&mut self, listener: &mut dyn Listener, token: u64) -> Box<dyn Stream> {
+    fn accept(&mut self, listener: &mut dyn TransportListener, token: u64) -> Box<dyn TransportStream> {
         let mut accepted = None;
         self.until(|_| match listener.accept(Token(token)) {
             Ok(stream) => accepted.insert(stream).local_addr().port() > 0,
@@ -87,7 +87,7 @@ impl World {
     }
 
     /// A standing connection: client's end, server's end.
-    fn pair(&mut self) -> (Box<dyn Stream>, Box<dyn Stream>) {
+    fn pair(&mut self) -> (Box<dyn TransportStream>, Box<dyn TransportStream>) {
         let mut listener = self.listen(4791, 8);
         let mut client = self.connect(4791, 1);
         let server = self.accept(&mut *listener, 2);
@@ -96,7 +96,7 @@ impl World {
     }
 
     /// Moves `bytes` and compares them; interest is set as the engine does.
-    fn carry(&mut self, from: &mut dyn Stream, to: &mut dyn Stream, bytes: &[u8]) {
+    fn carry(&mut self, from: &mut dyn TransportStream, to: &mut dyn TransportStream, bytes: &[u8]) {
         let (mut sent, mut came) = (0, Vec::with_capacity(bytes.len()));
         let mut block = vec![0; 100_000];
         self.until(|_| {
@@ -168,7 +168,7 @@ fn a_long_path_on_a_virtual_clock() {
     let mut client = world.connect(4791, 1);
     assert!(world.stacks[0].wait_fd().is_none());
     let step = |world: &mut World| {
-        let next = world.stacks.iter().filter_map(Stack::deadline).min().expect("something is due");
+        let next = world.stacks.iter().filter_map(TransportStack::deadline).min().expect("something is due");
         clock.advance(next.saturating_duration_since(clock.now()));
         world.step();
     };
@@ -448,7 +448,7 @@ fn peeks_pass_the_end_of_the_buffer() {
 }
 
 /// Two stacks on a virtual clock, with a connection between them.
-fn on_virtual_clock(clock: &Clock) -> (World, Box<dyn Stream>, Box<dyn Stream>) {
+fn on_virtual_clock(clock: &Clock) -> (World, Box<dyn TransportStream>, Box<dyn TransportStream>) {
     let (a, b) = pipe(1500).unwrap();
     let stack = |link, host| {
         SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone()).unwrap()
@@ -463,7 +463,7 @@ fn minutes_pass(world: &mut World, clock: &Clock) {
     let end = clock.now() + Duration::from_secs(180);
     while clock.now() < end {
         world.step();
-        let next = world.stacks.iter().filter_map(Stack::deadline).chain([end]).min().unwrap();
+        let next = world.stacks.iter().filter_map(TransportStack::deadline).chain([end]).min().unwrap();
         clock.advance(next.saturating_duration_since(clock.now()));
     }
     world.step();

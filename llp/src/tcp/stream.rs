@@ -18,7 +18,7 @@ use super::multipath::{self, Kind};
 use super::syscall::Subflows;
 use super::{data, flags, setup, syscall};
 use crate::{
-    Interest, Multipath, Readable, Stream, StreamChange, StreamExtensions, StreamInfo, Token,
+    Interest, Multipath, Readable, StreamChange, StreamExtensions, StreamInfo, Token, TransportStream,
     attached_stream, no_bytes,
 };
 
@@ -136,7 +136,7 @@ impl TcpStream {
     }
 }
 
-impl Stream for TcpStream {
+impl TransportStream for TcpStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         match syscall::send(self.socket()?.as_fd(), bufs) {
             Ok(0) => Err(no_bytes()),

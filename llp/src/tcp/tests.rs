@@ -19,9 +19,9 @@ const SERVER: Token = Token(3);
 /// Two connected ends in one stack.
 struct Pair {
     stack: TcpStack,
-    client: Box<dyn Stream>,
-    server: Box<dyn Stream>,
-    _listener: Box<dyn Listener>,
+    client: Box<dyn TransportStream>,
+    server: Box<dyn TransportStream>,
+    _listener: Box<dyn TransportListener>,
 }
 
 impl Pair {
@@ -43,7 +43,7 @@ impl Pair {
 }
 
 /// Polls until an event fits; all events of that poll.
-fn wait(stack: &mut dyn Stack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
+fn wait(stack: &mut dyn TransportStack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
     for _ in 0..2000 {
         let mut events = Vec::new();
         stack.poll(&mut events).unwrap();
@@ -55,18 +55,18 @@ fn wait(stack: &mut dyn Stack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
     panic!("no such event within 2 s");
 }
 
-fn quiet(stack: &mut dyn Stack) {
+fn quiet(stack: &mut dyn TransportStack) {
     let mut events = Vec::new();
     stack.poll(&mut events).unwrap();
     assert_eq!(events, []);
 }
 
-fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
     stream.send(&[IoVec::from(bytes)])
 }
 
 /// Receives until `len` bytes are there, the end, or an error.
-fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     for _ in 0..2000 {
         let mut block = vec![0; len - all.len()];
@@ -530,7 +530,7 @@ fn peer_known_after_reset_before_accept() {
 fn what_cannot_be_adopted() {
     let mut pair = Pair::new();
     let mut other = pair.stack.shard().unwrap().unwrap();
-    let mut kind = |stream: &mut Box<dyn Stream>| other.adopt(stream, MOVED).unwrap_err().kind();
+    let mut kind = |stream: &mut Box<dyn TransportStream>| other.adopt(stream, MOVED).unwrap_err().kind();
     assert_eq!(kind(&mut pair.server), ErrorKind::InvalidInput, "still in its first set");
     let network = crate::sim::Network::new(1);
     let mut simulated = network.stack(Ipv4Addr::LOCALHOST);

@@ -136,7 +136,7 @@ impl TlsConfig {
         self
     }
 
-    /// Lets datagrams pass, which TLS cannot protect. Default: [`crate::Stack::bind_datagrams`] refuses them.
+    /// Lets datagrams pass, which TLS cannot protect. Default: [`crate::StackExtensions::bind_datagrams`] refuses them.
     #[must_use]
     pub fn clear_datagrams(mut self, pass: bool) -> Self {
         self.clear_datagrams = pass;

@@ -4,9 +4,9 @@ use super::conn::Conn;
 use super::shard::Shard;
 use super::shared::{Shared, Tls, bad_name};
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Incoming, Interest, ListenOptions, Listener, Outgoing,
-    PeerIdentity, Stack, StackExtensions, Stream, StreamChange, StreamExtensions, StreamInfo, StreamOptions,
-    Token, attached_stream, foreign_stream,
+    DatagramOptions, DatagramSocket, Event, Incoming, Interest, ListenOptions, Outgoing, PeerIdentity,
+    StackExtensions, StreamChange, StreamExtensions, StreamInfo, StreamOptions, Token, TransportListener,
+    TransportStack, TransportStream, attached_stream, foreign_stream,
 };
 use parking_lot::Mutex;
 use std::fmt;
@@ -21,7 +21,7 @@ use uiw_mem::{IoVec, IoVecMut};
 ///
 /// ```
 /// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
-/// use uiw_llp::{ListenOptions, Stack, StreamOptions, Token, tcp::TcpStack};
+/// use uiw_llp::{ListenOptions, TransportStack, StreamOptions, Token, tcp::TcpStack};
 ///
 /// // One key for both ends.
 /// let key = SecretKey::generate()?;
@@ -45,7 +45,7 @@ use uiw_mem::{IoVec, IoVecMut};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct TlsStack {
-    inner: Box<dyn Stack>,
+    inner: Box<dyn TransportStack>,
     shared: Arc<Shared>,
     shard: Arc<Mutex<Shard>>,
     /// Events of the inner stack; kept to save allocations.
@@ -63,16 +63,16 @@ impl TlsStack {
     ///
     /// # Errors
     /// The system's: out of descriptors.
-    pub fn new(inner: Box<dyn Stack>, tls: &Tls) -> io::Result<Self> {
+    pub fn new(inner: Box<dyn TransportStack>, tls: &Tls) -> io::Result<Self> {
         Self::with(inner, Arc::clone(&tls.0))
     }
 
-    fn with(inner: Box<dyn Stack>, shared: Arc<Shared>) -> io::Result<Self> {
+    fn with(inner: Box<dyn TransportStack>, shared: Arc<Shared>) -> io::Result<Self> {
         let shard = Shard::new(Arc::clone(&shared), inner.wait_fd().as_deref(), inner.now())?;
         Ok(Self { inner, shared, shard: Arc::new(Mutex::new(shard)), events: Vec::new() })
     }
 
-    fn stream(&self, key: usize, addresses: (SocketAddr, SocketAddr)) -> Box<dyn Stream> {
+    fn stream(&self, key: usize, addresses: (SocketAddr, SocketAddr)) -> Box<dyn TransportStream> {
         Box::new(TlsStream { place: Place::Shard(Arc::clone(&self.shard), key), addresses })
     }
 
@@ -82,8 +82,8 @@ impl TlsStack {
         peer: SocketAddr,
         options: &StreamOptions,
         token: Token,
-        connect: impl FnOnce(&mut dyn Stack, Token) -> io::Result<Box<dyn Stream>>,
-    ) -> io::Result<Box<dyn Stream>> {
+        connect: impl FnOnce(&mut dyn TransportStack, Token) -> io::Result<Box<dyn TransportStream>>,
+    ) -> io::Result<Box<dyn TransportStream>> {
         let snapshot = self.shared.snapshot();
         let name =
             snapshot.config.name_for(options.peer_name.as_deref(), peer).map_err(|error| bad_name(&error))?;
@@ -112,13 +112,13 @@ impl TlsStack {
     }
 }
 
-impl Stack for TlsStack {
+impl TransportStack for TlsStack {
     fn listen(
         &mut self,
         local: SocketAddr,
         options: &ListenOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
         let inner = self.inner.listen(local, options, inner_token)?;
@@ -134,7 +134,7 @@ impl Stack for TlsStack {
         peer: SocketAddr,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         self.connect_by(peer, options, token, |inner, token| inner.connect(local, peer, options, token))
     }
 
@@ -168,9 +168,10 @@ impl StackExtensions for TlsStack {
         peer: Option<SocketAddr>,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         if let Some(to) = peer {
-            let open = |inner: &mut dyn Stack, token| inner.open_socket(socket, peer, options, token);
+            let open =
+                |inner: &mut dyn TransportStack, token| inner.open_socket(socket, peer, options, token);
             return self.connect_by(to, options, token, open);
         }
         let mut shard = self.shard.lock();
@@ -187,7 +188,7 @@ impl StackExtensions for TlsStack {
         local: SocketAddr,
         options: &StreamOptions,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
         let inner = self.inner.connect_self(local, options, inner_token)?;
@@ -223,12 +224,12 @@ impl StackExtensions for TlsStack {
     }
 
     /// Shards share the configuration, and a lock that is held while a connection begins.
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+    fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         let Some(inner) = self.inner.shard()? else { return Ok(None) };
         Ok(Some(Box::new(Self::with(inner, Arc::clone(&self.shared))?)))
     }
 
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         let stream = stream.downcast_mut::<TlsStream>().ok_or_else(foreign_stream)?;
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
@@ -259,7 +260,7 @@ impl StackExtensions for TlsStack {
 }
 
 /// Why a stream that is not detached cannot be adopted: the inner stack says it.
-fn refusal(conn: Option<&mut Conn>, stack: &mut dyn Stack, token: Token) -> io::Error {
+fn refusal(conn: Option<&mut Conn>, stack: &mut dyn TransportStack, token: Token) -> io::Error {
     match conn {
         Some(conn) if conn.is_aborted() => ErrorKind::NotConnected.into(),
         Some(conn) => stack.adopt(conn.inner_mut(), token).err().unwrap_or_else(attached_stream),
@@ -304,7 +305,7 @@ impl TlsStream {
     }
 }
 
-impl Stream for TlsStream {
+impl TransportStream for TlsStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.call(|conn, scratch| conn.send(bufs, scratch))
     }
@@ -409,8 +410,8 @@ struct TlsListener {
     local: SocketAddr,
 }
 
-impl Listener for TlsListener {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+impl TransportListener for TlsListener {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let mut shard = self.shard.lock();
         let key = shard.accept(self.key, token)?;
         let addresses = shard.conn(key).map(|conn| conn.addresses()).ok_or(ErrorKind::WouldBlock)?;
@@ -462,7 +463,7 @@ impl Drop for ClearDatagrams {
 
 /// Makes the keys of a stream's direction anew.
 #[cfg(test)]
-pub(super) fn update_keys(stream: &mut dyn Stream) {
+pub(super) fn update_keys(stream: &mut dyn TransportStream) {
     let stream = stream.downcast_mut::<TlsStream>().unwrap();
     stream
         .call(|conn, _| {

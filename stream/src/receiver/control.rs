@@ -2,7 +2,7 @@
 
 use super::{CONTROL_LEN, Receiver, Segment};
 use crate::error::ConnError;
-use crate::host::Host;
+use crate::host::StreamHost;
 use crate::reads::{InboundKind, InboundRead};
 use crate::shared::Shared;
 use alloc::boxed::Box;
@@ -10,7 +10,7 @@ use uiw_ddp::{Untagged, UntaggedError};
 use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, Operation, ReadRequest, Terminate};
 
 impl Receiver {
-    pub(super) fn control<H: Host>(
+    pub(super) fn control<H: StreamHost>(
         &mut self,
         header: &Untagged,
         opcode: Opcode,

@@ -10,7 +10,7 @@ mod send;
 
 use crate::Event;
 use crate::error::ConnError;
-use crate::host::{Host, Traffic, Wait};
+use crate::host::{StreamHost, Traffic, Wait};
 use crate::placement;
 use crate::reads::QuotedSegment;
 use crate::shared::Shared;
@@ -119,7 +119,11 @@ impl Receiver {
     }
 
     /// Places the segment that waited for a receive. False when there is still none.
-    pub(crate) fn unpark<H: Host>(&mut self, shared: &mut Shared, host: &mut H) -> Result<bool, ConnError> {
+    pub(crate) fn unpark<H: StreamHost>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<bool, ConnError> {
         let Some((parked, bytes)) = self.parked.take() else { return Ok(true) };
         match self.segment(parked.as_verified(), shared, host)? {
             Placed::Yes => {
@@ -136,7 +140,7 @@ impl Receiver {
 
     /// Takes the whole FPDUs at the front of `input`. Returns the bytes they took.
     #[inline]
-    pub(crate) fn handle_fpdus<H: Host>(
+    pub(crate) fn handle_fpdus<H: StreamHost>(
         &mut self,
         input: &mut [u8],
         shared: &mut Shared,
@@ -167,7 +171,7 @@ impl Receiver {
     }
 
     /// One DDP segment.
-    fn segment<H: Host>(
+    fn segment<H: StreamHost>(
         &mut self,
         ulpdu: Verified<'_>,
         shared: &mut Shared,
@@ -241,7 +245,7 @@ impl Receiver {
 
     /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
     #[inline(always)]
-    fn write<H: Host>(
+    fn write<H: StreamHost>(
         &mut self,
         header: &Tagged,
         segment: &Segment<'_>,
@@ -303,7 +307,7 @@ impl Receiver {
     /// Like [`Receiver::write`], for an unreliable Write that was announced, or whose rest is discarded.
     #[cold]
     #[inline(never)]
-    fn write_unreliable<H: Host>(
+    fn write_unreliable<H: StreamHost>(
         &mut self,
         header: &Tagged,
         segment: &Segment<'_>,
@@ -387,7 +391,7 @@ impl Receiver {
     }
 
     /// No receive was posted in time for a segment of an unreliable message, which is discarded. The stream goes on.
-    pub(crate) fn discard_parked<H: Host>(
+    pub(crate) fn discard_parked<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
         host: &mut H,

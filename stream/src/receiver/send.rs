@@ -2,7 +2,7 @@
 
 use super::{Placed, Receiver, Segment};
 use crate::error::{ConnError, LocalError};
-use crate::host::{Host, ReceiveError, Received, ReceivedKind, Traffic};
+use crate::host::{ReceiveError, Received, ReceivedKind, StreamHost, Traffic};
 use crate::shared::Shared;
 use uiw_ddp::{Untagged, UntaggedError};
 use uiw_rdmap::{Delivery, Fault, Opcode, Operation, Protection};
@@ -13,7 +13,7 @@ const IMMEDIATE_LEN: u32 = 8;
 impl Receiver {
     /// A segment of a Send or of Immediate Data on queue 0.
     #[inline]
-    pub(super) fn send<H: Host>(
+    pub(super) fn send<H: StreamHost>(
         &mut self,
         header: &Untagged,
         opcode: Opcode,
@@ -108,7 +108,7 @@ impl Receiver {
     }
 
     /// A whole message on queue 0: its receive completes.
-    fn deliver<H: Host>(
+    fn deliver<H: StreamHost>(
         &mut self,
         header: &Untagged,
         opcode: Opcode,

@@ -3,7 +3,7 @@
 //! What TCP does not take at once stays here, so a partial send costs nothing and an FPDU is never spliced: a Terminate goes behind
 //! the FPDU whose first byte is on the wire.
 
-use crate::host::Host;
+use crate::host::StreamHost;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -193,7 +193,7 @@ impl<M> TransmitQueue<M> {
 
     /// Drops every FPDU of which no byte is with TCP and copies the rest of the one that is partly sent, so that nothing here
     /// names memory of the host any more. False when that memory is gone: then the FPDU cannot be finished.
-    pub(super) fn keep_started<H: Host<Memory = M>>(&mut self, host: &mut H) -> bool {
+    pub(super) fn keep_started<H: StreamHost<Memory = M>>(&mut self, host: &mut H) -> bool {
         let started_end = match self.ends.front() {
             Some(end) if self.sent > self.boundary => *end,
             _ => self.sent,

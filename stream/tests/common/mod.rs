@@ -15,8 +15,8 @@ use uiw_mpa::startup::Negotiated;
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{Opcode, TerminateReason};
 use uiw_stream::{
-    Config, ConnError, Ended, Established, Event, Op, PeerKind, Piece, Remote, StartupFailure, Stream, Time,
-    Transmit,
+    Config, ConnError, Ended, Established, Event, Op, PeerKind, Piece, RdmapStream, Remote, StartupFailure,
+    Time, Transmit,
 };
 
 const SINK: STag = STag(0x51_4B00);
@@ -31,7 +31,7 @@ pub(crate) enum Decision {
 
 /// One stream, its host, and what it has reported.
 pub(crate) struct End {
-    pub(crate) stream: Stream<Vec<u8>>,
+    pub(crate) stream: RdmapStream<Vec<u8>>,
     pub(crate) host: TestHost,
     config: Config,
     pub(crate) decision: Decision,
@@ -56,7 +56,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    pub(crate) fn new(stream: Stream<Vec<u8>>, config: Config) -> Self {
+    pub(crate) fn new(stream: RdmapStream<Vec<u8>>, config: Config) -> Self {
         Self {
             stream,
             host: TestHost::new(),
@@ -214,9 +214,11 @@ impl Pair {
     pub(crate) fn new(initiator: Config, responder: Config) -> Self {
         let now = Time::from_nanos(1_000_000_000);
         let connect =
-            Stream::connect(initiator.clone(), b"request", SINK, 0x1234_5678_9ABC, now).expect("legal");
-        let mut ends =
-            [End::new(connect, initiator), End::new(Stream::listen(responder.clone(), SINK, now), responder)];
+            RdmapStream::connect(initiator.clone(), b"request", SINK, 0x1234_5678_9ABC, now).expect("legal");
+        let mut ends = [
+            End::new(connect, initiator),
+            End::new(RdmapStream::listen(responder.clone(), SINK, now), responder),
+        ];
         ends[0].stream.handle_connected(now);
         for end in &mut ends {
             end.stream.set_emss(1460);
@@ -291,7 +293,7 @@ impl Pair {
     pub(crate) fn call<R>(
         &mut self,
         n: usize,
-        call: impl FnOnce(&mut Stream<Vec<u8>>, &mut TestHost, Time) -> R,
+        call: impl FnOnce(&mut RdmapStream<Vec<u8>>, &mut TestHost, Time) -> R,
     ) -> R {
         let end = &mut self.ends[n];
         let result = call(&mut end.stream, &mut end.host, self.now);
@@ -306,14 +308,14 @@ impl Pair {
 
     /// The host of end `n` lets go of its stream.
     pub(crate) fn detach(&mut self, n: usize) {
-        self.call(n, Stream::detach);
+        self.call(n, RdmapStream::detach);
         self.ends[n].host.detached = true;
     }
 
     /// Posts `count` receives of `len` bytes at end `n`.
     pub(crate) fn receives(&mut self, n: usize, count: usize, len: u32) {
         self.ends[n].host.receives.extend(std::iter::repeat_n(len, count));
-        self.call(n, Stream::receive_posted);
+        self.call(n, RdmapStream::receive_posted);
     }
 
     /// An FPDU from nowhere, with a right CRC, arrives at end `n` behind everything else.

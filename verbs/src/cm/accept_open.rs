@@ -8,7 +8,7 @@ use crate::options::ConnOptions;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use uiw_llp::Token;
-use uiw_stream::Stream;
+use uiw_stream::RdmapStream;
 
 /// A connection whose Request is awaited. Dropping it before the Request comes ends the connection, without an event.
 pub struct Awaited {
@@ -78,7 +78,7 @@ pub fn accept_open(
         let inserted = core.insert(|stack, services, token| {
             let socket =
                 stack.open_socket(socket, None, &options.stream, token).map_err(Error::io("accepting"))?;
-            let stream = Stream::listen(options.stream_config(), sink, services.now);
+            let stream = RdmapStream::listen(options.stream_config(), sink, services.now);
             let cm = CmSide::new(id, channel);
             let mut conn = Conn::new(token, socket, stream, Arc::clone(&options), cm, services);
             conn.note_ends(&services.shared);

@@ -14,9 +14,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_ddp::STag;
-use uiw_llp::{Stack, Token};
+use uiw_llp::{Token, TransportStack};
 use uiw_mpa::startup::Initiator;
-use uiw_stream::{Stream, Time};
+use uiw_stream::{RdmapStream, Time};
 
 /// Connects `qp` to `peer`. The outcome is an event on `channel`: [`crate::cm::CmEventKind::Established`] or [`crate::cm::CmEventKind::Failed`].
 ///
@@ -137,7 +137,11 @@ fn connect_by(
     options: &Arc<ConnOptions>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
-    connect: impl FnOnce(&mut dyn Stack, &ConnOptions, Token) -> io::Result<Box<dyn uiw_llp::Stream>>
+    connect: impl FnOnce(
+        &mut dyn TransportStack,
+        &ConnOptions,
+        Token,
+    ) -> io::Result<Box<dyn uiw_llp::TransportStream>>
     + Send
     + 'static,
 ) -> Result<ConnHandle> {
@@ -160,7 +164,7 @@ fn connect_by(
         let socket = connect(stack, &options, token).map_err(|source| connect_error(peer, source))?;
         let nonce = getrandom::u64().unwrap_or(token.0);
         let config = uiw_stream::Config { awaits_establish, ..options.stream_config() };
-        let stream = Stream::connect(config, &private_data, sink, nonce, now)?;
+        let stream = RdmapStream::connect(config, &private_data, sink, nonce, now)?;
         Ok(Opened { socket, stream, asked_local, connected_note })
     })
 }
@@ -188,15 +192,15 @@ pub fn connect_self(
             .map_err(|source| connect_error(local, source))?;
         let mut config = options.stream_config();
         (config.startup.ird, config.startup.ord) = (options.ird.min(limit), options.ord.min(limit));
-        let stream = Stream::loopback(config, sink, now);
+        let stream = RdmapStream::loopback(config, sink, now);
         Ok(Opened { socket, stream, asked_local: None, connected_note: None })
     })
 }
 
 /// What a connection is begun with.
 struct Opened {
-    socket: Box<dyn uiw_llp::Stream>,
-    stream: Stream<uiw_mem::Span>,
+    socket: Box<dyn uiw_llp::TransportStream>,
+    stream: RdmapStream<uiw_mem::Span>,
     /// The local address that the application asked for.
     asked_local: Option<SocketAddr>,
     connected_note: Option<u64>,
@@ -207,7 +211,7 @@ fn begin(
     inner: &Arc<QpInner>,
     options: &Arc<ConnOptions>,
     channel: &Arc<CmChannel>,
-    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened> + Send + 'static,
+    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<Opened> + Send + 'static,
 ) -> Result<ConnHandle> {
     let driver = Arc::clone(&inner.driver);
     let shard = driver.shard_at(inner.recv_cq.shard());
@@ -224,7 +228,7 @@ fn begin_on(
     inner: &Arc<QpInner>,
     options: &Arc<ConnOptions>,
     channel: &Arc<CmChannel>,
-    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened>,
+    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<Opened>,
 ) -> Result<(Token, ConnId)> {
     let shared = Arc::clone(&core.services.shared);
     let control = inner.control();

@@ -12,9 +12,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use uiw_counters::Refusal;
-use uiw_llp::{ListenOptions, PeerIdentity, Stream as Socket, Token};
+use uiw_llp::{ListenOptions, PeerIdentity, Token, TransportStream as Socket};
 use uiw_mpa::startup::Request;
-use uiw_stream::Stream;
+use uiw_stream::RdmapStream;
 
 /// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter of
 /// the network configuration).
@@ -27,7 +27,7 @@ fn warn_of_cleartext(local: SocketAddr) {
 
 /// The driver's side of a listener.
 pub(crate) struct ListenerSlot {
-    listener: Box<dyn uiw_llp::Listener>,
+    listener: Box<dyn uiw_llp::TransportListener>,
     options: Arc<ConnOptions>,
     channel: Arc<CmChannel>,
     /// Connections in set-up.
@@ -285,7 +285,7 @@ fn accept_one(
         Some(slot) => slot.listener.accept(token)?,
         None => return Err(io::ErrorKind::WouldBlock.into()),
     };
-    let stream = Stream::listen(options.stream_config(), sink, core.services.now);
+    let stream = RdmapStream::listen(options.stream_config(), sink, core.services.now);
     let mut conn = Conn::new(token, socket, stream, options, CmSide::new(id, channel), &core.services);
     conn.note_ends(&core.services.shared);
     core.services.counters.accepted();

@@ -80,7 +80,7 @@ impl Conn {
     }
 
     /// Another connection of TCP takes the place of the one before.
-    pub(crate) fn reconnected(&mut self, socket: Box<dyn uiw_llp::Stream>) {
+    pub(crate) fn reconnected(&mut self, socket: Box<dyn uiw_llp::TransportStream>) {
         self.socket = socket;
         self.has_peek = true;
         self.stream.reconnected();

@@ -1,4 +1,4 @@
-//! The queue pair and the device's memory, as a stream sees them: [`uiw_stream::Host`].
+//! The queue pair and the device's memory, as a stream sees them: [`uiw_stream::StreamHost`].
 
 use super::held_receives;
 use crate::cq::Cqe;
@@ -181,7 +181,7 @@ impl<'a> QpHost<'a> {
         Self { qp, state, table, wakes, queue: None }
     }
 
-    /// The send queue, locked until [`uiw_stream::Host::release`].
+    /// The send queue, locked until [`uiw_stream::StreamHost::release`].
     #[inline(always)]
     fn queue(&mut self) -> Option<&mut MutexGuard<'a, SendQueue>> {
         if self.queue.is_none() {
@@ -224,7 +224,7 @@ impl<'a> QpHost<'a> {
     }
 }
 
-impl uiw_stream::Host for QpHost<'_> {
+impl uiw_stream::StreamHost for QpHost<'_> {
     type Memory = Span;
     type Payload<'b>
         = Source<'b>

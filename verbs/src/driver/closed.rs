@@ -3,7 +3,10 @@
 use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
-use uiw_llp::{Event, ListenOptions, Listener, Stack, StackExtensions, Stream, StreamOptions, Token};
+use uiw_llp::{
+    Event, ListenOptions, StackExtensions, StreamOptions, Token, TransportListener, TransportStack,
+    TransportStream,
+};
 
 /// Replaces the stack of a device that was dropped: the addresses are free, although a thread of the engine may still be about to poll
 /// the stack.
@@ -13,8 +16,13 @@ fn closed<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::NotConnected, "the device was dropped"))
 }
 
-impl Stack for ClosedStack {
-    fn listen(&mut self, _: SocketAddr, _: &ListenOptions, _: Token) -> io::Result<Box<dyn Listener>> {
+impl TransportStack for ClosedStack {
+    fn listen(
+        &mut self,
+        _: SocketAddr,
+        _: &ListenOptions,
+        _: Token,
+    ) -> io::Result<Box<dyn TransportListener>> {
         closed()
     }
 
@@ -24,7 +32,7 @@ impl Stack for ClosedStack {
         _: SocketAddr,
         _: &StreamOptions,
         _: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         closed()
     }
 

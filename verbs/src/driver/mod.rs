@@ -46,7 +46,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use uiw_counters::DeviceCounters;
-use uiw_llp::{Stack, Token};
+use uiw_llp::{Token, TransportStack};
 
 /// Bits of a token that name its shard, behind those that name its slot.
 const SHARD_BITS: u32 = 6;
@@ -70,7 +70,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn start(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Arc<Self>> {
+    pub(crate) fn start(stack: Box<dyn TransportStack>, options: DeviceOptions) -> Result<Arc<Self>> {
         let encrypts = options.encrypts();
         let DeviceOptions { limits, progress, progress_hooks, shards, counters, faults, .. } = options;
         let wanted = match shards {

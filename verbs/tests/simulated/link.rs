@@ -11,7 +11,7 @@ use uiw_llp::sim::{Link, Network};
 use uiw_llp::smol::pipe::{PipeLink, pipe};
 use uiw_llp::smol::{SmolConfig, SmolStack};
 use uiw_llp::wan::{Direction, Profile};
-use uiw_llp::{Clock, Stack};
+use uiw_llp::{Clock, TransportStack};
 use uiw_verbs::{ConnSettings, Connection, Device, DeviceOptions, Limits, Listener, Pd, Progress, Result};
 
 pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -218,7 +218,7 @@ impl Simulation {
     }
 }
 
-fn device(stack: impl Stack + 'static) -> Device {
+fn device(stack: impl TransportStack + 'static) -> Device {
     let options = DeviceOptions::default().progress(Progress::Manual);
     Device::with_stack(Box::new(stack), options).unwrap()
 }

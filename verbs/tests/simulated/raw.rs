@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use uiw_llp::{ListenOptions, Listener, Stack, Stream, Token};
+use uiw_llp::{ListenOptions, Token, TransportListener, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::startup::{Config, Responder, Revision};
@@ -18,7 +18,7 @@ pub(crate) const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9))
 
 /// A responder, at least of what it reads: ULPDUs.
 pub(crate) struct Reader {
-    pub(crate) stream: Box<dyn Stream>,
+    pub(crate) stream: Box<dyn TransportStream>,
     rx: FpduRx,
     bytes: Vec<u8>,
     pub(crate) ulpdus: Vec<Vec<u8>>,
@@ -50,14 +50,14 @@ pub(crate) fn reader(
     settings: &ConnSettings,
 ) -> (uiw_verbs::Pd, Connection, Reader) {
     let mut stack = simulation.network().stack(PEER);
-    let mut listener: Box<dyn Listener> =
+    let mut listener: Box<dyn TransportListener> =
         stack.listen((PEER, 4791).into(), &ListenOptions::default(), Token(0)).unwrap();
     let pd = simulation.client.alloc_pd().unwrap();
     let address = listener.local_addr();
     let (connection, reader) = simulation.run(
         async { Connection::connect(&pd, address, settings).await.unwrap() },
         std::future::poll_fn({
-            let mut accepted: Option<(Box<dyn Stream>, Vec<u8>)> = None;
+            let mut accepted: Option<(Box<dyn TransportStream>, Vec<u8>)> = None;
             move |_| {
                 if accepted.is_none() {
                     accepted = listener.accept(Token(1)).ok().map(|stream| (stream, Vec::new()));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
-use uiw_llp::{Stream, Token};
+use uiw_llp::{Token, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
@@ -43,7 +43,7 @@ impl Counts {
 impl StackHooks for Counts {
     type Stream = Counted;
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Counted {
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> Counted {
         Counted { counts: self.clone(), pair: self.pair.load(Ordering::SeqCst) }
     }
 }
@@ -64,13 +64,13 @@ impl Counted {
 }
 
 impl StreamHooks for Counted {
-    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         let moved = inner.send(bufs);
         self.add(&moved);
         moved
     }
 
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         let moved = inner.recv(bufs);
         self.add(&moved);
         moved

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
-use uiw_llp::{Stream, Token};
+use uiw_llp::{Token, TransportStream};
 use uiw_verbs::cm::{CmChannel, ConnRequest, Listener};
 use uiw_verbs::{Device, DeviceOptions, Progress};
 
@@ -24,7 +24,7 @@ struct Peers {
 impl StackHooks for Late {
     type Stream = ();
 
-    fn stream(&self, _: &dyn Stream, origin: Origin, _: Token) {
+    fn stream(&self, _: &dyn TransportStream, origin: Origin, _: Token) {
         assert_eq!(origin, Origin::Accepted);
         let mut peers = self.0.lock().unwrap();
         peers.accepted += 1;

@@ -12,14 +12,14 @@ use std::task::Poll;
 use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
-use uiw_llp::{Event, Readable, Stack, Stream, Token};
+use uiw_llp::{Event, Readable, Token, TransportStack, TransportStream};
 use uiw_mem::IoVecMut;
 use uiw_rdmap::Opcode;
 use uiw_verbs::{
     ConnSettings, Connection, CqOptions, Device, DeviceOptions, Limits, Progress, QpState, WcStatus,
 };
 
-fn device(stack: impl Stack + 'static, shards: usize, limits: Limits) -> Device {
+fn device(stack: impl TransportStack + 'static, shards: usize, limits: Limits) -> Device {
     let options = DeviceOptions::default().shards(shards).limits(limits);
     Device::with_stack(Box::new(stack), options).unwrap()
 }
@@ -36,13 +36,18 @@ struct Adoptions {
 impl StackHooks for Adoptions {
     type Stream = ();
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
 
-    fn shard(&self, _: &dyn Stack) -> Self {
+    fn shard(&self, _: &dyn TransportStack) -> Self {
         Self { shard: self.shards.fetch_add(1, Ordering::SeqCst) + 1, ..self.clone() }
     }
 
-    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
         self.by.lock().unwrap().push(self.shard);
         inner.adopt(&mut WrappedStream::<()>::of(&mut **stream)?.inner, token)
     }
@@ -140,9 +145,9 @@ impl Held {
 impl StackHooks for Held {
     type Stream = ();
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
 
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         if self.hold.load(Ordering::SeqCst) {
             self.held.send(()).unwrap();
             while self.hold.load(Ordering::SeqCst) {
@@ -315,11 +320,11 @@ struct Reports {
 impl StackHooks for Reports {
     type Stream = Self;
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> Self {
         self.clone()
     }
 
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         let before = events.len();
         inner.poll(events)?;
         self.events.fetch_add(events.len() - before, Ordering::SeqCst);
@@ -328,11 +333,11 @@ impl StackHooks for Reports {
 }
 
 impl StreamHooks for Reports {
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         inner.recv(bufs).inspect(|bytes| _ = self.received.fetch_add(*bytes, Ordering::SeqCst))
     }
 
-    fn readable(&mut self, inner: &mut dyn Stream, wanted: usize) -> io::Result<Option<Readable>> {
+    fn readable(&mut self, inner: &mut dyn TransportStream, wanted: usize) -> io::Result<Option<Readable>> {
         self.wanted.lock().unwrap().push(wanted);
         inner.readable(wanted)
     }

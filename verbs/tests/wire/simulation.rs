@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use uiw_llp::sim::{Link, Network};
-use uiw_llp::{ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use uiw_llp::{ListenOptions, StreamOptions, Token, TransportListener, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_verbs::{Device, DeviceOptions, Limits, Progress};
 
@@ -134,12 +134,12 @@ fn advance(until: Instant) -> bool {
 
 /// One end of a stream, with calls that block: they run the devices meanwhile.
 pub(crate) struct SimStream {
-    stream: Box<dyn Stream>,
+    stream: Box<dyn TransportStream>,
     timeout: Duration,
 }
 
 impl SimStream {
-    fn new(stream: Box<dyn Stream>) -> Self {
+    fn new(stream: Box<dyn TransportStream>) -> Self {
         Self { stream, timeout: TIMEOUT }
     }
 
@@ -198,7 +198,7 @@ impl io::Write for SimStream {
 }
 
 /// A listening port.
-pub(crate) struct SimPort(Mutex<Box<dyn Listener>>);
+pub(crate) struct SimPort(Mutex<Box<dyn TransportListener>>);
 
 impl SimPort {
     pub(crate) fn new() -> Self {

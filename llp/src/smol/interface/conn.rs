@@ -34,11 +34,11 @@ const GATEWAY: Duration = Duration::from_secs(3);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// In set-up, or (`ready`) waiting to be accepted.
-    Listener {
+    TransportListener {
         port: usize,
         ready: bool,
     },
-    Stream,
+    TransportStream,
     /// Dropped; it lives until its peer has got all.
     Nobody,
 }
@@ -165,7 +165,7 @@ impl Conn {
         buffer: usize,
         time: &Clock,
     ) -> Option<Self> {
-        let owner = Owner::Listener { port, ready: false };
+        let owner = Owner::TransportListener { port, ready: false };
         let mut conn = Self::new(flow, owner, options, (buffer, time)).ok()?;
         let local = endpoint(flow.local);
         let at = IpListenEndpoint { addr: Some(local.addr), port: local.port };
@@ -180,7 +180,7 @@ impl Conn {
         ring: (usize, &Clock),
         context: &mut Context,
     ) -> io::Result<Self> {
-        let mut conn = Self::new(flow, Owner::Stream, options, ring)?;
+        let mut conn = Self::new(flow, Owner::TransportStream, options, ring)?;
         conn.token = Some(token);
         conn.interest = Interest::WRITE;
         conn.socket_mut()
@@ -261,7 +261,7 @@ impl Conn {
     /// Whether smoltcp is to leave it alone until its stream is dropped: at the end of TIME-WAIT it throws away what was received and
     /// not read, the peer's FIN as well. Until half of that time is over it acknowledges, as it must (RFC 9293 section 3.6.1).
     pub(super) fn outlasts_time_wait(&mut self, now: Tick) -> bool {
-        if self.owner != Owner::Stream || self.socket().state() != State::TimeWait {
+        if self.owner != Owner::TransportStream || self.socket().state() != State::TimeWait {
             return false;
         }
         now >= *self.time_wait.get_or_insert(now) + TIME_WAIT / 2

@@ -106,7 +106,7 @@ impl<L: Link> SmolInterface<L> {
         }
         let id = port.ready.pop_front().ok_or(ErrorKind::WouldBlock)?;
         let conn = &mut self.conns[id];
-        conn.owner = Owner::Stream;
+        conn.owner = Owner::TransportStream;
         conn.token = Some(token);
         conn.interest = Interest::READ;
         let Flow { local, peer } = conn.flow;
@@ -115,7 +115,8 @@ impl<L: Link> SmolInterface<L> {
     }
 
     pub(in crate::smol) fn close_listener(&mut self, listener: ListenerId) {
-        let of_it = |conn: &Conn| matches!(conn.owner, Owner::Listener { port, .. } if port == listener.0);
+        let of_it =
+            |conn: &Conn| matches!(conn.owner, Owner::TransportListener { port, .. } if port == listener.0);
         let waiting: Vec<_> = self.conns.iter().filter(|(_, conn)| of_it(conn)).map(|(id, _)| id).collect();
         for id in waiting {
             self.abort(ConnId(id));

@@ -4,7 +4,7 @@ use super::{LISTENER, World, address};
 use crate::smol::pipe::{PipeLink, pipe};
 use crate::smol::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};
-use crate::{Clock, Stack, StreamChange, StreamOptions, Token};
+use crate::{Clock, StreamChange, StreamOptions, Token, TransportStack};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;

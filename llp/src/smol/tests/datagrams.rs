@@ -5,8 +5,8 @@ use crate::smol::link::{Frame as _, Link as _};
 use crate::smol::pipe::PipeLink;
 use crate::smol::{SmolConfig, SmolStack};
 use crate::{
-    Clock, DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Interest, Outgoing, Stack as _, StackExtensions,
-    Token,
+    Clock, DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Interest, Outgoing, StackExtensions, Token,
+    TransportStack as _,
 };
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};

@@ -4,7 +4,7 @@ use super::{LISTENER, address};
 use crate::smol::link::{Frame, Link};
 use crate::smol::pipe::{PipeLink, pipe};
 use crate::smol::{SmolConfig, SmolStack};
-use crate::{Clock, ListenOptions, Listener, Stack, StreamOptions, Token};
+use crate::{Clock, ListenOptions, StreamOptions, Token, TransportListener, TransportStack};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     EthernetAddress, EthernetFrame, EthernetProtocol, EthernetRepr, IpAddress, IpProtocol, IpRepr,
@@ -37,7 +37,7 @@ struct Net {
     /// The other ends of their links.
     ends: [PipeLink; 2],
     v6: bool,
-    listener: Box<dyn Listener>,
+    listener: Box<dyn TransportListener>,
     sent: u32,
 }
 

@@ -5,7 +5,7 @@ use crate::smol::link::{Capabilities, Link, Segmentation};
 use crate::smol::pipe::{PipeFrame, PipeLink, pipe};
 use crate::smol::segment::segment_of;
 use crate::smol::{SmolConfig, SmolStack};
-use crate::{Clock, Event, Stack, Stream, StreamOptions, Token};
+use crate::{Clock, Event, StreamOptions, Token, TransportStack, TransportStream};
 use parking_lot::Mutex;
 use smoltcp::wire::TcpPacket;
 use std::io;
@@ -138,7 +138,7 @@ impl World {
         events
     }
 
-    fn pair(&mut self, options: &StreamOptions) -> (Box<dyn Stream>, Box<dyn Stream>) {
+    fn pair(&mut self, options: &StreamOptions) -> (Box<dyn TransportStream>, Box<dyn TransportStream>) {
         let at = SocketAddr::new(address(2, self.v6), 4791);
         let mut listener = self.server.listen(at, &crate::ListenOptions::default(), LISTENER).unwrap();
         let mut client = self.client.connect(None, at, options, Token(1)).unwrap();
@@ -152,7 +152,7 @@ impl World {
     }
 
     /// How long it takes until `stream` has received `bytes`, each of them checked.
-    fn arrive(&mut self, stream: &mut dyn Stream, bytes: &[u8]) -> Duration {
+    fn arrive(&mut self, stream: &mut dyn TransportStream, bytes: &[u8]) -> Duration {
         let begin = self.clock.now();
         let (mut came, mut block) = (0, vec![0; 1 << 16]);
         while came < bytes.len() {

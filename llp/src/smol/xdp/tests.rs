@@ -4,7 +4,7 @@ use super::super::link::{Frame, Link};
 use super::super::{SmolConfig, SmolStack};
 use super::socket::RING;
 use super::{Queues, XdpLink, XdpMode, is_virtual};
-use crate::{DatagramOptions, Interest, Stack as _, StackExtensions, Token};
+use crate::{DatagramOptions, Interest, StackExtensions, Token, TransportStack as _};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;

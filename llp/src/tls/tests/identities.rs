@@ -127,7 +127,7 @@ fn certificates_of_an_authority() {
     let theirs = authority.config(&authority.issue("client7.example", |_| ()));
     let mut client = Client::new(server.at(), theirs.clone());
     let accepted = connect(&mut server, &mut client);
-    let names = |stream: &dyn Stream| match stream.peer_identity().as_deref() {
+    let names = |stream: &dyn TransportStream| match stream.peer_identity().as_deref() {
         Some(PeerIdentity::Certificate { names, .. }) => names.clone(),
         other => panic!("{other:?}"),
     };

@@ -94,7 +94,7 @@ fn faults_below_tls() {
             let stack = FaultStack::new(Box::new(TcpStack::new().unwrap()), at, faults);
             let mut client =
                 Client::with(Box::new(stack), server.at(), theirs.clone(), &StreamOptions::default());
-            let (mut sent, mut got, mut accepted) = (0, Vec::new(), None::<Box<dyn Stream>>);
+            let (mut sent, mut got, mut accepted) = (0, Vec::new(), None::<Box<dyn TransportStream>>);
             let ended = server.until("the transfer ends, one way or the other", |server| {
                 client.stack.poll(&mut Vec::new()).unwrap();
                 if accepted.is_none() {
