@@ -199,11 +199,7 @@ pub(crate) fn option_fix(error: &io::Error) -> Option<&'static str> {
 
 /// The peer that is suspected, and the options to try as they are typed.
 pub(crate) fn suspicion(suspect: Suspect) -> String {
-    let options = suspect.options().iter().map(|(name, value)| match (*name, *value) {
-        // The one option that has no value.
-        ("markers", _) => "without --markers".to_owned(),
-        (name, value) => format!("--{name} {value}"),
-    });
+    let options = suspect.options().iter().map(|(name, value)| format!("--{name} {value}"));
     let options: Vec<_> = options.collect();
     format!("{}: try {} (docs/nics.md)", suspect.reason(), options.join(" "))
 }
@@ -301,7 +297,7 @@ mod tests {
         let rejected =
             Error::Rejected { peer, private_data: Vec::new(), peer_ird_ord: None, markers_asked: true };
         let failure = Failure::connecting(peer, &ConnOptions::default(), &rejected);
-        assert!(failure.fix.contains("try without --markers"), "{failure}");
+        assert!(failure.fix.contains("try --markers off"), "{failure}");
     }
 
     #[test]

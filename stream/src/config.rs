@@ -18,6 +18,39 @@ pub enum FpduSize {
     Fixed(u16),
 }
 
+impl core::str::FromStr for FpduSize {
+    type Err = FpduSizeError;
+
+    fn from_str(text: &str) -> Result<Self, FpduSizeError> {
+        let bytes = || text.parse::<u16>().ok().filter(|bytes| usize::from(*bytes) >= uiw_mpa::MIN_MULPDU);
+        match text {
+            "auto" => Ok(Self::Auto),
+            "segment" => Ok(Self::Segment),
+            "large" => Ok(Self::Large),
+            _ => bytes()
+                .filter(|bytes| usize::from(*bytes) <= uiw_mpa::MAX_ULPDU)
+                .map(Self::Fixed)
+                .ok_or(FpduSizeError),
+        }
+    }
+}
+
+impl core::fmt::Display for FpduSize {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Segment => f.write_str("segment"),
+            Self::Large => f.write_str("large"),
+            Self::Fixed(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+/// Text that is no [`FpduSize`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected auto, segment, large or 128 to 64768 bytes")]
+pub struct FpduSizeError;
+
 /// Whose payload is copied before its CRC is computed. Bytes that change between their CRC and TCP's copy of them end the stream: the peer
 /// terminates it with a CRC error (RFC 5044 section 8). Memory that peers can access is always copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -34,7 +34,7 @@ macro_rules! options {
         $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*
     }) => {
         $(#[$about])*
-        #[derive(Clone, Debug)]
+        #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct $of {
             $($(#[doc = $doc])+ pub $name: $kind,)*

@@ -15,7 +15,7 @@ mod sources;
 mod stripe;
 mod transfer;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, resolve};
+use crate::args::{ConnArgs, DEFAULT_PORT, PeerOptions, resolve};
 use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::open::Opener;
 use crate::stop::Stop;
@@ -136,8 +136,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let (host, share) = way.server();
     let peer = resolve(host, DEFAULT_PORT)?;
     let stop = Stop::on_signal()?;
-    let mut peer_options = args.conn.peer_options();
-    let give_up = match peer_options.own.dead_after {
+    let settings = args.conn.settings();
+    let mut peer_options = PeerOptions::new(settings.connection());
+    let give_up = match settings.dead_after {
         Some(DeadAfter(Some(time))) => time,
         _ => GIVE_UP,
     };
@@ -151,7 +152,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         token,
         // A dry run writes nothing, so it may look at a share that is read-only.
         push: matches!(way, Way::Push(..)) && !args.dry_run,
-        segments: Segments::new(peer_options.own.mss),
+        segments: Segments::new(peer_options.own.stream.max_segment),
         peer_options,
         pace: args.limit.map(Pace::new),
         give_up,

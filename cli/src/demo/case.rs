@@ -1,7 +1,7 @@
 //! The lines of the demo: every way a byte can move, and the ways the wire can be set up.
 
-use crate::args::{Fpdu, PeerOptions};
-use uiw_verbs::FpduSize;
+use crate::args::PeerOptions;
+use uiw_verbs::{ConnOptions, FpduSize};
 
 /// A way to move a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +105,10 @@ impl Way {
 pub(super) fn all() -> Vec<Case> {
     let usual = Way::ALL.map(|way| Case { way, peer_options: PeerOptions::default(), wire: "" });
     let settings = [
-        ("CRC off", PeerOptions { crc: false, ..PeerOptions::default() }),
-        ("Markers", PeerOptions { markers: true, ..PeerOptions::default() }),
+        ("CRC off", PeerOptions::new(ConnOptions::default().crc(false))),
+        ("Markers", PeerOptions::new(ConnOptions::default().markers(true))),
         // What fits an Ethernet frame of 1500 bytes.
-        ("FPDUs of 1424", PeerOptions { fpdu: Fpdu(FpduSize::Fixed(1424)), ..PeerOptions::default() }),
+        ("FPDUs of 1424", PeerOptions::new(ConnOptions::default().fpdu(FpduSize::Fixed(1424)))),
     ];
     let special = settings.into_iter().flat_map(|(wire, peer_options)| {
         [Way::Send, Way::Write, Way::Read].map(|way| Case { way, peer_options: peer_options.clone(), wire })

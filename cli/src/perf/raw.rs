@@ -221,7 +221,7 @@ impl Client {
         peer_options: &PeerOptions,
     ) -> Result<(Self, crate::qp_setup::Link)> {
         let half = Half::new(device, pd, &Depths::new(1, 1))?;
-        let (congestion, mss) = (peer_options.congestion.clone(), peer_options.own.mss);
+        let (congestion, mss) = (peer_options.congestion.clone(), peer_options.own.stream.max_segment);
         let mut options = ConnOptions::default();
         options.stream.max_segment = mss;
         let asked = half.connect(peer, &options, &Service::Raw.private_data());

@@ -117,8 +117,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         stop.on_stdin_end();
     }
     let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
-    let mut peer_options = args.conn.peer_options();
-    peer_options.own.dead_after.get_or_insert(DEAD_AFTER);
+    let mut settings = args.conn.settings();
+    settings.dead_after.get_or_insert(DEAD_AFTER);
+    let peer_options = PeerOptions::new(settings.connection());
     descriptors::raise();
     serve(&opener.device_with(limits)?, &addresses, args, &peer_options, &stop)
 }

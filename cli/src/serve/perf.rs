@@ -104,7 +104,7 @@ impl Session {
         let len = (u64::from(order.size) * u64::from(order.slots)).max(8);
         let reply = PerfReply { addr: remote.addr, rkey: remote.rkey.0, len };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
-        let options = order.peer_options.at(server.peer_options.own).options();
+        let options = order.peer_options.at(&server.peer_options.own).options();
         let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
         server.watch(&link);
         let stats = Stats::default();

@@ -28,7 +28,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &PingOrder) ->
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
     let open = Buffer::shared(&server.pd, order.size.max(1) as usize, access)?;
     let reply = open.remote().to_bytes();
-    let options = order.peer_options.at(server.peer_options.own).options();
+    let options = order.peer_options.at(&server.peer_options.own).options();
     let conn = accept(server, request, order.size, &options, &reply)?;
     echo(server, conn)
 }

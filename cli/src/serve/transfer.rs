@@ -81,7 +81,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     let (addr, rkey) = order.at;
     let len = u64::from(order.slots) * u64::from(uiw_cli::files::protocol::SLOT);
     let remote = RemoteMr { addr, rkey: STag(rkey), len };
-    let options = order.peer_options.at(server.peer_options.own).options();
+    let options = order.peer_options.at(&server.peer_options.own).options();
     let until = Until::stop(&server.stop);
     let accepted = Channel::accept(&server.device, memory, request, &options, &reply, remote, until);
     let Some(channel) = used(peer, accepted)? else { return Ok(()) };

@@ -156,7 +156,9 @@ impl Bench {
         command.args(["--size", &row.size.to_string(), "--depth", &DEPTH.to_string()]);
         command.args(["--signal-every", &row.signal_every.to_string()]);
         // ib_write_bw registers its source for remote writing, so what goes out of it is copied before its CRC is computed.
-        command.args((row.op == "write").then_some("--stable-tx"));
+        if row.op == "write" {
+            command.args(["--stable-tx", "on"]);
+        }
         let output = command.output().map_err(|error| format!("starting uiw perf: {error}"))?;
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());

@@ -3,7 +3,7 @@
 use crate::boundary::Result;
 use crate::cm::address;
 use crate::engine;
-use crate::environment;
+use crate::environment::{self, Privileged};
 use crate::errno::Errno;
 use crate::rsocket::addresses::reachable;
 use crate::rsocket::at_exit;
@@ -40,7 +40,7 @@ pub(crate) enum Adopted {
 
 /// A number of the environment, as rdma-core's preload library has it.
 fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
-    let text = environment::variable(name).and_then(|text| text.into_string().ok());
+    let text = environment::variable(name, Privileged::Ignored).and_then(|text| text.into_string().ok());
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(default)
 }
 
