@@ -27,7 +27,7 @@ use crate::trust::Trust;
 use budget::Budget;
 use comparisons::Comparisons;
 use idle::Idle;
-use peers::Peer;
+use peers::{Grant, Peer};
 use pulse::Pulse;
 use sessions::{MAX, Sessions};
 use shares::{ShareArg, Shares};
@@ -274,40 +274,40 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
     let identity = request.peer_identity().map(ToString::to_string);
     let holder = Peer::new(peer.ip(), identity.clone());
-    if let Err(busy) = server.sessions.enter(&holder) {
-        tracing::warn!(%peer, %busy, "connection rejected");
-        let _ = request.reject(format!("{BUSY}: {busy}").as_bytes());
-        return;
-    }
-    let own = Arc::clone(server);
+    let grant = match server.sessions.enter(&holder) {
+        Ok(grant) => grant,
+        Err(busy) => {
+            tracing::warn!(%peer, %busy, "connection rejected");
+            let _ = request.reject(format!("{BUSY}: {busy}").as_bytes());
+            return;
+        }
+    };
+    let leaving = Leaving(Arc::clone(server), grant);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
-    let entered = holder.clone();
     let spawned = thread.spawn(move || {
         // Its lines name the queue pair, once there is one.
         let span = tracing::error_span!("session", qp = tracing::field::Empty);
         let _entered = span.enter();
-        let leaving = Leaving(&own, &entered);
         let service = Service::of(request.private_data());
         tracing::info!(%peer, identity, service = service.name(), "connection");
-        match session(&own, request, service, &entered) {
+        match session(&leaving.0, request, service, &holder) {
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
         }
         drop(leaving);
     });
     if let Err(error) = spawned {
-        server.sessions.leave(&holder);
         tracing::error!(%peer, %error, "no thread for a connection");
     }
 }
 
 /// A session's thread, which releases everything however it ends.
-struct Leaving<'a>(&'a Server, &'a Peer);
+struct Leaving(Arc<Server>, Grant);
 
-impl Drop for Leaving<'_> {
+impl Drop for Leaving {
     fn drop(&mut self) {
         self.0.stop.forget_this_thread();
-        self.0.sessions.leave(self.1);
+        self.0.sessions.leave(&self.1);
     }
 }
 
