@@ -21,6 +21,7 @@ use crate::fail::{BUSY, Exit, Failure, Result};
 use crate::open::Opener;
 use crate::qp_setup::Link;
 use crate::service::Service;
+use crate::spin;
 use crate::stop::Stop;
 use crate::text;
 use crate::trust::Trust;
@@ -120,6 +121,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let mut peer_options = args.conn.peer_options();
     peer_options.own.dead_after.get_or_insert(DEAD_AFTER);
     descriptors::raise();
+    spin::limit();
     serve(&opener.device_with(limits)?, &addresses, args, &peer_options, &stop)
 }
 
@@ -132,6 +134,8 @@ struct Server {
     peer_options: PeerOptions,
     sessions: Arc<Sessions>,
     budget: Budget,
+    /// Held while memory is filled for a peer.
+    filling: parking_lot::Mutex<()>,
     shares: Shares,
     transfers: Transfers,
     pulse: Pulse,
@@ -179,6 +183,7 @@ fn serve(
         peer_options: peer_options.clone(),
         sessions: Arc::new(Sessions::new(args.per_address.map(usize::from), connections)),
         budget: Budget::default(),
+        filling: parking_lot::Mutex::default(),
         shares,
         transfers: Transfers::default(),
         pulse: Pulse::default(),
