@@ -5,6 +5,7 @@ mod comparisons;
 mod descriptors;
 mod foreign;
 mod idle;
+mod log_limit;
 mod opposite;
 mod peers;
 pub(crate) mod perf;
@@ -28,6 +29,7 @@ use crate::trust::Trust;
 use budget::Budget;
 use comparisons::Comparisons;
 use idle::Idle;
+use log_limit::LogLimit;
 use peers::{Grant, Peer};
 use pulse::Pulse;
 use sessions::{MAX, Sessions};
@@ -35,7 +37,7 @@ use shares::{ShareArg, Shares};
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use transfer::Transfers;
 use uiw_cabi::settings::DeadAfter;
 use uiw_datagram::Qpn;
@@ -140,11 +142,21 @@ struct Server {
     transfers: Transfers,
     pulse: Pulse,
     comparisons: Comparisons,
+    log_limit: LogLimit,
     /// `None`: connections may be idle for any time.
     idle: Option<Idle>,
 }
 
 impl Server {
+    /// Whether the next connection is logged.
+    fn is_logged(&self) -> bool {
+        let admitted = self.log_limit.admit(Instant::now());
+        if let Some(count @ 1..) = admitted {
+            tracing::warn!(count, "connections were not logged, as there were too many");
+        }
+        admitted.is_some()
+    }
+
     /// Names the connection's queue pair in the log, and ends it once nothing has moved on it for too long.
     fn watch(&self, link: &Link) {
         let qp = tracing::field::display(Qpn::from_raw(link.qp.num()));
@@ -188,6 +200,7 @@ fn serve(
         transfers: Transfers::default(),
         pulse: Pulse::default(),
         comparisons: Comparisons::default(),
+        log_limit: LogLimit::new(Instant::now()),
         idle: idle.map(Idle::new),
     });
     let own = Arc::clone(&server);
@@ -210,14 +223,17 @@ fn serve(
         let Some(event) = channel.try_pop() else { continue };
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
-            CmEventKind::Failed(error) => tracing::info!(%error, "a connection failed in its set-up"),
+            CmEventKind::Failed(error) if server.is_logged() => {
+                tracing::info!(%error, "a connection failed in its set-up");
+            }
             CmEventKind::ListenerDown { listener: id, error, for_good: true } => {
                 let down = listeners.iter().find(|listener| listener.id() == id);
                 outcome = Err(listener_down(down.map_or(addresses[0], Listener::local_addr), error));
                 stop.set();
             }
             CmEventKind::ListenerDown { error, .. } => tracing::warn!("{}", while_down(&error)),
-            CmEventKind::Established(_)
+            CmEventKind::Failed(_)
+            | CmEventKind::Established(_)
             | CmEventKind::Disconnected(_)
             | CmEventKind::Posted(_)
             | CmEventKind::SidrRequest(_)
@@ -279,10 +295,13 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
     let identity = request.peer_identity().map(ToString::to_string);
     let holder = Peer::new(peer.ip(), identity.clone());
+    let is_logged = server.is_logged();
     let grant = match server.sessions.enter(&holder) {
         Ok(grant) => grant,
         Err(busy) => {
-            tracing::warn!(%peer, %busy, "connection rejected");
+            if is_logged {
+                tracing::warn!(%peer, %busy, "connection rejected");
+            }
             let _ = request.reject(format!("{BUSY}: {busy}").as_bytes());
             return;
         }
@@ -294,10 +313,13 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
         let span = tracing::error_span!("session", qp = tracing::field::Empty);
         let _entered = span.enter();
         let service = Service::of(request.private_data());
-        tracing::info!(%peer, identity, service = service.name(), "connection");
+        if is_logged {
+            tracing::info!(%peer, identity, service = service.name(), "connection");
+        }
         match session(&leaving.0, request, service, &holder) {
-            Ok(()) => tracing::info!(%peer, "connection over"),
-            Err(failure) => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
+            Ok(()) if is_logged => tracing::info!(%peer, "connection over"),
+            Err(failure) if is_logged => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
+            Ok(()) | Err(_) => {}
         }
         drop(leaving);
     });

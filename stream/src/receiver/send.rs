@@ -142,7 +142,7 @@ impl Receiver {
             _ => return Ok(()),
         };
         if let Some(stag) = message.invalidated
-            && host.invalidate(stag).is_err()
+            && (host.is_unreliable() || host.invalidate(stag).is_err())
         {
             return Err(segment.fault(Protection::CannotInvalidate { stag }));
         }
