@@ -38,6 +38,7 @@ use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::subscriber::NoSubscriber;
 use transfer::Transfers;
 use uiw_cabi::settings::DeadAfter;
 use uiw_datagram::Qpn;
@@ -60,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = receive_memory)]
     receive_memory: u32,
     /// Connections of one address at a time; of IPv6 a /64 counts as one address. All addresses together have at most 1024 [default: as many
-    /// as the address leaves to others, at most 512]
+    /// as the address leaves to others, at most 448]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     per_address: Option<u16>,
     /// Close a connection on which nothing has moved for this time, such as 90s or 10m; 0 is never
@@ -309,17 +310,15 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let leaving = Leaving(Arc::clone(server), grant);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
     let spawned = thread.spawn(move || {
+        let _silent = (!is_logged).then(|| tracing::subscriber::set_default(NoSubscriber::default()));
         // Its lines name the queue pair, once there is one.
         let span = tracing::error_span!("session", qp = tracing::field::Empty);
         let _entered = span.enter();
         let service = Service::of(request.private_data());
-        if is_logged {
-            tracing::info!(%peer, identity, service = service.name(), "connection");
-        }
+        tracing::info!(%peer, identity, service = service.name(), "connection");
         match session(&leaving.0, request, service, &holder) {
-            Ok(()) if is_logged => tracing::info!(%peer, "connection over"),
-            Err(failure) if is_logged => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
-            Ok(()) | Err(_) => {}
+            Ok(()) => tracing::info!(%peer, "connection over"),
+            Err(failure) => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
         }
         drop(leaving);
     });
