@@ -361,6 +361,11 @@ mod tests {
         FileHead { path: RelPath::new(name.as_bytes()).unwrap(), meta }
     }
 
+    /// The reply about a file of `blocks` of which nothing is there.
+    fn missing(blocks: u64) -> Reply {
+        Reply::Missing(std::iter::once(0..blocks).collect())
+    }
+
     /// Sends a request that needs no bytes.
     fn handle(handler: &mut Handler, request: &Request) -> Reply {
         let no_bytes = |_| Err(WireError::Value { what: "a slot", value: 0 });
@@ -376,7 +381,7 @@ mod tests {
         let session = |token| Arc::new(Session::new(Arc::clone(&root), true, token, Arc::clone(&opening)));
         let long = Request::Open { file: head("long", 2 * RECORDS) };
         let mut first = Handler::new(session(1), || true);
-        assert_eq!(handle(&mut first, &long), Reply::Missing(vec![0..2 * RECORDS]));
+        assert_eq!(handle(&mut first, &long), missing(2 * RECORDS));
         for block in 0..RECORDS {
             let blocks = 2 * block..2 * block + 1;
             let hole = Request::Hole { file: head("long", 2 * RECORDS), blocks };
@@ -403,7 +408,7 @@ mod tests {
                 }
                 let mut other = Handler::new(other, || true);
                 let short = Request::Open { file: head("short", 1) };
-                assert_eq!(handle(&mut other, &short), Reply::Missing(vec![0..1]));
+                assert_eq!(handle(&mut other, &short), missing(1));
                 is_open.store(true, Ordering::SeqCst);
             });
             assert!(matches!(handle(&mut first, &long), Reply::Missing(_)));
