@@ -1,6 +1,6 @@
 //! How polling threads wait: uiw and raw TCP, which it is compared with, do it in the same way.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,8 @@ const SPINS: u32 = 2000;
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two polls then: a server's thousand clients that say nothing are not to take its processors.
 const NAP: Duration = Duration::from_millis(20);
+/// The first of these times.
+const SHORT_NAP: Duration = Duration::from_millis(1);
 
 /// Permits to spin, of all threads of the process. Without [`limit`] there is no end of them.
 static PERMITS: Permits = Permits::new(usize::MAX);
@@ -23,6 +25,8 @@ pub(crate) fn limit() {
 struct Permits {
     most: AtomicUsize,
     taken: AtomicUsize,
+    /// Somebody wants a permit: a wait that has lasted gives up its own.
+    wanted: AtomicBool,
 }
 
 /// The right to spin, until it is dropped.
@@ -30,13 +34,17 @@ struct Permit(&'static Permits);
 
 impl Permits {
     const fn new(most: usize) -> Self {
-        Self { most: AtomicUsize::new(most), taken: AtomicUsize::new(0) }
+        Self { most: AtomicUsize::new(most), taken: AtomicUsize::new(0), wanted: AtomicBool::new(false) }
     }
 
     fn take(&'static self) -> Option<Permit> {
         let most = self.most.load(Ordering::Relaxed);
         let more = |taken| (taken < most).then_some(taken + 1);
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok().then(|| Permit(self))
+        let is_taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok();
+        if !is_taken {
+            self.wanted.store(true, Ordering::Relaxed);
+        }
+        is_taken.then(|| Permit(self))
     }
 }
 
@@ -51,6 +59,8 @@ pub(crate) struct Spin {
     empty: u32,
     /// When it began to let others have the core.
     since: Option<Instant>,
+    /// The next time that it sleeps without a permit.
+    nap: Duration,
     permits: &'static Permits,
     permit: Option<Permit>,
 }
@@ -63,7 +73,7 @@ impl Default for Spin {
 
 impl Spin {
     fn new(permits: &'static Permits) -> Self {
-        Self { empty: 0, since: None, permits, permit: permits.take() }
+        Self { empty: 0, since: None, nap: SHORT_NAP, permits, permit: permits.take() }
     }
 
     /// Whether this thread may spin; otherwise as many others do as may, and [`Spin::empty`] sleeps.
@@ -75,6 +85,7 @@ impl Spin {
     pub(crate) fn restart(&mut self) {
         self.empty = 0;
         self.since = None;
+        self.nap = SHORT_NAP;
         if self.permit.is_none() {
             self.permit = self.permits.take();
         }
@@ -89,12 +100,16 @@ impl Spin {
             return Duration::ZERO;
         }
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
-        if waited < TIMEOUT && self.is_permitted() {
+        let gives_way = waited >= TIMEOUT || self.permits.wanted.load(Ordering::Relaxed);
+        if self.permit.is_some() && !gives_way {
             thread::yield_now();
-        } else {
-            self.permit = None;
-            thread::sleep(NAP);
+            return waited;
         }
+        if self.permit.take().is_some() {
+            self.permits.wanted.store(false, Ordering::Relaxed);
+        }
+        thread::sleep(self.nap);
+        self.nap = (self.nap * 2).min(NAP);
         waited
     }
 }
@@ -112,15 +127,17 @@ mod tests {
         assert_eq!(waits[0].empty(), Duration::ZERO);
         let before = Instant::now();
         let _ = waits[2].empty();
-        assert!(before.elapsed() >= NAP, "it did not sleep");
+        assert!(before.elapsed() >= SHORT_NAP, "it did not sleep");
         waits[0].restart();
         assert_eq!(spinning(&waits), 2);
-        waits.remove(0);
-        assert!(Spin::new(&PERMITS).is_permitted());
-        // A wait that lasts gives its permit back.
+        // A wait that lasts gives way to others.
         waits[0].empty = SPINS;
-        waits[0].since = Instant::now().checked_sub(TIMEOUT);
         let _ = waits[0].empty();
-        assert_eq!((spinning(&waits), PERMITS.taken.load(Ordering::Relaxed)), (0, 0));
+        assert!(!waits[0].is_permitted());
+        waits[2].restart();
+        waits[3].restart();
+        assert!(waits[2].is_permitted() && !waits[3].is_permitted());
+        drop(waits);
+        assert_eq!(PERMITS.taken.load(Ordering::Relaxed), 0);
     }
 }
