@@ -26,9 +26,10 @@ impl clap::Args for ConnArgs {
     fn augment_args(command: Command) -> Command {
         conn_variables().fold(command, |command, (option, variable)| {
             let check = |text: &str| variable.set(&mut Settings::default(), text).map(|()| text.to_owned());
-            let help = format!("{} [env: {}]", variable.what, variable.name);
-            let arg =
-                Arg::new(option).long(option).value_name(variable.values).help(help).value_parser(check);
+            let (first, rest) = variable.what.split_at(1);
+            let help =
+                format!("{}{rest}: {} [env: {}]", first.to_uppercase(), variable.values, variable.name);
+            let arg = Arg::new(option).long(option).value_name("VALUE").help(help).value_parser(check);
             command.arg(arg)
         })
     }
@@ -75,7 +76,7 @@ pub(crate) struct PeerOptions {
     #[serde(with = "text")]
     pub(crate) fpdu: FpduSize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    peer: Option<Peer>,
+    pub(crate) peer: Option<Peer>,
     pub(crate) stable_tx: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
@@ -87,7 +88,7 @@ pub(crate) struct PeerOptions {
 /// A peer that requires more than the RFCs say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Peer {
+pub(crate) enum Peer {
     SiwGso,
 }
 

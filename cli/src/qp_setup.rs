@@ -215,23 +215,23 @@ pub(crate) fn completions(
     max: usize,
     mut each: impl FnMut(Wc),
 ) -> usize {
-    let mut spin = Spin::default();
+    let mut spin = None;
     loop {
         let taken = cq.poll_with(max, &mut each);
         if taken > 0 || until.is_over() {
             return taken;
         }
         match wait {
-            Wait::Sleep => {
+            Wait::Descriptor => sleep_on_channel(cq),
+            Wait::Spin if spin.get_or_insert_with(Spin::default).is_permitted() => {
+                spin.as_mut().map(Spin::empty);
+            }
+            Wait::Spin | Wait::Sleep => {
                 // Both are asked: each notes the waker.
                 device.wait(until.deadline, |cx| match (cq.poll_ready(cx), until.poll(cx)) {
                     (Poll::Pending, Poll::Pending) => Poll::Pending,
                     _ => Poll::Ready(()),
                 });
-            }
-            Wait::Descriptor => sleep_on_channel(cq),
-            Wait::Spin => {
-                spin.empty();
             }
         }
     }

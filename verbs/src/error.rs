@@ -127,6 +127,14 @@ pub enum Error {
         /// Whether we had asked for Markers: the Linux siw driver, for one, rejects that.
         markers_asked: bool,
     },
+    /// The peer has no queue pair for a SIDR request.
+    #[error("{peer} has no queue pair for the request")]
+    NoQueuePair {
+        /// The peer.
+        peer: SocketAddr,
+        /// Its private data.
+        private_data: Vec<u8>,
+    },
     /// No program listens on that port.
     #[error("{peer} refused the connection: no program listens on that port")]
     Refused {
@@ -251,7 +259,9 @@ impl Error {
             Self::Io { source, .. } | Self::Lost { source, .. } | Self::Injected { source, .. } => {
                 source.kind()
             }
-            Self::Refused { .. } | Self::Rejected { .. } => io::ErrorKind::ConnectionRefused,
+            Self::Refused { .. } | Self::Rejected { .. } | Self::NoQueuePair { .. } => {
+                io::ErrorKind::ConnectionRefused
+            }
             Self::PeerStartup { .. } | Self::PeerRefusal { .. } => io::ErrorKind::InvalidData,
             Self::TimedOut { .. } => io::ErrorKind::TimedOut,
             Self::ClosedInStartup { .. } => io::ErrorKind::ConnectionReset,

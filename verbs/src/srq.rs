@@ -154,9 +154,15 @@ impl Srq {
         taken
     }
 
-    /// Puts back a receive that was taken for a message that will not come.
+    /// Puts back a receive that was taken for a message that will not come. Connections that wait for one are served with it.
     pub(crate) fn put_back(&self, receive: &mut RecvWqe) {
-        self.queue.lock().put_back(receive);
+        let mut queue = self.queue.lock();
+        queue.put_back(receive);
+        let waiting = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        if !waiting.is_empty() {
+            self.pd.driver().ring_all(&waiting);
+        }
     }
 
     /// Takes the oldest receive, or notes `token` as waiting for one.
@@ -211,5 +217,27 @@ impl Drop for Srq {
         self.pd.driver().shared.counts.release_srq();
         let gone = AsyncEvent::SrqLimitReached { srq: self.num };
         self.pd.device().events().remove_if(|event| *event == gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uiw_llp::Token;
+
+    #[test]
+    fn receive_put_back_wakes_waiting_connections() {
+        let device = crate::Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let srq = pd.create_srq(SrqAttr { max_wr: 4, max_sge: 1, limit: 0 }).unwrap();
+        // SAFETY: the receive has no memory.
+        unsafe { srq.post_recv([RecvWr { wr_id: 1, sges: &[] }]) }.unwrap();
+        let (mut taken, mut wakes) = (RecvWqe::default(), Wakes::default());
+        assert!(srq.take(&mut taken, Token(1), &mut wakes));
+        assert!(!srq.take(&mut RecvWqe::default(), Token(2), &mut wakes));
+        assert_eq!(srq.queue.lock().waiting, [Token(2)]);
+        srq.put_back(&mut taken);
+        assert_eq!(srq.queue.lock().waiting, [], "its doorbell was not rung");
+        assert!(srq.take(&mut taken, Token(2), &mut wakes));
     }
 }

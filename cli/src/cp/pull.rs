@@ -191,11 +191,13 @@ fn open(plan: &Plan, item: &Item, tried: u8) {
 fn finish(plan: &Plan, transfer: &Arc<Transfer>) {
     let End::Target(part) = &transfer.end else { return };
     match part.finish() {
-        Ok(Outcome::Done | Outcome::Reopen) => {
+        Ok(Outcome::Done) => {
             if transfer.cancel() {
                 plan.finished(&transfer.item);
             }
         }
+        // Another connection could not finish it, and reports that.
+        Ok(Outcome::Reopen) => {}
         Ok(Outcome::Missing(ranges)) => {
             transfer.set_missing(ranges);
             plan.add_file(Arc::clone(transfer));

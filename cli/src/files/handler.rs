@@ -9,6 +9,7 @@ use super::protocol::{BLOCK, Create, FileHead, Reply, Request, encode_entries};
 use super::root::{ABANDONED, Root};
 use super::wire::WireError;
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Error, Result};
@@ -33,9 +34,9 @@ pub struct Session {
 }
 
 /// Held while an incomplete file is opened, as what is there of it is read and hashed then. Sessions of one peer have one, so that requests of a
-/// few bytes keep one processor busy at most.
+/// few bytes keep one processor busy at most. After each block it passes to another session that waits, so that none waits for a whole file.
 #[derive(Debug, Default)]
-pub struct Opening(Mutex<()>);
+pub struct Opening(parking_lot::Mutex<()>);
 
 /// The requests of one connection.
 pub struct Handler {
@@ -99,8 +100,11 @@ impl Session {
         if parts.len() >= MAX_PARTS {
             parts.retain(|_, part| Arc::strong_count(part) > 1);
         }
-        let opening = self.opening.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let opened = Part::open(&self.root, file, begin, goes_on);
+        let opening = RefCell::new(self.opening.0.lock());
+        let opened = Part::open(&self.root, file, begin, &|| {
+            parking_lot::MutexGuard::bump(&mut opening.borrow_mut());
+            goes_on()
+        });
         drop(opening);
         match opened? {
             Opened::Complete => Ok(Err(Reply::Complete)),
@@ -218,11 +222,19 @@ impl Handler {
     }
 
     fn finish(&self, file: &FileHead) -> Result<Reply> {
-        let reply = self.on_part(file, Part::finish)?;
-        if reply == Reply::Done {
-            self.session.parts().remove(&file.path);
+        let part = match self.session.part(file, false, &self.goes_on)? {
+            Ok(part) => part,
+            Err(reply) => return Ok(reply),
+        };
+        let outcome = part.finish();
+        // After an error as well: the file is opened again, which looks at what there is of it.
+        if !matches!(outcome, Ok(Outcome::Missing(_))) {
+            let mut parts = self.session.parts();
+            if parts.get(&file.path).is_some_and(|known| Arc::ptr_eq(known, &part)) {
+                parts.remove(&file.path);
+            }
         }
-        Ok(reply)
+        Ok(outcome?.into())
     }
 
     fn list(&self, path: &RelPath, after: &[u8], create: Create) -> Result<Answer> {
@@ -326,4 +338,81 @@ pub fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<Read> {
         return Ok(Read::Changed(after));
     }
     read.map(|()| Read::Block(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::meta::{Kind, Time};
+    use super::super::scratch::Scratch;
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    fn head(name: &str, blocks: u64) -> FileHead {
+        let meta = Meta {
+            kind: Kind::File,
+            mode: 0o600,
+            size: blocks * BLOCK,
+            mtime: Time::default(),
+            version: [1; 16],
+            sparse: true,
+            target: Vec::new(),
+        };
+        FileHead { path: RelPath::new(name.as_bytes()).unwrap(), meta }
+    }
+
+    /// The reply about a file of `blocks` of which nothing is there.
+    fn missing(blocks: u64) -> Reply {
+        Reply::Missing(std::iter::once(0..blocks).collect())
+    }
+
+    /// Sends a request that needs no bytes.
+    fn handle(handler: &mut Handler, request: &Request) -> Reply {
+        let no_bytes = |_| Err(WireError::Value { what: "a slot", value: 0 });
+        handler.handle(request, no_bytes).unwrap().0
+    }
+
+    #[test]
+    fn long_verification_delays_no_other_session() {
+        const RECORDS: u64 = 200;
+        let scratch = Scratch::new();
+        let root = Arc::new(Root::open(scratch.path()).unwrap());
+        let opening = Arc::<Opening>::default();
+        let session = |token| Arc::new(Session::new(Arc::clone(&root), true, token, Arc::clone(&opening)));
+        let long = Request::Open { file: head("long", 2 * RECORDS) };
+        let mut first = Handler::new(session(1), || true);
+        assert_eq!(handle(&mut first, &long), missing(2 * RECORDS));
+        for block in 0..RECORDS {
+            let blocks = 2 * block..2 * block + 1;
+            let hole = Request::Hole { file: head("long", 2 * RECORDS), blocks };
+            assert_eq!(handle(&mut first, &hole), Reply::Done);
+        }
+        drop(first);
+        let (begun, other_is_open) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        std::thread::scope(|scope| {
+            let other = session(2);
+            let (begun, is_open) = (Arc::clone(&begun), Arc::clone(&other_is_open));
+            let wait_for_other = (Arc::clone(&begun), Arc::clone(&is_open));
+            let mut first = Handler::new(session(1), move || {
+                let (begun, is_open) = &wait_for_other;
+                begun.store(true, Ordering::SeqCst);
+                // The verification of each record takes its time, until the other session has been served.
+                if !is_open.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                true
+            });
+            scope.spawn(move || {
+                while !begun.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                let mut other = Handler::new(other, || true);
+                let short = Request::Open { file: head("short", 1) };
+                assert_eq!(handle(&mut other, &short), missing(1));
+                is_open.store(true, Ordering::SeqCst);
+            });
+            assert!(matches!(handle(&mut first, &long), Reply::Missing(_)));
+            assert!(other_is_open.load(Ordering::SeqCst), "the other session waited for all records");
+        });
+    }
 }

@@ -171,19 +171,15 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Whether a terminal would do something else than show the character: control characters, those that change the direction of the text, and
-/// those that end a line or have no width.
+/// Whether a terminal may do something else than show the character: control and format characters (Unicode categories Cc and Cf, which have
+/// those that change the direction of the text), separators other than the space (Zl, Zp, Zs), and those without a meaning of their own (Co, Cn).
 #[must_use]
 pub fn is_unsafe(char: char) -> bool {
-    const INVISIBLE: [std::ops::RangeInclusive<char>; 6] = [
-        '\u{61c}'..='\u{61c}',
-        '\u{200b}'..='\u{200f}',
-        '\u{2028}'..='\u{202e}',
-        '\u{2060}'..='\u{2069}',
-        '\u{feff}'..='\u{feff}',
-        '\u{fff9}'..='\u{fffb}',
-    ];
-    char.is_control() || INVISIBLE.iter().any(|range| range.contains(&char))
+    // What the standard library does not print as it is. A combining mark is only printed behind another character.
+    let mut text = *b"x\0\0\0\0";
+    let len = 1 + char.encode_utf8(&mut text[1..]).len();
+    let is_printed = || std::str::from_utf8(&text[..len]).is_ok_and(|text| text.escape_debug().count() == 2);
+    !matches!(char, '\'' | '"' | '\\') && !is_printed()
 }
 
 /// A name or path for people, of which no two look alike: control characters, backslashes and bytes that are no UTF-8 are escaped. A peer's names
@@ -270,6 +266,21 @@ mod tests {
         assert_eq!(long.part().len(), 64 + PART.len());
         assert!(is_reserved(&long.part()) && is_reserved(&long.journal()));
         assert_ne!(long.part(), Name::new(&[b'y'; 255]).unwrap().part());
+    }
+
+    /// Of each range of category Cf in Unicode 16 one character, and of the others the first and the last one.
+    #[test]
+    fn characters_without_glyph_are_unsafe() {
+        let unsafe_ones = "\0\t\n\x1b\x7f\u{80}\u{85}\u{9b}\u{9f}\u{a0}\u{ad}\u{600}\u{605}\u{61c}\u{6dd}\u{70f}\u{890}\u{8e2}\u{180e}\
+            \u{200b}\u{200c}\u{200d}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2060}\u{2064}\u{2066}\u{2069}\u{206a}\u{206f}\
+            \u{feff}\u{fff9}\u{fffb}\u{110bd}\u{13430}\u{1bca0}\u{1d173}\u{1d17a}\u{e0001}\u{e0020}\u{e007f}\u{e000}\u{10ffff}";
+        for char in unsafe_ones.chars() {
+            assert!(is_unsafe(char), "{char:?}");
+        }
+        // The last one of the first line is a combining mark.
+        for char in " aZ~'\"\\\u{e9}\u{5d0}\u{627}\u{4e2d}\u{1f600}\u{301}".chars().chain('!'..='~') {
+            assert!(!is_unsafe(char), "{char:?}");
+        }
     }
 
     #[test]

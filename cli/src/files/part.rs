@@ -29,9 +29,18 @@ pub struct Part {
     directory: OwnedFd,
     name: Name,
     bytes: File,
-    /// Whether it has its name. Held while bytes are written, so that none are written afterwards.
-    is_finished: RwLock<bool>,
+    /// Held while bytes are written, so that none are written after the file has its name.
+    phase: RwLock<Phase>,
     state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Receiving,
+    /// It has its name.
+    Finished,
+    /// Its bytes may not have reached the medium: it was removed.
+    Discarded,
 }
 
 #[derive(Debug)]
@@ -175,8 +184,8 @@ impl Part {
             }
         };
         let state = Mutex::new(State { verified, journal });
-        let is_finished = RwLock::new(false);
-        Ok(Opened::Part(Self { head: head.clone(), directory, name, bytes, is_finished, state }))
+        let phase = RwLock::new(Phase::Receiving);
+        Ok(Opened::Part(Self { head: head.clone(), directory, name, bytes, phase, state }))
     }
 
     /// Whether it is of the version that `head` names.
@@ -197,8 +206,8 @@ impl Part {
         if bytes.is_empty() || bytes.len() as u64 != self.head.block_len(index) {
             return Err(Error::other(format!("block {index} does not have {} bytes", bytes.len())));
         }
-        let finished = self.is_finished.read().unwrap_or_else(PoisonError::into_inner);
-        if *finished {
+        let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
+        if *phase != Phase::Receiving {
             return Ok(Outcome::Reopen);
         }
         // A block that is there needs no other record: the journal, which each opening reads, has one for each block.
@@ -223,8 +232,8 @@ impl Part {
         if blocks.end > self.head.blocks() {
             return Err(Error::other(format!("a hole up to block {}", blocks.end)));
         }
-        let finished = self.is_finished.read().unwrap_or_else(PoisonError::into_inner);
-        if *finished {
+        let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
+        if *phase != Phase::Receiving {
             return Ok(Outcome::Reopen);
         }
         self.note(blocks.clone(), &Record::Hole(blocks))
@@ -256,27 +265,46 @@ impl Part {
     }
 
     /// Gives the complete file its mode and time, syncs it, and makes it appear.
+    ///
+    /// # Errors
+    /// Those of the file system. If the file cannot be synced, it is removed: the kernel reports lost bytes once, and would report success
+    /// the second time.
     pub fn finish(&self) -> Result<Outcome> {
-        let mut finished = self.is_finished.write().unwrap_or_else(PoisonError::into_inner);
-        if *finished {
-            return Ok(Outcome::Done);
+        self.finish_with(File::sync_all)
+    }
+
+    fn finish_with(&self, sync: impl FnOnce(&File) -> Result<()>) -> Result<Outcome> {
+        let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
+        match *phase {
+            Phase::Receiving => {}
+            Phase::Finished => return Ok(Outcome::Done),
+            Phase::Discarded => return Ok(Outcome::Reopen),
         }
         let missing = self.missing();
         if !missing.is_empty() {
             return Ok(Outcome::Missing(missing));
         }
         set(&self.bytes, &self.head.meta)?;
-        self.bytes.sync_all()?;
+        let synced = sync(&self.bytes);
         let part = self.name.part();
         if !is_at(&self.directory, &part, &self.bytes)? {
             return Err(Error::other("the incomplete file was replaced meanwhile"));
         }
+        if let Err(error) = synced {
+            *phase = Phase::Discarded;
+            self.remove(&part);
+            self.remove(&self.name.journal());
+            return Err(error);
+        }
         let part = OsStr::from_bytes(&part);
         rustix::fs::renameat(&self.directory, part, &self.directory, self.name.as_os_str())?;
-        *finished = true;
-        let journal = self.name.journal();
-        let _ = rustix::fs::unlinkat(&self.directory, OsStr::from_bytes(&journal), AtFlags::empty());
+        *phase = Phase::Finished;
+        self.remove(&self.name.journal());
         Ok(Outcome::Done)
+    }
+
+    fn remove(&self, name: &[u8]) {
+        let _ = rustix::fs::unlinkat(&self.directory, OsStr::from_bytes(name), AtFlags::empty());
     }
 }
 
@@ -361,6 +389,22 @@ mod tests {
 
     fn source() -> Vec<u8> {
         (0..SIZE as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+    }
+
+    #[test]
+    fn finish_after_failed_sync_starts_over() {
+        let scratch = Scratch::new();
+        let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+        let part = open(&root, &head(1, false));
+        (0..3).for_each(|index| assert_eq!(put(&part, index, &source), Outcome::Done));
+        let failed = part.finish_with(|_| Err(Errno::IO.into())).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(Errno::IO.raw_os_error()));
+        assert_eq!(part.finish().unwrap(), Outcome::Reopen);
+        assert_eq!(put(&part, 0, &source), Outcome::Reopen);
+        drop(part);
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+        assert!(matches!(Part::open(&root, &head(1, false), false, &|| true).unwrap(), Opened::Nothing));
+        assert_eq!(open(&root, &head(1, false)).verified_bytes(), 0);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::io::{Error, Read, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Entries of a page of a list at most.
@@ -23,9 +24,37 @@ const ENTRY: usize = 64;
 /// After how long the temporary file of a batch or a link is one of a session that was killed: a batch takes seconds.
 pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
 
+/// The first names of a directory, as many as fit into a slot.
+#[derive(Default)]
+struct FirstNames {
+    /// The greatest one on top, to be replaced by a less one.
+    names: BinaryHeap<Name>,
+    /// Bytes that they have in a list.
+    bytes: usize,
+    /// Whether others follow.
+    has_more: bool,
+}
+
+impl FirstNames {
+    fn add(&mut self, name: Name) {
+        let len = |name: &Name| ENTRY + name.as_bytes().len();
+        if self.has_more && self.names.peek().is_some_and(|last| *last < name) {
+            return;
+        }
+        self.bytes += len(&name);
+        self.names.push(name);
+        while (self.names.len() > PAGE || self.bytes > SLOT as usize)
+            && let Some(last) = self.names.pop()
+        {
+            self.bytes -= len(&last);
+            self.has_more = true;
+        }
+    }
+}
+
 /// A directory below which files are read or written.
 #[derive(Debug)]
-pub struct Root(OwnedFd);
+pub struct Root(OwnedFd, SharedSync);
 
 /// A small file and its bytes, or what it is instead.
 pub type Small = std::result::Result<(Meta, Vec<u8>), Meta>;
@@ -35,7 +64,7 @@ const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 impl Root {
     /// The path itself may have symbolic links: it is the user's.
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self(rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?))
+        Ok(Self(rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?, SharedSync::default()))
     }
 
     fn at(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
@@ -79,9 +108,7 @@ impl Root {
     /// follow. The directory is read anew for each page, so that a page is all that is kept of a large one.
     pub fn page(&self, path: &RelPath, after: &[u8]) -> Result<(Vec<Entry>, bool)> {
         let directory = self.directory(path)?;
-        // The greatest name on top, to be replaced by a less one.
-        let mut names = BinaryHeap::new();
-        let mut more = false;
+        let mut names = FirstNames::default();
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
             let bytes = entry.file_name().to_bytes();
@@ -89,16 +116,13 @@ impl Root {
                 continue;
             }
             if let Ok(name) = Name::new(bytes) {
-                names.push(name);
-            }
-            if names.len() > PAGE {
-                names.pop();
-                more = true;
+                names.add(name);
             }
         }
+        let mut more = names.has_more;
         let mut entries = Vec::new();
         let mut bytes = 0;
-        for name in names.into_sorted_vec() {
+        for name in names.names.into_sorted_vec() {
             // A list goes into a slot: texts of links that do not fit any more would be read in vain, at 4 KiB each.
             if bytes >= SLOT as usize {
                 more = true;
@@ -223,9 +247,57 @@ impl Root {
         Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
     }
 
-    /// Writes everything of the file system to its medium.
+    /// Writes everything of the file system to its medium. Threads that call it at the same time share a system call.
     pub fn sync(&self) -> Result<()> {
-        Ok(rustix::fs::syncfs(&self.0)?)
+        Ok(self.1.run(|| rustix::fs::syncfs(&self.0))?)
+    }
+}
+
+/// Runs one operation at a time, for all who have asked for it before it began: so many small requests cause few system calls, and an error
+/// that the kernel reports once reaches everyone whom it concerns.
+#[derive(Debug, Default)]
+struct SharedSync {
+    state: Mutex<SyncState>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct SyncState {
+    /// Numbers of the last run that has begun, and of the last one that has ended.
+    begun: u64,
+    ended: u64,
+    /// The last run that has failed, and its error.
+    failed: Option<(u64, Errno)>,
+    #[cfg(test)]
+    waiting: usize,
+}
+
+impl SharedSync {
+    fn run(&self, operation: impl FnOnce() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = state.begun + 1;
+        #[cfg(test)]
+        {
+            state.waiting += 1;
+        }
+        while state.begun > state.ended && state.ended < wanted {
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.ended < wanted {
+            state.begun += 1;
+            drop(state);
+            let result = operation();
+            state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.ended = state.begun;
+            if let Err(error) = result {
+                state.failed = Some((state.ended, error));
+            }
+            self.ended.notify_all();
+        }
+        match state.failed {
+            Some((number, error)) if number >= wanted => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -242,7 +314,8 @@ mod tests {
     use super::super::scratch::Scratch;
     use super::*;
     use std::os::unix::fs::symlink;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     fn path(text: &str) -> RelPath {
         RelPath::new(text.as_bytes()).unwrap()
@@ -297,6 +370,58 @@ mod tests {
         assert_eq!(entries.len(), PAGE + 50);
         assert!(entries.is_sorted_by(|a, b| a.name < b.name) && entries.starts_with(&first));
         assert_eq!(root.page(&RelPath::default(), b"9999").unwrap(), (Vec::new(), false));
+    }
+
+    #[test]
+    fn concurrent_syncs_share_runs_and_errors() {
+        const WAITING: usize = 20;
+        let (sync, runs) = (SharedSync::default(), AtomicUsize::new(0));
+        let (begun, go_on) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let first = sync.run(|| {
+                    begun.wait();
+                    go_on.wait();
+                    Ok(())
+                });
+                assert_eq!(first, Ok(()));
+            });
+            begun.wait();
+            let others: Vec<_> = (0..WAITING)
+                .map(|_| {
+                    scope.spawn(|| {
+                        sync.run(|| {
+                            runs.fetch_add(1, Ordering::SeqCst);
+                            Err(Errno::IO)
+                        })
+                    })
+                })
+                .collect();
+            // All of them want the run after the one that has begun.
+            while sync.state.lock().unwrap().waiting < 1 + WAITING {
+                std::thread::yield_now();
+            }
+            go_on.wait();
+            for other in others {
+                assert_eq!(other.join().unwrap(), Err(Errno::IO));
+            }
+        });
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
+        assert_eq!(sync.run(|| Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn long_names_of_page_fit_slot() {
+        let name = |number: usize| Name::new(format!("{number:0>255}").as_bytes()).unwrap();
+        let mut first = FirstNames::default();
+        for number in (0..2 * PAGE).rev() {
+            first.add(name(number));
+            let bytes: usize = first.names.len() * (ENTRY + 255);
+            assert!(bytes <= SLOT as usize && bytes == first.bytes, "{bytes}");
+        }
+        let names = first.names.into_sorted_vec();
+        assert!(first.has_more && names.len() == SLOT as usize / (ENTRY + 255));
+        assert!(names.iter().enumerate().all(|(number, first)| *first == name(number)));
     }
 
     /// 8,192 links of 4 KiB would be 32 MiB.

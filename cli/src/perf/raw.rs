@@ -151,7 +151,7 @@ pub(crate) fn read_spinning(
             Ok(0) => return Ok(false),
             Ok(n) => {
                 got += n;
-                spin = Spin::default();
+                spin.restart();
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause(&mut spin, timeout)?,
             Err(error) => return Err(error),
@@ -166,7 +166,7 @@ pub(crate) fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8], timeout: 
         match stream.write(bytes) {
             Ok(n) => {
                 bytes = &bytes[n..];
-                spin = Spin::default();
+                spin.restart();
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause(&mut spin, timeout)?,
             Err(error) => return Err(error),

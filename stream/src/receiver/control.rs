@@ -7,7 +7,7 @@ use crate::reads::{InboundKind, InboundRead};
 use crate::shared::Shared;
 use alloc::boxed::Box;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, Operation, ReadRequest, Terminate};
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, Operation, RdmapError, ReadRequest, Terminate};
 
 impl Receiver {
     pub(super) fn control<H: StreamHost>(
@@ -29,9 +29,14 @@ impl Receiver {
         let bytes = self.control[qn];
         let bytes = &bytes[..message.len as usize];
         let malformed = || segment.fault(Operation::Unspecified);
+        // An unreliable connection has Sends and Writes alone. Reads of nothing set it up and end it.
+        let refused = || segment.fault(RdmapError::UnexpectedOpcode { opcode: opcode.raw() });
         match opcode {
             Opcode::ReadRequest => {
                 let request = ReadRequest::parse(bytes).map_err(|_| malformed())?;
+                if request.len > 0 && host.is_unreliable() {
+                    return Err(refused());
+                }
                 if request.len > 0 || shared.first_fpdu {
                     self.only_rtr = false;
                 }
@@ -39,6 +44,9 @@ impl Receiver {
             }
             Opcode::AtomicRequest => {
                 self.only_rtr = false;
+                if host.is_unreliable() {
+                    return Err(refused());
+                }
                 let request = AtomicRequest::parse(bytes).map_err(|_| malformed())?;
                 self.add_inbound(InboundKind::Atomic(request), segment, shared)
             }

@@ -9,13 +9,13 @@ mod control;
 mod send;
 
 use crate::Event;
-use crate::error::ConnError;
+use crate::error::{AccessError, ConnError};
 use crate::host::{StreamHost, Traffic, Wait};
 use crate::placement;
 use crate::reads::QuotedSegment;
 use crate::shared::Shared;
 use crate::timers::Timer;
-use crate::unreliable::{AnnouncedWrite, Discards};
+use crate::unreliable::{AnnouncedWrite, Discards, RefusedStags};
 use uiw_ddp::{Header, Tagged, UntaggedRx};
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::startup::Negotiated;
@@ -45,6 +45,8 @@ pub(crate) struct Receiver {
     only_rtr: bool,
     /// Unreliable messages that are being discarded.
     discards: Discards,
+    /// STags that unreliable Writes named in vain.
+    refused_stags: RefusedStags,
     negotiated: Option<Negotiated>,
     /// Bytes from the front of the input that an FPDU needs; 0 while none is known to have begun.
     needed: usize,
@@ -72,6 +74,7 @@ impl Receiver {
             last_write_len: 0,
             only_rtr: true,
             discards: Discards::default(),
+            refused_stags: RefusedStags::default(),
             negotiated: None,
             needed: 0,
         }
@@ -286,7 +289,10 @@ impl Receiver {
             self.only_rtr = false;
             match host.write(header.stag, header.to, payload) {
                 Ok(()) => host.count(Traffic::WriteReceived, header.last.into(), len.into()),
-                Err(_) if host.is_unreliable() => self.discards.discard_write(header.last),
+                Err(error) if host.is_unreliable() => {
+                    self.discards.discard_write(header.last);
+                    self.refuse_stag(error, header, segment)?;
+                }
                 Err(error) => return Err(segment.fault(error.of_write(header.stag, header.to, len))),
             }
             self.message_placed(header.last, shared);
@@ -321,7 +327,11 @@ impl Receiver {
         }
         self.only_rtr = false;
         if let Some(announced) = self.discards.announced {
-            let mut may_begin = host.check_write(header.stag, header.to, announced.len).is_ok();
+            let checked = host.check_write(header.stag, header.to, announced.len);
+            let mut may_begin = checked.is_ok();
+            if let Err(error) = checked {
+                self.refuse_stag(error, header, segment)?;
+            }
             if may_begin && announced.immediate && self.receiving.is_none() {
                 self.receiving = host.begin_receive();
                 if self.receiving.is_none() && self.may_wait(shared) {
@@ -337,7 +347,10 @@ impl Receiver {
         if !self.discards.write {
             match host.write(header.stag, header.to, payload) {
                 Ok(()) => host.count(Traffic::WriteReceived, header.last.into(), len.into()),
-                Err(_) => self.discards.write = true,
+                Err(error) => {
+                    self.discards.write = true;
+                    self.refuse_stag(error, header, segment)?;
+                }
             }
         }
         self.write_placed(header.last, len);
@@ -346,6 +359,21 @@ impl Receiver {
         }
         self.message_placed(header.last, shared);
         Ok(Placed::Yes)
+    }
+
+    /// An unreliable Write is discarded, as `error` says. Ends the stream if the peer tries STags.
+    #[cold]
+    fn refuse_stag(
+        &mut self,
+        error: AccessError,
+        header: &Tagged,
+        segment: &Segment<'_>,
+    ) -> Result<(), ConnError> {
+        if self.refused_stags.note(header.stag) {
+            return Ok(());
+        }
+        let len = segment.payload().len() as u32;
+        Err(segment.fault(error.of_write(header.stag, header.to, len)))
     }
 
     /// Whether an unreliable message for which no receive is posted waits for one.

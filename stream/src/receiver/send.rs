@@ -133,7 +133,7 @@ impl Receiver {
         };
         let message = Received { kind, solicited, invalidated, awaits_ack };
         if let Some(stag) = message.invalidated
-            && host.invalidate(stag).is_err()
+            && (host.is_unreliable() || host.invalidate(stag).is_err())
         {
             return Err(segment.fault(Protection::CannotInvalidate { stag }));
         }

@@ -86,6 +86,11 @@ impl HostState {
         self.charge.is_some()
     }
 
+    /// Whether that message has made progress since the last time it had: see [`MessageCharge::has_progress`].
+    pub(crate) fn has_message_progress(&mut self) -> bool {
+        self.charge.as_mut().is_some_and(|charge| charge.has_progress(self.long.len()))
+    }
+
     /// Makes room for a message of `len` bytes, which grows to `limit` at most.
     fn reserve(&mut self, shared: &Arc<Shared>, len: usize, limit: usize) -> Result<(), LocalError> {
         if len <= self.long.capacity() {

@@ -255,7 +255,7 @@ impl Conn {
                 self.on_lost(&error, services);
             }
         }
-        if moved && self.state.has_long_message() {
+        if moved && self.state.has_message_progress() {
             self.message_at = services.now;
         }
         self.keep_rest(&staging[..have], begun == 0 || taken, services);

@@ -79,11 +79,26 @@ pub(crate) struct Budget {
 pub(crate) struct MessageCharge {
     shared: Arc<Shared>,
     bytes: usize,
+    /// Bytes of the message from which on it has made progress.
+    next_step: usize,
 }
+
+/// Bytes of a long message that count as progress: with less in a second (`PARTIAL_TIMEOUT`) a peer counts as silent while memory is short,
+/// so that one that sends byte by byte does not keep the memory from others.
+const PROGRESS: usize = 64 << 10;
 
 impl MessageCharge {
     pub(crate) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), bytes: 0 }
+        Self { shared: Arc::clone(shared), bytes: 0, next_step: 0 }
+    }
+
+    /// Whether a message that has `len` bytes now has made progress since the last time it had.
+    pub(crate) fn has_progress(&mut self, len: usize) -> bool {
+        let has = len >= self.next_step;
+        if has {
+            self.next_step = len + PROGRESS;
+        }
+        has
     }
 
     /// Charges as much as makes `bytes`. False: there is no room.

@@ -161,6 +161,34 @@ fn silent_peers_release_message_memory() {
     other.run(send_all(&client, &[90_000, 90_000]), receive_all_of(&server, 2));
 }
 
+/// A peer that sends a long message a few bytes at a time is ended, and not the one that goes on.
+#[test]
+fn trickling_peer_releases_message_memory() {
+    let settings = ConnSettings::default().recv_size(1000).max_message(400_000);
+    let limits = Limits::default().max_unfinished_bytes(200_000);
+    let simulation = Simulation::limited(1, Link { capacity: 4_000, ..Link::default() }, limits);
+    let ((_, trickling), _trickled) = simulation.connect(&settings);
+    let cx = &mut Context::from_waker(Waker::noop());
+    let mut sending = pin!(trickling.send_copy(&[3; 300_000]));
+    for _ in 0..6 {
+        assert!(sending.as_mut().poll(cx).is_pending());
+        pass(&simulation, Duration::ZERO);
+    }
+    // It is never silent for a second.
+    for _ in 0..8 {
+        simulation.network().advance(Duration::from_millis(400));
+        if sending.as_mut().poll(cx).is_ready() {
+            break;
+        }
+        simulation.client.pump();
+        simulation.server.pump();
+        simulation.network().step();
+    }
+    let (other, _stopped) = simulation.with_other_client();
+    let ((_, client), (_, server)) = other.connect(&settings);
+    other.run(send_all(&client, &[90_000, 90_000]), receive_all_of(&server, 2));
+}
+
 /// Long messages that the program keeps delay the next one, and dropping one lets it come.
 #[test]
 fn long_messages_that_are_kept_are_bounded() {

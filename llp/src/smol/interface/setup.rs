@@ -21,8 +21,9 @@ impl<L: Link> SmolInterface<L> {
         let peer = SocketAddr::new(plain(peer.ip()), peer.port());
         let local = self.source(local, peer)?;
         let flow = Flow { local, peer };
+        let mut numbering = self.fresh_numbering()?;
         let mut conn =
-            Conn::connecting(flow, token, options, (self.buffer, &self.time), self.iface.context())?;
+            Conn::connecting(flow, token, options, (self.buffer, &self.time), numbering.context())?;
         let forwards =
             |gateway: &&IpAddr| gateway.is_ipv4() == peer.is_ipv4() && !self.resolved.contains(*gateway);
         if !self.is_near(peer.ip()) {

@@ -3,6 +3,7 @@
 use super::{LISTENER, address};
 use crate::smol::link::{Frame, Link};
 use crate::smol::pipe::{PipeLink, pipe};
+use crate::smol::segment::{segment_of, sequence};
 use crate::smol::{SmolConfig, SmolStack};
 use crate::{Clock, ListenOptions, StreamOptions, Token, TransportListener, TransportStack};
 use smoltcp::phy::ChecksumCapabilities;
@@ -39,6 +40,8 @@ struct Net {
     v6: bool,
     listener: Box<dyn TransportListener>,
     sent: u32,
+    /// Sequence numbers of the SYNs that passed: the client's, the server's.
+    numbers: [Vec<u32>; 2],
 }
 
 impl Net {
@@ -52,7 +55,16 @@ impl Net {
         let ((client, client_end), (mut server, server_end)) = (stack(1), stack(2));
         let options = ListenOptions { backlog: 8, ..ListenOptions::default() };
         let listener = server.listen(SocketAddr::new(address(2, v6), 7174), &options, LISTENER).unwrap();
-        Self { clock, server, client, ends: [client_end, server_end], v6, listener, sent: 0 }
+        Self {
+            clock,
+            server,
+            client,
+            ends: [client_end, server_end],
+            v6,
+            listener,
+            sent: 0,
+            numbers: [Vec::new(), Vec::new()],
+        }
     }
 
     fn step(&mut self) {
@@ -61,8 +73,8 @@ impl Net {
         self.client.poll(&mut events).unwrap();
         self.server.poll(&mut events).unwrap();
         let [client, server] = &mut self.ends;
-        pass(client, server);
-        pass(server, client);
+        pass(client, server, &mut self.numbers[0]);
+        pass(server, client, &mut self.numbers[1]);
     }
 
     fn flood(&mut self, source: Source) {
@@ -85,9 +97,13 @@ impl Net {
     }
 }
 
-/// Frames go on to another link.
-fn pass(from: &mut PipeLink, to: &mut PipeLink) {
+/// Forwards frames to another link, and notes the sequence numbers of SYNs.
+fn pass(from: &mut PipeLink, to: &mut PipeLink, numbers: &mut Vec<u32>) {
     while let Some(mut frame) = from.receive() {
+        if let Some((at, _)) = segment_of(frame.bytes()) {
+            let segment = TcpPacket::new_unchecked(&frame.bytes()[at..]);
+            numbers.extend(segment.syn().then(|| sequence(segment.seq_number())));
+        }
         send(to, frame.bytes());
         from.recycle(frame);
     }
@@ -178,5 +194,28 @@ fn unfinished_setups_time_out() {
             net.listener.accept(Token(2)).err().map(|error| error.kind()),
             Some(ErrorKind::WouldBlock)
         );
+    }
+}
+
+/// Both ends of two pairs of stacks whose generators have the same state.
+#[test]
+fn initial_sequence_numbers_unpredictable() {
+    for v6 in [false, true] {
+        let numbers = || {
+            let mut net = Net::new(v6);
+            for stack in [&net.client, &net.server] {
+                stack.interface.lock().reseed(7);
+            }
+            let to = SocketAddr::new(address(2, v6), 7174);
+            let mut client = net.client.connect(None, to, &StreamOptions::default(), Token(1)).unwrap();
+            while !client.connect_result().unwrap() {
+                net.step();
+            }
+            net.numbers.map(|numbers| numbers[0])
+        };
+        let (first, second) = (numbers(), numbers());
+        for end in 0..2 {
+            assert_ne!(first[end], second[end], "end {end}, IPv6 {v6}");
+        }
     }
 }

@@ -242,6 +242,28 @@ fn removed_keys_end_their_connections_and_others_stay() {
 }
 
 #[test]
+fn changed_key_options_end_connections() {
+    let (ours, theirs) = (key(), key());
+    let with_options = |options: &str, name: &str| {
+        let line = format!("{options} {} {name}", theirs.public_key());
+        TlsConfig::raw_keys(&ours, PinnedKeys::parse(line.trim()).unwrap()).unwrap()
+    };
+    let mut server = Server::new(with_options("shares=a:rw", "node"));
+    let mut client = Client::new(server.at(), raw(&theirs, &[&ours]));
+    let mut accepted = connect(&mut server, &mut client);
+    server.tls.replace(with_options("shares=a:rw", "renamed")).unwrap();
+    server.poll();
+    assert_eq!(recv(&mut *accepted, 1).unwrap_err().kind(), ErrorKind::WouldBlock);
+    server.tls.replace(with_options("shares=a", "renamed")).unwrap();
+    server.poll();
+    let error = recv(&mut *accepted, 1).unwrap_err();
+    assert!(
+        matches!(tls_error(&error), TlsError::Removed { reason, .. } if reason.contains("options")),
+        "{error}"
+    );
+}
+
+#[test]
 fn key_files() {
     let directory = Directory::new();
     let file = directory.0.join("key.pem");
