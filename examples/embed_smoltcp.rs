@@ -8,13 +8,13 @@ mod embed_host;
 
 use embed_exchange::{AnyError, SINK};
 use embed_host::Peer;
-use smoltcp::iface::{Config as InterfaceConfig, Interface, SocketHandle, SocketSet};
+use smoltcp::iface::{Interface, Config as InterfaceConfig, SocketHandle, SocketSet};
 use smoltcp::phy::{Loopback, Medium};
 use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
 use std::hash::{BuildHasher, RandomState};
-use uiw_stream::{Config, RdmapStream, Time, Transmit};
+use uiw_stream::{RdmapConfig, RdmapStream, Time, Transmit};
 
 /// One end: what the loop keeps for a socket.
 struct End {
@@ -117,9 +117,9 @@ fn main() -> Result<(), AnyError> {
     sockets.get_mut::<Socket<'_>>(client).connect(interface.context(), (address, 4791), 49_152)?;
 
     let start = Time::default();
-    let responder = RdmapStream::listen(Config::default(), SINK, start);
+    let responder = RdmapStream::listen(RdmapConfig::default(), SINK, start);
     let initiator =
-        RdmapStream::connect(Config::default(), b"", SINK, RandomState::new().hash_one(0), start)?;
+        RdmapStream::connect(RdmapConfig::default(), b"", SINK, RandomState::new().hash_one(0), start)?;
     let mut ends =
         [End::new(client, initiator, Peer::default()), End::new(server, responder, Peer::responder())];
     while ends.iter().any(|end| !end.stream.is_over()) {

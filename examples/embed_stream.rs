@@ -13,7 +13,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use uiw_stream::{Config, RdmapStream, Time, Transmit};
+use uiw_stream::{RdmapConfig, RdmapStream, Time, Transmit};
 
 /// Runs a stream to its end. A read that times out lets the stream's deadlines pass; `shut_down` ends the transport's sending half.
 fn run<T: Read + Write>(
@@ -66,10 +66,10 @@ fn main() -> Result<(), AnyError> {
         end.set_read_timeout(Some(Duration::from_millis(10)))?;
     }
     let shut_down = |end: &UnixStream| end.shutdown(std::net::Shutdown::Write);
-    let stream = RdmapStream::listen(Config::default(), SINK, Time::default());
+    let stream = RdmapStream::listen(RdmapConfig::default(), SINK, Time::default());
     let responder = std::thread::spawn(move || run(there, shut_down, stream, Peer::responder()));
     let nonce = RandomState::new().hash_one(0);
-    let stream = RdmapStream::connect(Config::default(), b"", SINK, nonce, Time::default())?;
+    let stream = RdmapStream::connect(RdmapConfig::default(), b"", SINK, nonce, Time::default())?;
     let initiator = run(here, shut_down, stream, Peer::default())?;
     let responder = responder.join().map_err(|_| "the responder panicked")??;
     embed_exchange::report(&initiator, &responder);

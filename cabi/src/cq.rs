@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use uiw_verbs::{Arm, AsyncEvent, CqOptions, Wc, WcOpcode};
+use uiw_verbs::{Arm, AsyncEvent, CqConfig, Wc, WcOpcode};
 
 /// A queue as C holds it.
 pub struct Cq {
@@ -90,7 +90,7 @@ pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ib
         // SAFETY: as above.
         false => Some(unsafe { Object::<CompChannel>::get(init.channel) }?),
     };
-    let options = CqOptions {
+    let options = CqConfig {
         channel: channel.map(|c| Arc::clone(c.events.engine())),
         timestamps: init.timestamps,
         shard,

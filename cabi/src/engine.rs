@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 use uiw_llp::capture::{PcapFile, PcapSink};
-use uiw_verbs::{Device, DeviceOptions, Limits};
+use uiw_verbs::{Device, DeviceConfig, Limits};
 
 /// Reads and atomics outstanding on one queue pair: programs keep the number in one byte.
 pub(crate) const MAX_RD_ATOMIC: u16 = 255;
@@ -106,7 +106,7 @@ impl Engine {
         let held = Held::new();
         let device = Device::with_stack(
             stack,
-            DeviceOptions::default()
+            DeviceConfig::default()
                 .limits(limits)
                 .progress_hooks(PROGRESS_HOOKS)
                 .lenient_invalidate(true)

@@ -8,7 +8,7 @@ use crate::environment::{self, Privileged};
 use crate::errno::Errno;
 use crate::log;
 use crate::persona::Persona;
-use crate::tls::TlsOptions;
+use crate::tls::TlsFileConfig;
 use once_cell::race::OnceBox;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -19,7 +19,7 @@ use uiw_llp::Spec;
 use uiw_llp::capture::PcapFile;
 use uiw_llp::fault::Faults;
 use uiw_llp::tls::Tls;
-use uiw_verbs::{ConnOptions, FaultPlan, Revision, StableTx};
+use uiw_verbs::{ConnConfig, FaultPlan, Revision, StableTx};
 
 use values::{
     capability_exchange, depth, exact_or_padded, faults, fpdu, own_or_host, peer_profile, ports, rtr_kinds,
@@ -192,7 +192,7 @@ pub struct Settings {
     /// The TCP under everything.
     pub llp: Spec,
     /// Options of every connection.
-    pub conn: ConnOptions,
+    pub conn: ConnConfig,
     /// After how long a silent peer is dead, if set.
     pub dead_after: Option<DeadAfter>,
     /// ORD, if set.
@@ -230,7 +230,7 @@ pub struct Settings {
     /// The file that configures TLS.
     pub tls: Option<PathBuf>,
     /// What is beside it.
-    pub tls_options: TlsOptions,
+    pub tls_options: TlsFileConfig,
     /// Where counters are published.
     pub counters: Counters,
     /// Filter of the log.
@@ -335,7 +335,7 @@ impl Settings {
 
     /// Options of the program's own connections: those of [`Settings::conn`] with the values that have no default here.
     #[must_use]
-    pub fn connection(&self) -> ConnOptions {
+    pub fn connection(&self) -> ConnConfig {
         let mut options = self.conn.clone();
         if let Some(DeadAfter(time)) = self.dead_after {
             options.stream.dead_after = time;

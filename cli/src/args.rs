@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 use uiw_cabi::settings::{Settings, VARIABLES, Variable};
-use uiw_verbs::{ConnOptions, FpduSize, PeerProfile, StableTx};
+use uiw_verbs::{ConnConfig, FpduSize, PeerProfile, StableTx};
 
 /// rping's port, and so the one of `uiw serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
@@ -63,14 +63,14 @@ impl ConnArgs {
         settings
     }
 
-    pub(crate) fn peer_options(&self) -> PeerOptions {
-        PeerOptions::new(self.settings().connection())
+    pub(crate) fn peer_options(&self) -> PeerConfig {
+        PeerConfig::new(self.settings().connection())
     }
 }
 
 /// Options of a connection as they are sent to the other end, which uses the same in its direction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct PeerOptions {
+pub(crate) struct PeerConfig {
     pub(crate) crc: bool,
     pub(crate) markers: bool,
     #[serde(with = "text")]
@@ -82,7 +82,7 @@ pub(crate) struct PeerOptions {
     pub(crate) congestion: Option<String>,
     /// Options of one end alone.
     #[serde(skip)]
-    pub(crate) own: ConnOptions,
+    pub(crate) own: ConnConfig,
 }
 
 /// A peer that requires more than the RFCs say.
@@ -109,14 +109,14 @@ mod text {
     }
 }
 
-impl Default for PeerOptions {
+impl Default for PeerConfig {
     fn default() -> Self {
-        Self::new(ConnOptions::default())
+        Self::new(ConnConfig::default())
     }
 }
 
-impl PeerOptions {
-    pub(crate) fn new(own: ConnOptions) -> Self {
+impl PeerConfig {
+    pub(crate) fn new(own: ConnConfig) -> Self {
         Self {
             crc: own.crc,
             markers: own.markers,
@@ -128,7 +128,7 @@ impl PeerOptions {
         }
     }
 
-    pub(crate) fn options(&self) -> ConnOptions {
+    pub(crate) fn options(&self) -> ConnConfig {
         let mut options = self.own.clone();
         (options.crc, options.markers, options.fpdu) = (self.crc, self.markers, self.fpdu);
         options.profile = self.peer.map_or(PeerProfile::Rfc, |Peer::SiwGso| PeerProfile::SiwGso);
@@ -138,7 +138,7 @@ impl PeerOptions {
     }
 
     /// The peer's, with what this end has for itself.
-    pub(crate) fn at(&self, own: &ConnOptions) -> Self {
+    pub(crate) fn at(&self, own: &ConnConfig) -> Self {
         Self { own: own.clone(), ..self.clone() }
     }
 }

@@ -6,7 +6,7 @@ use uiw_cabi::denied;
 use uiw_cli::files::names::is_unsafe;
 use uiw_llp::OptionError;
 use uiw_llp::tls::TlsError;
-use uiw_verbs::{ConnOptions, Error, Suspect, Wc, WcStatus};
+use uiw_verbs::{ConnConfig, Error, Suspect, Wc, WcStatus};
 
 /// Exit codes of every command. The text is part of `--help`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl Failure {
     }
 
     /// A connection with these options could not be set up.
-    pub(crate) fn connecting(to: impl fmt::Display, options: &ConnOptions, error: &Error) -> Self {
+    pub(crate) fn connecting(to: impl fmt::Display, options: &ConnConfig, error: &Error) -> Self {
         let failure = Self { refusal: refusal(error), ..Self::unreachable(to, error) };
         match Suspect::of_connect(options, error) {
             Some(suspect) => failure.suspecting(suspect),
@@ -291,12 +291,12 @@ mod tests {
     #[test]
     fn a_suspect_is_named_with_the_options_to_try() {
         let peer = "192.0.2.1:9".parse().unwrap();
-        let options = ConnOptions::default().peer_to_peer(false);
+        let options = ConnConfig::default().peer_to_peer(false);
         let failure = Failure::connecting(peer, &options, &Error::ClosedInStartup { peer });
         assert!(failure.fix.contains("irdma") && failure.fix.contains("--peer-to-peer on --rtr write,read"));
         let rejected =
             Error::Rejected { peer, private_data: Vec::new(), peer_ird_ord: None, markers_asked: true };
-        let failure = Failure::connecting(peer, &ConnOptions::default(), &rejected);
+        let failure = Failure::connecting(peer, &ConnConfig::default(), &rejected);
         assert!(failure.fix.contains("try --markers off"), "{failure}");
     }
 
@@ -306,7 +306,7 @@ mod tests {
         for error in
             [Error::Refused { peer }, Error::TimedOut { peer, after: std::time::Duration::from_secs(1) }]
         {
-            let failure = Failure::connecting("192.0.2.1:9", &ConnOptions::default(), &error);
+            let failure = Failure::connecting("192.0.2.1:9", &ConnConfig::default(), &error);
             assert_eq!(failure.exit, Exit::Unreachable);
         }
     }

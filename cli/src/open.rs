@@ -9,14 +9,14 @@ use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use tracing_subscriber::EnvFilter;
 use uiw_cabi::counters::{self, Counters};
-use uiw_cabi::tls::{self, TlsOptions};
+use uiw_cabi::tls::{self, TlsFileConfig};
 use uiw_llp::capability;
 use uiw_llp::capture::{PcapFile, PcapSink};
 use uiw_llp::fault::Faults;
 use uiw_llp::tls::{PinnedLine, Tls, TlsConfig};
 use uiw_llp::{Spec, SpecError};
 use uiw_verbs::counters::Publish;
-use uiw_verbs::{Device, DeviceOptions, Limits};
+use uiw_verbs::{Device, DeviceConfig, Limits};
 
 /// Options of every command.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -110,7 +110,7 @@ pub(crate) struct Opener {
 /// The file of `--tls`, or of `UIW_TLS`.
 struct TlsFile {
     path: PathBuf,
-    options: TlsOptions,
+    options: TlsFileConfig,
     /// Made when the first device is opened.
     tls: OnceLock<Tls>,
     /// Whether the lines of pinned keys mean something here.
@@ -128,7 +128,7 @@ fn variable(name: &str) -> Option<PathBuf> {
 impl TlsFile {
     fn new(global: &Global, key_log: Option<PathBuf>) -> Option<Self> {
         let path = global.tls.clone().or_else(|| variable(tls::VARIABLE))?;
-        let options = TlsOptions { key_log, ..TlsOptions::default() };
+        let options = TlsFileConfig { key_log, ..TlsFileConfig::default() };
         Some(Self { path, options, tls: OnceLock::new(), check: None })
     }
 
@@ -187,7 +187,7 @@ impl Opener {
     pub(crate) fn device_with(&self, limits: Limits) -> Result<Device> {
         let stack = self.llp.open().map_err(|error| self.refused(&error))?;
         let tls = self.tls.as_ref().map(|file| file.get()).transpose()?;
-        let options = DeviceOptions::default()
+        let options = DeviceConfig::default()
             .limits(limits)
             .shards(self.shards)
             .counters(self.counters.clone())
@@ -200,7 +200,7 @@ impl Opener {
 
     /// The same with the TLS of this file, unless another one is named.
     pub(crate) fn or_tls(self, path: PathBuf) -> Self {
-        let options = TlsOptions { key_log: self.key_log.clone(), ..TlsOptions::default() };
+        let options = TlsFileConfig { key_log: self.key_log.clone(), ..TlsFileConfig::default() };
         let default = || Arc::new(TlsFile { path, options, tls: OnceLock::new(), check: None });
         Self { tls: Some(self.tls.unwrap_or_else(default)), ..self }
     }

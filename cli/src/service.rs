@@ -1,7 +1,7 @@
 //! The service that a client of `uiw serve` requests in the private data of its MPA Request. A peer without it is of another
 //! implementation, and is served by its first message (`serve::foreign`).
 
-use crate::args::PeerOptions;
+use crate::args::PeerConfig;
 use crate::qp_setup::Wait;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
@@ -37,7 +37,7 @@ pub(crate) struct PingOrder {
     /// Longest message.
     pub(crate) size: u32,
     #[serde(rename = "wishes")]
-    pub(crate) peer_options: PeerOptions,
+    pub(crate) peer_options: PeerConfig,
 }
 
 /// The order of `uiw perf`.
@@ -62,7 +62,7 @@ pub(crate) struct PerfOrder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) opposite: Option<Opposite>,
     #[serde(rename = "wishes")]
-    pub(crate) peer_options: PeerOptions,
+    pub(crate) peer_options: PeerConfig,
 }
 
 /// The data that the server needs to post what a client does otherwise.
@@ -141,7 +141,7 @@ pub(crate) struct CpOrder {
     /// The client's slots: tagged offset and STag.
     pub(crate) at: (u64, u32),
     #[serde(rename = "options")]
-    pub(crate) peer_options: PeerOptions,
+    pub(crate) peer_options: PeerConfig,
 }
 
 /// The server's private data in its Reply to `uiw cp`.
@@ -282,9 +282,9 @@ mod tests {
             validate: false,
             back: Some((u64::MAX, u32::MAX)),
             opposite: Some(Opposite { chain: u32::MAX, signal_every: u32::MAX, iterations: Some(u64::MAX) }),
-            peer_options: PeerOptions {
+            peer_options: PeerConfig {
                 congestion: Some("a-long-congestion".into()),
-                ..PeerOptions::default()
+                ..PeerConfig::default()
             },
         }
     }
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn orders_come_back_and_fit_private_data() {
         let orders = [
-            Service::Ping(PingOrder { size: 9, peer_options: PeerOptions::default() }),
+            Service::Ping(PingOrder { size: 9, peer_options: PeerConfig::default() }),
             Service::Perf(perf()),
             Service::Raw,
             Service::Slice(SliceOrder {

@@ -12,7 +12,8 @@ use uiw_mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrK
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_stream::{
-    CapabilityExchange, Config, Event, FpduSize, Op, Piece, RdmapStream, Remote, StableTx, Time, Transmit,
+    CapabilityExchange, Event, FpduSize, Op, Piece, RdmapConfig, RdmapStream, Remote, StableTx, Time,
+    Transmit,
 };
 
 use crate::input::Input;
@@ -30,7 +31,7 @@ const SINK: STag = STag(0x51_4B00);
 struct Run {
     stream: RdmapStream<Vec<u8>>,
     host: TestHost,
-    config: Config,
+    config: RdmapConfig,
     now: Time,
     /// Bytes that came and were not taken.
     unread: Vec<u8>,
@@ -107,10 +108,10 @@ pub fn run(data: &[u8]) {
     run.finish(&mut input);
 }
 
-fn config(input: &mut Input<'_>) -> Config {
+fn config(input: &mut Input<'_>) -> RdmapConfig {
     let bits = input.u8();
     let kinds = input.u8();
-    let mut config = Config::default();
+    let mut config = RdmapConfig::default();
     let startup = &mut config.startup;
     startup.revision = if bits & 1 == 0 { Revision::Two } else { Revision::One };
     startup.crc = bits & 2 == 0;
@@ -132,7 +133,7 @@ fn config(input: &mut Input<'_>) -> Config {
 
 impl Run {
     /// The peer's half of a start-up as it should be.
-    fn start_up(&mut self, theirs: &Config, input: &mut Input<'_>) {
+    fn start_up(&mut self, theirs: &RdmapConfig, input: &mut Input<'_>) {
         if let Some(initiator) = self.peer.initiator.take() {
             let request = initiator.request();
             self.arrive(&request, input);

@@ -49,13 +49,13 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// ```
 /// use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 /// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{StackExtensions, StreamOptions, Token};
+/// use uiw_llp::{StackExtensions, TransportConfig, Token};
 /// use std::sync::Arc;
 ///
 /// let path = std::env::temp_dir().join(format!("uiw-sink-{}.pcapng", std::process::id()));
 /// let sink = PcapSink::create(PcapFile::new(&path))?;
 /// let mut stack = CaptureStack::new(Box::new(TcpStack::new()?), Arc::clone(&sink), "client");
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
+/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 /// while !stream.connect_result()? {}
 /// stream.send(&[uiw_mem::IoVec::from(&b"MPA ID Req Frame"[..])])?;
 /// sink.flush()?;

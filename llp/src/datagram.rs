@@ -72,7 +72,7 @@ impl Incoming {
 
 /// What a socket is bound for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct DatagramOptions {
+pub struct DatagramConfig {
     /// At a multicast address: the address of the interface at which the group is joined. At any other address: without meaning.
     pub member: Option<IpAddr>,
     /// The index of that interface, where the address alone does not name it (IPv6).

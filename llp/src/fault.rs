@@ -25,11 +25,11 @@ use crate::{
 /// ```
 /// use uiw_llp::fault::{FaultStack, Faults};
 /// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{StackExtensions, StreamOptions, Token};
+/// use uiw_llp::{StackExtensions, TransportConfig, Token};
 ///
 /// let faults = Faults { cut_sent: Some(3), ..Faults::default() };
 /// let mut stack = FaultStack::new(Box::new(TcpStack::new()?), 1, faults);
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
+/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 /// while !stream.connect_result()? {}
 /// let bytes = [uiw_mem::IoVec::from(&b"four"[..])];
 /// assert_eq!(stream.send(&bytes)?, 3);

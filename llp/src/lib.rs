@@ -83,10 +83,10 @@ use std::{
 };
 
 pub use clock::{Clock, monotonic_ns, process_cpu_ns};
-pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
+pub use datagram::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Outgoing};
 pub use identity::{Fingerprint, PeerIdentity};
 pub use interface::{Interface, InterfaceAddresses, InterfaceChange, InterfaceMonitor};
-pub use options::{ListenOptions, Multipath, OptionError, StreamChange, StreamInfo, StreamOptions};
+pub use options::{ListenConfig, Multipath, OptionError, StreamChange, StreamInfo, TransportConfig};
 #[cfg(feature = "smoltcp")]
 pub use spec::{Spec, SpecError};
 
@@ -139,15 +139,15 @@ pub enum Readable {
 /// A stream made by [`TransportStack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
 ///
 /// ```
-/// use uiw_llp::{TransportStack, StreamOptions, Token};
+/// use uiw_llp::{TransportStack, TransportConfig, Token};
 /// use uiw_mem::{IoVec, IoVecMut};
 /// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
+/// # use uiw_llp::{ListenConfig, sim::Network};
 /// # let network = Network::new(1);
 /// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
 /// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// # let mut listener = b.listen((other, 7174).into(), &ListenConfig::default(), Token(0))?;
+/// # let mut client = a.connect(None, listener.local_addr(), &TransportConfig::default(), Token(1))?;
 /// # while network.step() {}
 /// # let mut server = listener.accept(Token(2))?;
 /// assert_eq!(client.send(&[IoVec::from(&b"good "[..]), IoVec::from(&b"day"[..])])?, 8);
@@ -352,11 +352,11 @@ pub trait TransportListener: Send {
 /// A TCP implementation.
 ///
 /// ```
-/// use uiw_llp::{ListenOptions, TransportStack, StreamOptions, Token, sim::Network};
+/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token, sim::Network};
 /// let network = Network::new(1);
 /// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
-/// let mut listener = other.listen(([10, 0, 0, 2], 7174).into(), &ListenOptions::default(), Token(0))?;
-/// let mut client = one.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// let mut listener = other.listen(([10, 0, 0, 2], 7174).into(), &ListenConfig::default(), Token(0))?;
+/// let mut client = one.connect(None, listener.local_addr(), &TransportConfig::default(), Token(1))?;
 /// while network.step() {}
 /// // Level-triggered: the listener is ready until the connection is accepted.
 /// let mut events = Vec::new();
@@ -375,7 +375,7 @@ pub trait TransportStack: StackExtensions + Send {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportListener>>;
 
@@ -387,7 +387,7 @@ pub trait TransportStack: StackExtensions + Send {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>>;
 
@@ -421,7 +421,7 @@ pub trait StackExtensions {
     fn connect_self(
         &mut self,
         local: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let _ = (local, options, token);
@@ -437,7 +437,7 @@ pub trait StackExtensions {
         &mut self,
         socket: OwnedFd,
         peer: Option<SocketAddr>,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let _ = (socket, peer, options, token);
@@ -452,7 +452,7 @@ pub trait StackExtensions {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        options: &DatagramOptions,
+        options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         let _ = (local, options, token);

@@ -4,8 +4,8 @@ use std::{fmt, io, time::Duration};
 
 /// Options of a stream. What a stack has no means for, it ignores.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamOptions {
-    /// Congestion control by the system's name, such as `cubic` or `bbr`, or [`StreamOptions::AUTO`]; `None` = the system's default, or
+pub struct TransportConfig {
+    /// Congestion control by the system's name, such as `cubic` or `bbr`, or [`TransportConfig::AUTO`]; `None` = the system's default, or
     /// the route's.
     pub congestion: Option<String>,
     /// After how long without any acknowledgement the peer counts as dead; `None` is the system's own time. A peer whose window is
@@ -32,7 +32,7 @@ pub struct StreamOptions {
     pub v6_only: bool,
 }
 
-impl Default for StreamOptions {
+impl Default for TransportConfig {
     fn default() -> Self {
         Self {
             congestion: None,
@@ -49,26 +49,26 @@ impl Default for StreamOptions {
     }
 }
 
-impl StreamOptions {
-    /// A [`StreamOptions::congestion`]: `bbr` where the round trip exceeds 5 ms when the connection is made and the system has it, else the
+impl TransportConfig {
+    /// A [`TransportConfig::congestion`]: `bbr` where the round trip exceeds 5 ms when the connection is made and the system has it, else the
     /// system's default. A stack that has no `bbr` takes its own default.
     pub const AUTO: &str = "auto";
-    /// The default of [`StreamOptions::dead_after`]: 15 minutes, for how long the kernel's TCP retransmits by default.
+    /// The default of [`TransportConfig::dead_after`]: 15 minutes, for how long the kernel's TCP retransmits by default.
     pub const DEAD_AFTER: Duration = Duration::from_secs(15 * 60);
 }
 
 /// Options of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListenOptions {
+pub struct ListenConfig {
     /// Connections that may wait to be accepted.
     pub backlog: u32,
     /// Options of the accepted streams.
-    pub stream: StreamOptions,
+    pub stream: TransportConfig,
 }
 
-impl Default for ListenOptions {
+impl Default for ListenConfig {
     fn default() -> Self {
-        Self { backlog: 1024, stream: StreamOptions::default() }
+        Self { backlog: 1024, stream: TransportConfig::default() }
     }
 }
 
@@ -153,9 +153,9 @@ pub struct StreamInfo {
 /// Settings of a connection that change while it exists ([`crate::StreamExtensions::configure`]). `None` keeps the present value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamChange<'a> {
-    /// The congestion control, named as in [`StreamOptions::congestion`].
+    /// The congestion control, named as in [`TransportConfig::congestion`].
     pub congestion: Option<&'a str>,
-    /// The new [`StreamOptions::dead_after`].
+    /// The new [`TransportConfig::dead_after`].
     pub dead_after: Option<Option<Duration>>,
 }
 

@@ -3,14 +3,14 @@
 //!
 //! ```
 //! use std::{net::Ipv4Addr, time::Duration};
-//! use uiw_llp::{Interest, ListenOptions, TransportStack, StreamOptions, Token, sim::{Link, Network}};
+//! use uiw_llp::{Interest, ListenConfig, TransportStack, TransportConfig, Token, sim::{Link, Network}};
 //!
 //! let network = Network::new(1);
 //! network.set_default_link(Link { latency: Duration::from_millis(5), ..Link::default() });
 //! let mut a = network.stack(Ipv4Addr::new(10, 0, 0, 1));
 //! let mut b = network.stack(Ipv4Addr::new(10, 0, 0, 2));
-//! let mut listener = b.listen(([10, 0, 0, 2], 4791).into(), &ListenOptions::default(), Token(0))?;
-//! let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+//! let mut listener = b.listen(([10, 0, 0, 2], 4791).into(), &ListenConfig::default(), Token(0))?;
+//! let mut client = a.connect(None, listener.local_addr(), &TransportConfig::default(), Token(1))?;
 //! while network.step() {}
 //! assert!(client.connect_result()?);
 //! let server = listener.accept(Token(2))?;
@@ -38,8 +38,8 @@ use parking_lot::{Mutex, MutexGuard};
 use uiw_mem::{IoVec, IoVecMut};
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, StackExtensions, StreamExtensions,
-    StreamInfo, StreamOptions, Token, TransportListener, TransportStack, TransportStream,
+    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, StreamExtensions,
+    StreamInfo, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
 };
 pub use link::{DatagramFaults, Link, Random, Split};
 use world::{EndId, ListenerId, World};
@@ -177,7 +177,7 @@ impl TransportStack for SimStack {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportListener>> {
         let local = self.own(local)?;
@@ -189,7 +189,7 @@ impl TransportStack for SimStack {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        _options: &StreamOptions,
+        _options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let local = self.own(local.unwrap_or(SocketAddr::new(self.ip, 0)))?;
@@ -216,7 +216,7 @@ impl StackExtensions for SimStack {
     fn connect_self(
         &mut self,
         local: SocketAddr,
-        _options: &StreamOptions,
+        _options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let local = self.own(local)?;
@@ -227,7 +227,7 @@ impl StackExtensions for SimStack {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        _options: &DatagramOptions,
+        _options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         let local = if local.ip().is_multicast() { local } else { self.own(local)? };

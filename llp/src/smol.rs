@@ -27,7 +27,7 @@ mod tests;
 pub mod xdp;
 
 use crate::{
-    Clock, DatagramOptions, DatagramSocket, Event, ListenOptions, StackExtensions, StreamOptions, Token,
+    Clock, DatagramConfig, DatagramSocket, Event, ListenConfig, StackExtensions, Token, TransportConfig,
     TransportListener, TransportStack, TransportStream,
 };
 use interface::SmolInterface;
@@ -48,7 +48,7 @@ const LINGER: Duration = Duration::from_secs(1);
 ///
 /// ```
 /// use uiw_llp::smol::{SmolConfig, SmolStack, pipe::pipe};
-/// use uiw_llp::{Clock, ListenOptions, TransportStack, StreamOptions, Token};
+/// use uiw_llp::{Clock, ListenConfig, TransportStack, TransportConfig, Token};
 ///
 /// // Two hosts in one process, on a clock that only the program moves.
 /// let clock = Clock::virtual_time();
@@ -56,8 +56,8 @@ const LINGER: Duration = Duration::from_secs(1);
 /// let mut client = SmolStack::with_clock(a, &SmolConfig::new("10.1.0.1".parse()?, 24), clock.clone())?;
 /// let mut server = SmolStack::with_clock(b, &SmolConfig::new("10.1.0.2".parse()?, 24), clock)?;
 /// let address = "10.1.0.2:7174".parse()?;
-/// let _listener = server.listen(address, &ListenOptions::default(), Token(1))?;
-/// let mut stream = client.connect(None, address, &StreamOptions::default(), Token(1))?;
+/// let _listener = server.listen(address, &ListenConfig::default(), Token(1))?;
+/// let mut stream = client.connect(None, address, &TransportConfig::default(), Token(1))?;
 /// let mut events = Vec::new();
 /// while !stream.connect_result()? {
 ///     client.poll(&mut events)?;
@@ -97,7 +97,7 @@ impl<L: Link + 'static> TransportStack for SmolStack<L> {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportListener>> {
         let (id, local) = self.interface.lock().listen(local, options, token)?;
@@ -109,7 +109,7 @@ impl<L: Link + 'static> TransportStack for SmolStack<L> {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let (id, local) = self.interface.lock().connect(local, peer, options, token)?;
@@ -135,7 +135,7 @@ impl<L: Link + 'static> StackExtensions for SmolStack<L> {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        options: &DatagramOptions,
+        options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         let (id, local) = self.interface.lock().bind_datagrams(local, options, token)?;

@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, StackExtensions, StreamOptions, Token,
+    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, Token, TransportConfig,
     TransportListener, TransportStack, TransportStream, foreign_stream,
 };
 use multipath::Kind;
@@ -69,7 +69,7 @@ impl TransportStack for TcpStack {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportListener>> {
         let socket = setup::listener(self.kind, local, options)?;
@@ -85,7 +85,7 @@ impl TransportStack for TcpStack {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let socket = setup::connecting(self.kind, local, peer, options)?;
@@ -130,7 +130,7 @@ impl StackExtensions for TcpStack {
     fn connect_self(
         &mut self,
         local: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let socket = setup::connecting_to_itself(local, options)?;
@@ -143,7 +143,7 @@ impl StackExtensions for TcpStack {
         &mut self,
         socket: OwnedFd,
         peer: Option<SocketAddr>,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let (socket, local, connected_to) = setup::open(socket, options)?;
@@ -160,7 +160,7 @@ impl StackExtensions for TcpStack {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        options: &DatagramOptions,
+        options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         Ok(Box::new(datagram::bind(local, options, &self.epoll, token)?))

@@ -8,7 +8,7 @@
 //! ```
 //! use uiw_llp::tcp::TcpStack;
 //! use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
-//! use uiw_llp::{StackExtensions, TransportStream, StreamOptions, Token};
+//! use uiw_llp::{StackExtensions, TransportStream, TransportConfig, Token};
 //! use std::sync::atomic::{AtomicUsize, Ordering};
 //! use std::{io, sync::Arc};
 //!
@@ -32,7 +32,7 @@
 //!
 //! let count = Count::default();
 //! let mut stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: count.clone() };
-//! let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
+//! let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 //! while !stream.connect_result()? {}
 //! stream.send(&[uiw_mem::IoVec::from(&b"four"[..])])?;
 //! assert_eq!(count.0.load(Ordering::Relaxed), 4);
@@ -40,8 +40,8 @@
 //! ```
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, PeerIdentity, StackExtensions,
-    StreamChange, StreamExtensions, StreamInfo, StreamOptions, Token, TransportListener, TransportStack,
+    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, PeerIdentity, StackExtensions,
+    StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener, TransportStack,
     TransportStream, foreign_stream,
 };
 use std::fmt;
@@ -235,7 +235,7 @@ impl<H: StackHooks> TransportStack for WrappedStack<H> {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportListener>> {
         self.hooks.before_listen(token);
@@ -247,7 +247,7 @@ impl<H: StackHooks> TransportStack for WrappedStack<H> {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         self.hooks.before_connect(&*self.inner);
@@ -272,7 +272,7 @@ impl<H: StackHooks> StackExtensions for WrappedStack<H> {
     fn connect_self(
         &mut self,
         local: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         self.hooks.before_connect(&*self.inner);
@@ -284,7 +284,7 @@ impl<H: StackHooks> StackExtensions for WrappedStack<H> {
         &mut self,
         socket: OwnedFd,
         peer: Option<SocketAddr>,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         if peer.is_some() {
@@ -298,7 +298,7 @@ impl<H: StackHooks> StackExtensions for WrappedStack<H> {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        options: &DatagramOptions,
+        options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         let inner = self.inner.bind_datagrams(local, options, token)?;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use uiw_cases::{Action, Atom, Case, FrameKind as Kind, Need, Relation, Sent, Test};
 use uiw_ddp::{Header, STag, Tagged, TaggedError, Untagged, UntaggedRx};
-use uiw_mpa::startup::{Config, Initiator, Outcome, Responder, Revision};
+use uiw_mpa::startup::{Initiator, Outcome, Responder, Revision, StartupConfig};
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_mpa::{Fpdu, FpduError, FpduRx, FpduTx, Step};
 use uiw_rdmap::*;
@@ -211,7 +211,7 @@ fn negotiations() {
         let [request, reply] = [0, 1].map(|n| unhex(&conversation.frames[n].hex));
         let (sent, _) = Frame::parse(&request).unwrap().unwrap();
         let enhanced = sent.enhanced.unwrap_or_default();
-        let config = Config {
+        let config = StartupConfig {
             revision: if sent.enhanced.is_some() { Revision::Two } else { Revision::One },
             crc: sent.crc,
             want_markers: sent.markers,
@@ -225,7 +225,7 @@ fn negotiations() {
         // Revision 2 without S is legal and of no use; we do not send it.
         let unenhanced_two = sent.revision == 2 && sent.enhanced.is_none();
         assert_eq!(initiator.request() == request, !unenhanced_two, "{name}");
-        let mut responder = Responder::new(Config::default());
+        let mut responder = Responder::new(StartupConfig::default());
         let (consumed, seen) = responder.request(&request).unwrap().unwrap();
         assert_eq!((consumed, seen.frame), (request.len(), sent));
         if unenhanced_two {
@@ -397,7 +397,7 @@ const BUFFER: u32 = 64;
 fn verdict(vector: &Negative) -> Result<(), Option<Fault>> {
     let mut bytes = vector.bytes.clone();
     if vector.startup {
-        let answer = Responder::new(Config::default()).request(&bytes);
+        let answer = Responder::new(StartupConfig::default()).request(&bytes);
         return if answer.is_err() { Err(None) } else { Ok(()) };
     }
     let fpdu = match FpduRx::new(true, vector.markers).next(&mut bytes) {
@@ -477,6 +477,6 @@ fn negatives() {
 #[test]
 fn a_request_is_no_reply() {
     let request = unhex("4d504120494420526571204672616d6540010000");
-    assert!(Initiator::new(Config::default(), b"").unwrap().reply(&request).is_err());
-    assert!(Responder::new(Config::default()).request(&request).is_ok());
+    assert!(Initiator::new(StartupConfig::default(), b"").unwrap().reply(&request).is_err());
+    assert!(Responder::new(StartupConfig::default()).request(&request).is_ok());
 }

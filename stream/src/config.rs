@@ -66,9 +66,9 @@ pub enum StableTx {
 
 /// Settings of one stream.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct RdmapConfig {
     /// What start-up asks for and offers.
-    pub startup: startup::Config,
+    pub startup: startup::StartupConfig,
     /// FPDU size policy.
     pub fpdu: FpduSize,
     /// The capability exchange with the peer.
@@ -93,12 +93,12 @@ pub struct Config {
     pub close_timeout: Duration,
 }
 
-impl Default for Config {
+impl Default for RdmapConfig {
     /// Revision 2 with every RTR kind, CRCs, no Markers; the capability exchange on; 10 s for start-up, 1 s for a receive, 5 s for
     /// the close.
     fn default() -> Self {
         Self {
-            startup: startup::Config::default(),
+            startup: startup::StartupConfig::default(),
             fpdu: FpduSize::Auto,
             capabilities: CapabilityExchange::On,
             stable_tx: StableTx::Off,

@@ -48,7 +48,7 @@ pub struct Ended {
     pub terminate: Option<Terminate>,
     /// The request that the error is about.
     pub named: Named,
-    /// Requests were completed only after the peer had placed them ([`crate::Config::acknowledged`]).
+    /// Requests were completed only after the peer had placed them ([`crate::RdmapConfig::acknowledged`]).
     pub acknowledged: bool,
     /// No request was begun and not completed, no message was half received, and the host had not begun to close: the peer's close
     /// interrupted nothing.

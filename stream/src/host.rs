@@ -89,7 +89,7 @@ pub trait StreamHost {
     }
 
     /// Begins to fill the oldest posted receive. Returns its bytes; `None` when none is posted: then the stream is not read until
-    /// [`crate::RdmapStream::receive_posted`], or until [`crate::Config::no_receive_timeout`] has passed.
+    /// [`crate::RdmapStream::receive_posted`], or until [`crate::RdmapConfig::no_receive_timeout`] has passed.
     fn begin_receive(&mut self) -> Option<u32>;
 
     /// Places a segment of a Send at byte `offset` of the receive that was begun.
@@ -182,7 +182,7 @@ pub trait StreamHost {
     /// [`LocalError::CqOverflow`].
     fn sent(&mut self, ids: impl Iterator<Item = u32>) -> Result<(), LocalError>;
 
-    /// The peer has placed every Write and Send up to request `id`: they complete ([`crate::Config::acknowledged`]).
+    /// The peer has placed every Write and Send up to request `id`: they complete ([`crate::RdmapConfig::acknowledged`]).
     ///
     /// # Errors
     /// [`LocalError::CqOverflow`].

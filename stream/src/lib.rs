@@ -56,7 +56,7 @@ mod unreliable;
 mod common;
 
 pub use capabilities::{Capabilities, CapabilityExchange, PeerKind};
-pub use config::{Config, FpduSize, FpduSizeError, StableTx};
+pub use config::{FpduSize, FpduSizeError, RdmapConfig, StableTx};
 pub use error::{AccessError, AtomicError, ConnError, LocalError, StartupFailure};
 pub use event::{Ended, Established, Event, Named};
 pub use host::{

@@ -4,7 +4,7 @@ use crate::capabilities::PeerCaps;
 use crate::placement::PlacementAcks;
 use crate::reads::Reads;
 use crate::timers::Timers;
-use crate::{Config, Established, Event, Time};
+use crate::{Established, Event, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
@@ -22,7 +22,7 @@ pub(crate) struct Fin {
 /// What the two halves have in common, and what each passes to the other.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) config: Config,
+    pub(crate) config: RdmapConfig,
     pub(crate) initiator: bool,
     /// The time of the call that is being served.
     pub(crate) now: Time,

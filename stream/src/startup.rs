@@ -6,7 +6,7 @@ use crate::host::StreamHost;
 use crate::shared::Shared;
 use crate::stream::{Phase, RdmapStream};
 use crate::timers::Timer;
-use crate::{Config, Established, Event, Time};
+use crate::{Established, Event, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -155,7 +155,7 @@ impl<M> RdmapStream<M> {
     /// [`ConfigError`]: nothing has changed. `Ok(None)`: there is no Request to be decided.
     pub fn accept(
         &mut self,
-        config: Config,
+        config: RdmapConfig,
         private_data: &[u8],
         now: Time,
     ) -> Result<Option<Negotiated>, ConfigError> {
@@ -214,7 +214,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// As initiator with [`Config::awaits_establish`]: the first FPDU may be sent, with which the responder of the peer-to-peer model
+    /// As initiator with [`RdmapConfig::awaits_establish`]: the first FPDU may be sent, with which the responder of the peer-to-peer model
     /// sees the connection established. Nothing happens to any other stream.
     pub fn establish(&mut self, now: Time) {
         if !self.is_open() || !core::mem::take(&mut self.shared.awaits_establish) {

@@ -10,7 +10,7 @@ use crate::receiver::Receiver;
 use crate::sender::{Batch, Sender};
 use crate::shared::{Fin, Shared};
 use crate::timers::{Timer, Timers};
-use crate::{Config, PeerKind, Time};
+use crate::{PeerKind, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -96,7 +96,7 @@ impl<M> RdmapStream<M> {
     /// # Errors
     /// [`ConfigError`]: illegal settings, or private data that is too long.
     pub fn connect(
-        config: Config,
+        config: RdmapConfig,
         private_data: &[u8],
         sink: STag,
         nonce: u64,
@@ -110,20 +110,20 @@ impl<M> RdmapStream<M> {
 
     /// A responder, whose TCP is connected. `config` is the listener's: [`RdmapStream::accept`] takes another.
     #[must_use]
-    pub fn listen(config: Config, sink: STag, now: Time) -> Self {
+    pub fn listen(config: RdmapConfig, sink: STag, now: Time) -> Self {
         let responder = Responder::new(config.startup.clone());
         Self::new(Phase::AwaitRequest(Box::new(responder)), false, config, sink, 0, now)
     }
 
     /// A stream to itself: what it sends is what it receives. Nothing is negotiated; both ends have `config`.
     #[must_use]
-    pub fn loopback(config: Config, sink: STag, now: Time) -> Self {
+    pub fn loopback(config: RdmapConfig, sink: STag, now: Time) -> Self {
         let mut stream = Self::new(Phase::Connecting, true, config, sink, 0, now);
         stream.loopback = true;
         stream
     }
 
-    fn new(phase: Phase, initiator: bool, config: Config, sink: STag, nonce: u64, now: Time) -> Self {
+    fn new(phase: Phase, initiator: bool, config: RdmapConfig, sink: STag, nonce: u64, now: Time) -> Self {
         let mut timers = Timers::new();
         timers.set(Timer::Startup, now, config.startup_timeout);
         let caps = PeerCaps::new(initiator, config.capabilities, config.acknowledged, nonce);
@@ -600,7 +600,7 @@ impl<M> RdmapStream<M> {
 
     /// The settings in force.
     #[must_use]
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &RdmapConfig {
         &self.shared.config
     }
 

@@ -5,10 +5,10 @@ mod common;
 use common::{Pair, at, config_with, pattern};
 use std::time::Duration;
 use uiw_rdmap::TerminateReason;
-use uiw_stream::{CapabilityExchange, Config, ConnError, FpduSize, Named, Op, RdmapStream};
+use uiw_stream::{CapabilityExchange, ConnError, FpduSize, Named, Op, RdmapConfig, RdmapStream};
 
 fn pair() -> Pair {
-    Pair::open(Config::default(), Config::default())
+    Pair::open(RdmapConfig::default(), RdmapConfig::default())
 }
 
 /// FPDUs as large as MPA allows, sent from memory.
@@ -269,12 +269,12 @@ fn a_detached_stream_with_open_requests_is_aborted() {
     pair.assert_over();
 }
 
-fn acknowledged() -> Config {
+fn acknowledged() -> RdmapConfig {
     config_with(|config| config.acknowledged = true)
 }
 
 /// Acknowledged completion towards a peer that is no uiw peer: zero-length Reads follow the requests.
-fn acknowledged_by_reads() -> Config {
+fn acknowledged_by_reads() -> RdmapConfig {
     config_with(|config| {
         config.acknowledged = true;
         config.capabilities = CapabilityExchange::Off;
@@ -288,7 +288,7 @@ fn acknowledged_requests_complete_when_placed() {
     }
 }
 
-fn requests_complete_when_placed(config: &Config) {
+fn requests_complete_when_placed(config: &RdmapConfig) {
     let mut pair = Pair::open(config.clone(), config.clone());
     pair.receives(1, 40, 64);
     let ids: Vec<u32> = (0..40)
@@ -323,7 +323,7 @@ fn detached_stream_sends_last_acks() {
     }
 }
 
-fn detach_with_requests_in_flight(config: &Config) {
+fn detach_with_requests_in_flight(config: &RdmapConfig) {
     let mut pair = Pair::open(config.clone(), config.clone());
     pair.receives(1, 8, 64);
     let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
@@ -492,7 +492,7 @@ fn fin_follows_placement_ack() {
 /// An end that does not ask for acknowledgements gets none, and acknowledges what its peer asks for.
 #[test]
 fn acks_sent_only_on_request() {
-    let mut pair = Pair::open(acknowledged(), Config::default());
+    let mut pair = Pair::open(acknowledged(), RdmapConfig::default());
     for end in 0..2 {
         pair.receives(end, 1, 64);
     }

@@ -8,7 +8,7 @@ mod common;
 use common::{Decision, Pair, at, config_with, pattern};
 use std::time::Duration;
 use uiw_mpa::startup::{Revision, RtrKinds};
-use uiw_stream::{CapabilityExchange, Config, FpduSize, LocalError, Op, RdmapStream, StableTx, Time};
+use uiw_stream::{CapabilityExchange, FpduSize, LocalError, Op, RdmapConfig, RdmapStream, StableTx, Time};
 
 /// SplitMix64.
 struct Random(u64);
@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-fn random_config(random: &mut Random) -> Config {
+fn random_config(random: &mut Random) -> RdmapConfig {
     config_with(|config| {
         let startup = &mut config.startup;
         startup.revision = if random.one_in(6) { Revision::One } else { Revision::Two };

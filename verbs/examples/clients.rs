@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
-use uiw_verbs::{ConnSettings, Connection, Device, Listener, with_tokio};
+use uiw_verbs::{Connection, ConnectionConfig, Device, Listener, with_tokio};
 
 const SLICE: Duration = Duration::from_secs(1);
 const MESSAGE: [u8; 64] = [7; 64];
@@ -91,7 +91,7 @@ fn uiw(clients: usize) -> Result<f64> {
     async fn serve(address: mpsc::Sender<SocketAddr>, clients: usize) -> Result<()> {
         let device = Device::open()?;
         let driver = tokio::spawn(with_tokio::drive(device.clone()));
-        let listener = Listener::bind(&device.alloc_pd()?, loopback()?, &ConnSettings::default())?;
+        let listener = Listener::bind(&device.alloc_pd()?, loopback()?, &ConnectionConfig::default())?;
         address.send(listener.local_addr())?;
         let mut tasks = JoinSet::new();
         for _ in 0..clients {
@@ -112,7 +112,7 @@ fn uiw(clients: usize) -> Result<f64> {
     beside(serve, clients, async |address| {
         let device = Device::open()?;
         let driver = tokio::spawn(with_tokio::drive(device.clone()));
-        let (pd, settings) = (device.alloc_pd()?, ConnSettings::default());
+        let (pd, settings) = (device.alloc_pd()?, ConnectionConfig::default());
         let mut connections = Vec::new();
         for _ in 0..clients {
             connections.push(Connection::connect(&pd, address, &settings).await?);

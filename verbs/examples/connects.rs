@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, Listener};
-use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpInit};
+use uiw_verbs::{ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpInit};
 
 const IN_FLIGHT: usize = 64;
 const SLICE: Duration = Duration::from_millis(500);
@@ -48,7 +48,7 @@ fn main() -> io::Result<()> {
 fn ours() -> io::Result<f64> {
     let stop = AtomicBool::new(false);
     let server = Side::new();
-    let options = Arc::new(ConnOptions::default());
+    let options = Arc::new(ConnConfig::default());
     let any = "127.0.0.1:0".parse().map_err(io::Error::other)?;
     let listener =
         Listener::bind(&server.device, any, 256, &options, &server.channel).map_err(io::Error::other)?;
@@ -72,7 +72,7 @@ impl Side {
     fn new() -> Self {
         let device = Device::open().expect("a device");
         let pd = device.alloc_pd().expect("a protection domain");
-        let cq = device.create_cq(1024, CqOptions::default()).expect("a completion queue");
+        let cq = device.create_cq(1024, CqConfig::default()).expect("a completion queue");
         Self { device, pd, cq, channel: Arc::default() }
     }
 
@@ -105,7 +105,7 @@ fn serve(server: &Side, stop: &AtomicBool) {
     }
 }
 
-fn connect(to: SocketAddr, options: &Arc<ConnOptions>) -> usize {
+fn connect(to: SocketAddr, options: &Arc<ConnConfig>) -> usize {
     let client = Side::new();
     let mut qps = HashMap::new();
     let begin = |qps: &mut HashMap<ConnId, Qp>| {

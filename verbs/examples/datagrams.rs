@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing, StackExtensions, Token};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Outgoing, StackExtensions, Token};
 use uiw_verbs::{
-    Access, AddressHandle, Cq, CqOptions, DatagramPort, Destination, Device, Memory, Pd, Qp, QpCap, QpInit,
+    Access, AddressHandle, Cq, CqConfig, DatagramPort, Destination, Device, Memory, Pd, Qp, QpCap, QpInit,
     QpState, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc,
 };
 
@@ -97,7 +97,7 @@ impl Verbs {
     fn new() -> Self {
         let device = Device::open().expect("a device");
         let pd = device.alloc_pd().expect("a protection domain");
-        let cq = |depth| device.create_cq(depth, CqOptions::default()).expect("a completion queue");
+        let cq = |depth| device.create_cq(depth, CqConfig::default()).expect("a completion queue");
         let (scq, rcq) = (cq(1024), cq(2 * RECEIVES));
         let port =
             DatagramPort::bind(&device, &[SocketAddr::new(HERE, 0)], rcq.shard(), 1024).expect("a port");
@@ -181,7 +181,7 @@ struct Udp {
 impl Udp {
     fn new() -> Self {
         let mut stack = TcpStack::new().expect("a stack");
-        let options = DatagramOptions::default();
+        let options = DatagramConfig::default();
         let socket = stack.bind_datagrams(SocketAddr::new(HERE, 0), &options, Token(1)).expect("a socket");
         let buffer = vec![0; BUFFERS * DATAGRAM_BUFFER];
         let payload = [7; LEN - uiw_datagram::CRC_LEN];

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{Access, ConnSettings, Device, DeviceOptions};
+use uiw_verbs::{Access, ConnectionConfig, Device, DeviceConfig};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -52,10 +52,10 @@ fn main() -> Result<()> {
 /// Bytes a second of Writes.
 fn writes(client: &TlsConfig, server: &TlsConfig, slice: Duration) -> Result<f64> {
     let device = |config: &TlsConfig| -> Result<Device> {
-        Ok(Device::open_with(DeviceOptions::default().tls(Tls::new(config.clone())?))?)
+        Ok(Device::open_with(DeviceConfig::default().tls(Tls::new(config.clone())?))?)
     };
     let (server, client) = (device(server)?, device(client)?);
-    let settings = ConnSettings::default();
+    let settings = ConnectionConfig::default();
     let pd = server.alloc_pd()?;
     let listener = Listener::bind(&pd, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0), &settings)?;
     let to = listener.local_addr();

@@ -33,7 +33,7 @@ pub enum Arm {
 
 /// Options of a completion queue.
 #[derive(Clone, Debug, Default)]
-pub struct CqOptions {
+pub struct CqConfig {
     /// Where its events go.
     pub channel: Option<Arc<CompChannel>>,
     /// Whether completions carry the time.
@@ -59,7 +59,7 @@ pub(crate) struct Cqe {
 pub struct Cq {
     num: u32,
     device: Device,
-    options: CqOptions,
+    options: CqConfig,
     inner: Mutex<Inner>,
     /// Copy of the ring's length that a poller reads without the lock.
     queued: AtomicUsize,
@@ -104,7 +104,7 @@ impl Cq {
         device: &Device,
         num: u32,
         depth: u32,
-        options: CqOptions,
+        options: CqConfig,
         consumer: Option<Arc<dyn Consumer>>,
     ) -> Arc<Self> {
         // A consumer has taken every completion.
@@ -511,20 +511,20 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Zero`], [`Error::Limit`].
-    pub fn create_cq(&self, depth: u32, options: CqOptions) -> Result<Arc<Cq>> {
+    pub fn create_cq(&self, depth: u32, options: CqConfig) -> Result<Arc<Cq>> {
         self.create_cq_with(depth, options, None)
     }
 
     /// A completion queue whose completions a consumer takes: it is always empty, and does not overflow. The consumer holds at most as many
     /// completions as requests were posted that it has not given back to the program.
     pub(crate) fn create_consumed_cq(&self, depth: u32, consumer: Arc<dyn Consumer>) -> Result<Arc<Cq>> {
-        self.create_cq_with(depth, CqOptions::default(), Some(consumer))
+        self.create_cq_with(depth, CqConfig::default(), Some(consumer))
     }
 
     fn create_cq_with(
         &self,
         depth: u32,
-        options: CqOptions,
+        options: CqConfig,
         consumer: Option<Arc<dyn Consumer>>,
     ) -> Result<Arc<Cq>> {
         self.driver().shared.call(Call::CreateCq)?;
@@ -590,7 +590,7 @@ mod tests {
     #[test]
     fn completions_are_taken_in_order_while_the_ring_wraps() {
         let device = Device::open().unwrap();
-        let cq = device.create_cq(7, CqOptions::default()).unwrap();
+        let cq = device.create_cq(7, CqConfig::default()).unwrap();
         let mut wakes = Wakes::default();
         let (mut pushed, mut taken) = (0, Vec::new());
         for (count, max, all) in

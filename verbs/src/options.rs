@@ -1,14 +1,14 @@
 //! What a user can set: per device, per listener and per connection.
 
-use crate::api::ConnSettings;
+use crate::api::ConnectionConfig;
 use crate::faults::FaultPlan;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Publish;
-use uiw_llp::StreamOptions;
+use uiw_llp::TransportConfig;
 use uiw_llp::capture::{PcapFile, PcapSink};
 use uiw_llp::fault::Faults;
-use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
+use uiw_mpa::startup::{Revision, RtrKinds, StartupConfig};
 use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
 
 /// A departure from the RFCs for the sake of one kind of peer.
@@ -69,8 +69,8 @@ macro_rules! setters {
 }
 
 options! {
-    /// Options of one connection, or of every connection of a listener, for the raw layer. [`ConnSettings`] has the same ones.
-    pub struct ConnOptions, set in ConnSettings.options {
+    /// Options of one connection, or of every connection of a listener, for the raw layer. [`ConnectionConfig`] has the same ones.
+    pub struct ConnConfig, set in ConnectionConfig.options {
         /// Highest MPA revision. Default: 2.
         revision: Revision = Revision::Two,
         /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
@@ -111,21 +111,21 @@ options! {
         /// listens. Default: zero, which is one attempt.
         refused_retry_time: Duration = Duration::ZERO,
         /// How long an inbound Send may wait for a receive before the stream is terminated: zero is not at all, [`Duration::MAX`] for
-        /// ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnOptions`], for ever with
-        /// [`ConnSettings`].
+        /// ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnConfig`], for ever with
+        /// [`ConnectionConfig`].
         no_receive_timeout: Duration = Duration::from_secs(1),
-        /// How long an orderly close may take before the connection is cut. Default: 5 s with [`ConnOptions`], 60 s with
-        /// [`ConnSettings`].
+        /// How long an orderly close may take before the connection is cut. Default: 5 s with [`ConnConfig`], 60 s with
+        /// [`ConnectionConfig`].
         close_timeout: Duration = Duration::from_secs(5),
         /// Falls back to MPA revision 1 when a peer closes or resets the connection on revision 2 before any Reply byte. Default: true.
         fallback: bool = true,
         /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
-        /// be had then. Default: [`StreamOptions::default`].
-        stream: StreamOptions = StreamOptions::default(),
+        /// be had then. Default: [`TransportConfig::default`].
+        stream: TransportConfig = TransportConfig::default(),
     }
 }
 
-/// Defines an option that is kept in [`ConnOptions::stream`], for both.
+/// Defines an option that is kept in [`ConnConfig::stream`], for both.
 macro_rules! dead_after {
     ($($of:ident: $($field:ident).+;)*) => {$(
         impl $of {
@@ -143,14 +143,14 @@ macro_rules! dead_after {
 }
 
 dead_after! {
-    ConnOptions: stream;
-    ConnSettings: options.stream;
+    ConnConfig: stream;
+    ConnectionConfig: options.stream;
 }
 
-impl ConnOptions {
+impl ConnConfig {
     /// What start-up asks for and offers.
-    pub(crate) fn startup(&self) -> MpaConfig {
-        MpaConfig {
+    pub(crate) fn startup(&self) -> StartupConfig {
+        StartupConfig {
             revision: self.revision,
             crc: self.crc,
             want_markers: self.markers,
@@ -163,8 +163,8 @@ impl ConnOptions {
     }
 
     /// Settings of the stream.
-    pub(crate) fn stream_config(&self) -> uiw_stream::Config {
-        uiw_stream::Config {
+    pub(crate) fn stream_config(&self) -> uiw_stream::RdmapConfig {
+        uiw_stream::RdmapConfig {
             startup: self.startup(),
             fpdu: self.fpdu,
             capabilities: self.capabilities,
@@ -230,7 +230,7 @@ options! {
         /// Bytes held for partly received FPDUs and for stalled streams, of all connections together. Default: 256 MiB.
         max_held_bytes: usize = 256 << 20,
         /// Bytes of messages that are longer than their receive buffer and have not come as a whole, of all connections together
-        /// ([`ConnSettings::max_message`](crate::ConnSettings::max_message)). A connection that needs more ends. Default: 1 GiB.
+        /// ([`ConnectionConfig::max_message`](crate::ConnectionConfig::max_message)). A connection that needs more ends. Default: 1 GiB.
         max_unfinished_bytes: usize = 1 << 30,
     }
 }
@@ -245,7 +245,7 @@ pub(crate) enum CaptureTarget {
 /// How a device is opened.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct DeviceOptions {
+pub struct DeviceConfig {
     pub(crate) limits: Limits,
     pub(crate) progress: Progress,
     pub(crate) progress_hooks: Option<ProgressHooks>,
@@ -259,7 +259,7 @@ pub struct DeviceOptions {
     pub(crate) tls: Option<uiw_llp::tls::Tls>,
 }
 
-impl DeviceOptions {
+impl DeviceConfig {
     /// Limits. Default: [`Limits::default`].
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
@@ -297,21 +297,21 @@ impl DeviceOptions {
     }
 
     /// Encrypts every connection by TLS 1.3 and authenticates every peer; only connections of the device to itself are in the clear.
-    /// Datagrams are refused, unless the configuration lets them pass. What [`DeviceOptions::capture`] writes is what is on the wire.
+    /// Datagrams are refused, unless the configuration lets them pass. What [`DeviceConfig::capture`] writes is what is on the wire.
     /// Default: none.
     ///
     /// ```
     /// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
-    /// use uiw_verbs::{ConnSettings, Device, DeviceOptions, blocking::{Connection, Listener}};
+    /// use uiw_verbs::{ConnectionConfig, Device, DeviceConfig, blocking::{Connection, Listener}};
     /// let keys = [SecretKey::generate()?, SecretKey::generate()?];
     /// let device = |own: usize, name: &str| {
     ///     let mut pinned = PinnedKeys::default();
     ///     pinned.add(keys[1 - own].public_key(), name);
     ///     let tls = Tls::new(TlsConfig::raw_keys(&keys[own], pinned)?)?;
-    ///     Ok::<_, Box<dyn std::error::Error>>(Device::open_with(DeviceOptions::default().tls(tls))?)
+    ///     Ok::<_, Box<dyn std::error::Error>>(Device::open_with(DeviceConfig::default().tls(tls))?)
     /// };
     /// let (server, client) = (device(0, "the client")?, device(1, "the server")?);
-    /// let settings = ConnSettings::default();
+    /// let settings = ConnectionConfig::default();
     /// let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
     /// let address = listener.local_addr();
     /// let accepted = std::thread::spawn(move || listener.accept());
@@ -336,7 +336,7 @@ impl DeviceOptions {
         self
     }
 
-    /// Like [`DeviceOptions::capture`], for a capture file that the program has created.
+    /// Like [`DeviceConfig::capture`], for a capture file that the program has created.
     #[must_use]
     pub fn capture_to(mut self, sink: impl Into<Option<Arc<PcapSink>>>) -> Self {
         self.capture = sink.into().map(CaptureTarget::Sink);

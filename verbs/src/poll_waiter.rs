@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
-/// Shards of one device, see [`DeviceOptions::shards`](crate::DeviceOptions::shards).
+/// Shards of one device, see [`DeviceConfig::shards`](crate::DeviceConfig::shards).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardSet(u64);
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
 use uiw_llp::{Token, TransportStack, TransportStream};
-use uiw_verbs::DeviceOptions;
+use uiw_verbs::DeviceConfig;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId};
 
 /// Turns a deadlock into a failure; nothing is measured by it.
@@ -175,7 +175,7 @@ fn an_id_inside_of_the_engine_stops_no_other_one() {
     let ((entered, is_entered), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
     let hooks = SlowConnect { entered, go_on: Arc::new(Mutex::new(may_go_on)) };
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
-    let engine = uiw_verbs::Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap();
+    let engine = uiw_verbs::Device::with_stack(Box::new(stack), DeviceConfig::default()).unwrap();
     let qp = queue_pair_on(&engine);
     let channel = rdma_create_event_channel();
     let slow = new_id(channel);

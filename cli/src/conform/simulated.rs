@@ -17,9 +17,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use uiw_cases::{Case, Need};
 use uiw_llp::sim::{self, Link, Split};
-use uiw_llp::{StreamOptions, Token, TransportStack as _, TransportStream};
+use uiw_llp::{Token, TransportConfig, TransportStack as _, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
-use uiw_verbs::{ConnOptions, ConnSettings, Connection, Device, DeviceOptions, Progress};
+use uiw_verbs::{ConnConfig, Connection, ConnectionConfig, Device, DeviceConfig, Progress};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// Rounds without work after which a device is idle. While it has few connections it asks its stack in one of 32.
@@ -56,12 +56,12 @@ async fn accept(listener: Rc<uiw_verbs::Listener>) -> uiw_verbs::Result<Connecti
 }
 
 /// A listener on a new network of this thread; the target of its cases.
-fn listen(options: ConnOptions, link: Link) -> Target {
+fn listen(options: ConnConfig, link: Link) -> Target {
     let network = sim::Network::new(1);
     network.set_default_link(link);
-    let manual = DeviceOptions::default().progress(Progress::Manual);
+    let manual = DeviceConfig::default().progress(Progress::Manual);
     let device = Device::with_stack(Box::new(network.stack(HOST)), manual).unwrap();
-    let settings = ConnSettings::default().options(options).recv_size(4096);
+    let settings = ConnectionConfig::default().options(options).recv_size(4096);
     let pd = device.alloc_pd().unwrap();
     let listener = Rc::new(uiw_verbs::Listener::bind(&pd, SocketAddr::new(HOST, 0), &settings).unwrap());
     let address = listener.local_addr();
@@ -150,7 +150,7 @@ impl std::fmt::Debug for SimPipe {
 impl SimPipe {
     fn connect(to: SocketAddr, within: Duration) -> io::Result<Box<dyn Pipe>> {
         let mut stack = world(|world| world.network.stack(HOST));
-        let mut stream = stack.connect(None, to, &StreamOptions::default(), Token(0))?;
+        let mut stream = stack.connect(None, to, &TransportConfig::default(), Token(0))?;
         let connected = || stream.connect_result().map(|done| done.then_some(())).transpose();
         wait(now() + within, connected).ok_or(ErrorKind::TimedOut)??;
         Ok(Box::new(Self(stream)))
@@ -189,7 +189,7 @@ struct Found {
 }
 
 /// Runs these cases, each at a listener of its own.
-fn run(options: &ConnOptions, link: &Link, cases: &[Case]) -> Found {
+fn run(options: &ConnConfig, link: &Link, cases: &[Case]) -> Found {
     let listener = listener::ask(&mut listen(options.clone(), link.clone()), false).unwrap();
     let mut found = Found::default();
     for case in cases.iter().filter(|case| lacks(case, &listener).is_none()) {
@@ -219,10 +219,9 @@ fn paths() -> [Link; 3] {
 fn every_case_that_needs_no_partner_is_kept() {
     let cases = cases::built_in().unwrap();
     for link in paths() {
-        for (options, least) in [
-            (ConnOptions::default(), (60, 130)),
-            (ConnOptions::default().markers(true).crc(false), (65, 130)),
-        ] {
+        for (options, least) in
+            [(ConnConfig::default(), (60, 130)), (ConnConfig::default().markers(true).crc(false), (65, 130))]
+        {
             let Found { ran, requirements: shown, wrong } = run(&options, &link, &cases);
             assert!(wrong.is_empty(), "over {link:?}:\n{}", wrong.join("\n\n"));
             let table = requirements::all();
@@ -252,7 +251,7 @@ fn negative_vectors_are_refused() {
         cases.into_iter().partition(|case| case.needs.contains(&Need::MarkersAsked));
     assert_eq!((plain.len(), markers.len()), (17, 2));
     for (cases, asks) in [(plain, false), (markers, true)] {
-        let found = run(&ConnOptions::default().markers(asks), &Link::default(), &cases);
+        let found = run(&ConnConfig::default().markers(asks), &Link::default(), &cases);
         assert_eq!((found.ran, found.wrong.as_slice()), (cases.len(), &[][..]));
     }
 }
@@ -262,7 +261,7 @@ fn a_case_that_demands_what_is_not_so_is_found_broken() {
     let text = "case a/b \"c\"\n  start\n  > read-request sink-stag 7\n  < read-response stag 8 [RFC5040-4.4-02]\n\
                 case a/d \"e\"\n  start\n  > write crc-xor 1\n  < terminate codes 2/0/3\n";
     let cases = uiw_cases::parse("f", text).unwrap();
-    let wrong = run(&ConnOptions::default(), &Link::default(), &cases).wrong;
+    let wrong = run(&ConnConfig::default(), &Link::default(), &cases).wrong;
     let [stag, codes] = wrong.as_slice() else { panic!("{wrong:?}") };
     assert!(stag.contains("RFC5040-4.4-02: stag of the read-response is 7, 8 is due"), "{stag}");
     assert!(codes.contains("f:8: ") && codes.contains("2/0/0x02"), "{codes}");

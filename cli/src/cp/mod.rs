@@ -15,7 +15,7 @@ mod sources;
 mod stripe;
 mod transfer;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, PeerOptions, resolve};
+use crate::args::{ConnArgs, DEFAULT_PORT, PeerConfig, resolve};
 use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::open::Opener;
 use crate::stop::Stop;
@@ -38,7 +38,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use stripe::{Stripe, Target};
 use uiw_cabi::settings::DeadAfter;
-use uiw_llp::StreamOptions;
+use uiw_llp::TransportConfig;
 
 /// Options of `uiw cp`.
 #[derive(Clone, Debug, clap::Args)]
@@ -137,12 +137,12 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let peer = resolve(host, DEFAULT_PORT)?;
     let stop = Stop::on_signal()?;
     let settings = args.conn.settings();
-    let mut peer_options = PeerOptions::new(settings.connection());
+    let mut peer_options = PeerConfig::new(settings.connection());
     let give_up = match settings.dead_after {
         Some(DeadAfter(Some(time))) => time,
         _ => GIVE_UP,
     };
-    peer_options.congestion.get_or_insert_with(|| StreamOptions::AUTO.to_owned());
+    peer_options.congestion.get_or_insert_with(|| TransportConfig::AUTO.to_owned());
     let token = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
     let security = Security::of(opener, args, peer)?;
     let target = Target {

@@ -17,7 +17,7 @@ mod sessions;
 mod shares;
 mod transfer;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, PeerOptions, listen, receive_memory};
+use crate::args::{ConnArgs, DEFAULT_PORT, PeerConfig, listen, receive_memory};
 use crate::fail::{BUSY, Exit, Failure, Result};
 use crate::open::Opener;
 use crate::qp_setup::Link;
@@ -123,7 +123,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
     let mut settings = args.conn.settings();
     settings.dead_after.get_or_insert(DEAD_AFTER);
-    let peer_options = PeerOptions::new(settings.connection());
+    let peer_options = PeerConfig::new(settings.connection());
     descriptors::raise();
     spin::limit();
     serve(&opener.device_with(limits)?, &addresses, args, &peer_options, &stop)
@@ -135,7 +135,7 @@ struct Server {
     pd: Pd,
     stop: Arc<Stop>,
     /// For peers that do not name a service.
-    peer_options: PeerOptions,
+    peer_options: PeerConfig,
     sessions: Arc<Sessions>,
     budget: Budget,
     /// Held while memory is filled for a peer.
@@ -173,7 +173,7 @@ fn serve(
     device: &Device,
     addresses: &[SocketAddr],
     args: &Args,
-    peer_options: &PeerOptions,
+    peer_options: &PeerConfig,
     stop: &Arc<Stop>,
 ) -> Result<()> {
     let DeadAfter(idle) = args.idle_timeout;

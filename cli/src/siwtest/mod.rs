@@ -18,7 +18,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use talk::{MAX_SGES, Order, Orders};
-use uiw_verbs::ConnOptions;
+use uiw_verbs::ConnConfig;
 use uiw_verbs::cm::ConnInfo;
 
 /// The partner's port.
@@ -111,7 +111,7 @@ enum Refused {
 }
 
 impl Args {
-    fn options(&self) -> ConnOptions {
+    fn options(&self) -> ConnConfig {
         self.conn.peer_options().options().startup_timeout(Duration::from_secs_f64(self.timeout))
     }
 

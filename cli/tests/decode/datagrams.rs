@@ -10,7 +10,7 @@ use uiw_datagram::sidr::{Reply, Request, Status};
 use uiw_datagram::{Header, MULTICAST_PORT, Qpn};
 use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::sim::Network;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Outgoing, Token, TransportStack};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Outgoing, Token, TransportStack};
 
 /// A file in memory.
 #[derive(Clone, Default)]
@@ -51,11 +51,11 @@ impl Hosts {
 
     fn bind(&mut self, host: usize, port: u16) -> Box<dyn DatagramSocket> {
         let local = SocketAddr::new(self.addresses[host], port);
-        self.stack(host).bind_datagrams(local, &DatagramOptions::default(), Token(0)).unwrap()
+        self.stack(host).bind_datagrams(local, &DatagramConfig::default(), Token(0)).unwrap()
     }
 
     fn join(&mut self, host: usize, group: IpAddr) -> Box<dyn DatagramSocket> {
-        let options = DatagramOptions { member: Some(self.addresses[host]), interface: 1 };
+        let options = DatagramConfig { member: Some(self.addresses[host]), interface: 1 };
         let local = SocketAddr::new(group, MULTICAST_PORT);
         self.stack(host).bind_datagrams(local, &options, Token(0)).unwrap()
     }

@@ -10,7 +10,7 @@ use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::tx::FpduTx;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_rdmap::{AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest, Terminate};
-use uiw_verbs::{Access, ConnOptions};
+use uiw_verbs::{Access, ConnConfig};
 
 use super::application::Application;
 use super::memory::{Arena, Part, SWAP};
@@ -79,7 +79,7 @@ impl Peer {
         }
     }
 
-    pub(crate) fn start(&mut self, options: &ConnOptions, input: &mut Input<'_>) {
+    pub(crate) fn start(&mut self, options: &ConnConfig, input: &mut Input<'_>) {
         let bits = input.u8();
         let mut revision = options.revision as u8;
         if input.u8() > 240 {

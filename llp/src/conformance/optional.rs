@@ -5,7 +5,7 @@ use super::session::{
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
 use crate::{
-    Interest, ListenOptions, OptionError, Readable, RecvBuf, Rest, StreamChange, StreamOptions, Token,
+    Interest, ListenConfig, OptionError, Readable, RecvBuf, Rest, StreamChange, Token, TransportConfig,
     TransportListener, TransportStream,
 };
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -43,14 +43,14 @@ const HERE: (usize, Token) = (CLIENT, CONNECTED);
 const THERE: (usize, Token) = (SERVER, ACCEPTED);
 
 fn options(s: &mut Session) -> Verdict {
-    let all = StreamOptions {
+    let all = TransportConfig {
         dead_after: Some(Duration::from_secs(17)),
         send_buffer: Some(100_000),
         recv_buffer: Some(100_000),
         tos: Some(0x28),
-        ..StreamOptions::default()
+        ..TransportConfig::default()
     };
-    let none = StreamOptions { dead_after: None, ..StreamOptions::default() };
+    let none = TransportConfig { dead_after: None, ..TransportConfig::default() };
     for options in [all, none] {
         let Pair { mut client, mut server, listener: _listener } = s.pair_with(&options)?;
         for (stream, after) in [(&mut server, Some(Duration::from_secs(18))), (&mut client, None)] {
@@ -78,8 +78,8 @@ fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> 
 fn wrong_congestion(s: &mut Session) -> Verdict {
     const NAME: &str = "unknown-control";
     let at = s.at(SERVER);
-    let stream = StreamOptions { congestion: Some(NAME.to_owned()), ..StreamOptions::default() };
-    let listen = ListenOptions { stream: stream.clone(), ..ListenOptions::default() };
+    let stream = TransportConfig { congestion: Some(NAME.to_owned()), ..TransportConfig::default() };
+    let listen = ListenConfig { stream: stream.clone(), ..ListenConfig::default() };
     let listener: Option<Box<dyn TransportListener>> =
         ignored_or_named("listen", s.stack(SERVER).listen(at, &listen, LISTENER))?;
     drop(listener);
@@ -128,7 +128,7 @@ fn info(s: &mut Session) -> Verdict {
 
 fn to_itself(s: &mut Session) -> Verdict {
     let at = s.at(CLIENT);
-    let options = StreamOptions::default();
+    let options = TransportConfig::default();
     let mut stream = match s.stack(CLIENT).connect_self(at, &options, CONNECTED) {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             return Err(Stop::NotOffered("a stream to itself"));
@@ -334,10 +334,10 @@ fn peek_at_the_fin(s: &mut Session) -> Verdict {
 }
 
 fn peek_round_the_buffer(s: &mut Session) -> Verdict {
-    let small = StreamOptions {
+    let small = TransportConfig {
         send_buffer: Some(64 << 10),
         recv_buffer: Some(64 << 10),
-        ..StreamOptions::default()
+        ..TransportConfig::default()
     };
     let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
     ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek sees what was not sent");

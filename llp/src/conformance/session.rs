@@ -2,7 +2,7 @@
 
 use super::{Advance, Peers, Stop, Verdict, ensure, unexpected};
 use crate::{
-    Event, Interest, ListenOptions, StreamOptions, Token, TransportListener, TransportStack, TransportStream,
+    Event, Interest, ListenConfig, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{self, ErrorKind};
@@ -218,16 +218,16 @@ impl Session {
     }
 
     pub(super) fn listen(&mut self) -> Verdict<Box<dyn TransportListener>> {
-        self.listen_with(&ListenOptions::default())
+        self.listen_with(&ListenConfig::default())
     }
 
-    pub(super) fn listen_with(&mut self, options: &ListenOptions) -> Verdict<Box<dyn TransportListener>> {
+    pub(super) fn listen_with(&mut self, options: &ListenConfig) -> Verdict<Box<dyn TransportListener>> {
         let at = self.at(SERVER);
         self.stack(SERVER).listen(at, options, LISTENER).map_err(unexpected("listen"))
     }
 
     pub(super) fn connect(&mut self, to: SocketAddr, token: Token) -> Verdict<Box<dyn TransportStream>> {
-        let options = StreamOptions::default();
+        let options = TransportConfig::default();
         self.stack(CLIENT).connect(None, to, &options, token).map_err(unexpected("connect"))
     }
 
@@ -260,11 +260,11 @@ impl Session {
 
     /// A connection, with the streams' first interests.
     pub(super) fn pair(&mut self) -> Verdict<Pair> {
-        self.pair_with(&StreamOptions::default())
+        self.pair_with(&TransportConfig::default())
     }
 
-    pub(super) fn pair_with(&mut self, options: &StreamOptions) -> Verdict<Pair> {
-        let listen = ListenOptions { stream: options.clone(), ..ListenOptions::default() };
+    pub(super) fn pair_with(&mut self, options: &TransportConfig) -> Verdict<Pair> {
+        let listen = ListenConfig { stream: options.clone(), ..ListenConfig::default() };
         let mut listener = self.listen_with(&listen)?;
         let to = listener.local_addr();
         let client = self.stack(CLIENT).connect(None, to, options, CONNECTED);

@@ -5,7 +5,7 @@ use super::session::{
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
 use crate::{
-    Event, Interest, ListenOptions, StreamExtensions, StreamOptions, Token, TransportStack, TransportStream,
+    Event, Interest, ListenConfig, StreamExtensions, Token, TransportConfig, TransportStack, TransportStream,
 };
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -84,7 +84,7 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
     }
     // The tokens of two shards may be the same.
     let at = s.at(SERVER);
-    let options = ListenOptions::default();
+    let options = ListenConfig::default();
     let mut listener = s.stack(shard).listen(at, &options, ACCEPTED).map_err(unexpected("listen"))?;
     let first = s.pair()?;
     let taken = s.stack(shard).listen(first.listener.local_addr(), &options, Token(9));
@@ -101,7 +101,7 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
     // It connects as well.
     let to = first.listener.local_addr();
     let mut first_listener = first.listener;
-    let out = s.stack(shard).connect(None, to, &StreamOptions::default(), Token(7));
+    let out = s.stack(shard).connect(None, to, &TransportConfig::default(), Token(7));
     let mut out = out.map_err(unexpected("connect"))?;
     let mut accepted = s.accept(&mut *first_listener, Token(8))?;
     s.made_on(shard, &mut *out, Token(7))?;
@@ -195,7 +195,7 @@ fn move_connecting(s: &mut Session) -> Verdict {
     let shard = shard(s)?;
     let mut listener = s.listen()?;
     let to = listener.local_addr();
-    let stream = s.stack(SERVER).connect(None, to, &StreamOptions::default(), Token(4));
+    let stream = s.stack(SERVER).connect(None, to, &TransportConfig::default(), Token(4));
     let mut stream = stream.map_err(unexpected("connect"))?;
     detach(&mut *stream)?;
     adopt(s, shard, &mut stream, MOVED)?;
@@ -348,9 +348,8 @@ fn shards_at_once(s: &mut Session) -> Verdict {
 /// Moves a megabyte over a connection with both ends in `stack`.
 fn to_and_fro(mut stack: Box<dyn TransportStack>, at: SocketAddr, timeout: Duration) -> Verdict {
     const LISTENING: Token = Token(0);
-    let mut listener =
-        stack.listen(at, &ListenOptions::default(), LISTENING).map_err(unexpected("listen"))?;
-    let options = StreamOptions::default();
+    let mut listener = stack.listen(at, &ListenConfig::default(), LISTENING).map_err(unexpected("listen"))?;
+    let options = TransportConfig::default();
     let client = stack.connect(None, listener.local_addr(), &options, CONNECTED);
     let mut client = client.map_err(unexpected("connect"))?;
     let mut server: Option<Box<dyn TransportStream>> = None;

@@ -1,7 +1,7 @@
 use std::{io::ErrorKind, net::Ipv4Addr};
 
 use super::*;
-use crate::{ListenOptions, StackExtensions, StreamOptions, TransportListener, sim::Network, tcp::TcpStack};
+use crate::{ListenConfig, StackExtensions, TransportConfig, TransportListener, sim::Network, tcp::TcpStack};
 
 const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const LISTENER: Token = Token(1);
@@ -22,8 +22,8 @@ fn pair_on(inner: Box<dyn TransportStack>, faults: Faults) -> Pair {
         if origin == Origin::Connected { faults.clone() } else { Faults::default() }
     };
     let mut stack = FaultStack::with(inner, 5, plan);
-    let mut listener = stack.listen((IP, 0).into(), &ListenOptions::default(), LISTENER).unwrap();
-    let mut client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), CLIENT).unwrap();
+    let mut listener = stack.listen((IP, 0).into(), &ListenConfig::default(), LISTENER).unwrap();
+    let mut client = stack.connect(None, listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
     let server = loop {
         match listener.accept(SERVER) {
             Ok(server) => break server,

@@ -5,14 +5,14 @@ use std::time::Duration;
 /// One direction. Faults count the bytes of each connection by themselves.
 ///
 /// ```
-/// use uiw_llp::{TransportStack, StreamOptions, Token, sim::Link};
+/// use uiw_llp::{TransportStack, TransportConfig, Token, sim::Link};
 /// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
+/// # use uiw_llp::{ListenConfig, sim::Network};
 /// # let network = Network::new(1);
 /// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
 /// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// # let mut listener = b.listen((other, 7174).into(), &ListenConfig::default(), Token(0))?;
+/// # let mut client = a.connect(None, listener.local_addr(), &TransportConfig::default(), Token(1))?;
 /// # while network.step() {}
 /// # let mut server = listener.accept(Token(2))?;
 /// // The connection is reset once three bytes were sent.

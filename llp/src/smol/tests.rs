@@ -10,7 +10,7 @@ use super::pipe::{PipeLink, pipe};
 use super::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};
 use crate::{
-    Clock, Event, Interest, ListenOptions, Rest, StackExtensions, StreamOptions, Token, TransportListener,
+    Clock, Event, Interest, ListenConfig, Rest, StackExtensions, Token, TransportConfig, TransportListener,
     TransportStack, TransportStream,
 };
 use std::io::{self, ErrorKind};
@@ -65,13 +65,13 @@ impl World {
 
     fn listen(&mut self, port: u16, backlog: u32) -> Box<dyn TransportListener> {
         let local = SocketAddr::new(address(2, self.v6), port);
-        let options = ListenOptions { backlog, ..ListenOptions::default() };
+        let options = ListenConfig { backlog, ..ListenConfig::default() };
         self.stacks[1].listen(local, &options, LISTENER).unwrap()
     }
 
     fn connect(&mut self, port: u16, token: u64) -> Box<dyn TransportStream> {
         let to = SocketAddr::new(address(2, self.v6), port);
-        self.stacks[0].connect(None, to, &StreamOptions::default(), Token(token)).unwrap()
+        self.stacks[0].connect(None, to, &TransportConfig::default(), Token(token)).unwrap()
     }
 
     fn accept(&mut self, listener: &mut dyn TransportListener, token: u64) -> Box<dyn TransportStream> {
@@ -278,7 +278,7 @@ fn the_backlog_is_as_long_as_asked_for() {
 fn ports_and_addresses_that_cannot_be_had() {
     let mut world = World::new(1500, false);
     let _listener = world.listen(4791, 1);
-    let options = ListenOptions::default();
+    let options = ListenConfig::default();
     let stack = &mut world.stacks[1];
     assert_eq!(
         kind(stack.listen("10.9.0.2:4791".parse().unwrap(), &options, Token(9))),
@@ -288,13 +288,13 @@ fn ports_and_addresses_that_cannot_be_had() {
     let foreign = "10.9.9.9:1".parse().unwrap();
     assert_eq!(kind(stack.listen(foreign, &options, Token(9))), ErrorKind::AddrNotAvailable);
     let peer = "10.9.0.1:5".parse().unwrap();
-    let stream = StreamOptions { congestion: Some("bbr".into()), ..StreamOptions::default() };
+    let stream = TransportConfig { congestion: Some("bbr".into()), ..TransportConfig::default() };
     assert_eq!(kind(stack.connect(None, peer, &stream, Token(9))), ErrorKind::InvalidInput);
     assert_eq!(
-        kind(stack.connect(Some(foreign), peer, &StreamOptions::default(), Token(9))),
+        kind(stack.connect(Some(foreign), peer, &TransportConfig::default(), Token(9))),
         ErrorKind::AddrNotAvailable
     );
-    let options = StreamOptions::default();
+    let options = TransportConfig::default();
     let mut connect = |peer: &str| kind(stack.connect(None, peer.parse().unwrap(), &options, Token(9)));
     assert_eq!(connect("10.9.1.1:5"), ErrorKind::NetworkUnreachable);
     assert_eq!(connect("[fd00::1]:5"), ErrorKind::NetworkUnreachable);
@@ -317,10 +317,10 @@ fn ports_and_addresses_that_cannot_be_had() {
 #[test]
 fn buffers_beyond_every_window() {
     let mut world = World::new(1500, false);
-    let options = StreamOptions {
+    let options = TransportConfig {
         recv_buffer: Some(usize::MAX),
         send_buffer: Some(usize::MAX),
-        ..StreamOptions::default()
+        ..TransportConfig::default()
     };
     assert!(world.stacks[0].connect(None, "10.9.0.2:5".parse().unwrap(), &options, Token(9)).is_ok());
 }
@@ -333,7 +333,7 @@ fn a_peer_behind_a_gateway() {
     let config = SmolConfig { gateways, ..SmolConfig::new(address(1, false), 24) };
     let mut stack = SmolStack::new(link, &config).unwrap();
     let far = "10.8.0.1:5".parse().unwrap();
-    assert!(stack.connect(None, far, &StreamOptions::default(), Token(9)).is_ok());
+    assert!(stack.connect(None, far, &TransportConfig::default(), Token(9)).is_ok());
 }
 
 #[test]

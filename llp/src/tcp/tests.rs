@@ -26,12 +26,12 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        Self::with(Ipv4Addr::LOCALHOST.into(), &StreamOptions::default())
+        Self::with(Ipv4Addr::LOCALHOST.into(), &TransportConfig::default())
     }
 
-    fn with(ip: IpAddr, options: &StreamOptions) -> Self {
+    fn with(ip: IpAddr, options: &TransportConfig) -> Self {
         let mut stack = TcpStack::new().unwrap();
-        let listen = ListenOptions { stream: options.clone(), ..ListenOptions::default() };
+        let listen = ListenConfig { stream: options.clone(), ..ListenConfig::default() };
         let mut listener = stack.listen(SocketAddr::new(ip, 0), &listen, LISTENER).unwrap();
         let mut client = stack.connect(None, listener.local_addr(), options, CLIENT).unwrap();
         wait(&mut stack, |e| e.token == LISTENER && e.readable);
@@ -141,8 +141,11 @@ fn interest_is_level_triggered() {
 
 #[test]
 fn a_full_buffer_blocks_and_clears() {
-    let options =
-        StreamOptions { send_buffer: Some(16_384), recv_buffer: Some(16_384), ..StreamOptions::default() };
+    let options = TransportConfig {
+        send_buffer: Some(16_384),
+        recv_buffer: Some(16_384),
+        ..TransportConfig::default()
+    };
     let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     pair.client.set_interest(Interest::NONE).unwrap();
     let block = vec![7; 65_536];
@@ -206,10 +209,10 @@ fn a_dropped_stream_reports_nothing_more() {
 fn refused_and_said_so_twice() {
     let mut stack = TcpStack::new().unwrap();
     let free = {
-        let listen = ListenOptions::default();
+        let listen = ListenConfig::default();
         stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &listen, LISTENER).unwrap().local_addr()
     };
-    let mut client = stack.connect(None, free, &StreamOptions::default(), CLIENT).unwrap();
+    let mut client = stack.connect(None, free, &TransportConfig::default(), CLIENT).unwrap();
     wait(&mut stack, |e| e.token == CLIENT && e.writable);
     for _ in 0..2 {
         assert_eq!(client.connect_result().unwrap_err().kind(), ErrorKind::ConnectionRefused);
@@ -220,11 +223,11 @@ fn refused_and_said_so_twice() {
 fn undecided_while_no_answer_comes() {
     // A listener's full queue drops SYNs: the attempt stays undecided.
     let mut stack = TcpStack::new().unwrap();
-    let listen = ListenOptions { backlog: 0, ..ListenOptions::default() };
+    let listen = ListenConfig { backlog: 0, ..ListenConfig::default() };
     let listener = stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &listen, LISTENER).unwrap();
     let peer = listener.local_addr();
     let mut clients: Vec<_> = (0..3)
-        .map(|i| stack.connect(None, peer, &StreamOptions::default(), Token(10 + i)).unwrap())
+        .map(|i| stack.connect(None, peer, &TransportConfig::default(), Token(10 + i)).unwrap())
         .collect();
     thread::sleep(Duration::from_millis(50));
     assert!(!clients[2].connect_result().unwrap());
@@ -233,15 +236,15 @@ fn undecided_while_no_answer_comes() {
 
 #[test]
 fn ipv6_and_a_given_local_address() {
-    let options = StreamOptions { v6_only: true, ..StreamOptions::default() };
+    let options = TransportConfig { v6_only: true, ..TransportConfig::default() };
     let mut pair = Pair::with(Ipv6Addr::LOCALHOST.into(), &options);
     assert_eq!(pair.client.local_addr(), pair.server.peer_addr());
     assert_eq!(pair.client.peer_addr(), pair.server.local_addr());
     let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 9), 0));
     let mut listener =
-        pair.stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &ListenOptions::default(), LISTENER).unwrap();
+        pair.stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &ListenConfig::default(), LISTENER).unwrap();
     let client =
-        pair.stack.connect(Some(local), listener.local_addr(), &StreamOptions::default(), CLIENT).unwrap();
+        pair.stack.connect(Some(local), listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
     wait(&mut pair.stack, |e| e.token == LISTENER && e.readable);
     let server = listener.accept(SERVER).unwrap();
     assert_eq!(server.peer_addr().ip(), local.ip());
@@ -273,7 +276,7 @@ fn defaults_reach_both_ends() {
 /// The kernel ends a connection with TCP_USER_TIMEOUT after that time, though its peer answers every probe.
 #[test]
 fn a_closed_window_ends_no_connection() {
-    let options = StreamOptions { dead_after: Some(Duration::from_secs(2)), ..StreamOptions::default() };
+    let options = TransportConfig { dead_after: Some(Duration::from_secs(2)), ..TransportConfig::default() };
     let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     let bytes = [7; 64 << 10];
     for _ in 0..4 {
@@ -289,13 +292,13 @@ fn a_closed_window_ends_no_connection() {
 
 #[test]
 fn segments_are_no_longer_than_asked_for() {
-    let options = StreamOptions { max_segment: Some(500), ..StreamOptions::default() };
+    let options = TransportConfig { max_segment: Some(500), ..TransportConfig::default() };
     let pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     for end in [&pair.client, &pair.server] {
         assert!(end.info().emss <= Some(500), "{}", end.info());
     }
     let mut stack = TcpStack::new().unwrap();
-    let options = StreamOptions { max_segment: Some(40), ..StreamOptions::default() };
+    let options = TransportConfig { max_segment: Some(40), ..TransportConfig::default() };
     let error = stack.connect(None, pair.client.peer_addr(), &options, CLIENT).map(drop).unwrap_err();
     let inner = error.get_ref().and_then(|e| e.downcast_ref::<OptionError>()).unwrap();
     assert_eq!(inner, &OptionError::Segment { bytes: 40 });
@@ -303,7 +306,7 @@ fn segments_are_no_longer_than_asked_for() {
 
 #[test]
 fn congestion_control_by_name() {
-    let options = StreamOptions { congestion: Some("reno".into()), ..StreamOptions::default() };
+    let options = TransportConfig { congestion: Some("reno".into()), ..TransportConfig::default() };
     let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     assert_eq!(pair.client.info().congestion.as_deref(), Some("reno"));
     assert_eq!(pair.server.info().congestion.as_deref(), Some("reno"));
@@ -320,7 +323,7 @@ fn congestion_control_by_name() {
         ErrorKind::InvalidInput
     );
     let mut stack = TcpStack::new().unwrap();
-    let options = StreamOptions { congestion: Some("nonsuch".into()), ..StreamOptions::default() };
+    let options = TransportConfig { congestion: Some("nonsuch".into()), ..TransportConfig::default() };
     let error = stack
         .connect(None, pair.client.peer_addr(), &options, CLIENT)
         .map(drop)
@@ -334,7 +337,7 @@ fn congestion_control_by_name() {
 
 #[test]
 fn type_of_service_of_both_families_at_both_ends() {
-    let options = StreamOptions { tos: Some(0x28), ..StreamOptions::default() };
+    let options = TransportConfig { tos: Some(0x28), ..TransportConfig::default() };
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let pair = Pair::with(ip, &options);
         for stream in [&pair.client, &pair.server] {
@@ -398,7 +401,7 @@ fn without_descriptors_connections_are_cut_and_the_listener_lives() {
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
     let mut stack = TcpStack::new().unwrap();
     let any = "127.0.0.1:0".parse().unwrap();
-    let mut listener = stack.listen(any, &ListenOptions::default(), Token(1)).unwrap();
+    let mut listener = stack.listen(any, &ListenConfig::default(), Token(1)).unwrap();
     let mut unlucky = std::net::TcpStream::connect(listener.local_addr()).unwrap();
     let mut hoard = Vec::new();
     while let Some(descriptor) = spare() {
@@ -421,7 +424,7 @@ fn without_descriptors_connections_are_cut_and_the_listener_lives() {
 fn a_stream_to_itself_receives_what_it_sends() {
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let mut stack = TcpStack::new().unwrap();
-        let options = StreamOptions::default();
+        let options = TransportConfig::default();
         let mut stream = match stack.connect_self(SocketAddr::new(ip, 0), &options, CLIENT) {
             // A machine without IPv6.
             Err(_) if ip.is_ipv6() => return,
@@ -500,8 +503,8 @@ fn adoption_wakes_a_thread_that_sleeps_in_the_set() {
 fn a_connection_attempt_moves_too() {
     let mut stack = TcpStack::new().unwrap();
     let any = "127.0.0.1:0".parse().unwrap();
-    let listener = stack.listen(any, &ListenOptions::default(), LISTENER).unwrap();
-    let options = StreamOptions::default();
+    let listener = stack.listen(any, &ListenConfig::default(), LISTENER).unwrap();
+    let options = TransportConfig::default();
     let mut client = stack.connect(None, listener.local_addr(), &options, CLIENT).unwrap();
     client.detach().unwrap();
     let mut other = stack.shard().unwrap().unwrap();
@@ -515,7 +518,7 @@ fn a_connection_attempt_moves_too() {
 fn peer_known_after_reset_before_accept() {
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let mut stack = TcpStack::new().unwrap();
-        let listen = ListenOptions::default();
+        let listen = ListenConfig::default();
         let Ok(mut listener) = stack.listen(SocketAddr::new(ip, 0), &listen, LISTENER) else { continue };
         let client = std::net::TcpStream::connect(listener.local_addr()).unwrap();
         let address = client.local_addr().unwrap();
@@ -535,7 +538,7 @@ fn what_cannot_be_adopted() {
     let network = crate::sim::Network::new(1);
     let mut simulated = network.stack(Ipv4Addr::LOCALHOST);
     let to = pair.client.peer_addr();
-    let mut foreign = simulated.connect(None, to, &StreamOptions::default(), CLIENT).unwrap();
+    let mut foreign = simulated.connect(None, to, &TransportConfig::default(), CLIENT).unwrap();
     assert_eq!(kind(&mut foreign), ErrorKind::InvalidInput);
     assert_eq!(foreign.detach().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(simulated.adopt(&mut foreign, MOVED).unwrap_err().kind(), ErrorKind::Unsupported);
@@ -555,7 +558,7 @@ fn open_sockets_become_streams() {
         let connected = std::net::TcpStream::connect(at).unwrap();
         let (accepted, peer) = listener.accept().unwrap();
         let mut stack = TcpStack::new().unwrap();
-        let options = StreamOptions::default();
+        let options = TransportConfig::default();
         let mut client = stack.open_socket(connected.into(), Some(at), &options, CLIENT).unwrap();
         let mut server = stack.open_socket(accepted.into(), None, &options, SERVER).unwrap();
         assert_eq!((client.peer_addr(), client.local_addr()), (at, peer));
@@ -584,7 +587,7 @@ fn an_open_socket_may_be_refused() {
     }
     let mut stack = TcpStack::new().unwrap();
     let mut client =
-        stack.open_socket(socket.into(), Some(nobody), &StreamOptions::default(), CLIENT).unwrap();
+        stack.open_socket(socket.into(), Some(nobody), &TransportConfig::default(), CLIENT).unwrap();
     wait(&mut stack, |e| e.token == CLIENT);
     assert_eq!(client.connect_result().unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }

@@ -62,7 +62,7 @@ impl TlsConfig {
     /// X.509: this end presents `chain`, its own certificate first, and proves that it has its `key`; a peer must have a certificate
     /// that one of `authorities` has signed, for the use as client or server (RFC 5280 section 4.2.1.12).
     ///
-    /// A server's certificate must be valid for [`crate::StreamOptions::peer_name`], else for [`TlsConfig::server_name`], else, unless
+    /// A server's certificate must be valid for [`crate::TransportConfig::peer_name`], else for [`TlsConfig::server_name`], else, unless
     /// there is an access list ([`TlsConfig::allow`]), for the address that is connected to. With an access list only DNS names are
     /// compared in this way: that a listed peer has the address says nothing more.
     ///

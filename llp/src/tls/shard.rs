@@ -2,7 +2,7 @@
 
 use super::conn::{Conn, Scratch};
 use super::shared::Shared;
-use crate::{Event, ListenOptions, Token, TransportListener, TransportStream};
+use crate::{Event, ListenConfig, Token, TransportListener, TransportStream};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use slab::Slab;
 use std::collections::{BTreeSet, VecDeque};
@@ -122,7 +122,7 @@ impl Shard {
         &mut self,
         inner: Box<dyn TransportListener>,
         token: Token,
-        options: &ListenOptions,
+        options: &ListenConfig,
     ) -> usize {
         self.insert(Slot::TransportListener(Box::new(ListenerSlot {
             inner,

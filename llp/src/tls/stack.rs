@@ -4,8 +4,8 @@ use super::conn::Conn;
 use super::shard::Shard;
 use super::shared::{Shared, Tls, bad_name};
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Incoming, Interest, ListenOptions, Outgoing, PeerIdentity,
-    StackExtensions, StreamChange, StreamExtensions, StreamInfo, StreamOptions, Token, TransportListener,
+    DatagramConfig, DatagramSocket, Event, Incoming, Interest, ListenConfig, Outgoing, PeerIdentity,
+    StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener,
     TransportStack, TransportStream, attached_stream, foreign_stream,
 };
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ use uiw_mem::{IoVec, IoVecMut};
 ///
 /// ```
 /// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
-/// use uiw_llp::{ListenOptions, TransportStack, StreamOptions, Token, tcp::TcpStack};
+/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token, tcp::TcpStack};
 ///
 /// // One key for both ends.
 /// let key = SecretKey::generate()?;
@@ -30,8 +30,8 @@ use uiw_mem::{IoVec, IoVecMut};
 /// let tls = Tls::new(TlsConfig::raw_keys(&key, pinned)?)?;
 /// let mut stack = TlsStack::new(Box::new(TcpStack::new()?), &tls)?;
 /// let any = ([127, 0, 0, 1], 0).into();
-/// let mut listener = stack.listen(any, &ListenOptions::default(), Token(1))?;
-/// let _client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2))?;
+/// let mut listener = stack.listen(any, &ListenConfig::default(), Token(1))?;
+/// let _client = stack.connect(None, listener.local_addr(), &TransportConfig::default(), Token(2))?;
 /// let mut events = Vec::new();
 /// let accepted = loop {
 ///     stack.poll(&mut events)?;
@@ -80,7 +80,7 @@ impl TlsStack {
     fn connect_by(
         &mut self,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
         connect: impl FnOnce(&mut dyn TransportStack, Token) -> io::Result<Box<dyn TransportStream>>,
     ) -> io::Result<Box<dyn TransportStream>> {
@@ -116,7 +116,7 @@ impl TransportStack for TlsStack {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportListener>> {
         let mut shard = self.shard.lock();
@@ -132,7 +132,7 @@ impl TransportStack for TlsStack {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         self.connect_by(peer, options, token, |inner, token| inner.connect(local, peer, options, token))
@@ -166,7 +166,7 @@ impl StackExtensions for TlsStack {
         &mut self,
         socket: OwnedFd,
         peer: Option<SocketAddr>,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         if let Some(to) = peer {
@@ -186,7 +186,7 @@ impl StackExtensions for TlsStack {
     fn connect_self(
         &mut self,
         local: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         let mut shard = self.shard.lock();
@@ -201,7 +201,7 @@ impl StackExtensions for TlsStack {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        options: &DatagramOptions,
+        options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         if !self.shared.snapshot().config.clear_datagrams {

@@ -9,7 +9,7 @@ use super::*;
 use crate::fault::{FaultStack, Faults, Flip};
 use crate::tcp::TcpStack;
 use crate::{
-    DatagramOptions, Interest, ListenOptions, PeerIdentity, StreamOptions, Token, TransportListener,
+    DatagramConfig, Interest, ListenConfig, PeerIdentity, Token, TransportConfig, TransportListener,
     TransportStack, TransportStream,
 };
 use rcgen::{
@@ -58,7 +58,7 @@ impl Server {
         let tls = Tls::new(config).unwrap();
         let mut stack = TlsStack::new(stack, &tls).unwrap();
         let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
-        let listener = stack.listen(at, &ListenOptions::default(), LISTENER).unwrap();
+        let listener = stack.listen(at, &ListenConfig::default(), LISTENER).unwrap();
         Self { stack, tls, listener }
     }
 
@@ -92,14 +92,14 @@ struct Client {
 
 impl Client {
     fn new(to: SocketAddr, config: TlsConfig) -> Self {
-        Self::with(Box::new(TcpStack::new().unwrap()), to, config, &StreamOptions::default())
+        Self::with(Box::new(TcpStack::new().unwrap()), to, config, &TransportConfig::default())
     }
 
     fn with(
         stack: Box<dyn TransportStack>,
         to: SocketAddr,
         config: TlsConfig,
-        options: &StreamOptions,
+        options: &TransportConfig,
     ) -> Self {
         let mut stack = TlsStack::new(stack, &Tls::new(config).unwrap()).unwrap();
         let stream = stack.connect(None, to, options, CLIENT).unwrap();

@@ -16,7 +16,7 @@ pub enum Revision {
 
 /// The settings of this end, in both roles.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct StartupConfig {
     /// The highest revision to speak.
     pub revision: Revision,
     /// C: ask for CRCs. They are on if either end asks; there is no way to refuse them (RFC 5044 section
@@ -39,7 +39,7 @@ pub struct Config {
     pub siw_gso: bool,
 }
 
-impl Default for Config {
+impl Default for StartupConfig {
     /// Revision 2, CRCs, no Markers, peer-to-peer with every RTR kind, IRD and ORD 128.
     fn default() -> Self {
         Self {
@@ -55,7 +55,7 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl StartupConfig {
     /// IRD and ORD have 14 bits on the wire.
     pub(super) fn check_depths(&self) -> Result<(), ConfigError> {
         if self.ird > NOT_NEGOTIATED {

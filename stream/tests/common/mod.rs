@@ -15,8 +15,8 @@ use uiw_mpa::startup::Negotiated;
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{Opcode, TerminateReason};
 use uiw_stream::{
-    Config, ConnError, Ended, Established, Event, Op, PeerKind, Piece, RdmapStream, Remote, StartupFailure,
-    Time, Transmit,
+    ConnError, Ended, Established, Event, Op, PeerKind, Piece, RdmapConfig, RdmapStream, Remote,
+    StartupFailure, Time, Transmit,
 };
 
 const SINK: STag = STag(0x51_4B00);
@@ -33,7 +33,7 @@ pub(crate) enum Decision {
 pub(crate) struct End {
     pub(crate) stream: RdmapStream<Vec<u8>>,
     pub(crate) host: TestHost,
-    config: Config,
+    config: RdmapConfig,
     pub(crate) decision: Decision,
     /// Bytes on their way to this end.
     pub(crate) incoming: VecDeque<u8>,
@@ -56,7 +56,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    pub(crate) fn new(stream: RdmapStream<Vec<u8>>, config: Config) -> Self {
+    pub(crate) fn new(stream: RdmapStream<Vec<u8>>, config: RdmapConfig) -> Self {
         Self {
             stream,
             host: TestHost::new(),
@@ -211,7 +211,7 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Both ends with these settings, before the first byte.
-    pub(crate) fn new(initiator: Config, responder: Config) -> Self {
+    pub(crate) fn new(initiator: RdmapConfig, responder: RdmapConfig) -> Self {
         let now = Time::from_nanos(1_000_000_000);
         let connect =
             RdmapStream::connect(initiator.clone(), b"request", SINK, 0x1234_5678_9ABC, now).expect("legal");
@@ -227,7 +227,7 @@ impl Pair {
     }
 
     /// Both ends established, with the capability exchange decided.
-    pub(crate) fn open(initiator: Config, responder: Config) -> Self {
+    pub(crate) fn open(initiator: RdmapConfig, responder: RdmapConfig) -> Self {
         let mut pair = Self::new(initiator, responder);
         pair.run();
         pair.assert_established();
@@ -345,8 +345,8 @@ impl Pair {
     }
 }
 
-pub(crate) fn config_with(change: impl FnOnce(&mut Config)) -> Config {
-    let mut config = Config::default();
+pub(crate) fn config_with(change: impl FnOnce(&mut RdmapConfig)) -> RdmapConfig {
+    let mut config = RdmapConfig::default();
     change(&mut config);
     config
 }

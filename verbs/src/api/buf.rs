@@ -308,7 +308,7 @@ impl<B: IoBuf> std::fmt::Debug for Mr<B> {
 mod tests {
     use super::*;
     use crate::device::Device;
-    use crate::options::DeviceOptions;
+    use crate::options::DeviceConfig;
     use crate::options::Progress;
     use std::net::Ipv4Addr;
     use std::sync::Arc;
@@ -316,7 +316,7 @@ mod tests {
 
     fn pd() -> Pd {
         let stack = uiw_llp::sim::Network::new(1).stack(Ipv4Addr::LOCALHOST);
-        let options = DeviceOptions::default().progress(Progress::Manual);
+        let options = DeviceConfig::default().progress(Progress::Manual);
         Device::with_stack(Box::new(stack), options).unwrap().alloc_pd().unwrap()
     }
 

@@ -4,7 +4,7 @@ use crate::cm::{CmChannel, CmSide, ConnId, check_options};
 use crate::conn::Conn;
 use crate::driver::{Driver, Slot};
 use crate::error::{Error, Result};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use uiw_llp::Token;
@@ -45,7 +45,7 @@ impl Drop for Awaited {
 /// use std::sync::Arc;
 /// use uiw_verbs::cm::{self, CmEventKind};
 /// let (client, server) = (End::new()?, End::new()?);
-/// let options = Arc::new(uiw_verbs::ConnOptions::default());
+/// let options = Arc::new(uiw_verbs::ConnConfig::default());
 /// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// let (peer, socket) = (listener.local_addr()?, std::net::TcpStream::connect(listener.local_addr()?)?);
 /// cm::connect_open(&client.qp, socket.into(), peer, &options, b"", &client.channel, 7)?;
@@ -63,7 +63,7 @@ impl Drop for Awaited {
 pub fn accept_open(
     device: &crate::Device,
     socket: OwnedFd,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
 ) -> Result<Awaited> {
     let driver = Arc::clone(device.driver());

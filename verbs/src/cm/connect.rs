@@ -6,7 +6,7 @@ use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
 use crate::faults::CmCall;
 use crate::notify::Wakes;
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use crate::qp::{Qp, QpInner};
 use std::io;
 use std::net::SocketAddr;
@@ -26,9 +26,9 @@ use uiw_stream::{RdmapStream, Time};
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
+/// use uiw_verbs::{ConnConfig, cm};
 /// let end = End::new()?;
-/// let options = Arc::new(ConnOptions::default());
+/// let options = Arc::new(ConnConfig::default());
 /// cm::connect(&end.qp, None, "127.0.0.1:1".parse()?, &options, b"", &end.channel)?;
 /// assert!(matches!(end.event(), cm::CmEventKind::Failed(uiw_verbs::Error::Refused { .. })));
 /// # Ok(())
@@ -42,7 +42,7 @@ pub fn connect(
     qp: &Qp,
     local: Option<SocketAddr>,
     peer: SocketAddr,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
 ) -> Result<ConnHandle> {
@@ -57,9 +57,9 @@ pub fn connect(
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
+/// use uiw_verbs::{ConnConfig, cm};
 /// let [client, server] = [End::new()?, End::new()?];
-/// let options = Arc::new(ConnOptions::default());
+/// let options = Arc::new(ConnConfig::default());
 /// let listener = cm::Listener::bind(&server.device, "127.0.0.1:0".parse()?, 1, &options, &server.channel)?;
 /// let to = listener.local_addr();
 /// let connection = cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel)?;
@@ -78,7 +78,7 @@ pub fn connect_in_two_steps(
     qp: &Qp,
     local: Option<SocketAddr>,
     peer: SocketAddr,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
 ) -> Result<ConnHandle> {
@@ -88,7 +88,7 @@ pub fn connect_in_two_steps(
 fn connect_to(
     qp: &Qp,
     (local, peer): (Option<SocketAddr>, SocketAddr),
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
     awaits_establish: bool,
@@ -109,12 +109,12 @@ pub fn connect_open(
     qp: &Qp,
     socket: OwnedFd,
     peer: SocketAddr,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
     connected: u64,
 ) -> Result<ConnHandle> {
-    let mut options = ConnOptions::clone(options);
+    let mut options = ConnConfig::clone(options);
     (options.fallback, options.refused_retry_time) = (false, Duration::ZERO);
     let how = How { asked_local: None, peer, connected_note: Some(connected), awaits_establish: false };
     connect_by(qp, how, &Arc::new(options), private_data, channel, move |stack, options, token| {
@@ -134,12 +134,12 @@ struct How {
 fn connect_by(
     qp: &Qp,
     how: How,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
     connect: impl FnOnce(
         &mut dyn TransportStack,
-        &ConnOptions,
+        &ConnConfig,
         Token,
     ) -> io::Result<Box<dyn uiw_llp::TransportStream>>
     + Send
@@ -163,7 +163,7 @@ fn connect_by(
         let options = stream_options;
         let socket = connect(stack, &options, token).map_err(|source| connect_error(peer, source))?;
         let nonce = getrandom::u64().unwrap_or(token.0);
-        let config = uiw_stream::Config { awaits_establish, ..options.stream_config() };
+        let config = uiw_stream::RdmapConfig { awaits_establish, ..options.stream_config() };
         let stream = RdmapStream::connect(config, &private_data, sink, nonce, now)?;
         Ok(Opened { socket, stream, asked_local, connected_note })
     })
@@ -179,7 +179,7 @@ fn connect_by(
 pub fn connect_self(
     qp: &Qp,
     local: SocketAddr,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
 ) -> Result<ConnHandle> {
     let inner = &qp.0;
@@ -209,7 +209,7 @@ struct Opened {
 /// Gives `qp` a connection in start-up, which `open` begins.
 fn begin(
     inner: &Arc<QpInner>,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
     open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<Opened> + Send + 'static,
 ) -> Result<ConnHandle> {
@@ -226,7 +226,7 @@ fn begin(
 fn begin_on(
     core: &mut Core,
     inner: &Arc<QpInner>,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
     open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<Opened>,
 ) -> Result<(Token, ConnId)> {

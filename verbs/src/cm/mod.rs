@@ -19,7 +19,7 @@ pub use sidr::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use crate::suspect::Suspect;
 use crate::wc::WireReason;
 use std::fmt;
@@ -104,7 +104,7 @@ pub struct CloseReason {
     pub reason: Option<WireReason>,
     /// Whether both sides closed in order, or the application wanted it.
     pub orderly: bool,
-    /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnOptions::dead_after`].
+    /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnConfig::dead_after`].
     pub silent_for: Option<Duration>,
     /// The peer ended the connection before it sent anything: which kind of peer may have done so, and what to set.
     pub suspect: Option<Suspect>,
@@ -217,7 +217,7 @@ pub(crate) fn connect_error(peer: SocketAddr, source: io::Error) -> Error {
     }
 }
 
-fn check_options(max_rd_atomic: u16, options: &ConnOptions) -> Result<()> {
+fn check_options(max_rd_atomic: u16, options: &ConnConfig) -> Result<()> {
     for (what, asked) in [("IRD", options.ird), ("ORD", options.ord)] {
         // 0x3FFF means "not negotiated" (RFC 6581 section 9.1): legal, and bounded by the device's own limit.
         if asked > max_rd_atomic && asked != 0x3FFF {

@@ -4,7 +4,7 @@ use super::Conn;
 use crate::cm::{CmEventKind, connect_error};
 use crate::driver::Services;
 use crate::error::{Error, Result};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use crate::qp::{Path, QpInner, QpState};
 use std::io;
 use std::net::SocketAddr;
@@ -92,7 +92,7 @@ impl Conn {
     pub(crate) fn accept(
         &mut self,
         qp: &Arc<QpInner>,
-        options: &Arc<ConnOptions>,
+        options: &Arc<ConnConfig>,
         private_data: &[u8],
         services: &mut Services,
     ) -> Result<()> {

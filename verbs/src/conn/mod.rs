@@ -13,7 +13,7 @@ pub(crate) use host::{HostState, QpHost};
 
 use crate::cm::{CmSide, HalfOpen};
 use crate::driver::{HeldBytes, OwnEnd, Services, Shared};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use crate::qp::QpInner;
 use liveness::{Liveness, Verdict};
 use partial::PartialFpdu;
@@ -50,7 +50,7 @@ pub(crate) struct Conn {
     pub(crate) token: Token,
     pub(crate) socket: Box<dyn uiw_llp::TransportStream>,
     pub(crate) stream: RdmapStream<Span>,
-    pub(crate) options: Arc<ConnOptions>,
+    pub(crate) options: Arc<ConnConfig>,
     pub(crate) cm: CmSide,
     pub(crate) qp: Option<Arc<QpInner>>,
     state: HostState,
@@ -78,7 +78,7 @@ pub(crate) struct Conn {
     ack_overdue: bool,
     /// When to retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
     retry: Time,
-    /// See [`uiw_llp::StreamOptions::dead_after`].
+    /// See [`uiw_llp::TransportConfig::dead_after`].
     dead_after: Option<Duration>,
     liveness: Liveness,
     /// Set once the socket takes nothing any more: what the peer sent before is read first, then the transport is lost with this error.
@@ -111,7 +111,7 @@ impl Conn {
         token: Token,
         socket: Box<dyn uiw_llp::TransportStream>,
         stream: RdmapStream<Span>,
-        options: Arc<ConnOptions>,
+        options: Arc<ConnConfig>,
         cm: CmSide,
         services: &Services,
     ) -> Self {

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
 use uiw_llp::{
-    Event, ListenOptions, StackExtensions, StreamOptions, Token, TransportListener, TransportStack,
+    Event, ListenConfig, StackExtensions, Token, TransportConfig, TransportListener, TransportStack,
     TransportStream,
 };
 
@@ -20,7 +20,7 @@ impl TransportStack for ClosedStack {
     fn listen(
         &mut self,
         _: SocketAddr,
-        _: &ListenOptions,
+        _: &ListenConfig,
         _: Token,
     ) -> io::Result<Box<dyn TransportListener>> {
         closed()
@@ -30,7 +30,7 @@ impl TransportStack for ClosedStack {
         &mut self,
         _: Option<SocketAddr>,
         _: SocketAddr,
-        _: &StreamOptions,
+        _: &TransportConfig,
         _: Token,
     ) -> io::Result<Box<dyn TransportStream>> {
         closed()

@@ -39,7 +39,7 @@ pub(crate) use watch::Watch;
 
 use crate::error::{Error, Result};
 use crate::faults::Faults;
-use crate::options::{DeviceOptions, Limits};
+use crate::options::{DeviceConfig, Limits};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -70,9 +70,9 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn start(stack: Box<dyn TransportStack>, options: DeviceOptions) -> Result<Arc<Self>> {
+    pub(crate) fn start(stack: Box<dyn TransportStack>, options: DeviceConfig) -> Result<Arc<Self>> {
         let encrypts = options.encrypts();
-        let DeviceOptions { limits, progress, progress_hooks, shards, counters, faults, .. } = options;
+        let DeviceConfig { limits, progress, progress_hooks, shards, counters, faults, .. } = options;
         let wanted = match shards {
             Some(0) => return Err(Error::Zero { what: "number of shards" }),
             Some(shards) if shards > MAX_SHARDS => {

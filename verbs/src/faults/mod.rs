@@ -35,9 +35,9 @@ use std::time::Duration;
 /// `IBV_WC_` and `IBV_EVENT_`. Of several rules for one call the first one that is due counts.
 ///
 /// ```
-/// use uiw_verbs::{Device, DeviceOptions, Error, FaultPlan};
+/// use uiw_verbs::{Device, DeviceConfig, Error, FaultPlan};
 /// let plan: FaultPlan = "call:alloc_pd@2=ENOMEM".parse()?;
-/// let device = Device::open_with(DeviceOptions::default().faults(plan))?;
+/// let device = Device::open_with(DeviceConfig::default().faults(plan))?;
 /// device.alloc_pd()?;
 /// assert!(matches!(device.alloc_pd(), Err(Error::Injected { call: "alloc_pd", .. })));
 /// device.alloc_pd()?;

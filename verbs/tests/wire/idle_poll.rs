@@ -12,8 +12,8 @@ use uiw_llp::{Token, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, ConnOptions, Cq, CqOptions, Device, DeviceOptions, Memory, Pd, Progress, Qp, QpCap, QpInit,
-    RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+    Access, ConnConfig, Cq, CqConfig, Device, DeviceConfig, Memory, Pd, Progress, Qp, QpCap, QpInit, RawMr,
+    RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 /// What one thread has done with the streams of one pair.
@@ -81,7 +81,7 @@ impl StreamHooks for Counted {
 fn device_with_pairs(progress: Progress) -> (Counts, [Pair; 2]) {
     let counts = Counts::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: counts.clone() };
-    let options = DeviceOptions::default().shards(2).progress(progress);
+    let options = DeviceConfig::default().shards(2).progress(progress);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     let pairs = [0, 1].map(|shard| {
         counts.pair.store(shard, Ordering::SeqCst);
@@ -142,10 +142,10 @@ struct Pair {
 
 impl Pair {
     fn connect(device: &Device, shard: usize) -> Self {
-        let options = CqOptions { shard: Some(shard), ..CqOptions::default() };
+        let options = CqConfig { shard: Some(shard), ..CqConfig::default() };
         let cq = device.create_cq(1024, options).unwrap();
         let (a, b) = (End::new(device, &cq), End::new(device, &cq));
-        let (options, channel) = (Arc::new(ConnOptions::default()), Arc::new(CmChannel::default()));
+        let (options, channel) = (Arc::new(ConnConfig::default()), Arc::new(CmChannel::default()));
         let any = "127.0.0.1:0".parse().unwrap();
         let listener = cm::Listener::bind(device, any, 1, &options, &channel).unwrap();
         cm::connect(&a.qp, None, listener.local_addr(), &options, b"", &channel).unwrap();

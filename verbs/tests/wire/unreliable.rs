@@ -6,7 +6,7 @@ use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicRequest, Opcode};
 use uiw_verbs::{
-    CapabilityExchange, ConnOptions, Error, QpInit, QpState, SendFlags, SendOp, WcOpcode, WcStatus,
+    CapabilityExchange, ConnConfig, Error, QpInit, QpState, SendFlags, SendOp, WcOpcode, WcStatus,
 };
 
 /// STag of the zero-length Write in front of a long Write, or of one with immediate data.
@@ -19,7 +19,7 @@ fn unreliable() -> End {
     end
 }
 
-fn options() -> ConnOptions {
+fn options() -> ConnConfig {
     let exchange = CapabilityExchange::On;
     plain().no_receive_timeout(Duration::from_millis(50)).outlives_peer(true).capabilities(exchange)
 }
@@ -110,7 +110,7 @@ fn write_with_immediate_needs_receive() {
 #[test]
 fn only_long_writes_and_immediates_announced() {
     let end = unreliable();
-    let options = ConnOptions::default().acknowledged(false).capabilities(CapabilityExchange::Assume);
+    let options = ConnConfig::default().acknowledged(false).capabilities(CapabilityExchange::Assume);
     let (mut peer, _) = initiator_opt(&end, &options.peer_to_peer(false), |_| with(reply(2), enhanced(4, 4)));
     let write = |wr_id, op, len| end.post(wr_id, op, &[end.sge(0, len)], SendFlags::SIGNALED).unwrap();
     let remote = end.remote(0);

@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_verbs::ConnOptions;
+use uiw_verbs::ConnConfig;
 use uiw_verbs::cm;
 
 /// A peer answers when its program uses the connection, whenever that is. A peer that is gone is noticed by TCP's probes.
@@ -86,9 +86,9 @@ fn set_of(fd: RawFd) -> Set {
     }
 }
 
-fn options(set: &Set) -> Result<ConnOptions> {
+fn options(set: &Set) -> Result<ConnConfig> {
     engine::before_exit(at_exit);
-    Ok(ConnOptions::clone(&*connect::options(set)?))
+    Ok(ConnConfig::clone(&*connect::options(set)?))
 }
 
 /// A socket in the place of the program's, with its options and flags.

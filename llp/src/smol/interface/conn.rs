@@ -8,7 +8,7 @@ use super::super::path_mtu::PathMtu;
 use super::super::probe::{Duplicates, Probe};
 use super::super::stretch::{Parts, Stretch};
 use super::CLOCK;
-use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
+use crate::{Clock, Event, Interest, OptionError, Token, TransportConfig};
 use smoltcp::iface::{Context, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, RecvError, Socket, SocketBuffer, State};
 use smoltcp::time::Instant as Tick;
@@ -80,14 +80,14 @@ pub(super) struct Conn {
 }
 
 /// Whether the options can be had here.
-pub(super) fn check(options: &StreamOptions) -> io::Result<CongestionControl> {
+pub(super) fn check(options: &TransportConfig) -> io::Result<CongestionControl> {
     congestion_control(options.congestion.as_deref())
 }
 
 /// By name, or the usual one.
 fn congestion_control(name: Option<&str>) -> io::Result<CongestionControl> {
     match name {
-        None | Some(CUBIC | StreamOptions::AUTO) => Ok(CongestionControl::Cubic),
+        None | Some(CUBIC | TransportConfig::AUTO) => Ok(CongestionControl::Cubic),
         Some(RENO) => Ok(CongestionControl::Reno),
         Some(name) => {
             let available = format!("{CUBIC} {RENO}");
@@ -110,7 +110,7 @@ impl Conn {
     fn new(
         flow: Flow,
         owner: Owner,
-        options: &StreamOptions,
+        options: &TransportConfig,
         (buffer, time): (usize, &Clock),
     ) -> io::Result<Self> {
         let len = |size: Option<usize>| {
@@ -161,7 +161,7 @@ impl Conn {
     pub(super) fn listening(
         flow: Flow,
         port: usize,
-        options: &StreamOptions,
+        options: &TransportConfig,
         buffer: usize,
         time: &Clock,
     ) -> Option<Self> {
@@ -176,7 +176,7 @@ impl Conn {
     pub(super) fn connecting(
         flow: Flow,
         token: Token,
-        options: &StreamOptions,
+        options: &TransportConfig,
         ring: (usize, &Clock),
         context: &mut Context,
     ) -> io::Result<Self> {

@@ -5,7 +5,7 @@ use super::{ConnId, ListenerId, SmolInterface};
 use crate::smol::addr::{endpoint, plain};
 use crate::smol::flow::Flow;
 use crate::smol::link::Link;
-use crate::{Interest, ListenOptions, StreamOptions, Token};
+use crate::{Interest, ListenConfig, Token, TransportConfig};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +14,7 @@ impl<L: Link> SmolInterface<L> {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<(ConnId, SocketAddr)> {
         self.standing()?;
@@ -81,7 +81,7 @@ impl<L: Link> SmolInterface<L> {
     pub(in crate::smol) fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
         self.standing()?;

@@ -5,7 +5,7 @@ use crate::smol::link::{Frame, Link};
 use crate::smol::pipe::{PipeLink, pipe};
 use crate::smol::segment::{segment_of, sequence};
 use crate::smol::{SmolConfig, SmolStack};
-use crate::{Clock, ListenOptions, StreamOptions, Token, TransportListener, TransportStack};
+use crate::{Clock, ListenConfig, Token, TransportConfig, TransportListener, TransportStack};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     EthernetAddress, EthernetFrame, EthernetProtocol, EthernetRepr, IpAddress, IpProtocol, IpRepr,
@@ -53,7 +53,7 @@ impl Net {
             (SmolStack::with_clock(own, &config, clock.clone()).unwrap(), end)
         };
         let ((client, client_end), (mut server, server_end)) = (stack(1), stack(2));
-        let options = ListenOptions { backlog: 8, ..ListenOptions::default() };
+        let options = ListenConfig { backlog: 8, ..ListenConfig::default() };
         let listener = server.listen(SocketAddr::new(address(2, v6), 7174), &options, LISTENER).unwrap();
         Self {
             clock,
@@ -164,7 +164,7 @@ fn client_connects_during_flood_of_syns() {
             };
             flood(&mut net, Duration::from_secs(2));
             let to = SocketAddr::new(address(2, v6), 7174);
-            let mut client = net.client.connect(None, to, &StreamOptions::default(), Token(1)).unwrap();
+            let mut client = net.client.connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
             flood(&mut net, Duration::from_secs(3));
             assert!(client.connect_result().unwrap(), "{source:?}, IPv6 {v6}: not connected");
             let accepted = net.listener.accept(Token(2)).unwrap();
@@ -207,7 +207,7 @@ fn initial_sequence_numbers_unpredictable() {
                 stack.interface.lock().reseed(7);
             }
             let to = SocketAddr::new(address(2, v6), 7174);
-            let mut client = net.client.connect(None, to, &StreamOptions::default(), Token(1)).unwrap();
+            let mut client = net.client.connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
             while !client.connect_result().unwrap() {
                 net.step();
             }

@@ -140,7 +140,7 @@ fn certificates_of_an_authority() {
     let mut client = Client::new(server.at(), other);
     assert!(matches!(failure(&mut server, &mut client), TlsError::Alert { .. }));
     // By name instead of by address.
-    let named = |name: &str| StreamOptions { peer_name: Some(name.into()), ..StreamOptions::default() };
+    let named = |name: &str| TransportConfig { peer_name: Some(name.into()), ..TransportConfig::default() };
     let tcp = || Box::new(TcpStack::new().unwrap());
     let mut client = Client::with(tcp(), server.at(), theirs.clone(), &named("server.example"));
     connect(&mut server, &mut client);

@@ -116,7 +116,7 @@ fn faults_below_tls() {
             let mut server = Server::new(own.clone().handshake_timeout(Duration::from_secs(2)));
             let stack = FaultStack::new(Box::new(TcpStack::new().unwrap()), at, faults);
             let mut client =
-                Client::with(Box::new(stack), server.at(), theirs.clone(), &StreamOptions::default());
+                Client::with(Box::new(stack), server.at(), theirs.clone(), &TransportConfig::default());
             let (mut sent, mut got, mut accepted) = (0, Vec::new(), None::<Box<dyn TransportStream>>);
             let ended = server.until("the transfer ends, one way or the other", |server| {
                 client.stack.poll(&mut Vec::new()).unwrap();
