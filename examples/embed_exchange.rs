@@ -26,7 +26,7 @@ impl Peer {
     ) -> Result<(), AnyError> {
         match event {
             Event::Requested(_) => {
-                drop(stream.accept(RdmapConfig::default(), &MEMORY.0.to_be_bytes(), now)?)
+                _ = stream.accept(RdmapConfig::default(), &MEMORY.0.to_be_bytes(), now)?;
             }
             Event::Established(with) if stream.is_initiator() => self.use_memory(&with.private_data)?,
             Event::Established(_) => self.post(Op::Send, b"welcome", false),

@@ -8,7 +8,7 @@ mod embed_host;
 
 use embed_exchange::{AnyError, SINK};
 use embed_host::Peer;
-use smoltcp::iface::{Interface, Config as InterfaceConfig, SocketHandle, SocketSet};
+use smoltcp::iface::{Config as InterfaceConfig, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Loopback, Medium};
 use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::{Duration, Instant};

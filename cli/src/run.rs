@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
         Ok(cannot_run(&command, &error))
     });
     done.unwrap_or_else(|failure| {
-        uiw_cli::note!("{failure}");
+        note!("{failure}");
         failure.exit.into()
     })
 }
@@ -103,7 +103,7 @@ fn cannot_run(command: &Command, error: &io::Error) -> ExitCode {
         io::ErrorKind::NotFound => (127, "check its name, or give its path"),
         _ => (126, "check that it may be executed"),
     };
-    uiw_cli::note!("error: cannot run {program}: {error}\nhint: {fix}");
+    note!("error: cannot run {program}: {error}\nhint: {fix}");
     ExitCode::from(code)
 }
 
@@ -264,7 +264,7 @@ fn report_hidden_devices() {
         .collect();
     others.sort();
     if !others.is_empty() {
-        uiw_cli::note!(
+        note!(
             "uiw: the program does not see this machine's RDMA devices ({}); --with-system shows them, --only-uiw omits this line",
             others.join(", ")
         );

@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn the_decoder_recognises_raw_tcp() {
-        assert!(SLICE.starts_with(uiw_cli::decode::RAW_TCP));
+        assert!(SLICE.starts_with(uiw_decode::RAW_TCP));
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Trust {
         make(&conf, &format!("mode raw\nkey key.pem\npinned {pinned}\n"))?;
         if self == Self::Server {
             let key = files.public_key()?;
-            uiw_cli::note!(
+            note!(
                 "encrypted by the key {key}; `uiw key pin {} KEY NAME` accepts a client",
                 files.pinned.display()
             );
@@ -137,13 +137,13 @@ impl Files {
         let lines: Vec<_> = pinned.lines().filter(|line| is_named(line.name, host)).collect();
         let first = lines.first()?;
         let at = |number: usize| format!("{}:{number}", self.pinned.display());
-        uiw_cli::note!("{RULE}\nWARNING: THE KEY OF THE SERVER {host} HAS CHANGED\n{RULE}");
-        uiw_cli::note!(
+        note!("{RULE}\nWARNING: THE KEY OF THE SERVER {host} HAS CHANGED\n{RULE}");
+        note!(
             "Someone may have taken its place, and would read and change what is copied. Or its key was replaced."
         );
-        uiw_cli::note!("its key now:  {fingerprint}");
+        note!("its key now:  {fingerprint}");
         for line in &lines {
-            uiw_cli::note!("pinned key:   {} in {}", line.key.fingerprint(), at(line.number));
+            note!("pinned key:   {} in {}", line.key.fingerprint(), at(line.number));
         }
         let why = format!("its key {fingerprint} is not the one that is pinned in {}", at(first.number));
         let fix = "nothing was copied; ask whoever operates the server whether its key was replaced, and for its fingerprint";

@@ -100,7 +100,7 @@ impl Report {
             let path = Shown(path);
             // In place of the line of progress.
             let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
-            uiw_cli::note!("{clear}not copied: {path}: {why}");
+            note!("{clear}not copied: {path}: {why}");
         }
     }
 

@@ -50,7 +50,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         if let Some(CmEventKind::ConnectRequest(request)) = channel.try_pop().map(|event| event.kind)
             && let Err(failure) = peer.line(request)
         {
-            uiw_cli::note!("{failure}");
+            note!("{failure}");
         }
     }
     Ok(())

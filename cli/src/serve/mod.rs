@@ -270,7 +270,7 @@ fn why(error: Error) -> String {
 pub(crate) fn announce(address: SocketAddr, has_tls: bool) {
     text::line(format!("listening on {address}"));
     if !address.ip().is_loopback() && !has_tls {
-        uiw_cli::note!(
+        note!(
             "warning: {address}: the wire is not encrypted\nhint: use --tls, or a tunnel, on networks you do not trust"
         );
     }

@@ -61,7 +61,7 @@ pub(super) fn serve(address: SocketAddr, stop: &Arc<Stop>) -> Result<()> {
                     clients.push_back(tokio::spawn(answer(client)).abort_handle());
                 }
                 Err(error) => {
-                    uiw_cli::note!("warning: {address}: {error}");
+                    note!("warning: {address}: {error}");
                     tokio::time::sleep(PAUSE).await;
                 }
             }

@@ -7,7 +7,7 @@ use super::event::Record;
 
 /// A connection, or all of an address or a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum ConnectionFilter {
     /// The connection with this number.
     Number(u32),
     /// Those with this address at one end.
@@ -18,7 +18,7 @@ pub enum Which {
     Port(u16),
 }
 
-impl FromStr for Which {
+impl FromStr for ConnectionFilter {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -31,7 +31,7 @@ impl FromStr for Which {
     }
 }
 
-impl Which {
+impl ConnectionFilter {
     /// Whether the finding is about it.
     pub(super) fn has(&self, record: &Record) -> bool {
         let ends = [record.from, record.to];
@@ -50,11 +50,11 @@ mod tests {
 
     #[test]
     fn what_may_be_named() {
-        assert_eq!("7".parse(), Ok(Which::Number(7)));
-        assert_eq!(":7174".parse(), Ok(Which::Port(7174)));
-        assert_eq!("10.0.0.1".parse(), Ok(Which::Address([10, 0, 0, 1].into())));
-        assert_eq!("10.0.0.1:5".parse(), Ok(Which::End(([10, 0, 0, 1], 5).into())));
-        assert_eq!("[::1]".parse::<Which>(), "::1".parse());
-        assert!("".parse::<Which>().is_err() && "host".parse::<Which>().is_err());
+        assert_eq!("7".parse(), Ok(ConnectionFilter::Number(7)));
+        assert_eq!(":7174".parse(), Ok(ConnectionFilter::Port(7174)));
+        assert_eq!("10.0.0.1".parse(), Ok(ConnectionFilter::Address([10, 0, 0, 1].into())));
+        assert_eq!("10.0.0.1:5".parse(), Ok(ConnectionFilter::End(([10, 0, 0, 1], 5).into())));
+        assert_eq!("[::1]".parse::<ConnectionFilter>(), "::1".parse());
+        assert!("".parse::<ConnectionFilter>().is_err() && "host".parse::<ConnectionFilter>().is_err());
     }
 }

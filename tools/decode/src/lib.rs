@@ -1,4 +1,4 @@
-//! `uiw decode`: the iWARP traffic in a packet capture, of any sender.
+//! Decodes the iWARP traffic in a packet capture, of any sender.
 //!
 //! ```text
 //! capture ─► pcap ─► packet ─► flows ─► reassembly ─► connection ─► framing ─► segment ─► message ─► output
@@ -18,6 +18,8 @@
 //! Each step takes any bytes and never panics; what it cannot follow it names, with the place and the reason.
 //! The capture is read as a stream: memory is bounded by the connections that are open at a time.
 
+#![warn(missing_debug_implementations)]
+
 mod connection;
 mod datagrams;
 mod event;
@@ -25,8 +27,11 @@ mod flows;
 mod framing;
 mod keylog;
 mod message;
+#[doc(hidden)]
+pub mod number;
 mod output;
 mod packet;
+pub mod pcap;
 mod reassembly;
 mod requests;
 mod seek;
@@ -39,14 +44,14 @@ mod tls;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 
 pub use event::{
     Crc, Datagram, Departure, Event, Fpdu, Message, Negotiated, Record, Segment, Startup, Terminate,
 };
+pub use keylog::KeyLogError;
 pub use output::Summary;
-pub use select::Which;
+pub use select::ConnectionFilter;
 pub use startup::RAW_TCP;
 
 use crate::pcap::{Error, Packet, Reader};
@@ -56,57 +61,34 @@ use keylog::KeyLog;
 use output::{Print, Printer};
 use packet::Content;
 
-/// Options of `uiw decode`.
-#[derive(Clone, Debug, Default, clap::Args)]
-#[command(after_help = "\
-Exit code: 0 when every byte could be followed (departures from the RFCs included), 1 when some could not, \
-2 when a file is no capture or the command line is wrong.")]
-pub struct Args {
-    /// pcap or pcapng files; several are one capture that was rotated, in the order of their times; `-` reads standard input and prints while it
-    /// reads: `tcpdump -U -w - | uiw decode -`
-    #[arg(value_name = "FILE", required = true)]
+/// Files to decode, and the findings to print.
+#[derive(Clone, Debug, Default)]
+pub struct DecodeConfig {
+    /// pcap or pcapng files; several are one capture that was rotated, in the order of their times. `-` is standard input.
     pub files: Vec<PathBuf>,
-    /// One JSON object per line
-    #[arg(long)]
+    /// One JSON object per line.
     pub json: bool,
-    /// Only departures, missing bytes and the summary
-    #[arg(long)]
+    /// Only departures, missing bytes and the summary.
     pub quiet: bool,
-    /// Only connections with this number, ADDR, ADDR:PORT or :PORT at one end; several times for several
-    #[arg(long, value_name = "WHICH")]
-    pub connection: Vec<Which>,
-    /// Secrets of TLS connections, as `--keylog` of other commands writes them.
-    #[arg(skip)]
+    /// Connections to print; all if empty.
+    pub connections: Vec<ConnectionFilter>,
+    /// File with the secrets of TLS connections, in the format of Wireshark's key log.
     pub keylog: Option<PathBuf>,
 }
 
-/// Runs `uiw decode`, printing to standard output.
-pub fn run(args: &Args) -> ExitCode {
-    let stdout = io::stdout().lock();
-    match run_to(args, &mut io::BufWriter::new(stdout)) {
-        Ok(summary) if summary.followed() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::from(1),
-        Err((_, Failure::Output(error))) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err((file, failure)) => {
-            crate::note!("error: {}: {failure}\nhint: {}", file.display(), failure.hint());
-            ExitCode::from(2)
-        }
-    }
-}
-
-/// Runs `uiw decode`, printing to `out`.
+/// Decodes the files and prints the findings to `out`.
 ///
 /// # Errors
-/// A file cannot be read as a capture at all, or `out` not be written: the file, and why.
-pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, (PathBuf, Failure)> {
-    let print = if args.quiet { Print::Departures } else { Print::Everything };
-    let mut printer = Printer::new(out, args.json, print);
-    let mut decoder = Decoder { selection: args.connection.clone(), ..Decoder::default() };
-    if let Some(path) = &args.keylog {
-        let log = KeyLog::read(path).map_err(|wrong| (path.clone(), Failure::KeyLog(wrong)))?;
+/// The file that failed, and why: it cannot be read as a capture at all, or `out` cannot be written.
+pub fn decode_to(config: &DecodeConfig, out: &mut dyn Write) -> Result<Summary, (PathBuf, DecodeError)> {
+    let print = if config.quiet { Print::Departures } else { Print::Everything };
+    let mut printer = Printer::new(out, config.json, print);
+    let mut decoder = Decoder { selection: config.connections.clone(), ..Decoder::default() };
+    if let Some(path) = &config.keylog {
+        let log = KeyLog::read(path).map_err(|wrong| (path.clone(), DecodeError::KeyLog(wrong)))?;
         decoder.flows.keys = Some(Arc::new(log));
     }
-    for Opened { mut reader, first, file } in open_all(&args.files)? {
+    for Opened { mut reader, first, file } in open_all(&config.files)? {
         let is_live = file == Path::new("-");
         let mut next = first;
         loop {
@@ -125,8 +107,8 @@ pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, (PathBuf, Fai
         }
     }
     let summary = decoder.finish(&mut |record| printer.record(record));
-    let written = printer.summary(&summary).map_err(Failure::Output);
-    written.map_err(|failure| (args.files.first().cloned().unwrap_or_default(), failure))?;
+    let written = printer.summary(&summary).map_err(DecodeError::Output);
+    written.map_err(|failure| (config.files.first().cloned().unwrap_or_default(), failure))?;
     Ok(summary)
 }
 
@@ -138,12 +120,12 @@ struct Opened {
 }
 
 /// All files, in the order of their first packets.
-fn open_all(files: &[PathBuf]) -> Result<Vec<Opened>, (PathBuf, Failure)> {
+fn open_all(files: &[PathBuf]) -> Result<Vec<Opened>, (PathBuf, DecodeError)> {
     let mut all = Vec::new();
     for file in files {
         let failed = |failure| (file.clone(), failure);
         let input = BufReader::with_capacity(1 << 16, open(file).map_err(failed)?);
-        let mut reader = Reader::new(input).map_err(|error| failed(Failure::Capture(error)))?;
+        let mut reader = Reader::new(input).map_err(|error| failed(DecodeError::Capture(error)))?;
         let first = reader.next_packet();
         all.push(Opened { reader, first, file: file.clone() });
     }
@@ -156,8 +138,8 @@ fn open_all(files: &[PathBuf]) -> Result<Vec<Opened>, (PathBuf, Failure)> {
 /// # Errors
 /// The input is no capture. A capture that is damaged further on is decoded up to there, which the
 /// [`Summary`] has it.
-pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary, Failure> {
-    let mut reader = Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(Failure::Capture)?;
+pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary, DecodeError> {
+    let mut reader = Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(DecodeError::Capture)?;
     let mut decoder = Decoder::default();
     loop {
         match reader.next_packet() {
@@ -180,7 +162,7 @@ struct Decoder {
     summary: Summary,
     last: Moment,
     /// Only what is of these; everything if there are none.
-    selection: Vec<Which>,
+    selection: Vec<ConnectionFilter>,
 }
 
 impl Decoder {
@@ -219,19 +201,19 @@ impl Decoder {
     }
 }
 
-fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
+fn open(file: &Path) -> Result<Box<dyn Read>, DecodeError> {
     if file == Path::new("-") {
         return Ok(Box::new(io::stdin()));
     }
     match File::open(file) {
         Ok(file) => Ok(Box::new(file)),
-        Err(error) => Err(Failure::Open(error)),
+        Err(error) => Err(DecodeError::Open(error)),
     }
 }
 
 /// Why nothing was decoded.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum DecodeError {
     /// The file cannot be opened.
     #[error("{0}")]
     Open(io::Error),
@@ -240,22 +222,8 @@ pub enum Failure {
     Capture(Error),
     /// The file of secrets cannot be read, or is none.
     #[error("{0}")]
-    KeyLog(keylog::Wrong),
+    KeyLog(KeyLogError),
     /// The findings cannot be written.
     #[error("cannot write the output: {0}")]
     Output(io::Error),
-}
-
-impl Failure {
-    /// What to do about it.
-    fn hint(&self) -> &'static str {
-        match self {
-            Self::Capture(Error::Compressed(_)) => "decompress it first",
-            Self::Open(_) | Self::Capture(_) => {
-                "name a readable pcap or pcapng file, such as tcpdump -w or Wireshark write"
-            }
-            Self::KeyLog(_) => "name a file that --keylog or UIW_KEYLOG of another command has written",
-            Self::Output(_) => "free some space or choose another place",
-        }
-    }
 }

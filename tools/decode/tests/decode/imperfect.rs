@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use uiw_cli::decode::Summary;
+use uiw_decode::Summary;
 
 use crate::packets::{Link, SYN, Segment, capture_of, decode, segments_of};
 

@@ -1,6 +1,5 @@
 //! `uiw decode` on captures that were changed or made up.
 
-mod command;
 mod datagrams;
 mod departures;
 mod garbage;

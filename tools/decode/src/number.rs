@@ -3,7 +3,7 @@
 /// A number with a separator every three digits.
 ///
 /// ```
-/// assert_eq!(uiw_cli::number::grouped(1_234_567), "1,234,567");
+/// assert_eq!(uiw_decode::number::grouped(1_234_567), "1,234,567");
 /// ```
 #[must_use]
 pub fn grouped(number: u64) -> String {
@@ -21,7 +21,7 @@ pub fn grouped(number: u64) -> String {
 /// A number and what it counts, whose plural has an `s`.
 ///
 /// ```
-/// use uiw_cli::number::number;
+/// use uiw_decode::number::number;
 /// assert_eq!((number(1, "byte"), number(1000, "byte")), ("1 byte".to_owned(), "1,000 bytes".to_owned()));
 /// ```
 #[must_use]

@@ -34,7 +34,7 @@ pub(super) struct Secrets([[Option<Vec<u8>>; 2]; 2]);
 
 /// Why a file is no key log.
 #[derive(Debug, thiserror::Error)]
-pub enum Wrong {
+pub enum KeyLogError {
     /// It cannot be read.
     #[error("{0}")]
     Io(#[from] std::io::Error),
@@ -53,14 +53,14 @@ impl KeyLog {
     ///
     /// # Errors
     /// It cannot be read, or one of its lines.
-    pub(super) fn read(path: &Path) -> Result<Self, Wrong> {
+    pub(super) fn read(path: &Path) -> Result<Self, KeyLogError> {
         Self::parse(&std::fs::read_to_string(path)?)
     }
 
-    pub(super) fn parse(text: &str) -> Result<Self, Wrong> {
+    pub(super) fn parse(text: &str) -> Result<Self, KeyLogError> {
         let mut all: HashMap<_, Secrets> = HashMap::new();
         for (number, line) in text.lines().enumerate() {
-            let wrong = |why| Wrong::Line { line: number + 1, why };
+            let wrong = |why| KeyLogError::Line { line: number + 1, why };
             let mut words = line.split_whitespace();
             let Some(label) = words.next().filter(|word| !word.starts_with('#')) else { continue };
             let (epoch, role) = match label {

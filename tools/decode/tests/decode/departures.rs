@@ -1,7 +1,7 @@
 //! Every rule that a peer may break is named when it does.
 
 use serde_json::Value;
-use uiw_cli::decode::RAW_TCP;
+use uiw_decode::RAW_TCP;
 use uiw_mpa::crc32c;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 

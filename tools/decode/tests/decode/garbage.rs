@@ -1,7 +1,7 @@
 //! Damaged captures: anything may come out but a panic.
 
 use proptest::prelude::*;
-use uiw_cli::decode::{self, Args};
+use uiw_decode::{self as decode, DecodeConfig};
 
 use crate::packets::{Link, capture_of, decode as findings, file_of, segments_of};
 
@@ -53,12 +53,12 @@ proptest! {
 fn what_is_no_capture_is_one_line() {
     let file = std::env::temp_dir().join(format!("uiw-no-capture-{}", std::process::id()));
     std::fs::write(&file, "text").unwrap();
-    let args = Args { files: vec![file.clone()], ..Args::default() };
-    let error = decode::run_to(&args, &mut Vec::new()).unwrap_err().1.to_string();
+    let args = DecodeConfig { files: vec![file.clone()], ..DecodeConfig::default() };
+    let error = decode::decode_to(&args, &mut Vec::new()).unwrap_err().1.to_string();
     std::fs::remove_file(&file).unwrap();
     assert!(error.starts_with("not a packet capture"), "{error}");
     assert_eq!(error.lines().count(), 1);
-    let error = decode::run_to(&args, &mut Vec::new()).unwrap_err().1.to_string();
+    let error = decode::decode_to(&args, &mut Vec::new()).unwrap_err().1.to_string();
     assert!(error.contains("No such file"), "{error}");
 }
 

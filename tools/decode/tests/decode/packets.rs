@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use serde_json::Value;
-use uiw_cli::decode::{self, Summary};
-use uiw_cli::pcap::{LinkType, Packet, Reader};
+use uiw_decode::pcap::{LinkType, Packet, Reader};
+use uiw_decode::{self as decode, Summary};
 
 pub(crate) const SYN: u8 = 0x02;
 pub(crate) const FIN: u8 = 0x01;
@@ -135,7 +135,7 @@ pub(crate) fn segments_of(file: &str) -> Vec<Segment> {
 }
 
 pub(crate) fn file_of(file: &str) -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/data").join(file);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../interop/data").join(file);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
-use uiw_cli::decode::{self, Record};
 use uiw_datagram::sidr::{Reply, Request, Status};
 use uiw_datagram::{Header, MULTICAST_PORT, Qpn};
+use uiw_decode::{self as decode, Record};
 use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::sim::Network;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Outgoing, Token, TransportStack};
@@ -87,8 +87,8 @@ impl Hosts {
         let unique = format!("uiw-datagrams-{}-{:?}.pcapng", std::process::id(), std::thread::current().id());
         let path = std::env::temp_dir().join(unique);
         std::fs::write(&path, bytes).unwrap();
-        let args = decode::Args { files: vec![path.clone()], ..decode::Args::default() };
-        let printed = decode::run_to(&args, &mut text);
+        let args = decode::DecodeConfig { files: vec![path.clone()], ..decode::DecodeConfig::default() };
+        let printed = decode::decode_to(&args, &mut text);
         std::fs::remove_file(path).unwrap();
         assert_eq!(printed.unwrap(), summary);
         (found, String::from_utf8(text).unwrap(), summary.departures)

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::event::{Crc, Datagram, Event, Fpdu, Message, Negotiated, Record, Segment};
-use super::select::Which;
+use super::select::ConnectionFilter;
 use crate::number::number;
 
 /// What a capture held.
@@ -70,7 +70,12 @@ impl Summary {
     }
 
     /// Counts a finding and passes it on, if it is of the selection.
-    pub(super) fn take(&mut self, record: &Record, selection: &[Which], sink: &mut dyn FnMut(&Record)) {
+    pub(super) fn take(
+        &mut self,
+        record: &Record,
+        selection: &[ConnectionFilter],
+        sink: &mut dyn FnMut(&Record),
+    ) {
         if !selection.is_empty() {
             if !selection.iter().any(|which| which.has(record)) {
                 return;
