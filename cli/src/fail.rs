@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::{fmt, io};
 use uiw_cabi::denied;
-use uiw_cli::files::names::is_unsafe;
+use uiw_copy::names::is_unsafe;
 use uiw_llp::OptionError;
 use uiw_llp::tls::TlsError;
 use uiw_verbs::{ConnConfig, Error, Suspect, Wc, WcStatus};

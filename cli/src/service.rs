@@ -126,7 +126,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// The order of `uiw cp`: `uiw_cli::files::protocol`.
+/// The order of `uiw cp`: `uiw_copy::protocol`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CpOrder {
     pub(crate) share: String,
@@ -134,7 +134,7 @@ pub(crate) struct CpOrder {
     pub(crate) token: u64,
     /// Whether files go to the server.
     pub(crate) push: bool,
-    /// Whether the client takes signs of life: [`uiw_cli::files::protocol::Reply::Working`].
+    /// Whether the client takes signs of life: [`uiw_copy::protocol::Reply::Working`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pulse: bool,
     pub(crate) slots: u16,

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use uiw_cli::files::protocol::{MESSAGE, Reply, SLOT};
+use uiw_copy::protocol::{MESSAGE, Reply, SLOT};
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{Access, ConnConfig, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
 

@@ -1,4 +1,4 @@
-//! `uiw cp`: copies files to and from the shares of `uiw serve`. The protocol and the files are in `uiw_cli::files`.
+//! `uiw cp`: copies files to and from the shares of `uiw serve`. The protocol and the files are in `uiw_copy`.
 
 mod caller;
 pub(crate) mod channel;

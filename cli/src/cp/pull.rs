@@ -6,11 +6,11 @@ use super::transfer::{Directory, End, Item, Transfer};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
-use uiw_cli::files::batch::{self, Content};
-use uiw_cli::files::meta::Meta;
-use uiw_cli::files::part::{Opened, Outcome, Part};
-use uiw_cli::files::protocol::{Create, FileHead, Hash, Reply, Request};
-use uiw_cli::files::root::ABANDONED;
+use uiw_copy::batch::{self, Content};
+use uiw_copy::meta::Meta;
+use uiw_copy::part::{Opened, Outcome, Part};
+use uiw_copy::protocol::{Create, FileHead, Hash, Reply, Request};
+use uiw_copy::root::ABANDONED;
 
 /// See the module.
 pub(super) struct Pull {

@@ -8,8 +8,8 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use uiw_cli::files::meta::{Kind, Meta};
-use uiw_cli::files::names::{RelPath, Shown};
+use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::names::{RelPath, Shown};
 
 /// After how long without an answer of the server a terminal shows that.
 const SILENT: Duration = Duration::from_secs(3);

@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use uiw_cli::files::protocol::{Reply, Request, SLOT};
+use uiw_copy::protocol::{Reply, Request, SLOT};
 use uiw_llp::PeerIdentity;
 use uiw_mem::STag;
 use uiw_verbs::{ConnConfig, Device, RemoteMr};

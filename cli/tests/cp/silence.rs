@@ -6,11 +6,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
-use uiw_cli::files::journal::{Journal, Record};
-use uiw_cli::files::meta::Meta;
-use uiw_cli::files::names::RelPath;
-use uiw_cli::files::protocol::{BLOCK, FileHead};
-use uiw_cli::files::root::Root;
+use uiw_copy::journal::{Journal, Record};
+use uiw_copy::meta::Meta;
+use uiw_copy::names::RelPath;
+use uiw_copy::protocol::{BLOCK, FileHead};
+use uiw_copy::root::Root;
 use uiw_verbs::blocking::Listener;
 use uiw_verbs::{ConnectionConfig, Device};
 

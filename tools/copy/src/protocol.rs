@@ -1,6 +1,6 @@
 //! The protocol of `uiw cp`, version 1.
 //!
-//! A client asks for the service `uiw-cp/1` in the private data of its MPA Request (`crate::service::CpOrder`): a share, a direction, the
+//! A client asks for the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` of the program): a share, a direction, the
 //! token of its session, a number of slots, and its memory for what the server sends. All connections of one run of `uiw cp` (the stripes) have
 //! one token. The server's private data (`Welcome`) has its memory for what the client sends.
 //!

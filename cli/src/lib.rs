@@ -1,4 +1,0 @@
-//! The parts of the `uiw` program that are useful without its command line.
-
-#[doc(hidden)]
-pub mod files;
