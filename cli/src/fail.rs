@@ -197,12 +197,7 @@ pub(crate) fn option_fix(error: &io::Error) -> Option<&'static str> {
     })
 }
 
-/// The peer that is suspected, and the options to try as they are typed.
-pub(crate) fn suspicion(suspect: Suspect) -> String {
-    let options = suspect.options().iter().map(|(name, value)| format!("--{name} {value}"));
-    let options: Vec<_> = options.collect();
-    format!("{}: try {} (docs/nics.md)", suspect.reason(), options.join(" "))
-}
+pub(crate) use uiw_conform::suspicion;
 
 /// Private data of a peer as text.
 pub(crate) fn printable(private_data: &[u8]) -> String {

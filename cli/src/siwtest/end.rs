@@ -1,12 +1,12 @@
 //! One end of a connection: receives and requests by number, and what became of them.
 
-use super::talk::{Kind, Op, Order, Talk};
 use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
 use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post, post_recv, post_recvs, send_copy};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use uiw_conform::partner::{Kind, Op, Order, Talk};
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{
     Access, Bind, ConnConfig, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus,

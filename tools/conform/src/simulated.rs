@@ -244,7 +244,7 @@ const NEEDS_MEMORY: [&str; 7] = [
 
 #[test]
 fn negative_vectors_are_refused() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/data/vectors/negative.case");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../interop/data/vectors/negative.case");
     let mut cases = cases::of_user(&file).unwrap();
     cases.retain(|case| NEEDS_MEMORY.iter().all(|name| case.name != format!("negative/{name}")));
     let (markers, plain): (Vec<Case>, Vec<Case>) =

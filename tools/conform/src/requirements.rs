@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// `interop/rfc/requirements.tsv`.
-const TABLE: &str = include_str!("../../data/requirements.tsv");
+const TABLE: &str = include_str!("../data/requirements.tsv");
 
 /// Whether a listener's keeping of a sentence can be seen, and with what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

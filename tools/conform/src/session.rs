@@ -7,7 +7,7 @@ use super::judge::Judgements;
 use super::link::{Ending, Link, More, Network, Transcript};
 use super::reply::Reply;
 use super::values::{Values, Variables, hex};
-use crate::siwtest::talk::Order;
+use crate::partner::Order;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -29,13 +29,21 @@ const ROUND_TRIPS: u32 = 40;
 
 /// What is the same for every case.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub struct Target {
     pub(super) network: &'static Network,
     pub(super) address: SocketAddr,
     /// How long nothing may move.
     pub(super) stall: Duration,
     /// The usual Request.
     pub(super) enhanced: bool,
+}
+
+impl Target {
+    /// A listener at the end of TCP. No case waits longer than `stall` for bytes.
+    #[must_use]
+    pub fn new(address: SocketAddr, stall: Duration) -> Self {
+        Self { network: &super::link::TCP, address, stall, enhanced: true }
+    }
 }
 
 /// Why a case goes no further.

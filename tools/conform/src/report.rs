@@ -1,10 +1,9 @@
 //! The report: text, one JSON object a line, and files as Markdown, JSON or JUnit XML.
 
 use super::listener::Listener;
-use super::requirements::Requirement;
-use super::verdict::{Run, Verdict};
-use crate::fail::{Exit, Failure, Result};
-use crate::text;
+use super::requirements::{self, Requirement};
+use super::verdict::{Run, Verdict, verdicts};
+use crate::Results;
 use quick_xml::escape::escape;
 use serde_json::{Value as Json, json};
 use std::fmt::Write as _;
@@ -16,7 +15,7 @@ const FRAMES: usize = 24;
 
 /// Where a report goes, and in which format.
 #[derive(Clone, Debug)]
-pub(crate) struct Destination {
+pub struct Destination {
     path: PathBuf,
     format: Format,
 }
@@ -28,10 +27,18 @@ enum Format {
     Junit,
 }
 
+impl Destination {
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl FromStr for Destination {
     type Err = String;
 
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let path = PathBuf::from(text);
         let format = match path.extension().and_then(|extension| extension.to_str()) {
             Some("md") => Format::Markdown,
@@ -44,19 +51,33 @@ impl FromStr for Destination {
 }
 
 /// Everything that a run has found.
-pub(super) struct Report<'a> {
-    pub(super) address: String,
-    pub(super) listener: &'a Listener,
-    pub(super) runs: &'a [Run],
-    pub(super) verdicts: &'a [(Requirement, Verdict)],
+#[derive(Debug)]
+pub struct Report<'a> {
+    address: String,
+    listener: &'a Listener,
+    runs: &'a [Run],
+    verdicts: Vec<(Requirement, Verdict)>,
 }
 
-impl Report<'_> {
+impl<'a> Report<'a> {
+    /// Judges the results. With `only`, of the requirements whose ids begin like this.
+    #[must_use]
+    pub fn new(address: String, listener: &'a Listener, results: &'a Results, only: &[String]) -> Self {
+        let mut requirements = requirements::all();
+        if !only.is_empty() {
+            requirements.retain(|requirement| only.iter().any(|id| requirement.id.starts_with(id)));
+        }
+        let runs = &results.runs;
+        Self { address, listener, runs, verdicts: verdicts(requirements, runs) }
+    }
+
     fn count(&self, is: impl Fn(&Verdict) -> bool) -> usize {
         self.verdicts.iter().filter(|(_, verdict)| is(verdict)).count()
     }
 
-    pub(super) fn broken(&self) -> usize {
+    /// Number of requirements that were seen broken.
+    #[must_use]
+    pub fn broken(&self) -> usize {
         self.count(|verdict| matches!(verdict, Verdict::Broken(_)))
     }
 
@@ -75,48 +96,54 @@ impl Report<'_> {
     }
 
     /// For people. With `all`, what was kept and what was not judged as well.
-    pub(super) fn print(&self, all: bool) {
-        text::line(format!("listener {}: {}", self.address, self.listener.describe()));
-        self.listener.suspicions().for_each(|suspicion| text::line(format!("suspected: {suspicion}")));
+    #[must_use]
+    pub fn lines(&self, all: bool) -> Vec<String> {
+        let mut lines = Vec::new();
+        lines.push(format!("listener {}: {}", self.address, self.listener.describe()));
+        lines.extend(self.listener.suspicions().map(|suspicion| format!("suspected: {suspicion}")));
         for run in self.runs.iter().filter(|run| run.result.is_ok()) {
             if let Some(why) = run.stopped() {
-                text::line(format!("stopped {}: {why}", run.case.name));
+                lines.push(format!("stopped {}: {why}", run.case.name));
             }
         }
-        for (requirement, verdict) in self.verdicts {
+        for (requirement, verdict) in &self.verdicts {
             match verdict {
                 Verdict::Broken(findings) => {
-                    text::line(format!(
+                    lines.push(format!(
                         "broken  {} ({}): {}",
                         requirement.id, requirement.level, requirement.quote
                     ));
                     for finding in findings {
-                        text::line(format!("        case {}: {}", finding.case, finding.what));
+                        lines.push(format!("        case {}: {}", finding.case, finding.what));
                     }
                     for frame in findings.first().iter().flat_map(|finding| shortened(&finding.frames)) {
-                        text::line(format!("          {frame}"));
+                        lines.push(format!("          {frame}"));
                     }
                 }
                 Verdict::Kept(cases) if all => {
-                    text::line(format!("kept    {} in {cases} cases", requirement.id));
+                    lines.push(format!("kept    {} in {cases} cases", requirement.id));
                 }
-                Verdict::NotJudged(why) if all => text::line(format!("-       {}: {why}", requirement.id)),
+                Verdict::NotJudged(why) if all => lines.push(format!("-       {}: {why}", requirement.id)),
                 _ => {}
             }
         }
-        text::line(self.summary());
+        lines.push(self.summary());
+        lines
     }
 
-    /// One object a line.
-    pub(super) fn print_json(&self) {
+    /// Objects, of which each is a line.
+    #[must_use]
+    pub fn json_lines(&self) -> Vec<Json> {
         let mut listener = self.listener.json();
         listener["type"] = json!("listener");
         listener["address"] = json!(self.address);
-        text::json(&listener);
-        self.cases().iter().chain(&self.requirements()).for_each(text::json);
+        let mut lines = vec![listener];
+        lines.extend(self.cases());
+        lines.extend(self.requirements());
         let (kept, broken) = (self.kept(), self.broken());
         let not_judged = self.verdicts.len() - kept - broken;
-        text::json(&json!({"type": "summary", "kept": kept, "broken": broken, "not_judged": not_judged}));
+        lines.push(json!({"type": "summary", "kept": kept, "broken": broken, "not_judged": not_judged}));
+        lines
     }
 
     fn cases(&self) -> Vec<Json> {
@@ -152,7 +179,10 @@ impl Report<'_> {
     }
 
     /// Writes the report to a file.
-    pub(super) fn write(&self, to: &Destination) -> Result<()> {
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn write(&self, to: &Destination) -> std::io::Result<()> {
         let text = match to.format {
             Format::Markdown => self.markdown(),
             Format::Json => {
@@ -164,9 +194,7 @@ impl Report<'_> {
             }
             Format::Junit => self.junit(),
         };
-        let failed =
-            |error| Failure::new(Exit::Failed, to.path.display(), error, "name a file that can be written");
-        write_whole(&to.path, &text).map_err(failed)
+        write_whole(&to.path, &text)
     }
 
     fn markdown(&self) -> String {
@@ -176,7 +204,7 @@ impl Report<'_> {
         }
         let _ = writeln!(out, "\n{}", self.summary());
         let _ = write!(out, "\nMade by `uiw conform` {}.\n\n## Broken\n", env!("CARGO_PKG_VERSION"));
-        for (requirement, verdict) in self.verdicts {
+        for (requirement, verdict) in &self.verdicts {
             let Verdict::Broken(findings) = verdict else { continue };
             let _ =
                 write!(out, "\n### {} ({})\n\n> {}\n", requirement.id, requirement.level, requirement.quote);
@@ -194,13 +222,13 @@ impl Report<'_> {
             out += "\nNone.\n";
         }
         out += "\n## Kept\n\n| requirement | cases |\n|---|---|\n";
-        for (requirement, verdict) in self.verdicts {
+        for (requirement, verdict) in &self.verdicts {
             if let Verdict::Kept(cases) = verdict {
                 let _ = writeln!(out, "| {} | {cases} |", requirement.id);
             }
         }
         out += "\n## Not judged\n\n| requirement | reason |\n|---|---|\n";
-        for (requirement, verdict) in self.verdicts {
+        for (requirement, verdict) in &self.verdicts {
             if let Verdict::NotJudged(why) = verdict {
                 let _ = writeln!(out, "| {} | {} |", requirement.id, why.replace('|', "\\|"));
             }
@@ -224,7 +252,7 @@ impl Report<'_> {
             "  <properties><property name=\"listener\" value=\"{}\"/></properties>",
             escape(listener.as_str())
         );
-        for (requirement, verdict) in self.verdicts {
+        for (requirement, verdict) in &self.verdicts {
             let (rfc, id) = (requirement.id.split('-').next().unwrap_or_default(), requirement.id);
             let _ = write!(out, "  <testcase classname=\"{rfc}\" name=\"{id}\"");
             let _ = match verdict {

@@ -1,6 +1,6 @@
 //! The cases: those of the program, and those of the user.
 
-use crate::fail::{Failure, Result};
+use crate::ConformError;
 use std::fs;
 use std::path::{Path, PathBuf};
 use uiw_cases::{Case, parse};
@@ -21,13 +21,13 @@ const FILES: [(&str, &str); 9] = [
 /// The extension of case files in a folder.
 const EXTENSION: &str = "case";
 
-fn wrong(error: &uiw_cases::ParseError) -> Failure {
+fn wrong(error: &uiw_cases::ParseError) -> ConformError {
     let what = format!("{}:{}:{}", error.file, error.line, error.column);
-    Failure::usage(what, &error.what, "see docs/conform.md for the grammar of case files")
+    ConformError::usage(what, &error.what, "see docs/conform.md for the grammar of case files")
 }
 
 /// The cases of the program.
-pub(super) fn built_in() -> Result<Vec<Case>> {
+pub(super) fn built_in() -> Result<Vec<Case>, ConformError> {
     let mut cases = Vec::new();
     for (file, text) in FILES {
         cases.extend(parse(file, text).map_err(|error| wrong(&error))?);
@@ -36,9 +36,9 @@ pub(super) fn built_in() -> Result<Vec<Case>> {
 }
 
 /// The cases of a file, or of every `.case` file in a folder.
-pub(super) fn of_user(path: &Path) -> Result<Vec<Case>> {
+pub(super) fn of_user(path: &Path) -> Result<Vec<Case>, ConformError> {
     let unreadable = |path: &Path, error: std::io::Error| {
-        Failure::usage(path.display(), error, "name a case file, or a folder with files *.case")
+        ConformError::usage(path.display(), error, "name a case file, or a folder with files *.case")
     };
     let mut files: Vec<PathBuf> = if path.is_dir() {
         let entries = fs::read_dir(path).map_err(|error| unreadable(path, error))?;
@@ -55,13 +55,17 @@ pub(super) fn of_user(path: &Path) -> Result<Vec<Case>> {
     }
     if cases.is_empty() {
         let why = "no case in it";
-        return Err(Failure::usage(path.display(), why, "name a case file, or a folder with files *.case"));
+        return Err(ConformError::usage(
+            path.display(),
+            why,
+            "name a case file, or a folder with files *.case",
+        ));
     }
     Ok(cases)
 }
 
 /// Every requirement that the lines of a case name.
-pub(super) fn judges(case: &Case) -> Vec<&str> {
+pub fn judges(case: &Case) -> Vec<&str> {
     use uiw_cases::{Action, Expected, Field};
     fn of_fields<'a>(fields: &'a [Field], ids: &mut Vec<&'a str>) {
         ids.extend(fields.iter().flat_map(|field| field.judges.iter().map(String::as_str)));

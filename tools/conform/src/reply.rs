@@ -204,7 +204,7 @@ fn judge_enhanced(reply: &Enhanced, request: &Values, judged: &mut Judgements) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conform::build;
+    use crate::build;
     use uiw_cases::FrameKind;
 
     fn fields(numbers: &[(&str, u64)]) -> Values {

@@ -2,7 +2,7 @@
 
 use super::session::{Item, Session, Stop};
 use super::values::{Pattern, Value, Values};
-use crate::siwtest::talk::{Actor, Kind, Op, Order, Talk};
+use crate::partner::{Actor, Kind, Op, Order, Talk};
 use uiw_cases::{FrameKind, Operation};
 use uiw_verbs::{Remote, STag};
 

@@ -10,12 +10,12 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Messages of an order at most.
 const MAX_COUNT: u32 = 400;
 /// Elements of a message at most: siw's limit.
-pub(crate) const MAX_SGES: u32 = 6;
+pub const MAX_SGES: u32 = 6;
 
 /// What is ordered; the value on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Op {
+pub enum Op {
     Send = 1,
     SendSolicited,
     SendInvalidate,
@@ -42,7 +42,7 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    pub(crate) const ALL: &[(Self, &str)] = &[
+    pub const ALL: &[(Self, &str)] = &[
         (Self::Send, "send"),
         (Self::SendSolicited, "sendse"),
         (Self::SendInvalidate, "sendinv"),
@@ -66,7 +66,7 @@ impl Op {
     ];
 
     /// The operation of a value on the wire.
-    pub(crate) fn from_wire(value: u8) -> Option<Self> {
+    pub fn from_wire(value: u8) -> Option<Self> {
         Self::ALL.iter().map(|(op, _)| *op).find(|op| *op as u8 == value)
     }
 
@@ -75,24 +75,24 @@ impl Op {
     }
 
     /// Whether its bytes are placed by receives.
-    pub(crate) fn is_send(self) -> bool {
+    pub fn is_send(self) -> bool {
         (self as u8) <= Self::SendInline as u8 || self == Self::Fence
     }
 
     /// Whether its bytes come from the other end's memory.
-    pub(crate) fn is_read(self) -> bool {
+    pub fn is_read(self) -> bool {
         matches!(self, Self::Read | Self::Fence)
     }
 
     /// Whether the connection does not outlive it.
-    pub(crate) fn ends(self) -> bool {
+    pub fn ends(self) -> bool {
         self as u8 >= Self::BadWrite as u8
     }
 }
 
 /// Which end does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Actor {
+pub enum Actor {
     /// The one that connected.
     Initiator,
     /// The one that accepted.
@@ -101,18 +101,18 @@ pub(crate) enum Actor {
 
 /// Something to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Order {
-    pub(crate) op: Op,
-    pub(crate) actor: Actor,
-    pub(crate) size: u32,
-    pub(crate) count: u32,
-    pub(crate) sges: u32,
-    pub(crate) seed: u32,
+pub struct Order {
+    pub op: Op,
+    pub actor: Actor,
+    pub size: u32,
+    pub count: u32,
+    pub sges: u32,
+    pub seed: u32,
 }
 
 /// An order as it is written: by one end, or by both, one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Orders(pub(crate) Vec<Order>);
+pub struct Orders(pub Vec<Order>);
 
 impl FromStr for Orders {
     type Err = String;
@@ -144,7 +144,7 @@ impl FromStr for Orders {
 }
 
 impl Order {
-    pub(crate) fn is_bounded(&self) -> bool {
+    pub fn is_bounded(&self) -> bool {
         self.count <= MAX_COUNT
             && (1..=MAX_SGES).contains(&self.sges)
             && u64::from(self.size) * u64::from(self.count) <= MAX_BYTES
@@ -161,7 +161,7 @@ impl fmt::Display for Order {
 /// Which message it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub enum Kind {
     Order = 1,
     Ready,
     Done,
@@ -170,23 +170,23 @@ pub(crate) enum Kind {
 
 /// A message; 128 bytes, big-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Talk {
-    pub(crate) kind: Kind,
-    pub(crate) order: Order,
+pub struct Talk {
+    pub kind: Kind,
+    pub order: Order,
     /// The speaker's memory for the order.
-    pub(crate) memory: Remote,
+    pub memory: Remote,
     /// An STag of the speaker's that may be invalidated.
-    pub(crate) revocable: u32,
+    pub revocable: u32,
     /// What is wrong, from the speaker's point of view.
-    pub(crate) wrong: Option<String>,
+    pub wrong: Option<String>,
 }
 
 impl Talk {
-    pub(crate) const LEN: usize = 128;
+    pub const LEN: usize = 128;
     const MAGIC: u32 = 0x7369_7774;
     const TEXT: usize = 44;
 
-    pub(crate) fn emit(&self) -> [u8; Self::LEN] {
+    pub fn emit(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         let Order { op, actor, size, count, sges, seed } = self.order;
         out[..4].copy_from_slice(&Self::MAGIC.to_be_bytes());
@@ -208,7 +208,7 @@ impl Talk {
     }
 
     /// The message in `bytes`, if it is one within the limits.
-    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let kinds = [Kind::Order, Kind::Ready, Kind::Done, Kind::Verdict];

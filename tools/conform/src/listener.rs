@@ -4,7 +4,7 @@ use super::judge::Judgements;
 use super::reply::Reply;
 use super::session::{Session, Stop, Target};
 use super::values::Values;
-use crate::fail::{Exit, Failure, Result, suspicion};
+use crate::ConformError;
 use serde_json::{Value as Json, json};
 use uiw_cases::Need;
 use uiw_verbs::Suspect;
@@ -14,7 +14,7 @@ const TRIES: u32 = 3;
 
 /// What was found out before the first case.
 #[derive(Clone, Debug)]
-pub(super) struct Listener {
+pub struct Listener {
     /// Reads it takes at a time, where its Reply has the number.
     ird: Option<u64>,
     enhanced: bool,
@@ -34,7 +34,7 @@ pub(super) struct Listener {
 ///
 /// # Errors
 /// If nothing listens, or what listens does not speak iWARP.
-pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
+pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError> {
     let begun = |target: &Target, fields: &[(&str, u64)]| {
         let mut values = Values::default();
         fields.iter().for_each(|(name, number)| values.set(name, *number));
@@ -64,7 +64,7 @@ pub(super) fn ask(target: &mut Target, partner: bool) -> Result<Listener> {
     let Some(reply) = reply else {
         let why = usual.err().unwrap_or_default();
         let fix = "start the listener first, and check address, port, firewalls and whether it requires TLS";
-        return Err(Failure::new(Exit::Unreachable, format!("cannot ask {}", target.address), why, fix));
+        return Err(ConformError::Unreachable { what: format!("cannot ask {}", target.address), why, fix });
     };
     let enhanced = reply.enhanced.is_some();
     if enhanced {
@@ -111,6 +111,14 @@ fn about(target: &Target) -> Option<String> {
     // Judged by no case: the frames are the usual ones.
     session.judged = Judgements::default();
     about
+}
+
+/// The peer that is suspected, and the options to try as they are typed.
+#[must_use]
+pub fn suspicion(suspect: Suspect) -> String {
+    let options = suspect.options().iter().map(|(name, value)| format!("--{name} {value}"));
+    let options: Vec<_> = options.collect();
+    format!("{}: try {} (docs/nics.md)", suspect.reason(), options.join(" "))
 }
 
 impl Listener {
