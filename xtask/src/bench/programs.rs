@@ -181,7 +181,7 @@ pub(super) fn need(programs: &[(&'static str, &'static str)]) -> Result<()> {
 }
 
 /// Starts a program that is killed when the value is dropped, or when this process ends.
-pub(super) fn start(command: &Command) -> Result<Process> {
+pub(crate) fn start(command: &Command) -> Result<Process> {
     let mut with_us = Command::new("setpriv");
     with_us.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
@@ -197,7 +197,7 @@ pub(super) fn start(command: &Command) -> Result<Process> {
 }
 
 /// Runs a program to its end and returns what it prints.
-pub(super) fn output(command: &Command) -> Result<String> {
+pub(crate) fn output(command: &Command) -> Result<String> {
     let ended = start(command)?.finish(TIMEOUT);
     if ended.is_ok() {
         return Ok(ended.out);
@@ -218,7 +218,7 @@ pub(super) fn figure(of: &Value, path: &str) -> Result<f64> {
 
 /// Runs a server, whose command `server` makes of a free port, and then a client; returns what the client prints. The server listens at the port
 /// `above` that one, and is killed at the end unless it `ends` by itself.
-pub(super) fn pair(
+pub(crate) fn pair(
     above: u16,
     ends: bool,
     server: impl Fn(u16) -> Command,
