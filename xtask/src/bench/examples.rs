@@ -41,7 +41,7 @@ fn row<const N: usize>(
 ) -> Vec<Row> {
     let run = move |lab: &Lab| {
         let program = lab.example("uiw-verbs", example, features)?;
-        let printed = output(Command::new(program).arg(lab.rounds().to_string()))?;
+        let printed = output(Command::new(program).arg(lab.rounds.to_string()))?;
         ratios.iter().map(|figure| line(&printed, figure)).collect()
     };
     vec![Row::new(name, None, run)]

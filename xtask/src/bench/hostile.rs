@@ -67,7 +67,7 @@ fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Res
     server.speed()?;
     let before = server.held()?;
     let (mut during, mut ratios) = (before, Vec::new());
-    for _ in 0..lab.rounds() {
+    for _ in 0..lab.rounds {
         let alone = server.speed()?;
         // They are there when the peer comes.
         let attackers = attack(uiw, server.address, count);

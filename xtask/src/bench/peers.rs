@@ -142,7 +142,7 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
         slices.push(Box::new(move |_| Ok(vec![(name, peer.run(case, count)?)])));
     }
     let slices: Vec<Slice<'_, _>> = slices.iter().map(|slice| &**slice as Slice<'_, _>).collect();
-    Ok(case.lines(&rotate(lab.rounds(), &slices)?))
+    Ok(case.lines(&rotate(lab.rounds, &slices)?))
 }
 
 fn uiw(lab: &Lab, case: Case) -> Result<Figures> {

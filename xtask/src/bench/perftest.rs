@@ -46,7 +46,7 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
     need(&[("ib_write_bw", "perftest")])?;
     let count = ((uiw(lab, case)?[0] * RUN) as u64).clamp(1000, 20_000_000);
     let perftest = |by_cm| perftest(lab, case, count, by_cm).map(|rate| [rate, f64::NAN, f64::NAN]);
-    let rounds = rotate(lab.rounds(), &[&|_| perftest(true), &|_| perftest(false), &|_| uiw(lab, case)])?;
+    let rounds = rotate(lab.rounds, &[&|_| perftest(true), &|_| perftest(false), &|_| uiw(lab, case)])?;
     let of = |slice: usize, figure: usize| -> Vec<f64> {
         rounds[slice].iter().map(|figures| figures[figure]).collect()
     };

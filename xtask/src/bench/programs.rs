@@ -19,10 +19,11 @@ const LISTENING: Duration = Duration::from_secs(20);
 /// What is asked for, and what has been built for it.
 pub(super) struct Lab {
     pub(super) options: Options,
-    rounds: u32,
-    target: PathBuf,
+    pub(super) rounds: u32,
+    /// Cargo's target folder.
+    pub(super) target: PathBuf,
     /// For the files of this run; removed when dropped.
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     uiw: OnceCell<PathBuf>,
     installed: OnceCell<PathBuf>,
     libraries: OnceCell<PathBuf>,
@@ -45,21 +46,9 @@ impl Lab {
         Ok(Self { options, rounds, target, folder, uiw, installed, libraries, guest: Default::default() })
     }
 
-    pub(super) fn rounds(&self) -> u32 {
-        self.rounds
-    }
-
     /// Seconds of a slice, unless the options say otherwise.
     pub(super) fn seconds(&self, usual: f64) -> f64 {
         self.options.seconds.unwrap_or(usual)
-    }
-
-    pub(super) fn target(&self) -> &Path {
-        &self.target
-    }
-
-    pub(super) fn folder(&self) -> &Path {
-        &self.folder
     }
 
     /// A folder below that of this run, empty.

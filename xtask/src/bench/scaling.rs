@@ -191,7 +191,7 @@ fn measure(lab: &Lab, variants: &[Variant], checks: &[Check]) -> Result<Vec<Line
     let slice = |variant: &Variant| {
         let command = variant.command(lab, seconds * variant.longer)?;
         let (processes, is_idle) = (variant.processes, matches!(variant.program, Program::Idle));
-        let trace = lab.folder().join("strace.out");
+        let trace = lab.folder.join("strace.out");
         Ok::<_, Error>(move |_: u32| {
             let busy = busy_share()?;
             let beside = (1..processes).map(|_| start(&command)).collect::<Result<Vec<_>>>()?;
@@ -210,7 +210,7 @@ fn measure(lab: &Lab, variants: &[Variant], checks: &[Check]) -> Result<Vec<Line
     };
     let slices: Vec<_> = variants.iter().map(slice).collect::<Result<_>>()?;
     let slices: Vec<Slice<'_, Value>> = slices.iter().map(|slice| slice as Slice<'_, Value>).collect();
-    let rounds = rotate(lab.rounds(), &slices)?;
+    let rounds = rotate(lab.rounds, &slices)?;
     let of = |variant: usize, name: &str| -> Result<Vec<f64>> {
         rounds[variant].iter().map(|value| figure(value, &format!("/{name}"))).collect()
     };
@@ -261,7 +261,7 @@ impl Variant {
                 "verbose=none",
                 "--output",
             ]);
-            command.arg(lab.folder().join("strace.out")).arg(program);
+            command.arg(lab.folder.join("strace.out")).arg(program);
         }
         command.args(self.args.replace("SECONDS", &seconds.to_string()).split_whitespace());
         if self.one_shard {
@@ -333,7 +333,7 @@ impl Baseline {
     /// Builds what is not built yet. `git archive` writes the sources: no worktree is registered in the repository, and files have the time of the
     /// commit, so that Cargo builds them once.
     fn build(lab: &Lab) -> Result<Self> {
-        let folder = lab.target().join(format!("baseline-{BASE}"));
+        let folder = lab.target.join(format!("baseline-{BASE}"));
         let (tree, target, libraries) = (folder.join("tree"), folder.join("target"), folder.join("lib"));
         let build = || {
             if !tree.is_dir() {

@@ -50,7 +50,7 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
         }
         Ok(vec![("of siw", tried?)])
     };
-    Ok(case.lines(&rotate(lab.rounds(), &[&|_| uiw(&bench.borrow(), lab, case), &siw])?))
+    Ok(case.lines(&rotate(lab.rounds, &[&|_| uiw(&bench.borrow(), lab, case), &siw])?))
 }
 
 /// Loads the driver.

@@ -86,8 +86,7 @@ fn measure(lab: &Lab, programs: Programs) -> Result<Vec<Line>> {
     let [server, client] = programs.packages;
     need(&[(name(programs.server), server), (name(programs.client), client)])?;
     slice(lab, programs, Some("--require"))?;
-    let slices =
-        rotate(lab.rounds(), &[&|_| slice(lab, programs, Some("")), &|_| slice(lab, programs, None)])?;
+    let slices = rotate(lab.rounds, &[&|_| slice(lab, programs, Some("")), &|_| slice(lab, programs, None)])?;
     Ok(vec![Line::ratio("of TCP", &slices[0], &slices[1], programs.unit)])
 }
 

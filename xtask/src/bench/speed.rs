@@ -66,7 +66,7 @@ pub(super) fn rows() -> Vec<Row> {
 
 fn measure(lab: &Lab, args: &str, figure: Figure) -> Result<Vec<Line>> {
     let mut command = plain(lab.uiw()?);
-    command.args(["perf", "--compare", "--json", "--slices", &lab.rounds().to_string()]);
+    command.args(["perf", "--compare", "--json", "--slices", &lab.rounds.to_string()]);
     command.args(args.split_whitespace());
     command.args(lab.options.congestion.iter().flat_map(|name| ["--congestion", name]));
     read(figure, &object(&output(&command)?)?).map(|line| vec![line])

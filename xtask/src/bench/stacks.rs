@@ -76,7 +76,7 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
     }
     let seconds = lab.seconds(1.0) * if case.is_long { 6.0 } else { 1.0 };
     let theirs = |_| case.slice(&place, case.theirs, seconds);
-    let slices = rotate(lab.rounds(), &[&theirs, &|_| case.slice(&place, case.ours, seconds), &theirs])?;
+    let slices = rotate(lab.rounds, &[&theirs, &|_| case.slice(&place, case.ours, seconds), &theirs])?;
     let [first, ours, second] = &slices[..] else { return Err(Error::Failed("three slices".to_owned())) };
     let noise = median(&second.iter().zip(first).map(|(second, first)| second / first).collect::<Vec<_>>());
     let line = match (case.is_long, case.theirs) {

@@ -64,7 +64,7 @@ pub(super) fn rows() -> Vec<Row> {
     for congestion in ["bbr", "cubic"] {
         for cell in Cell::all().filter(|cell| congestion == "bbr" || cell.2 == "0") {
             let run = move |lab: &Lab| {
-                let [ours, bare] = streams(lab, cell, congestion, lab.rounds())?;
+                let [ours, bare] = streams(lab, cell, congestion, lab.rounds)?;
                 Ok(vec![Line::ratio("of bare TCP", &ours, &bare, MBIT)])
             };
             rows.push(Row::new(cell.name(congestion), Bar::AtLeast(0.9), run));
@@ -198,7 +198,7 @@ impl<'a> Wan<'a> {
 
     /// The folder with the large file, which is made once.
     fn source(&self) -> Result<PathBuf> {
-        let folder = self.lab.folder().join("source");
+        let folder = self.lab.folder.join("source");
         if !folder.exists() {
             let mut file = fs::create_dir_all(&folder)
                 .and_then(|()| File::create(folder.join("big")))
@@ -251,7 +251,7 @@ impl Wan<'_> {
 
 /// Rounds of whole files.
 fn few(lab: &Lab) -> u32 {
-    lab.rounds().min(3)
+    lab.rounds.min(3)
 }
 
 fn file(lab: &Lab, congestion: &str) -> Result<Vec<Line>> {
@@ -285,7 +285,7 @@ fn files(lab: &Lab) -> Result<Vec<Line>> {
         made.map_err(failed)?;
     }
     let (ours, theirs) = (|| wan.copy(&source, "", "cubic"), || wan.tar(&source));
-    wan.beside(SHORTER, lab.rounds(), "time of tar over ours", ours, theirs)
+    wan.beside(SHORTER, lab.rounds, "time of tar over ours", ours, theirs)
 }
 
 /// Bytes that reach the client beyond those of the file, headers included, when the path is cut, or the server killed, at half of the copy.
@@ -354,7 +354,7 @@ fn tls(lab: &Lab) -> Result<Vec<Line>> {
     let wan = Wan::new(lab)?;
     let options = wan.tls()?;
     let rate = |round, tls| wan.carrying(LONG, 11 + round, || wan.writes("bbr", tls));
-    let rates = rotate(lab.rounds(), &[&|round| rate(round, options), &|round| rate(round, "")])?;
+    let rates = rotate(lab.rounds, &[&|round| rate(round, options), &|round| rate(round, "")])?;
     Ok(vec![Line::ratio("of clear", &rates[0], &rates[1], MBIT)])
 }
 

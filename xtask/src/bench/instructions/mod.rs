@@ -88,7 +88,7 @@ fn count(lab: &Lab, case: &str, rounds: u32) -> Result<Cost> {
 
 /// Runs a program under callgrind. Only its first thread is counted: the background thread of the C libraries runs when the clock says so.
 fn profile(lab: &Lab, program: &Command) -> Result<Cost> {
-    let out = lab.folder().join("callgrind.out");
+    let out = lab.folder.join("callgrind.out");
     let mut command = plain("valgrind");
     command.args([
         "--tool=callgrind",
