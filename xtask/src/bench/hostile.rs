@@ -58,7 +58,7 @@ pub(super) fn rows() -> Vec<Row> {
 }
 
 fn measure(lab: &Lab, memory: Option<&str>, count: usize, attack: Attack) -> Result<Vec<Line>> {
-    let uiw = lab.uiw()?;
+    let uiw = &lab.uiw()?;
     let server = Server::start(uiw, memory)?;
     // What the first client and the first attacker of each kind make it map and allocate for good, most of it its own text.
     for (_, _, attack) in ATTACKS {

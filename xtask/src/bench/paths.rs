@@ -28,7 +28,7 @@ impl Place {
         let network =
             network.ok_or_else(|| Error::Missing("network namespaces: run it as root".to_owned()))?;
         let bare = lab.example("uiw-llp", "bare", "")?;
-        Ok(Self { uiw: lab.uiw()?.to_owned(), bare, network, home: lab.fresh("home")? })
+        Ok(Self { uiw: lab.uiw()?, bare, network, home: lab.fresh("home")? })
     }
 
     /// Runs `ip` at the server (1) and the client (2).

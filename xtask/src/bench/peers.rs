@@ -5,6 +5,7 @@
 
 use super::programs::{Lab, Slice, figure, need, object, pair, plain, rotate};
 use super::{Line, Row, Unit};
+use std::path::Path;
 use std::process::Command;
 use uiw_siw::{Error, Result};
 
@@ -19,41 +20,29 @@ pub(super) struct Case {
     pub(super) depth: u32,
 }
 
-/// Throughput of each operation; depths are those that `uiw perf` takes by itself. Then round trips.
-pub(super) const CASES: [(&str, u32, u32); 18] = [
-    ("write", 64, 128),
-    ("write", 4096, 128),
-    ("write", 65536, 16),
-    ("write", 1 << 20, 2),
-    ("read", 64, 128),
-    ("read", 4096, 128),
-    ("read", 65536, 64),
-    ("read", 1 << 20, 4),
-    ("send", 64, 128),
-    ("send", 4096, 128),
-    ("send", 65536, 16),
-    ("send", 1 << 20, 2),
-    ("write", 64, 1),
-    ("read", 64, 1),
-    ("send", 64, 1),
-    ("send", 4096, 1),
-    ("send", 65536, 1),
-    ("send", 1 << 20, 1),
-];
+/// Operations, and their depths for each of [`SIZES`]: those that `uiw perf` takes by itself.
+const STREAMS: [(&str, [u32; 4]); 3] =
+    [("write", [128, 128, 16, 2]), ("read", [128, 128, 64, 4]), ("send", [128, 128, 16, 2])];
+const SIZES: [u32; 4] = [64, 4096, 65536, 1 << 20];
 
-/// Rows of the first `count` cases.
-pub(super) fn case_rows(count: usize, run: fn(&Lab, Case) -> Result<Vec<Line>>) -> Vec<Row> {
-    let cases = CASES.into_iter().take(count).map(|(op, size, depth)| Case { op, size, depth });
+/// Rows of streams, and of round trips with these operations and sizes.
+pub(super) fn case_rows(
+    round_trips: &[(&'static str, u32)],
+    run: fn(&Lab, Case) -> Result<Vec<Line>>,
+) -> Vec<Row> {
+    let streams = STREAMS.iter().flat_map(|(op, depths)| {
+        SIZES.iter().zip(depths).map(|(size, depth)| Case { op, size: *size, depth: *depth })
+    });
     let row = |case: Case| {
-        let name =
-            format!("{} {}{}", case.op, case.size, if case.is_latency() { ", round trip" } else { "" });
-        Row::new(name, None, move |lab| run(lab, case))
+        let behind = if case.is_latency() { ", round trip" } else { "" };
+        Row::new(format!("{} {}{behind}", case.op, case.size), None, move |lab| run(lab, case))
     };
-    cases.map(row).collect()
+    streams.chain(round_trips.iter().map(|(op, size)| Case { op, size: *size, depth: 1 })).map(row).collect()
 }
 
 pub(super) fn rows() -> Vec<Row> {
-    case_rows(CASES.len(), measure)
+    let sends = SIZES.map(|size| ("send", size));
+    case_rows(&[&[("write", 64), ("read", 64)], &sends[..]].concat(), measure)
 }
 
 /// Figures of a slice: `uiw`, `mean` (of ours), and those of other stacks behind `of `.
@@ -132,7 +121,8 @@ const PEERS: [(&str, Peer); 3] = [
 
 fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
     need(&[("ucx_perftest", "ucx-utils"), ("fi_pingpong", "libfabric-bin")])?;
-    let mut slices: Vec<Box<dyn Fn(u32) -> Result<Figures> + '_>> = vec![Box::new(|_| uiw(lab, case))];
+    let program = lab.uiw()?;
+    let mut slices: Vec<Box<dyn Fn(u32) -> Result<Figures> + '_>> = vec![Box::new(|_| uiw(&program, case))];
     let can = |peer: Peer| matches!(peer, Peer::Ucx) || (case.is_latency() && case.op == "send");
     for (name, peer) in PEERS.into_iter().filter(|(_, peer)| can(*peer)) {
         let few = if case.size < 65536 { 1000 } else { 50 };
@@ -145,8 +135,7 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
     Ok(case.lines(&rotate(lab.rounds, &slices)?))
 }
 
-fn uiw(lab: &Lab, case: Case) -> Result<Figures> {
-    let program = lab.uiw()?;
+fn uiw(program: &Path, case: Case) -> Result<Figures> {
     let command = |end, args: String| {
         let mut command = on_own_processor(&program.to_string_lossy(), case, end);
         command.arg("perf").args(args.split(' '));

@@ -3,6 +3,7 @@
 
 use super::programs::{Lab, figure, need, object, output, pair, plain, rotate};
 use super::{Bar, Line, Row, median};
+use std::path::Path;
 use uiw_siw::{Error, Result};
 
 /// Seconds of a run of perftest: its first bytes are in its figures, those of `uiw perf` are not.
@@ -44,9 +45,10 @@ const BAR: Bar = Bar::AtLeast(0.90);
 
 fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
     need(&[("ib_write_bw", "perftest")])?;
-    let count = ((uiw(lab, case)?[0] * RUN) as u64).clamp(1000, 20_000_000);
-    let perftest = |by_cm| perftest(lab, case, count, by_cm).map(|rate| [rate, f64::NAN, f64::NAN]);
-    let rounds = rotate(lab.rounds, &[&|_| perftest(true), &|_| perftest(false), &|_| uiw(lab, case)])?;
+    let program = lab.installed()?;
+    let count = ((uiw(&program, case)?[0] * RUN) as u64).clamp(1000, 20_000_000);
+    let perftest = |by_cm| perftest(&program, case, count, by_cm).map(|rate| [rate, f64::NAN, f64::NAN]);
+    let rounds = rotate(lab.rounds, &[&|_| perftest(true), &|_| perftest(false), &|_| uiw(&program, case)])?;
     let of = |slice: usize, figure: usize| -> Vec<f64> {
         rounds[slice].iter().map(|figures| figures[figure]).collect()
     };
@@ -63,9 +65,9 @@ fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
 }
 
 /// Messages a second of `uiw perf` and of raw TCP, and raw TCP over itself.
-fn uiw(lab: &Lab, case: Case) -> Result<[f64; 3]> {
+fn uiw(program: &Path, case: Case) -> Result<[f64; 3]> {
     let Case { op, size, signal_every } = case;
-    let mut command = plain(lab.installed()?);
+    let mut command = plain(program);
     let args = format!(
         "perf --compare --slices 1 --json --spin --op {op} --size {size} --depth {DEPTH} --signal-every {signal_every}"
     );
@@ -80,13 +82,12 @@ fn uiw(lab: &Lab, case: Case) -> Result<[f64; 3]> {
 }
 
 /// Messages a second of perftest.
-fn perftest(lab: &Lab, case: Case, count: u64, by_cm: bool) -> Result<f64> {
+fn perftest(program: &Path, case: Case, count: u64, by_cm: bool) -> Result<f64> {
     let Case { op, size, signal_every } = case;
     // On an iWARP device perftest's Sends do more than the row says: the receiver writes credits to the sender, which stops without them (and out
     // of band fails at the very end, as it leaves the region of its credits registered). The wire and what completions say are the same for the
     // other personas, unless they wait for the peer.
     let persona = if by_cm && op != "send" { "iwarp" } else { "roce" };
-    let program = lab.installed()?;
     let command = |port: u16| {
         let mut command = plain(program);
         let args = format!(

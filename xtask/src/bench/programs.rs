@@ -3,7 +3,6 @@
 use super::Options;
 use crate::{install, packages, workspace};
 use serde_json::Value;
-use std::cell::OnceCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +15,7 @@ use uiw_siw::{Error, Result};
 pub(super) const TIMEOUT: Duration = Duration::from_secs(900);
 const LISTENING: Duration = Duration::from_secs(20);
 
-/// What is asked for, and what has been built for it.
+/// What is asked for, and where programs and files of this run are.
 pub(super) struct Lab {
     pub(super) options: Options,
     pub(super) rounds: u32,
@@ -24,9 +23,6 @@ pub(super) struct Lab {
     pub(super) target: PathBuf,
     /// For the files of this run; removed when dropped.
     pub(super) folder: PathBuf,
-    uiw: OnceCell<PathBuf>,
-    installed: OnceCell<PathBuf>,
-    libraries: OnceCell<PathBuf>,
     pub(super) guest: super::siw::Guest,
 }
 
@@ -36,14 +32,14 @@ impl Drop for Lab {
     }
 }
 
+/// Programs are built whenever a row asks for them, as Cargo builds them once.
 impl Lab {
     pub(super) fn new(options: Options, rounds: u32) -> Result<Self> {
         let target = workspace::target().map_err(Error::Failed)?;
         let folder = target.join(format!("bench-{}", std::process::id()));
-        fs::create_dir_all(&folder)
-            .map_err(|error| Error::Failed(format!("{}: {error}", folder.display())))?;
-        let (uiw, installed, libraries) = Default::default();
-        Ok(Self { options, rounds, target, folder, uiw, installed, libraries, guest: Default::default() })
+        let lab = Self { options, rounds, target, folder, guest: super::siw::Guest::default() };
+        lab.fresh("")?;
+        Ok(lab)
     }
 
     /// Seconds of a slice, unless the options say otherwise.
@@ -60,19 +56,15 @@ impl Lab {
     }
 
     /// The program.
-    pub(super) fn uiw(&self) -> Result<&Path> {
-        let build = || self.build(&["-p", "uiw-cli"]).map(|()| self.target.join("release/uiw"));
-        once(&self.uiw, build).map(PathBuf::as_path)
+    pub(super) fn uiw(&self) -> Result<PathBuf> {
+        self.build(&["-p", "uiw-cli"]).map(|()| self.target.join("release/uiw"))
     }
 
     /// The installed program, which has the C libraries beside it.
-    pub(super) fn installed(&self) -> Result<&Path> {
-        let install = || {
-            let prefix = self.folder.join("installed");
-            install::release(&prefix).map_err(Error::Failed)?;
-            Ok(prefix.join("bin/uiw"))
-        };
-        once(&self.installed, install).map(PathBuf::as_path)
+    pub(super) fn installed(&self) -> Result<PathBuf> {
+        let prefix = self.folder.join("installed");
+        install::release(&prefix).map_err(Error::Failed)?;
+        Ok(prefix.join("bin/uiw"))
     }
 
     /// An example of a crate, built with these features.
@@ -82,26 +74,21 @@ impl Lab {
     }
 
     /// The folder of the two C libraries.
-    pub(super) fn libraries(&self) -> Result<&Path> {
-        let build = || {
-            let folder = self.folder.join("lib");
-            build_libraries(&workspace::root(), &self.target, &folder).map_err(Error::Failed)?;
-            Ok(folder)
-        };
-        once(&self.libraries, build).map(PathBuf::as_path)
+    pub(super) fn libraries(&self) -> Result<PathBuf> {
+        let folder = self.folder.join("lib");
+        build_libraries(&workspace::root(), &self.target, &folder).map_err(Error::Failed)?;
+        Ok(folder)
     }
 
     /// A C program of `programs/`, compiled with Debian's headers.
     pub(super) fn c_program(&self, name: &str) -> Result<PathBuf> {
-        packages::provide(&[("cc", "gcc"), ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev")]);
+        need(&[("cc", "gcc"), ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev")])?;
         let program = self.folder.join(name);
-        if !program.exists() {
-            let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/programs"));
-            let mut compile = Command::new("cc");
-            compile.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
-            compile.args([sources.join(format!("{name}.c")), sources.join("ends.c")]);
-            output(compile.args(["-lrdmacm", "-libverbs", "-lpthread"]))?;
-        }
+        let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/programs"));
+        let mut compile = Command::new("cc");
+        compile.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+        compile.args([sources.join(format!("{name}.c")), sources.join("ends.c")]);
+        output(compile.args(["-lrdmacm", "-libverbs", "-lpthread"]))?;
         Ok(program)
     }
 
@@ -110,22 +97,13 @@ impl Lab {
     }
 }
 
-/// The value of the cell, which is made for the first time.
-fn once<T>(cell: &OnceCell<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
-    match cell.get() {
-        Some(value) => Ok(value),
-        None => make().map(|value| cell.get_or_init(|| value)),
-    }
-}
-
 /// Builds the two libraries of a workspace in this target folder, and copies them to `to`.
 pub(crate) fn build_libraries(workspace: &Path, target: &Path, to: &Path) -> std::result::Result<(), String> {
     cargo_build(workspace, target, &["-p", "uiw-ibverbs", "-p", "uiw-rdmacm"])?;
     fs::create_dir_all(to).map_err(|error| format!("{}: {error}", to.display()))?;
     for name in ["libibverbs.so", "librdmacm.so"] {
-        let to = to.join(format!("{name}.1"));
-        fs::copy(target.join("release").join(name), &to)
-            .map_err(|error| format!("{}: {error}", to.display()))?;
+        let (from, to) = (target.join("release").join(name), to.join(format!("{name}.1")));
+        fs::copy(from, &to).map_err(|error| format!("{}: {error}", to.display()))?;
     }
     Ok(())
 }

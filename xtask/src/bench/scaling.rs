@@ -241,17 +241,17 @@ fn unit(figure: &str) -> Unit {
 impl Variant {
     fn command(&self, lab: &Lab, seconds: f64) -> Result<Command> {
         let base = if self.is_base { Some(Baseline::build(lab)?) } else { None };
-        let libraries = base.as_ref().map_or_else(|| lab.libraries(), |base| Ok(&base.libraries))?;
+        let libraries = base.as_ref().map_or_else(|| lab.libraries(), |base| Ok(base.libraries.clone()))?;
         let program = match (self.program, &base) {
             (Program::Rust, Some(base)) => base.threads.clone(),
             (Program::Rust, None) => lab.example("uiw-verbs", "threads", "")?,
             (Program::C(name), _) => lab.c_program(name)?,
             (Program::Idle, _) => lab.c_program("load")?,
         };
-        let mut command = programs::command(&program, libraries);
+        let mut command = programs::command(&program, &libraries);
         if matches!(self.program, Program::Idle) {
             need(&[("strace", "strace")])?;
-            command = programs::command("strace".as_ref(), libraries);
+            command = programs::command("strace".as_ref(), &libraries);
             command.args([
                 "--follow-forks",
                 "--string-limit=0",

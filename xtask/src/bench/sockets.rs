@@ -3,6 +3,7 @@
 
 use super::programs::{Lab, figure, need, pair, plain, rotate};
 use super::{Bar, Line, Row, Unit};
+use std::path::Path;
 use uiw_siw::{Error, Result};
 
 /// A pair of programs.
@@ -85,14 +86,15 @@ fn measure(lab: &Lab, programs: Programs) -> Result<Vec<Line>> {
     let name = |command: &'static str| command.split(' ').next().unwrap_or_default();
     let [server, client] = programs.packages;
     need(&[(name(programs.server), server), (name(programs.client), client)])?;
-    slice(lab, programs, Some("--require"))?;
-    let slices = rotate(lab.rounds, &[&|_| slice(lab, programs, Some("")), &|_| slice(lab, programs, None)])?;
+    let uiw = lab.installed()?;
+    slice(&uiw, programs, Some("--require"))?;
+    let slices =
+        rotate(lab.rounds, &[&|_| slice(&uiw, programs, Some("")), &|_| slice(&uiw, programs, None)])?;
     Ok(vec![Line::ratio("of TCP", &slices[0], &slices[1], programs.unit)])
 }
 
 /// One run: on rsockets with this option for the client, or on TCP.
-fn slice(lab: &Lab, programs: Programs, rsockets: Option<&str>) -> Result<f64> {
-    let installed = lab.installed()?;
+fn slice(uiw: &Path, programs: Programs, rsockets: Option<&str>) -> Result<f64> {
     let command = |text: &str, option: Option<&str>| {
         let mut words = text.split(' ');
         let Some(option) = option else {
@@ -100,7 +102,7 @@ fn slice(lab: &Lab, programs: Programs, rsockets: Option<&str>) -> Result<f64> {
             command.args(words);
             return command;
         };
-        let mut command = plain(installed);
+        let mut command = plain(uiw);
         command.args(["run", "--sockets", "--port-offset", &OFFSET.to_string()]);
         command.args(Some(option).filter(|option| !option.is_empty())).arg("--").args(words);
         command

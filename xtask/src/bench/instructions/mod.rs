@@ -55,39 +55,39 @@ pub(super) fn rows() -> Vec<Row> {
 fn measure(lab: &Lab, case: &str, rounds: u32) -> Result<Vec<Line>> {
     let is_c = case.starts_with("c-");
     need(&[("valgrind", "valgrind")])?;
+    let program = match is_c {
+        true => programs::command(&lab.c_program("rounds")?, &lab.libraries()?),
+        false => plain(lab.example("uiw-verbs", "rounds", "")?),
+    };
+    let count = || count(lab, &program, case, rounds);
     if lab.options.tsv {
-        let counts = (0..TRIES).map(|_| count(lab, case, rounds)).collect::<Result<Vec<_>>>()?;
+        let counts = (0..TRIES).map(|_| count()).collect::<Result<Vec<_>>>()?;
         println!("{}", figures::line(case, &counts));
         return Ok(Vec::new());
     }
-    let mut cost = count(lab, case, rounds)?;
+    let mut cost = count()?;
     let compared = |cost: Cost| figures::lines(figures::committed(case).unwrap_or([cost; 2]), cost, is_c);
     for _ in 1..TRIES {
         if compared(cost).iter().all(|line| line.verdict().0 == Some(true)) {
             break;
         }
-        let again = count(lab, case, rounds)?;
+        let again = count()?;
         cost = [0, 1, 2].map(|at| cost[at].min(again[at]));
     }
     Ok(compared(cost))
 }
 
-/// The cost of a round.
-fn count(lab: &Lab, case: &str, rounds: u32) -> Result<Cost> {
+/// The cost of a round of the program behind `command`.
+fn count(lab: &Lab, command: &Command, case: &str, rounds: u32) -> Result<Cost> {
     let mut runs = Vec::new();
     for times in [1, 2] {
-        let mut command = if case.starts_with("c-") {
-            programs::command(&lab.c_program("rounds")?, lab.libraries()?)
-        } else {
-            plain(lab.example("uiw-verbs", "rounds", "")?)
-        };
-        runs.push(profile(lab, command.args([case, &(times * rounds).to_string()]))?);
+        runs.push(profile(lab, command, &[case, &(times * rounds).to_string()])?);
     }
     Ok([0, 1, 2].map(|at| (runs[1][at] - runs[0][at]) / f64::from(rounds)))
 }
 
 /// Runs a program under callgrind. Only its first thread is counted: the background thread of the C libraries runs when the clock says so.
-fn profile(lab: &Lab, program: &Command) -> Result<Cost> {
+fn profile(lab: &Lab, program: &Command, args: &[&str]) -> Result<Cost> {
     let out = lab.folder.join("callgrind.out");
     let mut command = plain("valgrind");
     command.args([
@@ -97,7 +97,7 @@ fn profile(lab: &Lab, program: &Command) -> Result<Cost> {
         "--separate-threads=yes",
     ]);
     command.arg(format!("--callgrind-out-file={}", out.display()));
-    command.arg(program.get_program()).args(program.get_args());
+    command.arg(program.get_program()).args(args);
     command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
     output(&command)?;
     // One file a thread; that of the first thread is number 1.
