@@ -285,14 +285,18 @@ fn number(value: f64) -> String {
     }
 }
 
+/// The rows whose name contains this.
+fn chosen<'a>(rows: &'a [Row], only: Option<&str>) -> Vec<&'a Row> {
+    rows.iter().filter(|row| only.is_none_or(|only| row.name.contains(only))).collect()
+}
+
 /// Measures.
 pub(crate) fn run(options: Options) -> ExitCode {
     let (rounds, all) = GROUPS
         .iter()
         .find(|group| group.0 == options.group)
         .map_or((0, Vec::new()), |(_, rounds, rows, _)| (options.rounds.unwrap_or(*rounds), rows()));
-    let rows = all.iter().filter(|row| options.only.as_ref().is_none_or(|only| row.name.contains(only)));
-    let rows: Vec<&Row> = rows.collect();
+    let rows = chosen(&all, options.only.as_deref());
     if rows.is_empty() {
         let names: Vec<_> = all.iter().map(|row| row.name.as_str()).collect();
         eprintln!("error: no row has this in its name\nhint: the rows are: {}", names.join("; "));
@@ -354,6 +358,14 @@ mod tests {
             let rows = rows();
             assert_eq!(rows.iter().map(|row| &row.name).collect::<BTreeSet<_>>().len(), rows.len());
         }
+    }
+
+    #[test]
+    fn rows_chosen_by_part_of_name() {
+        let rows = ["one", "two"].map(|name| Row::new(name, None, |_| Ok(Vec::new())));
+        let names = |only| chosen(&rows, only).iter().map(|row| row.name.as_str()).collect::<Vec<_>>();
+        assert_eq!((names(None), names(Some("w"))), (vec!["one", "two"], vec!["two"]));
+        assert!(names(Some("three")).is_empty());
     }
 
     #[test]

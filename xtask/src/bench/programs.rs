@@ -229,20 +229,25 @@ pub(super) fn rotate<T>(rounds: u32, slices: &[Slice<'_, T>]) -> Result<Vec<Vec<
     Ok(figures)
 }
 
-/// Share (0 to 1) of the time of all processors that is in use now, by `/proc/stat` (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal.
+/// Share (0 to 1) of the time of all processors that is in use now.
 pub(super) fn busy_share() -> Result<f64> {
-    let ticks = || -> Option<[u64; 2]> {
-        let stat = fs::read_to_string("/proc/stat").ok()?;
-        let fields = stat.lines().next()?.split_whitespace().skip(1).take(8);
+    let stat = || fs::read_to_string("/proc/stat").unwrap_or_default();
+    let before = stat();
+    // The kernel counts in hundredths of a second.
+    std::thread::sleep(Duration::from_millis(100));
+    share(&before, &stat()).ok_or_else(|| Error::Failed("/proc/stat cannot be read".to_owned()))
+}
+
+/// The share in use between two states of `/proc/stat` (proc(5)), whose first line has user, nice, system, idle, iowait, irq, softirq, steal.
+fn share(before: &str, after: &str) -> Option<f64> {
+    let ticks = |stat: &str| -> Option<[u64; 2]> {
+        let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
         let fields: Vec<u64> = fields.map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
         Some([fields.get(3)? + fields.get(4)?, fields.iter().sum()])
     };
-    let before = ticks();
-    // The kernel counts in hundredths of a second.
-    std::thread::sleep(Duration::from_millis(100));
-    let between = before.zip(ticks()).map(|(before, after)| [0, 1].map(|at| (after[at] - before[at]) as f64));
-    let [idle, all] = between.ok_or_else(|| Error::Failed("/proc/stat cannot be read".to_owned()))?;
-    Ok((1.0 - idle / all.max(1.0)).max(0.0))
+    let (before, after) = (ticks(before)?, ticks(after)?);
+    let [idle, all] = [0, 1].map(|at| after[at].saturating_sub(before[at]) as f64);
+    Some((all - idle).max(0.0) / all.max(1.0))
 }
 
 #[cfg(test)]
@@ -259,6 +264,13 @@ mod tests {
         let figures = rotate(2, &[&|round| slice('a', round), &|round| slice('b', round)]).unwrap();
         assert_eq!(order.into_inner(), "abba");
         assert_eq!(figures, [[('a', 0), ('a', 1)], [('b', 0), ('b', 1)]]);
+    }
+
+    #[test]
+    fn share_counts_all_processors() {
+        let before = "cpu  10 0 10 100 0 0 0 0 0 0\ncpu0 5 0 5 50 0 0 0 0 0 0\n";
+        assert_eq!(share(before, "cpu  14 0 10 110 4 0 0 2 7 0\n"), Some(0.3));
+        assert_eq!(share("cpu0 5 0 5 50 0 0 0 0 0 0\n", before), None);
     }
 
     #[test]

@@ -47,7 +47,16 @@ struct Check {
 /// 64-byte round trips, 64-byte and 64 KiB Sends with 32 under way.
 const PATTERNS: [&str; 3] = ["ping-pong", "send-64", "send-64K"];
 
+/// A row: its name, the programs that alternate, the ratios that are checked.
+type Case = (String, Vec<Variant>, Vec<Check>);
+
 pub(super) fn rows() -> Vec<Row> {
+    let row =
+        |(name, variants, checks): Case| Row::new(name, None, move |lab| measure(lab, &variants, &checks));
+    cases().into_iter().map(row).collect()
+}
+
+fn cases() -> Vec<Case> {
     let mut rows = Vec::new();
     for pattern in PATTERNS {
         rows.extend([1, 2].map(|queues| rust_threads(pattern, queues)));
@@ -64,10 +73,6 @@ pub(super) fn rows() -> Vec<Row> {
         rows.extend([true, false].map(|same| control(call, same)));
     }
     rows
-}
-
-fn row(name: String, variants: Vec<Variant>, checks: Vec<Check>) -> Row {
-    Row::new(name, None, move |lab| measure(lab, &variants, &checks))
 }
 
 fn c(program: &'static str, args: &str) -> Variant {
@@ -94,7 +99,7 @@ fn check(what: &'static str, figure: &'static str, over: usize, bar: impl Into<O
 }
 
 /// Two threads on one device, each with `queues` completion queues.
-fn rust_threads(pattern: &str, queues: u32) -> Row {
+fn rust_threads(pattern: &str, queues: u32) -> Case {
     let variants = vec![
         rust(&format!("{pattern} SECONDS 2 1 {queues}")),
         rust(&format!("{pattern} SECONDS 1 1 {queues}")),
@@ -104,14 +109,10 @@ fn rust_threads(pattern: &str, queues: u32) -> Row {
         check("of two devices", "rate", 2, Bar::AtLeast(0.95)),
         check("times one thread", "rate", 1, Bar::AtLeast(1.9)),
     ];
-    row(
-        format!("two threads, {pattern}{}", if queues == 1 { "" } else { ", a queue an end" }),
-        variants,
-        checks,
-    )
+    (format!("two threads, {pattern}{}", if queues == 1 { "" } else { ", a queue an end" }), variants, checks)
 }
 
-fn c_threads(pattern: &str, how: &str) -> Row {
+fn c_threads(pattern: &str, how: &str) -> Case {
     let (name, waiting) = match how {
         "pinned" => ("two vectors", ""),
         "asleep" => ("a channel a thread", how),
@@ -123,24 +124,20 @@ fn c_threads(pattern: &str, how: &str) -> Row {
         base(Variant { processes: 2, ..c("load", &format!("threads {pattern} SECONDS 1 {waiting}")) }),
     ];
     let checks = vec![check("of two processes", "rate", 1, Bar::AtLeast(0.95))];
-    row(format!("C, two threads, {pattern}, {name}"), variants, checks)
+    (format!("C, two threads, {pattern}, {name}"), variants, checks)
 }
 
-fn one_thread(name: &str, variant: Variant) -> Row {
-    row(
-        name.to_owned(),
-        vec![variant.clone(), base(variant)],
-        vec![check("of 02b5a5a", "rate", 1, Bar::NoLess)],
-    )
+fn one_thread(name: &str, variant: Variant) -> Case {
+    (name.to_owned(), vec![variant.clone(), base(variant)], vec![check("of 02b5a5a", "rate", 1, Bar::NoLess)])
 }
 
-fn idle() -> Row {
+fn idle() -> Case {
     let variant = Variant { program: Program::Idle, ..c("", "idle SECONDS") };
     let bytes = Check { what: "bytes of others", figure: "bytes", over: None, bar: Some(Bar::AtMost(0.0)) };
-    row("poll of an idle queue pair's queue".to_owned(), vec![variant], vec![bytes])
+    ("poll of an idle queue pair's queue".to_owned(), vec![variant], vec![bytes])
 }
 
-fn neighbours() -> Row {
+fn neighbours() -> Case {
     let beside =
         |stack| Variant { longer: 2.0, one_shard: true, ..c("requests", &format!("{stack} SECONDS beside")) };
     let checks = vec![
@@ -151,20 +148,20 @@ fn neighbours() -> Row {
         check("bulk of TCP's", "bytes_per_second", 1, None),
     ];
     let name = "request and answer beside 8 streams of 1 MiB Writes, one shard";
-    row(name.to_owned(), vec![beside("uiw"), beside("tcp"), base(beside("uiw"))], checks)
+    (name.to_owned(), vec![beside("uiw"), beside("tcp"), base(beside("uiw"))], checks)
 }
 
-fn sleepers((name, busy, bar): (&str, &str, f64)) -> Row {
+fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
     let sleepers = |stack: &str| c("requests", &format!("{stack} SECONDS asleep{busy}"));
     let checks = vec![
         check("of epoll's requests", "rate", 1, Bar::AtLeast(bar)),
         check("p99 of epoll's", "p99_us", 1, None),
     ];
-    row(format!("both ends asleep in poll(2), {name}"), vec![sleepers("uiw"), sleepers("tcp")], checks)
+    (format!("both ends asleep in poll(2), {name}"), vec![sleepers("uiw"), sleepers("tcp")], checks)
 }
 
 /// `same`: the flooders and the queue pair are on one shard.
-fn control(call: &str, same: bool) -> Row {
+fn control(call: &str, same: bool) -> Case {
     let pinned = if same { "" } else { " pinned" };
     let control = |load: &str| Variant {
         one_shard: same,
@@ -183,7 +180,7 @@ fn control(call: &str, same: bool) -> Row {
         check("p50 of beside loops", "p50_us", 1, None),
     ];
     let place = if same { "on the flooders' shard" } else { "on another shard" };
-    row(format!("{name} {place}"), vec![control("flooders"), control("arithmetic")], checks)
+    (format!("{name} {place}"), vec![control("flooders"), control("arithmetic")], checks)
 }
 
 fn measure(lab: &Lab, variants: &[Variant], checks: &[Check]) -> Result<Vec<Line>> {
@@ -379,6 +376,14 @@ mod tests {
 7 sendmsg(3, 0x7ffe, 0) = 1000
 8 +++ exited with 0 +++
 ";
+
+    #[test]
+    fn checks_name_variants_of_their_row() {
+        for (name, variants, checks) in cases() {
+            assert!(checks.iter().any(|check| check.bar.is_some()), "{name}");
+            assert!(checks.iter().all(|check| check.over.unwrap_or(0) < variants.len()), "{name}");
+        }
+    }
 
     #[test]
     fn bytes_counted_between_marks_of_thread() {
