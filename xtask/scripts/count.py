@@ -4,9 +4,9 @@
     python3 xtask/scripts/count.py [ROOT]
 
 "code" is Rust without blank lines, comments, tests, examples and benches; tests are files below `tests/`, files named `tests.rs`, and
-modules with `#[cfg(test)]`. "lines" are all lines of Rust. "C, sh" are all lines of C and shell. "test functions" have `#[test]`,
-`#[tokio::test]` or the like, also inside `proptest!`. A cycle is a group of files of one crate that import each other, other than through
-the crate's root.
+modules with `#[cfg(test)]`. "lines" are all lines of Rust. "C, sh" are all lines of C and shell. "unsafe" are `unsafe` blocks of the code,
+before macros are expanded. "test functions" have `#[test]`, `#[tokio::test]` or the like, also inside `proptest!`. A cycle is a group of
+files of one crate that import each other, other than through the crate's root.
 """
 import collections
 import os
@@ -168,13 +168,15 @@ def main():
             row["lines"] += len(lines)
             row["tests"] += len(TEST_ATTRIBUTE.findall(text))
             if is_code_file(os.path.relpath(path, root)):
-                row["code"] += code_lines(without_test_modules(lines))
+                code = list(without_test_modules(lines))
+                row["code"] += code_lines(code)
+                row["unsafe"] += sum(len(re.findall(r"\bunsafe \{", line.split("//")[0])) for line in code)
         elif path.endswith((".c", ".h", ".S", ".sh")):
             table[owner_of(path)]["foreign"] += read(path).count("\n")
-    print(f"{'crate':<20} {'code':>8} {'lines':>8} {'C, sh':>8} {'test functions':>15}")
+    print(f"{'crate':<22} {'code':>8} {'lines':>8} {'C, sh':>8} {'unsafe':>8} {'test functions':>15}")
     total = sum(table.values(), collections.Counter())
     for name, row in sorted(table.items(), key=lambda item: -item[1]["code"]) + [("all", total)]:
-        print(f"{name:<20} {row['code']:>8} {row['lines']:>8} {row['foreign']:>8} {row['tests']:>15}")
+        print(f"{name:<22} {row['code']:>8} {row['lines']:>8} {row['foreign']:>8} {row['unsafe']:>8} {row['tests']:>15}")
     print("\nimport cycles:")
     for folder, name in packages.items():
         source = os.path.join(folder, "src")
