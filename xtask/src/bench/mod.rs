@@ -255,13 +255,14 @@ impl Line {
             (Some(_), false) => "too noisy",
         };
         let Spread { median, q1, q3 } = *spread;
-        let bar = bar.map_or(String::new(), |bar| bar.to_string());
+        let bar = bar.map(|bar| bar.to_string());
         if options.json {
             let value = json!({
-                "row": row, "ratio": what, "bar": bar, "median": median, "q1": q1, "q3": q3, "noise": noise, "reached": reached, "note": note,
+                "group": options.group, "row": row, "ratio": what, "bar": bar, "median": median, "q1": q1, "q3": q3, "noise": noise, "reached": reached, "note": note,
             });
             println!("{value}");
         } else {
+            let bar = bar.unwrap_or_default();
             let noise = noise.map_or(String::new(), |noise| format!("{noise:.3}"));
             let (median, range) = (number(median), format!("{} to {}", number(q1), number(q3)));
             if options.markdown {
