@@ -65,7 +65,7 @@ fn cases() -> Vec<Case> {
     for pattern in PATTERNS {
         rows.extend(["", "pinned", "asleep"].map(|how| c_threads(pattern, how)));
     }
-    rows.push(one_thread("C, one thread, ping-pong", c("load", "threads ping-pong SECONDS 1")));
+    rows.push(one_thread("C, one thread, ping-pong", c("load", "ping-pong SECONDS 1")));
     rows.push(idle());
     rows.push(neighbours());
     rows.extend([("otherwise idle machine", "", 0.85), ("one core busy", " busy", 0.6)].map(sleepers));
@@ -119,9 +119,9 @@ fn c_threads(pattern: &str, how: &str) -> Case {
         _ => ("vector 0", ""),
     };
     let variants = vec![
-        c("load", &format!("threads {pattern} SECONDS 2 {how}")),
+        c("load", &format!("{pattern} SECONDS 2 {how}")),
         // A process of one thread needs no second shard.
-        base(Variant { processes: 2, ..c("load", &format!("threads {pattern} SECONDS 1 {waiting}")) }),
+        base(Variant { processes: 2, ..c("load", &format!("{pattern} SECONDS 1 {waiting}")) }),
     ];
     let checks = vec![check("of two processes", "rate", 1, Bar::AtLeast(0.95))];
     (format!("C, two threads, {pattern}, {name}"), variants, checks)

@@ -18,7 +18,7 @@ int checked(int result, const char *what)
 	return result;
 }
 
-static struct sockaddr_in loopback(uint16_t port)
+struct sockaddr_in loopback(uint16_t port)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
 

@@ -52,6 +52,8 @@ struct pair {
 void fail(const char *what);
 int checked(int result, const char *what);
 
+/* 127.0.0.1 and a port in host byte order. */
+struct sockaddr_in loopback(uint16_t port);
 struct rdma_event_channel *new_events(void);
 
 /* Listens on 127.0.0.1, at a port that the system chooses, in host byte order. */

@@ -1,5 +1,5 @@
 /*
- * load threads PATTERN SECONDS COUNT [pinned] [asleep]
+ * load ping-pong|send-64|send-64K SECONDS COUNT [pinned] [asleep]
  *
  * COUNT threads, each with both ends of a connection and a completion queue of its own. `asleep`: each waits on a completion channel.
  * Prints rounds (round trips or messages) a second of all together.
@@ -315,11 +315,10 @@ static double time_query(void)
 
 static double time_resolve(void)
 {
-	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(peer_port) };
+	struct sockaddr_in to = loopback(peer_port);
 	struct rdma_cm_id *id;
 	double begun, took;
 
-	to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	checked(rdma_create_id(events, &id, NULL, RDMA_PS_TCP), "rdma_create_id");
 	begun = now();
 	checked(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000), "rdma_resolve_addr");
@@ -343,13 +342,6 @@ static double time_connect(void)
 	destroy(id);
 	return took;
 }
-
-static const struct {
-	const char *name;
-	double (*time)(void);
-} calls[] = {
-	{ "modify", time_modify }, { "query", time_query }, { "resolve", time_resolve }, { "connect", time_connect },
-};
 
 static void control(double (*call)(void), double seconds, bool arithmetic)
 {
@@ -396,42 +388,44 @@ static void idle(double seconds)
 	printf("{\"thread\": %ld, \"rate\": %f", syscall(SYS_gettid), rate);
 }
 
+static const struct {
+	const char *name;
+	double (*time)(void);
+} calls[] = {
+	{ "modify", time_modify }, { "query", time_query }, { "resolve", time_resolve }, { "connect", time_connect },
+};
+
+static bool has(char **argv, const char *word)
+{
+	while (*argv && strcmp(*argv, word))
+		argv++;
+	return *argv;
+}
+
 int main(int argc, char **argv)
 {
-	const char *what = argc > 2 ? argv[1] : "";
-	const bool is_threads = !strcmp(what, "threads") && argc > 4, is_idle = !strcmp(what, "idle");
-	const double seconds = argc > 2 ? atof(argv[2 + is_threads]) : 0;
-	const int count = is_threads ? atoi(argv[4]) : 1;
-	bool pinned = is_idle, asleep = false, arithmetic = false;
-	const struct pattern *pattern = NULL;
-	double (*call)(void) = NULL;
+	const double seconds = argc > 2 ? atof(argv[2]) : 0;
+	const int count = argc > 3 ? atoi(argv[3]) : 1;
+	const bool is_idle = has(argv, "idle");
 
-	for (int i = 3; i < argc; i++) {
-		pinned |= !strcmp(argv[i], "pinned");
-		asleep |= !strcmp(argv[i], "asleep");
-		arithmetic |= !strcmp(argv[i], "arithmetic");
-	}
-	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-		if (!strcmp(calls[i].name, what))
-			call = calls[i].time;
-	for (size_t i = 0; is_threads && i < sizeof patterns / sizeof *patterns; i++)
-		if (!strcmp(patterns[i].name, argv[2]))
-			pattern = &patterns[i];
-	if (seconds <= 0 || count < 1 || count > MOST || (!pattern && !call && !is_idle)) {
+	if (seconds <= 0 || count > MOST) {
 		fprintf(stderr, "usage: see the comment at the beginning of load.c\n");
 		return 2;
 	}
-	/* The other process is started before this one uses the library. */
-	if (call)
-		peer_port = start_server(serve);
-	if (pinned)
+	/* The process of the peer is started before this one uses the library. */
+	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+		if (!strcmp(calls[i].name, argv[1]))
+			peer_port = start_server(serve);
+	if (is_idle || has(argv, "pinned"))
 		pin_vectors();
-	if (pattern)
-		threads(pattern, seconds, count, asleep);
-	else if (call)
-		control(call, seconds, arithmetic);
-	else
+	if (is_idle)
 		idle(seconds);
+	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+		if (!strcmp(calls[i].name, argv[1]))
+			control(calls[i].time, seconds, has(argv, "arithmetic"));
+	for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+		if (!strcmp(patterns[i].name, argv[1]))
+			threads(&patterns[i], seconds, count, has(argv, "asleep"));
 	printf(", \"vectors\": [%d, %d]}\n", vectors[0], vectors[1]);
 	return EXIT_SUCCESS;
 }

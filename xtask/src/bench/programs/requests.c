@@ -157,14 +157,6 @@ static char buffers[MOST][BULK];
 static size_t filled[MOST];
 static int sockets[MOST], set;
 
-static struct sockaddr_in loopback(uint16_t port)
-{
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
-
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	return address;
-}
-
 static void add_socket(int number, int fd, uint32_t ready)
 {
 	struct epoll_event event = { .events = ready, .data.u64 = (uint64_t)number };
