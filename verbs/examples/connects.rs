@@ -1,6 +1,6 @@
 //! `connects [SLICES]`: connections set up a second, 64 under way on both sides, beside TCP accept and connect.
 //!
-//! Alternating slices of half a second over loopback, a thread a side; prints the median ratio with its quartiles and the noise
+//! Alternating slices of half a second over loopback, a thread a side; prints the rates of each round: ours, TCP's, and TCP's again
 //! (`cargo xtask bench connects`).
 
 use std::collections::HashMap;
@@ -18,29 +18,14 @@ const SLICE: Duration = Duration::from_millis(500);
 
 fn main() -> io::Result<()> {
     let slices = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(21);
-    let (mut ratios, mut noise, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..slices {
         // The order changes from round to round.
         let order: [fn() -> io::Result<f64>; 2] = if round % 2 == 0 { [ours, raw] } else { [raw, ours] };
         let first = order[0]()?;
         let second = order[1]()?;
         let (ours, tcp) = if round % 2 == 0 { (first, second) } else { (second, first) };
-        ratios.push(ours / tcp);
-        noise.push(raw()? / tcp);
-        rates.push((ours, tcp));
+        println!("{{\"connects\": [{ours}, {tcp}, {}]}}", raw()?);
     }
-    ratios.sort_by(f64::total_cmp);
-    noise.sort_by(f64::total_cmp);
-    rates.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let at = |sorted: &[f64], quarter: usize| sorted[(sorted.len() - 1) * quarter / 4];
-    let (ours, tcp) = rates[rates.len() / 2];
-    println!(
-        "connects: {:.3} of TCP ({:.3} to {:.3}), raw/raw {:.3}; {ours:.0} beside {tcp:.0} a second",
-        at(&ratios, 2),
-        at(&ratios, 1),
-        at(&ratios, 3),
-        at(&noise, 2)
-    );
     Ok(())
 }
 

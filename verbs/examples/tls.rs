@@ -33,19 +33,14 @@ fn main() -> Result<()> {
     });
     let [client, server] = configs;
     let (client, server) = (client?, server?);
-    let mut ratios = Vec::new();
     for round in 0..=rounds {
         let ours = writes(&client, &server, slice)?;
         let bare = bare(&client, &server, slice)?;
         // The first round fills caches and memory pools.
         if round > 0 {
-            println!("{:.3} GB/s, bare rustls {:.3} GB/s, {:.3}", ours / 1e9, bare / 1e9, ours / bare);
-            ratios.push(ours / bare);
+            println!("{{\"bytes\": [{ours}, {bare}]}}");
         }
     }
-    ratios.sort_by(f64::total_cmp);
-    let at = |part: f64| ratios[((ratios.len() - 1) as f64 * part).round() as usize];
-    println!("ratio: median {:.3}, range {:.3} to {:.3}", at(0.5), at(0.0), at(1.0));
     Ok(())
 }
 
