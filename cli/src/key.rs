@@ -1,7 +1,7 @@
 //! `uiw key`: keys for TLS with raw public keys.
 
-use crate::fail::{Exit, Failure, Result};
-use crate::text;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::text;
 use serde_json::json;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};

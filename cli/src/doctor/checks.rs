@@ -1,6 +1,6 @@
 //! The checks.
 
-use crate::text::grouped;
+use crate::shared::text::grouped;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 use std::fs;

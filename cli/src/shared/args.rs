@@ -1,6 +1,6 @@
 //! Arguments that several commands share.
 
-use crate::fail::{Failure, Result};
+use crate::shared::fail::{Failure, Result};
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -55,7 +55,7 @@ impl FromArgMatches for ConnArgs {
 impl ConnArgs {
     /// The options given, and the values of the environment for the others.
     pub(crate) fn settings(&self) -> Settings {
-        let mut settings = crate::env::settings().clone();
+        let mut settings = crate::shared::env::settings().clone();
         for (variable, value) in &self.given {
             // The value was checked when the command line was parsed.
             let _ = variable.set(&mut settings, value);
@@ -238,7 +238,7 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
         },
     };
     let unknown = |why: &dyn fmt::Display| {
-        Failure::new(crate::fail::Exit::Unreachable, host, why, "check the name, or use an address")
+        Failure::new(crate::shared::fail::Exit::Unreachable, host, why, "check the name, or use an address")
     };
     let mut addresses = (name, port).to_socket_addrs().map_err(|error| unknown(&error))?;
     addresses.next().ok_or_else(|| unknown(&"the name has no address"))
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(resolve("127.0.0.1", 5).unwrap(), "127.0.0.1:5".parse().unwrap());
         assert_eq!(resolve("[::1]:6", 5).unwrap(), "[::1]:6".parse().unwrap());
         assert_eq!(resolve("::1", 5).unwrap(), "[::1]:5".parse().unwrap());
-        assert_eq!(resolve("localhost:99999", 5).unwrap_err().exit, crate::fail::Exit::Usage);
+        assert_eq!(resolve("localhost:99999", 5).unwrap_err().exit, crate::shared::fail::Exit::Usage);
         assert_eq!(listen(":7"), Ok("[::]:7".parse().unwrap()));
         assert_eq!(listen("7"), Ok("127.0.0.1:7".parse().unwrap()));
         assert_eq!(listen("localhost:7"), Ok("127.0.0.1:7".parse().unwrap()));

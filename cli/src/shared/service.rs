@@ -1,8 +1,8 @@
 //! The service that a client of `uiw serve` requests in the private data of its MPA Request. A peer without it is of another
 //! implementation, and is served by its first message (`serve::foreign`).
 
-use crate::args::PeerConfig;
-use crate::qp_setup::Wait;
+use crate::shared::args::PeerConfig;
+use crate::shared::qp_setup::Wait;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
 

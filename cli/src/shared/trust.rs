@@ -3,9 +3,9 @@
 //! `key.pem` is the private key, made when it is needed first. `known-servers` has the keys of the servers that `uiw cp` accepts, `authorized-clients`
 //! those of the clients that `uiw serve` accepts; `client.conf` and `server.conf` name them as files of `--tls` do.
 
-use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::key;
-use crate::open::Opener;
+use crate::shared::fail::{Exit, Failure, Refusal, Result};
+use crate::shared::open::Opener;
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};

@@ -1,8 +1,8 @@
 //! A connection with a ring of receives of one size.
 
-use crate::fail::Result;
-use crate::memory::Buffer;
-use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post_recvs};
+use crate::shared::fail::Result;
+use crate::shared::memory::Buffer;
+use crate::shared::qp_setup::{Half, Link, RECV, Until, Wait, completions, post_recvs};
 use std::net::SocketAddr;
 use std::ops::Range;
 use uiw_verbs::cm::ConnRequest;

@@ -1,6 +1,6 @@
 //! Ending on Ctrl-C, or when a parent process goes away.
 
-use crate::fail::{Failure, Result};
+use crate::shared::fail::{Failure, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

@@ -1,8 +1,8 @@
 //! The environment: `uiw env` shows the variables that programs on our C libraries obey, and commands that make connections obey the same ones
 //! or refuse them.
 
-use crate::fail::{Failure, Result};
-use crate::text;
+use crate::shared::fail::{Failure, Result};
+use crate::shared::text;
 use serde_json::json;
 use std::env;
 use std::sync::OnceLock;

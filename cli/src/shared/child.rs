@@ -1,6 +1,6 @@
 //! A second process of this program on this machine, which ends with us.
 
-use crate::fail::{Failure, Result};
+use crate::shared::fail::{Failure, Result};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, Command, Stdio};

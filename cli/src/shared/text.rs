@@ -1,6 +1,6 @@
 //! Numbers and tables for people.
 
-use crate::fail::{Exit, Failure, Result};
+use crate::shared::fail::{Exit, Failure, Result};
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! What every command opens: logging, and devices whose bytes may be captured.
 
-use crate::fail::{Exit, Failure, Result};
 use crate::key;
+use crate::shared::fail::{Exit, Failure, Result};
 use std::io::{ErrorKind, IsTerminal};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -165,7 +165,7 @@ impl Opener {
 
     /// A log of what `filter` names is written to standard error, unless `-v` or UIW_LOG choose another one.
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
-        let set = crate::env::settings();
+        let set = crate::shared::env::settings();
         log(global.verbose, if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter })?;
         let sink = global.pcap.as_ref().or(set.pcap.as_ref()).map(|file| {
             PcapSink::create(file.clone()).map_err(|error| {
@@ -191,7 +191,7 @@ impl Opener {
             .limits(limits)
             .shards(self.shards)
             .counters(self.counters.clone())
-            .faults(crate::env::settings().plan.clone())
+            .faults(crate::shared::env::settings().plan.clone())
             .capture_to(self.sink.clone())
             .transport_faults(self.faults.clone())
             .tls(tls);

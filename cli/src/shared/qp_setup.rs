@@ -1,8 +1,8 @@
 //! One connection on the raw layer: a queue pair, the queue where it completes, and ways to wait for that queue.
 
-use crate::fail::{Exit, Failure, Result};
-use crate::spin::Spin;
-use crate::stop::Stop;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::spin::Spin;
+use crate::shared::stop::Stop;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
@@ -165,7 +165,7 @@ pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<S
 
 /// A receive of the slot `slot` with these elements.
 pub(crate) fn post_recv(qp: &Qp, slot: u64, sges: &[Sge]) -> Result<()> {
-    // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::memory::Buffer`).
+    // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::shared::memory::Buffer`).
     unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
     Ok(())
 }
@@ -182,7 +182,7 @@ pub(crate) fn post_srq(srq: &Srq, slots: impl IntoIterator<Item = (u64, Option<S
 
 /// Posts one request.
 pub(crate) fn post(qp: &Qp, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<()> {
-    // SAFETY: elements lie in a `crate::memory::Buffer`, whose parts the commands touch only after the completion; inline ones
+    // SAFETY: elements lie in a `crate::shared::memory::Buffer`, whose parts the commands touch only after the completion; inline ones
     // are addresses of bytes that are borrowed or owned by the caller during this call.
     unsafe { qp.post_send([SendWr { wr_id, op, sges, flags }]) }?;
     Ok(())

@@ -1,6 +1,6 @@
 //! Registered memory of the commands.
 
-use crate::fail::{Failure, Result};
+use crate::shared::fail::{Failure, Result};
 use std::ops::Range;
 use uiw_verbs::{Access, Memory, Pd, RawMr, Remote, RemoteMr, STag, Sge};
 
