@@ -4,7 +4,7 @@
 //! thread or parses a byte of MPA. Three stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
-//! * `smol::SmolStack` (feature `smoltcp`): smoltcp over links of Ethernet frames.
+//! * `uiw_smol::SmolStack`: smoltcp over links of Ethernet frames.
 //! * [`sim::SimStack`]: links in one process with a virtual clock, for tests.
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
@@ -16,7 +16,7 @@
 //! Another TCP implements three traits, and is passed to `uiw_verbs::Device::with_stack`; everything else stays the same.
 //!
 //! * The engine calls a stack and its streams from the driving thread, one at a time, and never while a call lasts: state that
-//!   streams and stack share is best behind one mutex (`smol` does so). Nothing may block.
+//!   streams and stack share is best behind one mutex (`uiw_smol` does so). Nothing may block.
 //! * [`TransportStack::poll`] is level-triggered: what is ready is said again with every poll, for what [`TransportStream::set_interest`] asked for, and
 //!   errors always. While few streams are open the engine reads them without asking first, so [`TransportStream::recv`] on a stream without
 //!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
@@ -39,7 +39,7 @@
 //! * A stack that several threads can drive at the same time implements [`StackExtensions::shard`], [`StreamExtensions::detach`] and [`StackExtensions::adopt`].
 //!   The defaults say that it cannot.
 //!
-//! `smol` is the example to read; `smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
+//! `uiw_smol` is the example to read; `uiw_smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
 //! crates alone, without the engine, need none of this: see `examples/embed_stream.rs` and `examples/embed_smoltcp.rs`.
 //!
 //! [`wan`] emulates paths, between two interfaces or under smoltcp in one process.
@@ -48,7 +48,6 @@
 
 #![warn(missing_debug_implementations)]
 
-pub mod capability;
 pub mod capture;
 mod clock;
 #[cfg(feature = "conformance")]
@@ -56,15 +55,11 @@ pub mod conformance;
 mod datagram;
 pub mod fault;
 mod identity;
-mod interface;
-mod netlink;
+pub mod interface;
+pub mod netlink;
 pub mod sim;
 mod size;
-#[cfg(feature = "smoltcp")]
-pub mod smol;
 pub mod sock_diag;
-#[cfg(feature = "smoltcp")]
-mod spec;
 pub mod tcp;
 #[cfg(feature = "tls")]
 pub mod tls;
@@ -87,8 +82,7 @@ pub use datagram::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Ou
 pub use identity::{Fingerprint, PeerIdentity};
 pub use interface::{Interface, InterfaceAddresses, InterfaceChange, InterfaceMonitor};
 pub use options::{ListenConfig, Multipath, OptionError, StreamChange, StreamInfo, TransportConfig};
-#[cfg(feature = "smoltcp")]
-pub use spec::{Spec, SpecError};
+pub use size::size;
 
 /// Names a stream or a listener in [`Event`]s; chosen by the creator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -499,16 +493,16 @@ pub fn is_memory_fault(error: &io::Error) -> bool {
 }
 
 /// What [`StackExtensions::adopt`] answers to a stream of another kind of stack.
-fn foreign_stream() -> io::Error {
+pub fn foreign_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream was made by another kind of stack")
 }
 
 /// What [`StackExtensions::adopt`] answers to a stream that is still in the event set of a stack.
-fn attached_stream() -> io::Error {
+pub fn attached_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
 }
 
 /// What `send` and `recv` say to no bytes: an answer of 0 would look like a FIN.
-fn no_bytes() -> io::Error {
+pub fn no_bytes() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "no bytes to transfer")
 }

@@ -2,8 +2,8 @@
 //!
 //! [`Direction`] is the model of one way: a queue before a line of some rate, then loss, damage, doubling, delay and reordering. It
 //! has no I/O and no clock: it is given frames with the time and says what leaves when, so the same seed and the same times are the
-//! same run. It works on Ethernet frames between two interfaces (`Bridge`, feature `smoltcp`; `uiw wan`), and within a process on the pipes of
-//! smoltcp (`smol::pipe`), there on a virtual clock if wanted.
+//! same run. It works on Ethernet frames between two interfaces (`uiw_smol::bridge`; `uiw wan`), and within a process on the pipes of
+//! smoltcp (`uiw_smol::pipe`), there on a virtual clock if wanted.
 //!
 //! ```
 //! use uiw_llp::wan::{Direction, Profile};
@@ -18,19 +18,11 @@
 //! # Ok::<(), uiw_llp::wan::ProfileError>(())
 //! ```
 
-#[cfg(feature = "smoltcp")]
-mod bridge;
 mod chance;
 mod direction;
-#[cfg(feature = "smoltcp")]
-mod schedule;
-#[cfg(feature = "smoltcp")]
-pub(crate) mod segments;
-#[cfg(all(test, feature = "smoltcp"))]
+#[cfg(test)]
 mod tests;
 
-#[cfg(feature = "smoltcp")]
-pub use bridge::{Bridge, PortCounts, Side};
 pub use direction::{Counts, Direction};
 
 use std::time::Duration;

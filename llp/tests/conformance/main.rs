@@ -10,13 +10,13 @@ use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::conformance::{self, Peers, Report};
 use uiw_llp::fault::{FaultStack, Faults, Split};
 use uiw_llp::sim::{Link, Network};
-use uiw_llp::smol::packet::PacketLink;
-use uiw_llp::smol::pipe::{PipeLink, pipe};
-use uiw_llp::smol::{SmolConfig, SmolStack};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 use uiw_llp::wan::{Direction, Profile};
 use uiw_llp::{Clock, TransportStack};
+use uiw_smol::packet::PacketLink;
+use uiw_smol::pipe::{PipeLink, pipe};
+use uiw_smol::{SmolConfig, SmolStack};
 
 /// Checks that concern a descriptor.
 const DESCRIPTOR: &[&str] = &[

@@ -199,7 +199,7 @@ fn build() -> Result<Programs, String> {
         }
     };
     cargo(&["-p", "uiw-cli"])?;
-    cargo(&["-p", "uiw-llp", "--example", "bare"])?;
+    cargo(&["-p", "uiw-smol", "--example", "bare"])?;
     let me = std::env::current_exe().map_err(|error| error.to_string())?;
     let folder = me.parent().and_then(Path::parent).ok_or("no target folder")?.join("release");
     Ok(Programs { uiw: folder.join("uiw"), bare: folder.join("examples/bare") })
