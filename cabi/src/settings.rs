@@ -17,8 +17,8 @@ use std::str::FromStr;
 use std::time::Duration;
 use uiw_llp::capture::PcapFile;
 use uiw_llp::fault::Faults;
-use uiw_llp::tls::Tls;
 use uiw_smol::Spec;
+use uiw_tls::Tls;
 use uiw_verbs::{ConnConfig, FaultPlan, Revision, StableTx};
 
 use values::{

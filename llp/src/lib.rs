@@ -8,7 +8,7 @@
 //! * [`sim::SimStack`]: links in one process with a virtual clock, for tests.
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
-//! * `tls::TlsStack` (feature `tls`): TLS 1.3 on top of another stack.
+//! * `uiw_tls::TlsStack`: TLS 1.3 on top of another stack.
 //! * [`wrap`]: for wrappers of your own.
 //!
 //! # A TCP of your own
@@ -61,8 +61,6 @@ pub mod sim;
 mod size;
 pub mod sock_diag;
 pub mod tcp;
-#[cfg(feature = "tls")]
-pub mod tls;
 pub mod wan;
 pub mod wrap;
 

@@ -43,13 +43,15 @@
 //! * `tokio`: the module `with_tokio`, whose `drive` makes tokio's reactor the driver of a device.
 //! * `mio`: a device is an event source of mio's (`with_mio`).
 //! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (the module `smol`).
-//! * `tls`: TLS 1.3 below MPA ([`DeviceConfig`]`::tls`, `llp::tls`); both ends authenticate.
+//! * `tls`: TLS 1.3 below MPA ([`DeviceConfig`]`::tls` and the module `tls`); both ends authenticate.
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
 
 pub use uiw_llp as llp;
 #[cfg(feature = "smoltcp")]
 pub use uiw_smol as smol;
 pub use uiw_stream as stream;
+#[cfg(feature = "tls")]
+pub use uiw_tls as tls;
 pub use uiw_verbs::counters;
 #[cfg(feature = "mio")]
 pub use uiw_verbs::with_mio;

@@ -308,7 +308,7 @@ fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceConfig) -> Resul
     }
     #[cfg(feature = "tls")]
     if let Some(tls) = &options.tls {
-        stack = Box::new(uiw_llp::tls::TlsStack::new(stack, tls).map_err(Error::io("starting TLS"))?);
+        stack = Box::new(uiw_tls::TlsStack::new(stack, tls).map_err(Error::io("starting TLS"))?);
     }
     Ok(stack)
 }

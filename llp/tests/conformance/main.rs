@@ -11,12 +11,12 @@ use uiw_llp::conformance::{self, Peers, Report};
 use uiw_llp::fault::{FaultStack, Faults, Split};
 use uiw_llp::sim::{Link, Network};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 use uiw_llp::wan::{Direction, Profile};
 use uiw_llp::{Clock, TransportStack};
 use uiw_smol::packet::PacketLink;
 use uiw_smol::pipe::{PipeLink, pipe};
 use uiw_smol::{SmolConfig, SmolStack};
+use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 
 /// Checks that concern a descriptor.
 const DESCRIPTOR: &[&str] = &[

@@ -6,12 +6,6 @@ mod identities;
 mod sessions;
 
 use super::*;
-use crate::fault::{FaultStack, Faults, Flip};
-use crate::tcp::TcpStack;
-use crate::{
-    DatagramConfig, Interest, ListenConfig, PeerIdentity, Token, TransportConfig, TransportListener,
-    TransportStack, TransportStream,
-};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
 };
@@ -19,6 +13,12 @@ use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
+use uiw_llp::fault::{FaultStack, Faults, Flip};
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::{
+    DatagramConfig, Interest, ListenConfig, PeerIdentity, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream,
+};
 use uiw_mem::{IoVec, IoVecMut};
 
 const LISTENER: Token = Token(1);

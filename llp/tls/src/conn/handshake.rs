@@ -2,13 +2,13 @@
 
 use super::incoming::Sink;
 use super::{Conn, Failure, Scratch, State};
-use crate::PeerIdentity;
-use crate::tls::error::TlsError;
-use crate::tls::session::Session;
-use crate::tls::shared::Snapshot;
+use crate::error::TlsError;
+use crate::session::Session;
+use crate::shared::Snapshot;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use uiw_llp::PeerIdentity;
 
 /// What the acceptor sends instead of its handshake to an initiator of the same process. It is no type of a TLS record.
 const SAME_PROCESS: u8 = 0;
@@ -117,7 +117,7 @@ impl Conn {
     }
 
     /// The configuration was loaded again: a peer that it does not accept, or whose key has other options, is cut off.
-    pub(in crate::tls) fn recheck(&mut self, snapshot: &Arc<Snapshot>) {
+    pub(crate) fn recheck(&mut self, snapshot: &Arc<Snapshot>) {
         self.snapshot = Arc::clone(snapshot);
         let State::Open(session) = &self.state else { return };
         let reason = match snapshot.verifier.check(session.peer_certificates(), &self.role) {
@@ -137,7 +137,7 @@ impl Conn {
     }
 
     /// The time is over: that of the handshake.
-    pub(in crate::tls) fn on_deadline(&mut self) {
+    pub(crate) fn on_deadline(&mut self) {
         if !self.is_open() {
             self.fail(Failure::Tls(TlsError::HandshakeTimeout));
         }

@@ -3,11 +3,6 @@
 use super::conn::Conn;
 use super::shard::Shard;
 use super::shared::{Shared, Tls, bad_name};
-use crate::{
-    DatagramConfig, DatagramSocket, Event, Incoming, Interest, ListenConfig, Outgoing, PeerIdentity,
-    StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener,
-    TransportStack, TransportStream, attached_stream, foreign_stream,
-};
 use parking_lot::Mutex;
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -15,12 +10,17 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
+use uiw_llp::{
+    DatagramConfig, DatagramSocket, Event, Incoming, Interest, ListenConfig, Outgoing, PeerIdentity,
+    StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream, attached_stream, foreign_stream,
+};
 use uiw_mem::{IoVec, IoVecMut};
 
 /// A stack whose streams are encrypted.
 ///
 /// ```
-/// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
+/// use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 /// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token, tcp::TcpStack};
 ///
 /// // One key for both ends.

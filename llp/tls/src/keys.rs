@@ -1,7 +1,6 @@
 //! Raw public keys (RFC 7250): key pairs, their files, and files of pinned keys.
 
 use super::provider;
-use crate::Fingerprint;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::pem::PemObject;
@@ -15,6 +14,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use uiw_llp::Fingerprint;
 
 /// Why a key or a file of keys or certificates cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,6 @@ use super::error::TlsError;
 use super::session::Session;
 use super::shared::{OwnConnection, Shared, Snapshot};
 use super::verify::Peer;
-use crate::{Event, Interest, PeerIdentity, Token, TransportStream};
 use incoming::{MIN_READ, Sink};
 use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind};
@@ -16,6 +15,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+use uiw_llp::{Event, Interest, PeerIdentity, Token, TransportStream};
 use uiw_mem::IoVec;
 
 /// Buffers that all connections of a shard use.

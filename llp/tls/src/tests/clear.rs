@@ -1,7 +1,7 @@
 //! Peers without TLS, and ends of one process.
 
 use super::*;
-use crate::StackExtensions;
+use uiw_llp::StackExtensions;
 
 #[test]
 fn a_clear_peer_is_closed_without_an_answer() {

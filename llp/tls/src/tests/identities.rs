@@ -1,7 +1,7 @@
 //! Which peers are accepted: pinned keys, certificates, access lists, and what changes when they are loaded again.
 
 use super::*;
-use crate::StackExtensions;
+use uiw_llp::StackExtensions;
 
 #[test]
 fn both_ends_have_the_identity_of_the_other() {

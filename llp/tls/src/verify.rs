@@ -3,7 +3,6 @@
 use super::error::TlsError;
 use super::keys::{KeyError, PinnedKeys, PublicKey};
 use super::{fingerprint, provider};
-use crate::PeerIdentity;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{verify_tls13_signature, verify_tls13_signature_with_raw_key};
@@ -13,6 +12,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
 use std::sync::Arc;
+use uiw_llp::PeerIdentity;
 
 /// What makes a peer authentic.
 #[derive(Debug)]
@@ -223,6 +223,8 @@ impl Pattern {
                 names.iter().any(|name| glob(&self.0, name)) || self.0 == fingerprint.to_string()
             }
             PeerIdentity::SameProcess => true,
+            // This crate makes no other kind of identity, and what is not known is not allowed.
+            _ => false,
         }
     }
 

@@ -1,9 +1,9 @@
-//! The calls of the user: those of [`crate::TransportStream`].
+//! The calls of the user: those of [`uiw_llp::TransportStream`].
 
 use super::incoming::{MIN_READ, Sink};
 use super::{Conn, Failure, Fin, Scratch, State};
-use crate::{Event, Interest, Token};
 use std::io::{self, ErrorKind};
+use uiw_llp::{Event, Interest, Token};
 use uiw_mem::{IoVec, IoVecMut};
 
 /// Plaintext that is encrypted at a time. A connection keeps at most this much that TCP does not take, encrypted.
@@ -12,7 +12,7 @@ const CHUNK: usize = 64 << 10;
 const MAX_READ: usize = 128 << 10;
 
 impl Conn {
-    pub(in crate::tls) fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
+    pub(crate) fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
         if self.is_aborted() {
             return Err(ErrorKind::NotConnected.into());
         }
@@ -21,7 +21,7 @@ impl Conn {
         Ok(())
     }
 
-    pub(in crate::tls) fn connect_result(&mut self, scratch: &mut Scratch) -> io::Result<bool> {
+    pub(crate) fn connect_result(&mut self, scratch: &mut Scratch) -> io::Result<bool> {
         if self.is_aborted() {
             return Err(ErrorKind::NotConnected.into());
         }
@@ -42,17 +42,13 @@ impl Conn {
         }
     }
 
-    pub(in crate::tls) fn recv(
-        &mut self,
-        bufs: &mut [IoVecMut<'_>],
-        scratch: &mut Scratch,
-    ) -> io::Result<usize> {
+    pub(crate) fn recv(&mut self, bufs: &mut [IoVecMut<'_>], scratch: &mut Scratch) -> io::Result<usize> {
         if self.is_aborted() {
             return Err(ErrorKind::NotConnected.into());
         }
         let total = IoVecMut::total(bufs);
         if total == 0 {
-            return Err(crate::no_bytes());
+            return Err(uiw_llp::no_bytes());
         }
         if self.has_output() {
             self.flush();
@@ -98,7 +94,7 @@ impl Conn {
         }
     }
 
-    pub(in crate::tls) fn send(&mut self, bufs: &[IoVec<'_>], scratch: &mut Scratch) -> io::Result<usize> {
+    pub(crate) fn send(&mut self, bufs: &[IoVec<'_>], scratch: &mut Scratch) -> io::Result<usize> {
         if self.is_aborted() {
             return Err(ErrorKind::NotConnected.into());
         }
@@ -109,7 +105,7 @@ impl Conn {
             return Err(failure.into());
         }
         if IoVec::total(bufs) == 0 {
-            return Err(crate::no_bytes());
+            return Err(uiw_llp::no_bytes());
         }
         if !self.is_open() {
             return Err(ErrorKind::WouldBlock.into());
@@ -165,7 +161,7 @@ impl Conn {
         }
     }
 
-    pub(in crate::tls) fn shutdown(&mut self) -> io::Result<()> {
+    pub(crate) fn shutdown(&mut self) -> io::Result<()> {
         match &mut self.state {
             State::Aborted => return Err(ErrorKind::NotConnected.into()),
             _ if self.fin != Fin::No => return Ok(()),
@@ -184,7 +180,7 @@ impl Conn {
         Ok(())
     }
 
-    pub(in crate::tls) fn abort(&mut self) {
+    pub(crate) fn abort(&mut self) {
         // An alert that was sent is to reach the peer: a reset could overtake it there.
         if !matches!(self.failure, Some(Failure::Tls(_))) {
             self.inner.abort();
@@ -201,7 +197,7 @@ impl Conn {
     }
 
     /// The user has dropped it. True when nothing is left to be sent.
-    pub(in crate::tls) fn close(&mut self) -> bool {
+    pub(crate) fn close(&mut self) -> bool {
         self.outer = None;
         self.interest = Interest::NONE;
         (self.plain, self.plain_at) = (Vec::new(), 0);

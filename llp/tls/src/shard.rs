@@ -2,7 +2,6 @@
 
 use super::conn::{Conn, Scratch};
 use super::shared::Shared;
-use crate::{Event, ListenConfig, Token, TransportListener, TransportStream};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use slab::Slab;
 use std::collections::{BTreeSet, VecDeque};
@@ -10,6 +9,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uiw_llp::{Event, ListenConfig, Token, TransportListener, TransportStream};
 
 /// Connections that are accepted by one poll: others have their turn.
 const ACCEPTS: usize = 64;
@@ -19,7 +19,7 @@ const HANDSHAKES: usize = 8;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The key of no slot: the listener of connections that came to none.
 const NO_LISTENER: usize = usize::MAX;
-/// The token that names no stream: see [`crate::StackExtensions::wait_fd`].
+/// The token that names no stream: see [`uiw_llp::StackExtensions::wait_fd`].
 const NO_STREAM: Token = Token(u64::MAX);
 
 pub(super) struct Shard {

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::tls::{CertificateDer, PinnedKeys, PublicKey, SecretKey, Tls, TlsConfig, TlsStack};
 use uiw_llp::{
     Interest, ListenConfig, PeerIdentity, Token, TransportConfig, TransportStack, TransportStream,
 };
 use uiw_mem::{IoVec, IoVecMut};
+use uiw_tls::{CertificateDer, PinnedKeys, PublicKey, SecretKey, Tls, TlsConfig, TlsStack};
 
 const LONGEST: Duration = Duration::from_secs(60);
 /// The group and the version of GnuTLS, with raw public keys alone.

@@ -1,10 +1,10 @@
-//! TLS 1.3 (RFC 8446) over any stack, by rustls: feature `tls`.
+//! TLS 1.3 (RFC 8446) over any stack, by rustls.
 //!
 //! A [`TlsStack`] contains another stack and encrypts its streams. Both ends authenticate, by X.509 or by raw public keys (RFC 7250): see
 //! [`TlsConfig`]. The initiator of TCP is the client of TLS.
 //!
-//! * A listener's connections are in their handshakes before they are accepted: [`crate::TransportListener::accept`] gives those whose peers are
-//!   authentic and allowed, and [`crate::StreamExtensions::peer_identity`] has their identities. At most [`TlsConfig::max_handshakes`] are in progress at
+//! * A listener's connections are in their handshakes before they are accepted: [`uiw_llp::TransportListener::accept`] gives those whose peers are
+//!   authentic and allowed, and [`uiw_llp::StreamExtensions::peer_identity`] has their identities. At most [`TlsConfig::max_handshakes`] are in progress at
 //!   a listener, each for at most [`TlsConfig::handshake_timeout`].
 //! * A peer that begins in the clear is closed without an answer.
 //! * A FIN is a close_notify and TCP's FIN. TCP's FIN alone is an error: [`TlsError::Truncated`].
@@ -28,9 +28,9 @@ mod stack;
 mod tests;
 mod verify;
 
-use crate::Fingerprint;
 use rustls::crypto::CryptoProvider;
 use std::sync::{Arc, LazyLock};
+use uiw_llp::Fingerprint;
 
 pub use config::{HANDSHAKE_TIMEOUT, MAX_HANDSHAKES, TlsConfig, read_certificates};
 pub use error::TlsError;

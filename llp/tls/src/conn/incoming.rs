@@ -1,7 +1,7 @@
 //! From the stream below to plaintext.
 
 use super::{Conn, Failure, Scratch, State};
-use crate::tls::error::TlsError;
+use crate::error::TlsError;
 use std::io::ErrorKind;
 use uiw_mem::IoVecMut;
 

@@ -1,8 +1,8 @@
 //! Why a TLS connection ends.
 
-use crate::Fingerprint;
 use std::io;
 use std::sync::Arc;
+use uiw_llp::Fingerprint;
 
 /// Why a TLS connection failed; inside of the `io::Error` that every call of its stream returns from then on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

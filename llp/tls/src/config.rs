@@ -26,7 +26,7 @@ pub const MAX_HANDSHAKES: usize = 1024;
 /// without resumption and early data.
 ///
 /// ```
-/// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
+/// use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 /// let (ours, theirs) = (SecretKey::generate()?, SecretKey::generate()?);
 /// let mut pinned = PinnedKeys::default();
 /// pinned.add(theirs.public_key(), "node2");
@@ -62,7 +62,7 @@ impl TlsConfig {
     /// X.509: this end presents `chain`, its own certificate first, and proves that it has its `key`; a peer must have a certificate
     /// that one of `authorities` has signed, for the use as client or server (RFC 5280 section 4.2.1.12).
     ///
-    /// A server's certificate must be valid for [`crate::TransportConfig::peer_name`], else for [`TlsConfig::server_name`], else, unless
+    /// A server's certificate must be valid for [`uiw_llp::TransportConfig::peer_name`], else for [`TlsConfig::server_name`], else, unless
     /// there is an access list ([`TlsConfig::allow`]), for the address that is connected to. With an access list only DNS names are
     /// compared in this way: that a listed peer has the address says nothing more.
     ///
@@ -136,7 +136,7 @@ impl TlsConfig {
         self
     }
 
-    /// Lets datagrams pass, which TLS cannot protect. Default: [`crate::StackExtensions::bind_datagrams`] refuses them.
+    /// Lets datagrams pass, which TLS cannot protect. Default: [`uiw_llp::StackExtensions::bind_datagrams`] refuses them.
     #[must_use]
     pub fn clear_datagrams(mut self, pass: bool) -> Self {
         self.clear_datagrams = pass;
