@@ -13,10 +13,10 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use uiw_mem::{IoVec, IoVecMut};
 
-pub use crate::sim::Split;
+pub use crate::random::Split;
 use crate::{
     Event, Interest, Token, TransportStack, TransportStream, attached_stream, no_bytes,
-    sim::Random,
+    random::Random,
     wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream},
 };
 

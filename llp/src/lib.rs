@@ -57,6 +57,7 @@ pub mod fault;
 mod identity;
 pub mod interface;
 pub mod netlink;
+pub mod random;
 pub mod sim;
 mod size;
 pub mod sock_diag;

@@ -37,11 +37,12 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use uiw_mem::{IoVec, IoVecMut};
 
+pub use crate::random::Split;
 use crate::{
     DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, StreamExtensions,
     StreamInfo, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
 };
-pub use link::{DatagramFaults, Link, Random, Split};
+pub use link::{DatagramFaults, Link};
 use world::{EndId, ListenerId, World};
 
 /// The network: addresses, links and the clock. A clone is the same network.

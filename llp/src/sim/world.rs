@@ -11,7 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::link::{Link, Random};
+use super::link::Link;
+use crate::random::Random;
 use crate::{Interest, Token};
 
 /// Ends and listeners are numbered in the order of their making, which is the order of events as well.
