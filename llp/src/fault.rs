@@ -1,9 +1,6 @@
 //! Faults on top of any stack: odd-sized reads and writes, flipped bits, cuts, half-closes, spurious `WouldBlock`.
 //! Everything follows from a seed and from byte positions, nothing from time.
 
-#[cfg(test)]
-mod tests;
-
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;

@@ -5,7 +5,7 @@
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
 //! * `uiw_smol::SmolStack`: smoltcp over links of Ethernet frames.
-//! * [`sim::SimStack`]: links in one process with a virtual clock, for tests.
+//! * `uiw_testkit::sim::SimStack`: links in one process with a virtual clock, for tests.
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
 //! * `uiw_tls::TlsStack`: TLS 1.3 on top of another stack.
@@ -34,7 +34,7 @@
 //!   stack's: the memory may be used again.
 //! * A stack whose receive buffers are in the process offers [`StreamExtensions::peek`]: FPDUs are then verified where they lie.
 //! * A TCP that ends with its process implements [`StackExtensions::drain`].
-//! * Feature `conformance`: the module `conformance` checks a stack for all of this.
+//! * `uiw_testkit::conformance` checks a stack for all of this.
 //! * Datagrams are optional: a stack with UDP implements [`StackExtensions::bind_datagrams`] and [`DatagramSocket`].
 //! * A stack that several threads can drive at the same time implements [`StackExtensions::shard`], [`StreamExtensions::detach`] and [`StackExtensions::adopt`].
 //!   The defaults say that it cannot.
@@ -50,15 +50,12 @@
 
 pub mod capture;
 mod clock;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 mod datagram;
 pub mod fault;
 mod identity;
 pub mod interface;
 pub mod netlink;
 pub mod random;
-pub mod sim;
 mod size;
 pub mod sock_diag;
 pub mod tcp;
@@ -135,7 +132,8 @@ pub enum Readable {
 /// use uiw_llp::{TransportStack, TransportConfig, Token};
 /// use uiw_mem::{IoVec, IoVecMut};
 /// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenConfig, sim::Network};
+/// # use uiw_llp::ListenConfig;
+/// # use uiw_testkit::sim::Network;
 /// # let network = Network::new(1);
 /// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
 /// # let (mut a, mut b) = (network.stack(one), network.stack(other));
@@ -345,7 +343,9 @@ pub trait TransportListener: Send {
 /// A TCP implementation.
 ///
 /// ```
-/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token, sim::Network};
+/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token};
+/// use uiw_testkit::sim::Network;
+///
 /// let network = Network::new(1);
 /// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
 /// let mut listener = other.listen(([10, 0, 0, 2], 7174).into(), &ListenConfig::default(), Token(0))?;

@@ -1,14 +1,16 @@
 //! What can be said about one direction between two addresses.
 
-use crate::random::Split;
 use std::time::Duration;
+use uiw_llp::random::Split;
 
 /// One direction. Faults count the bytes of each connection by themselves.
 ///
 /// ```
-/// use uiw_llp::{TransportStack, TransportConfig, Token, sim::Link};
+/// use uiw_llp::{TransportStack, TransportConfig, Token};
+/// use uiw_testkit::sim::Link;
 /// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenConfig, sim::Network};
+/// # use uiw_llp::ListenConfig;
+/// # use uiw_testkit::sim::Network;
 /// # let network = Network::new(1);
 /// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
 /// # let (mut a, mut b) = (network.stack(one), network.stack(other));
@@ -43,7 +45,7 @@ pub struct Link {
     pub fin_at: Option<u64>,
     /// What happens to datagrams.
     pub datagrams: DatagramFaults,
-    /// What [`TransportStream::emss`](crate::TransportStream::emss) returns.
+    /// What [`TransportStream::emss`](uiw_llp::TransportStream::emss) returns.
     pub emss: usize,
 }
 

@@ -4,12 +4,12 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::time::Duration;
+use uiw_llp::{
     Interest, ListenConfig, OptionError, Readable, RecvBuf, Rest, StreamChange, Token, TransportConfig,
     TransportListener, TransportStream,
 };
-use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::time::Duration;
 
 pub(super) const CHECKS: &[Check] = &[
     Check::new("options", "options of any kind are kept or ignored", options),

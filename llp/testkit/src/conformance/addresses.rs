@@ -2,9 +2,9 @@
 
 use super::session::{ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind};
 use super::{Check, Verdict, ensure, unexpected};
-use crate::{ListenConfig, Token, TransportConfig};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use uiw_llp::{ListenConfig, Token, TransportConfig};
 
 pub(super) const CHECKS: &[Check] = &[
     Check::new("any_port", "a listener on port 0 gets a port, each another one", any_port),

@@ -1,9 +1,9 @@
 //! A socket for datagrams on a simulated network.
 
 use super::Network;
-use crate::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Interest, Outgoing};
 use std::io;
 use std::net::SocketAddr;
+use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Interest, Outgoing};
 
 pub(super) struct SimDatagrams {
     network: Network,

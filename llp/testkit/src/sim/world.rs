@@ -12,8 +12,8 @@ use std::{
 };
 
 use super::link::Link;
-use crate::random::Random;
-use crate::{Interest, Token};
+use uiw_llp::random::Random;
+use uiw_llp::{Interest, Token};
 
 /// Ends and listeners are numbered in the order of their making, which is the order of events as well.
 pub(super) type EndId = u64;
@@ -78,7 +78,7 @@ struct End {
     taken: u64,
     /// Bytes sent that the other end has not read.
     unread: usize,
-    /// Bytes for which [`StreamExtensions::readable`](crate::StreamExtensions::readable) has asked last: the other end may send as many.
+    /// Bytes for which [`StreamExtensions::readable`](uiw_llp::StreamExtensions::readable) has asked last: the other end may send as many.
     wanted: usize,
     /// When the last packet from here is due: packets do not overtake each other.
     last_due: Time,

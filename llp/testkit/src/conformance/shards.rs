@@ -4,12 +4,12 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, ready, recv, same, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{
-    Event, Interest, ListenConfig, StreamExtensions, Token, TransportConfig, TransportStack, TransportStream,
-};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use uiw_llp::{
+    Event, Interest, ListenConfig, StreamExtensions, Token, TransportConfig, TransportStack, TransportStream,
+};
 use uiw_mem::{IoVec, IoVecMut};
 
 pub(super) const CHECKS: &[Check] = &[

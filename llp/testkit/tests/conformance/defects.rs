@@ -6,12 +6,12 @@ use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uiw_llp::conformance::{self, Outcome, Peers};
-use uiw_llp::sim::Network;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
 use uiw_llp::{Event, Interest, Token, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
+use uiw_testkit::conformance::{self, Outcome, Peers};
+use uiw_testkit::sim::Network;
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,28 @@
-use std::{net::Ipv4Addr, process::Command};
+//! Captures of the kernel's TCP and of the simulated network.
+
+use parking_lot::Mutex;
+use std::fs;
+use std::io::{self, Write};
+use std::net::Ipv4Addr;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use uiw_mem::{IoVec, IoVecMut};
 
-use super::*;
-use crate::{
-    ListenConfig, StackExtensions, TransportConfig,
-    sim::{Link, Network},
-    tcp::TcpStack,
+use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::{
+    Event, ListenConfig, StackExtensions, Token, TransportConfig, TransportStack, TransportStream,
 };
+use uiw_testkit::sim::{Link, Network};
+
+/// Flags of TCP.
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const PSH: u8 = 0x08;
+const ACK: u8 = 0x10;
 
 const IP: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
@@ -164,8 +179,6 @@ fn a_conversation_from_both_sides() {
     assert_eq!(segments[3].1.payload, b"hello");
     assert_eq!(segments[4].1.ports, (4791, client.local_addr().port()));
 }
-
-use packet::{ACK, FIN, PSH, RST, SYN};
 
 #[test]
 fn long_transfers_are_cut_into_segments() {
@@ -417,7 +430,7 @@ fn a_stream_that_moves_to_another_shard_goes_on_in_the_same_interface() {
     client.detach().unwrap();
     other.adopt(&mut client, Token(4)).unwrap();
     let mut events = Vec::new();
-    client.set_interest(crate::Interest::WRITE).unwrap();
+    client.set_interest(uiw_llp::Interest::WRITE).unwrap();
     other.poll(&mut events).unwrap();
     assert_eq!(events, [Event { token: Token(4), readable: false, writable: true }]);
     send(&mut *client, b"behind");

@@ -1,15 +1,15 @@
 //! Drives the stacks of one check as the engine does, and does what checks have in common.
 
 use super::{Advance, Peers, Stop, Verdict, ensure, unexpected};
-use crate::{
-    Event, Interest, ListenConfig, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
-};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uiw_llp::{
+    Event, Interest, ListenConfig, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
+};
 use uiw_mem::{IoVec, IoVecMut};
 
 /// Numbers of the stacks in a session; shards that a check makes follow.

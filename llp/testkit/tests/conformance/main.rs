@@ -7,15 +7,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::time::Duration;
 use uiw_interop::stock::Network as Namespaces;
 use uiw_llp::capture::{CaptureStack, PcapSink};
-use uiw_llp::conformance::{self, Peers, Report};
 use uiw_llp::fault::{FaultStack, Faults, Split};
-use uiw_llp::sim::{Link, Network};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wan::{Direction, Profile};
 use uiw_llp::{Clock, TransportStack};
 use uiw_smol::packet::PacketLink;
 use uiw_smol::pipe::{PipeLink, pipe};
 use uiw_smol::{SmolConfig, SmolStack};
+use uiw_testkit::conformance::{self, Peers, Report};
+use uiw_testkit::sim::{Link, Network};
 use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 
 /// Checks that concern a descriptor.

@@ -4,9 +4,9 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Interest, ListenConfig, Token, TransportConfig, TransportStream};
 use std::collections::HashSet;
 use std::io::ErrorKind;
+use uiw_llp::{Interest, ListenConfig, Token, TransportConfig, TransportStream};
 
 pub(super) const CHECKS: &[Check] = &[
     Check::new(

@@ -2,11 +2,11 @@
 //! that run against any stack.
 //!
 //! A check gets [`Peers`] from the caller: two new stacks that reach each other, with their addresses. The kit makes listeners and
-//! streams on them, drives both as the engine does, and says which promise is broken. Feature `conformance`.
+//! streams on them, drives both as the engine does, and says which promise is broken.
 //!
 //! ```
-//! use uiw_llp::conformance::{self, Peers};
-//! use uiw_llp::sim::Network;
+//! use uiw_testkit::conformance::{self, Peers};
+//! use uiw_testkit::sim::Network;
 //! use std::net::Ipv4Addr;
 //!
 //! let report = conformance::run(|| {
@@ -19,7 +19,7 @@
 //! assert!(report.is_conforming(), "{report}");
 //! ```
 //!
-//! Unless a clock was given, the kit sleeps as the engine does: in [`StackExtensions::wait_fd`], until [`TransportStack::deadline`]. A stack that misses a
+//! Unless a clock was given, the kit sleeps as the engine does: in [`wait_fd`](uiw_llp::StackExtensions::wait_fd), until [`TransportStack::deadline`]. A stack that misses a
 //! wake-up fails the check that waits for it, and the failure says that a poll without any news would have helped.
 //!
 //! The kit takes for granted that a new connection has room for 4,096 unread bytes. What is optional (a stream to itself, peeking, shards, datagrams, a descriptor) is checked where it is offered; otherwise the check ends as
@@ -39,12 +39,12 @@ mod shards;
 mod transfer;
 mod wake_ups;
 
-use crate::TransportStack;
 use session::Session;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
+use uiw_llp::TransportStack;
 
 /// Two stacks that reach each other. The second one is listened on, mostly.
 pub struct Peers {

@@ -1,7 +1,17 @@
-use std::{io::ErrorKind, net::Ipv4Addr};
+//! Injected faults on the simulated network and on the kernel's TCP.
 
-use super::*;
-use crate::{ListenConfig, StackExtensions, TransportConfig, TransportListener, sim::Network, tcp::TcpStack};
+use std::io::{self, ErrorKind};
+use std::net::Ipv4Addr;
+
+use uiw_llp::fault::{FaultStack, Faults, Flip, Split};
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::wrap::Origin;
+use uiw_llp::{
+    Event, ListenConfig, StackExtensions, Token, TransportConfig, TransportListener, TransportStack,
+    TransportStream,
+};
+use uiw_mem::{IoVec, IoVecMut};
+use uiw_testkit::sim::Network;
 
 const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const LISTENER: Token = Token(1);

@@ -4,8 +4,8 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Interest, TransportConfig};
 use std::io::ErrorKind;
+use uiw_llp::{Interest, TransportConfig};
 use uiw_mem::{IoVec, IoVecMut};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -25,8 +25,8 @@ pub(super) const CHECKS: &[Check] = &[
     ),
 ];
 
-const HERE: (usize, crate::Token) = (CLIENT, CONNECTED);
-const THERE: (usize, crate::Token) = (SERVER, ACCEPTED);
+const HERE: (usize, uiw_llp::Token) = (CLIENT, CONNECTED);
+const THERE: (usize, uiw_llp::Token) = (SERVER, ACCEPTED);
 
 fn bytes_in_order(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
@@ -39,7 +39,7 @@ fn bytes_in_order(s: &mut Session) -> Verdict {
 }
 
 /// One end, its token and its stack.
-type End<'a> = (&'a mut dyn crate::TransportStream, crate::Token, usize);
+type End<'a> = (&'a mut dyn uiw_llp::TransportStream, uiw_llp::Token, usize);
 
 /// Moves `bytes`, each end acting only on an event.
 fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {

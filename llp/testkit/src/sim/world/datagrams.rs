@@ -1,11 +1,11 @@
 //! Datagrams that travel.
 
 use super::{Time, World};
-use crate::{Event, Interest, Token};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
+use uiw_llp::{Event, Interest, Token};
 
 /// How much later a datagram comes that others overtake, beside twice the latency.
 const OVERTAKEN: Duration = Duration::from_micros(50);

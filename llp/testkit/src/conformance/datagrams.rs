@@ -2,9 +2,9 @@
 
 use super::session::{CLIENT, SERVER, Session, expect_kind, pattern};
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoing, Token};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
+use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoing, Token};
 
 pub(super) const CHECKS: &[Check] = &[
     Check::new("datagram_ports", "port 0 gives a free port, and a port is bound once", ports),

@@ -8,7 +8,7 @@ use std::{
 use uiw_mem::{IoVec, IoVecMut};
 
 use super::{EndId, Packet, State, World};
-use crate::{Event, Interest, Readable, StreamInfo, no_bytes};
+use uiw_llp::{Event, Interest, Readable, StreamInfo, no_bytes};
 
 impl World {
     pub(in crate::sim) fn send(&mut self, id: EndId, bufs: &[IoVec<'_>]) -> io::Result<usize> {

@@ -4,13 +4,13 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, ready, recv,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Interest, Token};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
+use uiw_llp::{Interest, Token};
 
 pub(super) const CHECKS: &[Check] = &[
     Check::new("same_descriptor", "wait_fd is the same descriptor always", same_descriptor),

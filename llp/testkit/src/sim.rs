@@ -3,7 +3,8 @@
 //!
 //! ```
 //! use std::{net::Ipv4Addr, time::Duration};
-//! use uiw_llp::{Interest, ListenConfig, TransportStack, TransportConfig, Token, sim::{Link, Network}};
+//! use uiw_llp::{Interest, ListenConfig, TransportStack, TransportConfig, Token};
+//! use uiw_testkit::sim::{Link, Network};
 //!
 //! let network = Network::new(1);
 //! network.set_default_link(Link { latency: Duration::from_millis(5), ..Link::default() });
@@ -37,12 +38,12 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use uiw_mem::{IoVec, IoVecMut};
 
-pub use crate::random::Split;
-use crate::{
+pub use link::{DatagramFaults, Link};
+pub use uiw_llp::random::Split;
+use uiw_llp::{
     DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, StreamExtensions,
     StreamInfo, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
 };
-pub use link::{DatagramFaults, Link};
 use world::{EndId, ListenerId, World};
 
 /// The network: addresses, links and the clock. A clone is the same network.
@@ -308,7 +309,7 @@ impl TransportStream for SimStream {
 }
 
 impl StreamExtensions for SimStream {
-    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<uiw_llp::Readable>> {
         self.network.lock().readable(self.id, wanted).map(Some)
     }
 

@@ -2,8 +2,8 @@
 
 use super::session::{ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, recv, send};
 use super::{Check, Verdict, ensure, unexpected};
-use crate::{Event, Interest, Token};
 use std::io::ErrorKind;
+use uiw_llp::{Event, Interest, Token};
 
 pub(super) const CHECKS: &[Check] = &[
     Check::new(

@@ -2,8 +2,8 @@
 
 use super::session::{ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, send};
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Interest, Token};
 use std::io::ErrorKind;
+use uiw_llp::{Interest, Token};
 
 pub(super) const CHECKS: &[Check] = &[
     Check::new("fin", "shutdown is a FIN behind what was sent, and is reported until the end", fin),
