@@ -6,7 +6,7 @@
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
 //! * `uiw_smol::SmolStack`: smoltcp over links of Ethernet frames.
 //! * `uiw_testkit::sim::SimStack`: links in one process with a virtual clock, for tests.
-//! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
+//! * `uiw_impair::fault::FaultStack`: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
 //! * `uiw_tls::TlsStack`: TLS 1.3 on top of another stack.
 //! * [`wrap`]: for wrappers of your own.
@@ -42,7 +42,7 @@
 //! `uiw_smol` is the example to read; `uiw_smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
 //! crates alone, without the engine, need none of this: see `examples/embed_stream.rs` and `examples/embed_smoltcp.rs`.
 //!
-//! [`wan`] emulates paths, between two interfaces or under smoltcp in one process.
+//! `uiw_impair::wan` emulates paths, between two interfaces or under smoltcp in one process.
 //!
 //! Payload is registered memory and comes as [`uiw_mem::IoVec`]: no stack sees a slice of it.
 
@@ -51,15 +51,12 @@
 pub mod capture;
 mod clock;
 mod datagram;
-pub mod fault;
 mod identity;
 pub mod interface;
 pub mod netlink;
-pub mod random;
 mod size;
 pub mod sock_diag;
 pub mod tcp;
-pub mod wan;
 pub mod wrap;
 
 mod options;

@@ -46,6 +46,7 @@
 //! * `tls`: TLS 1.3 below MPA ([`DeviceConfig`]`::tls` and the module `tls`); both ends authenticate.
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
 
+pub use uiw_impair as impair;
 pub use uiw_llp as llp;
 #[cfg(feature = "smoltcp")]
 pub use uiw_smol as smol;

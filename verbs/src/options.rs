@@ -5,9 +5,9 @@ use crate::faults::FaultPlan;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Publish;
+use uiw_impair::fault::Faults;
 use uiw_llp::TransportConfig;
 use uiw_llp::capture::{PcapFile, PcapSink};
-use uiw_llp::fault::Faults;
 use uiw_mpa::startup::{Revision, RtrKinds, StartupConfig};
 use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
 

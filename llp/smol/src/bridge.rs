@@ -12,7 +12,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
-use uiw_llp::wan::{Counts, Direction, Profile};
+use uiw_impair::wan::{Counts, Direction, Profile};
 
 /// Frames of one interface in one go.
 const BURST: usize = 64;
@@ -75,7 +75,7 @@ impl Bridge {
     ///
     /// # Errors
     /// `NotFound` when there is no such interface, `PermissionDenied` without CAP_NET_RAW; `InvalidInput` with a
-    /// [`uiw_llp::wan::ProfileError`] inside; the system's.
+    /// [`uiw_impair::wan::ProfileError`] inside; the system's.
     pub fn open(names: [&str; 2], profile: &Profile, seed: u64) -> io::Result<Self> {
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let port = |name: &str, seed| -> io::Result<Port> {

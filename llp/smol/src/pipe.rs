@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
+use uiw_impair::wan::{Counts, Direction};
 use uiw_llp::Clock;
-use uiw_llp::wan::{Counts, Direction};
 
 /// Frames that one direction holds; more are lost, as on any wire.
 const DEPTH: usize = 1024;

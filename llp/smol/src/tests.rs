@@ -11,7 +11,7 @@ use super::{SmolConfig, SmolStack};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
-use uiw_llp::wan::{Direction, Profile};
+use uiw_impair::wan::{Direction, Profile};
 use uiw_llp::{
     Clock, Event, Interest, ListenConfig, Rest, StackExtensions, Token, TransportConfig, TransportListener,
     TransportStack, TransportStream,

@@ -39,7 +39,7 @@ use parking_lot::{Mutex, MutexGuard};
 use uiw_mem::{IoVec, IoVecMut};
 
 pub use link::{DatagramFaults, Link};
-pub use uiw_llp::random::Split;
+pub use uiw_impair::Split;
 use uiw_llp::{
     DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, StreamExtensions,
     StreamInfo, Token, TransportConfig, TransportListener, TransportStack, TransportStream,

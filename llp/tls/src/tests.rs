@@ -13,7 +13,7 @@ use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
-use uiw_llp::fault::{FaultStack, Faults, Flip};
+use uiw_impair::fault::{FaultHooks, Faults, Flip};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::{
     DatagramConfig, Interest, ListenConfig, PeerIdentity, Token, TransportConfig, TransportListener,

@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use uiw_llp::wan::{Direction, Profile};
+use uiw_impair::wan::{Direction, Profile};
 use uiw_llp::{Clock, TransportStack};
 use uiw_smol::pipe::{PipeLink, pipe};
 use uiw_smol::{SmolConfig, SmolStack};

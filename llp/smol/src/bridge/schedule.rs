@@ -2,7 +2,7 @@
 
 use std::io;
 use std::time::Duration;
-use uiw_llp::wan::Counts;
+use uiw_impair::wan::Counts;
 
 /// Above programs that measure with priorities of their own (`chrt`), below the kernel's threads.
 const PRIORITY: i32 = 5;

@@ -6,7 +6,7 @@ use crate::{SmolConfig, SmolStack};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
-use uiw_llp::wan::{Direction, Profile};
+use uiw_impair::wan::{Direction, Profile};
 use uiw_llp::{Clock, Token, TransportConfig, TransportStack};
 use uiw_mem::{IoVec, IoVecMut};
 

@@ -1,7 +1,7 @@
 //! What can be said about one direction between two addresses.
 
 use std::time::Duration;
-use uiw_llp::random::Split;
+use uiw_impair::Split;
 
 /// One direction. Faults count the bytes of each connection by themselves.
 ///

@@ -12,7 +12,7 @@ use std::{
 };
 
 use super::link::Link;
-use uiw_llp::random::Random;
+use uiw_impair::Random;
 use uiw_llp::{Interest, Token};
 
 /// Ends and listeners are numbered in the order of their making, which is the order of events as well.

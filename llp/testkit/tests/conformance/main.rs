@@ -5,11 +5,11 @@ mod defects;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::time::Duration;
+use uiw_impair::fault::{FaultHooks, Faults, Split};
+use uiw_impair::wan::{Direction, Profile};
 use uiw_interop::stock::Network as Namespaces;
 use uiw_llp::capture::{CaptureStack, PcapSink};
-use uiw_llp::fault::{FaultStack, Faults, Split};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::wan::{Direction, Profile};
 use uiw_llp::{Clock, TransportStack};
 use uiw_smol::packet::PacketLink;
 use uiw_smol::pipe::{PipeLink, pipe};
@@ -104,7 +104,7 @@ fn kernel_tcp_captured() {
 fn kernel_tcp_in_small_pieces() {
     let faults =
         Faults { send_split: Split::Random(900), recv_split: Split::Random(900), ..Faults::default() };
-    let stack = || -> io::Result<_> { Ok(FaultStack::new(Box::new(TcpStack::new()?), 1, faults.clone())) };
+    let stack = || -> io::Result<_> { Ok(FaultHooks::wrap(Box::new(TcpStack::new()?), 1, faults.clone())) };
     let ip = Ipv4Addr::LOCALHOST;
     conforms(|| Ok(Peers::new((stack()?, ip), (stack()?, ip))), &[PEEKS, NO_SHARDS]);
 }
@@ -236,7 +236,7 @@ fn tls_over_kernel_tcp_in_small_pieces() {
     let faults =
         Faults { send_split: Split::Random(900), recv_split: Split::Random(900), ..Faults::default() };
     let stack = || -> io::Result<Box<dyn TransportStack>> {
-        Ok(Box::new(FaultStack::new(Box::new(TcpStack::new()?), 1, faults.clone())))
+        Ok(Box::new(FaultHooks::wrap(Box::new(TcpStack::new()?), 1, faults.clone())))
     };
     let ip = Ipv4Addr::LOCALHOST.into();
     conforms(

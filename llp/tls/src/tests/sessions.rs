@@ -114,7 +114,7 @@ fn faults_below_tls() {
                 _ => Faults { fin_sent: Some(at), ..Faults::default() },
             };
             let mut server = Server::new(own.clone().handshake_timeout(Duration::from_secs(2)));
-            let stack = FaultStack::new(Box::new(TcpStack::new().unwrap()), at, faults);
+            let stack = FaultHooks::wrap(Box::new(TcpStack::new().unwrap()), at, faults);
             let mut client =
                 Client::with(Box::new(stack), server.at(), theirs.clone(), &TransportConfig::default());
             let (mut sent, mut got, mut accepted) = (0, Vec::new(), None::<Box<dyn TransportStream>>);

@@ -10,22 +10,22 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use uiw_mem::{IoVec, IoVecMut};
 
-pub use crate::random::Split;
-use crate::{
+use crate::Random;
+pub use crate::Split;
+use uiw_llp::{
     Event, Interest, Token, TransportStack, TransportStream, attached_stream, no_bytes,
-    random::Random,
     wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream},
 };
 
 /// What goes wrong on one stream. Positions count the bytes of one direction of that stream, from 0.
 ///
 /// ```
-/// use uiw_llp::fault::{FaultStack, Faults};
+/// use uiw_impair::fault::{FaultHooks, Faults};
 /// use uiw_llp::tcp::TcpStack;
 /// use uiw_llp::{StackExtensions, TransportConfig, Token};
 ///
 /// let faults = Faults { cut_sent: Some(3), ..Faults::default() };
-/// let mut stack = FaultStack::new(Box::new(TcpStack::new()?), 1, faults);
+/// let mut stack = FaultHooks::wrap(Box::new(TcpStack::new()?), 1, faults);
 /// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 /// while !stream.connect_result()? {}
 /// let bytes = [uiw_mem::IoVec::from(&b"four"[..])];
@@ -63,7 +63,7 @@ pub struct Flip {
     pub mask: u8,
 }
 
-/// A stack whose streams have faults.
+/// A stack whose streams have faults: see [`FaultHooks::wrap`].
 pub type FaultStack = WrappedStack<FaultHooks>;
 
 /// What a [`FaultStack`], its listeners and its streams have in common.
@@ -88,25 +88,23 @@ struct ShardState {
     cut: BTreeSet<Token>,
 }
 
-impl FaultStack {
-    /// All streams have these faults; random choices follow from `seed`.
-    pub fn new(inner: Box<dyn TransportStack>, seed: u64, faults: Faults) -> Self {
-        Self::with(inner, seed, move |_, _| faults.clone())
+impl FaultHooks {
+    /// Wraps a stack. All streams have these faults; random choices follow from `seed`.
+    pub fn wrap(inner: Box<dyn TransportStack>, seed: u64, faults: Faults) -> FaultStack {
+        Self::wrap_with(inner, seed, move |_, _| faults.clone())
     }
 
-    /// Each stream has the faults that `plan` says, given its origin and its number (from 0). The streams of all shards are counted
-    /// together.
-    pub fn with(
+    /// Wraps a stack. Each stream has the faults that `plan` says, given its origin and its number (from 0). The streams of all shards are
+    /// counted together.
+    pub fn wrap_with(
         inner: Box<dyn TransportStack>,
         seed: u64,
         plan: impl FnMut(Origin, u64) -> Faults + Send + 'static,
-    ) -> Self {
+    ) -> FaultStack {
         let plan = Plan { faults: Box::new(plan), streams: 0, seed };
-        Self { inner, hooks: FaultHooks::next(&Arc::new(Mutex::new(plan))) }
+        WrappedStack { inner, hooks: Self::next(&Arc::new(Mutex::new(plan))) }
     }
-}
 
-impl FaultHooks {
     /// For the next shard of `plan`.
     fn next(plan: &Arc<Mutex<Plan>>) -> Self {
         let mut locked = plan.lock();

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::net::Ipv4Addr;
 
-use uiw_llp::fault::{FaultStack, Faults, Flip, Split};
+use uiw_impair::fault::{FaultHooks, FaultStack, Faults, Flip, Split};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::Origin;
 use uiw_llp::{
@@ -31,7 +31,7 @@ fn pair_on(inner: Box<dyn TransportStack>, faults: Faults) -> Pair {
         assert_eq!(number, u64::from(origin == Origin::Accepted));
         if origin == Origin::Connected { faults.clone() } else { Faults::default() }
     };
-    let mut stack = FaultStack::with(inner, 5, plan);
+    let mut stack = FaultHooks::wrap_with(inner, 5, plan);
     let mut listener = stack.listen((IP, 0).into(), &ListenConfig::default(), LISTENER).unwrap();
     let mut client = stack.connect(None, listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
     let server = loop {

@@ -1,7 +1,7 @@
 //! What is left to chance, each thing with a source of its own: a change of one share leaves the others' frames the same.
 
 use super::Profile;
-use crate::random::Random;
+use crate::Random;
 use std::time::Duration;
 
 /// The delay's random points are at least this far apart.
