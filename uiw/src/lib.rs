@@ -35,7 +35,8 @@
 //! * The root: connections for async programs. They need no runtime; feature `tokio` lets tokio's reactor drive a device.
 //! * [`blocking`]: the same names, for programs without a runtime.
 //! * [`raw`]: verbs one to one: queue pairs, completion queues, work requests, the connection manager.
-//! * [`llp`]: the TCP underneath, exchangeable: the kernel's, smoltcp over AF_XDP or AF_PACKET, a simulated link, one of your own.
+//! * [`llp`]: the TCP underneath, exchangeable: the kernel's, smoltcp over AF_XDP or AF_PACKET (`smol`), one of your own.
+//! * [`impair`]: faults and emulated paths, for tests.
 //! * [`counters`]: what [`Device::counters`] returns, and files of them.
 //! * [`stream`]: one RDMAP stream without I/O, for programs with a network stack and an event loop of their own.
 //!

@@ -16,6 +16,9 @@
 //!
 //! The record layer, its limits and key updates are rustls's; the cryptography is that of AWS-LC.
 
+#![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
+
 mod config;
 mod conn;
 mod error;

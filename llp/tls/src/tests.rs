@@ -1,4 +1,4 @@
-//! Peers that do wrong, and what is held for them. The conformance kit (`tests/conformance`) has the rest.
+//! Peers that do wrong, and what is held for them. The conformance kit (`llp/testkit/tests/conformance`) has the rest.
 
 mod clear;
 mod handshakes;
