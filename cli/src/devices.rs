@@ -6,7 +6,7 @@ use crate::shared::text;
 use serde_json::json;
 use uiw_cabi::device::{attributes, netdev, netdev::NetDev};
 use uiw_cabi::settings::{Settings, Variable};
-use uiw_llp::Spec;
+use uiw_smol::Spec;
 
 /// Show the devices that programs see.
 #[derive(Clone, Debug, clap::Args)]

@@ -7,7 +7,7 @@ use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use uiw_llp::tls::{KeyError, PinnedKeys, PublicKey, SecretKey};
+use uiw_tls::{KeyError, PinnedKeys, PublicKey, SecretKey};
 
 /// Create, show and pin keys.
 #[derive(Clone, Debug, clap::Args)]

@@ -7,7 +7,8 @@ use crate::shared::text;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
-use uiw_llp::wan::{Bridge, Counts, PortCounts, Profile, Side};
+use uiw_impair::wan::{Counts, Profile};
+use uiw_smol::bridge::{Bridge, PortCounts, Side};
 
 /// What `--help` says behind the options.
 pub(crate) const HELP: &str = "\

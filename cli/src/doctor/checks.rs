@@ -7,9 +7,9 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use uiw_llp::Interface;
-use uiw_llp::capability::{Capability, refusal};
-use uiw_llp::smol::packet::PacketLink;
-use uiw_llp::smol::xdp::{XdpFeatures, XdpLink};
+use uiw_smol::capability::{Capability, refusal};
+use uiw_smol::packet::PacketLink;
+use uiw_smol::xdp::{XdpFeatures, XdpLink};
 
 /// The check of the kernel's TCP.
 pub(super) const TCP: &str = "kernel TCP";

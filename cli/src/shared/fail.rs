@@ -5,7 +5,7 @@ use std::{fmt, io};
 use uiw_cabi::denied;
 use uiw_copy::names::is_unsafe;
 use uiw_llp::OptionError;
-use uiw_llp::tls::TlsError;
+use uiw_tls::TlsError;
 use uiw_verbs::{ConnConfig, Error, Suspect, Wc, WcStatus};
 
 /// Exit codes of every command. The text is part of `--help`.

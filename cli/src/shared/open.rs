@@ -10,11 +10,11 @@ use std::sync::{Arc, OnceLock};
 use tracing_subscriber::EnvFilter;
 use uiw_cabi::counters::{self, Counters};
 use uiw_cabi::tls::{self, TlsFileConfig};
-use uiw_llp::capability;
+use uiw_impair::fault::Faults;
 use uiw_llp::capture::{PcapFile, PcapSink};
-use uiw_llp::fault::Faults;
-use uiw_llp::tls::{PinnedLine, Tls, TlsConfig};
-use uiw_llp::{Spec, SpecError};
+use uiw_smol::capability;
+use uiw_smol::{Spec, SpecError};
+use uiw_tls::{PinnedLine, Tls, TlsConfig};
 use uiw_verbs::counters::Publish;
 use uiw_verbs::{Device, DeviceConfig, Limits};
 

@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use uiw_llp::PeerIdentity;
-use uiw_llp::tls::{PinnedKeys, PublicKey, SecretKey};
+use uiw_tls::{PinnedKeys, PublicKey, SecretKey};
 
 /// Which end this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
