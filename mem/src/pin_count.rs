@@ -47,6 +47,7 @@ impl PinCount {
     }
 
     /// Gives a pin back. Release: the accesses made under it happen before `drain` returns.
+    #[inline]
     pub(crate) fn leave(&self) {
         let before = self.state.fetch_sub(PIN, Release);
         debug_assert!(before & PINS != 0, "a pin was given back twice");
