@@ -79,6 +79,7 @@ impl PinCount {
         self.state.fetch_or(REVOKED, SeqCst);
     }
 
+    #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.state.load(Relaxed) & REVOKED == 0
     }
