@@ -19,6 +19,7 @@
 #![warn(missing_debug_implementations)]
 
 mod address;
+mod counts;
 mod datagrams;
 mod directory;
 mod file;
@@ -27,12 +28,14 @@ mod snapshot;
 mod terminates;
 mod writer;
 
-pub use datagrams::{DatagramCounters, DatagramQueuePair, Datagrams, Dropped, Rejected};
+pub use counts::{Count, Directions, Operations, TerminateCount, Traffic, Waits};
+pub use datagrams::{DatagramQueuePair, Datagrams, Dropped, Rejected};
 pub use directory::{Directory, DirectoryKind};
 pub use file::{CounterFile, FileError, Owner};
 pub use layout::{VERSION, Wait};
 pub use snapshot::{
-    AddressCounts, ConnectionCounters, Count, Directions, Operations, ProcessCounters, QueuePairCounters,
-    ShardCounts, Snapshot, TerminateCount, Traffic, Waits,
+    AddressCounts, ConnectionCounters, ProcessCounters, QueuePairCounters, ShardCounts, Snapshot,
 };
-pub use writer::{ConnCounters, ConnDetails, DeviceCounters, Publish, Refusal, ShardCounters};
+pub use writer::{
+    ConnCounters, ConnDetails, DatagramCounters, DeviceCounters, Publish, Refusal, ShardCounters,
+};

@@ -1,14 +1,15 @@
 //! The writing side: the engine's.
 
 use crate::address;
-use crate::datagrams::{DatagramCounters, Rejected};
+use crate::counts::{Count, Traffic};
+use crate::datagrams::{Dropped, Rejected};
 use crate::directory::Directory;
 use crate::file::Published;
 use crate::layout::{
     FIRST_CONN, MAGIC, MAX_SHARDS, OTHERS, SAME_DEVICE, SHARD_BLOCKS, VERSION, Wait, block, blocks, conn,
     process, shard,
 };
-use crate::snapshot::{Snapshot, Traffic};
+use crate::snapshot::Snapshot;
 use crate::terminates;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -21,7 +22,7 @@ use uiw_mem::{Block, BlockRef, Blocks};
 
 /// Adds to a number that has one writer: not a read-modify-write instruction, which would lock the cache line.
 #[inline(always)]
-pub(crate) fn add(number: &AtomicU64, count: u64) {
+fn add(number: &AtomicU64, count: u64) {
     number.store(number.load(Relaxed).wrapping_add(count), Relaxed);
 }
 
@@ -362,7 +363,7 @@ impl ShardCounters {
     /// A Terminate was sent or received; its layer, error type and code (RFC 5040 section 4.8).
     pub fn terminate(&self, (layer, etype, code): (u8, u8, u8), sent: bool) {
         let code = u16::from(layer & 15) << 12 | u16::from(etype & 15) << 8 | u16::from(code);
-        terminates::count(&self.block, code, sent);
+        add(terminates::counter(&self.block, code, sent), 1);
     }
 }
 
@@ -393,6 +394,52 @@ impl ConnCounters {
     #[inline(always)]
     pub fn set_held(&self, bytes: usize) {
         self.block[conn::HELD].store(bytes as u64, Relaxed);
+    }
+}
+
+/// The counters of one UD queue pair: the thread counts that holds the lock of its shard.
+#[derive(Debug)]
+pub struct DatagramCounters {
+    block: BlockRef,
+    /// `None`: the block is shared.
+    index: Option<usize>,
+}
+
+impl DatagramCounters {
+    /// Messages that UDP has taken; those in `same_device` went to queue pairs of the same device, or to groups.
+    #[inline]
+    pub fn sent(&self, all: Count, same_device: Count) {
+        self.count(conn::DATAGRAMS, all);
+        if same_device.messages > 0 {
+            self.count(conn::DATAGRAMS_SAME_DEVICE, same_device);
+        }
+    }
+
+    /// Messages that completed a receive; those in `same_device` came from queue pairs of the same device.
+    #[inline]
+    pub fn received(&self, all: Count, same_device: Count) {
+        self.count(conn::DATAGRAMS + 2, all);
+        if same_device.messages > 0 {
+            self.count(conn::DATAGRAMS_SAME_DEVICE + 2, same_device);
+        }
+    }
+
+    /// So many were not passed on.
+    #[inline]
+    pub fn dropped(&self, why: Dropped, count: u64) {
+        add(&self.block[why as usize], count);
+    }
+
+    #[inline(always)]
+    fn count(&self, at: usize, count: Count) {
+        add(&self.block[at], count.messages);
+        add(&self.block[at + 1], count.bytes);
+    }
+
+    fn close(&self) -> Option<usize> {
+        let index = self.index?;
+        self.block[conn::STATE].store(conn::CLOSED, Relaxed);
+        Some(index)
     }
 }
 
