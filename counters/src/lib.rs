@@ -19,23 +19,26 @@
 #![warn(missing_debug_implementations)]
 
 mod address;
+mod block_file;
 mod counts;
 mod datagrams;
+mod device;
 mod directory;
 mod file;
 mod layout;
+mod publish;
 mod snapshot;
 mod terminates;
 mod writer;
 
 pub use counts::{Count, Directions, Operations, TerminateCount, Traffic, Waits};
 pub use datagrams::{DatagramQueuePair, Datagrams, Dropped, Rejected};
+pub use device::DeviceCounters;
 pub use directory::{Directory, DirectoryKind};
 pub use file::{CounterFile, FileError, Owner};
 pub use layout::{VERSION, Wait};
+pub use publish::Publish;
 pub use snapshot::{
     AddressCounts, ConnectionCounters, ProcessCounters, QueuePairCounters, ShardCounts, Snapshot,
 };
-pub use writer::{
-    ConnCounters, ConnDetails, DatagramCounters, DeviceCounters, Publish, Refusal, ShardCounters,
-};
+pub use writer::{ConnCounters, ConnDetails, DatagramCounters, Refusal, ShardCounters};
