@@ -11,7 +11,7 @@
 //!   locked instruction and without a system call.
 //! * The numbers outlive the process, however it ends: its pages belong to the file. [`CounterFile::owner`] reports whether it lives.
 //! * Readers read the file into a buffer, and take no lock of the process. What they read is checked: another program may have written it.
-//! * Retransmissions and round trips are the kernel's, and readers ask the kernel for them ([`Snapshot::read_tcp`]).
+//! * Retransmissions and round trips are not among them: readers ask the kernel, by the addresses of a connection.
 //!
 //! A device that publishes nothing has the same counters in memory of its own.
 

@@ -8,7 +8,6 @@ use crate::terminates;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use uiw_llp::StreamInfo;
 use uiw_mem::BLOCK_WORDS;
 
 /// The process.
@@ -88,7 +87,7 @@ pub struct ConnectionCounters {
     pub initiator: bool,
     /// Whether the other end is a queue pair of the same device.
     pub same_device: bool,
-    /// Whether the kernel's TCP has it.
+    /// Whether the kernel's TCP has it: its round trip, retransmissions and more are asked of the kernel, by the two addresses.
     pub kernel: bool,
     /// When Full Operation began, in nanoseconds since 1970.
     pub began_ns: u64,
@@ -98,8 +97,6 @@ pub struct ConnectionCounters {
     pub waits: Waits,
     /// Bytes that are kept against the receive memory budget.
     pub held_bytes: u64,
-    /// Round trip, retransmissions and more, once [`Snapshot::read_tcp`] has asked for them.
-    pub tcp: Option<StreamInfo>,
 }
 
 /// Traffic of a queue pair: its connections that are listed.
@@ -307,15 +304,6 @@ impl Snapshot {
         }
         pairs.into_values().collect()
     }
-
-    /// Asks the kernel for the state of each connection of its TCP: round trip, retransmissions, window. Those that it does not have in
-    /// the caller's network namespace keep `None`.
-    pub fn read_tcp(&mut self) {
-        for connection in self.connections.iter_mut().filter(|connection| connection.kernel) {
-            let asked = uiw_llp::sock_diag::info(connection.local, connection.peer);
-            connection.tcp = asked.ok().flatten();
-        }
-    }
 }
 
 /// Reads a block until it is not changing hands: a few times, as its writer may have been killed while it was.
@@ -356,7 +344,6 @@ fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
         traffic: Operations::parse(std::array::from_fn(|at| counts[at])),
         waits: Waits::parse(std::array::from_fn(|at| counts[conn::WAITS - conn::TRAFFIC + at])),
         held_bytes: words[conn::HELD],
-        tcp: None,
     })
 }
 
