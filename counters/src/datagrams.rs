@@ -1,11 +1,8 @@
-//! Counters of UD queue pairs.
+//! Counts of UD queue pairs.
 
+use crate::counts::{Count, Directions};
 use crate::layout::{conn, shard};
-use crate::snapshot::{Count, Directions};
-use crate::writer::add;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering::Relaxed;
-use uiw_mem::BlockRef;
 
 /// What became of datagrams, beside those that were passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,52 +33,6 @@ pub enum Rejected {
 }
 
 const _: () = assert!(Rejected::NoQueuePair as usize - shard::DATAGRAMS < shard::DATAGRAM_WORDS);
-
-/// The counters of one UD queue pair: the thread counts that holds the lock of its shard.
-#[derive(Debug)]
-pub struct DatagramCounters {
-    pub(crate) block: BlockRef,
-    /// `None`: the block is shared.
-    pub(crate) index: Option<usize>,
-}
-
-impl DatagramCounters {
-    /// Messages that UDP has taken; those in `same_device` went to queue pairs of the same device, or to groups.
-    #[inline]
-    pub fn sent(&self, all: Count, same_device: Count) {
-        self.count(conn::DATAGRAMS, all);
-        if same_device.messages > 0 {
-            self.count(conn::DATAGRAMS_SAME_DEVICE, same_device);
-        }
-    }
-
-    /// Messages that completed a receive; those in `same_device` came from queue pairs of the same device.
-    #[inline]
-    pub fn received(&self, all: Count, same_device: Count) {
-        self.count(conn::DATAGRAMS + 2, all);
-        if same_device.messages > 0 {
-            self.count(conn::DATAGRAMS_SAME_DEVICE + 2, same_device);
-        }
-    }
-
-    /// So many were not passed on.
-    #[inline]
-    pub fn dropped(&self, why: Dropped, count: u64) {
-        add(&self.block[why as usize], count);
-    }
-
-    #[inline(always)]
-    fn count(&self, at: usize, count: Count) {
-        add(&self.block[at], count.messages);
-        add(&self.block[at + 1], count.bytes);
-    }
-
-    pub(crate) fn close(&self) -> Option<usize> {
-        let index = self.index?;
-        self.block[conn::STATE].store(conn::CLOSED, Relaxed);
-        Some(index)
-    }
-}
 
 /// Datagrams of a queue pair, a shard or a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

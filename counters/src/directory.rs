@@ -239,6 +239,20 @@ impl Directory {
     }
 }
 
+impl CounterFile {
+    /// Removes it from `directory`. False: another program was faster.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn remove(&self, directory: &Directory) -> io::Result<bool> {
+        match unlinkat(directory.make()?, self.name(), AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::NOENT) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
 /// The names of the files and links for which `which` returns true.
 fn names(directory: &OwnedFd, which: impl Fn(&str) -> bool) -> io::Result<Vec<String>> {
     let mut names = Vec::new();

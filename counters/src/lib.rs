@@ -11,7 +11,7 @@
 //!   locked instruction and without a system call.
 //! * The numbers outlive the process, however it ends: its pages belong to the file. [`CounterFile::owner`] reports whether it lives.
 //! * Readers read the file into a buffer, and take no lock of the process. What they read is checked: another program may have written it.
-//! * Retransmissions and round trips are the kernel's, and readers ask the kernel for them ([`Snapshot::read_tcp`]).
+//! * Retransmissions and round trips are not among them: readers ask the kernel, by the addresses of a connection.
 //!
 //! A device that publishes nothing has the same counters in memory of its own.
 
@@ -19,20 +19,26 @@
 #![warn(missing_debug_implementations)]
 
 mod address;
+mod block_file;
+mod counts;
 mod datagrams;
+mod device;
 mod directory;
 mod file;
 mod layout;
+mod publish;
 mod snapshot;
 mod terminates;
 mod writer;
 
-pub use datagrams::{DatagramCounters, DatagramQueuePair, Datagrams, Dropped, Rejected};
+pub use counts::{Count, Directions, Operations, TerminateCount, Traffic, Waits};
+pub use datagrams::{DatagramQueuePair, Datagrams, Dropped, Rejected};
+pub use device::DeviceCounters;
 pub use directory::{Directory, DirectoryKind};
 pub use file::{CounterFile, FileError, Owner};
 pub use layout::{VERSION, Wait};
+pub use publish::Publish;
 pub use snapshot::{
-    AddressCounts, ConnectionCounters, Count, Directions, Operations, ProcessCounters, QueuePairCounters,
-    ShardCounts, Snapshot, TerminateCount, Traffic, Waits,
+    AddressCounts, ConnectionCounters, ProcessCounters, QueuePairCounters, ShardCounts, Snapshot,
 };
-pub use writer::{ConnCounters, ConnDetails, DeviceCounters, Publish, Refusal, ShardCounters};
+pub use writer::{ConnCounters, ConnDetails, DatagramCounters, Refusal, ShardCounters};

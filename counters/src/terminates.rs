@@ -1,15 +1,17 @@
 //! Terminates by code, in the block of a shard.
 
+use crate::counts::TerminateCount;
 use crate::layout::shard::{OTHER_TERMINATES_RECEIVED, OTHER_TERMINATES_SENT, TERMINATE_CODES, TERMINATES};
-use crate::snapshot::TerminateCount;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use uiw_mem::{BLOCK_WORDS, Block};
 
 /// Set in the code of an entry that is used.
 const USED: u64 = 1 << 16;
 
-/// Counts one. `code` is layer, type and code of RFC 5040 section 4.8, from the top: 4, 4 and 8 bits.
-pub(crate) fn count(block: &Block, code: u16, sent: bool) {
+/// The number that counts Terminates with `code`, which is layer, type and code of RFC 5040 section 4.8, from the top: 4, 4 and 8 bits.
+/// A code that has no entry yet gets one, if there is room.
+pub(crate) fn counter(block: &Block, code: u16, sent: bool) -> &AtomicU64 {
     let key = USED | u64::from(code);
     for entry in block[TERMINATES..].chunks_exact(3).take(TERMINATE_CODES) {
         let is = entry[0].load(Relaxed);
@@ -18,9 +20,9 @@ pub(crate) fn count(block: &Block, code: u16, sent: bool) {
         } else if is != key {
             continue;
         }
-        return crate::writer::add(&entry[if sent { 1 } else { 2 }], 1);
+        return &entry[if sent { 1 } else { 2 }];
     }
-    crate::writer::add(&block[if sent { OTHER_TERMINATES_SENT } else { OTHER_TERMINATES_RECEIVED }], 1);
+    &block[if sent { OTHER_TERMINATES_SENT } else { OTHER_TERMINATES_RECEIVED }]
 }
 
 /// Those of a shard.

@@ -1,37 +1,23 @@
-//! The writing side: the engine's.
+//! The writing side: the numbers that a thread of the engine counts while it holds the lock of their shard.
 
 use crate::address;
-use crate::datagrams::{DatagramCounters, Rejected};
-use crate::directory::Directory;
-use crate::file::Published;
-use crate::layout::{
-    FIRST_CONN, MAGIC, MAX_SHARDS, OTHERS, SAME_DEVICE, SHARD_BLOCKS, VERSION, Wait, block, blocks, conn,
-    process, shard,
-};
-use crate::snapshot::{Snapshot, Traffic};
+use crate::block_file::BlockFile;
+use crate::counts::{Count, Traffic};
+use crate::datagrams::{Dropped, Rejected};
+use crate::layout::{FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, Wait, block, conn, shard};
 use crate::terminates;
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::{SystemTime, UNIX_EPOCH};
 use uiw_mem::{Block, BlockRef, Blocks};
 
 /// Adds to a number that has one writer: not a read-modify-write instruction, which would lock the cache line.
 #[inline(always)]
-pub(crate) fn add(number: &AtomicU64, count: u64) {
+fn add(number: &AtomicU64, count: u64) {
     number.store(number.load(Relaxed).wrapping_add(count), Relaxed);
-}
-
-/// Publishes a device's counters in a file.
-#[derive(Clone, Debug)]
-pub struct Publish {
-    /// Where.
-    pub directory: Directory,
-    /// The file whose code counts: a path of `libibverbs.so.1`, or of a program.
-    pub library: String,
 }
 
 /// Why a peer was not connected.
@@ -48,127 +34,6 @@ pub enum Refusal {
     Program = 3,
 }
 
-/// The counters of one device.
-///
-/// ```
-/// use uiw_counters::DeviceCounters;
-/// let device = DeviceCounters::new(2, None)?;
-/// device.device_opened();
-/// let snapshot = device.snapshot();
-/// assert_eq!((snapshot.process.devices_opened, snapshot.shards.len()), (1, 2));
-/// # Ok::<(), std::io::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct DeviceCounters {
-    blocks: Arc<Blocks>,
-    process: BlockRef,
-    shards: usize,
-    /// The file, where they are published.
-    file: Option<Arc<Published>>,
-}
-
-impl DeviceCounters {
-    /// Counters that start at zero, of a device with so many shards (at most 64). Where the file cannot be made, which is logged, they
-    /// are in memory of this process alone.
-    ///
-    /// # Errors
-    /// The system's: there is no memory.
-    pub fn new(shards: usize, publish: Option<&Publish>) -> io::Result<Self> {
-        let shards = shards.clamp(1, MAX_SHARDS);
-        let published = publish.and_then(|publish| {
-            let made = Self::publish(shards, publish);
-            made.inspect_err(|error| {
-                let directory = publish.directory.path().display();
-                tracing::warn!(%error, %directory, "the counters are not published");
-            })
-            .ok()
-        });
-        let counters = match published {
-            Some(counters) => counters,
-            None => Self::on(Blocks::anonymous(blocks(shards))?, shards, None)?,
-        };
-        Ok(counters)
-    }
-
-    fn publish(shards: usize, publish: &Publish) -> io::Result<Self> {
-        let file = Published::create(&publish.directory, shards)?;
-        let counters = Self::on(file.map()?, shards, Some(Arc::new(file)))?;
-        let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-        put_text(&counters.process, process::NAME, name.trim_end());
-        put_text(&counters.process, process::LIBRARY, &publish.library);
-        if let Some(file) = &counters.file {
-            file.announce()?;
-        }
-        Ok(counters)
-    }
-
-    fn on(blocks: Arc<Blocks>, shards: usize, file: Option<Arc<Published>>) -> io::Result<Self> {
-        let process = blocks.get(0).ok_or(io::ErrorKind::InvalidInput)?;
-        for (at, number) in [
-            (process::VERSION, VERSION),
-            (process::SHARDS, shards as u64),
-            (process::PID, std::process::id().into()),
-            (process::BEGAN, now()),
-        ] {
-            process[at].store(number, Relaxed);
-        }
-        for index in 0..shards {
-            let first = blocks.get(block(index, 0)).ok_or(io::ErrorKind::InvalidInput)?;
-            first[shard::USED].store(FIRST_CONN as u64, Relaxed);
-        }
-        process[process::MAGIC].store(MAGIC, Release);
-        Ok(Self { blocks, process, shards, file })
-    }
-
-    /// What the thread uses that holds the lock of shard `index`. To be called once for each shard.
-    ///
-    /// # Panics
-    /// When there is no such shard.
-    #[must_use]
-    pub fn shard(&self, index: usize) -> ShardCounters {
-        assert!(index < self.shards, "a shard of the device");
-        let get = |at| match self.blocks.get(block(index, at)) {
-            Some(block) => block,
-            None => unreachable!("the blocks of all shards are mapped"),
-        };
-        ShardCounters {
-            block: get(0),
-            others: get(OTHERS),
-            same_device: get(SAME_DEVICE),
-            index,
-            used: FIRST_CONN,
-            room: self.file.as_ref().map_or(SHARD_BLOCKS, |_| FIRST_CONN + 1),
-            free: BTreeMap::new(),
-            file: self.file.clone(),
-        }
-    }
-
-    /// A handle of the device was opened that has its own events.
-    pub fn device_opened(&self) {
-        self.process[process::DEVICES_OPENED].fetch_add(1, Relaxed);
-    }
-
-    /// A queue pair was created.
-    pub fn queue_pair_created(&self) {
-        self.process[process::QUEUE_PAIRS_CREATED].fetch_add(1, Relaxed);
-    }
-
-    /// Whether they are in a file.
-    #[must_use]
-    pub fn is_published(&self) -> bool {
-        self.file.is_some()
-    }
-
-    /// The counters now. No lock is taken.
-    #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
-        let read = |index: usize| {
-            self.blocks.get(index).map(|block| std::array::from_fn(|at| block[at].load(Acquire)))
-        };
-        Snapshot::read(read).unwrap_or_default()
-    }
-}
-
 /// The counters of one shard: the thread that holds its lock counts.
 #[derive(Debug)]
 pub struct ShardCounters {
@@ -182,7 +47,7 @@ pub struct ShardCounters {
     room: usize,
     /// Blocks of connections that are over by their own address, the oldest first.
     free: BTreeMap<IpAddr, VecDeque<usize>>,
-    file: Option<Arc<Published>>,
+    file: Option<Arc<BlockFile>>,
 }
 
 /// What is shown of a connection.
@@ -206,6 +71,24 @@ pub struct ConnDetails {
 const MORE: usize = 16;
 
 impl ShardCounters {
+    /// The counters of shard `index`, in `blocks`, which are those of `file` if there is one.
+    pub(crate) fn new(blocks: &Arc<Blocks>, index: usize, file: Option<Arc<BlockFile>>) -> Self {
+        let get = |at| match blocks.get(block(index, at)) {
+            Some(block) => block,
+            None => unreachable!("the blocks of all shards are mapped"),
+        };
+        Self {
+            block: get(0),
+            others: get(OTHERS),
+            same_device: get(SAME_DEVICE),
+            index,
+            used: FIRST_CONN,
+            room: file.as_ref().map_or(SHARD_BLOCKS, |_| FIRST_CONN + 1),
+            free: BTreeMap::new(),
+            file,
+        }
+    }
+
     /// Full Operation begins on a connection.
     pub fn open(&mut self, details: &ConnDetails) -> ConnCounters {
         add(&self.block[shard::ESTABLISHED], 1);
@@ -362,7 +245,7 @@ impl ShardCounters {
     /// A Terminate was sent or received; its layer, error type and code (RFC 5040 section 4.8).
     pub fn terminate(&self, (layer, etype, code): (u8, u8, u8), sent: bool) {
         let code = u16::from(layer & 15) << 12 | u16::from(etype & 15) << 8 | u16::from(code);
-        terminates::count(&self.block, code, sent);
+        add(terminates::counter(&self.block, code, sent), 1);
     }
 }
 
@@ -396,7 +279,54 @@ impl ConnCounters {
     }
 }
 
-fn now() -> u64 {
+/// The counters of one UD queue pair: the thread counts that holds the lock of its shard.
+#[derive(Debug)]
+pub struct DatagramCounters {
+    block: BlockRef,
+    /// `None`: the block is shared.
+    index: Option<usize>,
+}
+
+impl DatagramCounters {
+    /// Messages that UDP has taken; those in `same_device` went to queue pairs of the same device, or to groups.
+    #[inline]
+    pub fn sent(&self, all: Count, same_device: Count) {
+        self.count(conn::DATAGRAMS, all);
+        if same_device.messages > 0 {
+            self.count(conn::DATAGRAMS_SAME_DEVICE, same_device);
+        }
+    }
+
+    /// Messages that completed a receive; those in `same_device` came from queue pairs of the same device.
+    #[inline]
+    pub fn received(&self, all: Count, same_device: Count) {
+        self.count(conn::DATAGRAMS + 2, all);
+        if same_device.messages > 0 {
+            self.count(conn::DATAGRAMS_SAME_DEVICE + 2, same_device);
+        }
+    }
+
+    /// So many were not passed on.
+    #[inline]
+    pub fn dropped(&self, why: Dropped, count: u64) {
+        add(&self.block[why as usize], count);
+    }
+
+    #[inline(always)]
+    fn count(&self, at: usize, count: Count) {
+        add(&self.block[at], count.messages);
+        add(&self.block[at + 1], count.bytes);
+    }
+
+    fn close(&self) -> Option<usize> {
+        let index = self.index?;
+        self.block[conn::STATE].store(conn::CLOSED, Relaxed);
+        Some(index)
+    }
+}
+
+/// Nanoseconds since 1970.
+pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -405,19 +335,4 @@ fn put_address(block: &Block, at: usize, address: SocketAddr) {
     for (word, number) in block[at..].iter().zip(address::emit(address)) {
         word.store(number, Relaxed);
     }
-}
-
-/// Stores text, cut to what there is room for.
-fn put_text(block: &Block, to: process::Text, text: &str) {
-    let mut end = text.len().min((to.words - 1) * size_of::<u64>());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let bytes = &text.as_bytes()[..end];
-    for (word, chunk) in block[to.at + 1..].iter().zip(bytes.chunks(size_of::<u64>())) {
-        let mut number = [0; size_of::<u64>()];
-        number[..chunk.len()].copy_from_slice(chunk);
-        word.store(u64::from_ne_bytes(number), Relaxed);
-    }
-    block[to.at].store(end as u64, Relaxed);
 }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use uiw_ddp::STag;
 
 use crate::{
-    Access, LocalError, Memory, PageState, PdId, RegisterError, Span, StreamId,
+    Access, Memory, PageState, PdId, RegisterError, StreamId,
     memory::Presence,
     pin_count::{CloseError, PinCount},
 };
@@ -184,17 +184,6 @@ impl Region {
     /// Pins held at this moment, for diagnostics.
     pub fn pins(&self) -> u32 {
         self.pin_count.pins()
-    }
-
-    /// The `len` bytes from `offset` (counted from the first byte, whatever its TO), for the program itself.
-    ///
-    /// # Errors
-    /// [`LocalError::OutOfRange`].
-    pub fn span(self: &Arc<Self>, offset: usize, len: usize) -> Result<Span, LocalError> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(Span::new(self.clone(), offset, len)),
-            _ => Err(LocalError::OutOfRange { lkey: self.stag, addr: offset as u64, len: len as u64 }),
-        }
     }
 
     /// Offset of the first byte. RFC 5041 7.1: "The TO falls in the range of legal offsets registered for the STag",

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use uiw_ddp::STag;
 
 use crate::{
-    Gone, IoVec, IoVecMut, PageState, Region, Unaligned, UpdateError, copy, iovec::check, protected, recover,
+    Gone, IoVec, IoVecMut, LocalError, PageState, Region, Unaligned, UpdateError, copy, iovec::check,
+    protected, recover,
 };
 
 /// Shared bytes pass through the stack in blocks of this size on their way to a checksum: large enough that the
@@ -73,6 +74,19 @@ impl Span {
     /// [`Gone`], if the region has ended.
     pub fn pin(&self) -> Result<Pinned<'_>, Gone> {
         Pinned::new(&self.region, self.offset, self.len).ok_or(Gone { stag: self.stag() })
+    }
+}
+
+impl Region {
+    /// The `len` bytes from `offset` (counted from the first byte, whatever its TO), for the program itself.
+    ///
+    /// # Errors
+    /// [`LocalError::OutOfRange`].
+    pub fn span(self: &Arc<Self>, offset: usize, len: usize) -> Result<Span, LocalError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len() => Ok(Span::new(self.clone(), offset, len)),
+            _ => Err(LocalError::OutOfRange { lkey: self.stag(), addr: offset as u64, len: len as u64 }),
+        }
     }
 }
 

@@ -170,7 +170,7 @@ impl Device {
     /// connection and the device. No lock is taken. `uiw stat` shows the same numbers of programs that publish theirs
     /// ([`DeviceConfig::counters`]).
     ///
-    /// Round trips and retransmissions are the kernel's: [`Snapshot::read_tcp`] asks it, with some system calls a connection.
+    /// Round trips and retransmissions are the kernel's: [`uiw_llp::sock_diag::info`] asks it, with some system calls a connection.
     ///
     /// ```
     /// use uiw_verbs::blocking::{Connection, Listener};
@@ -190,10 +190,10 @@ impl Device {
     ///
     /// let sent = client.counters().total().traffic.send.sent;
     /// assert_eq!((sent.messages, sent.bytes), (1, 14));
-    /// let mut counters = server.counters();
-    /// assert_eq!(counters.connections[0].traffic.send.received, sent);
-    /// counters.read_tcp();
-    /// assert!(counters.connections[0].tcp.as_ref().is_some_and(|tcp| tcp.retransmits == Some(0)));
+    /// let connection = &server.counters().connections[0];
+    /// assert_eq!(connection.traffic.send.received, sent);
+    /// let tcp = uiw_llp::sock_diag::info(connection.local, connection.peer)?;
+    /// assert!(tcp.is_some_and(|tcp| tcp.retransmits == Some(0)));
     /// # Ok(())
     /// # }
     /// ```

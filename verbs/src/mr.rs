@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::faults::Call;
 use crate::pd::Pd;
-use crate::wr::{Bind, FastRegister};
+use crate::wr::{Bind, FastRegister, Remote};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use uiw_ddp::STag;
@@ -59,6 +59,12 @@ impl RemoteMr {
             return Err(crate::Error::OutOfRange { offset: range.start, end: range.end, len: self.len });
         }
         Ok(Self { addr: self.addr.wrapping_add(range.start), rkey: self.rkey, len: range.end - range.start })
+    }
+}
+
+impl From<RemoteMr> for Remote {
+    fn from(mr: RemoteMr) -> Self {
+        Self { addr: mr.addr, rkey: mr.rkey }
     }
 }
 

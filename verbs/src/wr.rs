@@ -1,6 +1,5 @@
 //! Work requests: what an application asks a queue pair to do.
 
-use crate::mr::RemoteMr;
 use crate::ud::Destination;
 use bitflags::bitflags;
 use smallvec::SmallVec;
@@ -145,12 +144,6 @@ pub struct Remote {
     pub addr: u64,
     /// The peer's STag.
     pub rkey: STag,
-}
-
-impl From<RemoteMr> for Remote {
-    fn from(mr: RemoteMr) -> Self {
-        Self { addr: mr.addr, rkey: mr.rkey }
-    }
 }
 
 /// Arguments of a window bind.

@@ -1,8 +1,7 @@
 //! Requests one by one, before a transfer begins.
 
-use super::client::PAUSES;
 use super::plan::Plan;
-use super::stripe::{Broken, Stripe, Target};
+use super::stripe::{Broken, PAUSES, Stripe, Target};
 use crate::shared::fail::Result;
 use uiw_copy::protocol::{Reply, Request};
 

@@ -3,13 +3,10 @@
 use super::caller::Caller;
 use super::direction::Direction;
 use super::plan::Plan;
-use super::stripe::{Broken, CONTINUE, Stripe, Target};
+use super::stripe::{Broken, CONTINUE, PAUSES, Stripe, Target};
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::text::Progress;
 use std::time::{Duration, Instant};
-
-/// Pauses between attempts to connect again.
-pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// How many connections there are, and how many slots each has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

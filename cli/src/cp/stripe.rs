@@ -22,6 +22,9 @@ use uiw_verbs::{ConnConfig, Device, RemoteMr};
 /// Time without an acknowledgement or a sign of life after which another connection replaces this one and continues its work.
 const SILENCE: Duration = Duration::from_secs(20);
 
+/// First and longest pause between two attempts to connect again.
+pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
 /// Time that an attempt to connect has at least.
 const LEAST: Duration = Duration::from_secs(1);
 

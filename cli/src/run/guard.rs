@@ -1,7 +1,6 @@
 //! The two processes of a run that is reported. The one that the user has started waits for the other one, which waits for the program and
 //! reports. Each ends the program and what it has started when the other one is killed: a killed run leaves neither processes nor files.
 
-use super::report;
 use super::tree;
 use crate::shared::fail::{Failure, Result};
 use rustix::io::Errno;
@@ -19,7 +18,6 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use uiw_cabi::counters;
 use uiw_cabi::denied;
 use uiw_cabi::split::{Side, split};
 
@@ -30,8 +28,12 @@ const FIRST_ENDED: Signal = Signal::POWER;
 /// Its signals need a pair of sockets.
 const PROCESS: &str = "making a process and a pair of sockets";
 
-/// Runs `watch` in a second process, and gives its exit code in the first one.
-pub(super) fn run(watch: impl FnOnce(Guard) -> Result<ExitCode>) -> Result<ExitCode> {
+/// Runs `watch` in a second process, and returns its exit code in the first one. If the second process is killed, the first one ends the
+/// program and calls `clean_up`.
+pub(super) fn run(
+    watch: impl FnOnce(Guard) -> Result<ExitCode>,
+    clean_up: impl FnOnce(),
+) -> Result<ExitCode> {
     let first = getpid();
     let failed = |error: io::Error| {
         denied_to(
@@ -52,7 +54,7 @@ pub(super) fn run(watch: impl FnOnce(Guard) -> Result<ExitCode>) -> Result<ExitC
             })?;
             if ended.signaled() {
                 tree::end();
-                report::sweep(&counters::user());
+                clean_up();
             }
             Ok(ExitCode::from(code(ended)))
         }

@@ -35,7 +35,7 @@ pub(super) enum Requirement {
 
 /// Runs the program, and reports when it has ended.
 pub(super) fn run(command: Command, require: Option<Requirement>, as_json: bool) -> Result<ExitCode> {
-    guard::run(|guard| watch(command, require, as_json, guard))
+    guard::run(|guard| watch(command, require, as_json, guard), || sweep(&counters::user()))
 }
 
 fn watch(
@@ -182,7 +182,7 @@ fn remove(directory: &Directory, user: &Directory, name: &str) {
 }
 
 /// Removes what runs have left that were killed, or whose programs went on.
-pub(super) fn sweep(user: &Directory) {
+fn sweep(user: &Directory) {
     for directory in user.linked().unwrap_or_default() {
         let name = directory.path().file_name().and_then(|name| name.to_str()?.strip_prefix("uiw-run-"));
         let Some(name) = name.map(str::to_owned) else { continue };

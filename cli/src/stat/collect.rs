@@ -3,7 +3,10 @@
 use crate::shared::fail::{Failure, Result};
 use std::path::PathBuf;
 use uiw_cabi::counters;
-use uiw_verbs::counters::{CounterFile, Directory, DirectoryKind, FileError, Owner, Snapshot};
+use uiw_llp::{StreamInfo, sock_diag};
+use uiw_verbs::counters::{
+    ConnectionCounters, CounterFile, Directory, DirectoryKind, FileError, Owner, Snapshot,
+};
 
 /// One device of a program.
 pub(super) struct Process {
@@ -101,4 +104,14 @@ impl Collected {
             });
         }
     }
+}
+
+/// Asks the kernel for the round trip, retransmissions and window of a connection.
+///
+/// Returns `None` if the connection is not the kernel's TCP, or not in this process's network namespace.
+pub(super) fn tcp_info(connection: &ConnectionCounters) -> Option<StreamInfo> {
+    if !connection.kernel {
+        return None;
+    }
+    sock_diag::info(connection.local, connection.peer).ok().flatten()
 }

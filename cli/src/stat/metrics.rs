@@ -1,6 +1,6 @@
 //! Counters in Prometheus' text format, version 0.0.4.
 
-use super::collect::Collected;
+use super::collect::{Collected, tcp_info};
 use std::fmt::Write as _;
 use uiw_verbs::counters::{
     ConnectionCounters, Count, Datagrams, Directions, ShardCounts, Snapshot, TerminateCount,
@@ -144,7 +144,7 @@ impl Metrics {
             connection.shard, connection.qp_num, connection.local, connection.peer
         );
         self.traffic(CONNECTION_TRAFFIC, &of, connection.traffic.total());
-        let Some(tcp) = &connection.tcp else { return };
+        let Some(tcp) = tcp_info(connection) else { return };
         if let Some(rtt) = tcp.rtt_us {
             let metric = ("uiw_connection_rtt_seconds", "gauge", "Smoothed round-trip time of TCP.");
             self.add(metric, of.clone(), f64::from(rtt) / 1e6);
@@ -187,15 +187,14 @@ const QUEUE_PAIR_DATAGRAMS: [(&str, &str); 2] = [
 ];
 
 /// The text for every device of every program that runs.
-pub(super) fn text(collected: &mut Collected) -> String {
+pub(super) fn text(collected: &Collected) -> String {
     let mut all = Metrics::default();
-    for process in &mut collected.processes {
+    for process in &collected.processes {
         let about = &process.snapshot.process;
         let Some(pid) = process.pid.or(process.is_elsewhere.then_some(about.pid)) else { continue };
         // A program may have several devices, and another PID namespace the same number.
         let device = process.file.name().split('.').next().unwrap_or_default();
         let of = format!("pid=\"{pid}\",name={},device={}", quoted(&about.name), quoted(device));
-        process.snapshot.read_tcp();
         all.snapshot(&of, &process.snapshot);
     }
     all.into_text()

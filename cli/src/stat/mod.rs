@@ -53,10 +53,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut shown = 0_usize;
     loop {
         let now = Instant::now();
-        let mut collected = collect::all(args.process.as_deref())?;
+        let collected = collect::all(args.process.as_deref())?;
         if interval.is_zero() || before.is_some() {
             let earlier = before.as_ref().map(|(at, all)| (now.duration_since(*at), all));
-            shown += show(args, &mut collected, earlier);
+            shown += show(args, &collected, earlier);
             if !args.watch {
                 break;
             }
@@ -81,16 +81,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Shows every process, and removes the files of those that have ended. Returns how many were shown.
-fn show(args: &Args, collected: &mut Collected, before: Option<(Duration, &Collected)>) -> usize {
+fn show(args: &Args, collected: &Collected, before: Option<(Duration, &Collected)>) -> usize {
     for (file, error) in &collected.unreadable {
         note!("warning: {file}: {error}");
     }
     let mut shown = 0;
-    for process in &mut collected.processes {
+    for process in &collected.processes {
         if !process.claim() {
             continue;
         }
-        process.snapshot.read_tcp();
         let earlier = before.and_then(|(time, all)| Some((time, all.same_as(process)?)));
         match args.json {
             true => show::json(process, earlier),

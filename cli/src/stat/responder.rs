@@ -102,8 +102,8 @@ fn respond(method: &Method, path: &str) -> Response<String> {
     const PLAIN: &str = "text/plain; charset=utf-8";
     let (status, kind, body) = match (method, path) {
         (&Method::GET, "/metrics") => match collect::all(None) {
-            Ok(mut collected) => {
-                let text = metrics::text(&mut collected);
+            Ok(collected) => {
+                let text = metrics::text(&collected);
                 (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", text)
             }
             Err(failure) => (StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{failure}\n")),

@@ -1,6 +1,7 @@
 //! A process's counters as text and as JSON.
 
 use super::Process;
+use super::collect::tcp_info;
 use crate::shared::text;
 use crate::shared::text::{grouped, number};
 use serde_json::{Value, json};
@@ -110,13 +111,13 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
         ));
         text::line(format!("    {}", directions(connection.traffic.total(), rates)));
         let mut line = Vec::new();
-        if let Some(tcp) = &connection.tcp {
+        if let Some(tcp) = tcp_info(connection) {
             line.extend(tcp.rtt_us.map(|rtt| format!("round trip {}", text::micros(rtt.into()))));
             line.extend(
                 tcp.retransmits.map(|count| format!("retransmitted {}", number(count.into(), "segment"))),
             );
             line.extend(tcp.cwnd.map(|window| format!("window {}", number(window.into(), "segment"))));
-            line.extend(tcp.congestion.clone());
+            line.extend(tcp.congestion);
         }
         line.extend(waits(&connection.waits));
         if connection.held_bytes > 0 {
@@ -205,7 +206,7 @@ pub(super) fn json(process: &Process, before: Option<(Duration, &Snapshot)>) {
     let total = snapshot.total();
     let rates = rates(&total.traffic, before.map(|(time, before)| (time, before.total().traffic)));
     let connections = snapshot.connections.iter().map(|connection| {
-        let tcp = connection.tcp.as_ref().map(|tcp| {
+        let tcp = tcp_info(connection).map(|tcp| {
             json!({
                 "rtt_us": tcp.rtt_us,
                 "rtt_var_us": tcp.rtt_var_us,

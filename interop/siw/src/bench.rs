@@ -1,9 +1,9 @@
 //! The guest and the uiw program, set up for one row after the other.
 
-use crate::case::Setting;
 use crate::guest::{Guest, Job};
 use crate::kernel::Variant;
 use crate::net::{Family, Net, Tcp};
+use crate::setting::Setting;
 use crate::shell::{Output, Process, need};
 use crate::test_vm::{PARTNER, Parts, TestVm};
 use crate::{Error, Result};

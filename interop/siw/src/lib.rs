@@ -16,6 +16,7 @@ pub mod matrix;
 pub mod net;
 pub mod packages;
 pub mod results;
+pub mod setting;
 pub mod shell;
 pub mod test_vm;
 pub mod workspace;

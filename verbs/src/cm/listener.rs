@@ -1,6 +1,6 @@
-//! Listeners and the requests they bring.
+//! Listeners and the connections they accept.
 
-use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId, ListenerId};
+use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId, HalfOpen, ListenerId};
 use crate::conn::Conn;
 use crate::driver::{Core, Driver, Slot};
 use crate::error::{Error, Result};
@@ -8,12 +8,10 @@ use crate::options::ConnConfig;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use uiw_counters::Refusal;
-use uiw_llp::{ListenConfig, PeerIdentity, Token, TransportStream as Socket};
-use uiw_mpa::startup::Request;
+use uiw_llp::{ListenConfig, Token};
 use uiw_stream::RdmapStream;
 
 /// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter of
@@ -51,7 +49,7 @@ impl std::fmt::Debug for Listener {
 
 impl Listener {
     /// Listens on `local`; a port of 0 takes a free one. Requests come as events on `channel`; `options` are those of every
-    /// connection unless [`ConnRequest::accept`] is given others.
+    /// connection unless [`ConnRequest::accept`](super::ConnRequest::accept) is given others.
     ///
     /// # Errors
     /// [`Error::Io`] when the address cannot be had, [`Error::Limit`].
@@ -96,7 +94,7 @@ impl Listener {
         self.local
     }
 
-    /// Which listener it is: see [`ConnRequest::listener`].
+    /// Which listener it is: see [`ConnRequest::listener`](super::ConnRequest::listener).
     #[must_use]
     pub fn id(&self) -> ListenerId {
         ListenerId(self.token.0)
@@ -292,253 +290,4 @@ fn accept_one(
     conn.half_open = Some(half_open);
     core.fill(token, Slot::Conn(Box::new(conn)));
     Ok(token)
-}
-
-/// Counts one connection in set-up while it lives.
-pub(crate) struct HalfOpen {
-    count: Arc<AtomicU32>,
-    listener: Token,
-}
-
-impl HalfOpen {
-    fn new(count: &Arc<AtomicU32>, listener: Token) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Self { count: Arc::clone(count), listener }
-    }
-
-    fn count(&self) -> u32 {
-        self.count.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for HalfOpen {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// A connection request. Dropping it rejects without private data.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::cm::{self, CmEventKind};
-/// let (client, server) = (End::new()?, End::new()?);
-/// let options = Arc::new(uiw_verbs::ConnConfig::default());
-/// let listener = cm::Listener::bind(&server.device, ([127, 0, 0, 1], 0).into(), 16, &options, &server.channel)?;
-/// cm::connect(&client.qp, None, listener.local_addr(), &options, b"from the client", &client.channel)?;
-/// let CmEventKind::ConnectRequest(request) = server.event() else { return Err("no request".into()) };
-/// assert_eq!(request.private_data(), b"from the client");
-/// request.accept(&server.qp, None, b"from the server", Some(&server.channel))?;
-/// let CmEventKind::Established(info) = client.event() else { return Err("not accepted".into()) };
-/// assert_eq!(info.private_data, b"from the server");
-/// # Ok(())
-/// # }
-/// ```
-pub struct ConnRequest {
-    pub(super) driver: Arc<Driver>,
-    pub(super) token: Token,
-    listener: Option<Token>,
-    pub(super) id: ConnId,
-    local: SocketAddr,
-    peer: SocketAddr,
-    private_data: Vec<u8>,
-    ird: Option<u16>,
-    ord: Option<u16>,
-    revision: u8,
-    max_reply: usize,
-    pub(super) options: Arc<ConnConfig>,
-    peer_identity: Option<Arc<PeerIdentity>>,
-    has_socket: bool,
-    pub(super) decided: bool,
-}
-
-impl ConnRequest {
-    pub(crate) fn new(
-        driver: Arc<Driver>,
-        (token, half_open): (Token, Option<&HalfOpen>),
-        id: ConnId,
-        socket: &dyn Socket,
-        request: &Request,
-        options: Arc<ConnConfig>,
-    ) -> Self {
-        Self {
-            driver,
-            token,
-            listener: half_open.map(|half| half.listener),
-            id,
-            local: socket.local_addr(),
-            peer: socket.peer_addr(),
-            private_data: request.private_data().to_vec(),
-            ird: request.ird(),
-            ord: request.ord(),
-            revision: request.revision(),
-            max_reply: request.max_reply_private_data(),
-            options,
-            peer_identity: socket.peer_identity(),
-            has_socket: socket.kernel_socket().is_some(),
-            decided: false,
-        }
-    }
-
-    /// The connection-to-be.
-    #[must_use]
-    pub fn id(&self) -> ConnId {
-        self.id
-    }
-
-    /// Which listener it came to.
-    #[must_use]
-    pub fn listener(&self) -> Option<ListenerId> {
-        self.listener.map(|token| ListenerId(token.0))
-    }
-
-    /// Our address.
-    #[must_use]
-    pub fn local_addr(&self) -> SocketAddr {
-        self.local
-    }
-
-    /// The peer's address.
-    #[must_use]
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.peer
-    }
-
-    /// The identity of the peer, if the stack has verified it: with TLS.
-    #[must_use]
-    pub fn peer_identity(&self) -> Option<&PeerIdentity> {
-        self.peer_identity.as_deref()
-    }
-
-    /// The peer's private data.
-    #[must_use]
-    pub fn private_data(&self) -> &[u8] {
-        &self.private_data
-    }
-
-    /// The peer's IRD and ORD, where its Request says them.
-    #[must_use]
-    pub fn peer_ird_ord(&self) -> Option<(u16, u16)> {
-        self.ird.zip(self.ord)
-    }
-
-    /// The Request's MPA revision.
-    #[must_use]
-    pub fn revision(&self) -> u8 {
-        self.revision
-    }
-
-    /// Bytes of private data that the Reply can carry.
-    #[must_use]
-    pub fn max_reply_private_data(&self) -> usize {
-        self.max_reply
-    }
-
-    /// The listener's options.
-    #[must_use]
-    pub fn options(&self) -> &Arc<ConnConfig> {
-        &self.options
-    }
-
-    /// Later events of the connection-to-be go to `channel`.
-    ///
-    /// # Errors
-    /// [`Error::NotConnected`] when the peer has gone away.
-    pub fn migrate(&self, channel: &Arc<CmChannel>) -> Result<()> {
-        super::handle::migrate(&self.driver, self.token, channel)
-    }
-
-    /// Moves the connection to another shard, that of its queue pair: out of the listener's shard first, then into the other one, so
-    /// that no thread holds both locks.
-    pub(super) fn move_to(&mut self, index: usize) -> Result<()> {
-        let (token, from, to) = (self.token, self.driver.shard(self.token), self.driver.shard_at(index));
-        if from.index() == to.index() {
-            return Ok(());
-        }
-        to.start()?;
-        let conn = from.call(move |core| core.take_conn(token)).ok_or(Error::NotConnected)?;
-        // A connection that comes back is dropped here, without a lock.
-        self.token = to.call(move |core| core.adopt(conn)).map_err(|_| Error::NotConnected)?;
-        Ok(())
-    }
-
-    /// Whether the connection is a socket of the kernel that carries MPA as it is: what [`ConnRequest::take_socket`] takes.
-    #[must_use]
-    pub fn has_socket(&self) -> bool {
-        self.has_socket
-    }
-
-    /// Takes the socket out of the device, in place of an answer: the program sends the Reply by itself, and what follows on the
-    /// connection is its own. The socket is non-blocking. Nothing but the Request was read from it, and nothing was sent. The request
-    /// is decided then.
-    ///
-    /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-    /// # fn main() -> Result<(), AnyError> {
-    /// use std::io::{Read, Write};
-    /// use std::sync::Arc;
-    /// use uiw_mpa::startup::{StartupConfig, Initiator};
-    /// use uiw_verbs::cm::{self, CmEventKind};
-    /// let server = End::new()?;
-    /// let options = Arc::new(uiw_verbs::ConnConfig::default());
-    /// let listener = cm::Listener::bind(&server.device, ([127, 0, 0, 1], 0).into(), 16, &options, &server.channel)?;
-    /// let mut client = std::net::TcpStream::connect(listener.local_addr())?;
-    /// client.write_all(&Initiator::new(StartupConfig::default(), b"something else")?.request())?;
-    /// let CmEventKind::ConnectRequest(mut request) = server.event() else { return Err("no request".into()) };
-    /// assert_eq!(request.private_data(), b"something else");
-    /// let socket = std::net::TcpStream::from(request.take_socket()?);
-    /// (&socket).write_all(b"as you like")?;
-    /// drop(socket);
-    /// let mut said = String::new();
-    /// client.read_to_string(&mut said)?;
-    /// assert_eq!(said, "as you like");
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Io`] where the connection has no socket ([`ConnRequest::has_socket`]), or the peer has sent bytes behind its Request, which
-    /// must wait for the Reply (RFC 5044 section 7.1.2): the request is still to be decided. [`Error::NotConnected`] when the peer has gone
-    /// away.
-    pub fn take_socket(&mut self) -> Result<OwnedFd> {
-        let token = self.token;
-        let socket = self.driver.shard(token).call(move |core| {
-            core.with_conn(token, |conn, _| conn.take_socket()).unwrap_or(Err(Error::NotConnected))
-        })?;
-        self.decided = true;
-        Ok(socket)
-    }
-
-    /// Rejects, with private data for the peer.
-    ///
-    /// # Errors
-    /// [`Error::Startup`] for private data that is too long, [`Error::NotConnected`] when the peer has gone away.
-    pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
-        self.decided = true;
-        self.reject_now(private_data)
-    }
-
-    fn reject_now(&self, private_data: &[u8]) -> Result<()> {
-        let (token, private_data) = (self.token, private_data.to_vec());
-        self.driver.shard(token).call(move |core| {
-            core.with_conn(token, |conn, services| conn.reject(&private_data, services))
-                .unwrap_or(Err(Error::NotConnected))
-        })
-    }
-}
-
-impl Drop for ConnRequest {
-    fn drop(&mut self) {
-        if !self.decided {
-            let _ = self.reject_now(&[]);
-        }
-    }
-}
-
-impl std::fmt::Debug for ConnRequest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ConnRequest").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
-    }
 }

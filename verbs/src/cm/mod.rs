@@ -3,17 +3,21 @@
 mod accept;
 mod accept_open;
 mod connect;
+mod half_open;
 mod handle;
 mod id;
 mod listener;
+mod request;
 mod sidr;
 
 pub use accept_open::{Awaited, accept_open};
 pub use connect::{abandon, connect, connect_in_two_steps, connect_open, connect_self};
+pub(crate) use half_open::HalfOpen;
 pub use handle::ConnHandle;
 pub use id::{ConnId, ListenerId};
-pub use listener::{ConnRequest, Listener};
-pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
+pub use listener::Listener;
+pub(crate) use listener::{ListenerSlot, accept_all};
+pub use request::ConnRequest;
 pub(crate) use sidr::SidrSlot;
 pub use sidr::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 

@@ -1,10 +1,10 @@
 //! The text of a plan.
 
+use super::when::duration;
 use super::{Call, CmCall, CmFault, Fault, FaultPlan, Operation, Rule, When};
 use crate::event::AsyncEvent;
 use crate::wc::WcStatus;
 use std::str::FromStr;
-use std::time::Duration;
 
 /// A rule of a [`FaultPlan`] that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -134,21 +134,6 @@ table! {
     }
 }
 
-/// `250us`, `5ms`, `2s`, `1m`.
-pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
-    const RULE: &str = "expected a time such as 250us, 5ms, 2s or 1m";
-    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or(RULE)?;
-    let (number, unit) = text.split_at(digits);
-    let number = number.parse::<u32>().map_err(|_| RULE)?;
-    match unit {
-        "us" => Ok(Duration::from_micros(number.into())),
-        "ms" => Ok(Duration::from_millis(number.into())),
-        "s" => Ok(Duration::from_secs(number.into())),
-        "m" => Ok(Duration::from_secs(u64::from(number) * 60)),
-        _ => Err(RULE),
-    }
-}
-
 fn errno(text: &str) -> Result<i32, &'static str> {
     match text.parse::<i32>() {
         Ok(number @ 1..=4095) => Ok(number),
@@ -225,6 +210,7 @@ impl FromStr for FaultPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn only(text: &str) -> (Fault, When) {
         let plan: FaultPlan = text.parse().unwrap();

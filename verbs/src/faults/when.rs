@@ -1,6 +1,5 @@
 //! When a rule is due.
 
-use super::text::duration;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -42,5 +41,20 @@ impl FromStr for When {
             return duration(text).map(Self::After).map_err(|_| RULE);
         }
         number(text).map(Self::Nth)
+    }
+}
+
+/// `250us`, `5ms`, `2s`, `1m`.
+pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
+    const RULE: &str = "expected a time such as 250us, 5ms, 2s or 1m";
+    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or(RULE)?;
+    let (number, unit) = text.split_at(digits);
+    let number = number.parse::<u32>().map_err(|_| RULE)?;
+    match unit {
+        "us" => Ok(Duration::from_micros(number.into())),
+        "ms" => Ok(Duration::from_millis(number.into())),
+        "s" => Ok(Duration::from_secs(number.into())),
+        "m" => Ok(Duration::from_secs(u64::from(number) * 60)),
+        _ => Err(RULE),
     }
 }

@@ -122,12 +122,12 @@ fn netem(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<V
         "sendinv:64",
         "fence:4096x20",
     ];
-    let output = super::ops::converse(bench, setting, direction, orders, Duration::from_secs(240));
+    let output = super::conversation::converse(bench, setting, direction, orders, Duration::from_secs(240));
     let lost = bench
         .guest()
         .must("tc -s qdisc show dev eth0 | sed -n 's/.*dropped \\([0-9]*\\).*/\\1/p' | head -n 1");
     bench.guest().must("tc qdisc del dev eth0 root")?;
-    Ok(match super::ops::judge(orders, &output?) {
+    Ok(match super::conversation::judge(orders, &output?) {
         Verdict::Pass(_) => Verdict::Pass(format!("{} packets of siw's dropped", lost?.trim())),
         other => other,
     })

@@ -1,6 +1,6 @@
 //! Errors, each found by the other end: its Terminate is understood, and everything posted completes or flushes.
 
-use super::ops::converse;
+use super::conversation::converse;
 use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};

@@ -1,6 +1,7 @@
 //! The table of cases.
 
 mod conform;
+mod conversation;
 mod dmabuf;
 mod endings;
 mod faults;

@@ -1,6 +1,6 @@
 //! Setting up connections: private data, rejection, a closed port, revisions, RTR messages, depths, what siw refuses.
 
-use super::ops::converse_with;
+use super::conversation::converse_with;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
 use crate::shell::Output;
@@ -334,12 +334,12 @@ fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bo
         Direction::Ours => &["me.read:65536x4", "you.write:65536x4"],
         Direction::Theirs => &["you.read:65536x4", "me.write:65536x4"],
     };
-    let output = super::ops::converse(bench, &setting, direction, orders, TIMEOUT);
+    let output = super::conversation::converse(bench, &setting, direction, orders, TIMEOUT);
     bench.capture(None);
     let decoded = bench.decode("--json", &file);
     // Nothing of it stays, whatever came out.
     let _ = std::fs::remove_file(&file);
-    if let Verdict::Fail(why) = super::ops::judge(orders, &output?) {
+    if let Verdict::Fail(why) = super::conversation::judge(orders, &output?) {
         return Ok(Verdict::Fail(why));
     }
     let decoded = decoded?;

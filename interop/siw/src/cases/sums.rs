@@ -1,6 +1,6 @@
 //! Rows in which siw sends much: its wrong sums are distinguished from ours.
 
-use super::ops::{converse, judge};
+use super::conversation::{converse, judge};
 use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Direction, Setting, Verdict, quirk};

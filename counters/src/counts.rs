@@ -1,0 +1,162 @@
+//! Counts as programs read them: messages, bytes, waits and Terminates.
+
+use crate::layout::{Wait, conn};
+
+/// Which payload is counted. Read Responses and answers to atomics count, not the requests: so bytes count in the direction in which
+/// they travel, and what one end has sent is what the other has received. Writes and Reads without payload do not count, as the
+/// protocol has such of its own; Immediate Data counts as a Send without payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Traffic {
+    /// Sends to the peer.
+    SendSent = 0,
+    /// Sends of the peer.
+    SendReceived = 1,
+    /// RDMA Writes to the peer.
+    WriteSent = 2,
+    /// RDMA Writes of the peer.
+    WriteReceived = 3,
+    /// Read Responses to the peer.
+    ReadSent = 4,
+    /// Read Responses of the peer.
+    ReadReceived = 5,
+    /// Atomics of the peer that were answered.
+    AtomicSent = 6,
+    /// Atomics that the peer has answered.
+    AtomicReceived = 7,
+}
+
+/// Messages and their payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Whole messages.
+    pub messages: u64,
+    /// Bytes of payload, also of messages that are not whole yet.
+    pub bytes: u64,
+}
+
+/// Messages in both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Directions {
+    /// Cut into FPDUs for the peer: TCP has taken all but what fits one batch (256 KiB).
+    pub sent: Count,
+    /// Placed here.
+    pub received: Count,
+}
+
+/// Traffic by operation: see [`Traffic`] for what counts where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operations {
+    /// Sends, with immediate or without.
+    pub send: Directions,
+    /// RDMA Writes.
+    pub write: Directions,
+    /// RDMA Reads: their answers.
+    pub read: Directions,
+    /// Atomics: their answers, eight bytes each.
+    pub atomic: Directions,
+}
+
+impl Operations {
+    /// The operations by name.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, Directions); 4] {
+        [("send", self.send), ("write", self.write), ("read", self.read), ("atomic", self.atomic)]
+    }
+
+    /// All operations together.
+    #[must_use]
+    pub fn total(&self) -> Directions {
+        let mut total = Directions::default();
+        for (_, directions) in self.named() {
+            total.sent.add(directions.sent);
+            total.received.add(directions.received);
+        }
+        total
+    }
+
+    /// `words`: messages and bytes of each [`Traffic`].
+    pub(crate) fn parse(words: [u64; conn::TRAFFIC_WORDS]) -> Self {
+        let count = |which: Traffic| {
+            let at = 2 * which as usize;
+            Count { messages: words[at], bytes: words[at + 1] }
+        };
+        let both = |sent, received| Directions { sent: count(sent), received: count(received) };
+        Self {
+            send: both(Traffic::SendSent, Traffic::SendReceived),
+            write: both(Traffic::WriteSent, Traffic::WriteReceived),
+            read: both(Traffic::ReadSent, Traffic::ReadReceived),
+            atomic: both(Traffic::AtomicSent, Traffic::AtomicReceived),
+        }
+    }
+
+    fn each(&mut self, other: &Self, change: impl Fn(&mut u64, u64)) {
+        let pairs = [
+            (&mut self.send, other.send),
+            (&mut self.write, other.write),
+            (&mut self.read, other.read),
+            (&mut self.atomic, other.atomic),
+        ];
+        for (mine, other) in pairs {
+            for (mine, other) in [(&mut mine.sent, other.sent), (&mut mine.received, other.received)] {
+                change(&mut mine.messages, other.messages);
+                change(&mut mine.bytes, other.bytes);
+            }
+        }
+    }
+
+    /// Adds the traffic of another part.
+    pub fn add(&mut self, other: &Self) {
+        self.each(other, |mine, other| *mine = mine.wrapping_add(other));
+    }
+
+    /// What was counted since an `earlier` snapshot, or beside a part; zero where that has more.
+    #[must_use]
+    pub fn since(mut self, earlier: &Self) -> Self {
+        self.each(earlier, |mine, earlier| *mine = mine.saturating_sub(earlier));
+        self
+    }
+}
+
+impl Count {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.messages = self.messages.wrapping_add(other.messages);
+        self.bytes = self.bytes.wrapping_add(other.bytes);
+    }
+}
+
+/// How often connections waited: see [`Wait`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// For an answer, as many Reads and atomics were outstanding as ORD allows.
+    pub credit: u64,
+    /// For a receive, which a Send of the peer needed.
+    pub receive: u64,
+    /// For room in the receive memory budget.
+    pub memory: u64,
+}
+
+impl Waits {
+    pub(crate) fn parse(words: [u64; conn::WAITS_WORDS]) -> Self {
+        let of = |wait: Wait| words[wait as usize];
+        Self { credit: of(Wait::Credit), receive: of(Wait::Receive), memory: of(Wait::Memory) }
+    }
+
+    /// Adds those of another part.
+    pub fn add(&mut self, other: &Self) {
+        self.credit = self.credit.wrapping_add(other.credit);
+        self.receive = self.receive.wrapping_add(other.receive);
+        self.memory = self.memory.wrapping_add(other.memory);
+    }
+}
+
+/// Terminates of one code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminateCount {
+    /// Layer, error type and error code (RFC 5040 section 4.8). `None`: of all codes for which there was no room.
+    pub code: Option<(u8, u8, u8)>,
+    /// Sent.
+    pub sent: u64,
+    /// Received.
+    pub received: u64,
+}

@@ -1,0 +1,132 @@
+//! The counters of a device: their memory, and the file with it if they are published.
+
+use crate::block_file::BlockFile;
+use crate::layout::{FIRST_CONN, MAGIC, MAX_SHARDS, VERSION, block, blocks, process, shard};
+use crate::publish::{NewFile, Publish};
+use crate::snapshot::Snapshot;
+use crate::writer::{ShardCounters, now};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use uiw_mem::{Block, BlockRef, Blocks};
+
+/// The counters of one device.
+///
+/// ```
+/// use uiw_counters::DeviceCounters;
+/// let device = DeviceCounters::new(2, None)?;
+/// device.device_opened();
+/// let snapshot = device.snapshot();
+/// assert_eq!((snapshot.process.devices_opened, snapshot.shards.len()), (1, 2));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct DeviceCounters {
+    blocks: Arc<Blocks>,
+    process: BlockRef,
+    shards: usize,
+    /// The file, where they are published.
+    file: Option<Arc<BlockFile>>,
+}
+
+impl DeviceCounters {
+    /// Counters that start at zero, of a device with so many shards (at most 64). Where the file cannot be made, which is logged, they
+    /// are in memory of this process alone.
+    ///
+    /// # Errors
+    /// The system's: there is no memory.
+    pub fn new(shards: usize, publish: Option<&Publish>) -> io::Result<Self> {
+        let shards = shards.clamp(1, MAX_SHARDS);
+        let published = publish.and_then(|publish| {
+            let made = Self::publish(shards, publish);
+            made.inspect_err(|error| {
+                let directory = publish.directory.path().display();
+                tracing::warn!(%error, %directory, "the counters are not published");
+            })
+            .ok()
+        });
+        let counters = match published {
+            Some(counters) => counters,
+            None => Self::on(Blocks::anonymous(blocks(shards))?, shards, None)?,
+        };
+        Ok(counters)
+    }
+
+    fn publish(shards: usize, publish: &Publish) -> io::Result<Self> {
+        let file = NewFile::create(&publish.directory, shards)?;
+        let counters = Self::on(file.blocks.map()?, shards, Some(Arc::clone(&file.blocks)))?;
+        let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+        put_text(&counters.process, process::NAME, name.trim_end());
+        put_text(&counters.process, process::LIBRARY, &publish.library);
+        file.announce()?;
+        Ok(counters)
+    }
+
+    fn on(blocks: Arc<Blocks>, shards: usize, file: Option<Arc<BlockFile>>) -> io::Result<Self> {
+        let process = blocks.get(0).ok_or(io::ErrorKind::InvalidInput)?;
+        for (at, number) in [
+            (process::VERSION, VERSION),
+            (process::SHARDS, shards as u64),
+            (process::PID, std::process::id().into()),
+            (process::BEGAN, now()),
+        ] {
+            process[at].store(number, Relaxed);
+        }
+        for index in 0..shards {
+            let first = blocks.get(block(index, 0)).ok_or(io::ErrorKind::InvalidInput)?;
+            first[shard::USED].store(FIRST_CONN as u64, Relaxed);
+        }
+        process[process::MAGIC].store(MAGIC, Release);
+        Ok(Self { blocks, process, shards, file })
+    }
+
+    /// What the thread uses that holds the lock of shard `index`. To be called once for each shard.
+    ///
+    /// # Panics
+    /// When there is no such shard.
+    #[must_use]
+    pub fn shard(&self, index: usize) -> ShardCounters {
+        assert!(index < self.shards, "a shard of the device");
+        ShardCounters::new(&self.blocks, index, self.file.clone())
+    }
+
+    /// A handle of the device was opened that has its own events.
+    pub fn device_opened(&self) {
+        self.process[process::DEVICES_OPENED].fetch_add(1, Relaxed);
+    }
+
+    /// A queue pair was created.
+    pub fn queue_pair_created(&self) {
+        self.process[process::QUEUE_PAIRS_CREATED].fetch_add(1, Relaxed);
+    }
+
+    /// Whether they are in a file.
+    #[must_use]
+    pub fn is_published(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// The counters now. No lock is taken.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let read = |index: usize| {
+            self.blocks.get(index).map(|block| std::array::from_fn(|at| block[at].load(Acquire)))
+        };
+        Snapshot::read(read).unwrap_or_default()
+    }
+}
+
+/// Stores text, cut to what there is room for.
+fn put_text(block: &Block, to: process::Text, text: &str) {
+    let mut end = text.len().min((to.words - 1) * size_of::<u64>());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let bytes = &text.as_bytes()[..end];
+    for (word, chunk) in block[to.at + 1..].iter().zip(bytes.chunks(size_of::<u64>())) {
+        let mut number = [0; size_of::<u64>()];
+        number[..chunk.len()].copy_from_slice(chunk);
+        word.store(u64::from_ne_bytes(number), Relaxed);
+    }
+    block[to.at].store(end as u64, Relaxed);
+}

@@ -1,0 +1,31 @@
+//! How wire and driver are set up.
+
+use crate::net::Family;
+use std::fmt;
+
+/// How wire and driver are set up for a run of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Setting {
+    /// CRCs: siw never asks for them, so our frame does.
+    pub crc: bool,
+    /// IPv4 or IPv6.
+    pub family: Family,
+    /// The interfaces' MTU.
+    pub mtu: u32,
+    /// The tunable variant with `try_gso`, against our profile `siw-gso`; else the stock driver.
+    pub gso: bool,
+}
+
+impl Setting {
+    /// The usual one.
+    pub const USUAL: Self = Self { crc: true, family: Family::V4, mtu: 1500, gso: false };
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let crc = if self.crc { "CRC" } else { "no CRC" };
+        let driver = if self.gso { "large FPDUs" } else { "stock" };
+        let family = if self.family == Family::V4 { "IPv4" } else { "IPv6" };
+        write!(f, "{crc}, {family}, MTU {}, {driver}", self.mtu)
+    }
+}

@@ -1,0 +1,29 @@
+//! Connections in set-up, counted by their listener.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use uiw_llp::Token;
+
+/// Counts one connection in set-up while it lives.
+pub(crate) struct HalfOpen {
+    count: Arc<AtomicU32>,
+    /// The slot of its listener.
+    pub(super) listener: Token,
+}
+
+impl HalfOpen {
+    pub(super) fn new(count: &Arc<AtomicU32>, listener: Token) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self { count: Arc::clone(count), listener }
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for HalfOpen {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,182 @@
+//! Posts requests and receives, and has the shard serve them.
+
+use crate::driver::Shard;
+use crate::error::{Error, PostError, Result};
+use crate::faults::Call;
+use crate::notify::Wakes;
+use crate::qp::send_queue::{SendQueue, SqMode};
+use crate::qp::{QpInner, RecvSource};
+use crate::wr::{RecvWr, SendOp, SendWr, Sge};
+use std::sync::Arc;
+use uiw_llp::Token;
+
+/// So many bytes posted are worth a call of their own to the socket.
+const BATCH: u64 = 256 << 10;
+
+/// What is left to do of a post once the requests are in the queue: it may run foreign code, so no lock may be held.
+#[must_use = "without it the requests are not served"]
+pub(crate) struct Doorbell {
+    wakes: Wakes,
+    token: Option<Token>,
+    go: bool,
+}
+
+impl Doorbell {
+    pub(super) fn ring(self, qp: &QpInner) {
+        self.wakes.give();
+        match self.token {
+            Some(token) if self.go => qp.driver.shard(token).serve(token),
+            Some(token) => {
+                let shard = qp.driver.shard(token);
+                shard.ring(token);
+                shard.coalesce_timer();
+            }
+            None if self.go => drop(qp.shard().map(Shard::try_flush)),
+            None => {}
+        }
+    }
+}
+
+impl QpInner {
+    /// The shard of its connection.
+    pub(crate) fn shard(&self) -> Option<&Arc<Shard>> {
+        self.conn().map(|token| self.driver.shard(token))
+    }
+
+    pub(super) fn post_send<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        let (result, doorbell) = self.queue_send(wrs);
+        doorbell.ring(self);
+        result
+    }
+
+    /// Like [`QpInner::post_send`], but posts nothing if one of the requests is refused.
+    pub(super) fn post_send_all<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        let (result, doorbell) = self.queue_send_with(wrs, SendQueue::unpost);
+        doorbell.ring(self);
+        result
+    }
+
+    pub(super) fn queue_send<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> (std::result::Result<(), PostError>, Doorbell) {
+        self.queue_send_with(wrs, |_, posted| posted)
+    }
+
+    /// Queues requests. When one is refused, `refused` gets the number of those before it and returns how many of them stay posted.
+    #[inline(always)]
+    fn queue_send_with<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+        refused: impl FnOnce(&mut SendQueue, usize) -> usize,
+    ) -> (std::result::Result<(), PostError>, Doorbell) {
+        let mut wakes = Wakes::default();
+        if let Some(faults) = &self.faults
+            && let Err(error) = faults.call(Call::PostSend)
+        {
+            return (Err(PostError { index: 0, error }), Doorbell { wakes, token: None, go: false });
+        }
+        let mut sq = self.sq.lock();
+        let at_once = sq.all_seen(self.send_cq.taken());
+        let mut posted = 0usize;
+        // Not a loop of `next`: that would move every request through an `Option`, which waits for the stores of its fields.
+        let result = wrs.into_iter().try_for_each(|wr| {
+            self.post_one(&mut sq, &wr).map_err(|error| PostError { index: posted, error })?;
+            posted += 1;
+            Ok(())
+        });
+        if result.is_err() {
+            posted = refused(&mut sq, posted);
+        }
+        if sq.mode == SqMode::Flushing {
+            self.flush_sends(&mut sq, None, &mut wakes);
+        }
+        let mode = sq.mode;
+        // One doorbell until the stream reads the queue: it takes all requests then.
+        let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
+        // A chain is coalesced as a single request is: chains that were sent at their ends cost a system call each.
+        let go = at_once || sq.unpumped >= BATCH;
+        if mode == SqMode::Running && posted > 0 && go {
+            sq.unpumped = 0;
+        }
+        drop(sq);
+        let token = if ring { self.conn() } else { None };
+        (result, Doorbell { wakes, token, go: go && posted > 0 && mode == SqMode::Running })
+    }
+
+    #[inline(always)]
+    fn post_one(&self, sq: &mut SendQueue, wr: &SendWr<'_>) -> Result<()> {
+        if sq.mode == SqMode::Closed {
+            return Err(Error::State { what: "posting a send", state: self.state() });
+        }
+        if let SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } = wr.op
+            && self.attrs.lock().ord == 0
+        {
+            return Err(Error::Unsupported { what: "Reads or atomics: ORD was negotiated to 0" });
+        }
+        if self.unreliable && !wr.op.may_be_unreliable() {
+            return Err(Error::Unsupported {
+                what: "Reads, atomics or Sends with Invalidate on an unreliable connection",
+            });
+        }
+        if matches!(wr.op, SendOp::Datagram { .. }) != self.ud.is_some() {
+            return Err(Error::Unsupported {
+                what: "datagrams on a queue pair that is not UD, or anything else on one that is",
+            });
+        }
+        sq.post(wr, copy_inline)
+    }
+
+    pub(super) fn post_recv<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = RecvWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        let RecvSource::Own(rq) = &self.rq else {
+            let error =
+                Error::Misuse("this queue pair takes its receives from a shared receive queue: post there");
+            return Err(PostError { index: 0, error });
+        };
+        if let Some(faults) = &self.faults {
+            faults.call(Call::PostRecv).map_err(|error| PostError { index: 0, error })?;
+        }
+        let mut wakes = Wakes::default();
+        let mut rq = rq.lock();
+        let mut result = Ok(());
+        for (index, wr) in wrs.into_iter().enumerate() {
+            let posted = if rq.closed {
+                Err(Error::State { what: "posting a receive", state: self.state() })
+            } else {
+                rq.post(&wr)
+            };
+            if let Err(error) = posted {
+                result = Err(PostError { index, error });
+                break;
+            }
+        }
+        if rq.flushing {
+            self.flush_receives(&mut rq, None, &mut wakes);
+        }
+        let waiting = std::mem::take(&mut rq.waiting);
+        drop(rq);
+        wakes.give();
+        if !waiting.is_empty() {
+            self.driver.ring_all(&waiting);
+        }
+        result
+    }
+}
+
+/// Copies inline data out of the caller's memory.
+fn copy_inline(sges: &[Sge], out: &mut Vec<u8>) {
+    for sge in sges {
+        // SAFETY: `post_send` demands that inline elements are readable addresses of this process during the call.
+        let bytes = unsafe { uiw_mem::IoVec::from_raw(sge.addr as *const u8, sge.length as usize) };
+        bytes.append_to(out);
+    }
+}
