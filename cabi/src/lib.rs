@@ -7,11 +7,14 @@
 //! another kind are answered with an error.
 
 pub mod abi;
+mod abi_cell;
 pub mod ah;
+pub mod arguments;
 pub mod async_events;
 pub mod boundary;
 pub mod buf;
 pub mod c_library;
+mod call_lock;
 pub mod calls;
 pub mod channel;
 mod clock;
@@ -20,7 +23,6 @@ pub mod context;
 pub mod counters;
 pub mod cq;
 mod cq_ex;
-mod cursor;
 pub mod denied;
 pub mod device;
 mod device_events;

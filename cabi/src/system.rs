@@ -219,16 +219,16 @@ pub(crate) fn free_with(list: *mut *mut ibv_device) {
 ///
 /// # Safety
 /// `event` is an event of either library, not acknowledged yet.
-pub(crate) unsafe fn acknowledge(event: *mut ibv_async_event) -> bool {
-    if !LOADED.load(Ordering::Acquire) || event.is_null() {
+pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
+    if !LOADED.load(Ordering::Acquire) {
         return false;
     }
     // An event of a port has a number there, and nothing to acknowledge in either library.
-    // SAFETY: the caller's promise; either is an address.
-    let element = unsafe { (*event).element.cq };
+    // SAFETY: the variants of the union are pointers and an integer, and the library that filled the event has initialized all bytes.
+    let element = unsafe { event.element.cq };
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {
-            // SAFETY: the caller's promise: it is the system's.
+            // SAFETY: the event is of the system's library, as its object is none of ours, and the caller ensures that it is not acknowledged.
             unsafe { (system.ack_async_event)(event) };
             true
         }

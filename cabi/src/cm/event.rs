@@ -2,7 +2,7 @@
 
 use crate::abi::cm::*;
 use crate::abi::{
-    self, ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param,
+    ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param, zeroed,
 };
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Note};
@@ -61,8 +61,7 @@ pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
 /// An event about a connection of `id`, which `owner` counts: for a request that is the listener. Nothing when the owner is being
 /// destroyed.
 pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut rdma_cm_event> {
-    // SAFETY: integers and a pointer.
-    let mut conn: rdma_conn_param = unsafe { abi::zeroed() };
+    let mut conn: rdma_conn_param = zeroed();
     conn.responder_resources = draft.responder_resources;
     conn.initiator_depth = draft.initiator_depth;
     let listener = if std::ptr::eq(Arc::as_ptr(owner), id) { std::ptr::null_mut() } else { owner.abi() };
@@ -93,8 +92,8 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> 
     if let Some(group) = note.group {
         return give_group(id, note, group);
     }
-    // SAFETY: integers and pointers. Programs may read any member of the union.
-    let mut param: rdma_event_param = unsafe { abi::zeroed() };
+    // Programs may read any member of the union.
+    let mut param: rdma_event_param = zeroed();
     param.arg = note.arg;
     let abi = rdma_cm_event {
         id: id.abi(),
@@ -132,8 +131,8 @@ fn give_raw(
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
     if len > 0 {
-        // SAFETY: the box just made; the bytes stay where they are until the event is acknowledged. Pointer and length are at the same
-        // place in both structures of the union.
+        // Pointer and length are at the same place in both structures of the union.
+        // SAFETY: the box was just made, and nobody else has it. Its bytes stay where they are until the event is acknowledged.
         unsafe {
             (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
             (*event).abi.param.conn.private_data_len = len as u8;
@@ -156,30 +155,19 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
             Err(Errno::INVAL.because("an event that is none, or acknowledged"))
         };
     }
-    // SAFETY: `give_raw` made it, and it was in the registry until just now: no other thread takes it back.
+    // SAFETY: `give_raw` made it from a box, and the registry had it until just now, so no other thread takes it back.
     let event = unsafe { Box::from_raw(event.cast::<Event>()) };
     event.owner.acknowledged();
     Ok(())
 }
 
 /// `rdma_ack_cm_event`.
-///
-/// # Safety
-/// None: what is no event of ours is refused.
-pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+pub extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     boundary::minus_one(|| acknowledge(event))
 }
 
 /// `rdma_write_cm_event`: an event of the program's own.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C" fn rdma_write_cm_event(
-    id: *mut rdma_cm_id,
-    event: c_int,
-    status: c_int,
-    arg: u64,
-) -> c_int {
+pub extern "C" fn rdma_write_cm_event(id: *mut rdma_cm_id, event: c_int, status: c_int, arg: u64) -> c_int {
     boundary::minus_one(|| {
         if event != RDMA_CM_EVENT_USER {
             return Err(Errno::INVAL.because("only RDMA_CM_EVENT_USER is written by programs"));

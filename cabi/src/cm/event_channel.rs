@@ -1,6 +1,7 @@
 //! Event channels: creating and destroying them, and the one wait of the connection manager.
 
 use crate::abi::{rdma_cm_event, rdma_event_channel};
+use crate::arguments::OutPtr;
 use crate::boundary::{self, is_nonblocking, read_token};
 use crate::cm::channel::Channel;
 use crate::cm::{deliver, orphaned, registry, routes};
@@ -21,10 +22,7 @@ pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
 
 /// `rdma_destroy_event_channel`. Ids that still use the channel keep its descriptor open until they are destroyed. A thread that
 /// sleeps in [`rdma_get_cm_event`] sleeps on, and one that is about to does, too.
-///
-/// # Safety
-/// None: a pointer that is no channel of ours is ignored.
-pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+pub extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     boundary::value((), || {
         if registry::forget_inherited(channel) {
             return Ok(());
@@ -39,25 +37,20 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
 }
 
 /// `rdma_get_cm_event`.
-///
-/// # Safety
-/// `event` is NULL or writable.
-pub unsafe extern "C-unwind" fn rdma_get_cm_event(
+pub extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
-    event: *mut *mut rdma_cm_event,
+    event: OutPtr<'_, *mut rdma_cm_event>,
 ) -> c_int {
-    if event.is_null() {
-        Errno::INVAL.null().set();
+    if let Err(errno) = event.check() {
+        errno.set();
         return -1;
     }
-    // SAFETY: nothing on this stack frame has a destructor.
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     let next = unsafe { wait(channel) };
     if next.is_null() {
         return -1;
     }
-    // SAFETY: the caller's promise.
-    unsafe { *event = next };
-    0
+    boundary::minus_one(|| event.write(next))
 }
 
 /// The channel's next event, or NULL and `errno`. Sleeps unless the descriptor is one that does not block.
@@ -71,14 +64,14 @@ pub(crate) unsafe fn wait(channel: *mut rdma_event_channel) -> *mut rdma_cm_even
         match next(channel, has_token) {
             Next::Event(event) => return event,
             Next::Failed => return ptr::null_mut(),
-            // SAFETY: the caller's promise, and nothing here has a destructor either.
+            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
             Next::Sleep(fd) => match unsafe { read_token(fd) } {
                 true => has_token = true,
                 false if is_gone(channel) => has_token = false,
                 false => return ptr::null_mut(),
             },
             Next::SleepForever => {
-                // SAFETY: as above.
+                // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
                 unsafe { orphaned::sleep() };
                 return ptr::null_mut();
             }

@@ -17,10 +17,7 @@ use uiw_verbs::cm::Listener;
 const MAX_BACKLOG: u32 = 1024;
 
 /// `rdma_listen`. An id without an address listens on a free port of every device.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+pub extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         if matches!(id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.phase, Phase::Idle) {

@@ -6,6 +6,7 @@ use crate::abi::cm::{
 };
 use crate::abi::rdma_cm_id;
 use crate::boundary::{self, Result};
+use crate::cm::address::AddressPtr;
 use crate::cm::id::{Id, Note, Phase};
 use crate::cm::{address, devices, ports, registry, sync};
 use crate::engine;
@@ -16,15 +17,8 @@ use std::net::SocketAddr;
 use uiw_verbs::CmCall;
 
 /// `rdma_bind_addr`.
-///
-/// # Safety
-/// `addr` is NULL or an address as long as its family's.
-pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
-    boundary::minus_one(|| {
-        let id = registry::id(id)?;
-        // SAFETY: the caller's promise.
-        bind(&id, unsafe { address::read(addr) }?)
-    })
+pub extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: AddressPtr<'_>) -> c_int {
+    boundary::minus_one(|| bind(&*registry::id(id)?, addr.read()?))
 }
 
 /// Gives an id the local address `addr` in the program's numbers.
@@ -64,23 +58,14 @@ fn not_available(errno: Errno) -> Errno {
 }
 
 /// `rdma_resolve_addr`: the result is there at once, so the time-out never passes.
-///
-/// # Safety
-/// The addresses are NULL or as long as their families'.
-pub unsafe extern "C-unwind" fn rdma_resolve_addr(
+pub extern "C-unwind" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
-    src: *mut libc::sockaddr,
-    dst: *mut libc::sockaddr,
+    src: AddressPtr<'_>,
+    dst: AddressPtr<'_>,
     _timeout_ms: c_int,
 ) -> c_int {
-    let result = boundary::minus_one(|| {
-        let id = registry::id(id)?;
-        // SAFETY: the caller's promise.
-        let (src, dst) =
-            unsafe { (if src.is_null() { None } else { Some(address::read(src)?) }, address::read(dst)?) };
-        resolve(&id, src, dst)
-    });
-    // SAFETY: nothing on this stack frame has a destructor.
+    let result = boundary::minus_one(|| resolve(&*registry::id(id)?, src.get()?, dst.read()?));
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
@@ -131,12 +116,9 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
 }
 
 /// `rdma_resolve_route`: on iWARP the address is the route.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
+pub extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
     let result = boundary::minus_one(|| route(&*registry::id(id)?));
-    // SAFETY: nothing on this stack frame has a destructor.
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
@@ -165,18 +147,12 @@ pub(crate) fn route(id: &Id) -> Result<()> {
 }
 
 /// `rdma_get_src_port`, in network order.
-///
-/// # Safety
-/// None: what is no id of ours has port 0.
-pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+pub extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
     port(id, |id| id.lock().local)
 }
 
 /// `rdma_get_dst_port`, in network order.
-///
-/// # Safety
-/// As [`rdma_get_src_port`].
-pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+pub extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
     port(id, |id| id.lock().peer)
 }
 

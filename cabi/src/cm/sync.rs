@@ -3,6 +3,7 @@
 
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
 use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use crate::arguments::OutPtr;
 use crate::boundary::{self, Result};
 use crate::cm::{event_channel, lifecycle, qp, registry};
 use crate::errno::Errno;
@@ -22,7 +23,7 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
     if own.is_null() {
         return 0;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
     let event = unsafe { event_channel::wait(own) };
     if event.is_null() {
         return -1;
@@ -49,11 +50,9 @@ fn own_channel(id: *mut rdma_cm_id) -> *mut rdma_event_channel {
 /// Shows an event to the program; an error for an event that reports one.
 fn keep(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<()> {
     let id = registry::id(id)?;
-    // SAFETY: the structure is alive, and the event is not acknowledged before the id lets it go.
-    let (kind, status) = unsafe {
-        (*id.abi()).event = event;
-        ((*event).event, (*event).status)
-    };
+    id.abi.set(|id| &id.event, event);
+    // SAFETY: the event was just delivered, and this library acknowledges those of synchronous ids.
+    let (kind, status) = unsafe { ((*event).event, (*event).status) };
     match status {
         0 => Ok(()),
         _ if kind == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
@@ -62,39 +61,30 @@ fn keep(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<()> {
 }
 
 /// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if `rdma_create_ep` was given its attributes.
-///
-/// # Safety
-/// `id` is NULL or writable.
-pub unsafe extern "C-unwind" fn rdma_get_request(
+pub extern "C-unwind" fn rdma_get_request(
     listener: *mut rdma_cm_id,
-    id: *mut *mut rdma_cm_id,
+    id: OutPtr<'_, *mut rdma_cm_id>,
 ) -> c_int {
     let own = own_channel(listener);
     if own.is_null() || id.is_null() {
         Errno::INVAL.null().set();
         return -1;
     }
-    // SAFETY: nothing on this stack frame has a destructor.
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     let event = unsafe { event_channel::wait(own) };
     if event.is_null() {
         return -1;
     }
     boundary::minus_one(|| {
-        // SAFETY: events stay as they are until they are acknowledged.
+        // SAFETY: the event was just delivered, and this library acknowledges those of synchronous ids.
         let (kind, new) = unsafe { ((*event).event, (*event).id) };
         let made = match kind {
             RDMA_CM_EVENT_CONNECT_REQUEST => qp::for_request(listener, new),
             _ => Err(Errno::INVAL.because("the listener has an event that is no connection request")),
         };
         let shown = if made.is_ok() { new } else { listener };
-        let shown = registry::id(shown)?;
-        // SAFETY: the structure is alive; the caller's promise.
-        unsafe {
-            (*shown.abi()).event = event;
-            if made.is_ok() {
-                *id = new;
-            }
-        }
-        made
+        registry::id(shown)?.abi.set(|id| &id.event, event);
+        made?;
+        id.write(new)
     })
 }

@@ -10,7 +10,7 @@ use crate::rsocket::sys;
 use crate::signals::Held;
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -77,13 +77,7 @@ struct Sleeper {
 
 impl Sleeper {
     fn new() -> Result<Arc<Self>> {
-        // SAFETY: makes a descriptor, which has no other owner.
-        let fd = unsafe {
-            match libc::eventfd(0, libc::EFD_CLOEXEC) {
-                -1 => return Err(Errno::last()),
-                fd => OwnedFd::from_raw_fd(fd),
-            }
-        };
+        let fd = sys::eventfd(0)?;
         // The number is free again, for the program.
         let fd = sys::duplicate(fd.as_raw_fd())?;
         Ok(Arc::new(Self { fd, generation: fork::generation() }))
@@ -105,7 +99,7 @@ impl Sleeper {
     /// Sleeps until it is woken. A read, as that is the one wait that signals restart or interrupt as the program said.
     fn sleep(&self) -> Result<()> {
         let mut token = [0u8; 8];
-        // SAFETY: eight bytes, as an eventfd has. The calling function has disabled cancellation.
+        // SAFETY: there is room for eight bytes, as an eventfd has. The calling function has disabled cancellation.
         match unsafe { libc::read(self.fd.as_raw_fd(), token.as_mut_ptr().cast(), token.len()) } {
             8 => Ok(()),
             _ => Err(Errno::last()),
@@ -116,7 +110,8 @@ impl Sleeper {
 impl Wake for Sleeper {
     fn wake(self: Arc<Self>) {
         let token = 1u64.to_ne_bytes();
-        // SAFETY: eight bytes. It fails only where 2^64 wake-ups were not read.
+        // It fails only where 2^64 wake-ups were not read.
+        // SAFETY: there are eight bytes.
         unsafe { libc::write(self.fd.as_raw_fd(), token.as_ptr().cast(), token.len()) };
     }
 }
@@ -183,7 +178,7 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         if self.generation == fork::generation() {
-            // SAFETY: dropped once, here.
+            // SAFETY: nothing else drops the value, and it is not used after this.
             unsafe { ManuallyDrop::drop(&mut self.inner) };
         }
     }

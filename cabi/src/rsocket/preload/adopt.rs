@@ -211,10 +211,11 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
 
 /// Makes the engine's options the program's again.
 fn restore(fd: RawFd, flags: c_int, set: &Set) {
-    let linger = [set.linger.is_some().into(), set.linger.unwrap_or(0)];
+    let linger: [c_int; 2] = [set.linger.is_some().into(), set.linger.unwrap_or(0)];
+    let linger = linger.map(c_int::to_ne_bytes).concat();
     let flag = |level, name, on: bool| sys::set_option(fd, level, name, c_int::from(on));
     let done = [
-        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger),
+        sys::set_option_bytes(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger),
         flag(libc::SOL_SOCKET, libc::SO_KEEPALIVE, set.keep_alive),
         flag(libc::IPPROTO_TCP, libc::TCP_NODELAY, set.no_delay),
         sys::set_status_flags(fd, flags),
