@@ -238,6 +238,10 @@ impl<B: Body> OwnedHandle<'_, B> {
 }
 
 impl<'a, T> InPtr<'a, T> {
+    pub(crate) fn as_ptr(&self) -> *const T {
+        self.0
+    }
+
     /// The structure, unless C passed NULL.
     #[must_use]
     pub fn as_ref(&self) -> Option<&'a T> {
@@ -282,6 +286,10 @@ impl<'a, T> InOutPtr<'a, T> {
 }
 
 impl<'a, T> OutPtr<'a, T> {
+    pub(crate) fn as_ptr(&self) -> *mut T {
+        self.0
+    }
+
     /// Gives C the beginning of a longer structure.
     ///
     /// # Errors
