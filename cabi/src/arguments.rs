@@ -140,9 +140,11 @@ pointers! {
     Handle<'a, B: Body>(*mut B::C), &'a Object<B>;
     /// [`Handle`] of a function that destroys the object: no thread of the program uses the object any more.
     OwnedHandle<'a, B: Body>(*mut B::C), &'a Object<B>;
-    /// NULL, or a structure that C does not change during the call. The pointers in it are as its manual page says.
+    /// NULL, or a structure that C does not change during the call. Its pointers are as its manual page says, and C does not destroy the objects that
+    /// it names.
     InPtr<'a, T>(*const T), &'a T;
-    /// NULL, or a structure that nothing else reads or writes during the call. The pointers in it are as its manual page says.
+    /// NULL, or a structure that nothing else reads or writes during the call. Its pointers are as its manual page says, and C does not destroy the
+    /// objects that it names.
     InOutPtr<'a, T>(*mut T), &'a mut T;
     /// NULL, or room for a value, at any alignment.
     OutPtr<'a, T>(*mut T), &'a mut T;
@@ -257,6 +259,15 @@ impl<'a, T> InPtr<'a, T> {
         self.as_ref().ok_or_else(|| Errno::INVAL.null())
     }
 
+    /// The object that a field of the structure names.
+    ///
+    /// # Errors
+    /// EINVAL for NULL, and as for [`Handle::get`].
+    pub(crate) fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
+        // SAFETY: the program does not destroy the objects that its structure names during the call, as the type says.
+        unsafe { object_in(self.get()?, field) }
+    }
+
     /// A copy of the structure, which may be unaligned, unless C passed NULL.
     #[must_use]
     pub fn read(&self) -> Option<T>
@@ -268,7 +279,40 @@ impl<'a, T> InPtr<'a, T> {
     }
 }
 
+/// Object that a field of a structure names.
+///
+/// # Safety
+/// The program does not destroy the object during `'a`.
+unsafe fn object_in<'a, T, B: Body>(
+    structure: &T,
+    field: impl FnOnce(&T) -> &*mut B::C,
+) -> Result<&'a Object<B>> {
+    let field = field(structure);
+    let offset = ptr::from_ref(field).addr().wrapping_sub(ptr::from_ref(structure).addr());
+    assert!(offset < size_of::<T>(), "the closure selects a field");
+    // SAFETY: the caller ensures that the object stays.
+    unsafe { Object::get(*field) }
+}
+
 impl<'a, T> InOutPtr<'a, T> {
+    /// The structure as C has filled it.
+    ///
+    /// # Errors
+    /// EINVAL for NULL.
+    pub(crate) fn given(&self) -> Result<&T> {
+        // SAFETY: NULL, or a structure that nothing else uses during the call, as the type says.
+        unsafe { self.0.as_ref() }.ok_or_else(|| Errno::INVAL.null())
+    }
+
+    /// The object that a field of the structure names.
+    ///
+    /// # Errors
+    /// EINVAL for NULL, and as for [`Handle::get`].
+    pub(crate) fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
+        // SAFETY: the program does not destroy the objects that its structure names during the call, as the type says.
+        unsafe { object_in(self.given()?, field) }
+    }
+
     /// The structure, unless C passed NULL.
     #[must_use]
     pub fn as_mut(self) -> Option<&'a mut T> {

@@ -102,9 +102,9 @@ fn check_inside(pd: *mut ibv_pd, buf: &Object<Buf>, addr: *mut c_void, length: u
 }
 
 /// `ibv_reg_mr_ex`: memory by its address, of a buffer, or of a DMA-buf.
-pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, attr: InPtr<'_, ibv_mr_init_attr>) -> *mut ibv_mr {
+pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init_attr>) -> *mut ibv_mr {
     boundary::pointer(|| {
-        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("ibv_reg_mr_ex without attributes"))?;
+        let attr = given.as_ref().ok_or_else(|| Errno::INVAL.because("ibv_reg_mr_ex without attributes"))?;
         let has = |mask| attr.comp_mask & mask != 0;
         let known = masks::IBV_REG_MR_MASK_IOVA
             | masks::IBV_REG_MR_MASK_ADDR
@@ -135,8 +135,7 @@ pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, attr: InPtr<'_, ibv_mr_init_
         }
         let iova = has(masks::IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
         if has(masks::IBV_REG_MR_MASK_BUF) {
-            // SAFETY: the program does not free the buffer of the attributes during the call (ibv_reg_mr_ex(3)).
-            check_inside(pd.as_ptr(), unsafe { Object::get(attr.buf) }?, attr.addr, attr.length)?;
+            check_inside(pd.as_ptr(), given.object(|attr| &attr.buf)?, attr.addr, attr.length)?;
         }
         mr::register(pd.get()?, attr.addr, attr.length, iova, attr.access.cast_unsigned())
     })

@@ -5,7 +5,6 @@ use crate::abi::{ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr};
 use crate::arguments::{Handle, InPtr, TableHandle, c1, c2};
 use crate::boundary::{self, Result};
 use crate::call_lock::{BatchHandle, Batched, CallLock};
-use crate::channel::CompChannel;
 use crate::clock::{monotonic_ns, realtime_ns};
 use crate::context::OpenContext;
 use crate::cq::{self, Cq, CqInit, imm_and_flags};
@@ -20,34 +19,30 @@ pub(crate) extern "C" fn create_cq_ex(
     attr: InPtr<'_, ibv_cq_init_attr_ex>,
 ) -> *mut ibv_cq_ex {
     boundary::pointer(|| {
-        let attr = attr.get()?;
+        let given = attr.get()?;
         let timestamps =
             flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         let masks = flags::IBV_CQ_INIT_ATTR_MASK_FLAGS | flags::IBV_CQ_INIT_ATTR_MASK_PD;
-        if attr.comp_mask & !masks != 0 {
+        if given.comp_mask & !masks != 0 {
             return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
         let known = flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
-        let asked = attr.comp_mask & flags::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
-        if asked && attr.flags & !known != 0
-            || attr.wc_flags & !(flags::IBV_WC_STANDARD_FLAGS | timestamps) != 0
+        let asked = given.comp_mask & flags::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
+        if asked && given.flags & !known != 0
+            || given.wc_flags & !(flags::IBV_WC_STANDARD_FLAGS | timestamps) != 0
         {
             return Err(
                 Errno::UNSUPPORTED.because("completion fields that are not offered (wc_flags, flags)")
             );
         }
         let context = context.get()?;
-        let channel = match attr.channel.is_null() {
-            true => None,
-            // SAFETY: the program does not destroy the channel of the attributes during the call (ibv_create_cq_ex(3)).
-            false => Some(unsafe { Object::<CompChannel>::get(attr.channel) }?),
-        };
+        let channel = if given.channel.is_null() { None } else { Some(attr.object(|attr| &attr.channel)?) };
         let init = CqInit {
-            depth: attr.cqe,
-            cq_context: attr.cq_context,
+            depth: given.cqe,
+            cq_context: given.cq_context,
             channel,
-            vector: attr.comp_vector,
-            timestamps: attr.wc_flags & timestamps != 0,
+            vector: given.comp_vector,
+            timestamps: given.wc_flags & timestamps != 0,
         };
         cq::create(context, &init, fill).map(<*mut _>::cast)
     })

@@ -47,21 +47,22 @@ pub(crate) extern "C" fn dealloc_mw(mw: OwnedHandle<'_, Mw>) -> c_int {
     boundary::code(|| mw.destroy(|_| Ok(())))
 }
 
-/// The request that binds `window`; `rkey` is the key it gets.
-///
-/// # Safety
-/// The program does not deregister the region in `info` during the call.
+/// The request that binds `window`; `rkey` is the key it gets, and `region` finds the region in `info`.
 ///
 /// # Errors
 /// EINVAL for NULL, EIO for what came through a fork, those of [`mr::access`].
-pub(crate) unsafe fn bind_op(window: &Mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp> {
+pub(crate) fn bind_op<'a>(
+    window: &Mw,
+    rkey: u32,
+    info: &ibv_mw_bind_info,
+    region: impl FnOnce() -> Result<&'a Object<Mr>>,
+) -> Result<SendOp> {
     // Local rights have no meaning for a window; some programs set them.
     let access = mr::access(info.mw_access_flags)? & (Access::REMOTE | Access::ZERO_BASED);
     let (region, length) = match (info.length, info.mr.is_null()) {
         // Nothing is bound: a type 1 window is revoked.
         (0, true) => (STag(0), 0),
-        // SAFETY: the caller ensures that the region stays.
-        (length, _) => unsafe { Object::<Mr>::get(info.mr) }?.window(info.addr, length)?,
+        (length, _) => region()?.window(info.addr, length)?,
     };
     Ok(SendOp::Bind(Bind {
         window: window.engine.stag(),
@@ -85,8 +86,8 @@ pub(crate) extern "C" fn bind_mw(
             return Err(Errno::INVAL.because("ibv_bind_mw of a window of type 2"));
         }
         let rkey = next_key(window.abi.get(|mw| &mw.rkey));
-        // SAFETY: the program does not deregister the region that it binds to during the call (ibv_bind_mw(3)).
-        let op = unsafe { bind_op(window, rkey, &request.bind_info) }?;
+        let region = || bind.object(|bind| &bind.bind_info.mr);
+        let op = bind_op(window, rkey, &request.bind_info, region)?;
         let flags = SendFlags::from_bits_truncate(request.send_flags) - SendFlags::INLINE;
         let wr = SendWr { wr_id: request.wr_id, op, sges: &[], flags };
         // SAFETY: a request to bind names no memory that the device reads or writes.

@@ -91,15 +91,13 @@ pub(crate) extern "C" fn alloc_parent_domain(
 ) -> *mut ibv_pd {
     const ALLOCATORS_AND_CONTEXT: u32 = 3;
     boundary::pointer(|| {
-        let (context, attr) = (context.get()?, attr.get()?);
-        if attr.comp_mask & !ALLOCATORS_AND_CONTEXT != 0 {
+        let (context, given) = (context.get()?, attr.get()?);
+        if given.comp_mask & !ALLOCATORS_AND_CONTEXT != 0 {
             return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
-        // SAFETY: the program does not deallocate the domain of the attributes during the call (ibv_alloc_parent_domain(3)).
-        let under = unsafe { Object::<Pd>::get(attr.pd) }?;
-        if !attr.td.is_null() {
-            // SAFETY: nor does it deallocate their thread domain.
-            unsafe { Object::<Td>::get(attr.td) }?;
+        let under: &Object<Pd> = attr.object(|attr| &attr.pd)?;
+        if !given.td.is_null() {
+            attr.object::<Td>(|attr| &attr.td)?;
         }
         Ok(Pd::create(context, under.engine.clone(), Some(under.users.add())))
     })

@@ -103,7 +103,9 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
             // SAFETY: with this opcode the variant is set, and the caller ensures that both objects stay.
             unsafe {
                 let bind = wr.tail.bind_mw;
-                mw::bind_op(Object::<Mw>::get(bind.mw)?, bind.rkey, &bind.bind_info)?
+                mw::bind_op(Object::<Mw>::get(bind.mw)?, bind.rkey, &bind.bind_info, || {
+                    Object::get(bind.bind_info.mr)
+                })?
             }
         }
         op::IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate { stag: STag(wr.imm) },

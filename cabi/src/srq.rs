@@ -78,17 +78,17 @@ pub(crate) extern "C" fn create_srq_ex(
 ) -> *mut ibv_srq {
     boundary::pointer(|| {
         context.get()?;
-        let init = init.get()?;
-        let typed = init.comp_mask & flags::IBV_SRQ_INIT_ATTR_TYPE != 0;
+        let given = init.given()?;
+        let typed = given.comp_mask & flags::IBV_SRQ_INIT_ATTR_TYPE != 0;
         let known = flags::IBV_SRQ_INIT_ATTR_TYPE | flags::IBV_SRQ_INIT_ATTR_PD;
-        if typed && init.srq_type != flags::IBV_SRQT_BASIC || init.comp_mask & !known != 0 {
+        if typed && given.srq_type != flags::IBV_SRQT_BASIC || given.comp_mask & !known != 0 {
             return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
         }
-        if init.comp_mask & flags::IBV_SRQ_INIT_ATTR_PD == 0 {
+        if given.comp_mask & flags::IBV_SRQ_INIT_ATTR_PD == 0 {
             return Err(Errno::INVAL.because("attributes without a protection domain"));
         }
-        // SAFETY: the program does not deallocate the domain of the attributes during the call (ibv_create_srq_ex(3)).
-        create(unsafe { Object::get(init.pd) }?, init.srq_context, &mut init.attr)
+        let (domain, init) = (init.object(|init| &init.pd)?, init.get()?);
+        create(domain, init.srq_context, &mut init.attr)
     })
 }
 

@@ -2,14 +2,15 @@
 
 use crate::abi::cm::{RAI_PASSIVE, RDMA_PS_TCP};
 use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
-use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
-use crate::arguments::{InOutPtr, InPtr, OutPtr, argument};
+use crate::abi::{ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
+use crate::arguments::{Handle, InOutPtr, InPtr, OutPtr, argument};
 use crate::boundary::{self, Result};
 use crate::cm::address::AddressPtr;
 use crate::cm::id::{Endpoint, Id};
 use crate::cm::lifecycle::{self, check_port_space};
 use crate::cm::{qp, registry, resolve};
 use crate::errno::Errno;
+use crate::pd::Pd;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::{ptr, slice};
@@ -21,7 +22,7 @@ const MAX_CONNECT_DATA: usize = 255;
 pub extern "C" fn rdma_create_ep(
     id: OutPtr<'_, *mut rdma_cm_id>,
     res: InPtr<'_, rdma_addrinfo>,
-    pd: *mut ibv_pd,
+    pd: Handle<'_, Pd>,
     attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> c_int {
     boundary::minus_one(|| {
@@ -34,7 +35,7 @@ pub extern "C" fn rdma_create_ep(
             lifecycle::discard(&new);
             return Err(Errno::UNSUPPORTED.because("not the type of queue pair of this port space"));
         }
-        equip(&new, res, pd, attr.as_mut()).inspect_err(|_| lifecycle::discard(&new))?;
+        equip(&new, res, pd, attr).inspect_err(|_| lifecycle::discard(&new))?;
         id.write(new.abi())
     })
 }
@@ -47,17 +48,17 @@ fn qp_type(id: &Id) -> c_int {
 fn equip(
     id: &Arc<Id>,
     res: &rdma_addrinfo,
-    pd: *mut ibv_pd,
-    given: Option<&mut ibv_qp_init_attr>,
+    pd: Handle<'_, Pd>,
+    attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> Result<()> {
     // SAFETY: the addresses in an answer of `rdma_getaddrinfo` are as long as their families'.
     let (src, dst): (AddressPtr<'_>, AddressPtr<'_>) =
         unsafe { (argument(res.ai_src_addr.cast_const()), argument(res.ai_dst_addr.cast_const())) };
     if res.ai_flags & RAI_PASSIVE != 0 {
         resolve::bind(id, src.read()?)?;
-        let endpoint = given.map(|given| {
-            given.qp_type = qp_type(id);
-            Endpoint { pd, attr: *given }
+        let endpoint = attr.as_mut().map(|attr| {
+            attr.qp_type = qp_type(id);
+            Endpoint { pd: pd.as_ptr(), attr: *attr }
         });
         id.lock().endpoint = endpoint;
         return Ok(());
@@ -66,10 +67,8 @@ fn equip(
     resolve::route(id)?;
     // Both events are notes, and C has not seen the id yet.
     id.forget_notes();
-    if let Some(given) = given {
-        given.qp_type = qp_type(id);
-        // SAFETY: the program does not destroy the objects of the attributes during the call (rdma_create_ep(3)).
-        unsafe { qp::create(id, pd, given) }?;
+    if !attr.is_null() {
+        qp::create(id, pd, attr, qp_type(id))?;
     }
     if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
         if res.ai_connect_len > MAX_CONNECT_DATA {

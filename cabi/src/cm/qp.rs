@@ -3,10 +3,10 @@
 use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC, IBV_QPT_UD};
 use crate::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use crate::abi::{
-    ibv_comp_channel, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_attr,
-    ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
+    ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_attr, ibv_srq_init_attr,
+    ibv_srq_init_attr_ex, rdma_cm_id,
 };
-use crate::arguments::{InOutPtr, argument};
+use crate::arguments::{Handle, InOutPtr, argument};
 use crate::boundary::{self, Result};
 use crate::channel::{self, CompChannel};
 use crate::cm::id::Id;
@@ -24,26 +24,29 @@ use uiw_verbs::QpState;
 /// `rdma_create_qp`.
 pub extern "C" fn rdma_create_qp(
     id: *mut rdma_cm_id,
-    pd: *mut ibv_pd,
+    pd: Handle<'_, Pd>,
     attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
-        // SAFETY: the program does not destroy the objects of the attributes during the call (rdma_create_qp(3)).
-        unsafe { create(&id, pd, attr.get()?) }
+        let (id, qp_type) = (registry::id(id)?, attr.given()?.qp_type);
+        create(&id, pd, attr, qp_type)
     })
 }
 
-/// Makes the queue pair of an id.
-///
-/// # Safety
-/// The program does not destroy `pd`, nor the objects of the attributes, during the call.
-pub(crate) unsafe fn create(id: &Id, pd: *mut ibv_pd, given: &mut ibv_qp_init_attr) -> Result<()> {
+/// Makes the queue pair of an id. The type of the attributes becomes `qp_type`.
+pub(crate) fn create(
+    id: &Id,
+    pd: Handle<'_, Pd>,
+    attr: InOutPtr<'_, ibv_qp_init_attr>,
+    qp_type: c_int,
+) -> Result<()> {
+    let given = attr.get()?;
+    given.qp_type = qp_type;
     let mut long = given.extended();
     long.comp_mask = IBV_QP_INIT_ATTR_PD;
-    long.pd = pd;
-    // SAFETY: the caller ensures that the objects stay.
-    unsafe { create_long(id, &mut long) }?;
+    long.pd = pd.as_ptr();
+    // SAFETY: nothing else has the copy, and the program does not destroy the objects that it names during the call (rdma_create_qp(3)).
+    create_long(id, unsafe { argument(&raw mut long) })?;
     given.cap = long.cap;
     (given.send_cq, given.recv_cq, given.srq) = (long.send_cq, long.recv_cq, long.srq);
     Ok(())
@@ -51,42 +54,35 @@ pub(crate) unsafe fn create(id: &Id, pd: *mut ibv_pd, given: &mut ibv_qp_init_at
 
 /// `rdma_create_qp_ex`.
 pub extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> c_int {
-    boundary::minus_one(|| {
-        let id = registry::id(id)?;
-        // SAFETY: the program does not destroy the objects of the attributes during the call (rdma_create_qp(3)).
-        unsafe { create_long(&id, attr.get()?) }
-    })
+    boundary::minus_one(|| create_long(&*registry::id(id)?, attr))
 }
 
-/// The domain `pd`, or that of the id where it is NULL.
-///
-/// # Safety
-/// The program does not deallocate the domain during `'a`.
+/// The domain that a program has given, or that of the id.
 ///
 /// # Errors
 /// EINVAL for a domain of another context than the id's.
-unsafe fn domain_of<'a>(id: &Id, pd: *mut ibv_pd) -> Result<&'a Object<Pd>> {
-    let pd = if pd.is_null() { id.abi.get(|id| &id.pd) } else { pd };
-    // SAFETY: the caller ensures that a domain of the program stays; those of ids are never deallocated.
-    let domain = unsafe { Object::<Pd>::get(pd) };
+fn domain_of<'a>(id: &'a Id, given: Option<Result<&'a Object<Pd>>>) -> Result<&'a Object<Pd>> {
+    // SAFETY: the domain of an id is that of its device, which is never deallocated, or one that the program deallocates after the id's
+    // objects (rdma_create_qp(3)).
+    let domain = given.unwrap_or_else(|| unsafe { Object::get(id.abi.get(|id| &id.pd)) });
     let verbs = id.abi.get(|id| &id.verbs);
     domain.ok().filter(|domain| domain.abi.get(|pd| &pd.context) == verbs).ok_or_else(|| {
         Errno::INVAL.because("a protection domain that is none, or of another context than the id's")
     })
 }
 
-/// # Safety
-/// As for [`create`].
-unsafe fn create_long(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
+fn create_long(id: &Id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<()> {
+    let given = attr.given()?;
     if !id.has_foreign_qp() || id.verbs().is_err() {
         return Err(Errno::INVAL.because("the id has a queue pair, or no device yet"));
     }
-    if attr.qp_type != if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC } {
+    if given.qp_type != if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC } {
         return Err(Errno::INVAL.because("not the type of queue pair of this port space"));
     }
-    let given = if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 { ptr::null_mut() } else { attr.pd };
-    // SAFETY: the caller ensures that the domain stays.
-    attr.pd = unsafe { domain_of(id, given) }?.abi();
+    let has_domain = given.comp_mask & IBV_QP_INIT_ATTR_PD != 0 && !given.pd.is_null();
+    let domain = domain_of(id, has_domain.then(|| attr.object(|attr| &attr.pd)))?;
+    let attr = attr.get()?;
+    attr.pd = domain.abi();
     attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
     let other = |own: *mut ibv_cq, given: *mut ibv_cq| !own.is_null() && !given.is_null() && own != given;
     if other(id.abi.get(|id| &id.send_cq), attr.send_cq) || other(id.abi.get(|id| &id.recv_cq), attr.recv_cq)
@@ -97,11 +93,13 @@ unsafe fn create_long(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     if attr.srq.is_null() {
         attr.srq = id.abi.get(|id| &id.srq);
     }
-    // SAFETY: the caller ensures that the objects stay; those of the id are destroyed by calls on the id alone.
-    let new = unsafe { qp::create_extended(id.verbs()?, attr) }.inspect_err(|_| destroy_queues(id))?;
+    // SAFETY: nothing else has the attributes. The program does not destroy the objects that it has given during the call, and those of the id
+    // by calls on the id alone (rdma_create_qp(3)).
+    let extended = unsafe { argument(ptr::from_mut(attr)) };
+    let new = qp::create_extended(id.verbs()?, extended).inspect_err(|_| destroy_queues(id))?;
     ready_to_receive(new)?;
     id.abi.set(|id| &id.qp, new);
-    id.abi.set(|id| &id.pd, attr.pd);
+    id.abi.set(|id| &id.pd, domain.abi());
     Ok(())
 }
 
@@ -197,49 +195,49 @@ pub(crate) fn for_request(listener: *mut rdma_cm_id, new: *mut rdma_cm_id) -> Re
     let Some(endpoint) = registry::id(listener)?.lock().endpoint else { return Ok(()) };
     let id = registry::id(new)?;
     let mut attr = endpoint.attr;
-    // SAFETY: the program keeps the objects that it has given `rdma_create_ep` as long as the listener (rdma_create_ep(3)).
-    unsafe { create(&id, endpoint.pd, &mut attr) }
+    // SAFETY: nothing else has the copy, and the program keeps the objects that it has given `rdma_create_ep` as long as the listener
+    // (rdma_create_ep(3)).
+    let (pd, attr) = unsafe { (argument(endpoint.pd), argument(&raw mut attr)) };
+    create(&id, pd, attr, endpoint.attr.qp_type)
 }
 
 /// `rdma_create_srq`.
 pub extern "C" fn rdma_create_srq(
     id: *mut rdma_cm_id,
-    pd: *mut ibv_pd,
+    pd: Handle<'_, Pd>,
     attr: InOutPtr<'_, ibv_srq_init_attr>,
 ) -> c_int {
     boundary::minus_one(|| {
         let (id, given) = (registry::id(id)?, attr.get()?);
-        // SAFETY: the program does not deallocate the domain during the call (rdma_create_srq(3)).
-        unsafe { create_srq(&id, pd, given.srq_context, &mut given.attr) }
+        let domain = (!pd.is_null()).then(|| pd.get());
+        create_srq(&id, domain, given.srq_context, &mut given.attr)
     })
 }
 
 /// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching belong to other transports.
 pub extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: InOutPtr<'_, ibv_srq_init_attr_ex>) -> c_int {
     boundary::minus_one(|| {
-        let (id, given) = (registry::id(id)?, attr.get()?);
+        let (id, given) = (registry::id(id)?, attr.given()?);
         if given.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && given.srq_type != IBV_SRQT_BASIC {
             return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
         }
-        let pd = if given.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 { given.pd } else { ptr::null_mut() };
-        // SAFETY: the program does not deallocate the domain during the call (rdma_create_srq(3)).
-        unsafe { create_srq(&id, pd, given.srq_context, &mut given.attr) }
+        let has_domain = given.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 && !given.pd.is_null();
+        let domain = has_domain.then(|| attr.object(|attr| &attr.pd));
+        let attr = attr.get()?;
+        create_srq(&id, domain, attr.srq_context, &mut attr.attr)
     })
 }
 
-/// # Safety
-/// The program does not deallocate `pd` during the call.
-unsafe fn create_srq(
+fn create_srq(
     id: &Id,
-    pd: *mut ibv_pd,
+    domain: Option<Result<&Object<Pd>>>,
     srq_context: *mut c_void,
     attr: &mut ibv_srq_attr,
 ) -> Result<()> {
     if !id.abi.get(|id| &id.srq).is_null() || id.verbs().is_err() {
         return Err(Errno::INVAL.because("the id has a shared receive queue, or no device yet"));
     }
-    // SAFETY: the caller ensures that the domain stays.
-    let domain = unsafe { domain_of(id, pd) }?;
+    let domain = domain_of(id, domain)?;
     id.abi.set(|id| &id.srq, srq::create(domain, srq_context, attr)?);
     id.abi.set(|id| &id.pd, domain.abi());
     Ok(())

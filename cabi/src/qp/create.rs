@@ -3,11 +3,10 @@
 use super::{Qp, checked_type, create_qp};
 use crate::abi::qp as flags;
 use crate::abi::{ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex};
-use crate::arguments::{Handle, InOutPtr, OwnedHandle};
+use crate::arguments::{Handle, InOutPtr, OwnedHandle, argument};
 use crate::boundary::{self, Result};
 use crate::context::{Context, OpenContext};
 use crate::errno::Errno;
-use crate::object::Object;
 use crate::pd::Pd;
 use std::ffi::c_int;
 
@@ -16,8 +15,9 @@ pub extern "C" fn ibv_create_qp(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_qp_in
     boundary::pointer(|| {
         let init = init.get()?;
         let mut long = init.extended();
-        // SAFETY: the program does not destroy the queues of the attributes during the call (ibv_create_qp(3)).
-        let qp = unsafe { create_qp(pd.get()?, &mut long, None) };
+        let domain = pd.get()?;
+        // SAFETY: nothing else has the copy, and the program does not destroy the queues that it names during the call (ibv_create_qp(3)).
+        let qp = create_qp(domain, unsafe { argument(&raw mut long) }, None);
         init.cap = long.cap;
         qp
     })
@@ -30,39 +30,35 @@ pub(crate) extern "C" fn create_qp_ex(
 ) -> *mut ibv_qp {
     boundary::pointer(|| {
         let context = context.get()?;
-        // SAFETY: the program does not destroy the objects of the attributes during the call (ibv_create_qp_ex(3)).
-        unsafe { create_extended(context, init.get()?) }
+        create_extended(context, init)
     })
 }
 
 /// Makes a queue pair from the attributes of `ibv_create_qp_ex`.
-///
-/// # Safety
-/// The program does not destroy the objects that `init` names during the call.
-pub(crate) unsafe fn create_extended(
+pub(crate) fn create_extended(
     context: &Context,
-    init: &mut ibv_qp_init_attr_ex,
+    init: InOutPtr<'_, ibv_qp_init_attr_ex>,
 ) -> Result<*mut ibv_qp> {
     let known = flags::IBV_QP_INIT_ATTR_PD
         | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS
         | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    checked_type(init.qp_type, context.persona)?;
-    if init.comp_mask & !known != 0 {
+    let given = init.given()?;
+    checked_type(given.qp_type, context.persona)?;
+    if given.comp_mask & !known != 0 {
         return Err(Errno::UNSUPPORTED.because("attributes that are not offered (comp_mask)"));
     }
-    if init.comp_mask & flags::IBV_QP_INIT_ATTR_PD == 0 {
+    if given.comp_mask & flags::IBV_QP_INIT_ATTR_PD == 0 {
         return Err(Errno::INVAL.because("attributes without a protection domain"));
     }
-    if init.comp_mask & flags::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0 {
+    if given.comp_mask & flags::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && given.create_flags != 0 {
         return Err(Errno::UNSUPPORTED.because("create_flags are not offered"));
     }
     let send_ops =
-        (init.comp_mask & flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(init.send_ops_flags);
+        (given.comp_mask & flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(given.send_ops_flags);
     if send_ops.is_some_and(|ops| ops & !flags::SEND_OPS_OFFERED != 0) {
         return Err(Errno::UNSUPPORTED.because("send_ops_flags that are not offered"));
     }
-    // SAFETY: the caller ensures that the objects stay.
-    unsafe { create_qp(Object::get(init.pd)?, init, send_ops) }
+    create_qp(init.object(|init| &init.pd)?, init, send_ops)
 }
 
 /// `ibv_destroy_qp`: waits until every delivered event is acknowledged.

@@ -153,8 +153,7 @@ requests! {
     };
     wr_local_inv(rkey: u32) => SendOp::LocalInvalidate { stag: STag(rkey) };
     wr_bind_mw(window: Handle<'_, Mw>, rkey: u32, info: InPtr<'_, ibv_mw_bind_info>) => {
-        // SAFETY: the program does not deregister the region that it binds to during the call.
-        unsafe { mw::bind_op(window.get()?, rkey, info.get()?) }?
+        mw::bind_op(window.get()?, rkey, info.get()?, || info.object(|info| &info.mr))?
     };
 }
 

@@ -16,6 +16,7 @@ pub use ud::{ibv_attach_mcast, ibv_detach_mcast};
 
 use crate::abi::qp as flags;
 use crate::abi::{ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr_ex, zeroed};
+use crate::arguments::InOutPtr;
 use crate::boundary::Result;
 use crate::call_lock::CallLock;
 use crate::context::{Context, Numbered};
@@ -112,26 +113,22 @@ const INLINE: u32 = 256;
 
 /// Makes a queue pair. `init.cap` becomes what it really has. With `send_ops` it has these functions for `ibv_wr_*`.
 ///
-/// # Safety
-/// The program does not destroy the queues that `init` names during the call.
-///
 /// # Errors
 /// EINVAL for invalid values and for more than the device can, EOPNOTSUPP for types that the persona does not have.
-unsafe fn create_qp(
+fn create_qp(
     domain: &Object<Pd>,
-    init: &mut ibv_qp_init_attr_ex,
+    init: InOutPtr<'_, ibv_qp_init_attr_ex>,
     send_ops: Option<u64>,
 ) -> Result<*mut ibv_qp> {
     let persona = domain.context.persona;
-    let qp_type = checked_type(init.qp_type, persona)?;
-    // SAFETY: the caller ensures that the queues stay.
-    let (send_cq, recv_cq): (&Object<Cq>, &Object<Cq>) =
-        unsafe { (Object::get(init.send_cq)?, Object::get(init.recv_cq)?) };
-    let srq = match init.srq.is_null() {
+    let qp_type = checked_type(init.given()?.qp_type, persona)?;
+    let send_cq: &Object<Cq> = init.object(|init| &init.send_cq)?;
+    let recv_cq: &Object<Cq> = init.object(|init| &init.recv_cq)?;
+    let srq: Option<&Object<Srq>> = match init.given()?.srq.is_null() {
         true => None,
-        // SAFETY: the caller ensures that the queue stays.
-        false => Some(unsafe { Object::<Srq>::get(init.srq) }?),
+        false => Some(init.object(|init| &init.srq)?),
     };
+    let init = init.get()?;
     init.cap.max_inline_data = init.cap.max_inline_data.max(INLINE);
     if srq.is_some() {
         // The shared queue has its own.
