@@ -247,7 +247,7 @@ impl<'a, T> InPtr<'a, T> {
     /// The structure, unless C passed NULL.
     #[must_use]
     pub fn as_ref(&self) -> Option<&'a T> {
-        // SAFETY: NULL, or a structure that C does not change during the call, as the type says.
+        // SAFETY: the pointer is NULL, or a structure that C does not change during the call, as the type says.
         unsafe { self.0.as_ref() }
     }
 
@@ -300,7 +300,7 @@ impl<'a, T> InOutPtr<'a, T> {
     /// # Errors
     /// EINVAL for NULL.
     pub(crate) fn given(&self) -> Result<&T> {
-        // SAFETY: NULL, or a structure that nothing else uses during the call, as the type says.
+        // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as the type says.
         unsafe { self.0.as_ref() }.ok_or_else(|| Errno::INVAL.null())
     }
 
@@ -316,7 +316,7 @@ impl<'a, T> InOutPtr<'a, T> {
     /// The structure, unless C passed NULL.
     #[must_use]
     pub fn as_mut(self) -> Option<&'a mut T> {
-        // SAFETY: NULL, or a structure that nothing else uses during the call, as the type says.
+        // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as the type says.
         unsafe { self.0.as_mut() }
     }
 
@@ -365,7 +365,7 @@ impl<'a, T> OutPtr<'a, T> {
 impl<T> HeapPtr<'_, T> {
     /// Gives it back.
     pub(crate) fn free(self) {
-        // SAFETY: NULL, or memory of the heap that nothing uses any more, as the type says.
+        // SAFETY: the pointer is NULL, or memory of the heap that nothing uses any more, as the type says.
         unsafe { libc::free(self.0.cast()) };
     }
 

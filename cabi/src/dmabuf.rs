@@ -11,7 +11,9 @@ use crate::mr::{self, Place};
 use crate::object::Object;
 use crate::pd::Pd;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::fs::File;
+use std::io::{Seek as _, SeekFrom};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use uiw_verbs::{Access, Memory};
 
@@ -24,7 +26,7 @@ const SYNC_END: u64 = 1 << 2;
 
 /// A part of a DMA-buf that is mapped, and that processors may access: between the two ends of `DMA_BUF_IOCTL_SYNC`.
 struct Mapped {
-    file: OwnedFd,
+    file: File,
     at: *mut c_void,
     len: usize,
 }
@@ -55,31 +57,45 @@ fn sync(fd: RawFd, what: u64) -> Result<()> {
     }
 }
 
-/// Bytes of the DMA-buf behind `fd`.
+/// Bytes of a DMA-buf.
 ///
 /// # Errors
-/// EBADF; EINVAL for another file.
-fn size(fd: RawFd) -> Result<u64> {
+/// EINVAL for another file.
+fn size(file: &File) -> Result<u64> {
     let mut stat: libc::statfs = zeroed();
-    // SAFETY: the structure is there to be written during the call.
-    if unsafe { libc::fstatfs(fd, &raw mut stat) } != 0 {
-        return Err(Errno::last().because(format_args!("descriptor {fd} of a DMA-buf")));
+    // SAFETY: there is room for the structure.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) } != 0 {
+        return Err(Errno::last().because("the kind of a DMA-buf"));
     }
     if stat.f_type != MAGIC {
-        return Err(Errno::INVAL.because(format_args!("descriptor {fd} is no DMA-buf")));
+        return Err(Errno::INVAL.because("a descriptor of no DMA-buf"));
     }
     // A DMA-buf has no position; its end says how long it is.
-    // SAFETY: takes integers alone.
-    let end = unsafe { libc::lseek64(fd, 0, libc::SEEK_END) };
-    u64::try_from(end).map_err(|_| Errno::last().because(format_args!("the size of DMA-buf {fd}")))
+    let mut file = file;
+    file.seek(SeekFrom::End(0)).map_err(|error| Errno::from(error).because("the size of a DMA-buf"))
+}
+
+/// Another descriptor of the program's file.
+///
+/// # Errors
+/// EBADF, EMFILE
+fn duplicate(fd: RawFd) -> Result<File> {
+    if fd < 0 {
+        return Err(Errno(libc::EBADF).because(format_args!("descriptor {fd} of a DMA-buf")));
+    }
+    // SAFETY: the program has the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
+    let own = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+    own.map(File::from)
+        .map_err(|error| Errno::from(error).because(format_args!("descriptor {fd} of a DMA-buf")))
 }
 
 /// The `length` bytes from `offset` on, mapped until nothing stands on them.
 ///
 /// # Errors
-/// Those of [`size`]; EINVAL for bytes that it does not have, EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
+/// Those of [`duplicate`] and [`size`]; EINVAL for bytes that it does not have, EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
 fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
-    let size = size(fd)?;
+    let file = duplicate(fd)?;
+    let size = size(&file)?;
     let len = offset.checked_add(length as u64).filter(|end| length > 0 && *end <= size);
     let (Some(Ok(len)), Ok(skip)) = (len.map(usize::try_from), usize::try_from(offset)) else {
         return Err(Errno::INVAL.because(format_args!(
@@ -87,10 +103,6 @@ fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memor
         )));
     };
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-    // SAFETY: the program has the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
-    let file = unsafe { BorrowedFd::borrow_raw(fd) }
-        .try_clone_to_owned()
-        .map_err(|error| Errno::from(error).because("another descriptor of a DMA-buf"))?;
     // From its beginning on: some drivers (Linux's DRM shmem helper) ignore the offset of a mapping.
     // SAFETY: the kernel chooses an address where nothing is mapped.
     let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };

@@ -2,9 +2,9 @@
 //!
 //! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions.
 //!
-//! C's pointers come from outside, so almost everything is `unsafe`, with one contract: *a pointer is NULL, or an object that this
-//! library gave out and that has not been freed, or memory that C may read and write as the man page says*. NULL and objects of
-//! another kind are answered with an error.
+//! C's pointers come from outside, with one contract: *a pointer is NULL, or an object that this library gave out and that has not been freed, or
+//! memory that C may read and write as the man page says*. The types of the functions' arguments ([`arguments`]) carry it, so that the functions
+//! are safe code. NULL and objects of another kind are answered with an error.
 
 pub mod abi;
 mod abi_cell;

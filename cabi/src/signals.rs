@@ -32,14 +32,14 @@ fn all_but(signals: &[c_int]) -> libc::sigset_t {
 pub(crate) fn without(set: libc::sigset_t, signals: &[c_int]) -> libc::sigset_t {
     let mut set = set;
     for signal in signals {
-        // SAFETY: a set that may be changed; a number that is no signal's is answered with an error.
+        // SAFETY: the set is a local one; a number that is no signal's is answered with an error.
         unsafe { libc::sigdelset(&raw mut set, *signal) };
     }
     set
 }
 
 fn contains(set: &libc::sigset_t, signal: c_int) -> bool {
-    // SAFETY: a set that is there; a number that is no signal's is answered with an error.
+    // SAFETY: the set is borrowed; a number that is no signal's is answered with an error.
     unsafe { libc::sigismember(set, signal) == 1 }
 }
 

@@ -37,14 +37,14 @@ impl<'a, T> In<'a, T> {
 
     /// The structure; `None` for NULL.
     pub(crate) fn as_ref(self) -> Option<&'a T> {
-        // SAFETY: NULL, or a structure that the program does not change during the call, as the type says.
+        // SAFETY: the pointer is NULL, or a structure that the program does not change during the call, as the type says.
         unsafe { self.0.as_ref() }
     }
 
     /// The elements of a list, none for NULL.
     pub(crate) fn elements(self, count: Argument<'a, impl TryInto<usize>>) -> &'a [T] {
         match count.0.try_into() {
-            // SAFETY: a list of so many elements, as the other argument of the call says, which the program does not change during the call.
+            // SAFETY: the pointer is a list of so many elements, as the other argument of the call says, which the program does not change during the call.
             Ok(count @ 1..) if !self.0.is_null() => unsafe { slice::from_raw_parts(self.0, count) },
             _ => &[],
         }
@@ -69,7 +69,7 @@ impl<'a, T> Out<'a, T> {
     /// # Safety
     /// No other reference to it is used meanwhile.
     pub(crate) unsafe fn as_mut(self) -> &'a mut T {
-        // SAFETY: a structure that nothing else uses during the call, as the type says, apart from references that the caller excludes.
+        // SAFETY: the pointer is a structure that nothing else uses during the call, as the type says, apart from references that the caller excludes.
         unsafe { &mut *self.0 }
     }
 }

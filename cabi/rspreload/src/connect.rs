@@ -78,7 +78,7 @@ fn accepted<'a>(
 
 /// The number of bytes that there is room for, which the system replaces.
 fn room_of(len: Out<'_, socklen_t>) -> Argument<'_, socklen_t> {
-    // SAFETY: a number that the program has set, for the address of the same call; NULL is for a call without one.
+    // SAFETY: the program has set the number for the address of the same call; it is NULL for a call without one.
     unsafe { Argument::new(if len.get().is_null() { 0 } else { len.get().read_unaligned() }) }
 }
 

@@ -131,7 +131,7 @@ extern "C-unwind" fn __ppoll_chk<'a>(
 fn sets_have_rsocket<'a>(count: Argument<'a, c_int>, sets: [Out<'a, fd_set>; 3]) -> bool {
     let mut any = false;
     for fd in 0..count.get().min(libc::FD_SETSIZE as c_int) {
-        // SAFETY: a set that is not NULL has more bits than the number.
+        // SAFETY: the program gives NULL or sets, which have FD_SETSIZE bits; the number is lower.
         let is_in =
             || sets.iter().any(|set| !set.get().is_null() && unsafe { libc::FD_ISSET(fd, set.get()) });
         // Each is used, so each accepted connection becomes an rsocket.

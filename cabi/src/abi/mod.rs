@@ -6,8 +6,6 @@
 #![expect(missing_docs, reason = "the fields are documented in verbs.h")]
 #![expect(clippy::use_self, reason = "functions in C's structures name them as the header does")]
 
-use std::ffi::c_int;
-
 pub mod cm;
 pub mod context;
 pub mod cq;
@@ -81,7 +79,7 @@ macro_rules! plain {
 }
 
 plain! {
-    ibv_async_event, ibv_send_wr, ibv_recv_wr, ibv_mr_init_attr, ibv_qp_init_attr, c_int, u64, [c_int; 2], [i64; 2], ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, ibv_pd, ibv_td, ibv_mr, ibv_mw, ibv_ah, ibv_ah_attr, ibv_buf,
+    ibv_async_event, ibv_send_wr, ibv_recv_wr, ibv_mr_init_attr, ibv_qp_init_attr, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, ibv_pd, ibv_td, ibv_mr, ibv_mw, ibv_ah, ibv_ah_attr, ibv_buf,
     ibv_comp_channel, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_srq, ibv_qp_ex, ibv_qp_attr, ibv_qp_init_attr_ex, ibv_ece, ibv_wc, verbs_context,
     rdma_addrinfo, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_event_param, libc::addrinfo, libc::ifreq, libc::msghdr,
     libc::sigaction, libc::sigset_t, libc::sockaddr, libc::sockaddr_storage, libc::sockaddr_un, libc::stat, libc::statfs, libc::Dl_info,

@@ -24,6 +24,16 @@ struct Event {
     owner: Arc<Id>,
 }
 
+/// An event that C is about to hold. Plain values only: it is held while a thread may be cancelled.
+#[derive(Clone, Copy)]
+pub(crate) struct Delivered {
+    pub(crate) event: *mut rdma_cm_event,
+    pub(crate) id: *mut rdma_cm_id,
+    /// `RDMA_CM_EVENT_*`
+    pub(crate) kind: c_int,
+    pub(crate) status: c_int,
+}
+
 /// The content of an event about a connection.
 pub(crate) struct Draft<'a> {
     /// `RDMA_CM_EVENT_*`
@@ -60,7 +70,7 @@ pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
 
 /// An event about a connection of `id`, which `owner` counts: for a request that is the listener. Nothing when the owner is being
 /// destroyed.
-pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut rdma_cm_event> {
+pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<Delivered> {
     let mut conn: rdma_conn_param = zeroed();
     conn.responder_resources = draft.responder_resources;
     conn.initiator_depth = draft.initiator_depth;
@@ -88,7 +98,7 @@ pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut r
 }
 
 /// An event of the connection manager itself.
-pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> {
+pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<Delivered> {
     if let Some(group) = note.group {
         return give_group(id, note, group);
     }
@@ -107,7 +117,7 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> 
 }
 
 /// An event about a multicast group.
-fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<*mut rdma_cm_event> {
+fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<Delivered> {
     let local = id.lock().local.map(|local| local.ip());
     let ah = local.and_then(|local| sidr::address_vector(local, gid::from_address(group)).ok());
     let ud = Ud {
@@ -123,10 +133,11 @@ fn give_raw(
     owner: &Arc<Id>,
     abi: rdma_cm_event,
     private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
-) -> Option<*mut rdma_cm_event> {
+) -> Option<Delivered> {
     if !owner.delivers() {
         return None;
     }
+    let (id, kind, status) = (abi.id, abi.event, abi.status);
     let mut event = Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA], owner: Arc::clone(owner) });
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
@@ -140,7 +151,7 @@ fn give_raw(
     }
     let event = event.cast();
     registry::add_event(event);
-    Some(event)
+    Some(Delivered { event, id, kind, status })
 }
 
 /// Takes back an event that C acknowledges.

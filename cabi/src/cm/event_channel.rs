@@ -4,11 +4,11 @@ use crate::abi::{rdma_cm_event, rdma_event_channel};
 use crate::arguments::OutPtr;
 use crate::boundary::{self, is_nonblocking, read_token};
 use crate::cm::channel::Channel;
+use crate::cm::event::Delivered;
 use crate::cm::{deliver, orphaned, registry, routes};
 use crate::errno::Errno;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
-use std::ptr;
 use std::thread;
 
 /// `rdma_create_event_channel`.
@@ -46,34 +46,33 @@ pub extern "C-unwind" fn rdma_get_cm_event(
         return -1;
     }
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
-    let next = unsafe { wait(channel) };
-    if next.is_null() {
-        return -1;
+    match unsafe { wait(channel) } {
+        Some(next) => boundary::minus_one(|| event.write(next.event)),
+        None => -1,
     }
-    boundary::minus_one(|| event.write(next))
 }
 
-/// The channel's next event, or NULL and `errno`. Sleeps unless the descriptor is one that does not block.
+/// The channel's next event, or nothing and `errno`. Sleeps unless the descriptor is one that does not block.
 ///
 /// # Safety
 /// No caller on the stack up to C holds a value with a destructor: a thread may be cancelled while it sleeps here.
 #[inline]
-pub(crate) unsafe fn wait(channel: *mut rdma_event_channel) -> *mut rdma_cm_event {
+pub(crate) unsafe fn wait(channel: *mut rdma_event_channel) -> Option<Delivered> {
     let mut has_token = false;
     loop {
         match next(channel, has_token) {
-            Next::Event(event) => return event,
-            Next::Failed => return ptr::null_mut(),
+            Next::Event(event) => return Some(event),
+            Next::Failed => return None,
             // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
             Next::Sleep(fd) => match unsafe { read_token(fd) } {
                 true => has_token = true,
                 false if is_gone(channel) => has_token = false,
-                false => return ptr::null_mut(),
+                false => return None,
             },
             Next::SleepForever => {
                 // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
                 unsafe { orphaned::sleep() };
-                return ptr::null_mut();
+                return None;
             }
         }
     }
@@ -88,7 +87,7 @@ fn is_gone(channel: *mut rdma_event_channel) -> bool {
 /// The result of one attempt to take an event. Plain values only: they are held while the thread may be cancelled.
 #[derive(Clone, Copy)]
 enum Next {
-    Event(*mut rdma_cm_event),
+    Event(Delivered),
     Sleep(c_int),
     /// The channel is destroyed, and in rdma-core this thread would sleep in it.
     SleepForever,

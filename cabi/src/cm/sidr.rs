@@ -1,10 +1,10 @@
 //! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair, `rdma_accept` names one.
 
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED};
-use crate::abi::{ibv_ah_attr, ibv_gid, rdma_cm_event, rdma_conn_param};
+use crate::abi::{ibv_ah_attr, ibv_gid, rdma_conn_param};
 use crate::arguments::InPtr;
 use crate::boundary::Result;
-use crate::cm::event::{Draft, Ud, give};
+use crate::cm::event::{Delivered, Draft, Ud, give};
 use crate::cm::id::{Id, Phase};
 use crate::cm::ports::Reservation;
 use crate::cm::private_data::{CmMessage, PrivateData};
@@ -143,7 +143,7 @@ pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> 
 }
 
 /// A request becomes an id of its own, as for connections.
-pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<*mut rdma_cm_event> {
+pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<Delivered> {
     let private_data = request.private_data().to_vec();
     let peer = request.peer_addr();
     let id = match request_id(listener, request) {
@@ -173,7 +173,7 @@ fn request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
 }
 
 /// The responder has named its queue pair.
-pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<*mut rdma_cm_event> {
+pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<Delivered> {
     let handle = {
         let mut state = id.lock_alive()?;
         state.phase = Phase::Connected;

@@ -2,9 +2,10 @@
 //! in the id, where the program can read it.
 
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
-use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use crate::abi::{rdma_cm_id, rdma_event_channel};
 use crate::arguments::OutPtr;
 use crate::boundary::{self, Result};
+use crate::cm::event::Delivered;
 use crate::cm::{event_channel, lifecycle, qp, registry};
 use crate::errno::Errno;
 use std::ffi::c_int;
@@ -24,11 +25,10 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
         return 0;
     }
     // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
-    let event = unsafe { event_channel::wait(own) };
-    if event.is_null() {
-        return -1;
+    match unsafe { event_channel::wait(own) } {
+        Some(event) => boundary::minus_one(|| keep(id, event)),
+        None => -1,
     }
-    boundary::minus_one(|| keep(id, event))
 }
 
 /// The channel to wait on, or NULL when the id is not synchronous. The event shown before is acknowledged.
@@ -48,14 +48,11 @@ fn own_channel(id: *mut rdma_cm_id) -> *mut rdma_event_channel {
 }
 
 /// Shows an event to the program; an error for an event that reports one.
-fn keep(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<()> {
-    let id = registry::id(id)?;
-    id.abi.set(|id| &id.event, event);
-    // SAFETY: the event was just delivered, and this library acknowledges those of synchronous ids.
-    let (kind, status) = unsafe { ((*event).event, (*event).status) };
-    match status {
+fn keep(id: *mut rdma_cm_id, shown: Delivered) -> Result<()> {
+    registry::id(id)?.abi.set(|id| &id.event, shown.event);
+    match shown.status {
         0 => Ok(()),
-        _ if kind == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
+        _ if shown.kind == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
         status => Err(Errno(status.abs())),
     }
 }
@@ -71,13 +68,10 @@ pub extern "C-unwind" fn rdma_get_request(
         return -1;
     }
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
-    let event = unsafe { event_channel::wait(own) };
-    if event.is_null() {
+    let Some(Delivered { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
         return -1;
-    }
+    };
     boundary::minus_one(|| {
-        // SAFETY: the event was just delivered, and this library acknowledges those of synchronous ids.
-        let (kind, new) = unsafe { ((*event).event, (*event).id) };
         let made = match kind {
             RDMA_CM_EVENT_CONNECT_REQUEST => qp::for_request(listener, new),
             _ => Err(Errno::INVAL.because("the listener has an event that is no connection request")),

@@ -1,7 +1,7 @@
 //! System calls that do not go through the C library: a preloaded library may stand in front of its functions, and would take the
 //! descriptors of rsockets for the program's.
 
-use crate::abi::{Plain, zeroed};
+use crate::abi::zeroed;
 use crate::boundary::Result;
 use crate::cm::address;
 use crate::errno::Errno;
@@ -257,13 +257,15 @@ pub(crate) fn shut(fd: RawFd) {
     let _ = call(Call::Shutdown, [fd, libc::SHUT_RDWR, 0]);
 }
 
-/// An option of a socket that is a plain structure; none where the system does not have it.
-pub(crate) fn option<T: Plain>(fd: RawFd, level: c_int, name: c_int) -> Option<T> {
-    let mut value = zeroed::<T>();
-    let mut len = size_of::<T>() as socklen_t;
-    // SAFETY: there is room for so many bytes, and any bytes are a value: the types of the options of this library have integers alone.
-    let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len) };
-    (done == 0).then_some(value)
+/// An option of a socket that has so many bytes; none where the system does not have it.
+pub(crate) fn option<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> Option<[u8; N]> {
+    let mut value = [0; N];
+    option_bytes(fd, level, name, &mut value).ok().map(|_| value)
+}
+
+/// An option of a socket that is an integer; none where the system does not have it.
+pub(crate) fn int_option(fd: RawFd, level: c_int, name: c_int) -> Option<c_int> {
+    option(fd, level, name).map(c_int::from_ne_bytes)
 }
 
 /// An option as bytes, as many as fit; returns how many there are.
@@ -290,7 +292,7 @@ pub(crate) fn set_option_bytes(fd: RawFd, level: c_int, name: c_int, value: &[u8
 /// The number that distinguishes a socket from every other one that there is or was since the system started; none for other files, and
 /// where the system does not have it.
 pub(crate) fn cookie(fd: RawFd) -> Option<NonZeroU64> {
-    NonZeroU64::new(option::<u64>(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?)
+    NonZeroU64::new(u64::from_ne_bytes(option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)?))
 }
 
 /// Sets an option that is an integer.
