@@ -21,20 +21,15 @@ use std::{mem, ptr, slice};
 pub unsafe trait Argument {
     /// The type in C's declaration of the function.
     type C;
-    /// The argument for a value of C's type.
-    ///
-    /// # Safety
-    /// The value is one that the documentation of the argument's type permits, until the function returns.
-    unsafe fn from_c(value: Self::C) -> Self;
 }
 
 /// The argument for a value of C's type, for calls from Rust.
 ///
 /// # Safety
-/// As for [`Argument::from_c`].
+/// The value is one that the documentation of the argument's type permits, until the function returns.
 pub unsafe fn argument<A: Argument>(value: A::C) -> A {
-    // SAFETY: the caller permits the same value for the same type.
-    unsafe { A::from_c(value) }
+    // SAFETY: the types have the same representation, and the caller ensures that the value is permitted.
+    unsafe { mem::transmute_copy(&mem::ManuallyDrop::new(value)) }
 }
 
 /// Calls an exported function with values of C's types: `call!(qp::ibv_modify_qp(qp, &raw mut attr, mask))`. Unsafe as [`argument`] is.
@@ -89,7 +84,6 @@ macro_rules! plain_arguments {
             // SAFETY: it is the same type.
             unsafe impl Argument for $type {
                 type C = $type;
-                unsafe fn from_c(value: $type) -> $type { value }
             }
         )*
     };
@@ -99,9 +93,6 @@ plain_arguments!(u8, u16, u32, u64, usize, i32, i64);
 // SAFETY: it is the same type.
 unsafe impl<T> Argument for *mut T {
     type C = Self;
-    unsafe fn from_c(value: Self) -> Self {
-        value
-    }
 }
 
 /// Declares argument types that are one pointer.
@@ -115,9 +106,6 @@ macro_rules! pointers {
             // SAFETY: the structure is transparent.
             unsafe impl<'a $(, $param $(: $bound)?)?> Argument for $name<'a $(, $param)?> {
                 type C = *$kind $target;
-                unsafe fn from_c(value: Self::C) -> Self {
-                    Self(value, PhantomData)
-                }
             }
 
             impl<$($param $(: $bound)?)?> $name<'_ $(, $param)?> {
@@ -173,9 +161,6 @@ pub struct TableHandle<'a, B: Body, P = <B as Body>::C>(*mut P, PhantomData<&'a 
 // SAFETY: the structure is transparent.
 unsafe impl<B: Body, P> Argument for TableHandle<'_, B, P> {
     type C = *mut P;
-    unsafe fn from_c(value: *mut P) -> Self {
-        Self(value, PhantomData)
-    }
 }
 
 impl<B: Body> Clone for Handle<'_, B> {
@@ -386,21 +371,12 @@ impl<'a> TextPtr<'a> {
 /// Number of elements behind the [`ArrayPtr`] or [`ArrayMutPtr`] of the same lifetime. If there are two numbers, for structures of a size that C
 /// chooses, their product is the number of bytes at the [`PrefixPtr`].
 #[repr(transparent)]
+#[derive(Clone, Copy)]
 pub struct Count<'a, N = usize>(N, PhantomData<Brand<'a>>);
-
-impl<N: Copy> Clone for Count<'_, N> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<N: Copy> Copy for Count<'_, N> {}
 
 // SAFETY: the structure is transparent.
 unsafe impl<N> Argument for Count<'_, N> {
     type C = N;
-    unsafe fn from_c(value: N) -> Self {
-        Self(value, PhantomData)
-    }
 }
 
 impl<'a, N: TryInto<usize>> Count<'a, N> {

@@ -3,7 +3,7 @@
 use crate::abi::event::{self as kinds};
 use crate::abi::{ibv_async_element, ibv_async_event};
 use crate::arguments::{Handle, InOutPtr, OutPtr};
-use crate::boundary::{self, Result, is_nonblocking, read_token};
+use crate::boundary::{self, Attempt, Result, is_nonblocking, take_event};
 use crate::context::{Context, OpenContext};
 use crate::cq::Cq;
 use crate::errno::Errno;
@@ -15,62 +15,35 @@ use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use uiw_verbs::AsyncEvent;
 
-/// The result of one attempt to take an event.
-enum Attempt {
-    Taken(ibv_async_event),
-    Failed,
-    Sleep(c_int),
-}
-
 /// `ibv_get_async_event`: waits unless the program made the descriptor non-blocking.
 pub extern "C-unwind" fn ibv_get_async_event(
     context: Handle<'_, OpenContext>,
     event: OutPtr<'_, ibv_async_event>,
 ) -> c_int {
-    let mut has_token = false;
-    let found = loop {
-        match attempt(context, has_token, &event) {
-            Attempt::Taken(found) => break found,
-            Attempt::Failed => return -1,
-            // SAFETY: nothing in this frame has a destructor, and C is the caller.
-            Attempt::Sleep(fd) => has_token = unsafe { read_token(fd) },
-        }
-        if !has_token {
-            return -1;
-        }
-    };
-    boundary::minus_one(|| event.write(found))
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    match unsafe { take_event(|has_token| attempt(context, has_token, &event)) } {
+        Some(found) => boundary::minus_one(|| event.write(found)),
+        None => -1,
+    }
 }
 
 fn attempt(
     context: Handle<'_, OpenContext>,
     has_token: bool,
     event: &OutPtr<'_, ibv_async_event>,
-) -> Attempt {
-    let body = || -> Result<Attempt> {
-        let open = context.get()?;
-        event.check()?;
-        let fd = open.abi.get(|abi| &abi.context.async_fd);
-        let events = open.engine.async_events();
-        let mut next = if has_token { events.pop_with_token() } else { events.try_pop() };
-        while let Some(found) = next {
-            if let Some(found) = deliver(open, &found) {
-                return Ok(Attempt::Taken(found));
-            }
-            next = events.try_pop();
+) -> Result<Attempt<ibv_async_event>> {
+    let open = context.get()?;
+    event.check()?;
+    let fd = open.abi.get(|abi| &abi.context.async_fd);
+    let events = open.engine.async_events();
+    let mut next = if has_token { events.pop_with_token() } else { events.try_pop() };
+    while let Some(found) = next {
+        if let Some(found) = deliver(open, &found) {
+            return Ok(Attempt::Taken(found));
         }
-        if is_nonblocking(fd) {
-            Err(Errno::AGAIN)
-        } else {
-            Ok(Attempt::Sleep(events.token_fd()?.as_raw_fd()))
-        }
-    };
-    boundary::value(Attempt::Failed, || {
-        Ok(body().unwrap_or_else(|errno| {
-            errno.set();
-            Attempt::Failed
-        }))
-    })
+        next = events.try_pop();
+    }
+    if is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(Attempt::Sleep(events.token_fd()?.as_raw_fd())) }
 }
 
 /// The event as C's, counted as delivered; `None` when its object is destroyed.

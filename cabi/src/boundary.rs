@@ -148,6 +148,37 @@ pub unsafe fn read_token(fd: c_int) -> bool {
     unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
 }
 
+/// The outcome of an attempt to take an event.
+pub(crate) enum Attempt<T> {
+    Taken(T),
+    /// There is none: the thread sleeps at this descriptor.
+    Sleep(c_int),
+}
+
+/// Makes attempts until one takes an event, and sleeps between them; an attempt is told whether a token was taken. Nothing when one fails; `errno`
+/// has the reason.
+///
+/// # Safety
+/// As for [`read_token`].
+#[inline]
+pub(crate) unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy) -> Option<T> {
+    let mut has_token = false;
+    loop {
+        match guarded(|| attempt(has_token)) {
+            Ok(Attempt::Taken(event)) => return Some(event),
+            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+            Ok(Attempt::Sleep(fd)) => has_token = unsafe { read_token(fd) },
+            Err(errno) => {
+                errno.set();
+                return None;
+            }
+        }
+        if !has_token {
+            return None;
+        }
+    }
+}
+
 /// Whether the program made `fd` non-blocking.
 #[must_use]
 pub fn is_nonblocking(fd: c_int) -> bool {

@@ -42,9 +42,6 @@ pub(crate) struct BatchHandle<'a, B: Body>(*mut B::Abi, PhantomData<&'a Object<B
 // SAFETY: the structure is transparent.
 unsafe impl<B: Body> Argument for BatchHandle<'_, B> {
     type C = *mut B::Abi;
-    unsafe fn from_c(value: Self::C) -> Self {
-        Self(value, PhantomData)
-    }
 }
 
 impl<'a, B: Batched> BatchHandle<'a, B> {

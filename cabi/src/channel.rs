@@ -2,7 +2,7 @@
 
 use crate::abi::{ibv_comp_channel, ibv_cq};
 use crate::arguments::{Handle, OutPtr, OwnedHandle};
-use crate::boundary::{self, Result, is_nonblocking, read_token};
+use crate::boundary::{self, Attempt, Result, is_nonblocking, take_event};
 use crate::context::{Context, OpenContext};
 use crate::errno::Errno;
 use crate::object::{Body, Object};
@@ -110,13 +110,6 @@ impl Body for CompChannel {
 /// thread. Only the read of that is a cancellation point and is ended by signals.
 const DRIVE: Duration = Duration::from_millis(5);
 
-/// The result of one attempt to take an event.
-enum Attempt {
-    Taken(*mut ibv_cq),
-    Failed,
-    Sleep(c_int),
-}
-
 /// `ibv_create_comp_channel`.
 pub extern "C" fn ibv_create_comp_channel(context: Handle<'_, OpenContext>) -> *mut ibv_comp_channel {
     boundary::pointer(|| CompChannel::create(context.get()?))
@@ -149,18 +142,9 @@ pub extern "C-unwind" fn ibv_get_cq_event(
     cq: OutPtr<'_, *mut ibv_cq>,
     cq_context: OutPtr<'_, *mut c_void>,
 ) -> c_int {
-    let mut has_token = false;
-    let found = loop {
-        match attempt(channel, has_token, &cq, &cq_context) {
-            Attempt::Taken(cq) => break cq,
-            Attempt::Failed => return -1,
-            // SAFETY: nothing in this frame has a destructor, and C is the caller.
-            Attempt::Sleep(fd) => has_token = unsafe { read_token(fd) },
-        }
-        if !has_token {
-            return -1;
-        }
-    };
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    let taken = unsafe { take_event(|has_token| attempt(channel, has_token, &cq, &cq_context)) };
+    let Some(found) = taken else { return -1 };
     // SAFETY: `ibv_destroy_cq` waits until the program has acknowledged the event that was just delivered.
     let context = unsafe { (*found).cq_context };
     boundary::minus_one(|| cq.write(found).and(cq_context.write(context)))
@@ -171,34 +155,26 @@ fn attempt(
     has_token: bool,
     cq: &OutPtr<'_, *mut ibv_cq>,
     cq_context: &OutPtr<'_, *mut c_void>,
-) -> Attempt {
-    let body = || -> Result<Attempt> {
-        let object = channel.get()?;
-        cq.check().and(cq_context.check())?;
-        let fd = object.abi.get(|abi| &abi.fd);
-        let taken = match object.events.try_get(has_token) {
-            None if is_nonblocking(fd) => return Err(Errno::AGAIN),
-            None => {
-                let held = Held::new();
-                let found = object.get_driving();
-                if found.is_none() && held.interrupts() {
-                    return Err(Errno::INTR);
-                }
-                found
+) -> Result<Attempt<*mut ibv_cq>> {
+    let object = channel.get()?;
+    cq.check().and(cq_context.check())?;
+    let fd = object.abi.get(|abi| &abi.fd);
+    let taken = match object.events.try_get(has_token) {
+        None if is_nonblocking(fd) => return Err(Errno::AGAIN),
+        None => {
+            let held = Held::new();
+            let found = object.get_driving();
+            if found.is_none() && held.interrupts() {
+                return Err(Errno::INTR);
             }
-            some => some,
-        };
-        let Some(found) = taken else {
-            return Ok(Attempt::Sleep(object.events.engine.token_fd()?.as_raw_fd()));
-        };
-        Ok(Attempt::Taken(found))
+            found
+        }
+        some => some,
     };
-    boundary::value(Attempt::Failed, || {
-        Ok(body().unwrap_or_else(|errno| {
-            errno.set();
-            Attempt::Failed
-        }))
-    })
+    match taken {
+        Some(found) => Ok(Attempt::Taken(found)),
+        None => Ok(Attempt::Sleep(object.events.engine.token_fd()?.as_raw_fd())),
+    }
 }
 
 impl CompChannel {

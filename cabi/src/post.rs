@@ -243,9 +243,6 @@ pub(crate) struct ChainPtr<W>(*mut W);
 // SAFETY: the structure is transparent.
 unsafe impl<W> Argument for ChainPtr<W> {
     type C = *mut W;
-    unsafe fn from_c(value: *mut W) -> Self {
-        Self(value)
-    }
 }
 
 impl<W: Chained> ChainPtr<W> {

@@ -15,6 +15,8 @@ pub(crate) struct Argument<'a, T>(T, PhantomData<fn(&'a ()) -> &'a ()>);
 /// Pointer of such an argument, to what the call reads or writes.
 pub(crate) type In<'a, T> = Argument<'a, *const T>;
 pub(crate) type Out<'a, T> = Argument<'a, *mut T>;
+/// Number of bytes at such a pointer.
+pub(crate) type Len<'a> = Argument<'a, usize>;
 
 impl<T: Copy> Argument<'_, T> {
     /// # Safety

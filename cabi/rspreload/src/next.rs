@@ -1,6 +1,6 @@
 //! The functions of the C library that this library stands in front of.
 
-use crate::argument::{Argument, In, Out};
+use crate::argument::{Argument, In, Len, Out};
 use crate::waiting::{Cleanup, Routine};
 use libc::{
     FILE, epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, off64_t, pollfd, sigset_t, sockaddr,
@@ -127,28 +127,28 @@ functions! {
     getsockopt = c"getsockopt" (fd: c_int, level: c_int, name: c_int, value: Out<'a, c_void>, len: Out<'a, socklen_t>) -> c_int;
     setsockopt = c"setsockopt" (fd: c_int, level: c_int, name: c_int, value: In<'a, c_void>, len: Argument<'a, socklen_t>) -> c_int;
     shutdown = c"shutdown" (fd: c_int, how: c_int) -> c_int;
-    read = c"read" (fd: c_int, buffer: Out<'a, c_void>, len: Argument<'a, usize>) -> isize;
-    read_chk = c"__read_chk" (fd: c_int, buffer: Out<'a, c_void>, len: Argument<'a, usize>, room: Argument<'a, usize>) -> isize;
+    read = c"read" (fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>) -> isize;
+    read_chk = c"__read_chk" (fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, room: Len<'a>) -> isize;
     readv = c"readv" (fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>) -> isize;
-    recv = c"recv" (fd: c_int, buffer: Out<'a, c_void>, len: Argument<'a, usize>, flags: c_int) -> isize;
-    recv_chk = c"__recv_chk" (fd: c_int, buffer: Out<'a, c_void>, len: Argument<'a, usize>, room: Argument<'a, usize>, flags: c_int) -> isize;
-    recvfrom = c"recvfrom" (fd: c_int, buffer: Out<'a, c_void>, len: Argument<'a, usize>, flags: c_int, addr: Out<'a, sockaddr>, addr_len: Out<'a, socklen_t>) -> isize;
-    recvfrom_chk = c"__recvfrom_chk" (fd: c_int, buffer: Out<'a, c_void>, len: Argument<'a, usize>, room: Argument<'a, usize>, flags: c_int, addr: Out<'a, sockaddr>, addr_len: Out<'a, socklen_t>) -> isize;
+    recv = c"recv" (fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, flags: c_int) -> isize;
+    recv_chk = c"__recv_chk" (fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, room: Len<'a>, flags: c_int) -> isize;
+    recvfrom = c"recvfrom" (fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, flags: c_int, addr: Out<'a, sockaddr>, addr_len: Out<'a, socklen_t>) -> isize;
+    recvfrom_chk = c"__recvfrom_chk" (fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, room: Len<'a>, flags: c_int, addr: Out<'a, sockaddr>, addr_len: Out<'a, socklen_t>) -> isize;
     recvmsg = c"recvmsg" (fd: c_int, message: Out<'a, msghdr>, flags: c_int) -> isize;
     recvmmsg = c"recvmmsg" (fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uint>, flags: c_int, timeout: Out<'a, timespec>) -> c_int;
-    write = c"write" (fd: c_int, buffer: In<'a, c_void>, len: Argument<'a, usize>) -> isize;
+    write = c"write" (fd: c_int, buffer: In<'a, c_void>, len: Len<'a>) -> isize;
     writev = c"writev" (fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>) -> isize;
-    send = c"send" (fd: c_int, buffer: In<'a, c_void>, len: Argument<'a, usize>, flags: c_int) -> isize;
-    sendto = c"sendto" (fd: c_int, buffer: In<'a, c_void>, len: Argument<'a, usize>, flags: c_int, addr: In<'a, sockaddr>, addr_len: Argument<'a, socklen_t>) -> isize;
+    send = c"send" (fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, flags: c_int) -> isize;
+    sendto = c"sendto" (fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, flags: c_int, addr: In<'a, sockaddr>, addr_len: Argument<'a, socklen_t>) -> isize;
     sendmsg = c"sendmsg" (fd: c_int, message: In<'a, msghdr>, flags: c_int) -> isize;
     sendmmsg = c"sendmmsg" (fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uint>, flags: c_int) -> c_int;
-    sendfile = c"sendfile" (to: c_int, file: c_int, offset: Out<'a, off_t>, count: Argument<'a, usize>) -> isize;
-    sendfile64 = c"sendfile64" (to: c_int, file: c_int, offset: Out<'a, off64_t>, count: Argument<'a, usize>) -> isize;
-    splice = c"splice" (from: c_int, from_offset: Out<'a, off64_t>, to: c_int, to_offset: Out<'a, off64_t>, len: Argument<'a, usize>, flags: c_uint) -> isize;
+    sendfile = c"sendfile" (to: c_int, file: c_int, offset: Out<'a, off_t>, count: Len<'a>) -> isize;
+    sendfile64 = c"sendfile64" (to: c_int, file: c_int, offset: Out<'a, off64_t>, count: Len<'a>) -> isize;
+    splice = c"splice" (from: c_int, from_offset: Out<'a, off64_t>, to: c_int, to_offset: Out<'a, off64_t>, len: Len<'a>, flags: c_uint) -> isize;
     poll = c"poll" (fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: c_int) -> c_int;
-    poll_chk = c"__poll_chk" (fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: c_int, room: Argument<'a, usize>) -> c_int;
+    poll_chk = c"__poll_chk" (fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: c_int, room: Len<'a>) -> c_int;
     ppoll = c"ppoll" (fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: In<'a, timespec>, mask: In<'a, sigset_t>) -> c_int;
-    ppoll_chk = c"__ppoll_chk" (fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: In<'a, timespec>, mask: In<'a, sigset_t>, room: Argument<'a, usize>) -> c_int;
+    ppoll_chk = c"__ppoll_chk" (fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: In<'a, timespec>, mask: In<'a, sigset_t>, room: Len<'a>) -> c_int;
     select = c"select" (count: Argument<'a, c_int>, read: Out<'a, fd_set>, write: Out<'a, fd_set>, except: Out<'a, fd_set>, timeout: Out<'a, timeval>) -> c_int;
     pselect = c"pselect" (count: Argument<'a, c_int>, read: Out<'a, fd_set>, write: Out<'a, fd_set>, except: Out<'a, fd_set>, timeout: In<'a, timespec>, mask: In<'a, sigset_t>) -> c_int;
     epoll_ctl = c"epoll_ctl" (set: c_int, op: c_int, fd: c_int, event: Out<'a, epoll_event>) -> c_int;

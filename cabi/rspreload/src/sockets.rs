@@ -1,6 +1,6 @@
 //! The functions of `libibverbs.so.1`: those that `uiw_cabi::rsocket::preload::exports` describes, and the API of rsockets.
 
-use crate::argument::{Argument, In, Out};
+use crate::argument::{Argument, In, Len, Out};
 use libc::{
     epoll_event, fd_set, iovec, msghdr, nfds_t, off64_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
 };
@@ -27,7 +27,7 @@ unsafe extern "C" {
     pub(crate) safe fn uiw_sockets_sendto<'a>(
         fd: c_int,
         buffer: In<'a, c_void>,
-        len: Argument<'a, usize>,
+        len: Len<'a>,
         flags: c_int,
         addr: In<'a, sockaddr>,
         addr_len: Argument<'a, socklen_t>,
@@ -124,7 +124,7 @@ unsafe extern "C" {
         to: c_int,
         file: c_int,
         offset: Out<'a, off64_t>,
-        count: Argument<'a, usize>,
+        count: Len<'a>,
     ) -> isize;
 
     pub(crate) safe fn rbind<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>) -> c_int;
@@ -155,7 +155,7 @@ unsafe extern "C" {
     pub(crate) safe fn rrecvfrom<'a>(
         fd: c_int,
         buffer: Out<'a, c_void>,
-        len: Argument<'a, usize>,
+        len: Len<'a>,
         flags: c_int,
         addr: Out<'a, sockaddr>,
         addr_len: Out<'a, socklen_t>,

@@ -1,6 +1,6 @@
 //! Moving bytes.
 
-use crate::argument::{Argument, In, Out};
+use crate::argument::{Argument, In, Len, Out};
 use crate::bits::{is_rsocket, is_set};
 use crate::{fail, next, sockets};
 use libc::{iovec, mmsghdr, msghdr, off_t, off64_t, sockaddr, socklen_t, timespec};
@@ -30,7 +30,7 @@ macro_rules! tried {
 #[inline]
 fn with_one<'a>(
     base: In<'a, c_void>,
-    len: Argument<'a, usize>,
+    len: Len<'a>,
     call: impl for<'b> FnOnce(In<'b, iovec>, Argument<'b, c_int>) -> isize,
 ) -> isize {
     let one = iovec { iov_base: base.get().cast_mut(), iov_len: len.get() };
@@ -40,7 +40,7 @@ fn with_one<'a>(
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn read<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Argument<'a, usize>) -> isize {
+extern "C-unwind" fn read<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>) -> isize {
     tried!(
         fd,
         with_one(buffer.as_in(), len, |list, count| sockets::uiw_sockets_read(fd, list, count)),
@@ -54,8 +54,8 @@ extern "C-unwind" fn read<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Argument<
 extern "C-unwind" fn __read_chk<'a>(
     fd: c_int,
     buffer: Out<'a, c_void>,
-    len: Argument<'a, usize>,
-    room: Argument<'a, usize>,
+    len: Len<'a>,
+    room: Len<'a>,
 ) -> isize {
     if len.get() <= room.get() {
         return read(fd, buffer, len);
@@ -69,12 +69,7 @@ extern "C-unwind" fn readv<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn recv<'a>(
-    fd: c_int,
-    buffer: Out<'a, c_void>,
-    len: Argument<'a, usize>,
-    flags: c_int,
-) -> isize {
+extern "C-unwind" fn recv<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, flags: c_int) -> isize {
     tried!(
         fd,
         with_one(buffer.as_in(), len, |list, count| sockets::uiw_sockets_receive(fd, list, count, flags)),
@@ -86,8 +81,8 @@ extern "C-unwind" fn recv<'a>(
 extern "C-unwind" fn __recv_chk<'a>(
     fd: c_int,
     buffer: Out<'a, c_void>,
-    len: Argument<'a, usize>,
-    room: Argument<'a, usize>,
+    len: Len<'a>,
+    room: Len<'a>,
     flags: c_int,
 ) -> isize {
     if len.get() <= room.get() {
@@ -100,7 +95,7 @@ extern "C-unwind" fn __recv_chk<'a>(
 extern "C-unwind" fn recvfrom<'a>(
     fd: c_int,
     buffer: Out<'a, c_void>,
-    len: Argument<'a, usize>,
+    len: Len<'a>,
     flags: c_int,
     addr: Out<'a, sockaddr>,
     addr_len: Out<'a, socklen_t>,
@@ -116,8 +111,8 @@ extern "C-unwind" fn recvfrom<'a>(
 extern "C-unwind" fn __recvfrom_chk<'a>(
     fd: c_int,
     buffer: Out<'a, c_void>,
-    len: Argument<'a, usize>,
-    room: Argument<'a, usize>,
+    len: Len<'a>,
+    room: Len<'a>,
     flags: c_int,
     addr: Out<'a, sockaddr>,
     addr_len: Out<'a, socklen_t>,
@@ -172,7 +167,7 @@ fn receive_all<'a>(
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn write<'a>(fd: c_int, buffer: In<'a, c_void>, len: Argument<'a, usize>) -> isize {
+extern "C-unwind" fn write<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>) -> isize {
     tried!(
         fd,
         with_one(buffer, len, |list, count| sockets::uiw_sockets_send(fd, list, count, 0)),
@@ -186,12 +181,7 @@ extern "C-unwind" fn writev<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn send<'a>(
-    fd: c_int,
-    buffer: In<'a, c_void>,
-    len: Argument<'a, usize>,
-    flags: c_int,
-) -> isize {
+extern "C-unwind" fn send<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, flags: c_int) -> isize {
     tried!(
         fd,
         with_one(buffer, len, |list, count| sockets::uiw_sockets_send(fd, list, count, flags)),
@@ -209,7 +199,7 @@ fn connects(fd: c_int, flags: c_int) -> bool {
 extern "C-unwind" fn sendto<'a>(
     fd: c_int,
     buffer: In<'a, c_void>,
-    len: Argument<'a, usize>,
+    len: Len<'a>,
     flags: c_int,
     addr: In<'a, sockaddr>,
     addr_len: Argument<'a, socklen_t>,
@@ -275,12 +265,7 @@ fn send_all<'a>(fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uin
 }
 
 #[unsafe(no_mangle)]
-extern "C-unwind" fn sendfile<'a>(
-    to: c_int,
-    file: c_int,
-    offset: Out<'a, off_t>,
-    count: Argument<'a, usize>,
-) -> isize {
+extern "C-unwind" fn sendfile<'a>(to: c_int, file: c_int, offset: Out<'a, off_t>, count: Len<'a>) -> isize {
     of!(to, send_file(to, file, offset, count), next::sendfile(to, file, offset, count))
 }
 
@@ -289,13 +274,13 @@ extern "C-unwind" fn sendfile64<'a>(
     to: c_int,
     file: c_int,
     offset: Out<'a, off64_t>,
-    count: Argument<'a, usize>,
+    count: Len<'a>,
 ) -> isize {
     of!(to, send_file(to, file, offset, count), next::sendfile64(to, file, offset, count))
 }
 
 /// sendfile(2) to an rsocket.
-fn send_file<'a>(to: c_int, file: c_int, offset: Out<'a, off64_t>, count: Argument<'a, usize>) -> isize {
+fn send_file<'a>(to: c_int, file: c_int, offset: Out<'a, off64_t>, count: Len<'a>) -> isize {
     if is_rsocket(file) {
         return fail(libc::EINVAL) as isize;
     }
@@ -309,7 +294,7 @@ extern "C-unwind" fn splice<'a>(
     from_offset: Out<'a, off64_t>,
     to: c_int,
     to_offset: Out<'a, off64_t>,
-    len: Argument<'a, usize>,
+    len: Len<'a>,
     flags: c_uint,
 ) -> isize {
     if is_rsocket(from) || is_rsocket(to) {

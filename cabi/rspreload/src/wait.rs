@@ -1,6 +1,6 @@
 //! Waiting for descriptors.
 
-use crate::argument::{Argument, In, Out};
+use crate::argument::{Argument, In, Len, Out};
 use crate::bits::{is_rsocket, is_set};
 use crate::{next, sockets, waiting};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
@@ -92,7 +92,7 @@ extern "C-unwind" fn __poll_chk<'a>(
     fds: Out<'a, pollfd>,
     count: Argument<'a, nfds_t>,
     timeout: c_int,
-    room: Argument<'a, usize>,
+    room: Len<'a>,
 ) -> c_int {
     if room.get() / size_of::<pollfd>() >= count.get() as usize {
         return poll(fds, count, timeout);
@@ -119,7 +119,7 @@ extern "C-unwind" fn __ppoll_chk<'a>(
     count: Argument<'a, nfds_t>,
     timeout: In<'a, timespec>,
     mask: In<'a, sigset_t>,
-    room: Argument<'a, usize>,
+    room: Len<'a>,
 ) -> c_int {
     if room.get() / size_of::<pollfd>() >= count.get() as usize {
         return ppoll(fds, count, timeout, mask);

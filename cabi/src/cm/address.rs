@@ -19,9 +19,6 @@ pub struct AddressPtr<'a>(*const libc::sockaddr, PhantomData<&'a libc::sockaddr>
 // SAFETY: the structure is transparent.
 unsafe impl Argument for AddressPtr<'_> {
     type C = *const libc::sockaddr;
-    unsafe fn from_c(value: Self::C) -> Self {
-        Self(value, PhantomData)
-    }
 }
 
 impl AddressPtr<'_> {

@@ -21,49 +21,40 @@ use uiw_verbs::Access;
 /// More buffers than any call may have.
 const MAX_BUFFERS: usize = 1024;
 
+/// Buffer of a program, of a direction that `D` says.
+#[repr(transparent)]
+pub struct Vector<D>(iovec, PhantomData<D>);
+
 /// Buffer that a call reads: NULL, or so many bytes that C does not change during the call.
-#[repr(transparent)]
-pub struct InVec<'a>(iovec, PhantomData<&'a [u8]>);
-
+pub type InVec<'a> = Vector<&'a [u8]>;
 /// Buffer that a call fills: NULL, or so many bytes that nothing else reads or writes during the call.
-#[repr(transparent)]
-pub struct OutVec<'a>(iovec, PhantomData<&'a mut [u8]>);
+pub type OutVec<'a> = Vector<&'a mut [u8]>;
 
-/// Either of them.
-pub(super) trait Vector {
-    fn iovec(&self) -> &iovec;
-}
-
-impl Vector for InVec<'_> {
-    fn iovec(&self) -> &iovec {
-        &self.0
+impl<D> Vector<D> {
+    /// A buffer whose length fits the result of a call.
+    fn new(base: *mut u8, len: Count<'_>) -> Result<Self> {
+        let iov_len = len.get().ok().filter(|len| isize::try_from(*len).is_ok());
+        let iov_len = iov_len.ok_or_else(|| Errno::INVAL.out_of_range())?;
+        Ok(Self(iovec { iov_base: base.cast(), iov_len }, PhantomData))
     }
-}
 
-impl Vector for OutVec<'_> {
-    fn iovec(&self) -> &iovec {
-        &self.0
+    fn is_empty(&self) -> bool {
+        self.0.iov_len == 0 || self.0.iov_base.is_null()
     }
 }
 
 impl<'a> InVec<'a> {
-    fn new(buffer: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result<Self> {
-        let iov_base = buffer.as_ptr().cast_mut().cast();
-        Ok(Self(iovec { iov_base, iov_len: checked(len)? }, PhantomData))
+    fn one(buffer: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result<[Self; 1]> {
+        Self::new(buffer.as_ptr().cast_mut(), len).map(|one| [one])
     }
 
     fn bytes(&self) -> &'a [u8] {
-        if self.0.iov_len == 0 || self.0.iov_base.is_null() {
+        if self.is_empty() {
             return &[];
         }
         // SAFETY: the pointer is not NULL, so there are so many bytes that C does not change during the call, as the type says.
         unsafe { slice::from_raw_parts(self.0.iov_base.cast(), self.0.iov_len) }
     }
-}
-
-/// A length that fits the result of a call.
-fn checked(len: Count<'_>) -> Result<usize> {
-    len.get().ok().filter(|len| isize::try_from(*len).is_ok()).ok_or_else(|| Errno::INVAL.out_of_range())
 }
 
 /// Buffers that a call fills.
@@ -84,14 +75,13 @@ impl<'a> OutBuffers<'a> {
         len: Count<'a>,
         body: impl FnOnce(&mut OutBuffers<'_>) -> Result<R>,
     ) -> Result<R> {
-        let one = iovec { iov_base: buffer.into_ptr().cast(), iov_len: checked(len)? };
-        body(&mut OutBuffers(&[OutVec(one, PhantomData)]))
+        body(&mut OutBuffers(&[Vector::new(buffer.into_ptr(), len)?]))
     }
 
     /// Their bytes, one buffer after the other.
     fn each(&mut self) -> impl Iterator<Item = &mut [u8]> {
         self.0.iter().map(|part| {
-            if part.0.iov_len == 0 || part.0.iov_base.is_null() {
+            if part.is_empty() {
                 return &mut [][..];
             }
             // SAFETY: the pointer is not NULL, so there are so many bytes that nothing else uses during the call, as the type says;
@@ -102,10 +92,10 @@ impl<'a> OutBuffers<'a> {
 }
 
 /// The buffers of a program.
-pub(super) fn elements<'a, V: Vector>(
-    list: ArrayPtr<'a, V>,
+pub(super) fn elements<'a, D>(
+    list: ArrayPtr<'a, Vector<D>>,
     count: Count<'a, impl TryInto<usize> + Copy>,
-) -> Result<&'a [V]> {
+) -> Result<&'a [Vector<D>]> {
     if count.get()? > MAX_BUFFERS {
         return Err(Errno(libc::EMSGSIZE).because("more buffers than a call may have"));
     }
@@ -114,9 +104,9 @@ pub(super) fn elements<'a, V: Vector>(
 }
 
 /// The bytes of a list of buffers: the sum fits the result of a call, as readv(2) has it.
-fn sum(list: &[impl Vector]) -> Result<usize> {
+fn sum<D>(list: &[Vector<D>]) -> Result<usize> {
     list.iter()
-        .try_fold(0usize, |sum, part| sum.checked_add(part.iovec().iov_len))
+        .try_fold(0usize, |sum, part| sum.checked_add(part.0.iov_len))
         .filter(|sum| isize::try_from(*sum).is_ok())
         .ok_or_else(|| Errno::INVAL.because("the sum of the buffers' lengths exceeds SSIZE_MAX"))
 }
@@ -125,8 +115,8 @@ fn sum(list: &[impl Vector]) -> Result<usize> {
 ///
 /// # Errors
 /// EFAULT where one of them is NULL; EINVAL.
-fn length(list: &[impl Vector]) -> Result<usize> {
-    if list.iter().any(|part| part.iovec().iov_base.is_null() && part.iovec().iov_len > 0) {
+fn length<D>(list: &[Vector<D>]) -> Result<usize> {
+    if list.iter().any(|part| part.0.iov_base.is_null() && part.0.iov_len > 0) {
         return Err(Errno(libc::EFAULT).null());
     }
     sum(list)
@@ -293,7 +283,7 @@ fn send_datagram(
 /// Its errors.
 pub(crate) fn send_bytes(fd: c_int, bytes: &[u8]) -> Result<usize> {
     let one = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    send(&table::socket(fd)?, &[InVec(one, PhantomData)], 0).map(isize::cast_unsigned)
+    send(&table::socket(fd)?, &[Vector(one, PhantomData)], 0).map(isize::cast_unsigned)
 }
 
 /// Buffers without their first bytes.
@@ -415,7 +405,7 @@ pub extern "C" fn rreadv<'a>(fd: c_int, list: ArrayPtr<'a, OutVec<'a>>, len: Cou
 
 /// `rsend`. There is no SIGPIPE, as rdma-core has none.
 pub extern "C" fn rsend<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
-    boundary::size(|| send(&table::socket(fd)?, &[InVec::new(&buffer, len)?], flags))
+    boundary::size(|| send(&table::socket(fd)?, &InVec::one(&buffer, len)?, flags))
 }
 
 /// An address that a call of datagrams may leave out.
@@ -433,7 +423,7 @@ pub extern "C" fn rsendto<'a, 'b>(
     addr_len: Count<'b, socklen_t>,
 ) -> isize {
     boundary::size(|| {
-        let list = [InVec::new(&buffer, len)?];
+        let list = InVec::one(&buffer, len)?;
         match table::socket(fd)? {
             AnySocket::Stream(_) if !addr.is_null() || addr_len.get()? != 0 => {
                 Err(Errno(libc::EISCONN).because("rsendto with an address"))
