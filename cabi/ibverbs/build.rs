@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-/// Links: packages have files of their own folder only.
+/// Links: packages have files of their own folder only. The first table has a row for each name and node, with the route and the function; the
+/// second one for each name in private nodes, with the tags of these nodes and the function.
 const PUBLIC: &str = "exports.tsv";
 const PRIVATE: &str = "private.tsv";
 
@@ -17,69 +17,28 @@ const OF_OBJECT: &str = "device::port::ibv_query_gid_type";
 /// The node that a linker uses for new programs where a name is in several: rdma-core 34 to 56 have it.
 const USUAL_TAG: &str = "34";
 
-/// The lines of each macro of `export.rs`, and the nodes that they name.
-#[derive(Default)]
-struct Exports {
-    lines: BTreeMap<&'static str, String>,
-    nodes: BTreeSet<String>,
-}
-
-impl Exports {
-    fn add(
-        &mut self,
-        name: &str,
-        node: &str,
-        kind: &str,
-        route: &str,
-        function: &str,
-    ) -> Result<(), Box<dyn Error>> {
-        let through = match route {
-            "own" => "exports",
-            "object" => "by_object",
-            "system" => "forwarded",
-            _ => return Err(format!("{name}: the route {route} is unknown").into()),
+/// Rows of a private table as those of the public one.
+fn private_rows(table: &str) -> Vec<[String; 5]> {
+    let mut rows = Vec::new();
+    for line in table.lines().skip(1) {
+        let [name, tags, function] = line.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("{PRIVATE}: {line}")
         };
-        let lines = self.lines.entry(through).or_default();
-        writeln!(lines, "    \"{name}\" \"{node}\" {kind} uiw_cabi::{function};")?;
-        self.nodes.insert(node.to_owned());
-        Ok(())
+        let tags: Vec<&str> = tags.split(',').collect();
+        let default = if tags.contains(&USUAL_TAG) { USUAL_TAG } else { tags[0] };
+        let route = match function {
+            OF_OBJECT => "object",
+            "-" => "flag",
+            _ => "system",
+        };
+        rows.extend(tags.iter().map(|tag| {
+            // The names with NN are of one node each.
+            let kind = if *tag == default || name.ends_with("NN") { "default" } else { "compat" };
+            let (name, node) = (name.replace("NN", tag), format!("IBVERBS_PRIVATE_{tag}"));
+            [name, node, kind.to_owned(), route.to_owned(), function.to_owned()]
+        }));
     }
-
-    /// A table of names, each with its node, whether that is the default one, its route, and its function.
-    fn add_public(&mut self, table: &str) -> Result<(), Box<dyn Error>> {
-        for line in table.lines().skip(1) {
-            let [name, node, kind, route, function] = line.split('\t').collect::<Vec<_>>()[..] else {
-                return Err(format!("{PUBLIC}: {line}").into());
-            };
-            self.add(name, node, kind, route, function)?;
-        }
-        Ok(())
-    }
-
-    /// A table of names, each with the tags that have it and its function. Returns the lines of those that are none.
-    fn add_private(&mut self, table: &str) -> Result<String, Box<dyn Error>> {
-        let mut flags = String::new();
-        for line in table.lines().skip(1) {
-            let [name, tags, function] = line.split('\t').collect::<Vec<_>>()[..] else {
-                return Err(format!("{PRIVATE}: {line}").into());
-            };
-            let tags: Vec<&str> = tags.split(',').collect();
-            let default = if tags.contains(&USUAL_TAG) { USUAL_TAG } else { tags[0] };
-            for tag in tags {
-                let node = format!("IBVERBS_PRIVATE_{tag}");
-                // The names with NN are of one node each.
-                let kind = if tag == default || name.ends_with("NN") { "default" } else { "compat" };
-                let route = if function == OF_OBJECT { "object" } else { "system" };
-                if function == "-" {
-                    self.nodes.insert(node.clone());
-                    writeln!(flags, "crate::export::export_flag!(\"{node}\" {kind});")?;
-                } else {
-                    self.add(&name.replace("NN", tag), &node, kind, route, function)?;
-                }
-            }
-        }
-        Ok(flags)
-    }
+    rows
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -87,14 +46,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={PRIVATE}");
     let out = env::var("OUT_DIR")?;
     let out = Path::new(&out);
-    let mut exports = Exports::default();
-    exports.add_public(&fs::read_to_string(PUBLIC)?)?;
-    let flags = exports.add_private(&fs::read_to_string(PRIVATE)?)?;
-    let macros = exports.lines.iter().map(|(through, lines)| format!("{through}! {{\n{lines}}}\n"));
-    fs::write(out.join("exports.rs"), macros.collect::<String>() + &flags)?;
-    let script: String = exports.nodes.iter().map(|node| format!("{node} {{ }};\n")).collect();
+    let mut rows = private_rows(&fs::read_to_string(PRIVATE)?);
+    for line in fs::read_to_string(PUBLIC)?.lines().skip(1) {
+        let row: Vec<String> = line.split('\t').map(str::to_owned).collect();
+        rows.push(row.try_into().map_err(|row| format!("{PUBLIC}: {row:?}"))?);
+    }
+    let mut lines: BTreeMap<_, String> = BTreeMap::new();
+    for [name, node, kind, route, function] in &rows {
+        let function = if function == "-" { function } else { &format!("uiw_cabi::{function}") };
+        *lines.entry(route).or_default() += &format!("\"{name}\" \"{node}\" {kind} {function};\n");
+    }
+    // A route is the name of a macro.
+    let macros = lines.iter().map(|(route, lines)| format!("crate::export::{route}! {{\n{lines}}}\n"));
+    fs::write(out.join("exports.rs"), macros.collect::<String>())?;
+    let nodes: BTreeSet<_> = rows.iter().map(|[_, node, ..]| node).collect();
     let path = out.join("nodes.map");
-    fs::write(&path, script)?;
+    fs::write(&path, nodes.iter().map(|node| format!("{node} {{ }};\n")).collect::<String>())?;
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", path.display());
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
     Ok(())

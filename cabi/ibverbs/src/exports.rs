@@ -8,6 +8,4 @@
 //! unless the system's library is loaded beside this one (`uiw_cabi::system`). The node UIW_SOCKETS_1 is for librspreload.so, which is of the same
 //! version as this library.
 
-use crate::export::{by_object, exports, forwarded};
-
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

@@ -17,115 +17,38 @@ pub(crate) const RSOCKET: c_int = 2;
 #[repr(C, align(8))]
 pub(crate) struct Address(pub(crate) [u8; 128]);
 
-// The functions have these types, but for the arguments, which carry the same promises there.
+// The functions have these types, but for the arguments, which carry the same promises there. One line a function.
+#[rustfmt::skip]
 unsafe extern "C" {
     pub(crate) safe fn uiw_sockets_bits(count: &mut usize) -> *const u64;
     pub(crate) safe fn uiw_sockets_waiting(count: &mut usize) -> *const u32;
     pub(crate) safe fn uiw_sockets_loaded();
     pub(crate) safe fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int;
     pub(crate) safe fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int;
-    pub(crate) safe fn uiw_sockets_sendto<'a>(
-        fd: c_int,
-        buffer: In<'a, c_void>,
-        len: Len<'a>,
-        flags: c_int,
-        addr: In<'a, sockaddr>,
-        addr_len: Argument<'a, socklen_t>,
-    ) -> isize;
+    pub(crate) safe fn uiw_sockets_sendto<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, flags: c_int, addr: In<'a, sockaddr>, addr_len: Argument<'a, socklen_t>) -> isize;
     pub(crate) safe fn uiw_sockets_enter(fd: c_int) -> c_int;
-    pub(crate) safe fn uiw_sockets_read<'a>(
-        fd: c_int,
-        list: In<'a, iovec>,
-        count: Argument<'a, c_int>,
-    ) -> isize;
-    pub(crate) safe fn uiw_sockets_receive<'a>(
-        fd: c_int,
-        list: In<'a, iovec>,
-        count: Argument<'a, c_int>,
-        flags: c_int,
-    ) -> isize;
-    pub(crate) safe fn uiw_sockets_send<'a>(
-        fd: c_int,
-        list: In<'a, iovec>,
-        count: Argument<'a, c_int>,
-        flags: c_int,
-    ) -> isize;
+    pub(crate) safe fn uiw_sockets_read<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>) -> isize;
+    pub(crate) safe fn uiw_sockets_receive<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>, flags: c_int) -> isize;
+    pub(crate) safe fn uiw_sockets_send<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>, flags: c_int) -> isize;
     pub(crate) safe fn uiw_sockets_kind(fd: c_int) -> c_int;
-    pub(crate) safe fn uiw_sockets_bind<'a>(
-        fd: c_int,
-        addr: In<'a, sockaddr>,
-        len: Argument<'a, socklen_t>,
-    ) -> c_int;
+    pub(crate) safe fn uiw_sockets_bind<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>) -> c_int;
     pub(crate) safe fn uiw_sockets_listening(fd: c_int);
-    pub(crate) safe fn uiw_sockets_accepted<'a>(
-        listening: c_int,
-        fd: c_int,
-        addr: Out<'a, sockaddr>,
-        len: Out<'a, socklen_t>,
-        room: Argument<'a, socklen_t>,
-    ) -> c_int;
-    pub(crate) safe fn uiw_sockets_target<'a>(
-        fd: c_int,
-        addr: In<'a, sockaddr>,
-        len: Argument<'a, socklen_t>,
-        real: &mut Address,
-    ) -> c_int;
-    pub(crate) safe fn uiw_sockets_connected<'a>(
-        fd: c_int,
-        addr: In<'a, sockaddr>,
-        len: Argument<'a, socklen_t>,
-        outcome: c_int,
-    ) -> c_int;
-    pub(crate) safe fn uiw_sockets_on_tcp<'a>(
-        fd: c_int,
-        addr: In<'a, sockaddr>,
-        len: Argument<'a, socklen_t>,
-    );
+    pub(crate) safe fn uiw_sockets_accepted<'a>(listening: c_int, fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>, room: Argument<'a, socklen_t>) -> c_int;
+    pub(crate) safe fn uiw_sockets_target<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>, real: &mut Address) -> c_int;
+    pub(crate) safe fn uiw_sockets_connected<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>, outcome: c_int) -> c_int;
+    pub(crate) safe fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>);
     pub(crate) safe fn uiw_sockets_close_range(first: c_uint, last: c_uint);
     pub(crate) safe fn uiw_sockets_closing(fd: c_int);
     pub(crate) safe fn uiw_sockets_duplicated(old: c_int, new: c_int);
-    pub(crate) safe fn uiw_sockets_address<'a>(
-        fd: c_int,
-        addr: Out<'a, sockaddr>,
-        len: Out<'a, socklen_t>,
-        of_peer: c_int,
-    ) -> c_int;
+    pub(crate) safe fn uiw_sockets_address<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>, of_peer: c_int) -> c_int;
     pub(crate) safe fn uiw_sockets_enter_all<'a>(fds: In<'a, pollfd>, count: Argument<'a, nfds_t>) -> c_int;
-    pub(crate) safe fn uiw_sockets_poll<'a>(
-        fds: Out<'a, pollfd>,
-        count: Argument<'a, nfds_t>,
-        timeout: In<'_, timespec>,
-        mask: In<'_, sigset_t>,
-    ) -> c_int;
-    pub(crate) safe fn uiw_sockets_select<'a>(
-        count: Argument<'a, c_int>,
-        read: Out<'a, fd_set>,
-        write: Out<'a, fd_set>,
-        except: Out<'a, fd_set>,
-        timeout: In<'_, timespec>,
-        mask: In<'_, sigset_t>,
-    ) -> c_int;
-    pub(crate) safe fn uiw_sockets_epoll_ctl<'a>(
-        set_fd: c_int,
-        op: c_int,
-        fd: c_int,
-        event: Out<'a, epoll_event>,
-    ) -> c_int;
-    pub(crate) safe fn uiw_sockets_epoll_wait<'a>(
-        set_fd: c_int,
-        events: Out<'a, epoll_event>,
-        most: Argument<'a, c_int>,
-        timeout: In<'_, timespec>,
-        mask: In<'_, sigset_t>,
-    ) -> c_int;
+    pub(crate) safe fn uiw_sockets_poll<'a>(fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: In<'_, timespec>, mask: In<'_, sigset_t>) -> c_int;
+    pub(crate) safe fn uiw_sockets_select<'a>(count: Argument<'a, c_int>, read: Out<'a, fd_set>, write: Out<'a, fd_set>, except: Out<'a, fd_set>, timeout: In<'_, timespec>, mask: In<'_, sigset_t>) -> c_int;
+    pub(crate) safe fn uiw_sockets_epoll_ctl<'a>(set_fd: c_int, op: c_int, fd: c_int, event: Out<'a, epoll_event>) -> c_int;
+    pub(crate) safe fn uiw_sockets_epoll_wait<'a>(set_fd: c_int, events: Out<'a, epoll_event>, most: Argument<'a, c_int>, timeout: In<'_, timespec>, mask: In<'_, sigset_t>) -> c_int;
     pub(crate) safe fn uiw_sockets_ioctl<'a>(fd: c_int, request: c_ulong, argument: Out<'a, c_void>)
     -> c_int;
-    pub(crate) safe fn uiw_sockets_sendfile<'a>(
-        to: c_int,
-        file: c_int,
-        offset: Out<'a, off64_t>,
-        count: Len<'a>,
-    ) -> isize;
+    pub(crate) safe fn uiw_sockets_sendfile<'a>(to: c_int, file: c_int, offset: Out<'a, off64_t>, count: Len<'a>) -> isize;
 
     pub(crate) safe fn rbind<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>) -> c_int;
     pub(crate) safe fn rlisten(fd: c_int, backlog: c_int) -> c_int;
@@ -137,29 +60,10 @@ unsafe extern "C" {
     -> c_int;
     pub(crate) safe fn rgetpeername<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>)
     -> c_int;
-    pub(crate) safe fn rgetsockopt<'a>(
-        fd: c_int,
-        level: c_int,
-        name: c_int,
-        value: Out<'a, c_void>,
-        len: Out<'a, socklen_t>,
-    ) -> c_int;
-    pub(crate) safe fn rsetsockopt<'a>(
-        fd: c_int,
-        level: c_int,
-        name: c_int,
-        value: In<'a, c_void>,
-        len: Argument<'a, socklen_t>,
-    ) -> c_int;
+    pub(crate) safe fn rgetsockopt<'a>(fd: c_int, level: c_int, name: c_int, value: Out<'a, c_void>, len: Out<'a, socklen_t>) -> c_int;
+    pub(crate) safe fn rsetsockopt<'a>(fd: c_int, level: c_int, name: c_int, value: In<'a, c_void>, len: Argument<'a, socklen_t>) -> c_int;
     pub(crate) safe fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int;
-    pub(crate) safe fn rrecvfrom<'a>(
-        fd: c_int,
-        buffer: Out<'a, c_void>,
-        len: Len<'a>,
-        flags: c_int,
-        addr: Out<'a, sockaddr>,
-        addr_len: Out<'a, socklen_t>,
-    ) -> isize;
+    pub(crate) safe fn rrecvfrom<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, flags: c_int, addr: Out<'a, sockaddr>, addr_len: Out<'a, socklen_t>) -> isize;
     pub(crate) safe fn rrecvmsg<'a>(fd: c_int, message: Out<'a, msghdr>, flags: c_int) -> isize;
     pub(crate) safe fn rsendmsg<'a>(fd: c_int, message: In<'a, msghdr>, flags: c_int) -> isize;
 }

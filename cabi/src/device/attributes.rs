@@ -20,12 +20,6 @@ pub(crate) const VENDOR_ID: u32 = 0x62_6d74;
 /// Multicast groups that a queue pair may be attached to.
 const MAX_GROUPS: c_int = 64;
 
-/// As [`NetDev::guid`].
-#[must_use]
-pub fn guid(netdev: &NetDev) -> u64 {
-    netdev.guid()
-}
-
 fn int(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
 }
