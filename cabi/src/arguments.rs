@@ -153,6 +153,42 @@ pointers! {
     RoomPtr<'a>(*mut libc::socklen_t), Brand<'a>;
 }
 
+/// Pointer that may be any: it is looked up by its address, and not read through.
+#[repr(transparent)]
+pub struct AnyPtr<T>(*mut T);
+
+// SAFETY: the structure is transparent.
+unsafe impl<T> Argument for AnyPtr<T> {
+    type C = *mut T;
+}
+
+impl<T> Clone for AnyPtr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for AnyPtr<T> {}
+
+impl<T> From<*mut T> for AnyPtr<T> {
+    fn from(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+}
+
+impl<T> AnyPtr<T> {
+    /// C's pointer.
+    #[must_use]
+    pub fn as_ptr(self) -> *mut T {
+        self.0
+    }
+
+    /// Whether C passed NULL.
+    #[must_use]
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+}
+
 /// [`Handle`] of a function that C calls through the function table of the object: NULL, or an object of this library that lives, as C has read
 /// through the pointer.
 #[repr(transparent)]

@@ -173,7 +173,7 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
         return;
     }
     let errno = Errno::last();
-    // SAFETY: the arguments are those of the system.
+    // SAFETY: the system has called this handler with these arguments.
     unsafe { hand_on(signal, info, context, sent) };
     errno.set();
 }

@@ -195,10 +195,10 @@ unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
     }
     chain.last = chain.next;
     if !chain.next.is_aligned() {
-        // SAFETY: the caller ensures the same.
+        // SAFETY: the rest of the chain can be read during `'a`, and `chain` lives so long, as the caller ensures.
         return unsafe { step_unaligned(chain) };
     }
-    // SAFETY: the caller ensures that there is a request, and the pointer is aligned.
+    // SAFETY: the caller ensures that there is a request, whose pointer is aligned here, and that what it names stays.
     unsafe {
         let wr = &*chain.next;
         convert(chain, wr)
@@ -211,7 +211,7 @@ unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
 /// As for [`step`].
 #[cold]
 unsafe fn step_unaligned<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
-    // SAFETY: the caller ensures that there is a request.
+    // SAFETY: the caller ensures that there is a request, and that what it names stays.
     unsafe {
         let wr = chain.next.read_unaligned();
         convert(chain, &wr)

@@ -3,12 +3,12 @@
 use crate::abi::cm::*;
 use crate::abi::qp::IBV_QPT_RC;
 use crate::abi::{rdma_addrinfo, rdma_cm_id, zeroed};
-use crate::arguments::{InPtr, OutPtr, TextPtr};
+use crate::arguments::{AnyPtr, InPtr, OutPtr, TextPtr};
 use crate::boundary::{self, Result};
 use crate::c_library::copy_to_heap;
 use crate::cm::id::Note;
 use crate::cm::resolved::Resolved;
-use crate::cm::{registry, sync};
+use crate::cm::sync;
 use crate::errno::Errno;
 use std::ffi::{CStr, CString, c_int};
 use std::{ptr, slice};
@@ -154,13 +154,13 @@ pub extern "C" fn rdma_getaddrinfo(
 
 /// `rdma_resolve_addrinfo`: as [`rdma_getaddrinfo`], on another thread; the result is announced by an event.
 pub extern "C-unwind" fn rdma_resolve_addrinfo(
-    id: *mut rdma_cm_id,
+    id: AnyPtr<rdma_cm_id>,
     node: TextPtr<'_>,
     service: TextPtr<'_>,
     hints: InPtr<'_, rdma_addrinfo>,
 ) -> c_int {
     let result = boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         let query = Query::read(&node, &service, &hints)?;
         if query.flags & RAI_SA != 0 {
             // InfiniBand's subnet administration.
@@ -186,9 +186,9 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
 }
 
 /// `rdma_query_addrinfo`: the result that an event announced, once.
-pub extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: OutPtr<'_, *mut rdma_addrinfo>) -> c_int {
+pub extern "C" fn rdma_query_addrinfo(id: AnyPtr<rdma_cm_id>, info: OutPtr<'_, *mut rdma_addrinfo>) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         info.check()?;
         let resolved = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.resolved.take();
         let resolved =

@@ -4,7 +4,7 @@
 //! and of every other id are delivered meanwhile.
 
 use crate::abi::{ibv_qp_attr, rdma_cm_id, rdma_conn_param, zeroed};
-use crate::arguments::{ArrayPtr, Count, InOutPtr, InPtr, OutPtr};
+use crate::arguments::{AnyPtr, ArrayPtr, Count, InOutPtr, InPtr, OutPtr};
 use crate::boundary::{self, Result};
 use crate::cm::channel::Channel;
 use crate::cm::id::{Id, Options, Phase};
@@ -13,7 +13,7 @@ use crate::cm::placeholder::Placeholder;
 use crate::cm::ports::Reservation;
 use crate::cm::private_data::CmMessage;
 use crate::cm::routes::{self, Source};
-use crate::cm::{failure, registry, sidr, sync};
+use crate::cm::{failure, sidr, sync};
 use crate::device::{gid, port};
 use crate::errno::Errno;
 use crate::object::Object;
@@ -70,9 +70,9 @@ fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair
 }
 
 /// `rdma_connect`.
-pub extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, param: InPtr<'_, rdma_conn_param>) -> c_int {
+pub extern "C-unwind" fn rdma_connect(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rdma_conn_param>) -> c_int {
     let result = boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         if id.is_ud() { sidr::connect(&id, &param) } else { connect(&id, &param) }
     });
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
@@ -158,10 +158,10 @@ fn begin(
 }
 
 /// `rdma_accept`.
-pub extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, param: InPtr<'_, rdma_conn_param>) -> c_int {
+pub extern "C-unwind" fn rdma_accept(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rdma_conn_param>) -> c_int {
     let mut event_follows = true;
     let result = boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         event_follows = !id.is_ud();
         if id.is_ud() { sidr::accept(&id, &param) } else { accept(&id, &param) }
     });
@@ -221,9 +221,13 @@ fn peer_is_gone(error: Error) -> Errno {
 }
 
 /// `rdma_reject`, and `rdma_reject_ece`: there are no vendor options to negotiate.
-pub extern "C" fn rdma_reject<'a>(id: *mut rdma_cm_id, data: ArrayPtr<'a, u8>, len: Count<'a, u8>) -> c_int {
+pub extern "C" fn rdma_reject<'a>(
+    id: AnyPtr<rdma_cm_id>,
+    data: ArrayPtr<'a, u8>,
+    len: Count<'a, u8>,
+) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         let data = data.get(len)?;
         let data =
             data.ok_or_else(|| Errno::INVAL.because("private data is NULL, and its length is not 0"))?;
@@ -248,9 +252,9 @@ pub extern "C" fn rdma_reject<'a>(id: *mut rdma_cm_id, data: ArrayPtr<'a, u8>, l
 }
 
 /// `rdma_establish`: behind CONNECT_RESPONSE it lets the peer see the connection established. Elsewhere that needs no call.
-pub extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+pub extern "C" fn rdma_establish(id: AnyPtr<rdma_cm_id>) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         if id.own_qp().is_some() {
             return Err(Errno::INVAL.because("rdma_establish of an id with a queue pair of its own"));
         }
@@ -275,19 +279,19 @@ pub extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 }
 
 /// `rdma_notify`: communication needs no help to be established.
-pub extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: c_int) -> c_int {
+pub extern "C" fn rdma_notify(id: AnyPtr<rdma_cm_id>, _event: c_int) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         let known = id.lock().conn.is_some();
         if known { Ok(()) } else { Err(Errno::INVAL.because("rdma_notify of an id without a connection")) }
     })
 }
 
 /// `rdma_disconnect`: what was posted is sent, then the connection closes from both sides.
-pub extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+pub extern "C-unwind" fn rdma_disconnect(id: AnyPtr<rdma_cm_id>) -> c_int {
     let mut event_follows = false;
     let result = boundary::minus_one(|| {
-        event_follows = disconnect(&*registry::id(id)?)?;
+        event_follows = disconnect(&*id.get()?)?;
         Ok(())
     });
     if !event_follows {
@@ -327,7 +331,7 @@ fn disconnect(id: &Id) -> Result<bool> {
 /// `rdma_init_qp_attr`, for programs that move a queue pair of their own: the kernel's answer for an iWARP device, as the engine moves the
 /// queue pair. On other transports the structure has the path to the peer as well, which UCX reads without changing a queue pair.
 pub extern "C" fn rdma_init_qp_attr(
-    id: *mut rdma_cm_id,
+    id: AnyPtr<rdma_cm_id>,
     attr: InOutPtr<'_, ibv_qp_attr>,
     mask: OutPtr<'_, c_int>,
 ) -> c_int {
@@ -337,7 +341,7 @@ pub extern "C" fn rdma_init_qp_attr(
     const RTR: c_int = 2;
     const RTS: c_int = 3;
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         let attr = attr.get()?;
         mask.check()?;
         let state = attr.qp_state;

@@ -3,7 +3,7 @@
 use crate::abi::cm::{RAI_PASSIVE, RDMA_PS_TCP};
 use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use crate::abi::{ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
-use crate::arguments::{Handle, InOutPtr, InPtr, OutPtr, argument};
+use crate::arguments::{AnyPtr, Handle, InOutPtr, InPtr, OutPtr, argument};
 use crate::boundary::{self, Result};
 use crate::cm::address::AddressPtr;
 use crate::cm::id::{Endpoint, Id};
@@ -82,12 +82,12 @@ fn equip(
 }
 
 /// `rdma_destroy_ep`: the id, and what was made on it.
-pub extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
+pub extern "C" fn rdma_destroy_ep(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
-        if registry::forget_inherited(id) {
+        if registry::forget_inherited(id.as_ptr()) {
             return Ok(());
         }
-        let id = registry::id(id)?;
+        let id = id.get()?;
         qp::destroy(&id);
         qp::destroy_srq(&id);
         lifecycle::destroy(&id);

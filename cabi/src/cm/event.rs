@@ -4,6 +4,7 @@ use crate::abi::cm::*;
 use crate::abi::{
     ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param, zeroed,
 };
+use crate::arguments::AnyPtr;
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Note};
 use crate::cm::private_data::{MAX_PRIVATE_DATA, PrivateData};
@@ -28,7 +29,7 @@ struct Event {
 #[derive(Clone, Copy)]
 pub(crate) struct Delivered {
     pub(crate) event: *mut rdma_cm_event,
-    pub(crate) id: *mut rdma_cm_id,
+    pub(crate) id: AnyPtr<rdma_cm_id>,
     /// `RDMA_CM_EVENT_*`
     pub(crate) kind: c_int,
     pub(crate) status: c_int,
@@ -137,7 +138,7 @@ fn give_raw(
     if !owner.delivers() {
         return None;
     }
-    let (id, kind, status) = (abi.id, abi.event, abi.status);
+    let (id, kind, status) = (abi.id.into(), abi.event, abi.status);
     let mut event = Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA], owner: Arc::clone(owner) });
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
@@ -178,12 +179,17 @@ pub extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
 }
 
 /// `rdma_write_cm_event`: an event of the program's own.
-pub extern "C" fn rdma_write_cm_event(id: *mut rdma_cm_id, event: c_int, status: c_int, arg: u64) -> c_int {
+pub extern "C" fn rdma_write_cm_event(
+    id: AnyPtr<rdma_cm_id>,
+    event: c_int,
+    status: c_int,
+    arg: u64,
+) -> c_int {
     boundary::minus_one(|| {
         if event != RDMA_CM_EVENT_USER {
             return Err(Errno::INVAL.because("only RDMA_CM_EVENT_USER is written by programs"));
         }
-        registry::id(id)?.post(Note { event, status, arg, group: None })
+        id.get()?.post(Note { event, status, arg, group: None })
     })
 }
 

@@ -1,7 +1,7 @@
 //! Event channels: creating and destroying them, and the one wait of the connection manager.
 
 use crate::abi::{rdma_cm_event, rdma_event_channel};
-use crate::arguments::OutPtr;
+use crate::arguments::{AnyPtr, OutPtr};
 use crate::boundary::{self, is_nonblocking, read_token};
 use crate::cm::channel::Channel;
 use crate::cm::event::Delivered;
@@ -22,23 +22,23 @@ pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
 
 /// `rdma_destroy_event_channel`. Ids that still use the channel keep its descriptor open until they are destroyed. A thread that
 /// sleeps in [`rdma_get_cm_event`] sleeps on, and one that is about to does, too.
-pub extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+pub extern "C" fn rdma_destroy_event_channel(channel: AnyPtr<rdma_event_channel>) {
     boundary::value((), || {
-        if registry::forget_inherited(channel) {
+        if registry::forget_inherited(channel.as_ptr()) {
             return Ok(());
         }
         // Orphaned before the pointer is invalid: the reader finds the channel valid, or itself among the orphans' readers.
-        if let Some(reader) = registry::channel(channel)?.sleeper() {
-            orphaned::add(channel.addr(), reader);
+        if let Some(reader) = channel.get()?.sleeper() {
+            orphaned::add(channel.as_ptr().addr(), reader);
         }
-        drop(registry::remove_channel(channel));
+        drop(registry::remove_channel(channel.as_ptr()));
         Ok(())
     });
 }
 
 /// `rdma_get_cm_event`.
 pub extern "C-unwind" fn rdma_get_cm_event(
-    channel: *mut rdma_event_channel,
+    channel: AnyPtr<rdma_event_channel>,
     event: OutPtr<'_, *mut rdma_cm_event>,
 ) -> c_int {
     if let Err(errno) = event.check() {
@@ -57,7 +57,7 @@ pub extern "C-unwind" fn rdma_get_cm_event(
 /// # Safety
 /// No caller on the stack up to C holds a value with a destructor: a thread may be cancelled while it sleeps here.
 #[inline]
-pub(crate) unsafe fn wait(channel: *mut rdma_event_channel) -> Option<Delivered> {
+pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Delivered> {
     let mut has_token = false;
     loop {
         match next(channel, has_token) {
@@ -79,9 +79,9 @@ pub(crate) unsafe fn wait(channel: *mut rdma_event_channel) -> Option<Delivered>
 }
 
 /// Whether the channel was destroyed, and its descriptor closed, between the attempt and the sleep that has just failed.
-fn is_gone(channel: *mut rdma_event_channel) -> bool {
+fn is_gone(channel: AnyPtr<rdma_event_channel>) -> bool {
     let closed = Errno::last() == Errno(libc::EBADF);
-    closed && boundary::value(false, || Ok(registry::channel(channel).is_err()))
+    closed && boundary::value(false, || Ok(channel.get().is_err()))
 }
 
 /// The result of one attempt to take an event. Plain values only: they are held while the thread may be cancelled.
@@ -94,12 +94,12 @@ enum Next {
     Failed,
 }
 
-fn next(channel: *mut rdma_event_channel, has_token: bool) -> Next {
+fn next(channel: AnyPtr<rdma_event_channel>, has_token: bool) -> Next {
     let mut next = Next::Failed;
     boundary::minus_one(|| {
         let reader = thread::current().id();
-        let channel = registry::channel(channel).inspect_err(|_| {
-            if orphaned::contains(channel.addr(), reader) {
+        let channel = channel.get().inspect_err(|_| {
+            if orphaned::contains(channel.as_ptr().addr(), reader) {
                 next = Next::SleepForever;
             }
         })?;

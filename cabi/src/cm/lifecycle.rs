@@ -2,7 +2,7 @@
 
 use crate::abi::cm::{RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
 use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::arguments::OutPtr;
+use crate::arguments::{AnyPtr, OutPtr};
 use crate::boundary::{self, Result};
 use crate::cm::channel::Channel;
 use crate::cm::id::{Id, Phase};
@@ -123,7 +123,7 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
 
 /// `rdma_create_id`; without a channel it is synchronous, and gets one of its own.
 pub extern "C" fn rdma_create_id(
-    channel: *mut rdma_event_channel,
+    channel: AnyPtr<rdma_event_channel>,
     id: OutPtr<'_, *mut rdma_cm_id>,
     context: *mut c_void,
     ps: c_int,
@@ -134,7 +134,7 @@ pub extern "C" fn rdma_create_id(
         let new = if channel.is_null() {
             create(&own_channel()?, true, context)
         } else {
-            create(&registry::channel(channel)?, false, context)
+            create(&channel.get()?, false, context)
         };
         new.set_port_space(ps);
         id.write(new.abi())
@@ -155,24 +155,24 @@ pub(crate) fn check_port_space(ps: c_int) -> Result<()> {
 }
 
 /// `rdma_destroy_id`: in any state; waits until its events are acknowledged.
-pub extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+pub extern "C" fn rdma_destroy_id(id: AnyPtr<rdma_cm_id>) -> c_int {
     boundary::minus_one(|| {
-        if registry::forget_inherited(id) {
+        if registry::forget_inherited(id.as_ptr()) {
             return Ok(());
         }
-        destroy(&*registry::id(id)?);
+        destroy(&*id.get()?);
         Ok(())
     })
 }
 
 /// `rdma_migrate_id`; without a channel the id becomes synchronous.
-pub extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+pub extern "C" fn rdma_migrate_id(id: AnyPtr<rdma_cm_id>, channel: AnyPtr<rdma_event_channel>) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         if channel.is_null() {
             migrate(&id, &own_channel()?, true)
         } else {
-            migrate(&id, &registry::channel(channel)?, false)
+            migrate(&id, &channel.get()?, false)
         }
     })
 }

@@ -2,11 +2,11 @@
 
 use crate::abi::cm::{RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN};
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::arguments::{InPtr, argument};
+use crate::arguments::{AnyPtr, InPtr, argument};
 use crate::boundary::{self, Result};
 use crate::cm::address::AddressPtr;
 use crate::cm::id::{Id, Note};
-use crate::cm::{address, registry, sync};
+use crate::cm::{address, sync};
 use crate::device;
 use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
@@ -21,18 +21,18 @@ const SEND_ONLY: u32 = 1;
 
 /// `rdma_join_multicast`: the event comes at once.
 pub extern "C-unwind" fn rdma_join_multicast(
-    id: *mut rdma_cm_id,
+    id: AnyPtr<rdma_cm_id>,
     addr: AddressPtr<'_>,
     context: *mut c_void,
 ) -> c_int {
-    let result = boundary::minus_one(|| join(&*registry::id(id)?, &addr, context, FULL_MEMBER));
+    let result = boundary::minus_one(|| join(&*id.get()?, &addr, context, FULL_MEMBER));
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
 /// `rdma_join_multicast_ex`.
 pub extern "C-unwind" fn rdma_join_multicast_ex(
-    id: *mut rdma_cm_id,
+    id: AnyPtr<rdma_cm_id>,
     attr: InPtr<'_, rdma_cm_join_mc_attr_ex>,
     context: *mut c_void,
 ) -> c_int {
@@ -44,7 +44,7 @@ pub extern "C-unwind" fn rdma_join_multicast_ex(
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
         // SAFETY: the address of the attributes is one that `rdma_join_multicast` takes (rdma_join_multicast_ex(3)).
         let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
-        join(&*registry::id(id)?, &addr, context, flags)
+        join(&*id.get()?, &addr, context, flags)
     });
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
@@ -87,9 +87,9 @@ fn interface(local: IpAddr) -> Result<u32> {
 }
 
 /// `rdma_leave_multicast`.
-pub extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: AddressPtr<'_>) -> c_int {
+pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         let group = address::plain(addr.read()?).ip();
         let local = id
             .lock_alive()

@@ -2,22 +2,21 @@
 
 use crate::abi::cm::*;
 use crate::abi::{ibv_ece, rdma_cm_id, zeroed};
-use crate::arguments::{ArrayPtr, Count, InPtr, OutPtr};
+use crate::arguments::{AnyPtr, ArrayPtr, Count, InPtr, OutPtr};
 use crate::boundary::{self, Result};
-use crate::cm::registry;
 use crate::errno::Errno;
 use std::ffi::c_int;
 
 /// `rdma_set_option`. An acknowledgement time-out is InfiniBand's: it becomes the queue pair's attribute, and TCP has its own.
 pub extern "C" fn rdma_set_option<'a>(
-    id: *mut rdma_cm_id,
+    id: AnyPtr<rdma_cm_id>,
     level: c_int,
     name: c_int,
     value: ArrayPtr<'a, u8>,
     len: Count<'a>,
 ) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         if level != RDMA_OPTION_ID {
             return Err(Errno::NOSYS.because("an option of another level than the id's"));
         }
@@ -45,9 +44,9 @@ fn bytes<'a, const N: usize>(value: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result
 }
 
 /// `rdma_set_local_ece`: accepted before there is a queue pair, and not sent.
-pub extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: InPtr<'_, ibv_ece>) -> c_int {
+pub extern "C" fn rdma_set_local_ece(id: AnyPtr<rdma_cm_id>, ece: InPtr<'_, ibv_ece>) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         let vendor = ece.get()?.vendor_id;
         if id.own_qp().is_some() || vendor == 0 {
             return Err(
@@ -59,9 +58,9 @@ pub extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: InPtr<'_, ibv_ece
 }
 
 /// `rdma_get_remote_ece`: always empty.
-pub extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: OutPtr<'_, ibv_ece>) -> c_int {
+pub extern "C" fn rdma_get_remote_ece(id: AnyPtr<rdma_cm_id>, ece: OutPtr<'_, ibv_ece>) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         if id.own_qp().is_some() || ece.is_null() {
             return Err(Errno::INVAL
                 .because("vendor options of an id with a queue pair of its own, or no place for them"));

@@ -6,11 +6,11 @@ use crate::abi::{
     ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_attr, ibv_srq_init_attr,
     ibv_srq_init_attr_ex, rdma_cm_id,
 };
-use crate::arguments::{Handle, InOutPtr, argument};
+use crate::arguments::{AnyPtr, Handle, InOutPtr, argument};
 use crate::boundary::{self, Result};
 use crate::channel::{self, CompChannel};
 use crate::cm::id::Id;
-use crate::cm::{registry, sidr};
+use crate::cm::sidr;
 use crate::cq::{self, CqInit};
 use crate::errno::Errno;
 use crate::object::Object;
@@ -23,12 +23,12 @@ use uiw_verbs::QpState;
 
 /// `rdma_create_qp`.
 pub extern "C" fn rdma_create_qp(
-    id: *mut rdma_cm_id,
+    id: AnyPtr<rdma_cm_id>,
     pd: Handle<'_, Pd>,
     attr: InOutPtr<'_, ibv_qp_init_attr>,
 ) -> c_int {
     boundary::minus_one(|| {
-        let (id, qp_type) = (registry::id(id)?, attr.given()?.qp_type);
+        let (id, qp_type) = (id.get()?, attr.given()?.qp_type);
         create(&id, pd, attr, qp_type)
     })
 }
@@ -53,8 +53,11 @@ pub(crate) fn create(
 }
 
 /// `rdma_create_qp_ex`.
-pub extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: InOutPtr<'_, ibv_qp_init_attr_ex>) -> c_int {
-    boundary::minus_one(|| create_long(&*registry::id(id)?, attr))
+pub extern "C" fn rdma_create_qp_ex(
+    id: AnyPtr<rdma_cm_id>,
+    attr: InOutPtr<'_, ibv_qp_init_attr_ex>,
+) -> c_int {
+    boundary::minus_one(|| create_long(&*id.get()?, attr))
 }
 
 /// The domain that a program has given, or that of the id.
@@ -173,9 +176,9 @@ fn destroy_queues(id: &Id) {
 }
 
 /// `rdma_destroy_qp`: no thread uses the queue pair of the id any more.
-pub extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+pub extern "C" fn rdma_destroy_qp(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
-        destroy(&*registry::id(id)?);
+        destroy(&*id.get()?);
         Ok(())
     });
 }
@@ -191,9 +194,9 @@ pub(crate) fn destroy(id: &Id) {
 }
 
 /// Gives the id of a request the queue pair that `rdma_create_ep` asked for.
-pub(crate) fn for_request(listener: *mut rdma_cm_id, new: *mut rdma_cm_id) -> Result<()> {
-    let Some(endpoint) = registry::id(listener)?.lock().endpoint else { return Ok(()) };
-    let id = registry::id(new)?;
+pub(crate) fn for_request(listener: AnyPtr<rdma_cm_id>, new: AnyPtr<rdma_cm_id>) -> Result<()> {
+    let Some(endpoint) = listener.get()?.lock().endpoint else { return Ok(()) };
+    let id = new.get()?;
     let mut attr = endpoint.attr;
     // SAFETY: nothing else has the copy, and the program keeps the objects that it has given `rdma_create_ep` as long as the listener
     // (rdma_create_ep(3)).
@@ -203,21 +206,24 @@ pub(crate) fn for_request(listener: *mut rdma_cm_id, new: *mut rdma_cm_id) -> Re
 
 /// `rdma_create_srq`.
 pub extern "C" fn rdma_create_srq(
-    id: *mut rdma_cm_id,
+    id: AnyPtr<rdma_cm_id>,
     pd: Handle<'_, Pd>,
     attr: InOutPtr<'_, ibv_srq_init_attr>,
 ) -> c_int {
     boundary::minus_one(|| {
-        let (id, given) = (registry::id(id)?, attr.get()?);
+        let (id, given) = (id.get()?, attr.get()?);
         let domain = (!pd.is_null()).then(|| pd.get());
         create_srq(&id, domain, given.srq_context, &mut given.attr)
     })
 }
 
 /// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching belong to other transports.
-pub extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: InOutPtr<'_, ibv_srq_init_attr_ex>) -> c_int {
+pub extern "C" fn rdma_create_srq_ex(
+    id: AnyPtr<rdma_cm_id>,
+    attr: InOutPtr<'_, ibv_srq_init_attr_ex>,
+) -> c_int {
     boundary::minus_one(|| {
-        let (id, given) = (registry::id(id)?, attr.given()?);
+        let (id, given) = (id.get()?, attr.given()?);
         if given.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && given.srq_type != IBV_SRQT_BASIC {
             return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
         }
@@ -244,9 +250,9 @@ fn create_srq(
 }
 
 /// `rdma_destroy_srq`: no thread uses the shared receive queue of the id any more.
-pub extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+pub extern "C" fn rdma_destroy_srq(id: AnyPtr<rdma_cm_id>) {
     boundary::value((), || {
-        destroy_srq(&*registry::id(id)?);
+        destroy_srq(&*id.get()?);
         Ok(())
     });
 }

@@ -5,10 +5,11 @@ use crate::abi::cm::{
     RDMA_CM_EVENT_ROUTE_RESOLVED,
 };
 use crate::abi::rdma_cm_id;
+use crate::arguments::AnyPtr;
 use crate::boundary::{self, Result};
 use crate::cm::address::AddressPtr;
 use crate::cm::id::{Id, Note, Phase};
-use crate::cm::{address, devices, ports, registry, sync};
+use crate::cm::{address, devices, ports, sync};
 use crate::engine;
 use crate::errno::Errno;
 use crate::stack;
@@ -17,8 +18,8 @@ use std::net::SocketAddr;
 use uiw_verbs::CmCall;
 
 /// `rdma_bind_addr`.
-pub extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: AddressPtr<'_>) -> c_int {
-    boundary::minus_one(|| bind(&*registry::id(id)?, addr.read()?))
+pub extern "C" fn rdma_bind_addr(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
+    boundary::minus_one(|| bind(&*id.get()?, addr.read()?))
 }
 
 /// Gives an id the local address `addr` in the program's numbers.
@@ -59,12 +60,12 @@ fn not_available(errno: Errno) -> Errno {
 
 /// `rdma_resolve_addr`: the result is there at once, so the time-out never passes.
 pub extern "C-unwind" fn rdma_resolve_addr(
-    id: *mut rdma_cm_id,
+    id: AnyPtr<rdma_cm_id>,
     src: AddressPtr<'_>,
     dst: AddressPtr<'_>,
     _timeout_ms: c_int,
 ) -> c_int {
-    let result = boundary::minus_one(|| resolve(&*registry::id(id)?, src.get()?, dst.read()?));
+    let result = boundary::minus_one(|| resolve(&*id.get()?, src.get()?, dst.read()?));
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
@@ -116,8 +117,8 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
 }
 
 /// `rdma_resolve_route`: on iWARP the address is the route.
-pub extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
-    let result = boundary::minus_one(|| route(&*registry::id(id)?));
+pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms: c_int) -> c_int {
+    let result = boundary::minus_one(|| route(&*id.get()?));
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
@@ -147,18 +148,18 @@ pub(crate) fn route(id: &Id) -> Result<()> {
 }
 
 /// `rdma_get_src_port`, in network order.
-pub extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+pub extern "C" fn rdma_get_src_port(id: AnyPtr<rdma_cm_id>) -> u16 {
     port(id, |id| id.lock().local)
 }
 
 /// `rdma_get_dst_port`, in network order.
-pub extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+pub extern "C" fn rdma_get_dst_port(id: AnyPtr<rdma_cm_id>) -> u16 {
     port(id, |id| id.lock().peer)
 }
 
-fn port(id: *mut rdma_cm_id, of: impl FnOnce(&Id) -> Option<SocketAddr>) -> u16 {
+fn port(id: AnyPtr<rdma_cm_id>, of: impl FnOnce(&Id) -> Option<SocketAddr>) -> u16 {
     boundary::value(0, || {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         let real = of(&id).map_or(0, |address| address.port());
         Ok(if real == 0 { 0 } else { address::program_port(real).to_be() })
     })

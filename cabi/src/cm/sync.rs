@@ -3,27 +3,23 @@
 
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
 use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::arguments::OutPtr;
+use crate::arguments::{AnyPtr, OutPtr};
 use crate::boundary::{self, Result};
 use crate::cm::event::Delivered;
-use crate::cm::{event_channel, lifecycle, qp, registry};
+use crate::cm::{event_channel, lifecycle, qp};
 use crate::errno::Errno;
 use std::ffi::c_int;
-use std::ptr;
 
 /// Completes a call that began with `result`: a synchronous id waits for the event, any other id for nothing.
 ///
 /// # Safety
 /// As for [`event_channel::wait`].
 #[inline]
-pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
+pub(crate) unsafe fn complete(id: AnyPtr<rdma_cm_id>, result: c_int) -> c_int {
     if result != 0 {
         return result;
     }
-    let own = own_channel(id);
-    if own.is_null() {
-        return 0;
-    }
+    let Some(own) = own_channel(id) else { return 0 };
     // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
     match unsafe { event_channel::wait(own) } {
         Some(event) => boundary::minus_one(|| keep(id, event)),
@@ -31,25 +27,25 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
     }
 }
 
-/// The channel to wait on, or NULL when the id is not synchronous. The event shown before is acknowledged.
-fn own_channel(id: *mut rdma_cm_id) -> *mut rdma_event_channel {
-    boundary::value(ptr::null_mut(), || {
-        let id = registry::id(id)?;
+/// The channel to wait on, if the id is synchronous. The event shown before is acknowledged.
+fn own_channel(id: AnyPtr<rdma_cm_id>) -> Option<AnyPtr<rdma_event_channel>> {
+    boundary::value(None, || {
+        let id = id.get()?;
         let (sync, channel) = {
             let state = id.lock();
             (state.sync, state.channel.abi())
         };
         if !sync {
-            return Ok(ptr::null_mut());
+            return Ok(None);
         }
         lifecycle::acknowledge_shown(&id);
-        Ok(channel)
+        Ok(Some(channel.into()))
     })
 }
 
 /// Shows an event to the program; an error for an event that reports one.
-fn keep(id: *mut rdma_cm_id, shown: Delivered) -> Result<()> {
-    registry::id(id)?.abi.set(|id| &id.event, shown.event);
+fn keep(id: AnyPtr<rdma_cm_id>, shown: Delivered) -> Result<()> {
+    id.get()?.abi.set(|id| &id.event, shown.event);
     match shown.status {
         0 => Ok(()),
         _ if shown.kind == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
@@ -59,14 +55,13 @@ fn keep(id: *mut rdma_cm_id, shown: Delivered) -> Result<()> {
 
 /// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if `rdma_create_ep` was given its attributes.
 pub extern "C-unwind" fn rdma_get_request(
-    listener: *mut rdma_cm_id,
+    listener: AnyPtr<rdma_cm_id>,
     id: OutPtr<'_, *mut rdma_cm_id>,
 ) -> c_int {
-    let own = own_channel(listener);
-    if own.is_null() || id.is_null() {
+    let (Some(own), false) = (own_channel(listener), id.is_null()) else {
         Errno::INVAL.null().set();
         return -1;
-    }
+    };
     // SAFETY: nothing in this frame has a destructor, and C is the caller.
     let Some(Delivered { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
         return -1;
@@ -77,8 +72,8 @@ pub extern "C-unwind" fn rdma_get_request(
             _ => Err(Errno::INVAL.because("the listener has an event that is no connection request")),
         };
         let shown = if made.is_ok() { new } else { listener };
-        registry::id(shown)?.abi.set(|id| &id.event, event);
+        shown.get()?.abi.set(|id| &id.event, event);
         made?;
-        id.write(new)
+        id.write(new.as_ptr())
     })
 }

@@ -71,6 +71,7 @@ fn with(mut qp: BatchHandle<'_, Qp>, body: impl FnOnce(&Object<Qp>, &mut Batch) 
     });
 }
 
+#[inline]
 fn push(qp: &Object<Qp>, batch: &mut Batch, op: SendOp) {
     let flags = SendFlags::from_bits_truncate(qp.abi.get(|abi| &abi.wr_flags)) - SendFlags::INLINE;
     batch.wrs.push(Wr { wr_id: qp.abi.get(|abi| &abi.wr_id), flags, op, data: Data::None });
