@@ -7,7 +7,7 @@ use crate::boundary::{self, Result};
 use crate::call_lock::CallLock;
 use crate::channel::{CompChannel, CompEvents};
 use crate::context::{Context, Numbered, OpenContext};
-use crate::cq_ex::Cursor;
+use crate::cursor::Cursor;
 use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::users::{Unacknowledged, Used, Users};

@@ -8,6 +8,7 @@ use crate::call_lock::{BatchHandle, Batched, CallLock};
 use crate::clock::{monotonic_ns, realtime_ns};
 use crate::context::OpenContext;
 use crate::cq::{self, Cq, CqInit, imm_and_flags};
+use crate::cursor::Cursor;
 use crate::errno::Errno;
 use crate::object::Object;
 use std::ffi::{c_int, c_uint};
@@ -64,25 +65,6 @@ fn fill(cq: &mut ibv_cq_ex) {
     cq.read_dlid_path_bits = c1(nothing_u8);
     cq.read_completion_ts = c1(read_completion_ts);
     cq.read_completion_wallclock_ns = c1(read_completion_wallclock_ns);
-}
-
-/// The completion that a program reads.
-#[derive(Default)]
-pub(crate) struct Cursor {
-    wc: Option<Wc>,
-    /// Completions that were in the queue when the batch began and are still there; `None` once the program has been told that the
-    /// batch is at its end.
-    left: Option<usize>,
-}
-
-impl Cursor {
-    /// Counts a completion of the batch. False once when the batch is at its end: completions that are added while a program handles
-    /// the batch have an event of their own, and a program that sleeps for it after the batch must find them in the queue then.
-    fn continues(&mut self) -> bool {
-        let continues = self.left != Some(0);
-        self.left = self.left.and_then(|left| left.checked_sub(1));
-        continues
-    }
 }
 
 impl Batched for Cq {

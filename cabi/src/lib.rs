@@ -23,6 +23,7 @@ pub mod context;
 pub mod counters;
 pub mod cq;
 mod cq_ex;
+mod cursor;
 pub mod denied;
 pub mod device;
 mod device_events;
