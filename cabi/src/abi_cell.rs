@@ -56,3 +56,25 @@ impl<T: Plain> AbiCell<T> {
         before
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::ibv_qp_ex;
+
+    #[test]
+    fn fields_read_and_written_alone() {
+        let cell = AbiCell::new(zeroed::<ibv_qp_ex>());
+        cell.set(|qp| &qp.qp_base.state, 3);
+        assert_eq!(cell.replace(|qp| &qp.wr_id, 7), 0);
+        assert_eq!((cell.get(|qp| &qp.qp_base.state), cell.get(|qp| &qp.wr_id)), (3, 7));
+        assert_eq!((cell.get(|qp| &qp.qp_base.qp_type), cell.get(|qp| &qp.wr_flags)), (0, 0));
+    }
+
+    #[test]
+    #[should_panic = "the closure selects a field"]
+    fn place_outside_refused() {
+        static OTHER: u64 = 1;
+        AbiCell::new(zeroed::<ibv_qp_ex>()).set(|_| &OTHER, 2);
+    }
+}

@@ -576,3 +576,43 @@ pub(crate) fn write_bytes<'a>(to: ArrayMutPtr<'a, u8>, room: RoomPtr<'a>, bytes:
     }
     room.finish(bytes.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes at `room` after a structure of eight bytes was written there.
+    fn prefix(room: &mut [u8]) -> &[u8] {
+        // SAFETY: the room has so many bytes.
+        let (to, size) = unsafe { (argument(room.as_mut_ptr().cast()), argument(room.len())) };
+        PrefixPtr::<'_, [u8; 8]>::write(to, size, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        room
+    }
+
+    #[test]
+    fn structure_cut_or_filled_up() {
+        assert_eq!(prefix(&mut [9; 3]), [1, 2, 3]);
+        assert_eq!(prefix(&mut [9; 10]), [1, 2, 3, 4, 5, 6, 7, 8, 0, 0]);
+    }
+
+    #[test]
+    fn null_array_has_no_elements() {
+        let get = |count: i32| {
+            // SAFETY: NULL is allowed with any count.
+            let (list, count): (ArrayPtr<'_, u32>, Count<'_, i32>) =
+                unsafe { (argument(ptr::null()), argument(count)) };
+            list.get(count)
+        };
+        assert_eq!((get(0), get(1)), (Ok(Some(&[][..])), Ok(None)));
+        assert_eq!(get(-1), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn bytes_cut_to_room_and_counted() {
+        let (mut bytes, mut room) = ([0; 4], 2);
+        // SAFETY: there is room for two bytes, and for their number.
+        let (to, count) = unsafe { (argument(bytes.as_mut_ptr()), argument(&raw mut room)) };
+        write_bytes(to, count, &[1, 2, 3]).unwrap();
+        assert_eq!((bytes, room), ([1, 2, 0, 0], 3));
+    }
+}
