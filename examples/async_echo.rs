@@ -2,7 +2,7 @@
 //! stands between an arrival and the task that waits for it.
 
 use std::error::Error;
-use uiw::{ConnSettings, Connection, Device, Listener};
+use uiw::{Connection, ConnectionConfig, Device, Listener};
 
 async fn echo(connection: Connection) {
     while let Ok(Some(message)) = connection.recv().await {
@@ -24,11 +24,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open()?;
     let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
     let pd = device.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
     tokio::spawn(serve(listener));
 
-    let connection = Connection::connect(&pd, address, &ConnSettings::default()).await?;
+    let connection = Connection::connect(&pd, address, &ConnectionConfig::default()).await?;
     for word in ["one", "two", "three"] {
         connection.send_copy(word.as_bytes()).await?;
         let back = connection.recv().await?.ok_or("closed")?;

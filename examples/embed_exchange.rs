@@ -4,7 +4,7 @@ use crate::embed_host::{MEMORY, Peer};
 use std::error::Error;
 use uiw_ddp::STag;
 use uiw_rdmap::TerminateReason;
-use uiw_stream::{Config, ConnError, Event, Op, PeerKind, Remote, Stream, Time};
+use uiw_stream::{ConnError, Event, Op, PeerKind, RdmapConfig, RdmapStream, Remote, Time};
 
 pub(crate) type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -21,11 +21,13 @@ impl Peer {
     pub(crate) fn on_event(
         &mut self,
         event: Event,
-        stream: &mut Stream<Vec<u8>>,
+        stream: &mut RdmapStream<Vec<u8>>,
         now: Time,
     ) -> Result<(), AnyError> {
         match event {
-            Event::Requested(_) => drop(stream.accept(Config::default(), &MEMORY.0.to_be_bytes(), now)?),
+            Event::Requested(_) => {
+                _ = stream.accept(RdmapConfig::default(), &MEMORY.0.to_be_bytes(), now)?;
+            }
             Event::Established(with) if stream.is_initiator() => self.use_memory(&with.private_data)?,
             Event::Established(_) => self.post(Op::Send, b"welcome", false),
             Event::Peer(kind) => self.kind = Some(kind),

@@ -4,7 +4,8 @@ use uiw_ddp::STag;
 use uiw_mpa::Verified;
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
-    AccessError, Answer, AtomicError, Ended, Host, LocalError, Op, PeerKind, ReceiveError, Received, Request,
+    AccessError, Answer, AtomicError, Ended, LocalError, Op, PeerKind, ReceiveError, Received, Request,
+    StreamHost,
 };
 
 /// The memory of the responder.
@@ -41,7 +42,7 @@ impl Peer {
     }
 }
 
-impl Host for Peer {
+impl StreamHost for Peer {
     type Memory = Vec<u8>;
     type Payload<'a> = &'a [u8];
 

@@ -14,19 +14,19 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
 use std::hash::{BuildHasher, RandomState};
-use uiw_stream::{Config, Stream, Time, Transmit};
+use uiw_stream::{RdmapConfig, RdmapStream, Time, Transmit};
 
 /// One end: what the loop keeps for a socket.
 struct End {
     socket: SocketHandle,
-    stream: Stream<Vec<u8>>,
+    stream: RdmapStream<Vec<u8>>,
     peer: Peer,
     /// Bytes that stood on both sides of the end of the socket's ring.
     joined: Vec<u8>,
 }
 
 impl End {
-    fn new(socket: SocketHandle, stream: Stream<Vec<u8>>, peer: Peer) -> Self {
+    fn new(socket: SocketHandle, stream: RdmapStream<Vec<u8>>, peer: Peer) -> Self {
         Self { socket, stream, peer, joined: Vec::new() }
     }
 
@@ -117,8 +117,9 @@ fn main() -> Result<(), AnyError> {
     sockets.get_mut::<Socket<'_>>(client).connect(interface.context(), (address, 4791), 49_152)?;
 
     let start = Time::default();
-    let responder = Stream::listen(Config::default(), SINK, start);
-    let initiator = Stream::connect(Config::default(), b"", SINK, RandomState::new().hash_one(0), start)?;
+    let responder = RdmapStream::listen(RdmapConfig::default(), SINK, start);
+    let initiator =
+        RdmapStream::connect(RdmapConfig::default(), b"", SINK, RandomState::new().hash_one(0), start)?;
     let mut ends =
         [End::new(client, initiator, Peer::default()), End::new(server, responder, Peer::responder())];
     while ends.iter().any(|end| !end.stream.is_over()) {

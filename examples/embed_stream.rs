@@ -1,5 +1,5 @@
 //! A whole peer over any reader and writer (here a pair of Unix sockets): a pipe, a TLS session, a serial line, a TCP of your own.
-//! No engine and no driver thread: one `uiw_stream::Stream`, and a host (`embed_host.rs`) with the memory, the requests and the receives;
+//! No engine and no driver thread: one `uiw_stream::RdmapStream`, and a host (`embed_host.rs`) with the memory, the requests and the receives;
 //! `embed_exchange.rs` is what the two ends do with each other.
 
 #[path = "embed_exchange.rs"]
@@ -13,13 +13,13 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use uiw_stream::{Config, Stream, Time, Transmit};
+use uiw_stream::{RdmapConfig, RdmapStream, Time, Transmit};
 
 /// Runs a stream to its end. A read that times out lets the stream's deadlines pass; `shut_down` ends the transport's sending half.
 fn run<T: Read + Write>(
     mut transport: T,
     shut_down: impl Fn(&T) -> std::io::Result<()>,
-    mut stream: Stream<Vec<u8>>,
+    mut stream: RdmapStream<Vec<u8>>,
     mut peer: Peer,
 ) -> Result<Peer, AnyError> {
     let start = Instant::now();
@@ -66,10 +66,10 @@ fn main() -> Result<(), AnyError> {
         end.set_read_timeout(Some(Duration::from_millis(10)))?;
     }
     let shut_down = |end: &UnixStream| end.shutdown(std::net::Shutdown::Write);
-    let stream = Stream::listen(Config::default(), SINK, Time::default());
+    let stream = RdmapStream::listen(RdmapConfig::default(), SINK, Time::default());
     let responder = std::thread::spawn(move || run(there, shut_down, stream, Peer::responder()));
     let nonce = RandomState::new().hash_one(0);
-    let stream = Stream::connect(Config::default(), b"", SINK, nonce, Time::default())?;
+    let stream = RdmapStream::connect(RdmapConfig::default(), b"", SINK, nonce, Time::default())?;
     let initiator = run(here, shut_down, stream, Peer::default())?;
     let responder = responder.join().map_err(|_| "the responder panicked")??;
     embed_exchange::report(&initiator, &responder);

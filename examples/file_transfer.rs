@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::thread;
 use uiw::blocking::{Connection, Listener};
-use uiw::{Access, ConnSettings, Device, IoBufMut, Mr, RemoteMr};
+use uiw::{Access, ConnectionConfig, Device, IoBufMut, Mr, RemoteMr};
 
 const BLOCK: u64 = 256 << 10;
 const BLOCKS: u64 = 8;
@@ -50,7 +50,7 @@ fn fill<B: IoBufMut>(buffer: &mut Mr<B>, file: &mut File) -> Result<usize, AnyEr
 /// Sends one file. Returns its length.
 fn send(to: SocketAddr, from: &Path) -> Result<u64, AnyError> {
     let pd = Device::open()?.alloc_pd()?;
-    let connection = Connection::connect(&pd, to, &ConnSettings::default())?;
+    let connection = Connection::connect(&pd, to, &ConnectionConfig::default())?;
     let memory = RemoteMr::from_bytes(&connection.recv()?.ok_or("closed")?).ok_or("not an address")?;
     let mut file = File::open(from)?;
     let mut free: Vec<u64> = (0..BLOCKS).collect();
@@ -89,7 +89,7 @@ fn main() -> Result<(), AnyError> {
         }
     };
     let pd = Device::open()?.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
     let copy = to.clone();
     let receiver = thread::spawn(move || receive(&listener, &copy));

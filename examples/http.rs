@@ -7,7 +7,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, client, server};
 use hyper_util::rt::TokioIo;
 use std::error::Error;
-use uiw::{ByteStream, ConnSettings, Connection, Device, Listener};
+use uiw::{ByteStream, Connection, ConnectionConfig, Device, Listener};
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
@@ -42,11 +42,11 @@ async fn main() -> Result<(), AnyError> {
     let device = Device::open()?;
     let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
     let pd = device.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
     tokio::spawn(accept(listener));
 
-    let connection = Connection::connect(&pd, address, &ConnSettings::default()).await?;
+    let connection = Connection::connect(&pd, address, &ConnectionConfig::default()).await?;
     let stream = TokioIo::new(ByteStream::new(connection)?);
     let (mut requests, stream) = client::conn::http1::handshake(stream).await?;
     let stream = tokio::spawn(stream);

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::thread;
 use uiw::blocking::{Connection, Listener};
-use uiw::{Access, ConnSettings, Device, RemoteMr, SharedMr, WcError};
+use uiw::{Access, ConnectionConfig, Device, RemoteMr, SharedMr, WcError};
 
 /// Entries; those of keys with the same hash are the same entry.
 const ENTRIES: u64 = 1024;
@@ -55,7 +55,7 @@ struct Client {
 impl Client {
     fn connect(to: std::net::SocketAddr) -> Result<Self, AnyError> {
         let pd = Device::open()?.alloc_pd()?;
-        let connection = Connection::connect(&pd, to, &ConnSettings::default())?;
+        let connection = Connection::connect(&pd, to, &ConnectionConfig::default())?;
         let table = connection.recv()?.ok_or("closed")?;
         let table = RemoteMr::from_bytes(&table).ok_or("not an address")?;
         Ok(Self { connection, table })
@@ -88,7 +88,7 @@ impl Client {
 fn main() -> Result<(), AnyError> {
     let pd = Device::open()?.alloc_pd()?;
     let table = pd.share((ENTRIES * ENTRY) as usize, Access::REMOTE_READ)?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
     let server = thread::spawn(move || -> Result<(), WcError> {
         for _ in 0..2 {

@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use uiw::blocking::{Connection, Listener};
-use uiw::{ConnSettings, Device};
+use uiw::{ConnectionConfig, Device};
 
 /// The longest message: Linux's client negotiates at most 1 MiB over RDMA.
 const LONGEST: u32 = 1 << 20;
@@ -103,7 +103,7 @@ fn main() -> Result<(), AnyError> {
     let mut arguments = std::env::args_os().skip(1);
     let address = arguments.next();
     let pd = Device::open()?.alloc_pd()?;
-    let settings = ConnSettings::default().max_message(LONGEST);
+    let settings = ConnectionConfig::default().max_message(LONGEST);
     if let Some(address) = address {
         let address = address.to_str().ok_or("an address is IP:PORT")?.parse()?;
         let listener = Listener::bind(&pd, address, &settings)?;

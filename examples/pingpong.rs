@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use uiw::raw::cm::{self, CmChannel, CmEventKind};
-use uiw::raw::{Cq, CqOptions, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge};
-use uiw::{Access, ConnOptions, Device};
+use uiw::raw::{Cq, CqConfig, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge};
+use uiw::{Access, ConnConfig, Device};
 
 const ROUNDS: u32 = 10_000;
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -22,7 +22,7 @@ impl End {
     fn new() -> Result<Self> {
         let device = Device::open()?;
         let pd = device.alloc_pd()?;
-        let cq = device.create_cq(16, CqOptions::default())?;
+        let cq = device.create_cq(16, CqConfig::default())?;
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
         let cap = QpCap::default();
         let qp = pd.create_qp(QpInit::new(&send_cq, &recv_cq).cap(cap))?;
@@ -87,7 +87,7 @@ fn serve(end: &End, channel: &Arc<CmChannel>) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    let (server, options) = (End::new()?, Arc::new(ConnOptions::default()));
+    let (server, options) = (End::new()?, Arc::new(ConnConfig::default()));
     let channel = Arc::new(CmChannel::default());
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let listener = cm::Listener::bind(&server.device, any, 16, &options, &channel)?;

@@ -3,11 +3,11 @@
 use std::error::Error;
 use std::thread;
 use uiw::blocking::{Connection, Listener};
-use uiw::{Access, ConnSettings, Device, RemoteMr, WcError};
+use uiw::{Access, ConnectionConfig, Device, RemoteMr, WcError};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let pd = Device::open()?.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
 
     let server = thread::spawn(move || -> Result<u64, WcError> {
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
 
     let pd = Device::open()?.alloc_pd()?;
-    let connection = Connection::connect(&pd, address, &ConnSettings::default())?;
+    let connection = Connection::connect(&pd, address, &ConnectionConfig::default())?;
     let source = RemoteMr::from_bytes(&connection.recv()?.ok_or("closed")?).ok_or("not an address")?;
 
     let buffer = pd.register(vec![0; 21])?;

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-use uiw::{ConnSettings, Connection, Device, Listener};
+use uiw::{Connection, ConnectionConfig, Device, Listener};
 
 type AnyError = Box<dyn Error + Send + Sync>;
 /// Calls that wait for their answers.
@@ -102,7 +102,7 @@ async fn main() -> Result<(), AnyError> {
     let device = Device::open()?;
     let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
     let pd = device.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
     tokio::spawn(async move {
         let service = ServiceBuilder::new().concurrency_limit(32).service(service_fn(upper_case));
@@ -111,7 +111,7 @@ async fn main() -> Result<(), AnyError> {
         }
     });
 
-    let connection = Connection::connect(&pd, address, &ConnSettings::default()).await?;
+    let connection = Connection::connect(&pd, address, &ConnectionConfig::default()).await?;
     let client = Client::new(connection.clone());
     let mut client = ServiceBuilder::new().timeout(Duration::from_secs(10)).service(client);
     for word in ["one", "two", "three"] {

@@ -3,11 +3,11 @@
 use std::error::Error;
 use std::thread;
 use uiw::blocking::{Connection, Listener};
-use uiw::{ConnSettings, Device};
+use uiw::{ConnectionConfig, Device};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let pd = Device::open()?.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
 
     let server = thread::spawn(move || -> Result<(), uiw::WcError> {
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
 
     let pd = Device::open()?.alloc_pd()?;
-    let connection = Connection::connect(&pd, address, &ConnSettings::default())?;
+    let connection = Connection::connect(&pd, address, &ConnectionConfig::default())?;
     connection.send_copy(b"good day")?;
     let answer = connection.recv()?.ok_or("closed without an answer")?;
     println!("client got {:?}", String::from_utf8_lossy(&answer));

@@ -3,13 +3,13 @@
 use std::error::Error;
 use std::thread;
 use uiw::blocking::{Connection, Listener};
-use uiw::{Access, ConnSettings, Device, RemoteMr, WcError};
+use uiw::{Access, ConnectionConfig, Device, RemoteMr, WcError};
 
 const LEN: u64 = 1 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let pd = Device::open()?.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
 
     let server = thread::spawn(move || -> Result<bool, WcError> {
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
 
     let pd = Device::open()?.alloc_pd()?;
-    let connection = Connection::connect(&pd, address, &ConnSettings::default())?;
+    let connection = Connection::connect(&pd, address, &ConnectionConfig::default())?;
     let target = RemoteMr::from_bytes(&connection.recv()?.ok_or("closed")?).ok_or("not an address")?;
     let source = pd.register(vec![0xA5; LEN as usize])?;
     let (_, _source) = connection.write(source, target).wait()?;

@@ -1,7 +1,7 @@
 //! Where a process publishes its counters: for programs on the libraries, and for uiw's own.
 
 use crate::abi::zeroed;
-use crate::environment;
+use crate::environment::{self, Privileged};
 use crate::settings::Settings;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ impl Counters {
 /// The directory of this user: `uiw` in the runtime directory that `XDG_RUNTIME_DIR` names, otherwise `/tmp/uiw-UID`.
 #[must_use]
 pub fn user() -> Directory {
-    let runtime = environment::variable("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = environment::variable("XDG_RUNTIME_DIR", Privileged::Ignored).map(PathBuf::from);
     Directory::of_user(runtime.as_deref())
 }
 

@@ -16,7 +16,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use uiw_verbs::{Arm, AsyncEvent, CqOptions, Wc, WcOpcode};
+use uiw_verbs::{Arm, AsyncEvent, CqConfig, Wc, WcOpcode};
 
 /// A queue as C holds it.
 pub struct Cq {
@@ -75,7 +75,7 @@ pub(crate) fn create(
         shard => shard,
     };
     let channel = init.channel;
-    let options = CqOptions {
+    let options = CqConfig {
         channel: channel.map(|c| Arc::clone(c.events.engine())),
         timestamps: init.timestamps,
         shard,

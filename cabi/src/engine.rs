@@ -13,10 +13,8 @@ use once_cell::race::OnceBox;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
-use uiw_llp::Stack;
-use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
-use uiw_llp::fault::FaultStack;
-use uiw_verbs::{Device, DeviceOptions, Limits};
+use uiw_llp::capture::{PcapFile, PcapSink};
+use uiw_verbs::{Device, DeviceConfig, Limits};
 
 /// Reads and atomics outstanding on one queue pair: programs keep the number in one byte.
 pub(crate) const MAX_RD_ATOMIC: u16 = 255;
@@ -100,18 +98,21 @@ impl Engine {
             crate::log::note!("{line}");
             Errno::INVAL.because(line)
         })?;
-        let stack = self.stack(settings)?;
+        let stack = stack::open(settings)?;
+        let sink = settings.pcap.as_ref().map(|file| self.sink(file)).transpose()?;
         let asked = settings.ird.max(settings.ord).unwrap_or(0);
         let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC.max(asked));
         // Threads are started with the mask of this thread: the program's signals are for the program's own threads.
         let held = Held::new();
         let device = Device::with_stack(
             stack,
-            DeviceOptions::default()
+            DeviceConfig::default()
                 .limits(limits)
                 .progress_hooks(PROGRESS_HOOKS)
                 .lenient_invalidate(true)
                 .shards(settings.shards)
+                .capture_to(sink)
+                .transport_faults(settings.faults.clone())
                 .tls(tls.clone())
                 .counters(counters::of_library(settings))
                 .faults(settings.plan.clone()),
@@ -126,19 +127,6 @@ impl Engine {
         self.device = Some(device.clone());
         flush_at_exit();
         Ok(device)
-    }
-
-    /// TCP, the capture and the faults: the capture has what is on the wire.
-    fn stack(&mut self, settings: &Settings) -> Result<Box<dyn Stack>> {
-        let tcp = stack::open(settings)?;
-        let captured = match &settings.pcap {
-            Some(file) => Box::new(CaptureStack::new(tcp, self.sink(file)?, "uiw")),
-            None => tcp,
-        };
-        Ok(match &settings.faults {
-            Some((seed, faults)) => Box::new(FaultStack::new(captured, *seed, faults.clone())),
-            None => captured,
-        })
     }
 
     fn sink(&mut self, file: &PcapFile) -> Result<Arc<PcapSink>> {

@@ -20,48 +20,6 @@ pub enum Privileged {
     Ignored,
 }
 
-/// Every variable that the libraries read. One that is missing here is ignored.
-const CLASSES: [(&str, Privileged); 38] = [
-    ("UIW_PERSONA", Privileged::Obeyed),
-    ("UIW_CRC", Privileged::Ignored),
-    ("UIW_MARKERS", Privileged::Ignored),
-    ("UIW_MPA_REVISION", Privileged::Ignored),
-    ("UIW_FALLBACK", Privileged::Ignored),
-    ("UIW_PEER_TO_PEER", Privileged::Ignored),
-    ("UIW_RTR", Privileged::Ignored),
-    ("UIW_CAPABILITIES", Privileged::Ignored),
-    ("UIW_FPDU", Privileged::Ignored),
-    ("UIW_STABLE_TX", Privileged::Ignored),
-    ("UIW_CONGESTION", Privileged::Ignored),
-    ("UIW_MSS", Privileged::Ignored),
-    ("UIW_DEAD_AFTER", Privileged::Ignored),
-    ("UIW_ORD", Privileged::Ignored),
-    ("UIW_IRD", Privileged::Ignored),
-    ("UIW_LLP", Privileged::Ignored),
-    ("UIW_ACK", Privileged::Ignored),
-    ("UIW_UD", Privileged::Ignored),
-    ("UIW_PRIVATE_DATA", Privileged::Ignored),
-    ("UIW_LOOPBACK", Privileged::Ignored),
-    ("UIW_SHARDS", Privileged::Ignored),
-    ("UIW_QP_PORTS", Privileged::Ignored),
-    ("UIW_LID_MAP", Privileged::Ignored),
-    ("UIW_PORT_OFFSET", Privileged::Ignored),
-    ("UIW_SOCKETS_TCP", Privileged::Ignored),
-    ("UIW_SOCKETS_TIMEOUT", Privileged::Ignored),
-    ("UIW_FAULT", Privileged::Ignored),
-    ("UIW_PCAP", Privileged::Ignored),
-    ("UIW_TLS", Privileged::Refused),
-    ("UIW_TLS_UD", Privileged::Ignored),
-    ("UIW_KEYLOG", Privileged::Ignored),
-    ("UIW_SYSTEM_VERBS", Privileged::Ignored),
-    ("UIW_COUNTERS", Privileged::Ignored),
-    ("UIW_LOG", Privileged::LevelOnly),
-    ("XDG_RUNTIME_DIR", Privileged::Ignored),
-    ("RS_SQ_SIZE", Privileged::Ignored),
-    ("RS_RQ_SIZE", Privileged::Ignored),
-    ("RS_INLINE", Privileged::Ignored),
-];
-
 /// Levels of the log that privileged programs obey.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
@@ -71,71 +29,51 @@ pub(crate) fn is_privileged() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// The value of a variable that is set and not empty, as far as this process obeys it.
+/// The value of a variable that is set and not empty, as far as this process obeys one of this class.
 #[must_use]
-pub fn variable(name: &str) -> Option<OsString> {
-    read(name).filter(|value| !is_privileged() || is_obeyed(name, value))
+pub fn variable(name: &str, class: Privileged) -> Option<OsString> {
+    read(name).filter(|value| !is_privileged() || is_obeyed(class, value))
 }
 
-/// Names of variables that are set and that this process ignores because it is privileged.
-pub(crate) fn ignored() -> Vec<&'static str> {
-    if !is_privileged() {
-        return Vec::new();
-    }
-    let names = CLASSES.iter().map(|(name, _)| *name);
-    names
-        .filter(|name| name.starts_with("UIW"))
-        .filter(|name| read(name).is_some_and(|value| !is_obeyed(name, &value)))
-        .collect()
+/// Whether a variable is set that this process ignores because it is privileged.
+pub(crate) fn is_ignored(name: &str, class: Privileged) -> bool {
+    is_privileged() && read(name).is_some_and(|value| !is_obeyed(class, &value))
 }
 
 fn read(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Returns the treatment of a variable in privileged programs, or `None` if the variable is not classified.
-fn class(name: &str) -> Option<Privileged> {
-    CLASSES.iter().find(|(other, _)| *other == name).map(|(_, class)| *class)
-}
-
 /// Whether privileged programs use the value. That of a refused variable is passed on, because whoever reads it has to refuse.
-fn is_obeyed(name: &str, value: &OsStr) -> bool {
-    match class(name) {
-        Some(Privileged::Obeyed | Privileged::Refused) => true,
-        Some(Privileged::LevelOnly) => value.to_str().is_some_and(|level| LEVELS.contains(&level)),
-        Some(Privileged::Ignored) | None => false,
+fn is_obeyed(class: Privileged, value: &OsStr) -> bool {
+    match class {
+        Privileged::Obeyed | Privileged::Refused => true,
+        Privileged::LevelOnly => value.to_str().is_some_and(|level| LEVELS.contains(&level)),
+        Privileged::Ignored => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::VARIABLES;
     use std::fs;
     use std::path::{Path, PathBuf};
 
     #[test]
     fn privileged_programs_obey_two_variables() {
-        let obeyed: Vec<_> =
-            CLASSES.iter().filter(|(_, class)| *class == Privileged::Obeyed).map(|(name, _)| *name).collect();
-        assert_eq!(obeyed, ["UIW_PERSONA"]);
-        for variable in crate::settings::VARIABLES {
-            assert!(class(variable.name).is_some(), "{} is not classified", variable.name);
-        }
-        let is = |name, value: &str| is_obeyed(name, value.as_ref());
-        assert!(is("UIW_PERSONA", "roce") && is("UIW_LOG", "debug"));
-        assert!(!is("UIW_LOG", "uiw_verbs=trace") && !is("UIW_LOG", "trace,x"));
-        assert!(is("UIW_TLS", "file"), "it is refused by whoever reads it");
-        for name in [
-            "UIW_PCAP",
-            "UIW_LLP",
-            "UIW_KEYLOG",
-            "UIW_SYSTEM_VERBS",
-            "UIW_COUNTERS",
-            "UIW_LID_MAP",
-            "UIW_NEW",
-        ] {
-            assert!(!is(name, "x"), "{name}");
-        }
+        let of_class = |class| {
+            let names = VARIABLES.iter().filter(move |variable| variable.privileged == class);
+            names.map(|variable| variable.name).collect::<Vec<_>>()
+        };
+        assert_eq!(of_class(Privileged::Obeyed), ["UIW_PERSONA"]);
+        assert_eq!(of_class(Privileged::LevelOnly), ["UIW_LOG"]);
+        assert_eq!(of_class(Privileged::Refused), ["UIW_TLS"]);
+        let is = |class, value: &str| is_obeyed(class, value.as_ref());
+        assert!(is(Privileged::Obeyed, "roce") && is(Privileged::LevelOnly, "debug"));
+        assert!(!is(Privileged::LevelOnly, "uiw_verbs=trace") && !is(Privileged::LevelOnly, "trace,x"));
+        assert!(is(Privileged::Refused, "file"), "it is refused by whoever reads it");
+        assert!(!is(Privileged::Ignored, "x"));
     }
 
     /// The code of our libraries, without tests.
@@ -193,7 +131,11 @@ mod tests {
                 word.starts_with("UIW_") && !word.contains(|c: char| !(c.is_ascii_uppercase() || c == '_'))
             });
             for name in words {
-                assert!(class(name).is_some(), "{}: {name} is in no table", path.display());
+                assert!(
+                    VARIABLES.iter().any(|variable| variable.name == name),
+                    "{}: {name} is in no table",
+                    path.display()
+                );
             }
         }
     }

@@ -149,7 +149,9 @@ impl From<Error> for Errno {
             Error::Deregister(_) | Error::Busy { .. } => Self::BUSY,
             Error::NotConnected => Self(libc::ENOTCONN),
             Error::AlreadyConnected { .. } => Self(libc::EISCONN),
-            Error::Rejected { .. } | Error::Refused { .. } => Self(libc::ECONNREFUSED),
+            Error::Rejected { .. } | Error::Refused { .. } | Error::NoQueuePair { .. } => {
+                Self(libc::ECONNREFUSED)
+            }
             Error::TimedOut { .. } => Self(libc::ETIMEDOUT),
             Error::PeerStartup { .. } | Error::PeerRefusal { .. } => Self(libc::EPROTO),
             Error::ClosedInStartup { .. } => Self(libc::ECONNRESET),

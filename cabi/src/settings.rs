@@ -4,12 +4,13 @@ mod values;
 
 use crate::boundary::Result;
 use crate::counters::Counters;
-use crate::environment;
+use crate::environment::{self, Privileged};
 use crate::errno::Errno;
 use crate::log;
 use crate::persona::Persona;
-use crate::tls::TlsOptions;
+use crate::tls::TlsFileConfig;
 use once_cell::race::OnceBox;
+use std::ffi::OsString;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -18,289 +19,169 @@ use uiw_llp::Spec;
 use uiw_llp::capture::PcapFile;
 use uiw_llp::fault::Faults;
 use uiw_llp::tls::Tls;
-use uiw_verbs::{ConnOptions, FaultPlan, Revision, StableTx};
+use uiw_verbs::{ConnConfig, FaultPlan, Revision, StableTx};
 
-pub use values::{capability_exchange, rtr_kinds};
-use values::{depth, exact_or_padded, faults, fpdu, own_or_host, ports, stable_tx, switch};
+use values::{
+    capability_exchange, depth, exact_or_padded, faults, fpdu, own_or_host, peer_profile, ports, rtr_kinds,
+    segment, stable_tx, switch,
+};
 
-/// One environment variable.
+/// One environment variable. Those of connections are command-line options of the program as well.
+#[derive(Debug)]
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
+    /// The name of the command-line option, if there is one.
+    pub option: Option<&'static str>,
     /// The values it takes.
     pub values: &'static str,
     /// What it does.
     pub what: &'static str,
+    /// The programs that obey it.
+    pub scope: Scope,
+    /// Its treatment in programs with more rights than their user.
+    pub privileged: Privileged,
     set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
+}
+
+/// Programs that obey a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Programs on the C libraries alone.
+    CProgram,
+    /// All programs that make connections to others.
+    Connection,
+    /// All programs.
+    Process,
+}
+
+impl Variable {
+    const fn new(
+        scope: Scope,
+        name: &'static str,
+        values: &'static str,
+        what: &'static str,
+        set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
+    ) -> Self {
+        Self { name, option: None, values, what, scope, privileged: Privileged::Ignored, set }
+    }
+
+    const fn option(mut self, option: &'static str) -> Self {
+        self.option = Some(option);
+        self
+    }
+
+    const fn privileged(mut self, privileged: Privileged) -> Self {
+        self.privileged = privileged;
+        self
+    }
+
+    /// Changes the setting.
+    ///
+    /// # Errors
+    /// The rule that the value breaks.
+    pub fn set(&self, settings: &mut Settings, value: &str) -> std::result::Result<(), &'static str> {
+        (self.set)(settings, value)
+    }
+
+    /// The value, if it is set and not empty, as far as this process obeys it.
+    fn value(&self) -> Option<OsString> {
+        environment::variable(self.name, self.privileged)
+    }
 }
 
 /// Every variable that the libraries obey.
 pub const VARIABLES: &[Variable] = &[
-    Variable {
-        name: "UIW_PERSONA",
-        values: "iwarp, roce or ib",
-        what: "the kind of device that the program sees; the wire is the same",
-        set: |s, v| Persona::named(v).map(|persona| s.persona = persona).ok_or("expected iwarp, roce or ib"),
-    },
-    Variable {
-        name: "UIW_CRC",
-        values: "on or off",
-        what: "ask for CRC32C on every FPDU; it is on if either side asks",
-        set: |s, v| switch(v).map(|on| s.conn.crc = on),
-    },
-    Variable {
-        name: "UIW_MARKERS",
-        values: "on or off",
-        what: "ask the peer for MPA Markers",
-        set: |s, v| switch(v).map(|on| s.conn.markers = on),
-    },
-    Variable {
-        name: "UIW_MPA_REVISION",
-        values: "1 or 2",
-        what: "highest MPA revision: 1 is RFC 5044 alone, 2 is RFC 6581",
-        set: |s, v| match v {
+    Variable::new(Scope::CProgram, "UIW_PERSONA", "iwarp, roce or ib", "the kind of device that the program sees; the wire is the same", |s, v| Persona::named(v).map(|persona| s.persona = persona).ok_or("expected iwarp, roce or ib")).privileged(Privileged::Obeyed),
+    Variable::new(Scope::Connection, "UIW_CRC", "on or off", "ask for CRC32C on every FPDU; it is on if either side asks", |s, v| switch(v).map(|on| s.conn.crc = on)).option("crc"),
+    Variable::new(Scope::Connection, "UIW_MARKERS", "on or off", "ask the peer for MPA Markers", |s, v| switch(v).map(|on| s.conn.markers = on)).option("markers"),
+    Variable::new(Scope::Connection, "UIW_MPA_REVISION", "1 or 2", "highest MPA revision: 1 is RFC 5044 alone, 2 is RFC 6581", |s, v| match v {
             "1" => {
                 s.conn.revision = Revision::One;
                 Ok(())
             }
             "2" => Ok(()),
             _ => Err("expected 1 or 2"),
-        },
-    },
-    Variable {
-        name: "UIW_FALLBACK",
-        values: "on or off",
-        what: "connect once more at MPA revision 1 when a peer closes on revision 2",
-        set: |s, v| switch(v).map(|on| s.conn.fallback = on),
-    },
-    Variable {
-        name: "UIW_PEER_TO_PEER",
-        values: "on or off",
-        what: "ask for the peer-to-peer model of RFC 6581, where either end may send first; at revision 1 send an RTR message unasked",
-        set: |s, v| switch(v).map(|on| s.conn.peer_to_peer = on),
-    },
-    Variable {
-        name: "UIW_RTR",
-        values: "write, read, send, separated by commas",
-        what: "RTR messages that are offered and accepted",
-        set: |s, v| rtr_kinds(v).map(|kinds| s.conn.rtr = kinds),
-    },
-    Variable {
-        name: "UIW_CAPABILITIES",
-        values: "on, off or assume",
-        what: "the capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306",
-        set: |s, v| capability_exchange(v).map(|mode| s.conn.capabilities = mode),
-    },
-    Variable {
-        name: "UIW_FPDU",
-        values: "auto, segment, large, or a MULPDU from 128 to 64768",
-        what: "size of the FPDUs that are sent",
-        set: |s, v| fpdu(v).map(|size| s.conn.fpdu = size),
-    },
-    Variable {
-        name: "UIW_STABLE_TX",
-        values: "on, off or writes",
-        what: "copy sources of every request, of none, or of Writes [default] before their CRC is computed: they may be rewritten in flight",
-        set: |s, v| stable_tx(v).map(|whose| s.stable_tx = Some(whose)),
-    },
-    Variable {
-        name: "UIW_CONGESTION",
-        values: "a name from net.ipv4.tcp_available_congestion_control, or auto",
-        what: "congestion control of TCP; auto is bbr where the round trip exceeds 5 ms and the system has it",
-        set: |s, v| {
+        }).option("revision"),
+    Variable::new(Scope::Connection, "UIW_FALLBACK", "on or off", "connect once more at MPA revision 1 when a peer closes on revision 2", |s, v| switch(v).map(|on| s.conn.fallback = on)).option("fallback"),
+    Variable::new(Scope::Connection, "UIW_PEER_TO_PEER", "on or off", "ask for the peer-to-peer model of RFC 6581, where either end may send first; at revision 1 send an RTR message unasked", |s, v| switch(v).map(|on| s.conn.peer_to_peer = on)).option("peer-to-peer"),
+    Variable::new(Scope::Connection, "UIW_RTR", "write, read, send, separated by commas", "RTR messages that are offered and accepted", |s, v| rtr_kinds(v).map(|kinds| s.conn.rtr = kinds)).option("rtr"),
+    Variable::new(Scope::Connection, "UIW_CAPABILITIES", "on, off or assume", "the capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306", |s, v| capability_exchange(v).map(|mode| s.conn.capabilities = mode)).option("capabilities"),
+    Variable::new(Scope::Connection, "UIW_PEER", "rfc or siw-gso", "depart from the RFCs as this kind of peer requires; siw-gso: the Linux siw driver with try_gso may send FPDUs larger than a TCP segment", |s, v| peer_profile(v).map(|profile| s.conn.profile = profile)).option("peer"),
+    Variable::new(Scope::Connection, "UIW_FPDU", "auto, segment, large, or a MULPDU from 128 to 64768", "size of the FPDUs that are sent", |s, v| fpdu(v).map(|size| s.conn.fpdu = size)).option("fpdu"),
+    Variable::new(Scope::Connection, "UIW_STABLE_TX", "on, off or writes", "copy sources of every request, of none, or of Writes [default] before their CRC is computed: they may be rewritten in flight", |s, v| stable_tx(v).map(|whose| s.stable_tx = Some(whose))).option("stable-tx"),
+    Variable::new(Scope::Connection, "UIW_CONGESTION", "a name from net.ipv4.tcp_available_congestion_control, or auto", "congestion control of TCP; auto is bbr where the round trip exceeds 5 ms and the system has it", |s, v| {
             s.conn.stream.congestion = Some(v.to_owned());
             Ok(())
-        },
-    },
-    Variable {
-        name: "UIW_MSS",
-        values: "a number from 88 to 32767",
-        what: "bytes of a TCP segment at most, for paths that lose larger packets without a message",
-        set: |s, v| match v.parse::<u16>() {
-            Ok(bytes @ 88..=32_767) => {
-                s.conn.stream.max_segment = Some(bytes);
-                Ok(())
-            }
-            _ => Err("expected a number from 88 to 32767"),
-        },
-    },
-    Variable {
-        name: "UIW_DEAD_AFTER",
-        values: "a time such as 20s, 5m or 1h; 0 is the system's own",
-        what: "after how long without any acknowledgement a peer is dead (default: from the queue pair's timeout and retry_cnt, \
-               at least 20s; without them 60s)",
-        set: |s, v| v.parse().map(|time| s.dead_after = Some(time)),
-    },
-    Variable {
-        name: "UIW_ORD",
-        values: "a number from 1 to 16382",
-        what: "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what the program asks for)",
-        set: |s, v| depth(v).map(|number| s.ord = Some(number)),
-    },
-    Variable {
-        name: "UIW_IRD",
-        values: "a number from 1 to 16382",
-        what: "Reads and atomics that the peer may have outstanding here (default: what the program asks for)",
-        set: |s, v| depth(v).map(|number| s.ird = Some(number)),
-    },
-    Variable {
-        name: "UIW_LLP",
-        values: "tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]",
-        what: "the TCP to use: the kernel's, its Multipath TCP, or smoltcp on an interface with addresses of its own; the only device is the interface then",
-        set: |s, v| {
+        }).option("congestion"),
+    Variable::new(Scope::Connection, "UIW_MSS", "bytes from 88 to 32767", "bytes of a TCP segment at most, for paths that lose larger packets without a message", |s, v| segment(v).map(|bytes| s.conn.stream.max_segment = Some(bytes))).option("mss"),
+    Variable::new(Scope::Connection, "UIW_DEAD_AFTER", "a time such as 20s, 5m or 1h; 0 is the system's own", "after how long without any acknowledgement a peer is dead (default: 15m; of `uiw serve` 60s; of C programs from the \
+               queue pair's timeout and retry_cnt, at least 20s, without them 60s)", |s, v| v.parse().map(|time| s.dead_after = Some(time))).option("dead-after"),
+    Variable::new(Scope::Connection, "UIW_ORD", "a number from 0 to 16382", "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ord = Some(number))).option("ord"),
+    Variable::new(Scope::Connection, "UIW_IRD", "a number from 0 to 16382", "Reads and atomics that the peer may have outstanding here (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ird = Some(number))).option("ird"),
+    Variable::new(Scope::Connection, "UIW_LLP", "tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]", "the TCP to use: the kernel's, its Multipath TCP, or smoltcp on an interface with addresses of its own; the only device is the interface then", |s, v| {
             let rule = "expected tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX: see `uiw doctor`";
             v.parse().map(|llp| s.llp = llp).map_err(|_| rule)
-        },
-    },
-    Variable {
-        name: "UIW_ACK",
-        values: "on or off",
-        what: "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)",
-        set: |s, v| switch(v).map(|on| s.acknowledged = Some(on)),
-    },
-    Variable {
-        name: "UIW_UD",
-        values: "on or off",
-        what: "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)",
-        set: |s, v| switch(v).map(|on| s.ud = Some(on)),
-    },
-    Variable {
-        name: "UIW_PRIVATE_DATA",
-        values: "exact or padded",
-        what: "private data of rdma_cm events: the bytes that the peer sent, up to 255 (exact, the default in persona iwarp), or InfiniBand's \
-               fields with zeros behind these bytes, and no more than the fields hold (padded, the default in personas roce and ib)",
-        set: |s, v| exact_or_padded(v).map(|exact| s.exact_private_data = Some(exact)),
-    },
-    Variable {
-        name: "UIW_LOOPBACK",
-        values: "own or host",
-        what: "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
-               the kernel (host, the default)",
-        set: |s, v| own_or_host(v).map(|own| s.own_loopback = own),
-    },
-    Variable {
-        name: "UIW_SHARDS",
-        values: "a number from 1 to 64",
-        what: "how many threads can move bytes at the same time (default: the process's cores, at most 8)",
-        set: |s, v| match v.parse::<usize>() {
+        }),
+    Variable::new(Scope::Connection, "UIW_ACK", "on or off", "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.acknowledged = Some(on))),
+    Variable::new(Scope::CProgram, "UIW_UD", "on or off", "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.ud = Some(on))),
+    Variable::new(Scope::CProgram, "UIW_PRIVATE_DATA", "exact or padded", "private data of rdma_cm events: the bytes that the peer sent, up to 255 (exact, the default in persona iwarp), or InfiniBand's \
+               fields with zeros behind these bytes, and no more than the fields hold (padded, the default in personas roce and ib)", |s, v| exact_or_padded(v).map(|exact| s.exact_private_data = Some(exact))),
+    Variable::new(Scope::Connection, "UIW_LOOPBACK", "own or host", "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
+               the kernel (host, the default)", |s, v| own_or_host(v).map(|own| s.own_loopback = own)),
+    Variable::new(Scope::Process, "UIW_SHARDS", "a number from 1 to 64", "how many threads can move bytes at the same time (default: the process's cores, at most 8)", |s, v| match v.parse::<usize>() {
             Ok(shards @ 1..=64) => {
                 s.shards = Some(shards);
                 Ok(())
             }
             _ => Err("expected a number from 1 to 64"),
-        },
-    },
-    Variable {
-        name: "UIW_QP_PORTS",
-        values: "LO-HI",
-        what: "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls",
-        set: |s, v| ports(v).map(|range| s.qp_ports = Some(range)),
-    },
-    Variable {
-        name: "UIW_LID_MAP",
-        values: "a file of lines `LID ADDRESS`",
-        what: "addresses of peers that the program names by LID alone",
-        set: |s, v| {
+        }),
+    Variable::new(Scope::CProgram, "UIW_QP_PORTS", "LO-HI", "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls", |s, v| ports(v).map(|range| s.qp_ports = Some(range))),
+    Variable::new(Scope::CProgram, "UIW_LID_MAP", "a file of lines `LID ADDRESS`", "addresses of peers that the program names by LID alone", |s, v| {
             s.lid_map = Some(v.into());
             Ok(())
-        },
-    },
-    Variable {
-        name: "UIW_PORT_OFFSET",
-        values: "a number from -65535 to 65535",
-        what: "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP",
-        set: |s, v| match v.parse::<i32>() {
+        }),
+    Variable::new(Scope::CProgram, "UIW_PORT_OFFSET", "a number from -65535 to 65535", "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP", |s, v| match v.parse::<i32>() {
             Ok(offset @ -65535..=65535) => {
                 s.port_offset = offset;
                 Ok(())
             }
             _ => Err("expected a number from -65535 to 65535"),
-        },
-    },
-    Variable {
-        name: "UIW_SOCKETS_TCP",
-        values: "names of programs and numbers of ports, with commas",
-        what: "what stays on TCP under librspreload.so: the sockets of these programs, and connections to these ports",
-        set: |s, v| {
+        }),
+    Variable::new(Scope::CProgram, "UIW_SOCKETS_TCP", "names of programs and numbers of ports, with commas", "what stays on TCP under librspreload.so: the sockets of these programs, and connections to these ports", |s, v| {
             s.sockets_on_tcp = v.split(',').map(|part| part.trim().to_owned()).collect();
             Ok(())
-        },
-    },
-    Variable {
-        name: "UIW_SOCKETS_TIMEOUT",
-        values: "a time such as 3s or 1m; 0 is the system's own",
-        what: "how long librspreload.so waits for the port of rsockets to answer before it connects by TCP, rounded up to 3s, 7s, 15s, 31s or 63s, \
-               when TCP has repeated its SYN (default: 7s)",
-        set: |s, v| v.parse().map(|time| s.sockets_timeout = Some(time)),
-    },
-    Variable {
-        name: "UIW_FAULT",
-        values: "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
+        }),
+    Variable::new(Scope::CProgram, "UIW_SOCKETS_TIMEOUT", "a time such as 3s or 1m; 0 is the system's own", "how long librspreload.so waits for the port of rsockets to answer before it connects by TCP, rounded up to 3s, 7s, 15s, 31s or 63s, \
+               when TCP has repeated its SYN (default: 7s)", |s, v| v.parse().map(|time| s.sockets_timeout = Some(time))),
+    Variable::new(Scope::Process, "UIW_FAULT", "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
                  fin-sent=N, would-block=N, call:CALL@N=ERRNO, wc:OPERATION@N=STATUS, event:EVENT@TIME, cm:CALL@N=OUTCOME, \
-                 slow:CALL=TIME, seed=N, several with commas: see docs/faults.md",
-        what: "faults that are injected into every TCP stream of the program, and into its calls and completions",
-        set: faults,
-    },
-    Variable {
-        name: "UIW_PCAP",
-        values: "FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]",
-        what: "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`",
-        set: |s, v| {
+                 slow:CALL=TIME, seed=N, several with commas: see docs/faults.md", "faults that are injected into every TCP stream of the program, and into its calls and completions", faults),
+    Variable::new(Scope::Process, "UIW_PCAP", "FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]", "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`", |s, v| {
             let rule = "expected FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]; snap from 96, rotate from 64K, files to 1000";
             v.parse().map(|file| s.pcap = Some(file)).map_err(|_| rule)
-        },
-    },
-    Variable {
-        name: crate::tls::VARIABLE,
-        values: "a file: see `docs/tls.md`",
-        what: "encrypt every connection by TLS 1.3, with the identity and the peers that the file names",
-        set: |s, v| {
+        }),
+    Variable::new(Scope::Connection, crate::tls::VARIABLE, "a file: see `docs/tls.md`", "encrypt every connection by TLS 1.3, with the identity and the peers that the file names", |s, v| {
             s.tls = Some(v.into());
             Ok(())
-        },
-    },
-    Variable {
-        name: "UIW_TLS_UD",
-        values: "clear",
-        what: "let datagrams pass in the clear although TLS is on, which does not protect them (default: they are refused)",
-        set: |s, v| match v {
+        }).privileged(Privileged::Refused),
+    Variable::new(Scope::CProgram, "UIW_TLS_UD", "clear", "let datagrams pass in the clear although TLS is on, which does not protect them (default: they are refused)", |s, v| match v {
             "clear" => {
                 s.tls_options.clear_datagrams = true;
                 Ok(())
             }
             _ => Err("expected clear"),
-        },
-    },
-    Variable {
-        name: crate::tls::KEY_LOG,
-        values: "a file",
-        what: "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything",
-        set: |s, v| {
+        }),
+    Variable::new(Scope::Connection, crate::tls::KEY_LOG, "a file", "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything", |s, v| {
             s.tls_options.key_log = Some(v.into());
             Ok(())
-        },
-    },
-    Variable {
-        name: crate::system::path::VARIABLE,
-        values: "the path of the system's libibverbs.so.1",
-        what: "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it",
-        set: |_, v| crate::system::path::check(v),
-    },
-    Variable {
-        name: crate::counters::VARIABLE,
-        values: "off, or the absolute path of a directory",
-        what: "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)",
-        set: |s, v| Counters::parse(v).map(|counters| s.counters = counters),
-    },
-    Variable {
-        name: "UIW_LOG",
-        values: "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace",
-        what: "log to standard error",
-        set: |s, v| {
+        }),
+    Variable::new(Scope::Connection, crate::system::path::VARIABLE, "the path of the system's libibverbs.so.1", "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it", |_, v| crate::system::path::check(v)),
+    Variable::new(Scope::Process, crate::counters::VARIABLE, "off, or the absolute path of a directory", "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)", |s, v| Counters::parse(v).map(|counters| s.counters = counters)),
+    Variable::new(Scope::Process, "UIW_LOG", "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace", "log to standard error", |s, v| {
             s.log = Some(v.to_owned());
             Ok(())
-        },
-    },
+        }).privileged(Privileged::LevelOnly),
 ];
 
 /// Everything set from outside.
@@ -311,7 +192,7 @@ pub struct Settings {
     /// The TCP under everything.
     pub llp: Spec,
     /// Options of every connection.
-    pub conn: ConnOptions,
+    pub conn: ConnConfig,
     /// After how long a silent peer is dead, if set.
     pub dead_after: Option<DeadAfter>,
     /// ORD, if set.
@@ -349,7 +230,7 @@ pub struct Settings {
     /// The file that configures TLS.
     pub tls: Option<PathBuf>,
     /// What is beside it.
-    pub tls_options: TlsOptions,
+    pub tls_options: TlsFileConfig,
     /// Where counters are published.
     pub counters: Counters,
     /// Filter of the log.
@@ -423,7 +304,7 @@ impl Settings {
         static SETTINGS: OnceBox<std::result::Result<Settings, String>> = OnceBox::new();
         let settings = SETTINGS.get().unwrap_or_else(|| {
             // A value that is no text is a wrong one: without it UIW_TLS would be off.
-            let value = |name: &str| Some(environment::variable(name)?.to_string_lossy().into_owned());
+            let value = |variable: &Variable| Some(variable.value()?.to_string_lossy().into_owned());
             let mut read = Self::read(value);
             if environment::is_privileged()
                 && let Ok(settings) = &mut read
@@ -439,13 +320,31 @@ impl Settings {
                 Err(line) if is_first => crate::log::note!("{line}"),
                 _ => {}
             }
-            let ignored = if is_first { environment::ignored() } else { Vec::new() };
+            let ignored: Vec<_> = VARIABLES
+                .iter()
+                .filter(|variable| is_first && environment::is_ignored(variable.name, variable.privileged))
+                .map(|variable| variable.name)
+                .collect();
             if !ignored.is_empty() {
                 crate::log::note!("uiw: ignored, because {MORE_RIGHTS}: {}", ignored.join(", "));
             }
             settings
         });
         settings.as_ref().map_err(|_| Errno::INVAL)
+    }
+
+    /// Options of the program's own connections: those of [`Settings::conn`] with the values that have no default here.
+    #[must_use]
+    pub fn connection(&self) -> ConnConfig {
+        let mut options = self.conn.clone();
+        if let Some(DeadAfter(time)) = self.dead_after {
+            options.stream.dead_after = time;
+        }
+        options.ord = self.ord.unwrap_or(options.ord);
+        options.ird = self.ird.unwrap_or(options.ird);
+        options.acknowledged = self.acknowledged.unwrap_or(options.acknowledged);
+        options.stable_tx = self.stable_tx.unwrap_or(options.stable_tx);
+        options
     }
 
     /// What the log shows: without `UIW_LOG`, the planned faults that occur.
@@ -459,11 +358,12 @@ impl Settings {
     ///
     /// # Errors
     /// One line that names the variable, its value and the rule.
-    pub fn read(value: impl Fn(&str) -> Option<String>) -> std::result::Result<Self, String> {
+    pub fn read(value: impl Fn(&Variable) -> Option<String>) -> std::result::Result<Self, String> {
         let mut settings = Self::default();
         for variable in VARIABLES {
-            if let Some(value) = value(variable.name) {
-                (variable.set)(&mut settings, &value)
+            if let Some(value) = value(variable) {
+                variable
+                    .set(&mut settings, &value)
                     .map_err(|rule| format!("uiw: {}={value}: {rule}", variable.name))?;
             }
         }

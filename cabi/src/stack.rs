@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::settings::Settings;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use uiw_llp::Stack;
+use uiw_llp::TransportStack;
 use uiw_llp::capability::refusal;
 use uiw_llp::smol::SmolConfig;
 
@@ -14,7 +14,7 @@ use uiw_llp::smol::SmolConfig;
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
 /// Opens it. The reason of a failure is written to standard error: an error number alone would not name it.
-pub(crate) fn open(settings: &Settings) -> Result<Box<dyn Stack>> {
+pub(crate) fn open(settings: &Settings) -> Result<Box<dyn TransportStack>> {
     settings.llp.open().map_err(|error| {
         if settings.llp.own().is_some() {
             let denied = error.kind() == io::ErrorKind::PermissionDenied;

@@ -14,7 +14,7 @@ use crate::abi::event::ibv_async_event;
 use crate::abi::ibv_device;
 use crate::boundary::Result;
 use crate::context;
-use crate::environment;
+use crate::environment::{self, Privileged};
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::object;
@@ -57,7 +57,7 @@ static SYSTEM: OnceLock<std::result::Result<System, String>> = OnceLock::new();
 /// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is loaded: providers that a program is linked
 /// with register with it after that.
 pub fn load(slots: &[Slot]) {
-    let Some(path) = environment::variable(VARIABLE) else { return };
+    let Some(path) = environment::variable(VARIABLE, Privileged::Ignored) else { return };
     let loaded = match check(&path.to_string_lossy()) {
         Ok(()) => open(&path, slots),
         Err(rule) => Err(rule.to_owned()),
@@ -143,7 +143,8 @@ fn system() -> Result<Option<&'static System>> {
         Some(Ok(system)) => Ok(Some(system)),
         Some(Err(why)) => {
             static SAID: AtomicBool = AtomicBool::new(false);
-            let path = environment::variable(VARIABLE).map(PathBuf::from).unwrap_or_default();
+            let path =
+                environment::variable(VARIABLE, Privileged::Ignored).map(PathBuf::from).unwrap_or_default();
             if !SAID.swap(true, Ordering::Relaxed) {
                 crate::log::note!("uiw: {VARIABLE}={}: {why}", path.display());
             }

@@ -22,7 +22,7 @@ pub const KEY_LOG: &str = "UIW_KEYLOG";
 
 /// What is beside the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TlsOptions {
+pub struct TlsFileConfig {
     /// Whether datagrams pass in the clear.
     pub clear_datagrams: bool,
     /// Where the secrets of connections are appended.
@@ -140,7 +140,7 @@ fn mode(text: &str) -> Result<Mode, &'static str> {
 ///
 /// # Errors
 /// [`KeyError`], which names the file and the line.
-pub fn read(file: &Path, options: &TlsOptions) -> Result<TlsConfig, KeyError> {
+pub fn read(file: &Path, options: &TlsFileConfig) -> Result<TlsConfig, KeyError> {
     let text = read_protected(file)?;
     let config = Lines::read(file, &text)?.config(file)?.clear_datagrams(options.clear_datagrams);
     match &options.key_log {
@@ -217,7 +217,7 @@ mod tests {
         key.write(&directory.path("key.pem")).unwrap();
         directory.write("pins", &format!("{} self\n", key.public_key()));
         let read = |text: &str| {
-            let options = TlsOptions { key_log: Some(directory.path("log")), ..TlsOptions::default() };
+            let options = TlsFileConfig { key_log: Some(directory.path("log")), ..TlsFileConfig::default() };
             read(&directory.write("tls", text), &options).map(drop).map_err(|error| error.to_string())
         };
         let good = "# ours\nmode raw\nkey key.pem\npinned pins\nallow self\nallow node*\n";

@@ -5,7 +5,7 @@
 //! that works on every file system and for links that change, and takes no descriptor, of which the program may expect particular
 //! numbers. Files that are being written are not read: they must have been the same for an interval.
 
-use crate::tls::{self, TlsOptions};
+use crate::tls::{self, TlsFileConfig};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ type Stamp = Option<(u64, u64, u64, [i64; 4])>;
 /// The files, and which contents of them hold.
 pub(crate) struct TlsWatch {
     file: PathBuf,
-    options: TlsOptions,
+    options: TlsFileConfig,
     /// The first one and those that it names.
     files: Vec<PathBuf>,
     /// As they were when they were read.
@@ -36,7 +36,7 @@ impl TlsWatch {
     ///
     /// # Errors
     /// The working directory is gone, and the file is relative to it.
-    pub(crate) fn new(file: &Path, options: &TlsOptions) -> io::Result<Self> {
+    pub(crate) fn new(file: &Path, options: &TlsFileConfig) -> io::Result<Self> {
         // The program may change its directory.
         let file = std::path::absolute(file)?;
         let files = tls::files(&file);
@@ -111,7 +111,7 @@ mod tests {
         key.write(&directory.path("key.pem")).unwrap();
         directory.write("pins", &format!("{} peer\n", key.public_key()));
         let file = directory.write("tls", "mode raw\nkey key.pem\npinned pins\n");
-        let watch = TlsWatch::new(&file, &TlsOptions::default()).unwrap();
+        let watch = TlsWatch::new(&file, &TlsFileConfig::default()).unwrap();
         (directory, watch)
     }
 

@@ -10,7 +10,7 @@ use uiw_cabi::rsocket::transfer::{rrecv, rsend};
 use uiw_cabi::rsocket::wire::{ConnData, Message, Order, Target, Variant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, ConnOptions, Cq, CqOptions, Device, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, Remote, STag,
+    Access, ConnConfig, Cq, CqConfig, Device, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, Remote, STag,
     SendFlags, SendOp, SendWr, Sge,
 };
 
@@ -111,7 +111,7 @@ impl Peer {
     ) -> (CmEventKind, Device, Qp, Arc<Cq>, RawMr, Arc<CmChannel>) {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
-        let cq = device.create_cq(4096, CqOptions::default()).unwrap();
+        let cq = device.create_cq(4096, CqConfig::default()).unwrap();
         let cap =
             QpCap { max_send_wr: 2048, max_recv_wr: 512, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
         let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false)).unwrap();
@@ -122,7 +122,7 @@ impl Peer {
         unsafe { qp.post_recv((0..500).map(|wr_id| RecvWr { wr_id, sges: std::slice::from_ref(&sge) })) }
             .unwrap();
         let channel = Arc::<CmChannel>::default();
-        let options = Arc::new(ConnOptions::default());
+        let options = Arc::new(ConnConfig::default());
         let private_data = private_data(Target { addr: 0, key: memory.rkey().0, len: 0 });
         cm::connect(&qp, None, to, &options, &private_data, &channel).unwrap();
         let event = device.block_on(std::future::poll_fn(|cx| channel.poll_pop(cx))).kind;

@@ -1,276 +1,145 @@
 //! Arguments that several commands share.
 
 use crate::fail::{Failure, Result};
-use clap::ValueEnum;
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
-use std::str::FromStr;
-use uiw_cabi::settings::{self, DeadAfter};
-use uiw_verbs::{CapabilityExchange, ConnOptions, FpduSize, PeerProfile, Revision, RtrKinds, StableTx};
+use uiw_cabi::settings::{Settings, VARIABLES, Variable};
+use uiw_verbs::{ConnConfig, FpduSize, PeerProfile, StableTx};
 
 /// rping's port, and so the one of `uiw serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
 
-/// A switch with words for both positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Switch {
-    /// On
-    On,
-    /// Off
-    Off,
-}
-
-impl Switch {
-    pub(crate) fn is_on(self) -> bool {
-        self == Self::On
-    }
-}
-
-/// How large FPDUs are: `auto`, `segment`, `large` or a MULPDU in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub(crate) struct Fpdu(pub(crate) FpduSize);
-
-impl FromStr for Fpdu {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        Ok(Self(match text {
-            "auto" => FpduSize::Auto,
-            "segment" => FpduSize::Segment,
-            "large" => FpduSize::Large,
-            number => match number.parse() {
-                Ok(size) if (uiw_mpa::MIN_MULPDU..=uiw_mpa::MAX_ULPDU).contains(&usize::from(size)) => {
-                    FpduSize::Fixed(size)
-                }
-                _ => return Err("expected auto, segment, large or 128 to 64768 bytes".to_owned()),
-            },
-        }))
-    }
-}
-
-impl TryFrom<String> for Fpdu {
-    type Error = String;
-
-    fn try_from(text: String) -> std::result::Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Fpdu> for String {
-    fn from(fpdu: Fpdu) -> Self {
-        fpdu.to_string()
-    }
-}
-
-impl fmt::Display for Fpdu {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            FpduSize::Auto => f.write_str("auto"),
-            FpduSize::Segment => f.write_str("segment"),
-            FpduSize::Large => f.write_str("large"),
-            FpduSize::Fixed(size) => write!(f, "{size}"),
-        }
-    }
-}
-
-/// A peer that requires more than the RFCs say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Peer {
-    /// The Linux siw driver with try_gso: lets it send FPDUs larger than a TCP segment, by its private flag
-    SiwGso,
-}
-
-/// Options of a connection. What is not given is as the environment has it, else the default.
-#[derive(Clone, Debug, clap::Args)]
+/// Options of a connection: the variables of the libraries that have an option. An option that is not given is as its variable has it.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ConnArgs {
-    /// CRC32C on every FPDU [default: on]
-    #[arg(long, value_name = "on|off")]
-    crc: Option<Switch>,
-    /// Ask for Markers, both ways where the peer is `uiw serve`
-    #[arg(long)]
-    markers: bool,
-    /// FPDU size: auto (large between our own), segment, large, or a MULPDU in bytes [default: auto]
-    #[arg(long, value_name = "SIZE")]
-    fpdu: Option<Fpdu>,
-    /// Depart from the RFCs as this peer requires
-    #[arg(long, value_name = "PROFILE")]
-    peer: Option<Peer>,
-    /// Copy every source before its CRC is computed
-    #[arg(long)]
-    stable_tx: bool,
-    /// Congestion control of TCP, such as cubic or bbr; auto is bbr where the round trip exceeds 5 ms and the system has it
-    #[arg(long, value_name = "NAME")]
-    congestion: Option<String>,
-    /// Bytes of a TCP segment at most, for paths that lose larger packets without a message
-    #[arg(long, value_name = "BYTES", value_parser = segment)]
-    mss: Option<u16>,
-    /// After how long without any acknowledgement the peer is dead, such as 20s or 5m; 0 is the system's time
-    /// [default: 15m; of `uiw serve` 60s]
-    #[arg(long, value_name = "TIME")]
-    dead_after: Option<DeadAfter>,
-    /// Reads and atomics that this end may have outstanding, at most as many as the peer takes [default: 1024]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
-    ord: Option<u16>,
-    /// Reads and atomics that the peer may have outstanding here [default: 1024]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
-    ird: Option<u16>,
-    #[command(flatten)]
-    startup: StartupArgs,
+    given: Vec<(&'static Variable, String)>,
 }
 
-/// What Linux takes.
-const MSS: std::ops::RangeInclusive<u16> = 88..=32_767;
+/// The variables that are options, by the option's name.
+fn conn_variables() -> impl Iterator<Item = (&'static str, &'static Variable)> {
+    VARIABLES.iter().filter_map(|variable| Some((variable.option?, variable)))
+}
 
-/// The largest IRD and ORD that RFC 6581 can express.
-const MAX_DEPTH: i64 = 0x3FFE;
+impl clap::Args for ConnArgs {
+    fn augment_args(command: Command) -> Command {
+        conn_variables().fold(command, |command, (option, variable)| {
+            let check = |text: &str| variable.set(&mut Settings::default(), text).map(|()| text.to_owned());
+            let (first, rest) = variable.what.split_at(1);
+            let help =
+                format!("{}{rest}: {} [env: {}]", first.to_uppercase(), variable.values, variable.name);
+            let arg = Arg::new(option).long(option).value_name("VALUE").help(help).value_parser(check);
+            command.arg(arg)
+        })
+    }
 
-/// How a connection is set up (docs/nics.md).
-#[derive(Clone, Debug, Default, clap::Args)]
-struct StartupArgs {
-    /// Highest MPA revision: 1 is RFC 5044, 2 is RFC 6581 [default: 2]
-    #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
-    revision: Option<u8>,
-    /// Connect once more at revision 1 when the peer closes on revision 2 [default: on]
-    #[arg(long, value_name = "on|off")]
-    fallback: Option<Switch>,
-    /// Ask for the peer-to-peer model; at revision 1 send an RTR message unasked [default: on]
-    #[arg(long, value_name = "on|off")]
-    peer_to_peer: Option<Switch>,
-    /// RTR messages offered: write, read, send, separated by commas [default: all]
-    #[arg(long, value_name = "KINDS", value_parser = settings::rtr_kinds)]
-    rtr: Option<RtrKinds>,
-    /// The capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306 [default: on]
-    #[arg(long, value_name = "on|off|assume", value_parser = settings::capability_exchange)]
-    capabilities: Option<CapabilityExchange>,
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for ConnArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
+        let given = conn_variables()
+            .filter_map(|(option, variable)| Some((variable, matches.get_one::<String>(option)?.clone())));
+        Ok(Self { given: given.collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> std::result::Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 impl ConnArgs {
-    /// These, and what the environment has for the others.
-    pub(crate) fn peer_options(&self) -> PeerOptions {
-        let set = crate::env::settings();
-        let startup = &self.startup;
-        let is_on = |switch: Option<Switch>, otherwise: bool| switch.map_or(otherwise, Switch::is_on);
-        PeerOptions {
-            crc: is_on(self.crc, set.conn.crc),
-            markers: self.markers || set.conn.markers,
-            fpdu: self.fpdu.unwrap_or(Fpdu(set.conn.fpdu)),
-            peer: self.peer,
-            stable_tx: self.stable_tx || set.stable_tx.is_some_and(|whose| whose != StableTx::Off),
-            congestion: self.congestion.clone().or_else(|| set.conn.stream.congestion.clone()),
-            own: OwnOptions {
-                dead_after: self.dead_after.or(set.dead_after),
-                ord: self.ord.or(set.ord),
-                ird: self.ird.or(set.ird),
-                mss: self.mss.or(set.conn.stream.max_segment),
-                startup: Startup {
-                    revision: match startup.revision {
-                        Some(1) => Revision::One,
-                        Some(_) => Revision::Two,
-                        None => set.conn.revision,
-                    },
-                    fallback: is_on(startup.fallback, set.conn.fallback),
-                    peer_to_peer: is_on(startup.peer_to_peer, set.conn.peer_to_peer),
-                    rtr: startup.rtr.unwrap_or(set.conn.rtr),
-                    capabilities: startup.capabilities.unwrap_or(set.conn.capabilities),
-                },
-                acknowledged: set.acknowledged.unwrap_or(false),
-            },
+    /// The options given, and the values of the environment for the others.
+    pub(crate) fn settings(&self) -> Settings {
+        let mut settings = crate::env::settings().clone();
+        for (variable, value) in &self.given {
+            // The value was checked when the command line was parsed.
+            let _ = variable.set(&mut settings, value);
         }
+        settings
     }
-}
 
-/// Options of one end alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct OwnOptions {
-    pub(crate) dead_after: Option<DeadAfter>,
-    pub(crate) ord: Option<u16>,
-    pub(crate) ird: Option<u16>,
-    pub(crate) mss: Option<u16>,
-    pub(crate) startup: Startup,
-    pub(crate) acknowledged: bool,
-}
-
-/// How one end sets up connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Startup {
-    pub(crate) revision: Revision,
-    pub(crate) fallback: bool,
-    pub(crate) peer_to_peer: bool,
-    pub(crate) rtr: RtrKinds,
-    pub(crate) capabilities: CapabilityExchange,
-}
-
-impl Default for Startup {
-    fn default() -> Self {
-        let ConnOptions { revision, fallback, peer_to_peer, rtr, capabilities, .. } = ConnOptions::default();
-        Self { revision, fallback, peer_to_peer, rtr, capabilities }
+    pub(crate) fn peer_options(&self) -> PeerConfig {
+        PeerConfig::new(self.settings().connection())
     }
 }
 
 /// Options of a connection as they are sent to the other end, which uses the same in its direction.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PeerOptions {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PeerConfig {
     pub(crate) crc: bool,
     pub(crate) markers: bool,
-    pub(crate) fpdu: Fpdu,
+    #[serde(with = "text")]
+    pub(crate) fpdu: FpduSize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peer: Option<Peer>,
     pub(crate) stable_tx: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
+    /// Options of one end alone.
     #[serde(skip)]
-    pub(crate) own: OwnOptions,
+    pub(crate) own: ConnConfig,
 }
 
-impl Default for PeerOptions {
-    fn default() -> Self {
-        Self {
-            crc: true,
-            markers: false,
-            fpdu: Fpdu::default(),
-            peer: None,
-            stable_tx: false,
-            congestion: None,
-            own: OwnOptions::default(),
-        }
+/// A peer that requires more than the RFCs say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Peer {
+    SiwGso,
+}
+
+/// A value in JSON as its text.
+mod text {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    pub(super) fn serialize<S: Serializer>(value: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub(super) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<T, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
     }
 }
 
-impl PeerOptions {
-    pub(crate) fn options(&self) -> ConnOptions {
-        let startup = self.own.startup;
-        let mut options = ConnOptions::default()
-            .crc(self.crc)
-            .markers(self.markers)
-            .fpdu(self.fpdu.0)
-            .stable_tx(if self.stable_tx { StableTx::On } else { StableTx::Off })
-            .profile(match self.peer {
-                Some(Peer::SiwGso) => PeerProfile::SiwGso,
-                None => PeerProfile::Rfc,
-            })
-            .revision(startup.revision)
-            .fallback(startup.fallback)
-            .peer_to_peer(startup.peer_to_peer)
-            .rtr(startup.rtr)
-            .capabilities(startup.capabilities)
-            .acknowledged(self.own.acknowledged);
-        options.stream.congestion.clone_from(&self.congestion);
-        if let Some(DeadAfter(time)) = self.own.dead_after {
-            options.stream.dead_after = time;
+impl Default for PeerConfig {
+    fn default() -> Self {
+        Self::new(ConnConfig::default())
+    }
+}
+
+impl PeerConfig {
+    pub(crate) fn new(own: ConnConfig) -> Self {
+        Self {
+            crc: own.crc,
+            markers: own.markers,
+            fpdu: own.fpdu,
+            peer: (own.profile == PeerProfile::SiwGso).then_some(Peer::SiwGso),
+            stable_tx: own.stable_tx != StableTx::Off,
+            congestion: own.stream.congestion.clone(),
+            own,
         }
-        options.ord = self.own.ord.unwrap_or(options.ord);
-        options.ird = self.own.ird.unwrap_or(options.ird);
-        options.stream.max_segment = self.own.mss;
+    }
+
+    pub(crate) fn options(&self) -> ConnConfig {
+        let mut options = self.own.clone();
+        (options.crc, options.markers, options.fpdu) = (self.crc, self.markers, self.fpdu);
+        options.profile = self.peer.map_or(PeerProfile::Rfc, |Peer::SiwGso| PeerProfile::SiwGso);
+        options.stable_tx = if self.stable_tx { StableTx::On } else { StableTx::Off };
+        options.stream.congestion.clone_from(&self.congestion);
         options
     }
 
     /// The peer's, with what this end has for itself.
-    pub(crate) fn at(&self, own: OwnOptions) -> Self {
-        Self { own, ..self.clone() }
+    pub(crate) fn at(&self, own: &ConnConfig) -> Self {
+        Self { own: own.clone(), ..self.clone() }
     }
 }
 
@@ -289,13 +158,6 @@ pub(crate) fn large_bytes(text: &str) -> std::result::Result<u64, String> {
 /// A number of bytes that a message or an option of 32 bits may have.
 pub(crate) fn bytes(text: &str) -> std::result::Result<u32, String> {
     u32::try_from(large_bytes(text)?).map_err(|_| "at most 4095M".to_owned())
-}
-
-/// A size of TCP segments.
-fn segment(text: &str) -> std::result::Result<u16, String> {
-    let size = large_bytes(text)?;
-    let size = u16::try_from(size).ok().filter(|size| MSS.contains(size));
-    size.ok_or_else(|| format!("expected bytes from {} to {}", MSS.start(), MSS.end()))
 }
 
 /// The least [`receive_memory`]: what one read of a socket may bring.
@@ -429,13 +291,6 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_sizes() {
-        assert_eq!(segment("1K"), Ok(1024));
-        assert_eq!(segment("1300"), Ok(1300));
-        assert!(segment("1").is_err() && segment("70000").is_err() && segment("64K").is_err());
-    }
-
-    #[test]
     fn receive_memory_holds_at_least_one_read() {
         assert_eq!(receive_memory("256K"), Ok(256 << 10));
         assert_eq!(receive_memory("4095M"), Ok(4095 << 20));
@@ -461,14 +316,5 @@ mod tests {
         assert_eq!(listen(&format!("[fe80::1%{lo}]:7")), local(7));
         assert_eq!(resolve("fe80::1%lo", 5).ok(), local(5).ok());
         assert_eq!(resolve("[fe80::1%lo]", 5).ok(), local(5).ok());
-    }
-
-    #[test]
-    fn fpdu_sizes() {
-        assert_eq!("1424".parse(), Ok(Fpdu(FpduSize::Fixed(1424))));
-        assert!("127".parse::<Fpdu>().is_err() && "65000".parse::<Fpdu>().is_err());
-        for text in ["auto", "segment", "large", "128"] {
-            assert_eq!(text.parse::<Fpdu>().unwrap().to_string(), text);
-        }
     }
 }

@@ -5,7 +5,7 @@ use crate::open::Global;
 use crate::text;
 use serde_json::json;
 use uiw_cabi::device::{netdev, netdev::NetDev};
-use uiw_cabi::settings::Settings;
+use uiw_cabi::settings::{Settings, Variable};
 use uiw_llp::Spec;
 
 /// Show the devices that programs see.
@@ -21,7 +21,7 @@ fn stack(global: &Global) -> Result<Spec> {
     if let Some(llp) = &global.llp {
         return Ok(llp.spec.clone());
     }
-    let value = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let value = |variable: &Variable| std::env::var(variable.name).ok().filter(|value| !value.is_empty());
     Settings::read(value).map(|settings| settings.llp).map_err(|line| crate::env::wrong(&line))
 }
 

@@ -6,7 +6,7 @@ use crate::text;
 use serde_json::json;
 use std::env;
 use std::sync::OnceLock;
-use uiw_cabi::settings::{Settings, VARIABLES};
+use uiw_cabi::settings::{Scope, Settings, VARIABLES, Variable};
 
 /// What a command that makes connections does with the variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,21 +19,6 @@ pub(crate) enum Obeys {
     Log,
 }
 
-/// Variables that no command can obey: they are about what a C program sees.
-const OF_C_PROGRAMS: [&str; 9] = [
-    "UIW_PERSONA",
-    "UIW_UD",
-    "UIW_PRIVATE_DATA",
-    "UIW_QP_PORTS",
-    "UIW_LID_MAP",
-    "UIW_PORT_OFFSET",
-    "UIW_TLS_UD",
-    "UIW_SOCKETS_TCP",
-    "UIW_SOCKETS_TIMEOUT",
-];
-/// Variables that a command with both ends obeys.
-const OF_BOTH_ENDS: [&str; 5] = ["UIW_PCAP", "UIW_COUNTERS", "UIW_LOG", "UIW_SHARDS", "UIW_FAULT"];
-
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 /// What the environment has for connections, as [`obey`] has read it.
@@ -43,14 +28,12 @@ pub(crate) fn settings() -> &'static Settings {
 
 /// Reads the environment for a command that makes connections: a variable that it cannot obey is refused.
 pub(crate) fn obey(obeys: Obeys) -> Result<()> {
-    let value = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    let value = |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
     for variable in VARIABLES {
-        let Some(value) = value(variable.name) else { continue };
+        let Some(value) = value(variable) else { continue };
         let why = match obeys {
-            _ if OF_C_PROGRAMS.contains(&variable.name) => {
-                "only programs on the C libraries obey this variable"
-            }
-            Obeys::BothEnds if !OF_BOTH_ENDS.contains(&variable.name) => {
+            _ if variable.scope == Scope::CProgram => "only programs on the C libraries obey this variable",
+            Obeys::BothEnds if variable.scope == Scope::Connection => {
                 "both processes of this command are on this machine's own TCP and choose their options"
             }
             Obeys::Log if variable.name != "UIW_LOG" && variable.name != "UIW_COUNTERS" => {
@@ -75,9 +58,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let value = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    let value = |variable: &Variable| env::var(variable.name).ok().filter(|value| !value.is_empty());
     for variable in VARIABLES {
-        let now = value(variable.name);
+        let now = value(variable);
         if args.json {
             text::json(&json!({
                 "name": variable.name,
@@ -103,16 +86,4 @@ pub(crate) fn wrong(line: &str) -> Failure {
     let line = line.strip_prefix("uiw: ").unwrap_or(line);
     let (what, why) = line.split_once(": ").unwrap_or((line, "a bad value"));
     Failure::usage(what, why, "change or unset it")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_variable_that_is_named_here_exists() {
-        for name in OF_C_PROGRAMS.iter().chain(&OF_BOTH_ENDS) {
-            assert!(VARIABLES.iter().any(|variable| variable.name == *name), "{name}");
-        }
-    }
 }

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 use std::{fmt, io};
 use uiw_cabi::denied;
-use uiw_cli::files::names::is_unsafe;
+use uiw_copy::names::is_unsafe;
 use uiw_llp::OptionError;
 use uiw_llp::tls::TlsError;
-use uiw_verbs::{ConnOptions, Error, Suspect, Wc, WcStatus};
+use uiw_verbs::{ConnConfig, Error, Suspect, Wc, WcStatus};
 
 /// Exit codes of every command. The text is part of `--help`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl Failure {
     }
 
     /// A connection with these options could not be set up.
-    pub(crate) fn connecting(to: impl fmt::Display, options: &ConnOptions, error: &Error) -> Self {
+    pub(crate) fn connecting(to: impl fmt::Display, options: &ConnConfig, error: &Error) -> Self {
         let failure = Self { refusal: refusal(error), ..Self::unreachable(to, error) };
         match Suspect::of_connect(options, error) {
             Some(suspect) => failure.suspecting(suspect),
@@ -197,16 +197,7 @@ pub(crate) fn option_fix(error: &io::Error) -> Option<&'static str> {
     })
 }
 
-/// The peer that is suspected, and the options to try as they are typed.
-pub(crate) fn suspicion(suspect: Suspect) -> String {
-    let options = suspect.options().iter().map(|(name, value)| match (*name, *value) {
-        // The one option that has no value.
-        ("markers", _) => "without --markers".to_owned(),
-        (name, value) => format!("--{name} {value}"),
-    });
-    let options: Vec<_> = options.collect();
-    format!("{}: try {} (docs/nics.md)", suspect.reason(), options.join(" "))
-}
+pub(crate) use uiw_conform::suspicion;
 
 /// Private data of a peer as text.
 pub(crate) fn printable(private_data: &[u8]) -> String {
@@ -295,13 +286,13 @@ mod tests {
     #[test]
     fn a_suspect_is_named_with_the_options_to_try() {
         let peer = "192.0.2.1:9".parse().unwrap();
-        let options = ConnOptions::default().peer_to_peer(false);
+        let options = ConnConfig::default().peer_to_peer(false);
         let failure = Failure::connecting(peer, &options, &Error::ClosedInStartup { peer });
         assert!(failure.fix.contains("irdma") && failure.fix.contains("--peer-to-peer on --rtr write,read"));
         let rejected =
             Error::Rejected { peer, private_data: Vec::new(), peer_ird_ord: None, markers_asked: true };
-        let failure = Failure::connecting(peer, &ConnOptions::default(), &rejected);
-        assert!(failure.fix.contains("try without --markers"), "{failure}");
+        let failure = Failure::connecting(peer, &ConnConfig::default(), &rejected);
+        assert!(failure.fix.contains("try --markers off"), "{failure}");
     }
 
     #[test]
@@ -310,7 +301,7 @@ mod tests {
         for error in
             [Error::Refused { peer }, Error::TimedOut { peer, after: std::time::Duration::from_secs(1) }]
         {
-            let failure = Failure::connecting("192.0.2.1:9", &ConnOptions::default(), &error);
+            let failure = Failure::connecting("192.0.2.1:9", &ConnConfig::default(), &error);
             assert_eq!(failure.exit, Exit::Unreachable);
         }
     }

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let key = SecretKey::generate().map_err(failure)?;
             key.write(file).map_err(failure)?;
             text::line(key.public_key().to_string());
-            uiw_cli::note!("{}", key.public_key().fingerprint());
+            note!("{}", key.public_key().fingerprint());
         }
         Command::Show { file, pem, json } => {
             let key = SecretKey::read(file).map_err(failure)?.public_key();
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 text::line(key.to_pem().trim_end());
             } else {
                 text::line(key.to_string());
-                uiw_cli::note!("{fingerprint}");
+                note!("{fingerprint}");
             }
         }
         Command::Pin { file, key, name, add } => pin(file, key, name, *add)?,
@@ -106,7 +106,7 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
     let text = std::fs::read_to_string(file).map_err(unwritable)?;
     let separator = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     out.write_all(format!("{separator}{key} {}\n", name.trim()).as_bytes()).map_err(unwritable)?;
-    uiw_cli::note!("{} is pinned as `{}`", key.fingerprint(), name.trim());
+    note!("{} is pinned as `{}`", key.fingerprint(), name.trim());
     Ok(())
 }
 

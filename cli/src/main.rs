@@ -1,10 +1,14 @@
 //! The uiw program.
 
+#[macro_use]
+mod note;
+
 mod args;
 mod cdi;
 mod child;
 mod conform;
 mod cp;
+mod decode;
 mod demo;
 mod devices;
 mod doctor;
@@ -33,7 +37,6 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use fail::{EXIT_CODES, Exit, Failure, Result};
 use open::{Global, Opener};
 use std::process::ExitCode;
-use uiw_cli::decode;
 
 /// iWARP in user space.
 #[derive(Parser)]
@@ -109,18 +112,18 @@ fn main() -> ExitCode {
         Err(error) => return wrong_arguments(&error),
     };
     if let Err(failure) = options_fit(&cli.command, &cli.global) {
-        uiw_cli::note!("{failure}");
+        note!("{failure}");
         return failure.exit.into();
     }
     if let Some(obeys) = obeys(&cli.command)
         && let Err(failure) = env::obey(obeys)
     {
-        uiw_cli::note!("{failure}");
+        note!("{failure}");
         return failure.exit.into();
     }
     let result = match cli.command {
         Command::Decode(args) => {
-            return decode::run(&decode::Args { keylog: cli.global.keylog, ..args });
+            return decode::run(args, cli.global.keylog);
         }
         Command::Run(args) => return run::run(&args, &cli.global),
         Command::Cdi(args) => cdi::run(&args),
@@ -131,7 +134,7 @@ fn main() -> ExitCode {
     match result.and_then(|()| text::written()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            uiw_cli::note!("{failure}");
+            note!("{failure}");
             failure.exit.into()
         }
     }
@@ -277,6 +280,6 @@ fn wrong_arguments(error: &clap::Error) -> ExitCode {
         None => "see `uiw --help`".to_owned(),
     };
     let failure = Failure::usage("invalid command line", why.join(" "), hint);
-    uiw_cli::note!("{failure}");
+    note!("{failure}");
     failure.exit.into()
 }

@@ -6,7 +6,7 @@ use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post_recvs};
 use std::net::SocketAddr;
 use std::ops::Range;
 use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{ConnOptions, Sge, WcStatus};
+use uiw_verbs::{ConnConfig, Sge, WcStatus};
 
 /// A connection whose messages arrive in slots of a ring.
 pub(crate) struct MsgConn {
@@ -51,7 +51,7 @@ impl MsgConn {
         half: Half,
         (slots, size): (u32, u32),
         peer: SocketAddr,
-        options: &ConnOptions,
+        options: &ConnConfig,
         private_data: &[u8],
         until: Until<'_>,
     ) -> Result<Self> {
@@ -64,7 +64,7 @@ impl MsgConn {
         half: Half,
         (slots, size): (u32, u32),
         request: ConnRequest,
-        options: &ConnOptions,
+        options: &ConnConfig,
         reply: &[u8],
         until: Until<'_>,
     ) -> Result<Self> {

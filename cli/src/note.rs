@@ -1,8 +1,6 @@
 //! Lines on standard error.
 
 /// A line on standard error. Where that cannot be written (a full disk, a closed pipe) nothing ends for it, as it does by `eprintln!`.
-#[doc(hidden)]
-#[macro_export]
 macro_rules! note {
     ($($arg:tt)*) => {{
         let line = format!("{}\n", format_args!($($arg)*));

@@ -9,14 +9,14 @@ use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use tracing_subscriber::EnvFilter;
 use uiw_cabi::counters::{self, Counters};
-use uiw_cabi::tls::{self, TlsOptions};
+use uiw_cabi::tls::{self, TlsFileConfig};
 use uiw_llp::capability;
-use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
-use uiw_llp::fault::{FaultStack, Faults};
+use uiw_llp::capture::{PcapFile, PcapSink};
+use uiw_llp::fault::Faults;
 use uiw_llp::tls::{PinnedLine, Tls, TlsConfig};
 use uiw_llp::{Spec, SpecError};
 use uiw_verbs::counters::Publish;
-use uiw_verbs::{Device, DeviceOptions, Limits};
+use uiw_verbs::{Device, DeviceConfig, Limits};
 
 /// Options of every command.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -110,7 +110,7 @@ pub(crate) struct Opener {
 /// The file of `--tls`, or of `UIW_TLS`.
 struct TlsFile {
     path: PathBuf,
-    options: TlsOptions,
+    options: TlsFileConfig,
     /// Made when the first device is opened.
     tls: OnceLock<Tls>,
     /// Whether the lines of pinned keys mean something here.
@@ -128,7 +128,7 @@ fn variable(name: &str) -> Option<PathBuf> {
 impl TlsFile {
     fn new(global: &Global, key_log: Option<PathBuf>) -> Option<Self> {
         let path = global.tls.clone().or_else(|| variable(tls::VARIABLE))?;
-        let options = TlsOptions { key_log, ..TlsOptions::default() };
+        let options = TlsFileConfig { key_log, ..TlsFileConfig::default() };
         Some(Self { path, options, tls: OnceLock::new(), check: None })
     }
 
@@ -186,28 +186,21 @@ impl Opener {
     /// A device with limits of its own.
     pub(crate) fn device_with(&self, limits: Limits) -> Result<Device> {
         let stack = self.llp.open().map_err(|error| self.refused(&error))?;
-        let stack: Box<dyn uiw_llp::Stack> = match &self.sink {
-            Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
-            None => stack,
-        };
-        // Above the capture, which has what is on the wire.
-        let stack: Box<dyn uiw_llp::Stack> = match &self.faults {
-            Some((seed, faults)) => Box::new(FaultStack::new(stack, *seed, faults.clone())),
-            None => stack,
-        };
         let tls = self.tls.as_ref().map(|file| file.get()).transpose()?;
-        let options = DeviceOptions::default()
+        let options = DeviceConfig::default()
             .limits(limits)
             .shards(self.shards)
             .counters(self.counters.clone())
             .faults(crate::env::settings().plan.clone())
+            .capture_to(self.sink.clone())
+            .transport_faults(self.faults.clone())
             .tls(tls);
         Ok(Device::with_stack(stack, options)?)
     }
 
     /// The same with the TLS of this file, unless another one is named.
     pub(crate) fn or_tls(self, path: PathBuf) -> Self {
-        let options = TlsOptions { key_log: self.key_log.clone(), ..TlsOptions::default() };
+        let options = TlsFileConfig { key_log: self.key_log.clone(), ..TlsFileConfig::default() };
         let default = || Arc::new(TlsFile { path, options, tls: OnceLock::new(), check: None });
         Self { tls: Some(self.tls.unwrap_or_else(default)), ..self }
     }

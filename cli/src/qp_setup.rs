@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use uiw_verbs::{
-    Arm, ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag, SendFlags, SendOp,
+    Arm, ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag, SendFlags, SendOp,
     SendWr, Sge, Srq, Wc, WcStatus,
 };
 
@@ -71,7 +71,7 @@ pub(crate) struct Link {
 pub(crate) struct Connecting {
     half: Half,
     peer: SocketAddr,
-    options: Arc<ConnOptions>,
+    options: Arc<ConnConfig>,
 }
 
 impl Connecting {
@@ -82,8 +82,8 @@ impl Connecting {
 }
 
 /// With a channel, for callers that wait for its descriptor.
-pub(crate) fn cq_options() -> CqOptions {
-    CqOptions { channel: Some(Arc::default()), ..CqOptions::default() }
+pub(crate) fn cq_options() -> CqConfig {
+    CqConfig { channel: Some(Arc::default()), ..CqConfig::default() }
 }
 
 impl Half {
@@ -106,12 +106,7 @@ impl Half {
         Ok(Self { device: device.clone(), pd: pd.clone(), cq: Arc::clone(cq), qp, channel })
     }
 
-    pub(crate) fn connect(
-        self,
-        peer: SocketAddr,
-        options: &ConnOptions,
-        private_data: &[u8],
-    ) -> Result<Link> {
+    pub(crate) fn connect(self, peer: SocketAddr, options: &ConnConfig, private_data: &[u8]) -> Result<Link> {
         self.begin(peer, options, private_data)?.finish(Until::NEVER)
     }
 
@@ -119,7 +114,7 @@ impl Half {
     pub(crate) fn begin(
         self,
         peer: SocketAddr,
-        options: &ConnOptions,
+        options: &ConnConfig,
         private_data: &[u8],
     ) -> Result<Connecting> {
         let options = Arc::new(options.clone());
@@ -131,7 +126,7 @@ impl Half {
     pub(crate) fn accept(
         self,
         request: ConnRequest,
-        options: &ConnOptions,
+        options: &ConnConfig,
         private_data: &[u8],
         until: Until<'_>,
     ) -> Result<Link> {
@@ -143,7 +138,7 @@ impl Half {
         self.established(peer, &options, until)
     }
 
-    fn established(self, peer: SocketAddr, options: &ConnOptions, until: Until<'_>) -> Result<Link> {
+    fn established(self, peer: SocketAddr, options: &ConnConfig, until: Until<'_>) -> Result<Link> {
         let event = self.device.wait(until.deadline, |cx| match until.poll(cx) {
             Poll::Ready(()) => Poll::Ready(None),
             Poll::Pending => self.channel.poll_pop(cx).map(|event| Some(event.kind)),
@@ -215,23 +210,23 @@ pub(crate) fn completions(
     max: usize,
     mut each: impl FnMut(Wc),
 ) -> usize {
-    let mut spin = Spin::default();
+    let mut spin = None;
     loop {
         let taken = cq.poll_with(max, &mut each);
         if taken > 0 || until.is_over() {
             return taken;
         }
         match wait {
-            Wait::Sleep => {
+            Wait::Descriptor => sleep_on_channel(cq),
+            Wait::Spin if spin.get_or_insert_with(Spin::default).is_permitted() => {
+                spin.as_mut().map(Spin::empty);
+            }
+            Wait::Spin | Wait::Sleep => {
                 // Both are asked: each notes the waker.
                 device.wait(until.deadline, |cx| match (cq.poll_ready(cx), until.poll(cx)) {
                     (Poll::Pending, Poll::Pending) => Poll::Pending,
                     _ => Poll::Ready(()),
                 });
-            }
-            Wait::Descriptor => sleep_on_channel(cq),
-            Wait::Spin => {
-                spin.empty();
             }
         }
     }

@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use uiw_cabi::persona::Persona;
-use uiw_cabi::settings::Settings;
+use uiw_cabi::settings::{Settings, Variable};
 use uiw_cabi::sysfs::{self, SystemDevices};
 use uiw_cabi::system;
 use uiw_cabi::tls;
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
         Ok(cannot_run(&command, &error))
     });
     done.unwrap_or_else(|failure| {
-        uiw_cli::note!("{failure}");
+        note!("{failure}");
         failure.exit.into()
     })
 }
@@ -103,7 +103,7 @@ fn cannot_run(command: &Command, error: &io::Error) -> ExitCode {
         io::ErrorKind::NotFound => (127, "check its name, or give its path"),
         _ => (126, "check that it may be executed"),
     };
-    uiw_cli::note!("error: cannot run {program}: {error}\nhint: {fix}");
+    note!("error: cannot run {program}: {error}\nhint: {fix}");
     ExitCode::from(code)
 }
 
@@ -264,7 +264,7 @@ fn report_hidden_devices() {
         .collect();
     others.sort();
     if !others.is_empty() {
-        uiw_cli::note!(
+        note!(
             "uiw: the program does not see this machine's RDMA devices ({}); --with-system shows them, --only-uiw omits this line",
             others.join(", ")
         );
@@ -273,7 +273,8 @@ fn report_hidden_devices() {
 
 /// A bad value is reported here rather than by the program, which would only say that there are no devices.
 fn check_variables(command: &Command) -> Result<Settings> {
-    let value = |name: &str| {
+    let value = |variable: &Variable| {
+        let name = variable.name;
         let set = command.get_envs().find(|(key, _)| *key == name).and_then(|(_, value)| value);
         let value = set.map_or_else(|| env::var_os(name), |value| Some(value.to_owned()));
         value?.into_string().ok().filter(|value| !value.is_empty())

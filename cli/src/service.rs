@@ -1,7 +1,7 @@
 //! The service that a client of `uiw serve` requests in the private data of its MPA Request. A peer without it is of another
 //! implementation, and is served by its first message (`serve::foreign`).
 
-use crate::args::PeerOptions;
+use crate::args::PeerConfig;
 use crate::qp_setup::Wait;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
@@ -37,7 +37,7 @@ pub(crate) struct PingOrder {
     /// Longest message.
     pub(crate) size: u32,
     #[serde(rename = "wishes")]
-    pub(crate) peer_options: PeerOptions,
+    pub(crate) peer_options: PeerConfig,
 }
 
 /// The order of `uiw perf`.
@@ -62,7 +62,7 @@ pub(crate) struct PerfOrder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) opposite: Option<Opposite>,
     #[serde(rename = "wishes")]
-    pub(crate) peer_options: PeerOptions,
+    pub(crate) peer_options: PeerConfig,
 }
 
 /// The data that the server needs to post what a client does otherwise.
@@ -126,7 +126,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// The order of `uiw cp`: `uiw_cli::files::protocol`.
+/// The order of `uiw cp`: `uiw_copy::protocol`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CpOrder {
     pub(crate) share: String,
@@ -134,14 +134,14 @@ pub(crate) struct CpOrder {
     pub(crate) token: u64,
     /// Whether files go to the server.
     pub(crate) push: bool,
-    /// Whether the client takes signs of life: [`uiw_cli::files::protocol::Reply::Working`].
+    /// Whether the client takes signs of life: [`uiw_copy::protocol::Reply::Working`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pulse: bool,
     pub(crate) slots: u16,
     /// The client's slots: tagged offset and STag.
     pub(crate) at: (u64, u32),
     #[serde(rename = "options")]
-    pub(crate) peer_options: PeerOptions,
+    pub(crate) peer_options: PeerConfig,
 }
 
 /// The server's private data in its Reply to `uiw cp`.
@@ -282,22 +282,22 @@ mod tests {
             validate: false,
             back: Some((u64::MAX, u32::MAX)),
             opposite: Some(Opposite { chain: u32::MAX, signal_every: u32::MAX, iterations: Some(u64::MAX) }),
-            peer_options: PeerOptions {
+            peer_options: PeerConfig {
                 congestion: Some("a-long-congestion".into()),
-                ..PeerOptions::default()
+                ..PeerConfig::default()
             },
         }
     }
 
     #[test]
     fn the_decoder_recognises_raw_tcp() {
-        assert!(SLICE.starts_with(uiw_cli::decode::RAW_TCP));
+        assert!(SLICE.starts_with(uiw_decode::RAW_TCP));
     }
 
     #[test]
     fn orders_come_back_and_fit_private_data() {
         let orders = [
-            Service::Ping(PingOrder { size: 9, peer_options: PeerOptions::default() }),
+            Service::Ping(PingOrder { size: 9, peer_options: PeerConfig::default() }),
             Service::Perf(perf()),
             Service::Raw,
             Service::Slice(SliceOrder {

@@ -4,7 +4,7 @@ use crate::fail::{Exit, Failure, Result};
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-pub(crate) use uiw_cli::number::{grouped, number};
+pub(crate) use uiw_decode::number::{grouped, number};
 
 /// Bytes a second, in GB/s, MB/s or kB/s.
 pub(crate) fn rate(bytes_per_second: f64) -> String {

@@ -84,7 +84,7 @@ impl Trust {
         make(&conf, &format!("mode raw\nkey key.pem\npinned {pinned}\n"))?;
         if self == Self::Server {
             let key = files.public_key()?;
-            uiw_cli::note!(
+            note!(
                 "encrypted by the key {key}; `uiw key pin {} KEY NAME` accepts a client",
                 files.pinned.display()
             );
@@ -101,6 +101,11 @@ fn fingerprint(key: &str) -> String {
     key.parse::<PublicKey>().map_or_else(|_| key.to_owned(), |key| key.fingerprint().to_string())
 }
 
+/// Whether `name`, names of one server separated by commas, has `host`.
+fn is_named(name: &str, host: &str) -> bool {
+    name.split(',').any(|name| name.trim() == host)
+}
+
 impl Files {
     fn public_key(&self) -> Result<String> {
         Ok(SecretKey::read(&self.key).map_err(key::failure)?.public_key().to_string())
@@ -110,28 +115,35 @@ impl Files {
         PinnedKeys::read(&self.pinned).map_err(key::failure)
     }
 
-    /// Refuses a server that has the key of another one, if a key is pinned under this server's own name.
+    /// Refuses a server that has the key of another one.
     pub(crate) fn check(&self, host: &str, identity: Option<&PeerIdentity>) -> Result<()> {
         let Some(PeerIdentity::PublicKey { name, fingerprint, .. }) = identity else { return Ok(()) };
-        if name == host {
+        if is_named(name, host) {
             return Ok(());
         }
-        self.changed(host, &fingerprint.to_string()).map_or(Ok(()), Err)
+        if let Some(changed) = self.changed(host, &fingerprint.to_string()) {
+            return Err(changed);
+        }
+        let pinned = self.pinned.display();
+        let why =
+            format!("it has the key of another server: {fingerprint} is pinned as `{name}` in {pinned}");
+        let fix = format!("nothing was copied; if they are the same server, make that name `{name},{host}`");
+        Err(Failure::new(Exit::Unreachable, host, why, fix).refused(Refusal::Unaccepted))
     }
 
     /// The failure of a server that does not have the key that is pinned under its name, and before it the warning; `None` if none is pinned.
     fn changed(&self, host: &str, fingerprint: &str) -> Option<Failure> {
         let pinned = self.pinned().ok()?;
-        let lines: Vec<_> = pinned.lines().filter(|line| line.name == host).collect();
+        let lines: Vec<_> = pinned.lines().filter(|line| is_named(line.name, host)).collect();
         let first = lines.first()?;
         let at = |number: usize| format!("{}:{number}", self.pinned.display());
-        uiw_cli::note!("{RULE}\nWARNING: THE KEY OF THE SERVER {host} HAS CHANGED\n{RULE}");
-        uiw_cli::note!(
+        note!("{RULE}\nWARNING: THE KEY OF THE SERVER {host} HAS CHANGED\n{RULE}");
+        note!(
             "Someone may have taken its place, and would read and change what is copied. Or its key was replaced."
         );
-        uiw_cli::note!("its key now:  {fingerprint}");
+        note!("its key now:  {fingerprint}");
         for line in &lines {
-            uiw_cli::note!("pinned key:   {} in {}", line.key.fingerprint(), at(line.number));
+            note!("pinned key:   {} in {}", line.key.fingerprint(), at(line.number));
         }
         let why = format!("its key {fingerprint} is not the one that is pinned in {}", at(first.number));
         let fix = "nothing was copied; ask whoever operates the server whether its key was replaced, and for its fingerprint";

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use uiw_verbs::blocking::Connection;
-use uiw_verbs::{ConnSettings, Device};
+use uiw_verbs::{ConnectionConfig, Device};
 
 /// Whether this is one line `error: ..` and one line `hint: ..`.
 fn is_error_and_hint(text: &str) -> bool {
@@ -414,7 +414,7 @@ fn serve_closes_connections_on_which_nothing_moves() {
 fn echo(server: &Server) -> Connection {
     let pd = Device::open().unwrap().alloc_pd().unwrap();
     let address = server.address.parse().unwrap();
-    let connection = Connection::connect(&pd, address, &ConnSettings::default()).unwrap();
+    let connection = Connection::connect(&pd, address, &ConnectionConfig::default()).unwrap();
     connection.send_copy(b"first").unwrap();
     assert_eq!(connection.recv().unwrap().as_deref(), Some(&b"first"[..]));
     connection
@@ -465,7 +465,7 @@ fn foreign_peers_are_echoed() {
     let server = Server::start();
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let settings = |private_data: &[u8]| ConnSettings::default().private_data(private_data.to_vec());
+    let settings = |private_data: &[u8]| ConnectionConfig::default().private_data(private_data.to_vec());
     let peer = server.address.parse().unwrap();
     let connection = Connection::connect(&pd, peer, &settings(b"somebody else's")).unwrap();
     // Sixteen bytes that describe no buffer are no rping.

@@ -6,7 +6,7 @@ use common::{Server, text, uiw};
 use std::process::Command;
 use std::time::Duration;
 use uiw_verbs::blocking::Connection;
-use uiw_verbs::{ConnSettings, Device, Error};
+use uiw_verbs::{ConnectionConfig, Device, Error};
 
 /// Processor time of a process, in ticks of a hundredth of a second.
 fn ticks(process: u32) -> u64 {
@@ -19,7 +19,7 @@ fn ticks(process: u32) -> u64 {
 fn order(pd: &uiw_verbs::Pd, server: &str, order: &str) -> uiw_verbs::Result<Connection> {
     let options = r#"{"crc":false,"markers":false,"fpdu":"auto","stable_tx":false}"#;
     let order = order.replacen('}', &format!(r#","options":{options},"wishes":{options}}}"#), 1);
-    Connection::connect(pd, server.parse().unwrap(), &ConnSettings::default().private_data(order))
+    Connection::connect(pd, server.parse().unwrap(), &ConnectionConfig::default().private_data(order))
 }
 
 /// Connections of one address that take all memory it can get; nothing of it is touched.
@@ -87,7 +87,7 @@ fn connections_beyond_the_descriptors_are_rejected_with_the_reason() {
     let pd = Device::open().unwrap().alloc_pd().unwrap();
     let address = server.address.parse().unwrap();
     let mut open = Vec::new();
-    while let Ok(connection) = Connection::connect(&pd, address, &ConnSettings::default()) {
+    while let Ok(connection) = Connection::connect(&pd, address, &ConnectionConfig::default()) {
         echoes(&connection);
         open.push(connection);
         assert!(open.len() < 40, "no connection was rejected");

@@ -260,6 +260,9 @@ fn prometheus_is_served_beside_silent_and_hostile_clients() {
     let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&metrics.address).unwrap()).collect();
     let long = format!("GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(20_000));
     assert!(!http(&metrics.address, &long).contains("200 OK"));
+    assert!(http(&metrics.address, "GET /metrics\r\n\r\n").starts_with("HTTP/1.1 400 "));
+    let threads = fs::read_dir(format!("/proc/{}/task", metrics.child.id())).unwrap().count();
+    assert!(threads <= 4, "{threads} threads for 40 clients");
     assert!(http(&metrics.address, "DELETE /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
     let answer = http(&metrics.address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();

@@ -8,8 +8,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use uiw_cli::decode;
-use uiw_cli::pcap::Reader;
+use uiw_decode as decode;
+use uiw_decode::pcap::Reader;
 
 /// Files of one test: a configuration for each name.
 struct Files(PathBuf);
@@ -161,13 +161,13 @@ fn a_capture_is_decrypted_and_every_packet_of_it_may_be_missing() {
     let done = files.uiw(&[&perf[..], &["--size", "900", "--iterations", "50", "--seconds", "20"]].concat());
     assert!(done.status.success(), "{done:?}");
     let decode = |file: &str, keylog: &str| {
-        let args = decode::Args {
+        let args = decode::DecodeConfig {
             files: vec![files.0.join(file)],
             quiet: true,
             keylog: Some(files.0.join(keylog)),
-            ..decode::Args::default()
+            ..decode::DecodeConfig::default()
         };
-        decode::run_to(&args, &mut std::io::sink())
+        decode::decode_to(&args, &mut std::io::sink())
     };
     let whole = decode("whole", "keys").unwrap();
     assert!(whole.followed() && whole.locked == 0, "{whole:?}");

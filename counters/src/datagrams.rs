@@ -8,15 +8,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use uiw_mem::BlockRef;
 
 /// What became of datagrams, beside those that were passed on.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, Dropped};
-/// let device = DeviceCounters::new(1, None)?;
-/// let queue_pair = device.shard(0).open_datagrams(17, "192.0.2.1:4791".parse().unwrap());
-/// queue_pair.dropped(Dropped::NoReceive, 2);
-/// assert_eq!(device.snapshot().total().datagrams.no_receive, 2);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Dropped {
@@ -31,14 +22,6 @@ pub enum Dropped {
 }
 
 /// Why a datagram was dropped that belongs to no queue pair.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, Rejected};
-/// let device = DeviceCounters::new(1, None)?;
-/// device.shard(0).rejected(Rejected::BadCrc);
-/// assert_eq!(device.snapshot().total().datagrams.bad_crc, 1);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Rejected {
@@ -55,17 +38,6 @@ pub enum Rejected {
 const _: () = assert!(Rejected::NoQueuePair as usize - shard::DATAGRAMS < shard::DATAGRAM_WORDS);
 
 /// The counters of one UD queue pair: the thread counts that holds the lock of its shard.
-///
-/// ```
-/// use uiw_counters::{Count, DeviceCounters};
-/// let device = DeviceCounters::new(1, None)?;
-/// let queue_pair = device.shard(0).open_datagrams(17, "192.0.2.1:4791".parse().unwrap());
-/// queue_pair.sent(Count { messages: 3, bytes: 300 }, Count { messages: 1, bytes: 100 });
-/// let datagrams = device.snapshot().total().datagrams;
-/// assert_eq!(datagrams.traffic.sent.bytes, 300);
-/// assert_eq!(datagrams.same_device.sent.messages, 1);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct DatagramCounters {
     pub(crate) block: BlockRef,
@@ -112,17 +84,6 @@ impl DatagramCounters {
 }
 
 /// Datagrams of a queue pair, a shard or a device.
-///
-/// ```
-/// use uiw_counters::{Count, Datagrams};
-/// let mut one = Datagrams { bad_qkey: 1, ..Datagrams::default() };
-/// one.traffic.sent = Count { messages: 5, bytes: 500 };
-/// one.same_device.sent = Count { messages: 2, bytes: 200 };
-/// assert_eq!(one.with_others().sent, Count { messages: 3, bytes: 300 });
-/// let mut both = one;
-/// both.add(&one);
-/// assert_eq!(both.dropped()[0], ("bad_qkey", 2));
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Datagrams {
     /// Messages that UDP has taken, and those that completed a receive; their payload.
@@ -215,18 +176,6 @@ impl Datagrams {
 }
 
 /// One UD queue pair.
-///
-/// ```
-/// use uiw_counters::DeviceCounters;
-/// let device = DeviceCounters::new(1, None)?;
-/// let mut shard = device.shard(0);
-/// let queue_pair = shard.open_datagrams(17, "192.0.2.1:4791".parse().unwrap());
-/// let listed = device.snapshot().datagram_queue_pairs;
-/// assert_eq!((listed[0].qp_num, listed[0].local.port()), (17, 4791));
-/// shard.close_datagrams(&queue_pair);
-/// assert!(device.snapshot().datagram_queue_pairs.is_empty());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramQueuePair {
     /// Its shard.

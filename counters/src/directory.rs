@@ -23,12 +23,6 @@ const UNFINISHED_SECONDS: i64 = 60;
 const KEEP_FILES: usize = 64;
 
 /// Whose directory it is.
-///
-/// ```
-/// use uiw_counters::{Directory, DirectoryKind};
-/// assert_eq!(Directory::of_user(None).kind(), DirectoryKind::User);
-/// assert_eq!(Directory::given("/run/counters").kind(), DirectoryKind::Given);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryKind {
     /// The user's: made with mode 0700 where it is not there, and refused unless it belongs to the user alone.

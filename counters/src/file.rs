@@ -88,20 +88,6 @@ impl Drop for Published {
 }
 
 /// Why a file cannot be read.
-///
-/// ```
-/// use uiw_counters::{Directory, FileError};
-/// # let path = std::env::temp_dir().join(format!("uiw-example-FileError-{}", std::process::id()));
-/// # std::fs::create_dir(&path)?;
-/// std::fs::write(path.join("0123.counters"), [0; 4096])?;
-/// for file in Directory::given(&path).files()? {
-///     let Err((name, error)) = file else { unreachable!() };
-///     assert_eq!(name, "0123.counters");
-///     assert!(matches!(error, FileError::Foreign));
-/// }
-/// # std::fs::remove_dir_all(&path)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The system's error.
@@ -136,21 +122,6 @@ pub enum FileError {
 }
 
 /// The process that publishes a file.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, Directory, Owner, Publish};
-/// # let path = std::env::temp_dir().join(format!("uiw-example-Owner-{}", std::process::id()));
-/// # std::fs::create_dir(&path)?;
-/// let publish = Publish { directory: Directory::given(&path), library: "example".to_owned() };
-/// // A device that was closed: its file stays.
-/// drop(DeviceCounters::new(1, Some(&publish))?);
-/// for file in publish.directory.files()? {
-///     assert_eq!(file.map_err(|(_, error)| error)?.owner()?, Owner::Ended);
-/// }
-/// assert!(publish.directory.remove_ended()?);
-/// # std::fs::remove_dir_all(&path)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// It lives, and has this number in the reader's PID namespace.
@@ -162,23 +133,6 @@ pub enum Owner {
 }
 
 /// A file of counters, open for reading.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, Directory, Publish};
-/// # let path = std::env::temp_dir().join(format!("uiw-example-CounterFile-{}", std::process::id()));
-/// # std::fs::create_dir(&path)?;
-/// let publish = Publish { directory: Directory::given(&path), library: "example".to_owned() };
-/// let device = DeviceCounters::new(1, Some(&publish))?;
-/// device.shard(0).accepted();
-/// drop(device);
-/// let file = publish.directory.files()?.remove(0).map_err(|(_, error)| error)?;
-/// let snapshot = file.snapshot()?;
-/// assert_eq!(snapshot.process.library, "example");
-/// assert_eq!(snapshot.total().accepted, 1);
-/// assert!(file.remove(&publish.directory)?);
-/// # std::fs::remove_dir_all(&path)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
 pub struct CounterFile {
     file: File,

@@ -140,23 +140,6 @@ const _: () = assert!(shard::REFUSED + shard::REFUSALS <= shard::CRC_ERRORS);
 const _: () = assert!(shard::DATAGRAMS + shard::DATAGRAM_WORDS <= shard::TERMINATES);
 
 /// What a connection waited for.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, Wait};
-/// let device = DeviceCounters::new(1, None)?;
-/// # let details = uiw_counters::ConnDetails {
-/// #     qp_num: 17,
-/// #     local: "192.0.2.1:7174".parse().unwrap(),
-/// #     peer: "192.0.2.2:40000".parse().unwrap(),
-/// #     initiator: false,
-/// #     same_device: false,
-/// #     kernel: true,
-/// # };
-/// let connection = device.shard(0).open(&details);
-/// connection.wait(Wait::Credit);
-/// assert_eq!(device.snapshot().total().waits.credit, 1);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Wait {

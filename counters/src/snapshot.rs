@@ -13,24 +13,6 @@ use uiw_mem::BLOCK_WORDS;
 /// Which payload is counted. Read Responses and answers to atomics count, not the requests: so bytes count in the direction in which
 /// they travel, and what one end has sent is what the other has received. Writes and Reads without payload do not count, as the
 /// protocol has such of its own; Immediate Data counts as a Send without payload.
-///
-/// ```
-/// use uiw_counters::{Count, DeviceCounters, Traffic};
-/// let device = DeviceCounters::new(1, None)?;
-/// # let details = uiw_counters::ConnDetails {
-/// #     qp_num: 17,
-/// #     local: "192.0.2.1:7174".parse().unwrap(),
-/// #     peer: "192.0.2.2:40000".parse().unwrap(),
-/// #     initiator: false,
-/// #     same_device: false,
-/// #     kernel: true,
-/// # };
-/// let connection = device.shard(0).open(&details);
-/// connection.count(Traffic::WriteReceived, 2, 8192);
-/// let received = device.snapshot().total().traffic.write.received;
-/// assert_eq!(received, Count { messages: 2, bytes: 8192 });
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Traffic {
@@ -53,14 +35,6 @@ pub enum Traffic {
 }
 
 /// Messages and their payload.
-///
-/// ```
-/// use uiw_counters::{Count, Directions, Operations};
-/// let sent = Count { messages: 2, bytes: 100 };
-/// let write = Directions { sent, ..Directions::default() };
-/// let traffic = Operations { write, ..Operations::default() };
-/// assert_eq!(traffic.total().sent, sent);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Whole messages.
@@ -70,14 +44,6 @@ pub struct Count {
 }
 
 /// Messages in both directions.
-///
-/// ```
-/// use uiw_counters::{Count, Directions, Operations};
-/// let received = Count { messages: 1, bytes: 64 };
-/// let mut traffic = Operations::default();
-/// traffic.send = Directions { sent: Count::default(), received };
-/// assert_eq!(traffic.total().received.bytes, 64);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Directions {
     /// Cut into FPDUs for the peer: TCP has taken all but what fits one batch (256 KiB).
@@ -87,17 +53,6 @@ pub struct Directions {
 }
 
 /// Traffic by operation: see [`Traffic`] for what counts where.
-///
-/// ```
-/// use uiw_counters::{Count, Operations};
-/// let mut earlier = Operations::default();
-/// earlier.read.sent = Count { messages: 1, bytes: 4096 };
-/// let mut now = earlier;
-/// now.read.sent = Count { messages: 5, bytes: 20480 };
-/// let since = now.since(&earlier);
-/// assert_eq!(since.read.sent, Count { messages: 4, bytes: 16384 });
-/// assert_eq!(since.named()[2], ("read", since.read));
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operations {
     /// Sends, with immediate or without.
@@ -179,14 +134,6 @@ impl Count {
 }
 
 /// How often connections waited: see [`layout::Wait`].
-///
-/// ```
-/// use uiw_counters::Waits;
-/// let mut sum = Waits::default();
-/// sum.add(&Waits { credit: 1, receive: 2, memory: 0 });
-/// sum.add(&Waits { credit: 1, receive: 0, memory: 3 });
-/// assert_eq!(sum, Waits { credit: 2, receive: 2, memory: 3 });
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     /// For an answer, as many Reads and atomics were outstanding as ORD allows.
@@ -216,16 +163,6 @@ impl Waits {
 }
 
 /// The process.
-///
-/// ```
-/// use uiw_counters::DeviceCounters;
-/// let device = DeviceCounters::new(1, None)?;
-/// device.queue_pair_created();
-/// let process = device.snapshot().process;
-/// assert_eq!((process.pid, process.queue_pairs_created), (std::process::id(), 1));
-/// assert!(process.began() <= std::time::SystemTime::now());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessCounters {
     /// Its number as it has it itself, in its own PID namespace.
@@ -251,16 +188,6 @@ impl ProcessCounters {
 }
 
 /// Terminates of one code.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, TerminateCount};
-/// let device = DeviceCounters::new(1, None)?;
-/// // DDP, untagged buffer error, the message is too long.
-/// device.shard(0).terminate((1, 2, 5), true);
-/// let count = TerminateCount { code: Some((1, 2, 5)), sent: 1, received: 0 };
-/// assert_eq!(device.snapshot().total().terminates, [count]);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminateCount {
     /// Layer, error type and error code (RFC 5040 section 4.8). `None`: of all codes for which there was no room.
@@ -272,17 +199,6 @@ pub struct TerminateCount {
 }
 
 /// One shard: all its connections together, also those that are over.
-///
-/// ```
-/// use uiw_counters::DeviceCounters;
-/// let device = DeviceCounters::new(2, None)?;
-/// device.shard(1).accepted();
-/// device.shard(1).startup_failed();
-/// let snapshot = device.snapshot();
-/// assert_eq!([snapshot.shards[0].accepted, snapshot.shards[1].accepted], [0, 1]);
-/// assert_eq!(snapshot.total().failed_startups, 1);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardCounts {
     /// Its number.
@@ -320,27 +236,6 @@ pub struct ShardCounts {
 }
 
 /// One connection in Full Operation.
-///
-/// ```
-/// use uiw_counters::DeviceCounters;
-/// let device = DeviceCounters::new(1, None)?;
-/// # let details = uiw_counters::ConnDetails {
-/// #     qp_num: 17,
-/// #     local: "192.0.2.1:7174".parse().unwrap(),
-/// #     peer: "192.0.2.2:40000".parse().unwrap(),
-/// #     initiator: false,
-/// #     same_device: false,
-/// #     kernel: true,
-/// # };
-/// let mut shard = device.shard(0);
-/// let counters = shard.open(&details);
-/// let connection = device.snapshot().connections.remove(0);
-/// assert_eq!((connection.qp_num, connection.peer), (details.qp_num, details.peer));
-/// // Listed as long as it is in Full Operation.
-/// shard.close(&counters, true);
-/// assert!(device.snapshot().connections.is_empty());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionCounters {
     /// Its shard.
@@ -370,24 +265,6 @@ pub struct ConnectionCounters {
 }
 
 /// Traffic of a queue pair: its connections that are listed.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, Traffic};
-/// let device = DeviceCounters::new(1, None)?;
-/// # let details = uiw_counters::ConnDetails {
-/// #     qp_num: 17,
-/// #     local: "192.0.2.1:7174".parse().unwrap(),
-/// #     peer: "192.0.2.2:40000".parse().unwrap(),
-/// #     initiator: false,
-/// #     same_device: false,
-/// #     kernel: true,
-/// # };
-/// let connection = device.shard(0).open(&details);
-/// connection.count(Traffic::SendSent, 1, 64);
-/// let pair = device.snapshot().queue_pairs().remove(0);
-/// assert_eq!((pair.qp_num, pair.connections, pair.traffic.send.sent.bytes), (17, 1, 64));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePairCounters {
     /// Its number.
@@ -401,24 +278,6 @@ pub struct QueuePairCounters {
 }
 
 /// Traffic at one address of this end: all connections and UD queue pairs that ever had it.
-///
-/// ```
-/// use uiw_counters::{AddressCounts, DeviceCounters, Traffic};
-/// let device = DeviceCounters::new(1, None)?;
-/// # let details = uiw_counters::ConnDetails {
-/// #     qp_num: 17,
-/// #     local: "192.0.2.1:7174".parse().unwrap(),
-/// #     peer: "192.0.2.2:40000".parse().unwrap(),
-/// #     initiator: false,
-/// #     same_device: false,
-/// #     kernel: true,
-/// # };
-/// device.shard(0).open(&details).count(Traffic::SendSent, 3, 300);
-/// let addresses = device.snapshot().addresses;
-/// let AddressCounts { traffic, .. } = addresses[&details.local.ip()];
-/// assert_eq!(traffic.send.sent.bytes, 300);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressCounts {
     /// On connections.

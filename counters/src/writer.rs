@@ -26,18 +26,6 @@ pub(crate) fn add(number: &AtomicU64, count: u64) {
 }
 
 /// Publishes a device's counters in a file.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, Directory, Publish};
-/// # let path = std::env::temp_dir().join(format!("uiw-example-Publish-{}", std::process::id()));
-/// # std::fs::create_dir(&path)?;
-/// let publish = Publish { directory: Directory::given(&path), library: "example".to_owned() };
-/// let device = DeviceCounters::new(1, Some(&publish))?;
-/// // One file, which other processes of the user read.
-/// assert_eq!(std::fs::read_dir(&path)?.count(), 1);
-/// # std::fs::remove_dir_all(&path)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct Publish {
     /// Where.
@@ -47,14 +35,6 @@ pub struct Publish {
 }
 
 /// Why a peer was not connected.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, Refusal};
-/// let device = DeviceCounters::new(1, None)?;
-/// device.shard(0).refused(Refusal::Keys);
-/// assert_eq!(device.snapshot().total().refused_keys, 1);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Refusal {
@@ -190,26 +170,6 @@ impl DeviceCounters {
 }
 
 /// The counters of one shard: the thread that holds its lock counts.
-///
-/// ```
-/// use uiw_counters::DeviceCounters;
-/// let device = DeviceCounters::new(1, None)?;
-/// # let details = uiw_counters::ConnDetails {
-/// #     qp_num: 17,
-/// #     local: "192.0.2.1:7174".parse().unwrap(),
-/// #     peer: "192.0.2.2:40000".parse().unwrap(),
-/// #     initiator: false,
-/// #     same_device: false,
-/// #     kernel: true,
-/// # };
-/// let mut shard = device.shard(0);
-/// shard.accepted();
-/// let connection = shard.open(&details);
-/// shard.close(&connection, true);
-/// let total = device.snapshot().total();
-/// assert_eq!((total.accepted, total.established, total.ended), (1, 1, 1));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct ShardCounters {
     block: BlockRef,
@@ -226,22 +186,6 @@ pub struct ShardCounters {
 }
 
 /// What is shown of a connection.
-///
-/// ```
-/// use uiw_counters::{ConnDetails, DeviceCounters};
-/// let device = DeviceCounters::new(1, None)?;
-/// let details = ConnDetails {
-///     qp_num: 17,
-///     local: "192.0.2.1:7174".parse().unwrap(),
-///     peer: "192.0.2.2:40000".parse().unwrap(),
-///     initiator: false,
-///     same_device: false,
-///     kernel: true,
-/// };
-/// let _counters = device.shard(0).open(&details);
-/// assert_eq!(device.snapshot().connections[0].local, details.local);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ConnDetails {
     /// The number of its queue pair.
@@ -423,25 +367,6 @@ impl ShardCounters {
 }
 
 /// The counters of one connection: the thread counts that holds the lock of its shard.
-///
-/// ```
-/// use uiw_counters::{DeviceCounters, Traffic};
-/// let device = DeviceCounters::new(1, None)?;
-/// # let details = uiw_counters::ConnDetails {
-/// #     qp_num: 17,
-/// #     local: "192.0.2.1:7174".parse().unwrap(),
-/// #     peer: "192.0.2.2:40000".parse().unwrap(),
-/// #     initiator: false,
-/// #     same_device: false,
-/// #     kernel: true,
-/// # };
-/// let connection = device.shard(0).open(&details);
-/// connection.count(Traffic::SendReceived, 1, 100);
-/// connection.set_held(4096);
-/// let listed = device.snapshot().connections.remove(0);
-/// assert_eq!((listed.traffic.send.received.bytes, listed.held_bytes), (100, 4096));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct ConnCounters {
     block: BlockRef,

@@ -101,17 +101,6 @@ impl Header {
     }
 
     /// Replaces the MSN in the bytes of a header: headers of messages to one destination often differ in nothing else.
-    ///
-    /// ```
-    /// use uiw_datagram::{Header, Qpn};
-    /// let qpn = Qpn::from_raw(0x12_3401);
-    /// for (solicited, immediate) in [(false, None), (true, None), (false, Some(3)), (true, Some(3))] {
-    ///     let first = Header { epoch: 1, destination: qpn, source: qpn, qkey: 7, msn: 1, solicited, immediate };
-    ///     let mut bytes = first.emit();
-    ///     Header::set_msn(&mut bytes, 2);
-    ///     assert_eq!(bytes, Header { msn: 2, ..first }.emit());
-    /// }
-    /// ```
     #[inline]
     pub fn set_msn(bytes: &mut [u8; Self::LEN], msn: u32) {
         bytes[MSN..MSN + 4].copy_from_slice(&msn.to_be_bytes());
@@ -157,14 +146,6 @@ impl Header {
     }
 
     /// Whether a datagram that begins with `bytes` has the header of one that begins with `other`, but for the MSN.
-    ///
-    /// ```
-    /// use uiw_datagram::{Header, Qpn};
-    /// let qpn = Qpn::from_raw(0x12_3401);
-    /// let first = Header { epoch: 1, destination: qpn, source: qpn, qkey: 7, msn: 1, solicited: false, immediate: None };
-    /// assert!(Header::is_equal_but_msn(&Header { msn: 9, ..first }.emit(), &first.emit()));
-    /// assert!(!Header::is_equal_but_msn(&Header { qkey: 8, ..first }.emit(), &first.emit()));
-    /// ```
     #[inline(always)]
     #[must_use]
     pub fn is_equal_but_msn(bytes: &[u8; Self::LEN], other: &[u8; Self::LEN]) -> bool {

@@ -64,13 +64,6 @@ pub fn crc(bytes: &[u8]) -> [u8; CRC_LEN] {
 }
 
 /// Bytes of the longest payload on a network device with this MTU: an MTU of the IBTA. `None`: not even the smallest one fits.
-///
-/// ```
-/// assert_eq!(uiw_datagram::max_payload(1500), Some(1024));
-/// assert_eq!(uiw_datagram::max_payload(4185), Some(2048));
-/// assert_eq!(uiw_datagram::max_payload(4186), Some(4096));
-/// assert_eq!(uiw_datagram::max_payload(300), None);
-/// ```
 #[must_use]
 pub fn max_payload(mtu: usize) -> Option<usize> {
     [4096, 2048, 1024, 512, 256].into_iter().find(|payload| payload + OVERHEAD + UDP_AND_IP <= mtu)

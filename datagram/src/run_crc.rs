@@ -10,18 +10,6 @@ const LONGEST: usize = 512;
 ///
 /// A CRC is an affine function of the bits: of messages that have the same first bytes and one length, the exclusive-or of the CRC of the
 /// whole and the CRC of the rest is the same. So the first bytes are read once.
-///
-/// ```
-/// use uiw_datagram::{Header, Qpn, RunCrc};
-/// let qpn = Qpn::from_raw(0x12_3401);
-/// let datagram = |msn, payload: &[u8; 64]| {
-///     let header = Header { epoch: 1, destination: qpn, source: qpn, qkey: 7, msn, solicited: false, immediate: None };
-///     [&header.emit()[..], payload].concat()
-/// };
-/// let run = RunCrc::of(&datagram(1, &[1; 64]));
-/// let other = datagram(2, &[9; 64]);
-/// assert_eq!(run.crc(&other), uiw_datagram::crc(&other));
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RunCrc {
     /// The CRC of a datagram and that of its part from the MSN on, as one number. `None`: whole datagrams are read.

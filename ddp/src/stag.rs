@@ -6,14 +6,6 @@ use core::fmt;
 ///
 /// On the wire it is 32 bits without structure. Verbs divide it into an index of 24 bits, which the device
 /// chooses, and a key of 8 bits, which the consumer may choose.
-///
-/// ```
-/// # use uiw_ddp::STag;
-/// let stag = STag::from_parts(0x0012_34A5, 0x01);
-/// assert_eq!((stag.index(), stag.key()), (0x12_34A5, 1));
-/// assert_eq!(STag(0x0000_00FE).key(), 0xFE);
-/// assert_eq!(stag.to_string(), "0x1234a501");
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct STag(pub u32);

@@ -10,9 +10,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use uiw_llp::sim::{Link, Network, Split};
-use uiw_llp::{ListenOptions, Stack, StreamOptions, Token};
+use uiw_llp::{ListenConfig, Token, TransportConfig, TransportStack};
 use uiw_verbs::{
-    CapabilityExchange, ConnOptions, Device, DeviceOptions, Limits, Progress, Revision, RtrKinds, StableTx,
+    CapabilityExchange, ConnConfig, Device, DeviceConfig, Limits, Progress, Revision, RtrKinds, StableTx,
 };
 
 use crate::input::Input;
@@ -32,7 +32,7 @@ pub fn run(data: &[u8]) {
     let network = Network::new(input.u8().into());
     network.set_default_link(link(&mut input));
     let limits = Limits::default().max_held_bytes(1 << 20);
-    let options = DeviceOptions::default().progress(Progress::Manual).limits(limits);
+    let options = DeviceConfig::default().progress(Progress::Manual).limits(limits);
     let device = Device::with_stack(Box::new(network.stack(OURS)), options).expect("a device");
     let mut stack = network.stack(THEIRS);
     let options = options_of(&mut input);
@@ -41,7 +41,7 @@ pub fn run(data: &[u8]) {
     let initiator = input.bool();
     let mut peer = if initiator {
         let mut listener =
-            stack.listen((THEIRS, PORT).into(), &ListenOptions::default(), Token(1)).expect("a free port");
+            stack.listen((THEIRS, PORT).into(), &ListenConfig::default(), Token(1)).expect("a free port");
         application.connect((THEIRS, PORT).into(), &options);
         run_until_idle(&network, &device);
         let Ok(stream) = listener.accept(Token(2)) else { return };
@@ -49,7 +49,7 @@ pub fn run(data: &[u8]) {
     } else {
         let Some(_listening) = application.listen((OURS, PORT).into(), &options) else { return };
         let stream = stack
-            .connect(None, (OURS, PORT).into(), &StreamOptions::default(), Token(2))
+            .connect(None, (OURS, PORT).into(), &TransportConfig::default(), Token(2))
             .expect("a way to our own port");
         run_until_idle(&network, &device);
         Peer::initiator(stream)
@@ -130,10 +130,10 @@ fn link(input: &mut Input<'_>) -> Link {
     Link { send_split: split, recv_split: split, capacity, ..Link::default() }
 }
 
-fn options_of(input: &mut Input<'_>) -> ConnOptions {
+fn options_of(input: &mut Input<'_>) -> ConnConfig {
     let bits = input.u8();
     let kinds = input.u8();
-    ConnOptions::default()
+    ConnConfig::default()
         .revision(if bits & 1 == 0 { Revision::Two } else { Revision::One })
         .crc(bits & 2 == 0)
         .markers(bits & 4 != 0)

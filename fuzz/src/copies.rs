@@ -11,16 +11,16 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use uiw_cli::files::batch::{self, Batch, Content, SMALL};
-use uiw_cli::files::handler::{Handler, Session};
-use uiw_cli::files::journal::{Journal, Record};
-use uiw_cli::files::meta::{Kind, Meta, Time};
-use uiw_cli::files::names::RelPath;
-use uiw_cli::files::protocol::{
+use uiw_copy::batch::{self, Batch, Content, SMALL};
+use uiw_copy::handler::{Handler, Session};
+use uiw_copy::journal::{Journal, Record};
+use uiw_copy::meta::{Kind, Meta, Time};
+use uiw_copy::names::RelPath;
+use uiw_copy::protocol::{
     BLOCK, Create, FileHead, MESSAGE, Reply, Request, SLOT, decode_entries, encode_entries,
 };
-use uiw_cli::files::root::Root;
-use uiw_cli::files::wire::WireError;
+use uiw_copy::root::Root;
+use uiw_copy::wire::WireError;
 
 /// Requests of an input.
 const STEPS: usize = 60;

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use uiw_datagram::sidr::{self, Reply, Request};
 use uiw_datagram::{DatagramError, Header, Qpn, crc};
 use uiw_llp::sim::Network;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Interest, Outgoing, Stack, Token};
+use uiw_llp::{
+    DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Interest, Outgoing, Token, TransportStack,
+};
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrListener};
 use uiw_verbs::{
-    Access, Cq, CqOptions, DatagramPort, Device, DeviceOptions, Memory, Progress, Qp, QpInit, QpState, RawMr,
+    Access, Cq, CqConfig, DatagramPort, Device, DeviceConfig, Memory, Progress, Qp, QpInit, QpState, RawMr,
     RecvWr, Sge, Wc, WcStatus,
 };
 
@@ -47,10 +49,10 @@ struct Sender {
 }
 
 impl Sender {
-    fn new(stack: &mut dyn Stack, token: u64, peer: SocketAddr) -> Self {
+    fn new(stack: &mut dyn TransportStack, token: u64, peer: SocketAddr) -> Self {
         let local = SocketAddr::new(THEIRS, 0);
         let mut socket =
-            stack.bind_datagrams(local, &DatagramOptions::default(), Token(token)).expect("a port");
+            stack.bind_datagrams(local, &DatagramConfig::default(), Token(token)).expect("a port");
         socket.set_interest(Interest::READ).expect("a socket");
         Self { socket, peer }
     }
@@ -78,10 +80,10 @@ impl Sender {
 
 impl Target {
     fn new(network: &Network) -> Self {
-        let options = DeviceOptions::default().progress(Progress::Manual);
+        let options = DeviceConfig::default().progress(Progress::Manual);
         let device = Device::with_stack(Box::new(network.stack(OURS)), options).expect("a device");
         let pd = device.alloc_pd().expect("a domain");
-        let cq = device.create_cq(256, CqOptions::default()).expect("a queue");
+        let cq = device.create_cq(256, CqConfig::default()).expect("a queue");
         let port =
             DatagramPort::bind(&device, &[SocketAddr::new(OURS, 0)], cq.shard(), 4096).expect("a port");
         let init = QpInit::new(&cq, &cq).signal_all(true);

@@ -4,8 +4,8 @@
 use uiw_ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
 use uiw_mpa::MAX_ULPDU;
 use uiw_rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Inbound,
-    Opcode, Quoted, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header, tagged_header,
+    AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Opcode,
+    Quoted, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header, tagged_header,
     untagged_header,
 };
 
@@ -127,12 +127,12 @@ impl Receiver {
         // Only the reserved bits are lost.
         assert_eq!((again[0], &again[1..]), (ulpdu[0] & 0xC3, &ulpdu[1..header_len]));
         let ended = self.stream.terminated();
-        let inbound = self.stream.admit(&header)?;
+        let opcode = self.stream.admit(&header)?;
         assert!(!ended, "nothing comes after a Terminate");
         let payload = &ulpdu[header_len..];
         assert_eq!(
             matches!(header, Header::Tagged(_)),
-            matches!(inbound, Inbound::Write | Inbound::ReadResponse)
+            matches!(opcode, Opcode::Write | Opcode::ReadResponse)
         );
         self.allowed(header.rsvd_ulp());
         let Header::Untagged(untagged) = header else { return Ok(()) };
@@ -156,7 +156,7 @@ impl Receiver {
         assert!(message == &*self.sent[qn], "a message is what was sent");
         self.sent[qn].clear();
         let message = message.to_vec();
-        deliver(inbound, &message)
+        deliver(opcode, &message)
     }
 
     /// Versions, opcodes and extensions, read afresh from the control byte.
@@ -203,14 +203,16 @@ fn bend(header: &mut Header, input: &mut Input<'_>) {
 }
 
 /// Reads a whole message, and puts it together again.
-fn deliver(inbound: Inbound, message: &[u8]) -> Result<(), Fault> {
-    match inbound {
-        Inbound::ReadRequest => assert_eq!(ReadRequest::parse(message)?.emit(), *message),
-        Inbound::AtomicRequest => atomic(AtomicRequest::parse(message)?, message),
-        Inbound::AtomicResponse => assert_eq!(AtomicResponse::parse(message)?.emit(), *message),
-        Inbound::Immediate { .. } => assert_eq!(ImmediateData::parse(message)?.emit(), *message),
-        Inbound::Terminate => terminate(message),
-        Inbound::Write | Inbound::ReadResponse | Inbound::Send { .. } => {}
+fn deliver(opcode: Opcode, message: &[u8]) -> Result<(), Fault> {
+    match opcode {
+        Opcode::ReadRequest => assert_eq!(ReadRequest::parse(message)?.emit(), *message),
+        Opcode::AtomicRequest => atomic(AtomicRequest::parse(message)?, message),
+        Opcode::AtomicResponse => assert_eq!(AtomicResponse::parse(message)?.emit(), *message),
+        Opcode::Immediate | Opcode::ImmediateSe => {
+            assert_eq!(ImmediateData::parse(message)?.emit(), *message)
+        }
+        Opcode::Terminate => terminate(message),
+        _ => {}
     }
     Ok(())
 }

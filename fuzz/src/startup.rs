@@ -1,7 +1,8 @@
 //! MPA's start-up: frames right and wrong at either role, and dialogues between two of ours.
 
 use uiw_mpa::startup::{
-    Config, Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds, StartupError, StartupRefusal,
+    Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds, StartupConfig, StartupError,
+    StartupRefusal,
 };
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind, HEADER_LEN, MAX_PRIVATE_DATA, NOT_NEGOTIATED};
 
@@ -23,7 +24,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-fn config(input: &mut Input<'_>) -> Config {
+fn config(input: &mut Input<'_>) -> StartupConfig {
     let bits = input.u8();
     let kinds = input.u8();
     let mut depth = || match input.u8() {
@@ -32,7 +33,7 @@ fn config(input: &mut Input<'_>) -> Config {
         253 => 0x4000,
         other => other.into(),
     };
-    Config {
+    StartupConfig {
         revision: if bits & 1 == 0 { Revision::Two } else { Revision::One },
         crc: bits & 2 == 0,
         want_markers: bits & 4 != 0,
@@ -131,7 +132,7 @@ fn check_prefixes<T: PartialEq + std::fmt::Debug>(
     whole.ok().flatten()
 }
 
-fn request(limits: &Config, config: &Config, input: &mut Input<'_>) {
+fn request(limits: &StartupConfig, config: &StartupConfig, input: &mut Input<'_>) {
     let bytes = bytes(FrameKind::Request, input);
     check_frame(&bytes);
     let mut responder = Responder::new(limits.clone());
@@ -163,7 +164,7 @@ fn check_reply(request: &[u8], reply: &[u8]) {
     assert_eq!(reply[16] & 0x10 != 0, enhanced);
 }
 
-fn reply(config: &Config, input: &mut Input<'_>) {
+fn reply(config: &StartupConfig, input: &mut Input<'_>) {
     let Ok(initiator) = Initiator::new(config.clone(), &vec![3; input.below(600)]) else { return };
     check_frame(&initiator.request());
     let kind = if input.u8() == 255 { FrameKind::Request } else { FrameKind::Reply };
@@ -188,7 +189,7 @@ fn reply(config: &Config, input: &mut Input<'_>) {
 }
 
 /// Two of ours: what they agree on is the same at both ends.
-fn dialogue(one: &Config, two: &Config, input: &mut Input<'_>) {
+fn dialogue(one: &StartupConfig, two: &StartupConfig, input: &mut Input<'_>) {
     let Ok(initiator) = Initiator::new(one.clone(), &vec![1; input.below(513)]) else { return };
     let bytes = initiator.request();
     let mut responder = Responder::new(two.clone());

@@ -12,7 +12,8 @@ use uiw_mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrK
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_stream::{
-    CapabilityExchange, Config, Event, FpduSize, Op, Piece, Remote, StableTx, Stream, Time, Transmit,
+    CapabilityExchange, Event, FpduSize, Op, Piece, RdmapConfig, RdmapStream, Remote, StableTx, Time,
+    Transmit,
 };
 
 use crate::input::Input;
@@ -28,9 +29,9 @@ const SINK: STag = STag(0x51_4B00);
 
 /// A stream, its host, and the peer at the other end of the wire.
 struct Run {
-    stream: Stream<Vec<u8>>,
+    stream: RdmapStream<Vec<u8>>,
     host: TestHost,
-    config: Config,
+    config: RdmapConfig,
     now: Time,
     /// Bytes that came and were not taken.
     unread: Vec<u8>,
@@ -66,14 +67,14 @@ pub fn run(data: &[u8]) {
     host.may_invalidate = (0..=255).step_by(2).map(STag).collect();
     let (stream, initiator, responder) = match input.below(8) {
         0..4 => {
-            let Ok(stream) = Stream::connect(config.clone(), b"fuzz", SINK, 1, now) else { return };
+            let Ok(stream) = RdmapStream::connect(config.clone(), b"fuzz", SINK, 1, now) else { return };
             (stream, None, Some(Responder::new(theirs.startup.clone())))
         }
         4..7 => {
             let initiator = Initiator::new(theirs.startup.clone(), b"").ok();
-            (Stream::listen(config.clone(), SINK, now), initiator, None)
+            (RdmapStream::listen(config.clone(), SINK, now), initiator, None)
         }
-        _ => (Stream::loopback(config.clone(), SINK, now), None, None),
+        _ => (RdmapStream::loopback(config.clone(), SINK, now), None, None),
     };
     let peer = Peer { initiator, responder, negotiated: None, fpdu: FpduTx::new(true, false), msn: [1; 4] };
     let mut run = Run {
@@ -107,10 +108,10 @@ pub fn run(data: &[u8]) {
     run.finish(&mut input);
 }
 
-fn config(input: &mut Input<'_>) -> Config {
+fn config(input: &mut Input<'_>) -> RdmapConfig {
     let bits = input.u8();
     let kinds = input.u8();
-    let mut config = Config::default();
+    let mut config = RdmapConfig::default();
     let startup = &mut config.startup;
     startup.revision = if bits & 1 == 0 { Revision::Two } else { Revision::One };
     startup.crc = bits & 2 == 0;
@@ -132,7 +133,7 @@ fn config(input: &mut Input<'_>) -> Config {
 
 impl Run {
     /// The peer's half of a start-up as it should be.
-    fn start_up(&mut self, theirs: &Config, input: &mut Input<'_>) {
+    fn start_up(&mut self, theirs: &RdmapConfig, input: &mut Input<'_>) {
         if let Some(initiator) = self.peer.initiator.take() {
             let request = initiator.request();
             self.arrive(&request, input);

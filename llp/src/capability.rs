@@ -4,16 +4,6 @@ use std::fmt;
 use std::fs;
 
 /// A capability that a stack needs.
-///
-/// ```
-/// use uiw_llp::capability::Capability;
-/// let line = match Capability::missing(&Capability::XDP) {
-///     None => "AF_XDP can be used".to_owned(),
-///     Some(names) => format!("{names}: missing"),
-/// };
-/// assert_eq!(line.ends_with("missing"), !Capability::XDP.iter().all(|one| one.is_held()));
-/// assert_eq!(Capability::NetRaw.to_string(), "CAP_NET_RAW");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
     /// XDP programs on interfaces.
@@ -81,13 +71,6 @@ fn effective() -> u64 {
 }
 
 /// Why a stack that needs `needed` was refused, and what would help.
-///
-/// ```
-/// use uiw_llp::capability::{Capability, refusal};
-/// let (reason, hint) = refusal(&[Capability::NetRaw]);
-/// assert_eq!(reason.starts_with("CAP_NET_RAW"), !Capability::NetRaw.is_held());
-/// assert!(hint.starts_with("run as root"));
-/// ```
 #[must_use]
 pub fn refusal(needed: &[Capability]) -> (String, &'static str) {
     match Capability::missing(needed) {

@@ -35,17 +35,13 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    DatagramSocket, Event, Stack, Stream, Token,
+    DatagramSocket, Event, Token, TransportStack, TransportStream,
     wrap::{Origin, StackHooks, WrappedStack, WrappedStream},
 };
 pub use file::{PcapFile, PcapFileError};
 use stream::CaptureStream;
 
 /// How long a packet may wait in memory for others.
-///
-/// ```
-/// assert!(uiw_llp::capture::FLUSH_AFTER < std::time::Duration::from_secs(1));
-/// ```
 pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 
 /// A pcapng file that is being written. It is flushed in good time, when a stream ends and when the last user drops it.
@@ -53,13 +49,13 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// ```
 /// use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
 /// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{Stack, StreamOptions, Token};
+/// use uiw_llp::{StackExtensions, TransportConfig, Token};
 /// use std::sync::Arc;
 ///
 /// let path = std::env::temp_dir().join(format!("uiw-sink-{}.pcapng", std::process::id()));
 /// let sink = PcapSink::create(PcapFile::new(&path))?;
 /// let mut stack = CaptureStack::new(Box::new(TcpStack::new()?), Arc::clone(&sink), "client");
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
+/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 /// while !stream.connect_result()? {}
 /// stream.send(&[uiw_mem::IoVec::from(&b"MPA ID Req Frame"[..])])?;
 /// sink.flush()?;
@@ -271,41 +267,9 @@ impl fmt::Debug for PcapSink {
 }
 
 /// A stack whose streams are captured.
-///
-/// ```
-/// use uiw_llp::capture::{CaptureStack, PcapSink};
-/// use uiw_llp::sim::Network;
-/// use std::net::Ipv4Addr;
-/// use std::sync::Arc;
-///
-/// // One file for both ends, each an interface of its own.
-/// let sink = PcapSink::new(Box::new(std::io::sink()))?;
-/// let network = Network::new(1);
-/// let stack = |last, name| {
-///     let inner = network.stack(Ipv4Addr::new(10, 0, 0, last));
-///     CaptureStack::new(Box::new(inner), Arc::clone(&sink), name)
-/// };
-/// let ends = [stack(1, "client"), stack(2, "server")];
-/// assert_eq!(Arc::strong_count(&sink), 1 + ends.len());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub type CaptureStack = WrappedStack<CaptureHooks>;
 
 /// Where the streams of a [`CaptureStack`] write to, and their clock.
-///
-/// ```
-/// use uiw_llp::capture::{CaptureHooks, CaptureStack, PcapSink};
-/// use uiw_llp::{sim::Network, wrap::WrappedStack};
-/// # use std::{net::Ipv4Addr, sync::Arc};
-/// let inner = Box::new(Network::new(1).stack(Ipv4Addr::LOCALHOST));
-/// let sink = PcapSink::new(Box::new(std::io::sink()))?;
-/// let WrappedStack { hooks, .. } = CaptureStack::new(inner, Arc::clone(&sink), "server");
-/// // Another inner stack can write as the same interface.
-/// let other = Box::new(Network::new(2).stack(Ipv4Addr::LOCALHOST));
-/// let stack: WrappedStack<CaptureHooks> = WrappedStack { inner: other, hooks };
-/// # drop(stack);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 pub struct CaptureHooks {
     sink: Arc<PcapSink>,
@@ -316,7 +280,7 @@ pub struct CaptureHooks {
 
 impl CaptureStack {
     /// Captures to `sink`, as the interface `name`; so do its shards, for which the lock of the sink is the one they share.
-    pub fn new(inner: Box<dyn Stack>, sink: Arc<PcapSink>, name: &str) -> Self {
+    pub fn new(inner: Box<dyn TransportStack>, sink: Arc<PcapSink>, name: &str) -> Self {
         let interface = sink.interface(name);
         let hooks = CaptureHooks::new(&*inner, sink, interface);
         Self { inner, hooks }
@@ -324,7 +288,7 @@ impl CaptureStack {
 }
 
 impl CaptureHooks {
-    fn new(inner: &dyn Stack, sink: Arc<PcapSink>, interface: u32) -> Self {
+    fn new(inner: &dyn TransportStack, sink: Arc<PcapSink>, interface: u32) -> Self {
         // Without a descriptor to wait for, a stack lives in a time of its own.
         let own_clock = inner.wait_fd().is_none().then(|| Arc::new(Mutex::new(inner.now())));
         Self { sink, interface, own_clock }
@@ -335,7 +299,7 @@ impl CaptureHooks {
         if self.own_clock.is_some() { None } else { self.sink.due() }
     }
 
-    fn set_clock(&self, inner: &dyn Stack) {
+    fn set_clock(&self, inner: &dyn TransportStack) {
         if let Some(clock) = &self.own_clock {
             *clock.lock() = inner.now();
         }
@@ -350,7 +314,7 @@ impl CaptureHooks {
 impl StackHooks for CaptureHooks {
     type Stream = CaptureStream;
 
-    fn stream(&self, inner: &dyn Stream, origin: Origin, _token: Token) -> CaptureStream {
+    fn stream(&self, inner: &dyn TransportStream, origin: Origin, _token: Token) -> CaptureStream {
         CaptureStream::new(inner, self.clone(), origin)
     }
 
@@ -358,15 +322,15 @@ impl StackHooks for CaptureHooks {
         Box::new(datagram::CaptureDatagrams::new(inner, self.clone()))
     }
 
-    fn shard(&self, inner: &dyn Stack) -> Self {
+    fn shard(&self, inner: &dyn TransportStack) -> Self {
         Self::new(inner, Arc::clone(&self.sink), self.interface)
     }
 
-    fn before_connect(&mut self, inner: &dyn Stack) {
+    fn before_connect(&mut self, inner: &dyn TransportStack) {
         self.set_clock(inner);
     }
 
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         self.set_clock(inner);
         if self.flush_due().is_some_and(|at| at <= Instant::now()) {
             // An error stays with the sink.
@@ -375,16 +339,21 @@ impl StackHooks for CaptureHooks {
         inner.poll(events)
     }
 
-    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+    fn deadline(&self, inner: &dyn TransportStack) -> Option<Instant> {
         inner.deadline().into_iter().chain(self.flush_due()).min()
     }
 
-    fn now(&self, inner: &dyn Stack) -> Instant {
+    fn now(&self, inner: &dyn TransportStack) -> Instant {
         self.set_clock(inner);
         inner.now()
     }
 
-    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
         let stream = WrappedStream::<CaptureStream>::of(&mut **stream)?;
         inner.adopt(&mut stream.inner, token)?;
         stream.hooks.shared = self.clone();

@@ -26,16 +26,6 @@ fn read_ns(clock: libc::clockid_t) -> u64 {
 }
 
 /// The system's clock, or one that moves only by explicit calls. A clone is the same clock.
-///
-/// ```
-/// use std::time::Duration;
-/// use uiw_llp::Clock;
-/// let clock = Clock::virtual_time();
-/// let (start, same) = (clock.now(), clock.clone());
-/// same.advance(Duration::from_secs(3600));
-/// assert_eq!(clock.now() - start, Duration::from_secs(3600));
-/// assert!(!Clock::system().is_virtual());
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<Virtual>>);
 

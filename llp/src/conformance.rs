@@ -1,4 +1,4 @@
-//! Checks for implementers of [`Stack`]: everything that the documentation of the traits promises to the engine, as named checks
+//! Checks for implementers of [`TransportStack`]: everything that the documentation of the traits promises to the engine, as named checks
 //! that run against any stack.
 //!
 //! A check gets [`Peers`] from the caller: two new stacks that reach each other, with their addresses. The kit makes listeners and
@@ -19,7 +19,7 @@
 //! assert!(report.is_conforming(), "{report}");
 //! ```
 //!
-//! Unless a clock was given, the kit sleeps as the engine does: in [`Stack::wait_fd`], until [`Stack::deadline`]. A stack that misses a
+//! Unless a clock was given, the kit sleeps as the engine does: in [`StackExtensions::wait_fd`], until [`TransportStack::deadline`]. A stack that misses a
 //! wake-up fails the check that waits for it, and the failure says that a poll without any news would have helped.
 //!
 //! The kit takes for granted that a new connection has room for 4,096 unread bytes. What is optional (a stream to itself, peeking, shards, datagrams, a descriptor) is checked where it is offered; otherwise the check ends as
@@ -39,7 +39,7 @@ mod shards;
 mod transfer;
 mod wake_ups;
 
-use crate::Stack;
+use crate::TransportStack;
 use session::Session;
 use std::fmt;
 use std::io;
@@ -47,25 +47,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// Two stacks that reach each other. The second one is listened on, mostly.
-///
-/// ```
-/// use uiw_llp::conformance::{self, Outcome, Peers};
-/// use uiw_llp::tcp::TcpStack;
-/// use std::net::Ipv4Addr;
-/// use std::time::Duration;
-///
-/// // Two stacks of one kernel share its ports.
-/// let peers = || -> std::io::Result<Peers> {
-///     let host = Ipv4Addr::LOCALHOST;
-///     let peers = Peers::new((TcpStack::new()?, host), (TcpStack::new()?, host));
-///     Ok(peers.with_timeout(Duration::from_secs(10)))
-/// };
-/// let first = conformance::checks().next().unwrap();
-/// assert_eq!(first.run(peers()?), Outcome::Passed);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub struct Peers {
-    stacks: [Box<dyn Stack>; 2],
+    stacks: [Box<dyn TransportStack>; 2],
     ips: [IpAddr; 2],
     advance: Option<Advance>,
     timeout: Duration,
@@ -79,8 +62,8 @@ impl Peers {
     /// their ports as two stacks of one kernel do.
     pub fn new<A, B>(client: (A, impl Into<IpAddr>), server: (B, impl Into<IpAddr>)) -> Self
     where
-        A: Stack + 'static,
-        B: Stack + 'static,
+        A: TransportStack + 'static,
+        B: TransportStack + 'static,
     {
         Self {
             stacks: [Box::new(client.0), Box::new(server.0)],
@@ -114,14 +97,6 @@ impl fmt::Debug for Peers {
 }
 
 /// One promise, and the function that checks it.
-///
-/// ```
-/// use uiw_llp::conformance;
-/// let mut names: Vec<_> = conformance::checks().map(|check| check.name()).collect();
-/// names.sort_unstable();
-/// assert!(names.contains(&"refused"));
-/// assert!(names.windows(2).all(|two| two[0] != two[1]));
-/// ```
 #[derive(Clone, Copy)]
 pub struct Check {
     name: &'static str,
@@ -170,16 +145,6 @@ impl fmt::Debug for Check {
 }
 
 /// How a check ended.
-///
-/// ```
-/// use uiw_llp::conformance::Outcome;
-/// let line = |outcome| match outcome {
-///     Outcome::Passed => "ok".to_owned(),
-///     Outcome::NotOffered(what) => format!("skipped: {what}"),
-///     Outcome::Failed(why) => format!("FAILED: {why}"),
-/// };
-/// assert_eq!(line(Outcome::NotOffered("datagrams")), "skipped: datagrams");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The promise is kept.
@@ -215,14 +180,6 @@ macro_rules! ensure {
 use ensure;
 
 /// Every check, in an order in which the first one that fails is the one to look at.
-///
-/// ```
-/// use uiw_llp::conformance;
-/// for check in conformance::checks() {
-///     println!("{}: {}", check.name(), check.promise());
-/// }
-/// assert!(conformance::checks().count() > 40);
-/// ```
 pub fn checks() -> impl Iterator<Item = &'static Check> {
     [
         addresses::CHECKS,
@@ -240,14 +197,6 @@ pub fn checks() -> impl Iterator<Item = &'static Check> {
 }
 
 /// Runs every check, each on the stacks of another call of `peers`.
-///
-/// ```
-/// use uiw_llp::conformance;
-/// // Without stacks every check fails, with the reason.
-/// let report = conformance::run(|| Err(std::io::ErrorKind::Unsupported.into()));
-/// assert_eq!(report.failed().count(), conformance::checks().count());
-/// assert!(report.to_string().contains("no stacks to check"));
-/// ```
 pub fn run(mut peers: impl FnMut() -> io::Result<Peers>) -> Report {
     let outcome = |check: &'static Check| match peers() {
         Ok(peers) => (check, check.run(peers)),
@@ -257,20 +206,6 @@ pub fn run(mut peers: impl FnMut() -> io::Result<Peers>) -> Report {
 }
 
 /// How all checks ended. Displayed, it names those that failed and those that are not offered.
-///
-/// ```
-/// use uiw_llp::conformance::{self, Peers};
-/// use uiw_llp::sim::Network;
-/// use std::net::Ipv4Addr;
-///
-/// let report = conformance::run(|| {
-///     let network = Network::new(1);
-///     let end = |last| (network.stack(Ipv4Addr::new(10, 0, 0, last)), Ipv4Addr::new(10, 0, 0, last));
-///     Ok(Peers::new(end(1), end(2)).with_clock(move |_| _ = network.step()))
-/// });
-/// assert_eq!(report.failed().count(), 0);
-/// println!("{report}");
-/// ```
 #[derive(Clone, Debug)]
 pub struct Report {
     outcomes: Vec<(&'static Check, Outcome)>,

@@ -1,4 +1,4 @@
-//! Datagrams: UDP sockets beside the byte streams of a [`Stack`](crate::Stack).
+//! Datagrams: UDP sockets beside the byte streams of a [`TransportStack`](crate::TransportStack).
 
 use crate::Interest;
 use std::any::Any;
@@ -8,20 +8,6 @@ use std::num::NonZeroU8;
 use std::ops::Range;
 
 /// Datagrams to be sent: the next `count` pieces of the buffer, of `len` bytes each.
-///
-/// ```
-/// use std::num::NonZeroU8;
-/// use uiw_llp::Outgoing;
-/// let peer = "192.0.2.1:4791".parse().unwrap();
-/// // Three datagrams, which lie in the buffer one behind the other.
-/// let bytes = b"firstthirdsecond";
-/// let datagrams = [
-///     Outgoing { count: 2, ..Outgoing::new(peer, 5) },
-///     Outgoing { hop_limit: NonZeroU8::new(2), ..Outgoing::new(peer, 6) },
-/// ];
-/// let sent: Vec<_> = Outgoing::each(&datagrams, bytes).map(|(_, datagram)| datagram).collect();
-/// assert_eq!(sent, [&b"first"[..], b"third", b"second"]);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outgoing {
     /// Where to.
@@ -43,12 +29,6 @@ impl Outgoing {
 
     /// Each datagram of `datagrams`, which lie in `bytes` one behind the other.
     ///
-    /// ```
-    /// use uiw_llp::Outgoing;
-    /// let to = Outgoing { count: 2, ..Outgoing::new("192.0.2.1:4791".parse().unwrap(), 3) };
-    /// assert!(Outgoing::each(&[to], b"onetwo").eq([(&to, &b"one"[..]), (&to, b"two")]));
-    /// ```
-    ///
     /// # Panics
     /// The iterator panics where `bytes` is shorter than the datagrams.
     pub fn each<'a>(datagrams: &'a [Self], bytes: &'a [u8]) -> impl Iterator<Item = (&'a Self, &'a [u8])> {
@@ -63,21 +43,6 @@ impl Outgoing {
 
 /// Datagrams that were received from one sender: they lie in the buffer one behind the other, have `len` bytes each, and the last one may have
 /// fewer.
-///
-/// ```
-/// use uiw_llp::{Incoming, Stack, Token, sim::Network};
-/// let peer = "192.0.2.1:4791".parse().unwrap();
-/// let run = Incoming { peer, bytes: 10..25, len: 6 };
-/// assert!(run.each().eq([10..16, 16..22, 22..25]));
-/// assert!(Incoming::one(peer, 3..3).each().eq([3..3]), "a datagram may have no bytes");
-///
-/// let mut stack = Network::new(1).stack([10, 0, 0, 1]);
-/// let mut socket = stack.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
-/// let (mut buffer, mut datagrams) = (vec![0; uiw_llp::DATAGRAM_BUFFER], Vec::<Incoming>::new());
-/// let nothing = socket.recv(&mut buffer, &mut datagrams).unwrap_err();
-/// assert_eq!((nothing.kind(), datagrams.len()), (std::io::ErrorKind::WouldBlock, 0));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming {
     /// Where from.
@@ -106,18 +71,8 @@ impl Incoming {
 }
 
 /// What a socket is bound for.
-///
-/// ```
-/// use uiw_llp::{DatagramOptions, Stack, Token, tcp::TcpStack};
-/// // A member of a group, at the interface with this address.
-/// let options = DatagramOptions { member: Some([127, 0, 0, 1].into()), ..DatagramOptions::default() };
-/// let mut stack = TcpStack::new()?;
-/// let member = stack.bind_datagrams(([239, 1, 2, 3], 0).into(), &options, Token(0))?;
-/// assert!(member.local_addr().ip().is_multicast());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct DatagramOptions {
+pub struct DatagramConfig {
     /// At a multicast address: the address of the interface at which the group is joined. At any other address: without meaning.
     pub member: Option<IpAddr>,
     /// The index of that interface, where the address alone does not name it (IPv6).
@@ -127,7 +82,7 @@ pub struct DatagramOptions {
 /// Bytes of the buffer that a stack fills with one datagram, or with several of one sender at a time.
 pub const DATAGRAM_BUFFER: usize = 1 << 16;
 
-/// A UDP socket, made by [`Stack::bind_datagrams`](crate::Stack::bind_datagrams). To drop it closes it.
+/// A UDP socket, made by [`StackExtensions::bind_datagrams`](crate::StackExtensions::bind_datagrams). To drop it closes it.
 ///
 /// Datagrams are never fragmented. A socket bound to a multicast address receives what is sent to that group at its port, together with
 /// every other such socket, and nothing else; it does not send. Other sockets also send to groups: through the interface of their
@@ -136,7 +91,7 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// A new socket has [`Interest::NONE`].
 ///
 /// ```
-/// use uiw_llp::{DATAGRAM_BUFFER, Outgoing, Stack, Token, sim::Network};
+/// use uiw_llp::{DATAGRAM_BUFFER, Outgoing, StackExtensions, Token, sim::Network};
 /// let network = Network::new(1);
 /// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
 /// let mut from = one.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
@@ -166,7 +121,7 @@ pub trait DatagramSocket: Any + Send {
     /// `WouldBlock`: there is none.
     fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()>;
 
-    /// Says what to be woken for, as [`Stream::set_interest`](crate::Stream::set_interest).
+    /// Says what to be woken for, as [`TransportStream::set_interest`](crate::TransportStream::set_interest).
     ///
     /// # Errors
     /// The system's.

@@ -15,7 +15,7 @@ use uiw_mem::{IoVec, IoVecMut};
 
 pub use crate::sim::Split;
 use crate::{
-    Event, Interest, Stack, Stream, Token, attached_stream, no_bytes,
+    Event, Interest, Token, TransportStack, TransportStream, attached_stream, no_bytes,
     sim::Random,
     wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream},
 };
@@ -25,11 +25,11 @@ use crate::{
 /// ```
 /// use uiw_llp::fault::{FaultStack, Faults};
 /// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{Stack, StreamOptions, Token};
+/// use uiw_llp::{StackExtensions, TransportConfig, Token};
 ///
 /// let faults = Faults { cut_sent: Some(3), ..Faults::default() };
 /// let mut stack = FaultStack::new(Box::new(TcpStack::new()?), 1, faults);
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
+/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 /// while !stream.connect_result()? {}
 /// let bytes = [uiw_mem::IoVec::from(&b"four"[..])];
 /// assert_eq!(stream.send(&bytes)?, 3);
@@ -58,22 +58,6 @@ pub struct Faults {
 }
 
 /// Changes one byte.
-///
-/// ```
-/// use uiw_llp::fault::{FaultStack, Faults, Flip};
-/// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{Stack, StreamOptions, Token};
-///
-/// let faults = Faults { flip_sent: vec![Flip { byte: 0, mask: 0x20 }], ..Faults::default() };
-/// let mut stack = FaultStack::new(Box::new(TcpStack::new()?), 1, faults);
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
-/// while !stream.connect_result()? {}
-/// assert_eq!(stream.send(&[uiw_mem::IoVec::from(&b"a"[..])])?, 1);
-/// let mut byte = [0];
-/// while stream.recv(&mut [uiw_mem::IoVecMut::from(&mut byte[..])]).is_err() {}
-/// assert_eq!(byte, *b"A");
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flip {
     /// Its position.
@@ -83,33 +67,9 @@ pub struct Flip {
 }
 
 /// A stack whose streams have faults.
-///
-/// ```
-/// use uiw_llp::fault::{FaultStack, Faults, Split};
-/// use uiw_llp::{tcp::TcpStack, wrap::Origin};
-///
-/// // Accepted streams receive one byte a call, the others have no faults.
-/// let stack = FaultStack::with(Box::new(TcpStack::new()?), 1, |origin, _number| match origin {
-///     Origin::Accepted => Faults { recv_split: Split::Fixed(1), ..Faults::default() },
-///     _ => Faults::default(),
-/// });
-/// # drop(stack);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub type FaultStack = WrappedStack<FaultHooks>;
 
 /// What a [`FaultStack`], its listeners and its streams have in common.
-///
-/// ```
-/// use uiw_llp::fault::{FaultHooks, FaultStack, Faults};
-/// use uiw_llp::{tcp::TcpStack, wrap::WrappedStack};
-///
-/// let stack: WrappedStack<FaultHooks> = FaultStack::new(Box::new(TcpStack::new()?), 1, Faults::default());
-/// // The stack below, without the faults.
-/// let inner = stack.inner;
-/// assert!(inner.wait_fd().is_some());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone)]
 pub struct FaultHooks {
     plan: Arc<Mutex<Plan>>,
@@ -133,14 +93,14 @@ struct ShardState {
 
 impl FaultStack {
     /// All streams have these faults; random choices follow from `seed`.
-    pub fn new(inner: Box<dyn Stack>, seed: u64, faults: Faults) -> Self {
+    pub fn new(inner: Box<dyn TransportStack>, seed: u64, faults: Faults) -> Self {
         Self::with(inner, seed, move |_, _| faults.clone())
     }
 
     /// Each stream has the faults that `plan` says, given its origin and its number (from 0). The streams of all shards are counted
     /// together.
     pub fn with(
-        inner: Box<dyn Stack>,
+        inner: Box<dyn TransportStack>,
         seed: u64,
         plan: impl FnMut(Origin, u64) -> Faults + Send + 'static,
     ) -> Self {
@@ -169,7 +129,7 @@ impl fmt::Debug for FaultHooks {
 impl StackHooks for FaultHooks {
     type Stream = FaultStream;
 
-    fn stream(&self, _inner: &dyn Stream, origin: Origin, token: Token) -> FaultStream {
+    fn stream(&self, _inner: &dyn TransportStream, origin: Origin, token: Token) -> FaultStream {
         let mut plan = self.plan.lock();
         let number = plan.streams;
         plan.streams += 1;
@@ -187,22 +147,27 @@ impl StackHooks for FaultHooks {
         }
     }
 
-    fn shard(&self, _inner: &dyn Stack) -> Self {
+    fn shard(&self, _inner: &dyn TransportStack) -> Self {
         Self::next(&self.plan)
     }
 
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         inner.poll(events)?;
         let shard = self.shard.lock();
         events.extend(shard.cut.iter().map(|&token| Event { token, readable: true, writable: true }));
         Ok(())
     }
 
-    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+    fn deadline(&self, inner: &dyn TransportStack) -> Option<Instant> {
         if self.shard.lock().cut.is_empty() { inner.deadline() } else { Some(inner.now()) }
     }
 
-    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
         let WrappedStream { inner: stream, hooks: faulty } = WrappedStream::<FaultStream>::of(&mut **stream)?;
         if !faulty.detached && faulty.end != Some(End::Aborted) {
             return Err(attached_stream());
@@ -219,21 +184,6 @@ impl StackHooks for FaultHooks {
 }
 
 /// The state of a stream of a [`FaultStack`].
-///
-/// ```
-/// use uiw_llp::fault::{FaultStack, FaultStream, Faults};
-/// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token, wrap::WrappedStream};
-///
-/// fn may_be_faulty(stream: &mut dyn Stream) -> bool {
-///     stream.downcast_mut::<WrappedStream<FaultStream>>().is_some()
-/// }
-/// let (any, options) = (([127, 0, 0, 1], 0).into(), StreamOptions::default());
-/// let mut faulty = FaultStack::new(Box::new(TcpStack::new()?), 1, Faults::default());
-/// assert!(may_be_faulty(&mut *faulty.connect_self(any, &options, Token(1))?));
-/// assert!(!may_be_faulty(&mut *TcpStack::new()?.connect_self(any, &options, Token(1))?));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct FaultStream {
     token: Token,
@@ -266,7 +216,7 @@ impl FaultStream {
         split.next(&mut self.shared.shard.lock().random)
     }
 
-    fn cut(&mut self, inner: &mut dyn Stream) {
+    fn cut(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
         self.end = Some(End::Cut);
         self.shared.shard.lock().cut.insert(self.token);
@@ -280,7 +230,7 @@ impl FaultStream {
     }
 
     /// Faults that stand right behind the bytes sent and received so far.
-    fn apply_position(&mut self, inner: &mut dyn Stream) {
+    fn apply_position(&mut self, inner: &mut dyn TransportStream) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
         if matches!(self.end, None | Some(End::Fin))
             && (reached(self.faults.cut_sent, self.sent) || reached(self.faults.cut_received, self.received))
@@ -310,7 +260,7 @@ fn first<'a>(bufs: &[IoVec<'a>], mut len: usize) -> Vec<IoVec<'a>> {
 }
 
 impl StreamHooks for FaultStream {
-    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.apply_position(inner);
         match self.end {
             Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -344,7 +294,7 @@ impl StreamHooks for FaultStream {
         Ok(sent)
     }
 
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.apply_position(inner);
         match self.end {
             Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -377,15 +327,15 @@ impl StreamHooks for FaultStream {
         Ok(received)
     }
 
-    fn set_interest(&mut self, inner: &mut dyn Stream, interest: Interest) -> io::Result<()> {
+    fn set_interest(&mut self, inner: &mut dyn TransportStream, interest: Interest) -> io::Result<()> {
         if self.end == Some(End::Cut) { Ok(()) } else { inner.set_interest(interest) }
     }
 
-    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+    fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
         if self.end == Some(End::Cut) { Ok(true) } else { inner.connect_result() }
     }
 
-    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    fn shutdown(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         match self.end {
             Some(End::Cut) => Err(io::ErrorKind::NotConnected.into()),
             Some(End::Fin) => Ok(()),
@@ -393,7 +343,7 @@ impl StreamHooks for FaultStream {
         }
     }
 
-    fn detach(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         if self.end != Some(End::Cut) {
             // Of an aborted stream it says so.
             inner.detach()?;
@@ -403,13 +353,13 @@ impl StreamHooks for FaultStream {
         Ok(())
     }
 
-    fn abort(&mut self, inner: &mut dyn Stream) {
+    fn abort(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
         self.end = Some(End::Aborted);
         self.forget_cut();
     }
 
-    fn before_drop(&mut self, _inner: &mut dyn Stream) {
+    fn before_drop(&mut self, _inner: &mut dyn TransportStream) {
         self.forget_cut();
     }
 }

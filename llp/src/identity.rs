@@ -2,17 +2,7 @@
 
 use std::fmt;
 
-/// The verified identity of a peer. Only a stack that authenticates its peers has one: see [`crate::Stream::peer_identity`].
-///
-/// ```
-/// use uiw_llp::{Fingerprint, PeerIdentity};
-/// let key = PeerIdentity::PublicKey {
-///     name: "node1".into(),
-///     fingerprint: Fingerprint([0; 32]),
-///     options: String::new(),
-/// };
-/// assert!(key.to_string().starts_with("node1 (SHA256:AAAA"));
-/// ```
+/// The verified identity of a peer. Only a stack that authenticates its peers has one: see [`crate::StreamExtensions::peer_identity`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerIdentity {
@@ -51,12 +41,6 @@ impl fmt::Display for PeerIdentity {
 }
 
 /// A SHA-256 hash, displayed as OpenSSH displays those of keys: `SHA256:` and base64 without padding.
-///
-/// ```
-/// use uiw_llp::Fingerprint;
-/// let fingerprint = Fingerprint([0; 32]).to_string();
-/// assert!(fingerprint.starts_with("SHA256:AAAA"));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; 32]);
 

@@ -10,13 +10,6 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// A network interface.
-///
-/// ```
-/// use uiw_llp::Interface;
-/// let loopback = Interface::find("lo")?;
-/// assert!(loopback.is_loopback && Interface::all()?.contains(&loopback));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Its name.

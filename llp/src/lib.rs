@@ -1,6 +1,6 @@
 //! Lower-layer protocol: byte streams behind one trait.
 //!
-//! A [`Stack`] makes [`Listener`]s and [`Stream`]s and says which of them are ready. Nothing here blocks, starts a
+//! A [`TransportStack`] makes [`TransportListener`]s and [`TransportStream`]s and says which of them are ready. Nothing here blocks, starts a
 //! thread or parses a byte of MPA. Three stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
@@ -17,26 +17,26 @@
 //!
 //! * The engine calls a stack and its streams from the driving thread, one at a time, and never while a call lasts: state that
 //!   streams and stack share is best behind one mutex (`smol` does so). Nothing may block.
-//! * [`Stack::poll`] is level-triggered: what is ready is said again with every poll, for what [`Stream::set_interest`] asked for, and
-//!   errors always. While few streams are open the engine reads them without asking first, so [`Stream::recv`] on a stream without
+//! * [`TransportStack::poll`] is level-triggered: what is ready is said again with every poll, for what [`TransportStream::set_interest`] asked for, and
+//!   errors always. While few streams are open the engine reads them without asking first, so [`TransportStream::recv`] on a stream without
 //!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
-//! * [`Stack::wait_fd`] is readable whenever `poll` would report something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
+//! * [`StackExtensions::wait_fd`] is readable whenever `poll` would report something; a set (epoll) is a descriptor. [`TransportStack::deadline`] is for the
 //!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
 //!   asks `Device::deadline`.
-//! * The engine asks for [`Stack::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for those that it
-//!   names, of [`Listener::accept`] is only logged, and asked again: what has happened to a connection is reported by its stream, whose calls all end
+//! * The engine asks for [`StackExtensions::wait_fd`] once, in the beginning. An error of [`TransportStack::poll`] or, but for those that it
+//!   names, of [`TransportListener::accept`] is only logged, and asked again: what has happened to a connection is reported by its stream, whose calls all end
 //!   in that error from then on, and whose event says both readable and writable.
-//! * A [`Stream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`Stream::abort`] cuts. After
-//!   [`Stream::shutdown`] bytes still come in. Events of a token that does not exist any more are ignored.
+//! * A [`TransportStream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`TransportStream::abort`] cuts. After
+//!   [`TransportStream::shutdown`] bytes still come in. Events of a token that does not exist any more are ignored.
 //! * Options that a stack has no means for it ignores; values that it detects as wrong are an [`OptionError`].
-//! * [`Stream::send`] takes [`uiw_mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
+//! * [`TransportStream::send`] takes [`uiw_mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
 //!   copied out with [`uiw_mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
 //!   stack's: the memory may be used again.
-//! * A stack whose receive buffers are in the process offers [`Stream::peek`]: FPDUs are then verified where they lie.
-//! * A TCP that ends with its process implements [`Stack::drain`].
+//! * A stack whose receive buffers are in the process offers [`StreamExtensions::peek`]: FPDUs are then verified where they lie.
+//! * A TCP that ends with its process implements [`StackExtensions::drain`].
 //! * Feature `conformance`: the module `conformance` checks a stack for all of this.
-//! * Datagrams are optional: a stack with UDP implements [`Stack::bind_datagrams`] and [`DatagramSocket`].
-//! * A stack that several threads can drive at the same time implements [`Stack::shard`], [`Stream::detach`] and [`Stack::adopt`].
+//! * Datagrams are optional: a stack with UDP implements [`StackExtensions::bind_datagrams`] and [`DatagramSocket`].
+//! * A stack that several threads can drive at the same time implements [`StackExtensions::shard`], [`StreamExtensions::detach`] and [`StackExtensions::adopt`].
 //!   The defaults say that it cannot.
 //!
 //! `smol` is the example to read; `smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
@@ -79,57 +79,22 @@ use std::{
     net::SocketAddr,
     os::fd::{BorrowedFd, OwnedFd},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 pub use clock::{Clock, monotonic_ns, process_cpu_ns};
-pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
+pub use datagram::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Outgoing};
 pub use identity::{Fingerprint, PeerIdentity};
 pub use interface::{Interface, InterfaceAddresses, InterfaceChange, InterfaceMonitor};
-pub use options::{ListenOptions, Multipath, OptionError, StreamInfo, StreamOptions};
+pub use options::{ListenConfig, Multipath, OptionError, StreamChange, StreamInfo, TransportConfig};
 #[cfg(feature = "smoltcp")]
 pub use spec::{Spec, SpecError};
 
 /// Names a stream or a listener in [`Event`]s; chosen by the creator.
-///
-/// ```
-/// use uiw_llp::{Event, Stack, StreamOptions, Token, sim::Network};
-/// let network = Network::new(1);
-/// let mut stack = network.stack([10, 0, 0, 1]);
-/// let stream = stack.connect_self(([10, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(7))?;
-/// while network.step() {}
-/// let mut events = Vec::new();
-/// stack.poll(&mut events)?;
-/// assert!(events.iter().any(|event| event.token == Token(7) && event.writable));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
 
 /// The events that a stream is woken for.
-///
-/// ```
-/// use uiw_llp::{Interest, Stack, StreamOptions, Token};
-/// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
-/// # let network = Network::new(1);
-/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
-/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
-/// # while network.step() {}
-/// # let mut server = listener.accept(Token(2))?;
-/// client.set_interest(Interest::NONE)?;
-/// server.send(&[uiw_mem::IoVec::from(&b"text"[..])])?;
-/// while network.step() {}
-/// let mut events = Vec::new();
-/// a.poll(&mut events)?;
-/// assert!(events.is_empty());
-/// client.set_interest(Interest::READ)?;
-/// a.poll(&mut events)?;
-/// assert!(events[0].readable);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Interest {
     /// Bytes, the peer's FIN, or an error to be read.
@@ -150,26 +115,6 @@ impl Interest {
 }
 
 /// A stream or a listener is ready; it is said again with every poll as long as that is so.
-///
-/// ```
-/// use uiw_llp::{Event, Stack, StreamOptions, Token};
-/// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
-/// # let network = Network::new(1);
-/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
-/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
-/// # while network.step() {}
-/// # let mut server = listener.accept(Token(2))?;
-/// client.set_interest(uiw_llp::Interest::READ)?;
-/// server.send(&[uiw_mem::IoVec::from(&b"text"[..])])?;
-/// while network.step() {}
-/// let mut events = Vec::new();
-/// a.poll(&mut events)?;
-/// assert_eq!(events, [Event { token: Token(1), readable: true, writable: false }]);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Whose.
@@ -181,26 +126,6 @@ pub struct Event {
 }
 
 /// What a stream has received.
-///
-/// ```
-/// use uiw_llp::{Readable, Stack, StreamOptions, Token};
-/// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
-/// # let network = Network::new(1);
-/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
-/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
-/// # while network.step() {}
-/// # let mut server = listener.accept(Token(2))?;
-/// client.send(&[uiw_mem::IoVec::from(&b"text"[..])])?;
-/// while network.step() {}
-/// assert_eq!(server.readable(16)?, Some(Readable::Bytes(4)));
-/// client.shutdown()?;
-/// while network.step() {}
-/// assert_eq!(server.readable(16)?, Some(Readable::All));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readable {
     /// So many bytes; more may come.
@@ -211,18 +136,18 @@ pub enum Readable {
 
 /// One TCP connection, or something that behaves as one. To drop it closes it.
 ///
-/// A stream made by [`Stack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
+/// A stream made by [`TransportStack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
 ///
 /// ```
-/// use uiw_llp::{Stack, StreamOptions, Token};
+/// use uiw_llp::{TransportStack, TransportConfig, Token};
 /// use uiw_mem::{IoVec, IoVecMut};
 /// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
+/// # use uiw_llp::{ListenConfig, sim::Network};
 /// # let network = Network::new(1);
 /// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
 /// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// # let mut listener = b.listen((other, 7174).into(), &ListenConfig::default(), Token(0))?;
+/// # let mut client = a.connect(None, listener.local_addr(), &TransportConfig::default(), Token(1))?;
 /// # while network.step() {}
 /// # let mut server = listener.accept(Token(2))?;
 /// assert_eq!(client.send(&[IoVec::from(&b"good "[..]), IoVec::from(&b"day"[..])])?, 8);
@@ -235,7 +160,7 @@ pub enum Readable {
 /// assert_eq!(server.recv(&mut [IoVecMut::from(&mut bytes[..])])?, 0);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub trait Stream: Any + Send {
+pub trait TransportStream: StreamExtensions + Any + Send {
     /// Sends bytes from the front of `bufs`, as many as there is room for.
     ///
     /// # Errors
@@ -247,31 +172,8 @@ pub trait Stream: Any + Send {
     /// Receives into `bufs` what is there. `Ok(0)` is the peer's FIN.
     ///
     /// # Errors
-    /// As for [`Stream::send`].
+    /// As for [`TransportStream::send`].
     fn recv(&mut self, bufs: &mut [uiw_mem::IoVecMut<'_>]) -> io::Result<usize>;
-
-    /// Received bytes where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
-    /// without the copy that [`Stream::recv`] makes. Without any bytes it is the peer's FIN. `Ok(None)`, always the same for a
-    /// stream: it has no such memory.
-    ///
-    /// While the look lives, nothing but [`Stream::emss`] and the addresses may be asked of any stream of this stack.
-    ///
-    /// # Errors
-    /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
-    /// [`Rest::WaitForMore`].
-    fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
-        Ok(None)
-    }
-
-    /// What [`Stream::recv`] finds at least. Until it is asked again, the stack has room for `wanted` bytes and may report fewer than these
-    /// as not readable, unless they are all. `Ok(None)`, always the same for a stream: the stack cannot say, and `wanted` has no effect.
-    ///
-    /// # Errors
-    /// The system's.
-    fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
-        let _ = wanted;
-        Ok(None)
-    }
 
     /// Says what to be woken for. It is remembered; a system call is made only on a change.
     ///
@@ -302,32 +204,53 @@ pub trait Stream: Any + Send {
 
     /// The other end.
     fn peer_addr(&self) -> SocketAddr;
+}
+
+/// Optional abilities of a [`TransportStream`]. The defaults say that the stream has none of them.
+pub trait StreamExtensions {
+    /// Received bytes where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
+    /// without the copy that [`TransportStream::recv`] makes. Without any bytes it is the peer's FIN. `Ok(None)`, always the same for a
+    /// stream: it has no such memory.
+    ///
+    /// While the look lives, nothing but [`TransportStream::emss`] and the addresses may be asked of any stream of this stack.
+    ///
+    /// # Errors
+    /// As for [`TransportStream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
+    /// [`Rest::WaitForMore`].
+    fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
+        Ok(None)
+    }
+
+    /// What [`TransportStream::recv`] finds at least. Until it is asked again, the stack has room for `wanted` bytes and may report fewer than these
+    /// as not readable, unless they are all. `Ok(None)`, always the same for a stream: the stack cannot say, and `wanted` has no effect.
+    ///
+    /// # Errors
+    /// The system's.
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
+        let _ = wanted;
+        Ok(None)
+    }
 
     /// How the connection is doing.
-    fn info(&self) -> StreamInfo;
+    fn info(&self) -> StreamInfo {
+        StreamInfo::default()
+    }
 
-    /// Another congestion control from now on, by a name as in [`StreamOptions::congestion`]: a listener's streams have its choice,
-    /// and the acceptor may choose another. A stack without a choice ignores it.
+    /// Changes settings of an existing connection, such as those of an acceptor that differ from the listener's. A setting that the
+    /// stack has no means for is ignored.
     ///
     /// # Errors
-    /// `InvalidInput` with an [`OptionError`] when there is none of that name.
-    fn set_congestion(&mut self, _name: &str) -> io::Result<()> {
+    /// `InvalidInput` with an [`OptionError`] if there is no congestion control of that name. Otherwise the system's.
+    fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
+        let _ = change;
         Ok(())
     }
 
-    /// Another [`StreamOptions::dead_after`] from now on, for an acceptor that chooses another one than the listener.
-    ///
-    /// # Errors
-    /// The system's, where it refuses.
-    fn set_dead_after(&mut self, _after: Option<Duration>) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// Removes the stream from the event set of its stack, so that [`Stack::adopt`] of another shard can take it over. The connection
+    /// Removes the stream from the event set of its stack, so that [`StackExtensions::adopt`] of another shard can take it over. The connection
     /// stays as it is: received bytes, buffered bytes, the state of a connection attempt and the interest are kept. Afterwards no
-    /// [`Stack::poll`] reports the stream; a report that was made before may name its token.
+    /// [`TransportStack::poll`] reports the stream; a report that was made before may name its token.
     ///
-    /// Called by the thread that drives the stream's stack. Until the stream is adopted, only [`Stack::adopt`], [`Stream::abort`], the
+    /// Called by the thread that drives the stream's stack. Until the stream is adopted, only [`StackExtensions::adopt`], [`TransportStream::abort`], the
     /// addresses and drop may be used. To detach it again changes nothing.
     ///
     /// # Errors
@@ -338,7 +261,7 @@ pub trait Stream: Any + Send {
 
     /// Gives up the socket of the kernel that carries the bytes of this stream as they are. It is non-blocking, and what is sent and
     /// received over it does not pass through the stack any more. The stream has left the event set of its stack, and everything but
-    /// addresses answers `NotConnected`, as after [`Stream::abort`]; the connection stays as it is.
+    /// addresses answers `NotConnected`, as after [`TransportStream::abort`]; the connection stays as it is.
     ///
     /// # Errors
     /// `Unsupported`: there is no such socket, as the TCP is in this process or the bytes are encrypted; the stream stays as it was.
@@ -352,25 +275,20 @@ pub trait Stream: Any + Send {
         None
     }
 
-    /// The descriptor, where there is one.
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
+    /// The socket of the kernel that carries the bytes of this stream as they are ([`StreamExtensions::take_socket`]).
+    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
         None
-    }
-
-    /// Whether its TCP is the kernel's, which reports more of it by its addresses ([`sock_diag`]).
-    fn is_of_kernel(&self) -> bool {
-        self.fd().is_some()
     }
 }
 
-impl dyn Stream {
-    /// The stream as what it was made, for a [`Stack::adopt`] that must identify its own streams. `None`: it is another type.
-    pub fn downcast_mut<T: Stream>(&mut self) -> Option<&mut T> {
+impl dyn TransportStream {
+    /// The stream as what it was made, for a [`StackExtensions::adopt`] that must identify its own streams. `None`: it is another type.
+    pub fn downcast_mut<T: TransportStream>(&mut self) -> Option<&mut T> {
         (self as &mut dyn Any).downcast_mut()
     }
 }
 
-/// Received bytes in the memory of their stack: see [`Stream::peek`]. To drop it takes nothing.
+/// Received bytes in the memory of their stack: see [`StreamExtensions::peek`]. To drop it takes nothing.
 ///
 /// ```
 /// use uiw_llp::{RecvBuf, Rest};
@@ -401,7 +319,7 @@ pub trait RecvBuf {
     fn bytes(&mut self) -> &mut [u8];
 
     /// Whether it is worth while to leave what is behind the first `used` bytes until more has come. `false`: the piece ends at
-    /// the buffer's end or the stream's, or the buffer has hardly room for more; the rest must be had by [`Stream::recv`].
+    /// the buffer's end or the stream's, or the buffer has hardly room for more; the rest must be had by [`TransportStream::recv`].
     fn can_grow(&self, used: usize) -> bool;
 
     /// Takes the first `used` bytes from the stream.
@@ -409,16 +327,6 @@ pub trait RecvBuf {
 }
 
 /// What the bytes are worth that a [`RecvBuf`] leaves.
-///
-/// ```
-/// use uiw_llp::Rest;
-/// /// What an engine leaves behind the FPDUs that it has taken.
-/// fn rest(left: usize, needed: usize) -> Rest {
-///     if left < needed { Rest::WaitForMore } else { Rest::Useful }
-/// }
-/// assert_eq!(rest(3, 20), Rest::WaitForMore);
-/// assert_eq!(rest(64, 20), Rest::Useful);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// They are of use now: the stream stays readable.
@@ -428,47 +336,27 @@ pub enum Rest {
 }
 
 /// A listening port. To drop it closes it.
-///
-/// ```
-/// use uiw_llp::{ListenOptions, Stack, Token, tcp::TcpStack};
-/// let mut stack = TcpStack::new()?;
-/// let mut listener = stack.listen(([127, 0, 0, 1], 0).into(), &ListenOptions::default(), Token(0))?;
-/// assert_ne!(listener.local_addr().port(), 0);
-/// let nothing = listener.accept(Token(1)).err().map(|error| error.kind());
-/// assert_eq!(nothing, Some(std::io::ErrorKind::WouldBlock));
-/// # Ok::<(), std::io::Error>(())
-/// ```
-pub trait Listener: Send {
+pub trait TransportListener: Send {
     /// The next connection, which will be known by `token`.
     ///
     /// # Errors
     /// `WouldBlock`: there is none. `NetworkDown`: the interface is down, and the listener goes on when it is up again; `NotFound`:
     /// it is gone for good, and no connection can come. A readable event announces these two, and each is reported once. Others concern
     /// the process (out of descriptors): the connection stays in the queue and the listener stays readable.
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>>;
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>>;
 
     /// The address, with the port that the system chose.
     fn local_addr(&self) -> SocketAddr;
-
-    /// Whether its streams are encrypted.
-    fn is_encrypted(&self) -> bool {
-        false
-    }
-
-    /// The descriptor, where there is one.
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
 }
 
 /// A TCP implementation.
 ///
 /// ```
-/// use uiw_llp::{ListenOptions, Stack, StreamOptions, Token, sim::Network};
+/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token, sim::Network};
 /// let network = Network::new(1);
 /// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
-/// let mut listener = other.listen(([10, 0, 0, 2], 7174).into(), &ListenOptions::default(), Token(0))?;
-/// let mut client = one.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// let mut listener = other.listen(([10, 0, 0, 2], 7174).into(), &ListenConfig::default(), Token(0))?;
+/// let mut client = one.connect(None, listener.local_addr(), &TransportConfig::default(), Token(1))?;
 /// while network.step() {}
 /// // Level-triggered: the listener is ready until the connection is accepted.
 /// let mut events = Vec::new();
@@ -479,7 +367,7 @@ pub trait Listener: Send {
 /// assert_eq!(server.peer_addr(), client.local_addr());
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub trait Stack: Send {
+pub trait TransportStack: StackExtensions + Send {
     /// Listens at `local`.
     ///
     /// # Errors
@@ -487,64 +375,73 @@ pub trait Stack: Send {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>>;
+    ) -> io::Result<Box<dyn TransportListener>>;
 
-    /// Begins to connect. A writable event reports that [`Stream::connect_result`] has an answer.
+    /// Begins to connect. A writable event reports that [`TransportStream::connect_result`] has an answer.
     ///
     /// # Errors
-    /// As for [`Stack::listen`], and those of an attempt that failed at once.
+    /// As for [`TransportStack::listen`], and those of an attempt that failed at once.
     fn connect(
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>>;
+    ) -> io::Result<Box<dyn TransportStream>>;
 
-    /// Begins a stream from `local` (port 0: any) to itself: what is sent is what will be received, and so with the FIN. As for
-    /// [`Stack::connect`], a writable event reports that [`Stream::connect_result`] has an answer.
+    /// Appends what is ready now. Never blocks.
     ///
     /// # Errors
-    /// `Unsupported`: this stack has none. Otherwise as for [`Stack::connect`].
+    /// The system's.
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
+
+    /// When `poll` is wanted even without readiness.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// The stack's clock.
+    fn now(&self) -> Instant;
+}
+
+/// Optional abilities of a [`TransportStack`]. The defaults say that the stack has none of them.
+pub trait StackExtensions {
+    /// A descriptor that is readable when [`TransportStack::poll`] would report something. `None`: only the clock and the other
+    /// ends move this stack. The driver of the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
+    /// a `poll` that finds it there leaves it out or passes it on as a token that does not exist.
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        None
+    }
+
+    /// Begins a stream from `local` (port 0: any) to itself: what is sent is what will be received, and so with the FIN. As for
+    /// [`TransportStack::connect`], a writable event reports that [`TransportStream::connect_result`] has an answer.
+    ///
+    /// # Errors
+    /// `Unsupported`: this stack has none. Otherwise as for [`TransportStack::connect`].
     fn connect_self(
         &mut self,
         local: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let _ = (local, options, token);
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack cannot connect a stream to itself"))
     }
 
-    /// As [`Stack::connect`], with a socket of the kernel that is connected to `peer`, or has begun to connect, and over which nothing was sent.
+    /// Takes over a socket of the kernel over which nothing was sent. With `peer` it is connected to that address or has begun to
+    /// connect, as by [`TransportStack::connect`]; without it the program has accepted it, as by [`TransportListener::accept`].
     ///
     /// # Errors
     /// `Unsupported`: the TCP is not the kernel's. Otherwise the system's.
-    fn connect_open(
+    fn open_socket(
         &mut self,
         socket: OwnedFd,
-        peer: SocketAddr,
-        options: &StreamOptions,
+        peer: Option<SocketAddr>,
+        options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let _ = (socket, peer, options, token);
-        Err(not_of_kernel())
-    }
-
-    /// As [`Listener::accept`], with a connection of the kernel that the program has accepted by itself, and over which nothing was sent.
-    ///
-    /// # Errors
-    /// `Unsupported`: the TCP is not the kernel's. Otherwise the system's.
-    fn accept_open(
-        &mut self,
-        socket: OwnedFd,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let _ = (socket, options, token);
-        Err(not_of_kernel())
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the TCP of this stack is not the kernel's"))
     }
 
     /// Binds a UDP socket at `local` (port 0: any), which is known by `token`; at a multicast address, a member of that group. It stays
@@ -555,53 +452,36 @@ pub trait Stack: Send {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        options: &DatagramOptions,
+        options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         let _ = (local, options, token);
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no datagrams"))
     }
 
-    /// Appends what is ready now. Never blocks.
-    ///
-    /// # Errors
-    /// The system's.
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
-
-    /// A descriptor that is readable when [`Stack::poll`] would report something. `None`: only the clock and the other
-    /// ends move this stack. The driver of the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
-    /// a `poll` that finds it there leaves it out or passes it on as a token that does not exist.
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>>;
-
-    /// When `poll` is wanted even without readiness.
-    fn deadline(&self) -> Option<Instant>;
-
-    /// The stack's clock.
-    fn now(&self) -> Instant;
-
     /// Another shard of this stack: an independent stack with the same addresses, which another thread can drive at the same time. A call
     /// of one shard takes no lock that a call of another one holds, and each has an event set, a descriptor and deadlines of its own.
     /// A listener and its queue stay with the shard that made it; a stream starts on the shard that connected or accepted it, and
-    /// moves by [`Stream::detach`] and [`Stack::adopt`]. Tokens of two shards are unrelated. Shards may be made of shards, all of
+    /// moves by [`StreamExtensions::detach`] and [`StackExtensions::adopt`]. Tokens of two shards are unrelated. Shards may be made of shards, all of
     /// them are equal, and each lives as long as it is kept.
     ///
     /// `Ok(None)`, always the same for a stack: there is one event set, and nothing can be driven beside it.
     ///
     /// # Errors
     /// The system's: out of descriptors.
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+    fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         Ok(None)
     }
 
-    /// Takes over a stream that was detached ([`Stream::detach`]) from another shard of the same stack, or from this one. It is known by
+    /// Takes over a stream that was detached ([`StreamExtensions::detach`]) from another shard of the same stack, or from this one. It is known by
     /// `token` from then on and keeps its interest. Nothing is lost on the way: what is ready by then is reported by the next
-    /// [`Stack::poll`], and [`Stack::wait_fd`] becomes readable for it, also where another thread sleeps in that descriptor already.
+    /// [`TransportStack::poll`], and [`StackExtensions::wait_fd`] becomes readable for it, also where another thread sleeps in that descriptor already.
     ///
     /// # Errors
     /// `Unsupported`: this stack has no shards. `InvalidInput`: the stream is not detached, or another kind of stack made it.
     /// `NotConnected`: it was aborted. Otherwise the system's (out of memory). The stream stays as it was, and another shard may still
     /// adopt it.
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         let _ = (stream, token);
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no shards"))
     }
@@ -614,30 +494,18 @@ pub trait Stack: Send {
 }
 
 /// True if a system call found a buffer unmapped or not writable (EFAULT): a program took away registered memory.
-///
-/// ```
-/// use std::io::Error;
-/// // EFAULT of Linux.
-/// assert!(uiw_llp::is_memory_fault(&Error::from_raw_os_error(14)));
-/// assert!(!uiw_llp::is_memory_fault(&Error::from(std::io::ErrorKind::BrokenPipe)));
-/// ```
 pub fn is_memory_fault(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
 }
 
-/// What [`Stack::adopt`] answers to a stream of another kind of stack.
+/// What [`StackExtensions::adopt`] answers to a stream of another kind of stack.
 fn foreign_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream was made by another kind of stack")
 }
 
-/// What [`Stack::adopt`] answers to a stream that is still in the event set of a stack.
+/// What [`StackExtensions::adopt`] answers to a stream that is still in the event set of a stack.
 fn attached_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
-}
-
-/// What a stack says to a socket of the kernel.
-fn not_of_kernel() -> io::Error {
-    io::Error::new(io::ErrorKind::Unsupported, "the TCP of this stack is not the kernel's")
 }
 
 /// What `send` and `recv` say to no bytes: an answer of 0 would look like a FIN.

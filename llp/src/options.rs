@@ -3,15 +3,9 @@
 use std::{fmt, io, time::Duration};
 
 /// Options of a stream. What a stack has no means for, it ignores.
-///
-/// ```
-/// use uiw_llp::StreamOptions;
-/// let options = StreamOptions { congestion: Some("cubic".into()), ..StreamOptions::default() };
-/// assert!(!options.v6_only);
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamOptions {
-    /// Congestion control by the system's name, such as `cubic` or `bbr`, or [`StreamOptions::AUTO`]; `None` = the system's default, or
+pub struct TransportConfig {
+    /// Congestion control by the system's name, such as `cubic` or `bbr`, or [`TransportConfig::AUTO`]; `None` = the system's default, or
     /// the route's.
     pub congestion: Option<String>,
     /// After how long without any acknowledgement the peer counts as dead; `None` is the system's own time. A peer whose window is
@@ -38,7 +32,7 @@ pub struct StreamOptions {
     pub v6_only: bool,
 }
 
-impl Default for StreamOptions {
+impl Default for TransportConfig {
     fn default() -> Self {
         Self {
             congestion: None,
@@ -55,49 +49,30 @@ impl Default for StreamOptions {
     }
 }
 
-impl StreamOptions {
-    /// A [`StreamOptions::congestion`]: `bbr` where the round trip exceeds 5 ms when the connection is made and the system has it, else the
+impl TransportConfig {
+    /// A [`TransportConfig::congestion`]: `bbr` where the round trip exceeds 5 ms when the connection is made and the system has it, else the
     /// system's default. A stack that has no `bbr` takes its own default.
     pub const AUTO: &str = "auto";
-    /// The default of [`StreamOptions::dead_after`]: 15 minutes, for how long the kernel's TCP retransmits by default.
+    /// The default of [`TransportConfig::dead_after`]: 15 minutes, for how long the kernel's TCP retransmits by default.
     pub const DEAD_AFTER: Duration = Duration::from_secs(15 * 60);
 }
 
 /// Options of a listener.
-///
-/// ```
-/// use uiw_llp::{ListenOptions, Stack, StreamOptions, Token, tcp::TcpStack};
-/// let stream = StreamOptions { v6_only: true, ..StreamOptions::default() };
-/// let options = ListenOptions { backlog: 16, stream };
-/// let listener = TcpStack::new()?.listen("127.0.0.1:0".parse().unwrap(), &options, Token(0))?;
-/// assert!(listener.local_addr().is_ipv4());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListenOptions {
+pub struct ListenConfig {
     /// Connections that may wait to be accepted.
     pub backlog: u32,
     /// Options of the accepted streams.
-    pub stream: StreamOptions,
+    pub stream: TransportConfig,
 }
 
-impl Default for ListenOptions {
+impl Default for ListenConfig {
     fn default() -> Self {
-        Self { backlog: 1024, stream: StreamOptions::default() }
+        Self { backlog: 1024, stream: TransportConfig::default() }
     }
 }
 
 /// An option that the system does not take; inside of an `io::Error` of kind `InvalidInput`.
-///
-/// ```
-/// use uiw_llp::{ListenOptions, OptionError, Stack, StreamOptions, Token, tcp::TcpStack};
-/// let stream = StreamOptions { congestion: Some("warp".into()), ..StreamOptions::default() };
-/// let options = ListenOptions { stream, ..ListenOptions::default() };
-/// let listening = TcpStack::new()?.listen("127.0.0.1:0".parse().unwrap(), &options, Token(0));
-/// let error = listening.err().and_then(|error| error.downcast::<OptionError>().ok());
-/// assert!(matches!(error, Some(OptionError::Congestion { name, .. }) if name == "warp"));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// No segment can be as short or as long.
@@ -137,17 +112,6 @@ impl From<OptionError> for io::Error {
 }
 
 /// The state of a connection, as far as the stack has it.
-///
-/// ```
-/// use uiw_llp::{Stack, StreamOptions, Token, tcp::TcpStack};
-/// let mut stack = TcpStack::new()?;
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
-/// while !stream.connect_result()? {}
-/// let info = stream.info();
-/// assert!(info.cwnd > Some(0) && info.congestion.is_some());
-/// assert_eq!(info.multipath, None);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct StreamInfo {
     /// Smoothed round-trip time in microseconds.
@@ -182,15 +146,20 @@ pub struct StreamInfo {
     pub congestion: Option<String>,
     /// Whether a connection of an MPTCP stack is one; `None` of any other stack.
     pub multipath: Option<Multipath>,
+    /// Whether the TCP is the kernel's, which reports more of the connection by its addresses (`crate::sock_diag`).
+    pub of_kernel: bool,
+}
+
+/// Settings of a connection that change while it exists ([`crate::StreamExtensions::configure`]). `None` keeps the present value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamChange<'a> {
+    /// The congestion control, named as in [`TransportConfig::congestion`].
+    pub congestion: Option<&'a str>,
+    /// The new [`TransportConfig::dead_after`].
+    pub dead_after: Option<Option<Duration>>,
 }
 
 /// What became of a connection of an MPTCP stack.
-///
-/// ```
-/// use uiw_llp::Multipath;
-/// assert_eq!(Multipath::Subflows(2).to_string(), "MPTCP with 2 subflows");
-/// assert!(Multipath::Fallback.to_string().starts_with("TCP"));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Multipath {
     /// It is an MPTCP connection, with so many subflows now.

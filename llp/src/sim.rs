@@ -3,14 +3,14 @@
 //!
 //! ```
 //! use std::{net::Ipv4Addr, time::Duration};
-//! use uiw_llp::{Interest, ListenOptions, Stack, StreamOptions, Token, sim::{Link, Network}};
+//! use uiw_llp::{Interest, ListenConfig, TransportStack, TransportConfig, Token, sim::{Link, Network}};
 //!
 //! let network = Network::new(1);
 //! network.set_default_link(Link { latency: Duration::from_millis(5), ..Link::default() });
 //! let mut a = network.stack(Ipv4Addr::new(10, 0, 0, 1));
 //! let mut b = network.stack(Ipv4Addr::new(10, 0, 0, 2));
-//! let mut listener = b.listen(([10, 0, 0, 2], 4791).into(), &ListenOptions::default(), Token(0))?;
-//! let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+//! let mut listener = b.listen(([10, 0, 0, 2], 4791).into(), &ListenConfig::default(), Token(0))?;
+//! let mut client = a.connect(None, listener.local_addr(), &TransportConfig::default(), Token(1))?;
 //! while network.step() {}
 //! assert!(client.connect_result()?);
 //! let server = listener.accept(Token(2))?;
@@ -30,7 +30,6 @@ mod world;
 use std::{
     fmt, io,
     net::{IpAddr, SocketAddr},
-    os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -39,24 +38,13 @@ use parking_lot::{Mutex, MutexGuard};
 use uiw_mem::{IoVec, IoVecMut};
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo,
-    StreamOptions, Token,
+    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, StreamExtensions,
+    StreamInfo, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
 };
 pub use link::{DatagramFaults, Link, Random, Split};
 use world::{EndId, ListenerId, World};
 
 /// The network: addresses, links and the clock. A clone is the same network.
-///
-/// ```
-/// use std::time::Duration;
-/// use uiw_llp::sim::Network;
-/// let network = Network::new(1);
-/// let start = network.now();
-/// network.advance(Duration::from_secs(60));
-/// assert_eq!(network.now() - start, Duration::from_secs(60));
-/// // Nothing is due.
-/// assert!(!network.step());
-/// ```
 #[derive(Clone)]
 pub struct Network {
     world: Arc<Mutex<World>>,
@@ -157,14 +145,6 @@ impl fmt::Debug for Network {
 }
 
 /// One host of a [`Network`].
-///
-/// ```
-/// use uiw_llp::{ListenOptions, Stack, Token, sim::Network};
-/// let mut stack = Network::new(1).stack([10, 0, 0, 1]);
-/// let foreign = stack.listen(([10, 0, 0, 2], 1).into(), &ListenOptions::default(), Token(0));
-/// assert_eq!(foreign.err().map(|error| error.kind()), Some(std::io::ErrorKind::AddrNotAvailable));
-/// assert!(stack.listen(([0, 0, 0, 0], 1).into(), &ListenOptions::default(), Token(0)).is_ok());
-/// ```
 #[derive(Debug)]
 pub struct SimStack {
     network: Network,
@@ -193,13 +173,13 @@ impl SimStack {
     }
 }
 
-impl Stack for SimStack {
+impl TransportStack for SimStack {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         let local = self.own(local)?;
         let (id, local) = self.network.lock().listen(self.id, local, options.backlog, token)?;
         Ok(Box::new(SimListener { network: self.network.clone(), id, local }))
@@ -209,43 +189,17 @@ impl Stack for SimStack {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        _options: &StreamOptions,
+        _options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let local = self.own(local.unwrap_or(SocketAddr::new(self.ip, 0)))?;
         let (id, local) = self.network.lock().connect(self.id, local, peer, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer }))
     }
 
-    fn connect_self(
-        &mut self,
-        local: SocketAddr,
-        _options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let local = self.own(local)?;
-        let (id, local) = self.network.lock().connect_self(self.id, local, token)?;
-        Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer: local }))
-    }
-
-    fn bind_datagrams(
-        &mut self,
-        local: SocketAddr,
-        _options: &DatagramOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn DatagramSocket>> {
-        let local = if local.ip().is_multicast() { local } else { self.own(local)? };
-        let (id, local) = self.network.lock().bind(self.id, local, token)?;
-        Ok(Box::new(datagram::SimDatagrams::new(self.network.clone(), id, local)))
-    }
-
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.network.lock().poll(self.id, events);
         Ok(())
-    }
-
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        None
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -258,6 +212,30 @@ impl Stack for SimStack {
     }
 }
 
+impl StackExtensions for SimStack {
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        _options: &TransportConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        let local = self.own(local)?;
+        let (id, local) = self.network.lock().connect_self(self.id, local, token)?;
+        Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer: local }))
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        _options: &DatagramConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        let local = if local.ip().is_multicast() { local } else { self.own(local)? };
+        let (id, local) = self.network.lock().bind(self.id, local, token)?;
+        Ok(Box::new(datagram::SimDatagrams::new(self.network.clone(), id, local)))
+    }
+}
+
 #[derive(Debug)]
 struct SimListener {
     network: Network,
@@ -265,8 +243,8 @@ struct SimListener {
     local: SocketAddr,
 }
 
-impl Listener for SimListener {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+impl TransportListener for SimListener {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let (id, local, peer) = self.network.lock().accept(self.id, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer }))
     }
@@ -290,17 +268,13 @@ struct SimStream {
     peer: SocketAddr,
 }
 
-impl Stream for SimStream {
+impl TransportStream for SimStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.network.lock().send(self.id, bufs)
     }
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.network.lock().recv(self.id, bufs)
-    }
-
-    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
-        self.network.lock().readable(self.id, wanted).map(Some)
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
@@ -329,6 +303,12 @@ impl Stream for SimStream {
 
     fn peer_addr(&self) -> SocketAddr {
         self.peer
+    }
+}
+
+impl StreamExtensions for SimStream {
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
+        self.network.lock().readable(self.id, wanted).map(Some)
     }
 
     fn info(&self) -> StreamInfo {

@@ -27,8 +27,8 @@ mod tests;
 pub mod xdp;
 
 use crate::{
-    Clock, DatagramOptions, DatagramSocket, Event, ListenOptions, Listener, Stack, Stream, StreamOptions,
-    Token,
+    Clock, DatagramConfig, DatagramSocket, Event, ListenConfig, StackExtensions, Token, TransportConfig,
+    TransportListener, TransportStack, TransportStream,
 };
 use interface::SmolInterface;
 use parking_lot::Mutex;
@@ -48,7 +48,7 @@ const LINGER: Duration = Duration::from_secs(1);
 ///
 /// ```
 /// use uiw_llp::smol::{SmolConfig, SmolStack, pipe::pipe};
-/// use uiw_llp::{Clock, ListenOptions, Stack, StreamOptions, Token};
+/// use uiw_llp::{Clock, ListenConfig, TransportStack, TransportConfig, Token};
 ///
 /// // Two hosts in one process, on a clock that only the program moves.
 /// let clock = Clock::virtual_time();
@@ -56,8 +56,8 @@ const LINGER: Duration = Duration::from_secs(1);
 /// let mut client = SmolStack::with_clock(a, &SmolConfig::new("10.1.0.1".parse()?, 24), clock.clone())?;
 /// let mut server = SmolStack::with_clock(b, &SmolConfig::new("10.1.0.2".parse()?, 24), clock)?;
 /// let address = "10.1.0.2:7174".parse()?;
-/// let _listener = server.listen(address, &ListenOptions::default(), Token(1))?;
-/// let mut stream = client.connect(None, address, &StreamOptions::default(), Token(1))?;
+/// let _listener = server.listen(address, &ListenConfig::default(), Token(1))?;
+/// let mut stream = client.connect(None, address, &TransportConfig::default(), Token(1))?;
 /// let mut events = Vec::new();
 /// while !stream.connect_result()? {
 ///     client.poll(&mut events)?;
@@ -93,13 +93,13 @@ impl<L: Link + 'static> SmolStack<L> {
     }
 }
 
-impl<L: Link + 'static> Stack for SmolStack<L> {
+impl<L: Link + 'static> TransportStack for SmolStack<L> {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         let (id, local) = self.interface.lock().listen(local, options, token)?;
         tracing::debug!(%local, "listening");
         Ok(Box::new(listener::SmolListener::new(Arc::clone(&self.interface), id, local)))
@@ -109,31 +109,17 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let (id, local) = self.interface.lock().connect(local, peer, options, token)?;
         tracing::debug!(%local, %peer, "connecting");
         Ok(Box::new(stream::SmolStream::new(Arc::clone(&self.interface), id, (local, peer))))
     }
 
-    fn bind_datagrams(
-        &mut self,
-        local: SocketAddr,
-        options: &DatagramOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn DatagramSocket>> {
-        let (id, local) = self.interface.lock().bind_datagrams(local, options, token)?;
-        Ok(Box::new(datagram::SmolDatagrams::new(Arc::clone(&self.interface), id, local)))
-    }
-
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.interface.lock().poll(events);
         Ok(())
-    }
-
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        (!self.clock.is_virtual()).then(|| Arc::clone(&self.wait))
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -142,6 +128,22 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
 
     fn now(&self) -> Instant {
         self.clock.now()
+    }
+}
+
+impl<L: Link + 'static> StackExtensions for SmolStack<L> {
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        let (id, local) = self.interface.lock().bind_datagrams(local, options, token)?;
+        Ok(Box::new(datagram::SmolDatagrams::new(Arc::clone(&self.interface), id, local)))
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        (!self.clock.is_virtual()).then(|| Arc::clone(&self.wait))
     }
 
     fn drain(&mut self) -> bool {

@@ -20,15 +20,6 @@ const NO_COOKIE: [u8; 8] = [0xFF; 8];
 
 /// How the connection from `local` to `peer` is doing; `None`: the network namespace of the calling thread has none.
 ///
-/// ```
-/// use std::net::{TcpListener, TcpStream};
-/// let listener = TcpListener::bind("127.0.0.1:0")?;
-/// let client = TcpStream::connect(listener.local_addr()?)?;
-/// let info = uiw_llp::sock_diag::info(client.local_addr()?, client.peer_addr()?)?;
-/// assert_eq!(info.and_then(|info| info.retransmits), Some(0));
-/// # Ok::<(), std::io::Error>(())
-/// ```
-///
 /// # Errors
 /// The kernel's: it has no sock_diag.
 pub fn info(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<StreamInfo>> {

@@ -1,6 +1,6 @@
 //! Stacks by name: what `--llp` and `UIW_LLP` take.
 
-use crate::Stack;
+use crate::TransportStack;
 use crate::capability::{self, Capability};
 use crate::size::size;
 use crate::smol::packet::PacketLink;
@@ -12,15 +12,6 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 /// A stack that can be opened.
-///
-/// ```
-/// use uiw_llp::Spec;
-/// let spec: Spec = "packet:eth0,ip=10.1.0.2/24,gw=10.1.0.1".parse()?;
-/// let Spec::Packet { interface, config } = spec else { unreachable!() };
-/// assert_eq!((interface.as_str(), config.gateways.len()), ("eth0", 1));
-/// assert_eq!("tcp".parse::<Spec>()?, Spec::Tcp);
-/// # Ok::<(), uiw_llp::SpecError>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Spec {
     /// `tcp`: the kernel's TCP.
@@ -47,13 +38,6 @@ pub enum Spec {
 }
 
 /// What is wrong with a stack's name.
-///
-/// ```
-/// use uiw_llp::{Spec, SpecError};
-/// let error = "xdp:eth0".parse::<Spec>().unwrap_err();
-/// assert!(matches!(error, SpecError::AddressMissing { .. }));
-/// assert_eq!(error.to_string(), "`xdp:eth0` needs an address of its own, not the kernel's: ip=ADDR/PREFIX");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// No such stack.
@@ -214,7 +198,7 @@ impl Spec {
     ///
     /// # Errors
     /// As of [`TcpStack::multipath`], [`PacketLink::open`] and [`XdpLink::open`]; `PermissionDenied` names the capability that is missing.
-    pub fn open(&self) -> io::Result<Box<dyn Stack>> {
+    pub fn open(&self) -> io::Result<Box<dyn TransportStack>> {
         match self {
             Self::Tcp => Ok(Box::new(TcpStack::new()?)),
             Self::Mptcp => Ok(Box::new(TcpStack::multipath()?)),

@@ -9,14 +9,7 @@ mod syscall;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    io,
-    mem::MaybeUninit,
-    net::SocketAddr,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::Arc,
-    time::Instant,
-};
+use std::{io, mem::MaybeUninit, net::SocketAddr, os::fd::OwnedFd, sync::Arc, time::Instant};
 
 use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
@@ -25,8 +18,8 @@ use rustix::{
 };
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions,
-    Token, foreign_stream,
+    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, StackExtensions, Token, TransportConfig,
+    TransportListener, TransportStack, TransportStream, foreign_stream,
 };
 use multipath::Kind;
 pub use stream::TcpStream;
@@ -40,23 +33,7 @@ pub(crate) fn stream_info(bytes: &[u8], congestion: Option<String>) -> crate::St
 /// this many ready ones each has its turn.
 const EVENTS: usize = 256;
 
-/// The kernel's TCP. One epoll set, which is what [`Stack::wait_fd`] gives.
-///
-/// ```
-/// use uiw_llp::tcp::TcpStack;
-/// use uiw_llp::{ListenOptions, Stack, Token};
-///
-/// let mut stack = TcpStack::new()?;
-/// let any = ([127, 0, 0, 1], 0).into();
-/// let listener = stack.listen(any, &ListenOptions::default(), Token(1))?;
-/// let _client = std::net::TcpStream::connect(listener.local_addr())?;
-/// let mut events = Vec::new();
-/// while events.is_empty() {
-///     stack.poll(&mut events)?;
-/// }
-/// assert!(events[0].token == Token(1) && events[0].readable);
-/// # Ok::<(), std::io::Error>(())
-/// ```
+/// The kernel's TCP. One epoll set, which is what [`StackExtensions::wait_fd`] gives.
 #[derive(Debug)]
 pub struct TcpStack {
     epoll: Arc<OwnedFd>,
@@ -88,13 +65,13 @@ impl TcpStack {
     }
 }
 
-impl Stack for TcpStack {
+impl TransportStack for TcpStack {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         let socket = setup::listener(self.kind, local, options)?;
         let local = setup::local_addr(&socket)?;
         epoll::add(&self.epoll, &socket, data(token), flags(Interest::READ))?;
@@ -108,62 +85,15 @@ impl Stack for TcpStack {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let socket = setup::connecting(self.kind, local, peer, options)?;
         let local = setup::local_addr(&socket)?;
         tracing::debug!(%local, %peer, "connecting");
         let congestion = options.congestion.as_deref();
         let stream = TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer), congestion)?;
         Ok(Box::new(stream.of_kind(self.kind)))
-    }
-
-    fn connect_self(
-        &mut self,
-        local: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let socket = setup::connecting_to_itself(local, options)?;
-        let own = setup::local_addr(&socket)?;
-        tracing::debug!(%own, "connecting to itself");
-        Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own), None)?))
-    }
-
-    fn connect_open(
-        &mut self,
-        socket: OwnedFd,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let (socket, local, _) = setup::open(socket, options)?;
-        tracing::debug!(%local, %peer, "connecting over an open socket");
-        let congestion = options.congestion.as_deref();
-        let stream = TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer), congestion)?;
-        Ok(Box::new(stream))
-    }
-
-    fn accept_open(
-        &mut self,
-        socket: OwnedFd,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let (socket, local, peer) = setup::open(socket, options)?;
-        tracing::debug!(%local, %peer, "accepted over an open socket");
-        let congestion = options.congestion.as_deref();
-        Ok(Box::new(TcpStream::accepted(socket, &self.epoll, token, (local, peer), congestion)?))
-    }
-
-    fn bind_datagrams(
-        &mut self,
-        local: SocketAddr,
-        options: &DatagramOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn DatagramSocket>> {
-        Ok(Box::new(datagram::bind(local, options, &self.epoll, token)?))
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
@@ -187,10 +117,6 @@ impl Stack for TcpStack {
         Ok(())
     }
 
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        Some(self.epoll.clone())
-    }
-
     fn deadline(&self) -> Option<Instant> {
         None
     }
@@ -198,13 +124,58 @@ impl Stack for TcpStack {
     fn now(&self) -> Instant {
         Instant::now()
     }
+}
+
+impl StackExtensions for TcpStack {
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &TransportConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        let socket = setup::connecting_to_itself(local, options)?;
+        let own = setup::local_addr(&socket)?;
+        tracing::debug!(%own, "connecting to itself");
+        Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own), None)?))
+    }
+
+    fn open_socket(
+        &mut self,
+        socket: OwnedFd,
+        peer: Option<SocketAddr>,
+        options: &TransportConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        let (socket, local, connected_to) = setup::open(socket, options)?;
+        let congestion = options.congestion.as_deref();
+        let addresses = (local, peer.unwrap_or(connected_to));
+        tracing::debug!(%local, peer = %addresses.1, accepted = peer.is_none(), "a socket is taken over");
+        let stream = match peer {
+            Some(_) => TcpStream::new(socket, &self.epoll, token, Interest::WRITE, addresses, congestion)?,
+            None => TcpStream::accepted(socket, &self.epoll, token, addresses, congestion)?,
+        };
+        Ok(Box::new(stream))
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        Ok(Box::new(datagram::bind(local, options, &self.epoll, token)?))
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        Some(self.epoll.clone())
+    }
 
     /// Another epoll set: shards have nothing in common but the kernel's sockets and ports.
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+    fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         Ok(Some(Box::new(Self::of_kind(self.kind)?)))
     }
 
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         stream.downcast_mut::<TcpStream>().ok_or_else(foreign_stream)?.enter(&self.epoll, token)
     }
 }
@@ -255,8 +226,8 @@ fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
 
-impl Listener for TcpListener {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+impl TransportListener for TcpListener {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let (socket, peer) = loop {
             match self.accept_next() {
                 Ok((socket, peer)) => break (socket2::Socket::from(socket), peer),
@@ -283,10 +254,6 @@ impl Listener for TcpListener {
 
     fn local_addr(&self) -> SocketAddr {
         self.local
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
     }
 }
 

@@ -3,8 +3,8 @@
 //! A [`TlsStack`] contains another stack and encrypts its streams. Both ends authenticate, by X.509 or by raw public keys (RFC 7250): see
 //! [`TlsConfig`]. The initiator of TCP is the client of TLS.
 //!
-//! * A listener's connections are in their handshakes before they are accepted: [`crate::Listener::accept`] gives those whose peers are
-//!   authentic and allowed, and [`crate::Stream::peer_identity`] has their identities. At most [`TlsConfig::max_handshakes`] are in progress at
+//! * A listener's connections are in their handshakes before they are accepted: [`crate::TransportListener::accept`] gives those whose peers are
+//!   authentic and allowed, and [`crate::StreamExtensions::peer_identity`] has their identities. At most [`TlsConfig::max_handshakes`] are in progress at
 //!   a listener, each for at most [`TlsConfig::handshake_timeout`].
 //! * A peer that begins in the clear is closed without an answer.
 //! * A FIN is a close_notify and TCP's FIN. TCP's FIN alone is an error: [`TlsError::Truncated`].

@@ -36,22 +36,6 @@ pub use direction::{Counts, Direction};
 use std::time::Duration;
 
 /// What one direction of a path does to frames.
-///
-/// ```
-/// use uiw_llp::wan::Profile;
-/// use std::time::Duration;
-/// // 100 Mbit/s over 40 ms, with 0.1 per cent of losses in runs of three.
-/// let profile = Profile {
-///     delay: Duration::from_millis(20),
-///     rate: Some(100_000_000),
-///     loss: 0.001,
-///     burst: Some(3.0),
-///     ..Profile::default()
-/// };
-/// profile.check()?;
-/// assert_eq!(profile.queue_bytes(), 500_000);
-/// # Ok::<(), uiw_llp::wan::ProfileError>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     /// From the line's end to the receiver.
@@ -81,13 +65,6 @@ pub struct Profile {
 }
 
 /// What is wrong with a profile.
-///
-/// ```
-/// use uiw_llp::wan::{Profile, ProfileError};
-/// let error = Profile { loss: 2.0, ..Profile::default() }.check().unwrap_err();
-/// assert_eq!(error, ProfileError::Share { what: "loss", value: 2.0 });
-/// assert_eq!(error.to_string(), "loss of 2 is no share between 0 and 1");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileError {
     /// No share of a whole.

@@ -1,14 +1,14 @@
 //! Wrappers: stacks that change some methods of a stack that they contain and of its streams, such as [`fault`](crate::fault) and
 //! [`capture`](crate::capture).
 //!
-//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of [`Stack`] or [`Stream`] that has its name, is
+//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of [`TransportStack`] or [`TransportStream`] that has its name, is
 //! given the inner stack or stream as well, and by default calls the method of that one. All other methods are forwarded, except
-//! [`Stream::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
+//! [`StreamExtensions::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
 //!
 //! ```
 //! use uiw_llp::tcp::TcpStack;
 //! use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
-//! use uiw_llp::{Stack, Stream, StreamOptions, Token};
+//! use uiw_llp::{StackExtensions, TransportStream, TransportConfig, Token};
 //! use std::sync::atomic::{AtomicUsize, Ordering};
 //! use std::{io, sync::Arc};
 //!
@@ -19,20 +19,20 @@
 //! impl StackHooks for Count {
 //!     type Stream = Self;
 //!
-//!     fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
+//!     fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> Self {
 //!         self.clone()
 //!     }
 //! }
 //!
 //! impl StreamHooks for Count {
-//!     fn send(&mut self, inner: &mut dyn Stream, bufs: &[uiw_mem::IoVec<'_>]) -> io::Result<usize> {
+//!     fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[uiw_mem::IoVec<'_>]) -> io::Result<usize> {
 //!         inner.send(bufs).inspect(|sent| _ = self.0.fetch_add(*sent, Ordering::Relaxed))
 //!     }
 //! }
 //!
 //! let count = Count::default();
 //! let mut stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: count.clone() };
-//! let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
+//! let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
 //! while !stream.connect_result()? {}
 //! stream.send(&[uiw_mem::IoVec::from(&b"four"[..])])?;
 //! assert_eq!(count.0.load(Ordering::Relaxed), 4);
@@ -40,257 +40,153 @@
 //! ```
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, PeerIdentity, Stack, Stream,
-    StreamInfo, StreamOptions, Token, foreign_stream,
+    DatagramConfig, DatagramSocket, Event, Interest, ListenConfig, PeerIdentity, StackExtensions,
+    StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener, TransportStack,
+    TransportStream, foreign_stream,
 };
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 use std::time::Instant;
 use uiw_mem::{IoVec, IoVecMut};
 
 /// The method that made a stream.
-///
-/// ```
-/// use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token, tcp::TcpStack};
-/// use std::sync::{Arc, Mutex};
-///
-/// #[derive(Clone, Default)]
-/// struct Origins(Arc<Mutex<Vec<Origin>>>);
-///
-/// impl StackHooks for Origins {
-///     type Stream = ();
-///
-///     fn stream(&self, _: &dyn Stream, origin: Origin, _: Token) {
-///         self.0.lock().unwrap().push(origin);
-///     }
-/// }
-///
-/// let origins = Origins::default();
-/// let mut stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: origins.clone() };
-/// stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
-/// assert_eq!(*origins.0.lock().unwrap(), [Origin::ConnectedToSelf]);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// [`Stack::connect`] and [`Stack::connect_open`].
+    /// [`TransportStack::connect`], and [`StackExtensions::open_socket`] with a peer.
     Connected,
-    /// [`Stack::connect_self`].
+    /// [`StackExtensions::connect_self`].
     ConnectedToSelf,
-    /// [`Listener::accept`] and [`Stack::accept_open`].
+    /// [`TransportListener::accept`], and [`StackExtensions::open_socket`] without a peer.
     Accepted,
 }
 
 /// What a wrapper changes in a stack. Each listener has a clone, which makes the hooks of the streams that it accepts.
-///
-/// ```
-/// use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
-/// use uiw_llp::{Stack, Stream, Token, tcp::TcpStack};
-/// use std::time::Instant;
-///
-/// /// A stack whose deadline is a moment of the program.
-/// #[derive(Clone)]
-/// struct Due(Instant);
-///
-/// impl StackHooks for Due {
-///     type Stream = ();
-///
-///     fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
-///
-///     fn deadline(&self, _inner: &dyn Stack) -> Option<Instant> {
-///         Some(self.0)
-///     }
-/// }
-///
-/// let due = Due(Instant::now());
-/// let stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: due.clone() };
-/// assert_eq!(stack.deadline(), Some(due.0));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub trait StackHooks: Clone + Send + 'static {
     /// The hooks of a stream; `()` changes nothing.
     type Stream: StreamHooks;
 
     /// The hooks of a stream that was just made, and will be known by `token`.
-    fn stream(&self, inner: &dyn Stream, origin: Origin, token: Token) -> Self::Stream;
+    fn stream(&self, inner: &dyn TransportStream, origin: Origin, token: Token) -> Self::Stream;
 
     /// The hooks of another shard, whose inner stack is `inner`.
-    fn shard(&self, _inner: &dyn Stack) -> Self {
+    fn shard(&self, _inner: &dyn TransportStack) -> Self {
         self.clone()
     }
 
-    /// Comes before [`Stack::listen`].
+    /// Comes before [`TransportStack::listen`].
     fn before_listen(&mut self, _token: Token) {}
 
-    /// Comes before [`Stack::connect`], [`Stack::connect_open`] and [`Stack::connect_self`].
-    fn before_connect(&mut self, _inner: &dyn Stack) {}
+    /// Comes before [`TransportStack::connect`], [`StackExtensions::open_socket`] with a peer and [`StackExtensions::connect_self`].
+    fn before_connect(&mut self, _inner: &dyn TransportStack) {}
 
     /// The socket to be used for one that was just bound, and will be known by `token`.
     fn datagrams(&self, inner: Box<dyn DatagramSocket>, _token: Token) -> Box<dyn DatagramSocket> {
         inner
     }
 
-    /// See [`Stack::poll`].
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    /// See [`TransportStack::poll`].
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         inner.poll(events)
     }
 
-    /// See [`Stack::wait_fd`].
-    fn wait_fd(&self, inner: &dyn Stack) -> Option<Arc<OwnedFd>> {
+    /// See [`StackExtensions::wait_fd`].
+    fn wait_fd(&self, inner: &dyn TransportStack) -> Option<Arc<OwnedFd>> {
         inner.wait_fd()
     }
 
-    /// See [`Stack::deadline`].
-    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+    /// See [`TransportStack::deadline`].
+    fn deadline(&self, inner: &dyn TransportStack) -> Option<Instant> {
         inner.deadline()
     }
 
-    /// See [`Stack::now`].
-    fn now(&self, inner: &dyn Stack) -> Instant {
+    /// See [`TransportStack::now`].
+    fn now(&self, inner: &dyn TransportStack) -> Instant {
         inner.now()
     }
 
-    /// See [`Stack::adopt`].
-    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    /// See [`StackExtensions::adopt`].
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
         inner.adopt(&mut WrappedStream::<Self::Stream>::of(&mut **stream)?.inner, token)
     }
 }
 
 /// What a wrapper changes in a stream.
-///
-/// ```
-/// use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token, tcp::TcpStack};
-/// use std::io;
-///
-/// /// Streams that send nothing.
-/// #[derive(Clone)]
-/// struct Mute;
-///
-/// impl StackHooks for Mute {
-///     type Stream = Self;
-///
-///     fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
-///         Self
-///     }
-/// }
-///
-/// impl StreamHooks for Mute {
-///     fn send(&mut self, _: &mut dyn Stream, _: &[uiw_mem::IoVec<'_>]) -> io::Result<usize> {
-///         Err(io::ErrorKind::WouldBlock.into())
-///     }
-/// }
-///
-/// let mut stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: Mute };
-/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
-/// while !stream.connect_result()? {}
-/// let sent = stream.send(&[uiw_mem::IoVec::from(&b"four"[..])]);
-/// assert_eq!(sent.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-/// # Ok::<(), io::Error>(())
-/// ```
 pub trait StreamHooks: Send + 'static {
-    /// See [`Stream::send`].
-    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+    /// See [`TransportStream::send`].
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         inner.send(bufs)
     }
 
-    /// See [`Stream::recv`].
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    /// See [`TransportStream::recv`].
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         inner.recv(bufs)
     }
 
-    /// See [`Stream::readable`].
-    fn readable(&mut self, inner: &mut dyn Stream, wanted: usize) -> io::Result<Option<crate::Readable>> {
+    /// See [`StreamExtensions::readable`].
+    fn readable(
+        &mut self,
+        inner: &mut dyn TransportStream,
+        wanted: usize,
+    ) -> io::Result<Option<crate::Readable>> {
         inner.readable(wanted)
     }
 
-    /// See [`Stream::set_interest`].
-    fn set_interest(&mut self, inner: &mut dyn Stream, interest: Interest) -> io::Result<()> {
+    /// See [`TransportStream::set_interest`].
+    fn set_interest(&mut self, inner: &mut dyn TransportStream, interest: Interest) -> io::Result<()> {
         inner.set_interest(interest)
     }
 
-    /// See [`Stream::connect_result`].
-    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+    /// See [`TransportStream::connect_result`].
+    fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
         inner.connect_result()
     }
 
-    /// See [`Stream::shutdown`].
-    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    /// See [`TransportStream::shutdown`].
+    fn shutdown(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         inner.shutdown()
     }
 
-    /// See [`Stream::abort`].
-    fn abort(&mut self, inner: &mut dyn Stream) {
+    /// See [`TransportStream::abort`].
+    fn abort(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
     }
 
-    /// See [`Stream::detach`].
-    fn detach(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    /// See [`StreamExtensions::detach`].
+    fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         inner.detach()
     }
 
-    /// See [`Stream::take_socket`]: no hook sees what is sent and received over the socket.
-    fn take_socket(&mut self, inner: &mut dyn Stream) -> io::Result<OwnedFd> {
+    /// See [`StreamExtensions::take_socket`]: no hook sees what is sent and received over the socket.
+    fn take_socket(&mut self, inner: &mut dyn TransportStream) -> io::Result<OwnedFd> {
         inner.take_socket()
     }
 
     /// Comes before the inner stream is dropped.
-    fn before_drop(&mut self, _inner: &mut dyn Stream) {}
+    fn before_drop(&mut self, _inner: &mut dyn TransportStream) {}
 }
 
 impl StreamHooks for () {}
 
 /// A stack with hooks.
-///
-/// ```
-/// use uiw_llp::fault::{FaultStack, Faults};
-/// use uiw_llp::{Stack, tcp::TcpStack, wrap::WrappedStack};
-///
-/// // The stacks of `fault` and `capture` are wrapped stacks.
-/// let WrappedStack { inner, hooks } = FaultStack::new(Box::new(TcpStack::new()?), 1, Faults::default());
-/// let again = WrappedStack { inner, hooks };
-/// assert!(again.wait_fd().is_some());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub struct WrappedStack<H> {
     /// The stack below.
-    pub inner: Box<dyn Stack>,
+    pub inner: Box<dyn TransportStack>,
     /// What is changed.
     pub hooks: H,
 }
 
 /// A stream with hooks.
-///
-/// ```
-/// use uiw_llp::wrap::{Origin, StackHooks, WrappedStack, WrappedStream};
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token, tcp::TcpStack};
-///
-/// #[derive(Clone)]
-/// struct Nothing;
-///
-/// impl StackHooks for Nothing {
-///     type Stream = ();
-///
-///     fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
-/// }
-///
-/// let (mut wrapped, mut bare) =
-///     (WrappedStack { inner: Box::new(TcpStack::new()?), hooks: Nothing }, TcpStack::new()?);
-/// let (any, options) = (([127, 0, 0, 1], 0).into(), StreamOptions::default());
-/// let mut stream = wrapped.connect_self(any, &options, Token(1))?;
-/// assert!(WrappedStream::<()>::of(&mut *stream).is_ok());
-/// let mut stream = bare.connect_self(any, &options, Token(1))?;
-/// assert!(WrappedStream::<()>::of(&mut *stream).is_err());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub struct WrappedStream<H: StreamHooks> {
     /// The stream below.
-    pub inner: Box<dyn Stream>,
+    pub inner: Box<dyn TransportStream>,
     /// What is changed.
     pub hooks: H,
 }
@@ -299,8 +195,8 @@ impl<H: StreamHooks> WrappedStream<H> {
     /// The stream as one that has such hooks.
     ///
     /// # Errors
-    /// `InvalidInput`, as [`Stack::adopt`] says it: it is another kind of stream.
-    pub fn of(stream: &mut dyn Stream) -> io::Result<&mut Self> {
+    /// `InvalidInput`, as [`StackExtensions::adopt`] says it: it is another kind of stream.
+    pub fn of(stream: &mut dyn TransportStream) -> io::Result<&mut Self> {
         stream.downcast_mut().ok_or_else(foreign_stream)
     }
 }
@@ -321,22 +217,27 @@ impl<H: StreamHooks + fmt::Debug> fmt::Debug for WrappedStream<H> {
 }
 
 struct WrappedListener<H> {
-    inner: Box<dyn Listener>,
+    inner: Box<dyn TransportListener>,
     hooks: H,
 }
 
-fn wrap(hooks: &impl StackHooks, inner: Box<dyn Stream>, origin: Origin, token: Token) -> Box<dyn Stream> {
+fn wrap(
+    hooks: &impl StackHooks,
+    inner: Box<dyn TransportStream>,
+    origin: Origin,
+    token: Token,
+) -> Box<dyn TransportStream> {
     let hooks = hooks.stream(&*inner, origin, token);
     Box::new(WrappedStream { inner, hooks })
 }
 
-impl<H: StackHooks> Stack for WrappedStack<H> {
+impl<H: StackHooks> TransportStack for WrappedStack<H> {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         self.hooks.before_listen(token);
         let inner = self.inner.listen(local, options, token)?;
         Ok(Box::new(WrappedListener { inner, hooks: self.hooks.clone() }))
@@ -346,63 +247,16 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         self.hooks.before_connect(&*self.inner);
         let inner = self.inner.connect(local, peer, options, token)?;
         Ok(wrap(&self.hooks, inner, Origin::Connected, token))
     }
 
-    fn connect_self(
-        &mut self,
-        local: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        self.hooks.before_connect(&*self.inner);
-        let inner = self.inner.connect_self(local, options, token)?;
-        Ok(wrap(&self.hooks, inner, Origin::ConnectedToSelf, token))
-    }
-
-    fn connect_open(
-        &mut self,
-        socket: OwnedFd,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        self.hooks.before_connect(&*self.inner);
-        let inner = self.inner.connect_open(socket, peer, options, token)?;
-        Ok(wrap(&self.hooks, inner, Origin::Connected, token))
-    }
-
-    fn accept_open(
-        &mut self,
-        socket: OwnedFd,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.accept_open(socket, options, token)?;
-        Ok(wrap(&self.hooks, inner, Origin::Accepted, token))
-    }
-
-    fn bind_datagrams(
-        &mut self,
-        local: SocketAddr,
-        options: &DatagramOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn DatagramSocket>> {
-        let inner = self.inner.bind_datagrams(local, options, token)?;
-        Ok(self.hooks.datagrams(inner, token))
-    }
-
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.hooks.poll(&mut *self.inner, events)
-    }
-
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        self.hooks.wait_fd(&*self.inner)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -412,14 +266,56 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
     fn now(&self) -> Instant {
         self.hooks.now(&*self.inner)
     }
+}
 
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+impl<H: StackHooks> StackExtensions for WrappedStack<H> {
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &TransportConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        self.hooks.before_connect(&*self.inner);
+        let inner = self.inner.connect_self(local, options, token)?;
+        Ok(wrap(&self.hooks, inner, Origin::ConnectedToSelf, token))
+    }
+
+    fn open_socket(
+        &mut self,
+        socket: OwnedFd,
+        peer: Option<SocketAddr>,
+        options: &TransportConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        if peer.is_some() {
+            self.hooks.before_connect(&*self.inner);
+        }
+        let inner = self.inner.open_socket(socket, peer, options, token)?;
+        let origin = if peer.is_some() { Origin::Connected } else { Origin::Accepted };
+        Ok(wrap(&self.hooks, inner, origin, token))
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        let inner = self.inner.bind_datagrams(local, options, token)?;
+        Ok(self.hooks.datagrams(inner, token))
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        self.hooks.wait_fd(&*self.inner)
+    }
+
+    fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         let Some(inner) = self.inner.shard()? else { return Ok(None) };
         let hooks = self.hooks.shard(&*inner);
         Ok(Some(Box::new(Self { inner, hooks })))
     }
 
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         self.hooks.adopt(&mut *self.inner, stream, token)
     }
 
@@ -428,8 +324,8 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
     }
 }
 
-impl<H: StackHooks> Listener for WrappedListener<H> {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+impl<H: StackHooks> TransportListener for WrappedListener<H> {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let inner = self.inner.accept(token)?;
         Ok(wrap(&self.hooks, inner, Origin::Accepted, token))
     }
@@ -437,27 +333,15 @@ impl<H: StackHooks> Listener for WrappedListener<H> {
     fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr()
     }
-
-    fn is_encrypted(&self) -> bool {
-        self.inner.is_encrypted()
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
-    }
 }
 
-impl<H: StreamHooks> Stream for WrappedStream<H> {
+impl<H: StreamHooks> TransportStream for WrappedStream<H> {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.hooks.send(&mut *self.inner, bufs)
     }
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.hooks.recv(&mut *self.inner, bufs)
-    }
-
-    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
-        self.hooks.readable(&mut *self.inner, wanted)
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
@@ -487,17 +371,19 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
     fn peer_addr(&self) -> SocketAddr {
         self.inner.peer_addr()
     }
+}
+
+impl<H: StreamHooks> StreamExtensions for WrappedStream<H> {
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<crate::Readable>> {
+        self.hooks.readable(&mut *self.inner, wanted)
+    }
 
     fn info(&self) -> StreamInfo {
         self.inner.info()
     }
 
-    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
-        self.inner.set_congestion(name)
-    }
-
-    fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
-        self.inner.set_dead_after(after)
+    fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
+        self.inner.configure(change)
     }
 
     fn detach(&mut self) -> io::Result<()> {
@@ -512,12 +398,8 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
         self.inner.peer_identity()
     }
 
-    fn is_of_kernel(&self) -> bool {
-        self.inner.is_of_kernel()
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
+    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.kernel_socket()
     }
 }
 

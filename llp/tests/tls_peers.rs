@@ -13,7 +13,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::tls::{CertificateDer, PinnedKeys, PublicKey, SecretKey, Tls, TlsConfig, TlsStack};
-use uiw_llp::{Interest, ListenOptions, PeerIdentity, Stack, Stream, StreamOptions, Token};
+use uiw_llp::{
+    Interest, ListenConfig, PeerIdentity, Token, TransportConfig, TransportStack, TransportStream,
+};
 use uiw_mem::{IoVec, IoVecMut};
 
 const LONGEST: Duration = Duration::from_secs(60);
@@ -121,7 +123,7 @@ impl Drop for Peer {
 /// Our end of a connection.
 struct End {
     stack: TlsStack,
-    stream: Box<dyn Stream>,
+    stream: Box<dyn TransportStream>,
 }
 
 impl End {
@@ -130,7 +132,7 @@ impl End {
         loop {
             let mut stack = stack(config.clone());
             let mut stream =
-                stack.connect(None, to, &StreamOptions::default(), Token(1)).expect("an attempt");
+                stack.connect(None, to, &TransportConfig::default(), Token(1)).expect("an attempt");
             let made = loop {
                 stack.poll(&mut Vec::new()).expect("poll");
                 match stream.connect_result() {
@@ -149,7 +151,7 @@ impl End {
         }
     }
 
-    fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut dyn Stream) -> Option<T>) -> T {
+    fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut dyn TransportStream) -> Option<T>) -> T {
         let end = Instant::now() + LONGEST;
         loop {
             self.stack.poll(&mut Vec::new()).expect("poll");
@@ -199,7 +201,7 @@ fn stack(config: TlsConfig) -> TlsStack {
 fn accept(config: TlsConfig, start: impl FnOnce(u16) -> Peer) -> (End, Peer) {
     let mut stack = stack(config);
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
-    let mut listener = stack.listen(at, &ListenOptions::default(), Token(0)).expect("a listener");
+    let mut listener = stack.listen(at, &ListenConfig::default(), Token(0)).expect("a listener");
     let peer = start(listener.local_addr().port());
     let end = Instant::now() + LONGEST;
     let stream = loop {
@@ -334,7 +336,7 @@ fn openssl_with_the_certificate_of_another_authority_is_refused() {
     let tls = Tls::new(config).expect("TLS");
     let mut stack = TlsStack::new(Box::new(TcpStack::new().expect("TCP")), &tls).expect("a stack");
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
-    let mut listener = stack.listen(at, &ListenOptions::default(), Token(0)).expect("a listener");
+    let mut listener = stack.listen(at, &ListenConfig::default(), Token(0)).expect("a listener");
     let to = listener.local_addr().to_string();
     let arguments = ["s_client", "-connect", &to, "-tls1_3", "-cert", "cert.pem", "-key", "key.pem"];
     let _peer = Peer::start(&other, &openssl, &arguments);

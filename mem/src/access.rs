@@ -4,12 +4,6 @@ use core::fmt;
 
 bitflags::bitflags! {
     /// Rights of a region, a window or a fast-register STag. The bits are those of `ibv_access_flags`.
-    ///
-    /// ```
-    /// use uiw_mem::Access;
-    /// let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    /// assert!(access.contains(Access::REMOTE_READ) && !access.contains(Access::REMOTE_WRITE));
-    /// ```
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {
         /// The engine may write here for the local program: receives, sinks of RDMA Reads.
@@ -101,10 +95,6 @@ impl fmt::Display for Right {
 }
 
 /// The two types of memory window (`ibv_alloc_mw(3)`).
-///
-/// ```
-/// assert_ne!(uiw_mem::WindowType::One, uiw_mem::WindowType::Two);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WindowType {
     /// PD-wide; a bind replaces the last one and gives a new key; a bind of length zero revokes.

@@ -4,13 +4,6 @@
 ///
 /// It is a plain value: [`update`](Self::update) takes and returns it, so a CRC over a common prefix can be
 /// kept and continued several ways.
-///
-/// ```
-/// use uiw_mpa::Crc32c;
-/// let whole = Crc32c::new().update(b"123456789").finish();
-/// assert_eq!(whole, 0xE306_9283);
-/// assert_eq!(Crc32c::new().update(b"1234").update(b"56789").finish(), whole);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Crc32c {

@@ -47,11 +47,6 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
 
 /// The largest ULPDU whose FPDU fills a TCP segment of `emss` bytes (RFC 5044 section 4.5), kept between
 /// [`MIN_MULPDU`] and [`MAX_ULPDU`].
-///
-/// ```
-/// assert_eq!(uiw_mpa::mulpdu(1460, false), 1454);
-/// assert_eq!(uiw_mpa::mulpdu(1460, true), 1442);
-/// ```
 #[must_use]
 pub const fn mulpdu(emss: usize, markers: bool) -> usize {
     let marker_bytes = if markers { MARKER_LEN * emss.div_ceil(512) } else { 0 };

@@ -5,8 +5,8 @@ use uiw_mpa::startup::*;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameError, FrameKind, KEY_REPLY, KEY_REQUEST};
 
 /// Revision 1, so that a test can be about the rest.
-fn plain() -> Config {
-    Config { revision: Revision::One, ..Config::default() }
+fn plain() -> StartupConfig {
+    StartupConfig { revision: Revision::One, ..StartupConfig::default() }
 }
 
 /// Both ends' views of one dialogue.
@@ -19,7 +19,7 @@ struct Dialogue {
 }
 
 /// The Request of `initiator`, accepted by `responder`.
-fn dialogue(initiator: &Config, responder: &Config) -> Dialogue {
+fn dialogue(initiator: &StartupConfig, responder: &StartupConfig) -> Dialogue {
     let active = Initiator::new(initiator.clone(), b"ping").unwrap();
     let mut passive = Responder::new(responder.clone());
     let (consumed, request) = passive.request(&active.request()).unwrap().unwrap();
@@ -37,7 +37,7 @@ fn dialogue(initiator: &Config, responder: &Config) -> Dialogue {
 }
 
 /// What a constructed Reply means to `config`.
-fn answered(config: &Config, reply: &Frame) -> Result<Outcome, StartupError> {
+fn answered(config: &StartupConfig, reply: &Frame) -> Result<Outcome, StartupError> {
     let initiator = Initiator::new(config.clone(), b"").unwrap();
     initiator.reply(&reply.emit()).map(|outcome| outcome.expect("a whole Reply").1)
 }
@@ -63,7 +63,7 @@ fn bare_reply(revision: u8, enhanced: Option<Enhanced>) -> Frame {
 #[test]
 fn the_default_request() {
     let expected = [&b"MPA ID Req Frame"[..], &[0x50, 2, 0, 7], &[0xC0, 0x80, 0xC0, 0x80], b"abc"].concat();
-    assert_eq!(Initiator::new(Config::default(), b"abc").unwrap().request(), expected);
+    assert_eq!(Initiator::new(StartupConfig::default(), b"abc").unwrap().request(), expected);
 }
 
 // [test:RFC5044-7.1.1-14] [test:RFC5044-7.1.1-13] [test:RFC6581-6-03] [test:RFC6581-10-03]
@@ -71,17 +71,17 @@ fn the_default_request() {
 fn the_request_of_revision_1() {
     let expected = [&b"MPA ID Req Frame"[..], &[0x40, 1, 0, 3], b"abc"].concat();
     assert_eq!(Initiator::new(plain(), b"abc").unwrap().request(), expected);
-    let config = Config { crc: false, want_markers: true, ..plain() };
+    let config = StartupConfig { crc: false, want_markers: true, ..plain() };
     assert_eq!(Initiator::new(config, b"").unwrap().request()[16..], [0x80, 1, 0, 0]);
 }
 
 // [test:RFC5044-7.1.1-03] [test:RFC6581-10-01] [test:RFC6581-10-05] [test:RFC6581-9.2-04]
 #[test]
 fn the_default_reply() {
-    let request = Initiator::new(Config::default(), b"").unwrap().request();
-    let mut responder = Responder::new(Config::default());
+    let request = Initiator::new(StartupConfig::default(), b"").unwrap().request();
+    let mut responder = Responder::new(StartupConfig::default());
     let (_, request) = responder.request(&request).unwrap().unwrap();
-    let (reply, _) = responder.accept(&request, &Config::default(), b"abc").unwrap();
+    let (reply, _) = responder.accept(&request, &StartupConfig::default(), b"abc").unwrap();
     let expected = [&b"MPA ID Rep Frame"[..], &[0x50, 2, 0, 7], &[0xC0, 0x80, 0xC0, 0x80], b"abc"].concat();
     assert_eq!(reply, expected);
 }
@@ -91,8 +91,8 @@ fn the_default_reply() {
 // [test:RFC5044-7.1.2-03] [test:RFC5044-7.1.2-07] [test:RFC5044-7.1.2-17]
 #[test]
 fn a_frame_may_come_in_pieces_and_ends_where_it_ends() {
-    let initiator = Initiator::new(Config::default(), b"hello").unwrap();
-    let mut responder = Responder::new(Config::default());
+    let initiator = Initiator::new(StartupConfig::default(), b"hello").unwrap();
+    let mut responder = Responder::new(StartupConfig::default());
     let mut bytes = initiator.request();
     let len = bytes.len();
     for cut in 0..len {
@@ -102,7 +102,7 @@ fn a_frame_may_come_in_pieces_and_ends_where_it_ends() {
     let (consumed, request) = responder.request(&bytes).unwrap().unwrap();
     assert_eq!(consumed, len);
 
-    let (mut bytes, _) = responder.accept(&request, &Config::default(), b"world").unwrap();
+    let (mut bytes, _) = responder.accept(&request, &StartupConfig::default(), b"world").unwrap();
     let len = bytes.len();
     for cut in 0..len {
         assert_eq!(initiator.reply(&bytes[..cut]), Ok(None), "{cut} bytes");
@@ -114,8 +114,8 @@ fn a_frame_may_come_in_pieces_and_ends_where_it_ends() {
 // [test:RFC5044-7.1.1-02] [test:RFC5044-7.1.1-04] [test:RFC5044-7.1.2-12] [test:RFC5044-8-08]
 #[test]
 fn a_wrong_key_is_seen_at_its_first_wrong_byte() {
-    let initiator = Initiator::new(Config::default(), b"").unwrap();
-    let mut responder = Responder::new(Config::default());
+    let initiator = Initiator::new(StartupConfig::default(), b"").unwrap();
+    let mut responder = Responder::new(StartupConfig::default());
     for offset in 0..16 {
         for (key, reply) in [(KEY_REQUEST, false), (KEY_REPLY, true)] {
             let mut key = key;
@@ -134,8 +134,8 @@ fn a_wrong_key_is_seen_at_its_first_wrong_byte() {
 // [test:RFC5044-7.1.2-15]
 #[test]
 fn the_other_frame_is_refused_once_its_key_shows() {
-    let initiator = Initiator::new(Config::default(), b"").unwrap();
-    let mut responder = Responder::new(Config::default());
+    let initiator = Initiator::new(StartupConfig::default(), b"").unwrap();
+    let mut responder = Responder::new(StartupConfig::default());
     assert_eq!(initiator.reply(&KEY_REQUEST[..9]), Ok(None));
     assert_eq!(initiator.reply(&KEY_REQUEST[..10]), Err(StartupError::RequestWhereReplyDue));
     assert_eq!(initiator.reply(&initiator.request()), Err(StartupError::RequestWhereReplyDue));
@@ -148,7 +148,7 @@ fn the_other_frame_is_refused_once_its_key_shows() {
 #[test]
 fn private_data_of_every_size() {
     for (revision, max) in [(Revision::One, 512), (Revision::Two, 508)] {
-        let config = Config { revision, ..Config::default() };
+        let config = StartupConfig { revision, ..StartupConfig::default() };
         let mut responder = Responder::new(config.clone());
         for len in [0, 1, 3, 4, 5, 252, 253, 254, 255, 256, 257, 507, 508, 509, 510, 511, 512, 513, 65_536] {
             let data = vec![0xA5; len];
@@ -182,9 +182,9 @@ fn a_pd_length_above_512_is_refused_with_the_header() {
             let tail = [0x40, revision, high, low];
             let error = Err(FrameError::PrivateDataTooLong { announced }.into());
             let request = [&KEY_REQUEST[..], &tail].concat();
-            assert_eq!(Responder::new(Config::default()).request(&request).map(|_| None), error);
+            assert_eq!(Responder::new(StartupConfig::default()).request(&request).map(|_| None), error);
             let reply = [&KEY_REPLY[..], &tail].concat();
-            assert_eq!(Initiator::new(Config::default(), b"").unwrap().reply(&reply), error);
+            assert_eq!(Initiator::new(StartupConfig::default(), b"").unwrap().reply(&reply), error);
         }
     }
     let longest = [&KEY_REQUEST[..], &[0x40, 1, 2, 0], &[7; 512]].concat();
@@ -197,7 +197,7 @@ fn s_without_room_for_ird_and_ord() {
     for pd_length in 0..4u8 {
         let request = [&KEY_REQUEST[..], &[0x50, 2, 0, pd_length], b"abc"].concat();
         let error = FrameError::EnhancedHeaderMissing { pd_length: pd_length.into() };
-        assert_eq!(Responder::new(Config::default()).request(&request), Err(error.into()));
+        assert_eq!(Responder::new(StartupConfig::default()).request(&request), Err(error.into()));
     }
 }
 
@@ -209,18 +209,18 @@ fn reserved_bits_are_ignored_and_not_repeated() {
     // R means nothing in a Request; below revision 2, S means nothing either.
     for (flags, revision) in [(0x4F, 2), (0x6F, 2), (0x5F, 1), (0x7F, 1), (0x5F, 0)] {
         let request = [&KEY_REQUEST[..], &[flags, revision, 0, 2], b"hi"].concat();
-        let mut responder = Responder::new(Config::default());
+        let mut responder = Responder::new(StartupConfig::default());
         let (_, request) = responder.request(&request).unwrap().unwrap();
         assert_eq!(
             (request.private_data(), request.ird(), request.peer_to_peer()),
             (&b"hi"[..], None, false)
         );
-        let (reply, _) = responder.accept(&request, &Config::default(), b"").unwrap();
+        let (reply, _) = responder.accept(&request, &StartupConfig::default(), b"").unwrap();
         assert_eq!(reply[16..18], [0x40, revision]);
     }
     let reply =
         Frame { reserved: 0x0F, ..bare_reply(2, Some(Enhanced { ird: 9, ord: 9, ..Enhanced::default() })) };
-    let config = Config { peer_to_peer: false, ..Config::default() };
+    let config = StartupConfig { peer_to_peer: false, ..StartupConfig::default() };
     assert!(matches!(answered(&config, &reply), Ok(Outcome::Accepted { terminate: None, .. })));
 }
 
@@ -229,7 +229,7 @@ fn reserved_bits_are_ignored_and_not_repeated() {
 #[test]
 fn crcs_are_on_if_either_end_asks() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
-        let with = |crc| Config { crc, ..Config::default() };
+        let with = |crc| StartupConfig { crc, ..StartupConfig::default() };
         let Dialogue { request, reply, initiator, responder, .. } = dialogue(&with(active), &with(passive));
         assert_eq!(request.crc, active);
         assert_eq!(reply.crc, active || passive, "siw as initiator goes by the Reply alone");
@@ -246,7 +246,7 @@ fn crcs_are_on_if_either_end_asks() {
 #[test]
 fn markers_are_sent_where_the_receiver_requires_them() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
-        let with = |want_markers| Config { want_markers, ..Config::default() };
+        let with = |want_markers| StartupConfig { want_markers, ..StartupConfig::default() };
         let Dialogue { request, reply, initiator, responder, .. } = dialogue(&with(active), &with(passive));
         assert_eq!((request.markers, reply.markers), (active, passive));
         assert_eq!((initiator.markers_rx, responder.markers_tx), (active, active));
@@ -262,7 +262,7 @@ fn markers_are_sent_where_the_receiver_requires_them() {
 fn requests_of_every_revision() {
     for revision in 0..=255 {
         for listener in [Revision::One, Revision::Two] {
-            let config = Config { revision: listener, ..Config::default() };
+            let config = StartupConfig { revision: listener, ..StartupConfig::default() };
             let mut responder = Responder::new(config.clone());
             let request = [&KEY_REQUEST[..], &[0x40, revision, 0, 0]].concat();
             let outcome = responder.request(&request);
@@ -286,7 +286,7 @@ fn requests_of_every_revision() {
 #[test]
 fn an_unknown_revision_is_refused_early() {
     let request = [&KEY_REQUEST[..], &[0x50, 3]].concat();
-    let error = Responder::new(Config::default()).request(&request);
+    let error = Responder::new(StartupConfig::default()).request(&request);
     assert_eq!(error, Err(StartupError::UnknownRevision { revision: 3 }));
 }
 
@@ -295,13 +295,13 @@ fn an_unknown_revision_is_refused_early() {
 fn replies_of_another_revision() {
     let enhanced = Some(Enhanced { ird: 8, ord: 8, ..Enhanced::default() });
     for sent in [Revision::One, Revision::Two] {
-        let config = Config { revision: sent, peer_to_peer: false, ..Config::default() };
+        let config = StartupConfig { revision: sent, peer_to_peer: false, ..StartupConfig::default() };
         for got in (0..=255).filter(|got| *got != sent as u8) {
             let error = StartupError::ReplyRevision { sent: sent as u8, got };
             assert_eq!(answered(&config, &bare_reply(got, None)), Err(error));
         }
     }
-    let config = Config { peer_to_peer: false, ..Config::default() };
+    let config = StartupConfig { peer_to_peer: false, ..StartupConfig::default() };
     assert_eq!(answered(&config, &bare_reply(2, None)), Err(StartupError::ReplyNotEnhanced));
     assert!(answered(&config, &bare_reply(2, enhanced)).is_ok());
 }
@@ -318,7 +318,7 @@ const DEPTHS: [u16; 3] = [0, 8, 0x3FFF];
 // [test:RFC6581-9.1-13] [test:RFC6581-9.1-14]
 #[test]
 fn ird_and_ord_of_both_ends() {
-    let config = |ird, ord| Config { ird, ord, peer_to_peer: false, ..Config::default() };
+    let config = |ird, ord| StartupConfig { ird, ord, peer_to_peer: false, ..StartupConfig::default() };
     for active_ird in DEPTHS {
         for active_ord in DEPTHS {
             for passive_ird in DEPTHS {
@@ -352,7 +352,7 @@ fn ird_and_ord_of_both_ends() {
 #[test]
 fn a_responder_whose_ord_is_above_our_ird() {
     for (ours, needed) in [(0, 1), (8, 9), (128, 0x3FFE)] {
-        let config = Config { ird: ours, ..Config::default() };
+        let config = StartupConfig { ird: ours, ..StartupConfig::default() };
         let enhanced =
             Enhanced { peer_to_peer: true, rtr_write: true, ird: 8, ord: needed, ..Enhanced::default() };
         let Ok(Outcome::Accepted { terminate, .. }) = answered(&config, &bare_reply(2, Some(enhanced)))
@@ -371,12 +371,14 @@ fn a_responder_whose_ord_is_above_our_ird() {
 #[test]
 fn ird_and_ord_have_fourteen_bits() {
     for depth in [0x4000, 0xFFFF] {
-        let (ird, ord) =
-            (Config { ird: depth, ..Config::default() }, Config { ord: depth, ..Config::default() });
+        let (ird, ord) = (
+            StartupConfig { ird: depth, ..StartupConfig::default() },
+            StartupConfig { ord: depth, ..StartupConfig::default() },
+        );
         assert_eq!(Initiator::new(ird.clone(), b"").unwrap_err(), ConfigError::IrdOutOfRange { ird: depth });
         assert_eq!(Initiator::new(ord.clone(), b"").unwrap_err(), ConfigError::OrdOutOfRange { ord: depth });
-        let mut responder = Responder::new(Config::default());
-        let request = Initiator::new(Config::default(), b"").unwrap().request();
+        let mut responder = Responder::new(StartupConfig::default());
+        let request = Initiator::new(StartupConfig::default(), b"").unwrap().request();
         let (_, request) = responder.request(&request).unwrap().unwrap();
         assert_eq!(
             responder.accept(&request, &ird, b"").unwrap_err(),
@@ -401,7 +403,7 @@ fn kinds(bits: u8) -> RtrKinds {
 fn every_set_of_rtr_kinds_at_both_ends() {
     for asked in (1..8).map(kinds) {
         for supported in (1..8).map(kinds) {
-            let with = |rtr| Config { rtr, ..Config::default() };
+            let with = |rtr| StartupConfig { rtr, ..StartupConfig::default() };
             let Dialogue { request, reply, initiator, responder, terminate } =
                 dialogue(&with(asked), &with(supported));
             let (request, reply) = (request.enhanced.unwrap(), reply.enhanced.unwrap());
@@ -433,7 +435,7 @@ fn every_set_of_rtr_kinds_at_both_ends() {
 #[test]
 fn a_read_rtr_needs_a_credit() {
     let (read, read_or_send) = (kinds(2), kinds(6));
-    let with = |rtr, ird, ord| Config { rtr, ird, ord, ..Config::default() };
+    let with = |rtr, ird, ord| StartupConfig { rtr, ird, ord, ..StartupConfig::default() };
 
     // No ORD: Read is not asked for, and is not all there may be.
     assert_eq!(Initiator::new(with(read, 8, 0), b"").unwrap_err(), ConfigError::NoRtrKind);
@@ -451,7 +453,7 @@ fn a_read_rtr_needs_a_credit() {
     // A responder that offers a Read and takes none.
     let enhanced = Enhanced { peer_to_peer: true, rtr_read: true, ird: 0, ord: 0, ..Enhanced::default() };
     let Ok(Outcome::Accepted { terminate, .. }) =
-        answered(&Config::default(), &bare_reply(2, Some(enhanced)))
+        answered(&StartupConfig::default(), &bare_reply(2, Some(enhanced)))
     else {
         panic!()
     };
@@ -461,8 +463,10 @@ fn a_read_rtr_needs_a_credit() {
 // [test:RFC6581-9.2-12] [test:RFC6581-9.2-13] [test:RFC6581-9.2-14] [test:RFC6581-9.2-15]
 #[test]
 fn the_client_server_model() {
-    let config = Config { peer_to_peer: false, ..Config::default() };
-    for passive in [Config::default(), config.clone(), Config { rtr: RtrKinds::NONE, ..config.clone() }] {
+    let config = StartupConfig { peer_to_peer: false, ..StartupConfig::default() };
+    for passive in
+        [StartupConfig::default(), config.clone(), StartupConfig { rtr: RtrKinds::NONE, ..config.clone() }]
+    {
         let Dialogue { request, reply, initiator, responder, terminate } = dialogue(&config, &passive);
         for frame in [request, reply] {
             let Enhanced { peer_to_peer, rtr_send, rtr_write, rtr_read, .. } = frame.enhanced.unwrap();
@@ -474,14 +478,14 @@ fn the_client_server_model() {
     // B, C and D say nothing while A is 0: in a Request, and in a Reply.
     let stray =
         Enhanced { rtr_send: true, rtr_write: true, rtr_read: true, ird: 8, ord: 8, peer_to_peer: false };
-    let mut responder = Responder::new(Config::default());
+    let mut responder = Responder::new(StartupConfig::default());
     let request = Frame { kind: FrameKind::Request, ..bare_reply(2, Some(stray)) }.emit();
     let (_, request) = responder.request(&request).unwrap().unwrap();
-    let (reply, negotiated) = responder.accept(&request, &Config::default(), b"").unwrap();
+    let (reply, negotiated) = responder.accept(&request, &StartupConfig::default(), b"").unwrap();
     assert_eq!(reply[20..], [0, 128, 0, 8]);
     assert_eq!((negotiated.peer_to_peer, negotiated.rtr), (false, None));
     let Ok(Outcome::Accepted { negotiated, terminate, .. }) =
-        answered(&Config::default(), &bare_reply(2, Some(stray)))
+        answered(&StartupConfig::default(), &bare_reply(2, Some(stray)))
     else {
         panic!()
     };
@@ -491,10 +495,10 @@ fn the_client_server_model() {
 // [test:RFC6581-9.2-03]
 #[test]
 fn a_responder_supports_some_rtr() {
-    let mut responder = Responder::new(Config::default());
-    let request = Initiator::new(Config::default(), b"").unwrap().request();
+    let mut responder = Responder::new(StartupConfig::default());
+    let request = Initiator::new(StartupConfig::default(), b"").unwrap().request();
     let (_, request) = responder.request(&request).unwrap().unwrap();
-    let none = Config { rtr: RtrKinds::NONE, ..Config::default() };
+    let none = StartupConfig { rtr: RtrKinds::NONE, ..StartupConfig::default() };
     assert_eq!(responder.accept(&request, &none, b"").unwrap_err(), ConfigError::NoRtrKind);
     assert_eq!(Initiator::new(none, b"").unwrap_err(), ConfigError::NoRtrKind);
 }
@@ -506,9 +510,9 @@ fn a_responder_supports_some_rtr() {
 fn a_rejection_carries_private_data_and_depths() {
     for revision in [Revision::One, Revision::Two] {
         for want_markers in [false, true] {
-            let config = Config { revision, want_markers, ird: 4, ord: 4, ..Config::default() };
+            let config = StartupConfig { revision, want_markers, ird: 4, ord: 4, ..StartupConfig::default() };
             let initiator = Initiator::new(config, b"let me in").unwrap();
-            let mut responder = Responder::new(Config { ird: 2, ord: 64, ..Config::default() });
+            let mut responder = Responder::new(StartupConfig { ird: 2, ord: 64, ..StartupConfig::default() });
             let (_, request) = responder.request(&initiator.request()).unwrap().unwrap();
             let reply = responder.reject(&request, b"go away").unwrap();
             let (consumed, outcome) = initiator.reply(&reply).unwrap().unwrap();
@@ -531,8 +535,8 @@ fn a_rejection_carries_private_data_and_depths() {
 #[test]
 fn a_rejection_sets_the_crc_flag_if_either_end_does() {
     for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
-        let initiator = Initiator::new(Config { crc: theirs, ..plain() }, b"").unwrap();
-        let mut responder = Responder::new(Config { crc: ours, ..plain() });
+        let initiator = Initiator::new(StartupConfig { crc: theirs, ..plain() }, b"").unwrap();
+        let mut responder = Responder::new(StartupConfig { crc: ours, ..plain() });
         let (_, request) = responder.request(&initiator.request()).unwrap().unwrap();
         let reply = responder.reject(&request, b"").unwrap();
         assert_eq!(reply[16] & 0x40 != 0, ours || theirs);
@@ -541,14 +545,14 @@ fn a_rejection_sets_the_crc_flag_if_either_end_does() {
 
 #[test]
 fn the_ulp_receives_what_the_request_asks_for() {
-    let config = Config { ird: 7, ord: 300, ..Config::default() };
-    let ask = |config: Config| {
+    let config = StartupConfig { ird: 7, ord: 300, ..StartupConfig::default() };
+    let ask = |config: StartupConfig| {
         let bytes = Initiator::new(config, b"").unwrap().request();
-        Responder::new(Config::default()).request(&bytes).unwrap().unwrap().1
+        Responder::new(StartupConfig::default()).request(&bytes).unwrap().unwrap().1
     };
     let request = ask(config.clone());
     assert_eq!((request.ird(), request.ord(), request.revision()), (Some(7), Some(300), 2));
-    let request = ask(Config { revision: Revision::One, ..config });
+    let request = ask(StartupConfig { revision: Revision::One, ..config });
     assert_eq!((request.ird(), request.ord(), request.revision()), (None, None, 1));
 }
 
@@ -569,8 +573,8 @@ fn an_ird_of_zero_stays_where_no_read_is_needed() {
     for (asked, expected) in
         [(RtrKinds { write: true, ..RtrKinds::NONE }, 0), (RtrKinds { read: true, ..RtrKinds::NONE }, 1)]
     {
-        let initiator = Config { rtr: asked, ..Config::default() };
-        let responder = Config { ird: 0, ..Config::default() };
+        let initiator = StartupConfig { rtr: asked, ..StartupConfig::default() };
+        let responder = StartupConfig { ird: 0, ..StartupConfig::default() };
         assert_eq!(dialogue(&initiator, &responder).responder.ird, expected, "{asked:?}");
     }
 }
@@ -598,11 +602,11 @@ fn frames_have_readable_descriptions() {
 // [test:RFC5044-C.1-02]
 #[test]
 fn a_consortium_peer_gets_crcs() {
-    let mut responder = Responder::new(Config { crc: false, ..Config::default() });
+    let mut responder = Responder::new(StartupConfig { crc: false, ..StartupConfig::default() });
     let frame = Frame { kind: FrameKind::Request, ..bare_reply(0, None) };
     let (_, request) = responder.request(&frame.emit()).unwrap().unwrap();
     let (reply, negotiated) =
-        responder.accept(&request, &Config { crc: false, ..Config::default() }, b"").unwrap();
+        responder.accept(&request, &StartupConfig { crc: false, ..StartupConfig::default() }, b"").unwrap();
     assert!(negotiated.crc && reply[16] & 0x40 != 0);
     assert_eq!(reply[17], 0);
 }
@@ -611,9 +615,9 @@ fn a_consortium_peer_gets_crcs() {
 #[test]
 fn crcs_are_preferred_unless_configured_otherwise() {
     for revision in [Revision::One, Revision::Two] {
-        let request = |config: Config| Initiator::new(config, b"").unwrap().request()[16] & 0x40 != 0;
-        assert!(request(Config { revision, ..Config::default() }));
-        assert!(!request(Config { revision, crc: false, ..Config::default() }));
+        let request = |config: StartupConfig| Initiator::new(config, b"").unwrap().request()[16] & 0x40 != 0;
+        assert!(request(StartupConfig { revision, ..StartupConfig::default() }));
+        assert!(!request(StartupConfig { revision, crc: false, ..StartupConfig::default() }));
     }
 }
 
@@ -622,7 +626,7 @@ fn crcs_are_preferred_unless_configured_otherwise() {
 fn a_rejection_in_another_revision_is_one() {
     for revision in [0, 1, 2] {
         let reply = Frame { reject: true, ..bare_reply(revision, None) };
-        let outcome = answered(&Config::default(), &reply);
+        let outcome = answered(&StartupConfig::default(), &reply);
         assert!(matches!(outcome, Ok(Outcome::Rejected { revision: got, .. }) if got == revision));
     }
 }
@@ -638,14 +642,14 @@ proptest! {
             prop_assert!(consumed <= input.len());
             prop_assert_eq!(frame.emit(), &input[..consumed]);
         }
-        let initiator = Initiator::new(Config::default(), b"").unwrap();
+        let initiator = Initiator::new(StartupConfig::default(), b"").unwrap();
         if let Ok(Some((consumed, _))) = initiator.reply(&input) {
             prop_assert!(consumed <= input.len());
         }
-        let mut responder = Responder::new(Config::default());
+        let mut responder = Responder::new(StartupConfig::default());
         if let Ok(Some((consumed, request))) = responder.request(&input) {
             prop_assert!(consumed <= input.len());
-            let (reply, _) = responder.accept(&request, &Config::default(), b"").unwrap();
+            let (reply, _) = responder.accept(&request, &StartupConfig::default(), b"").unwrap();
             prop_assert!(Frame::parse(&reply).unwrap().is_some());
         }
     }
@@ -659,7 +663,7 @@ fn flags(frame: &[u8]) -> u8 {
 #[test]
 fn siws_private_flag_is_set_and_returned_only_where_asked_for() {
     for (initiator_on, responder_on) in [(false, false), (true, false), (false, true), (true, true)] {
-        let with = |siw_gso| Config { siw_gso, ..Config::default() };
+        let with = |siw_gso| StartupConfig { siw_gso, ..StartupConfig::default() };
         let request = Initiator::new(with(initiator_on), &[]).unwrap().request();
         assert_eq!(flags(&request) & 0x0F, if initiator_on { 0x08 } else { 0 });
         let mut responder = Responder::new(with(responder_on));
@@ -673,9 +677,9 @@ fn siws_private_flag_is_set_and_returned_only_where_asked_for() {
 
 #[test]
 fn of_the_reserved_bits_only_siws_own_is_returned() {
-    let mut request = Initiator::new(Config::default(), &[]).unwrap().request();
+    let mut request = Initiator::new(StartupConfig::default(), &[]).unwrap().request();
     request[16] |= 0x0F;
-    let config = Config { siw_gso: true, ..Config::default() };
+    let config = StartupConfig { siw_gso: true, ..StartupConfig::default() };
     let mut responder = Responder::new(config.clone());
     let (_, asked) = responder.request(&request).unwrap().unwrap();
     let (reply, _) = responder.accept(&asked, &config, &[]).unwrap();

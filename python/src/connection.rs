@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use std::net::{SocketAddr, ToSocketAddrs};
-use uiw::ConnSettings;
+use uiw::ConnectionConfig;
 
 /// A host and a port, as Python's sockets take them.
 pub(crate) type Address = (String, u16);
@@ -24,8 +24,8 @@ pub(crate) fn address(address: SocketAddr) -> Address {
 pub(crate) fn settings(
     private_data: Option<&Bound<'_, PyAny>>,
     max_message: Option<u32>,
-) -> PyResult<ConnSettings> {
-    let mut settings = ConnSettings::default();
+) -> PyResult<ConnectionConfig> {
+    let mut settings = ConnectionConfig::default();
     if let Some(data) = private_data {
         settings = settings.private_data(crate::buffer::copy(data)?);
     }

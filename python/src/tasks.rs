@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
-use uiw::{DeviceOptions, Message, Pd, Progress};
+use uiw::{DeviceConfig, Message, Pd, Progress};
 
 /// What a call returns, or raises.
 type Outcome = PyResult<Value>;
@@ -105,7 +105,7 @@ impl AsyncDevice {
     #[new]
     fn new() -> PyResult<Self> {
         // One shard, as one thread drives.
-        let options = DeviceOptions::default().progress(Progress::Manual).shards(1);
+        let options = DeviceConfig::default().progress(Progress::Manual).shards(1);
         let device = uiw::Device::open_with(options).map_err(raise)?;
         let pd = device.alloc_pd().map_err(raise)?;
         Ok(Self { device, pd, tasks: Arc::default() })

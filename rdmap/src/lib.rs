@@ -2,7 +2,7 @@
 //! [RFC 7306]. **No I/O, no clock, no unsafe code**; `no_std` + `alloc`.
 //!
 //! ```text
-//!   uiw_ddp::Header ──▶ StreamRx::admit ──▶ Inbound: what the segment is, now that it may be here
+//!   uiw_ddp::Header ──▶ StreamRx::admit ──▶ Opcode: the segment may be here; Delivery has the effects of a Send
 //!                          │
 //!                          └▶ RdmapError ─┐
 //!   ddp errors, mpa errors, protection ───┴▶ Fault ──▶ Terminate ──▶ the one message that may still be sent
@@ -32,7 +32,7 @@ pub use fault::{DdpFault, Fault, MpaFault, Operation, Protection, Quoted};
 pub use opcode::{Opcode, QN_ATOMIC_RESPONSE, QN_READ, QN_SEND, QN_TERMINATE};
 pub use reason::TerminateReason;
 pub use stream::{
-    Extensions, Inbound, RdmapError, StreamRx, send_imm_header, tagged_header, untagged_header,
+    Delivery, Extensions, RdmapError, StreamRx, send_imm_header, tagged_header, untagged_header,
 };
 pub use wire::{
     AtomicOp, AtomicRequest, AtomicResponse, Control, FormatError, HeaderCopy, ImmediateData, Origin,

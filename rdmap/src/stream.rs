@@ -16,35 +16,35 @@ pub struct Extensions {
     pub send_imm: bool,
 }
 
-/// What a segment is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inbound {
-    /// RDMA Write.
-    Write,
-    /// RDMA Read Response.
-    ReadResponse,
-    /// Any Send.
-    Send {
-        /// The receiver gets an event for it.
-        solicited: bool,
-        /// The STag to invalidate when it is delivered.
-        invalidate: Option<STag>,
-        /// Immediate data.
-        imm: Option<u32>,
-    },
-    /// Immediate Data.
-    Immediate {
-        /// The receiver gets an event for it.
-        solicited: bool,
-    },
-    /// RDMA Read Request.
-    ReadRequest,
-    /// Atomic Request.
-    AtomicRequest,
-    /// Atomic Response.
-    AtomicResponse,
-    /// Terminate.
-    Terminate,
+/// Effects of a Send or of Immediate Data at its receiver, besides taking a receive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delivery {
+    /// The receiver gets an event for the message.
+    pub solicited: bool,
+    /// STag to invalidate when the message is delivered.
+    pub invalidate: Option<STag>,
+    /// Immediate data of a [`Opcode::SendImm`]; that of the two Immediate Data messages is their payload.
+    pub imm: Option<u32>,
+}
+
+impl Delivery {
+    /// Reads the effects from the opcode and header of a message on queue [`QN_SEND`].
+    #[inline]
+    #[must_use]
+    pub const fn new(opcode: Opcode, header: &Untagged) -> Self {
+        let plain = Self { solicited: false, invalidate: None, imm: None };
+        let word = header.rsvd_ulp32;
+        match opcode {
+            Opcode::SendSe | Opcode::ImmediateSe => Self { solicited: true, ..plain },
+            Opcode::SendInvalidate => Self { invalidate: Some(STag(word)), ..plain },
+            Opcode::SendSeInvalidate => Self { solicited: true, invalidate: Some(STag(word)), ..plain },
+            Opcode::SendImm => {
+                let solicited = Control::parse(header.rsvd_ulp).rsv & Control::SOLICITED != 0;
+                Self { solicited, imm: Some(word), ..plain }
+            }
+            _ => plain,
+        }
+    }
 }
 
 /// What may come in on one stream.
@@ -78,13 +78,13 @@ impl StreamRx {
         self.terminated
     }
 
-    /// Says what the segment with this header is: its version is right, its opcode is known and agreed on, it
-    /// goes to the kind of buffer and to the queue where that message belongs, and nothing comes after a Terminate.
+    /// Checks that the segment with this header may come here, and returns its opcode: its version is right, its opcode is known and
+    /// agreed on, it goes to the kind of buffer and to the queue where that message belongs, and nothing comes after a Terminate.
     ///
     /// # Errors
     /// The first rule broken.
     #[inline]
-    pub fn admit(&mut self, header: &Header) -> Result<Inbound, RdmapError> {
+    pub fn admit(&mut self, header: &Header) -> Result<Opcode, RdmapError> {
         let control = Control::parse(header.rsvd_ulp());
         if self.terminated {
             return Err(RdmapError::AfterTerminate { opcode: control.opcode });
@@ -109,7 +109,7 @@ impl StreamRx {
         }
         // A Terminate in several segments, which is never necessary, is accepted.
         self.terminated = opcode == Opcode::Terminate && header.last();
-        Ok(inbound(opcode, control, header))
+        Ok(opcode)
     }
 
     #[inline]
@@ -123,31 +123,6 @@ impl StreamRx {
             _ => true,
         };
         if agreed { Ok(opcode) } else { Err(unexpected) }
-    }
-}
-
-#[inline]
-fn inbound(opcode: Opcode, control: Control, header: &Header) -> Inbound {
-    let word = match header {
-        Header::Untagged(header) => header.rsvd_ulp32,
-        Header::Tagged(_) => 0,
-    };
-    let send = |solicited, invalidate, imm| Inbound::Send { solicited, invalidate, imm };
-    match opcode {
-        Opcode::Write => Inbound::Write,
-        Opcode::ReadRequest => Inbound::ReadRequest,
-        Opcode::ReadResponse => Inbound::ReadResponse,
-        // In these two the word must be ignored.
-        Opcode::Send => send(false, None, None),
-        Opcode::SendSe => send(true, None, None),
-        Opcode::SendInvalidate => send(false, Some(STag(word)), None),
-        Opcode::SendSeInvalidate => send(true, Some(STag(word)), None),
-        Opcode::SendImm => send(control.rsv & Control::SOLICITED != 0, None, Some(word)),
-        Opcode::Terminate => Inbound::Terminate,
-        Opcode::Immediate => Inbound::Immediate { solicited: false },
-        Opcode::ImmediateSe => Inbound::Immediate { solicited: true },
-        Opcode::AtomicRequest => Inbound::AtomicRequest,
-        Opcode::AtomicResponse => Inbound::AtomicResponse,
     }
 }
 

@@ -14,45 +14,54 @@ fn untagged(byte: u8, qn: u32, word: u32) -> Header {
     Header::Untagged(Untagged { last: true, rsvd_ulp: byte, rsvd_ulp32: word, qn, msn: 1, mo: 0 })
 }
 
-fn admit(extensions: Extensions, header: &Header) -> Result<Inbound, RdmapError> {
+fn admit(extensions: Extensions, header: &Header) -> Result<Opcode, RdmapError> {
     StreamRx::new(extensions).admit(header)
 }
 
-fn send(solicited: bool, invalidate: Option<u32>, imm: Option<u32>) -> Inbound {
-    Inbound::Send { solicited, invalidate: invalidate.map(STag), imm }
+fn delivery(solicited: bool, invalidate: Option<u32>, imm: Option<u32>) -> Option<Delivery> {
+    Some(Delivery { solicited, invalidate: invalidate.map(STag), imm })
 }
 
-/// What each opcode is where it belongs, the word of RsvdULP being 9.
-fn table() -> [(u8, Option<u32>, Inbound); 13] {
+/// The queue of each opcode and its effects on queue 0, the word of RsvdULP being 9.
+fn table() -> [(u8, Option<u32>, Option<Delivery>); 13] {
     [
-        (0, None, Inbound::Write),
-        (1, Some(1), Inbound::ReadRequest),
-        (2, None, Inbound::ReadResponse),
-        (3, Some(0), send(false, None, None)),
-        (4, Some(0), send(false, Some(9), None)),
-        (5, Some(0), send(true, None, None)),
-        (6, Some(0), send(true, Some(9), None)),
-        (7, Some(2), Inbound::Terminate),
-        (8, Some(0), Inbound::Immediate { solicited: false }),
-        (9, Some(0), Inbound::Immediate { solicited: true }),
-        (10, Some(1), Inbound::AtomicRequest),
-        (11, Some(3), Inbound::AtomicResponse),
-        (15, Some(0), send(false, None, Some(9))),
+        (0, None, None),
+        (1, Some(1), None),
+        (2, None, None),
+        (3, Some(0), delivery(false, None, None)),
+        (4, Some(0), delivery(false, Some(9), None)),
+        (5, Some(0), delivery(true, None, None)),
+        (6, Some(0), delivery(true, Some(9), None)),
+        (7, Some(2), None),
+        (8, Some(0), delivery(false, None, None)),
+        (9, Some(0), delivery(true, None, None)),
+        (10, Some(1), None),
+        (11, Some(3), None),
+        (15, Some(0), delivery(false, None, Some(9))),
     ]
+}
+
+/// The effects of a segment of queue 0.
+fn delivery_of(opcode: Opcode, header: &Header) -> Option<Delivery> {
+    match header {
+        Header::Untagged(header) if header.qn == QN_SEND => Some(Delivery::new(opcode, header)),
+        _ => None,
+    }
 }
 
 // [test:RFC5040-4.1-05] [test:RFC5040-4.1-12] [test:RFC5040-4.1-13] [test:RFC7306-4.1-04] [test:RFC5040-7.2-02]
 // [test:RFC5040-5.2.1-06] [test:RFC7306-5.2-01] [test:RFC7306-5.2-02]
 #[test]
 fn messages_belong_where_figure_4_has_them() {
-    for (raw, home, inbound) in table() {
+    for (raw, home, effects) in table() {
         let opcode = Opcode::from_raw(raw).unwrap();
         let places = [None, Some(0), Some(1), Some(2), Some(3)];
         for place in places {
             let header = place.map_or(tagged(0x40 | raw), |qn| untagged(0x40 | raw, qn, 9));
             let outcome = admit(ALL, &header);
             if place == home {
-                assert_eq!(outcome, Ok(inbound));
+                assert_eq!(outcome, Ok(opcode));
+                assert_eq!(delivery_of(opcode, &header), effects);
             } else {
                 let error =
                     RdmapError::WrongBuffer { opcode, tagged: place.is_none(), qn: place.unwrap_or(0) };
@@ -105,7 +114,7 @@ fn extensions_may_be_agreed_on_later() {
     let header = untagged(0x48, 0, 0);
     assert!(stream.admit(&header).is_err());
     stream.set_extensions(ALL);
-    assert_eq!(stream.admit(&header), Ok(Inbound::Immediate { solicited: false }));
+    assert_eq!(stream.admit(&header), Ok(Opcode::Immediate));
     assert_eq!(stream.extensions(), ALL);
 }
 
@@ -124,9 +133,11 @@ fn other_versions() {
 // [test:RFC5040-4.1-10]
 #[test]
 fn reserved_bits_are_ignored() {
-    for (raw, home, inbound) in table().into_iter().filter(|row| row.0 != 15) {
+    for (raw, home, effects) in table().into_iter().filter(|row| row.0 != 15) {
+        let opcode = Opcode::from_raw(raw).unwrap();
         let header = home.map_or(tagged(0x70 | raw), |qn| untagged(0x70 | raw, qn, 9));
-        assert_eq!(admit(ALL, &header), Ok(inbound));
+        assert_eq!(admit(ALL, &header), Ok(opcode));
+        assert_eq!(delivery_of(opcode, &header), effects);
     }
 }
 
@@ -147,7 +158,7 @@ fn nothing_after_the_terminate() {
     let mut stream = StreamRx::new(ALL);
     assert!(stream.admit(&untagged(0x43, 0, 0)).is_ok());
     assert!(!stream.terminated());
-    assert_eq!(stream.admit(&untagged(0x47, 2, 0)), Ok(Inbound::Terminate));
+    assert_eq!(stream.admit(&untagged(0x47, 2, 0)), Ok(Opcode::Terminate));
     assert!(stream.terminated());
     for (raw, home, _) in table() {
         let header = home.map_or(tagged(0x40 | raw), |qn| untagged(0x40 | raw, qn, 9));
@@ -160,10 +171,10 @@ fn nothing_after_the_terminate() {
 fn a_terminate_may_come_in_pieces() {
     let mut stream = StreamRx::new(NONE);
     let piece = Untagged { last: false, rsvd_ulp: 0x47, rsvd_ulp32: 0, qn: 2, msn: 1, mo: 0 };
-    assert_eq!(stream.admit(&Header::Untagged(piece)), Ok(Inbound::Terminate));
+    assert_eq!(stream.admit(&Header::Untagged(piece)), Ok(Opcode::Terminate));
     assert!(!stream.terminated());
     let end = Untagged { last: true, mo: 2, ..piece };
-    assert_eq!(stream.admit(&Header::Untagged(end)), Ok(Inbound::Terminate));
+    assert_eq!(stream.admit(&Header::Untagged(end)), Ok(Opcode::Terminate));
     assert!(stream.terminated());
 }
 
@@ -181,7 +192,7 @@ fn errors_say_what_came_where() {
 // [test:RFC5040-4.1-01] [test:RFC5040-4.1-03] [test:RFC5040-4.1-04] [test:RFC5040-4.1-08] [test:RFC7306-4.1-01]
 #[test]
 fn headers_made_here_are_admitted_here() {
-    for (raw, home, inbound) in table() {
+    for (raw, home, effects) in table() {
         let opcode = Opcode::from_raw(raw).unwrap();
         let header: Header = match home {
             None => tagged_header(opcode, STag(0x1234), 0x5678, true).into(),
@@ -192,7 +203,8 @@ fn headers_made_here_are_admitted_here() {
         let expected = if home.is_some() { 0x41 } else { 0xC1 };
         assert_eq!(bytes[..2], [expected, 0x40 | raw]);
         assert_eq!(Header::parse(&bytes[..len]), Ok((header, len)));
-        assert_eq!(admit(ALL, &header), Ok(inbound));
+        assert_eq!(admit(ALL, &header), Ok(opcode));
+        assert_eq!(delivery_of(opcode, &header), effects);
     }
 }
 
@@ -207,6 +219,8 @@ fn a_send_with_immediate_may_be_solicited() {
                 ..untagged_header(Opcode::SendImm, 0, 3, 100, true, 0xFEED)
             }
         );
-        assert_eq!(admit(ALL, &header.into()), Ok(send(solicited, None, Some(0xFEED))));
+        assert_eq!(admit(ALL, &header.into()), Ok(Opcode::SendImm));
+        let effects = delivery(solicited, None, Some(0xFEED));
+        assert_eq!(delivery_of(Opcode::SendImm, &header.into()), effects);
     }
 }

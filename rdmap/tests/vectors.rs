@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use uiw_cases::{Action, Atom, Case, FrameKind as Kind, Need, Relation, Sent, Test};
 use uiw_ddp::{Header, STag, Tagged, TaggedError, Untagged, UntaggedRx};
-use uiw_mpa::startup::{Config, Initiator, Outcome, Responder, Revision};
+use uiw_mpa::startup::{Initiator, Outcome, Responder, Revision, StartupConfig};
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_mpa::{Fpdu, FpduError, FpduRx, FpduTx, Step};
 use uiw_rdmap::*;
@@ -211,7 +211,7 @@ fn negotiations() {
         let [request, reply] = [0, 1].map(|n| unhex(&conversation.frames[n].hex));
         let (sent, _) = Frame::parse(&request).unwrap().unwrap();
         let enhanced = sent.enhanced.unwrap_or_default();
-        let config = Config {
+        let config = StartupConfig {
             revision: if sent.enhanced.is_some() { Revision::Two } else { Revision::One },
             crc: sent.crc,
             want_markers: sent.markers,
@@ -225,7 +225,7 @@ fn negotiations() {
         // Revision 2 without S is legal and of no use; we do not send it.
         let unenhanced_two = sent.revision == 2 && sent.enhanced.is_none();
         assert_eq!(initiator.request() == request, !unenhanced_two, "{name}");
-        let mut responder = Responder::new(Config::default());
+        let mut responder = Responder::new(StartupConfig::default());
         let (consumed, seen) = responder.request(&request).unwrap().unwrap();
         assert_eq!((consumed, seen.frame), (request.len(), sent));
         if unenhanced_two {
@@ -259,9 +259,9 @@ fn header_of(fields: &Fields<'_>) -> Header {
 }
 
 /// What stands behind the DDP header, built from the fields; and checked to parse as such.
-fn body_of(fields: &Fields<'_>, inbound: Inbound) -> Vec<u8> {
-    match inbound {
-        Inbound::ReadRequest => {
+fn body_of(fields: &Fields<'_>, opcode: Opcode) -> Vec<u8> {
+    match opcode {
+        Opcode::ReadRequest => {
             let request = ReadRequest {
                 sink_stag: fields.stag("rdmap.rr.sink_stag"),
                 sink_to: fields.number("rdmap.rr.sink_to"),
@@ -272,7 +272,7 @@ fn body_of(fields: &Fields<'_>, inbound: Inbound) -> Vec<u8> {
             assert_eq!(ReadRequest::parse(&request.emit()), Ok(request));
             request.emit().to_vec()
         }
-        Inbound::AtomicRequest => {
+        Opcode::AtomicRequest => {
             let request = AtomicRequest {
                 op: match fields.word("atomic.reserved_aopcode") {
                     0 => AtomicOp::FetchAdd,
@@ -290,17 +290,17 @@ fn body_of(fields: &Fields<'_>, inbound: Inbound) -> Vec<u8> {
             assert_eq!(AtomicRequest::parse(&request.emit()), Ok(request));
             request.emit().to_vec()
         }
-        Inbound::AtomicResponse => {
+        Opcode::AtomicResponse => {
             let request_id = fields.word("atomic.original_request_id");
             let response = AtomicResponse { request_id, original: fields.number("atomic.original_value") };
             assert_eq!(AtomicResponse::parse(&response.emit()), Ok(response));
             response.emit().to_vec()
         }
-        Inbound::Immediate { .. } => {
+        Opcode::Immediate | Opcode::ImmediateSe => {
             let data = ImmediateData::parse(fields.bytes("immediate.data")).unwrap();
             data.emit().to_vec()
         }
-        Inbound::Terminate => {
+        Opcode::Terminate => {
             let types = fields.word("term.layer_etype") as u8;
             let terminate = Terminate {
                 layer: types >> 4,
@@ -317,7 +317,7 @@ fn body_of(fields: &Fields<'_>, inbound: Inbound) -> Vec<u8> {
             assert!(terminate.reason().is_known());
             bytes
         }
-        Inbound::Write | Inbound::ReadResponse | Inbound::Send { .. } => fields.bytes("payload").to_vec(),
+        _ => fields.bytes("payload").to_vec(),
     }
 }
 
@@ -363,8 +363,8 @@ fn fpdus() {
                 let fields = Fields::of(frame);
                 let (header, len) = Header::parse(ulpdu).unwrap();
                 assert_eq!(header, header_of(&fields), "{what}");
-                let inbound = match stream.admit(&header) {
-                    Ok(inbound) => inbound,
+                let opcode = match stream.admit(&header) {
+                    Ok(opcode) => opcode,
                     // Two conversations are about a Terminate, and have its cause before it.
                     Err(error) => {
                         let offending = ["reserved", "RDMA Read Response"];
@@ -372,12 +372,12 @@ fn fpdus() {
                             offending.contains(&frame.rdma_message.as_deref().unwrap()),
                             "{what}: {error}"
                         );
-                        Inbound::Write
+                        Opcode::Write
                     }
                 };
                 let mut built = vec![0; len];
                 header.emit(&mut built);
-                built.extend(body_of(&fields, inbound));
+                built.extend(body_of(&fields, opcode));
                 assert_eq!(built, ulpdu, "{what}");
                 assert_eq!(sealed(&mut tx, &built, frame), unhex(&frame.hex), "{what}");
                 count += 1;
@@ -397,7 +397,7 @@ const BUFFER: u32 = 64;
 fn verdict(vector: &Negative) -> Result<(), Option<Fault>> {
     let mut bytes = vector.bytes.clone();
     if vector.startup {
-        let answer = Responder::new(Config::default()).request(&bytes);
+        let answer = Responder::new(StartupConfig::default()).request(&bytes);
         return if answer.is_err() { Err(None) } else { Ok(()) };
     }
     let fpdu = match FpduRx::new(true, vector.markers).next(&mut bytes) {
@@ -412,7 +412,7 @@ fn verdict(vector: &Negative) -> Result<(), Option<Fault>> {
 fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {
     let (header, len) = Header::parse(ulpdu)?;
     let payload = &ulpdu[len..];
-    let inbound =
+    let opcode =
         StreamRx::new(Extensions { immediate: true, atomic: true, send_imm: false }).admit(&header)?;
     match header {
         Header::Tagged(Tagged { stag, to, .. }) => {
@@ -433,21 +433,22 @@ fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {
             UntaggedRx::new(1).check(&header, payload.len() as u32, buffer)?;
         }
     }
-    match inbound {
-        Inbound::ReadRequest => {
+    match opcode {
+        Opcode::ReadRequest => {
             let ReadRequest { source_stag: stag, source_to: to, len, .. } = ReadRequest::parse(payload)?;
             let end = to.checked_add(len.into()).ok_or(Protection::ToWrap { stag, to, len })?;
             if end > BUFFER.into() {
                 return Err(Protection::BaseOrBounds { stag, to, len }.into());
             }
         }
-        Inbound::AtomicRequest => {
+        Opcode::AtomicRequest => {
             let AtomicRequest { stag, to, .. } = AtomicRequest::parse(payload)?;
             if !to.is_multiple_of(8) {
                 return Err(RdmapError::AtomicUnaligned { stag, to }.into());
             }
         }
-        Inbound::Send { invalidate: Some(stag), .. } => {
+        Opcode::SendInvalidate | Opcode::SendSeInvalidate => {
+            let stag = STag(u32::from_be_bytes(ulpdu[2..6].try_into().unwrap()));
             return Err(Protection::CannotInvalidate { stag }.into());
         }
         _ => {}
@@ -476,6 +477,6 @@ fn negatives() {
 #[test]
 fn a_request_is_no_reply() {
     let request = unhex("4d504120494420526571204672616d6540010000");
-    assert!(Initiator::new(Config::default(), b"").unwrap().reply(&request).is_err());
-    assert!(Responder::new(Config::default()).request(&request).is_ok());
+    assert!(Initiator::new(StartupConfig::default(), b"").unwrap().reply(&request).is_err());
+    assert!(Responder::new(StartupConfig::default()).request(&request).is_ok());
 }

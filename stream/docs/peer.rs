@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 use uiw_ddp::STag;
 use uiw_mpa::Verified;
 use uiw_stream::{
-    AccessError, Answer, Config, Event, Host, LocalError, Op, ReceiveError, Received, Request, Stream, Time, Transmit,
+    AccessError, Answer, RdmapConfig, Event, StreamHost, LocalError, Op, ReceiveError, Received, Request, RdmapStream, Time, Transmit,
 };
 
 /// The memory that the peer reaches.
@@ -39,7 +39,7 @@ impl Peer {
     }
 }
 
-impl Host for Peer {
+impl StreamHost for Peer {
     type Memory = Vec<u8>;
     type Payload<'a> = &'a [u8];
 
@@ -94,13 +94,13 @@ impl Host for Peer {
 
 /// A stream, its host, and what has been reported.
 struct End {
-    stream: Stream<Vec<u8>>,
+    stream: RdmapStream<Vec<u8>>,
     host: Peer,
     events: Vec<Event>,
 }
 
 impl End {
-    fn new(stream: Stream<Vec<u8>>) -> Self {
+    fn new(stream: RdmapStream<Vec<u8>>) -> Self {
         Self { stream, host: Peer { memory: vec![0; 4096], ..Peer::default() }, events: Vec::new() }
     }
 
@@ -109,7 +109,7 @@ impl End {
         while let Some(event) = self.stream.poll_event() {
             match event {
                 Event::Requested(_) => {
-                    let accepted = self.stream.accept(Config::default(), b"", now);
+                    let accepted = self.stream.accept(RdmapConfig::default(), b"", now);
                     assert!(accepted.is_ok_and(|negotiated| negotiated.is_some()));
                 }
                 event => self.events.push(event),
@@ -120,8 +120,8 @@ impl End {
 
 /// An initiator and a responder in Full Operation.
 fn established(now: Time) -> [End; 2] {
-    let connect = Stream::connect(Config::default(), b"", STag(0x5100), 0x1234_5678, now).unwrap();
-    let mut ends = [connect, Stream::listen(Config::default(), STag(0x5200), now)].map(End::new);
+    let connect = RdmapStream::connect(RdmapConfig::default(), b"", STag(0x5100), 0x1234_5678, now).unwrap();
+    let mut ends = [connect, RdmapStream::listen(RdmapConfig::default(), STag(0x5200), now)].map(End::new);
     ends[0].stream.handle_connected(now);
     carry(&mut ends, now);
     assert!(ends.iter().all(|end| end.stream.is_open()));

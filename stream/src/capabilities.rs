@@ -16,12 +16,6 @@ const NONCE_BITS: u32 = 48;
 const NONCE_MASK: u64 = (1 << NONCE_BITS) - 1;
 
 /// Whether the capability exchange takes place.
-///
-/// ```
-/// use uiw_stream::{CapabilityExchange, Config};
-/// let config = Config { capabilities: CapabilityExchange::Off, ..Config::default() };
-/// # let _ = config;
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CapabilityExchange {
     /// The first FPDU carries the request; extensions are on where both ends have them.
@@ -34,17 +28,6 @@ pub enum CapabilityExchange {
 }
 
 /// Capabilities of a uiw peer, as bits in the TO of a request and an answer.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{PeerKind};
-/// // `End` and the functions are those of the example of `Host`.
-/// let [initiator, _] = established(Time::default());
-/// let PeerKind::Capable(capabilities) = initiator.stream.peer() else { unreachable!() };
-/// assert!(capabilities.large_fpdu() && capabilities.extensions().atomic);
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(u16);
 
@@ -92,14 +75,6 @@ impl Capabilities {
 }
 
 /// What the capability exchange has found out.
-///
-/// ```
-/// use uiw_ddp::STag;
-/// use uiw_stream::{CapabilityExchange, Config, PeerKind, Stream, Time};
-/// let config = Config { capabilities: CapabilityExchange::Off, ..Config::default() };
-/// let stream = Stream::<Vec<u8>>::listen(config, STag(0x5100), Time::default());
-/// assert_eq!(stream.peer(), PeerKind::Foreign);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerKind {
     /// Its answer has not come yet.

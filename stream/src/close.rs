@@ -3,8 +3,8 @@
 use crate::Time;
 use crate::error::{ConnError, LocalError, StartupFailure};
 use crate::event::{Ended, Event, Named};
-use crate::host::Host;
-use crate::stream::{Phase, Stream};
+use crate::host::StreamHost;
+use crate::stream::{Phase, RdmapStream};
 use crate::timers::Timer;
 use alloc::boxed::Box;
 use core::time::Duration;
@@ -15,7 +15,7 @@ use uiw_rdmap::{Fault, MpaFault, Origin, Terminate};
 /// Longest time for the last Reads of a peer after the host has let go.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl<M> Stream<M> {
+impl<M> RdmapStream<M> {
     /// Begins the orderly close (`rdma_disconnect`): what was posted is sent and answered, then FIN goes both ways. A stream of acknowledged
     /// completions asks its peer first whether that has all acknowledgements of what came from it. False: the stream is not open, or closes
     /// already.
@@ -47,13 +47,13 @@ impl<M> Stream<M> {
 
     /// Ends the stream: a Terminate reports to the peer that it is not at fault, and [`Event::Ended`] to the host what to flush. During
     /// start-up the stream closes without one.
-    pub fn abort<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+    pub fn abort<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::Aborted, host);
     }
 
-    /// As [`Stream::abort`], for a reason that the host names.
-    pub fn fail_locally<H: Host<Memory = M>>(&mut self, host: &mut H, error: LocalError, now: Time) {
+    /// As [`RdmapStream::abort`], for a reason that the host names.
+    pub fn fail_locally<H: StreamHost<Memory = M>>(&mut self, host: &mut H, error: LocalError, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::Local { request: None, error }, host);
     }
@@ -70,7 +70,7 @@ impl<M> Stream<M> {
     ///
     /// A peer of acknowledged completions may still wait for an answer to its last Reads, as an RNIC answers even after the queue
     /// pair is destroyed: it gets them until a Read of ours has been to it and back.
-    pub fn detach<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+    pub fn detach<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if (self.may_drain() || self.is_draining()) && self.receiver.is_stalled() {
             // No receive will be posted for the Send that waits for one, and to acknowledge it would be wrong.
@@ -114,8 +114,8 @@ impl<M> Stream<M> {
     ///
     /// The peer may have a Send whose acknowledging Read waits for ORD, and the program here may have disconnected because it received that
     /// Send. It waits behind the peer's Reads, all of which are answered now, and the peer sends it before it answers this Read
-    /// ([`Stream::detach`]).
-    pub(crate) fn begin_close_drain<H: Host<Memory = M>>(&mut self, host: &mut H) {
+    /// ([`RdmapStream::detach`]).
+    pub(crate) fn begin_close_drain<H: StreamHost<Memory = M>>(&mut self, host: &mut H) {
         let fin = self.shared.fin;
         let due = fin.wanted && !fin.sent && !fin.received && !fin.drain_begun;
         if due
@@ -143,7 +143,7 @@ impl<M> Stream<M> {
     }
 
     /// The transport is lost.
-    pub fn handle_lost<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+    pub fn handle_lost<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         if self.is_starting() {
             self.fail_startup(StartupFailure::Lost);
@@ -153,7 +153,7 @@ impl<M> Stream<M> {
     }
 
     /// Leaves Full Operation: sends the peer what may be sent and reports to the host what to flush.
-    pub(crate) fn fail<H: Host<Memory = M>>(&mut self, error: ConnError, host: &mut H) {
+    pub(crate) fn fail<H: StreamHost<Memory = M>>(&mut self, error: ConnError, host: &mut H) {
         if matches!(self.phase, Phase::Closing | Phase::Over) {
             if error.is_fatal_to_transport() {
                 self.reset();

@@ -5,12 +5,6 @@ use core::time::Duration;
 use uiw_mpa::startup;
 
 /// How large the FPDUs are that the stream sends.
-///
-/// ```
-/// use uiw_stream::{Config, FpduSize};
-/// let config = Config { fpdu: FpduSize::Fixed(1424), ..Config::default() };
-/// # let _ = config;
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FpduSize {
     /// Large towards peers that take them, what a TCP segment carries towards others (RFC 5044 section 5).
@@ -24,14 +18,41 @@ pub enum FpduSize {
     Fixed(u16),
 }
 
+impl core::str::FromStr for FpduSize {
+    type Err = FpduSizeError;
+
+    fn from_str(text: &str) -> Result<Self, FpduSizeError> {
+        let bytes = || text.parse::<u16>().ok().filter(|bytes| usize::from(*bytes) >= uiw_mpa::MIN_MULPDU);
+        match text {
+            "auto" => Ok(Self::Auto),
+            "segment" => Ok(Self::Segment),
+            "large" => Ok(Self::Large),
+            _ => bytes()
+                .filter(|bytes| usize::from(*bytes) <= uiw_mpa::MAX_ULPDU)
+                .map(Self::Fixed)
+                .ok_or(FpduSizeError),
+        }
+    }
+}
+
+impl core::fmt::Display for FpduSize {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Segment => f.write_str("segment"),
+            Self::Large => f.write_str("large"),
+            Self::Fixed(bytes) => write!(f, "{bytes}"),
+        }
+    }
+}
+
+/// Text that is no [`FpduSize`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected auto, segment, large or 128 to 64768 bytes")]
+pub struct FpduSizeError;
+
 /// Whose payload is copied before its CRC is computed. Bytes that change between their CRC and TCP's copy of them end the stream: the peer
 /// terminates it with a CRC error (RFC 5044 section 8). Memory that peers can access is always copied.
-///
-/// ```
-/// use uiw_stream::{Config, StableTx};
-/// let config = Config { stable_tx: StableTx::Writes, ..Config::default() };
-/// # let _ = config;
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StableTx {
     /// None: no source changes before its request completes.
@@ -44,20 +65,10 @@ pub enum StableTx {
 }
 
 /// Settings of one stream.
-///
-/// ```
-/// use core::time::Duration;
-/// use uiw_ddp::STag;
-/// use uiw_stream::{Config, Stream, Time};
-/// let config = Config { startup_timeout: Duration::from_secs(3), ..Config::default() };
-/// let stream = Stream::<Vec<u8>>::connect(config, b"private", STag(0x5100), 1, Time::default())?;
-/// assert_eq!(stream.poll_timeout(), Time::default().after(Duration::from_secs(3)));
-/// # Ok::<(), uiw_mpa::startup::ConfigError>(())
-/// ```
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct RdmapConfig {
     /// What start-up asks for and offers.
-    pub startup: startup::Config,
+    pub startup: startup::StartupConfig,
     /// FPDU size policy.
     pub fpdu: FpduSize,
     /// The capability exchange with the peer.
@@ -71,7 +82,7 @@ pub struct Config {
     /// As initiator: reports [`crate::Event::Reconnect`] once, to start again with MPA revision 1, when the peer closes on
     /// revision 2 before any byte of a Reply (RFC 6581 section 10).
     pub fallback: bool,
-    /// As initiator: no FPDU is sent before [`crate::Stream::establish`], not even the RTR message.
+    /// As initiator: no FPDU is sent before [`crate::RdmapStream::establish`], not even the RTR message.
     pub awaits_establish: bool,
     /// Time for the connection of TCP and the start-up together.
     pub startup_timeout: Duration,
@@ -82,12 +93,12 @@ pub struct Config {
     pub close_timeout: Duration,
 }
 
-impl Default for Config {
+impl Default for RdmapConfig {
     /// Revision 2 with every RTR kind, CRCs, no Markers; the capability exchange on; 10 s for start-up, 1 s for a receive, 5 s for
     /// the close.
     fn default() -> Self {
         Self {
-            startup: startup::Config::default(),
+            startup: startup::StartupConfig::default(),
             fpdu: FpduSize::Auto,
             capabilities: CapabilityExchange::On,
             stable_tx: StableTx::Off,

@@ -8,25 +8,7 @@ use uiw_mpa::rx::FpduError;
 use uiw_mpa::startup::{ConfigError, StartupRefusal};
 use uiw_rdmap::{Fault, MpaFault, Origin, Protection, RdmapError, Terminate};
 
-/// Why the peer may not do to our memory what it asks for: the checks of [`crate::Host`].
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{Remote};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// let remote = Remote { stag: MEMORY, to: 4096 };
-/// ends[0].host.post(Op::Write { remote }, b"behind the end");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// // The responder's `Host::write` returned `BaseOrBounds`, so its stream has ended with a Terminate.
-/// let Some(Event::Ended(ended)) = ends[1].events.pop() else { unreachable!() };
-/// assert!(ended.terminate.is_some());
-/// assert!(ended.error.to_string().starts_with("the peer broke a rule"), "{}", ended.error);
-/// # }
-/// ```
+/// Why the peer may not do to our memory what it asks for: the checks of [`crate::StreamHost`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// No memory has this STag, or not any more.
@@ -73,23 +55,6 @@ impl AccessError {
 }
 
 /// Why an atomic of the peer is refused.
-///
-/// ```
-/// use uiw_stream::{AccessError, AtomicError};
-/// /// What a host's `atomic` checks of an address in a region of `len` bytes.
-/// fn check(to: u64, len: u64) -> Result<(), AtomicError> {
-///     if !to.is_multiple_of(8) {
-///         return Err(AtomicError::Unaligned);
-///     }
-///     if to.checked_add(8).ok_or(AccessError::ToWrap)? > len {
-///         return Err(AccessError::BaseOrBounds.into());
-///     }
-///     Ok(())
-/// }
-/// assert_eq!(check(12, 64), Err(AtomicError::Unaligned));
-/// assert_eq!(check(64, 64), Err(AtomicError::Access(AccessError::BaseOrBounds)));
-/// assert_eq!(check(u64::MAX - 7, 64), Err(AtomicError::Access(AccessError::ToWrap)));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AtomicError {
     /// The memory may not be used.
@@ -110,20 +75,6 @@ impl AtomicError {
 }
 
 /// Why the host cannot go on with a request or a receive. The peer is not at fault.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{ConnError};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let [mut end, _] = established(now);
-/// end.stream.fail_locally(&mut end.host, LocalError::GivenUp, now);
-/// end.take_events(now);
-/// let Some(Event::Ended(ended)) = end.events.pop() else { unreachable!() };
-/// assert_eq!(ended.error, ConnError::Local { request: None, error: LocalError::GivenUp });
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocalError {
     /// Local memory is not registered for this use, or not any more.
@@ -147,22 +98,6 @@ pub enum LocalError {
 }
 
 /// Why a stream leaves Full Operation.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{ConnError};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// assert!(ends[0].stream.close(now));
-/// carry(&mut ends, now);
-/// for end in &mut ends {
-///     let Some(Event::Ended(ended)) = end.events.pop() else { unreachable!() };
-///     assert_eq!(ended.error, ConnError::Closed);
-/// }
-/// # }
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnError {
     /// The peer broke a rule; a Terminate reports it.
@@ -229,20 +164,6 @@ impl ConnError {
 }
 
 /// Why a connection was not established.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{StartupFailure};
-/// // `Peer` is that of the example of `Host`.
-/// let now = Time::default();
-/// let mut stream = Stream::listen(Config::default(), STag(0x5100), now);
-/// let late = stream.poll_timeout();
-/// stream.handle_timeout(&mut Peer::default(), late);
-/// let Some(Event::Failed(failure)) = stream.poll_event() else { unreachable!() };
-/// assert_eq!(failure, StartupFailure::TimedOut);
-/// # }
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupFailure {
     /// The peer rejected.

@@ -8,34 +8,20 @@ use uiw_ddp::STag;
 use uiw_mpa::startup::{Negotiated, Request};
 use uiw_rdmap::Terminate;
 
-/// Something that happened to a stream: see [`crate::Stream::poll_event`].
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::PeerKind;
-/// // `End` and the functions are those of the example of `Host`.
-/// let [initiator, responder] = established(Time::default());
-/// for end in [initiator, responder] {
-///     assert_eq!(end.events.len(), 2);
-///     assert!(end.events.iter().any(|event| matches!(event, Event::Established(_))));
-///     assert!(end.events.iter().any(|event| matches!(event, Event::Peer(PeerKind::Capable(_)))));
-/// }
-/// # }
-/// ```
+/// Something that happened to a stream: see [`crate::RdmapStream::poll_event`].
 #[derive(Debug)]
 pub enum Event {
-    /// A responder has a Request. The host answers with [`crate::Stream::accept`] or [`crate::Stream::reject`].
+    /// A responder has a Request. The host answers with [`crate::RdmapStream::accept`] or [`crate::RdmapStream::reject`].
     Requested(Box<Request>),
     /// Full Operation has begun. A responder of the peer-to-peer model reports it when the peer's first FPDU has come.
     Established(Box<Established>),
     /// The connection was not established. The stream is over.
     Failed(StartupFailure),
-    /// The initiator needs a new connection of TCP, for MPA revision 1: see [`crate::Stream::reconnected`].
+    /// The initiator needs a new connection of TCP, for MPA revision 1: see [`crate::RdmapStream::reconnected`].
     Reconnect,
     /// The capability exchange is decided.
     Peer(PeerKind),
-    /// No request is under way any more: [`crate::Stream::pause`] has taken effect.
+    /// No request is under way any more: [`crate::RdmapStream::pause`] has taken effect.
     Drained,
     /// The stream has left Full Operation. What was posted to the host will not be served: it completes `named` with an error, and
     /// flushes everything else.
@@ -43,17 +29,6 @@ pub enum Event {
 }
 
 /// An established connection.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
-/// let [initiator, _] = established(Time::default());
-/// let Event::Established(established) = &initiator.events[0] else { unreachable!() };
-/// assert!(established.negotiated.crc);
-/// assert!(established.private_data.is_empty());
-/// # }
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Established {
     /// What start-up agreed on.
@@ -65,22 +40,6 @@ pub struct Established {
 }
 
 /// How a stream ended.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{ConnError};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].stream.abort(&mut ends[1].host, now);
-/// ends[1].take_events(now);
-/// carry(&mut ends, now);
-/// let Some(Event::Ended(ended)) = ends[0].events.pop() else { unreachable!() };
-/// assert!(matches!(ended.error, ConnError::Terminated(..)), "{:?}", ended.error);
-/// assert!(ended.idle && ended.terminate.is_none());
-/// # }
-/// ```
 #[derive(Debug)]
 pub struct Ended {
     /// Why.
@@ -89,7 +48,7 @@ pub struct Ended {
     pub terminate: Option<Terminate>,
     /// The request that the error is about.
     pub named: Named,
-    /// Requests were completed only after the peer had placed them ([`crate::Config::acknowledged`]).
+    /// Requests were completed only after the peer had placed them ([`crate::RdmapConfig::acknowledged`]).
     pub acknowledged: bool,
     /// No request was begun and not completed, no message was half received, and the host had not begun to close: the peer's close
     /// interrupted nothing.
@@ -99,23 +58,6 @@ pub struct Ended {
 }
 
 /// The request that an error is about.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{Named, Remote};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// let remote = Remote { stag: STag(7), to: 16 };
-/// ends[0].host.post(Op::Write { remote }, b"to memory that is not there");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// // The peer's Terminate quotes the segment of the Write.
-/// let Some(Event::Ended(ended)) = ends[0].events.pop() else { unreachable!() };
-/// assert_eq!(ended.named, Named::Write { stag: STag(7), to: 16 });
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
     /// None.

@@ -16,7 +16,7 @@ use uiw_rdmap::AtomicRequest;
 /// that the segment is legal at this place of the stream. What reaches a peer's memory was verified first: no other bytes compile.
 ///
 /// ```compile_fail,E0308
-/// fn write_unverified(host: &mut impl uiw_stream::Host, bytes: &[u8]) {
+/// fn write_unverified(host: &mut impl uiw_stream::StreamHost, bytes: &[u8]) {
 ///     let _ = host.write(uiw_ddp::STag(1), 0, bytes);
 /// }
 /// ```
@@ -24,7 +24,7 @@ use uiw_rdmap::AtomicRequest;
 /// With [`Verified`] bytes the same call does:
 ///
 /// ```
-/// fn write(host: &mut impl uiw_stream::Host, bytes: uiw_mpa::Verified<'_>) {
+/// fn write(host: &mut impl uiw_stream::StreamHost, bytes: uiw_mpa::Verified<'_>) {
 ///     let _ = host.write(uiw_ddp::STag(1), 0, bytes);
 /// }
 /// ```
@@ -32,7 +32,7 @@ use uiw_rdmap::AtomicRequest;
 /// A host with one region of memory, and what carries bytes between two ends; the examples of this crate's other items use it:
 ///
 #[doc = concat!("```\n", include_str!("../docs/peer.rs"), "# fn main() { established(Time::default()); }\n```")]
-pub trait Host {
+pub trait StreamHost {
     /// Names memory whose bytes wait in the transmit queue. Keeping it must keep the memory from being reused unnoticed.
     type Memory;
     /// Memory that was looked up and checked, for the time of one call.
@@ -60,7 +60,7 @@ pub trait Host {
     /// Places a segment of the peer's RDMA Write.
     ///
     /// # Errors
-    /// [`AccessError`]: nothing was placed; the stream is terminated (RFC 5041 section 7.1), unless [`Host::is_unreliable`].
+    /// [`AccessError`]: nothing was placed; the stream is terminated (RFC 5041 section 7.1), unless [`StreamHost::is_unreliable`].
     fn write(&mut self, stag: STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError>;
 
     /// The `len` bytes from `to` on of the memory that the peer reads, or the first of them if they lie in several pieces.
@@ -89,7 +89,7 @@ pub trait Host {
     }
 
     /// Begins to fill the oldest posted receive. Returns its bytes; `None` when none is posted: then the stream is not read until
-    /// [`crate::Stream::receive_posted`], or until [`crate::Config::no_receive_timeout`] has passed.
+    /// [`crate::RdmapStream::receive_posted`], or until [`crate::RdmapConfig::no_receive_timeout`] has passed.
     fn begin_receive(&mut self) -> Option<u32>;
 
     /// Places a segment of a Send at byte `offset` of the receive that was begun.
@@ -107,9 +107,9 @@ pub trait Host {
     /// The receive that was begun is too short for its message (`TooLong`), or its memory is gone: it completes with an error.
     fn fail_receive(&mut self, error: ReceiveError);
 
-    /// The oldest request that was not given to [`Host::built`], if it may be sent. It stays the same until then.
+    /// The oldest request that was not given to [`StreamHost::built`], if it may be sent. It stays the same until then.
     ///
-    /// A host may keep locks and pins across calls until [`Host::release`].
+    /// A host may keep locks and pins across calls until [`StreamHost::release`].
     fn next_request(&mut self) -> Option<Request>;
 
     /// The stream has done one batch of work: the host releases what it kept locked or pinned across calls.
@@ -124,7 +124,7 @@ pub trait Host {
     /// The next request, `id`, is in the transmit queue, whole; its last message has this MSN.
     fn built(&mut self, id: u32, msn: u32);
 
-    /// Appends `range` of the payload of request `id`. As provided, of what [`Host::request_payload`] returns.
+    /// Appends `range` of the payload of request `id`. As provided, of what [`StreamHost::request_payload`] returns.
     ///
     /// # Errors
     /// [`LocalError::Protection`].
@@ -182,7 +182,7 @@ pub trait Host {
     /// [`LocalError::CqOverflow`].
     fn sent(&mut self, ids: impl Iterator<Item = u32>) -> Result<(), LocalError>;
 
-    /// The peer has placed every Write and Send up to request `id`: they complete ([`crate::Config::acknowledged`]).
+    /// The peer has placed every Write and Send up to request `id`: they complete ([`crate::RdmapConfig::acknowledged`]).
     ///
     /// # Errors
     /// [`LocalError::CqOverflow`].
@@ -212,30 +212,7 @@ pub trait Host {
 /// What an atomic moves.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
 
-/// Which payload is counted: see [`Host::count`].
-///
-/// ```
-/// use uiw_stream::Traffic;
-/// /// What `Host::count` of a host adds up.
-/// #[derive(Default)]
-/// struct Bytes {
-///     sent: u64,
-///     received: u64,
-/// }
-/// impl Bytes {
-///     fn count(&mut self, traffic: Traffic, bytes: u64) {
-///         use Traffic::*;
-///         match traffic {
-///             SendSent | WriteSent | ReadSent | AtomicSent => self.sent += bytes,
-///             SendReceived | WriteReceived | ReadReceived | AtomicReceived => self.received += bytes,
-///         }
-///     }
-/// }
-/// let mut bytes = Bytes::default();
-/// bytes.count(Traffic::WriteSent, 4096);
-/// bytes.count(Traffic::ReadReceived, 100);
-/// assert_eq!((bytes.sent, bytes.received), (4096, 100));
-/// ```
+/// Which payload is counted: see [`StreamHost::count`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// A Send, or Immediate Data, which counts as a Send without payload.
@@ -256,21 +233,7 @@ pub enum Traffic {
     AtomicReceived,
 }
 
-/// What a stream waits for: see [`Host::count_wait`].
-///
-/// ```
-/// use uiw_stream::Wait;
-/// /// What `Host::count_wait` of a host adds up: waits for credit, and for a receive.
-/// fn count(waits: &mut [u64; 2], wait: Wait) {
-///     match wait {
-///         Wait::Credit => waits[0] += 1,
-///         Wait::Receive => waits[1] += 1,
-///     }
-/// }
-/// let mut waits = [0; 2];
-/// count(&mut waits, Wait::Receive);
-/// assert_eq!(waits, [0, 1]);
-/// ```
+/// What a stream waits for: see [`StreamHost::count_wait`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// The next request is a Read or an atomic, and as many are outstanding as ORD allows.
@@ -280,36 +243,13 @@ pub enum Wait {
 }
 
 /// Bytes of a [`Payload`] that were there when it was looked up are not any more: a program has unmapped them meanwhile.
-///
-/// ```
-/// use uiw_stream::SourceGone;
-/// /// What `Payload::append_to` of a host does with memory that a program may unmap.
-/// fn append(memory: Option<&[u8]>, out: &mut Vec<u8>) -> Result<(), SourceGone> {
-///     out.extend_from_slice(memory.ok_or(SourceGone)?);
-///     Ok(())
-/// }
-/// let mut out = Vec::new();
-/// assert_eq!(append(None, &mut out), Err(SourceGone));
-/// assert!(out.is_empty());
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory of a payload is gone")]
 pub struct SourceGone;
 
 /// Memory that was looked up and checked. Its bytes may change while they are read if [`Payload::is_stable`] is false.
-///
-/// ```
-/// use uiw_stream::Payload;
-/// let memory: &[u8] = b"0123456789";
-/// let mut out = Vec::new();
-/// memory.append_to(2..5, &mut out)?;
-/// assert_eq!(out, b"234");
-/// // Lent for the time of one call: it is copied.
-/// assert!(!memory.is_stable());
-/// # Ok::<(), uiw_stream::SourceGone>(())
-/// ```
 pub trait Payload {
-    /// See [`Host::Memory`].
+    /// See [`StreamHost::Memory`].
     type Memory;
 
     /// Bytes; more than none.
@@ -367,23 +307,6 @@ impl Payload for &[u8] {
 }
 
 /// A part of an answer.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{Remote};
-/// // `End` and the functions are those of the example of `Host`, which places answers by `Host::place_answer`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].host.memory[8..16].copy_from_slice(b"contents");
-/// let remote = Remote { stag: MEMORY, to: 8 };
-/// ends[0].host.post(Op::Read { remote, invalidate: None }, &[0; 8]);
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// assert_eq!(ends[0].host.requests[0].1, b"contents");
-/// assert_eq!(ends[0].host.completed, [0]);
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
     /// Of a Read: bytes.
@@ -393,24 +316,6 @@ pub enum Answer<'a> {
 }
 
 /// A message that has come for a receive.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{ReceivedKind};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].host.receives.push_back(64);
-/// ends[0].host.post(Op::Send, b"good day");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// let (received, message) = &ends[1].host.received[0];
-/// assert_eq!(received.kind, ReceivedKind::Send { len: 8, imm: None });
-/// assert!(!received.solicited && received.invalidated.is_none());
-/// assert_eq!(message, b"good day");
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
     /// What it is.
@@ -420,28 +325,11 @@ pub struct Received {
     /// The STag that it invalidated.
     pub invalidated: Option<STag>,
     /// Whether the peer waits for a placement acknowledgement of this message. A program that may exit as soon as it has seen the
-    /// message is to see it only after [`crate::Stream::take_acknowledged`] has counted it.
+    /// message is to see it only after [`crate::RdmapStream::take_acknowledged`] has counted it.
     pub awaits_ack: bool,
 }
 
 /// What came for a receive.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{ReceivedKind, Remote};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].host.receives.push_back(0);
-/// let remote = Remote { stag: MEMORY, to: 0 };
-/// ends[0].host.post(Op::WriteImm { remote, imm: 7 }, b"a record");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// assert_eq!(ends[1].host.memory[..8], *b"a record");
-/// assert_eq!(ends[1].host.received[0].0.kind, ReceivedKind::Immediate { imm: 7, write_len: 8 });
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceivedKind {
     /// A Send.
@@ -461,21 +349,6 @@ pub enum ReceivedKind {
 }
 
 /// Why a receive fails.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// ends[1].host.receives.push_back(4);
-/// ends[0].host.post(Op::Send, b"longer than four bytes");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// assert_eq!(ends[1].host.failed, [ReceiveError::TooLong { message: 22 }]);
-/// assert!(ends[1].host.received.is_empty());
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiveError {
     /// The message is longer.

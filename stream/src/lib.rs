@@ -13,7 +13,7 @@
 //!                              poll_event ─▶ Requested, Established, Ended, ...
 //! ```
 //!
-//! A [`Stream`] belongs to one connection of TCP. The program around it implements [`Host`]: the memory that the peer reaches, the
+//! A [`RdmapStream`] belongs to one connection of TCP. The program around it implements [`StreamHost`]: the memory that the peer reaches, the
 //! queues of requests and receives, and their completions. Bytes are verified and placed where they lie in the caller's buffer, and
 //! payloads are sent from the host's memory ([`Piece::Memory`]).
 //!
@@ -56,12 +56,14 @@ mod unreliable;
 mod common;
 
 pub use capabilities::{Capabilities, CapabilityExchange, PeerKind};
-pub use config::{Config, FpduSize, StableTx};
+pub use config::{FpduSize, FpduSizeError, RdmapConfig, StableTx};
 pub use error::{AccessError, AtomicError, ConnError, LocalError, StartupFailure};
 pub use event::{Ended, Established, Event, Named};
-pub use host::{Answer, Host, Payload, ReceiveError, Received, ReceivedKind, SourceGone, Traffic, Wait};
+pub use host::{
+    Answer, Payload, ReceiveError, Received, ReceivedKind, SourceGone, StreamHost, Traffic, Wait,
+};
 pub use reads::QuotedSegment;
 pub use request::{Op, Remote, Request};
 pub use sender::{Batch, MAX_BUFFER, Piece};
-pub use stream::{Stream, Transmit};
+pub use stream::{RdmapStream, Transmit};
 pub use time::Time;

@@ -1,12 +1,12 @@
 //! A stream that has lasted: its Message Sequence Numbers wrap, on every queue.
 
 use crate::common::{Pair, at};
-use crate::{Config, Op};
+use crate::{Op, RdmapConfig};
 
 // [test:RFC5041-4.3-10]
 #[test]
 fn message_sequence_numbers_wrap_on_every_queue() {
-    let mut pair = Pair::open(Config::default(), Config::default());
+    let mut pair = Pair::open(RdmapConfig::default(), RdmapConfig::default());
     for end in &mut pair.ends {
         end.stream.set_msn(u32::MAX - 1);
     }

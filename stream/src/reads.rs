@@ -77,24 +77,6 @@ pub(crate) enum InboundKind {
 }
 
 /// The front of a received segment, as far as a Terminate may quote it.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{ConnError, Remote};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// let remote = Remote { stag: STag(7), to: 16 };
-/// ends[0].host.post(Op::Write { remote }, b"to memory that is not there");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// let Some(Event::Ended(ended)) = ends[1].events.pop() else { unreachable!() };
-/// let ConnError::Fault(fault) = ended.error else { unreachable!() };
-/// // The Terminate quotes the header of the segment.
-/// assert!(fault.1.is_some());
-/// # }
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotedSegment {
     bytes: [u8; Self::LEN],

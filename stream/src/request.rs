@@ -3,21 +3,6 @@
 use uiw_ddp::STag;
 
 /// A place in the peer's memory.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// # use uiw_stream::{Remote};
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let mut ends = established(now);
-/// let remote = Remote { stag: MEMORY, to: 100 };
-/// ends[0].host.post(Op::Write { remote }, b"text");
-/// ends[0].stream.doorbell();
-/// carry(&mut ends, now);
-/// assert_eq!(ends[1].host.memory[100..104], *b"text");
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remote {
     /// The peer's STag.
@@ -27,16 +12,6 @@ pub struct Remote {
 }
 
 /// What a request does.
-///
-/// ```
-/// use uiw_ddp::STag;
-/// use uiw_stream::{Op, Remote};
-/// let remote = Remote { stag: STag(0x1234), to: 64 };
-/// // A Read and an atomic take one of the ORD credits until their answer has come.
-/// assert!(Op::Read { remote, invalidate: None }.needs_ord());
-/// assert!(Op::FetchAdd { remote, add: 1, mask: 0 }.needs_ord());
-/// assert!(!Op::Write { remote }.needs_ord());
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// RDMA Write (RFC 5040 section 4.4).
@@ -97,7 +72,7 @@ pub enum Op {
         /// Bits that are stored.
         swap_mask: u64,
     },
-    /// Sends nothing: the host executes it in its turn ([`crate::Host::execute_local`]).
+    /// Sends nothing: the host executes it in its turn ([`crate::StreamHost::execute_local`]).
     Local,
 }
 
@@ -114,7 +89,7 @@ impl Op {
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
 /// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
+/// // `End` and the functions are those of the example of `StreamHost`.
 /// let now = Time::default();
 /// let mut ends = established(now);
 /// ends[1].host.receives.push_back(64);
@@ -127,7 +102,7 @@ impl Op {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Names the request in calls of [`crate::Host`]. Consecutive requests have consecutive numbers.
+    /// Names the request in calls of [`crate::StreamHost`]. Consecutive requests have consecutive numbers.
     pub id: u32,
     /// What it does.
     pub op: Op,
@@ -137,6 +112,6 @@ pub struct Request {
     pub fence: bool,
     /// Raises a solicited event at the receiver.
     pub solicited: bool,
-    /// Its payload is a copy that the host made while posting: [`crate::Host::copy_request`] gives it.
+    /// Its payload is a copy that the host made while posting: [`crate::StreamHost::copy_request`] gives it.
     pub inline: bool,
 }

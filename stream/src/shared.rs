@@ -4,7 +4,7 @@ use crate::capabilities::PeerCaps;
 use crate::placement::PlacementAcks;
 use crate::reads::Reads;
 use crate::timers::Timers;
-use crate::{Config, Established, Event, Time};
+use crate::{Established, Event, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
@@ -22,7 +22,7 @@ pub(crate) struct Fin {
 /// What the two halves have in common, and what each passes to the other.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) config: Config,
+    pub(crate) config: RdmapConfig,
     pub(crate) initiator: bool,
     /// The time of the call that is being served.
     pub(crate) now: Time,
@@ -37,9 +37,9 @@ pub(crate) struct Shared {
     pub(crate) peer_placed: Option<u64>,
     pub(crate) fin: Fin,
     /// No FPDU is sent: RFC 5044 section 7.1.1, a responder before it has validated the initiator's first FPDU; an initiator before
-    /// [`crate::Stream::establish`]; and behind our FIN.
+    /// [`crate::RdmapStream::establish`]; and behind our FIN.
     pub(crate) hold: bool,
-    /// [`crate::Stream::establish`] is awaited.
+    /// [`crate::RdmapStream::establish`] is awaited.
     pub(crate) awaits_establish: bool,
     /// The peer's first FPDU was received and validated.
     pub(crate) first_fpdu: bool,

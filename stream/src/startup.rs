@@ -2,11 +2,11 @@
 
 use crate::capabilities::PeerCaps;
 use crate::error::{ConnError, StartupFailure};
-use crate::host::Host;
+use crate::host::StreamHost;
 use crate::shared::Shared;
-use crate::stream::{Phase, Stream};
+use crate::stream::{Phase, RdmapStream};
 use crate::timers::Timer;
-use crate::{Config, Established, Event, Time};
+use crate::{Established, Event, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -23,7 +23,7 @@ const CAPABILITY_ROUND_TRIPS: u32 = 12;
 /// The round trip is taken from start-up, where the peer's application may have taken its time to accept.
 const CAPABILITY_LONGEST: Duration = Duration::from_secs(40);
 
-impl<M> Stream<M> {
+impl<M> RdmapStream<M> {
     /// TCP is connected: an initiator sends its Request, and a stream to itself is established. A responder does nothing.
     pub fn handle_connected(&mut self, now: Time) {
         self.shared.now = now;
@@ -81,7 +81,7 @@ impl<M> Stream<M> {
     }
 
     /// Start-up frames. Returns the bytes they took.
-    pub(crate) fn handle_startup<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: &[u8]) -> usize {
+    pub(crate) fn handle_startup<H: StreamHost<Memory = M>>(&mut self, host: &mut H, bytes: &[u8]) -> usize {
         match core::mem::replace(&mut self.phase, Phase::Over) {
             Phase::AwaitReply(initiator) => match initiator.reply(bytes) {
                 Ok(None) => self.phase = Phase::AwaitReply(initiator),
@@ -106,7 +106,7 @@ impl<M> Stream<M> {
     }
 
     /// The initiator has its Reply.
-    fn on_reply<H: Host<Memory = M>>(&mut self, outcome: Outcome, host: &mut H) {
+    fn on_reply<H: StreamHost<Memory = M>>(&mut self, outcome: Outcome, host: &mut H) {
         match outcome {
             Outcome::Rejected { enhanced, private_data, markers_refused, .. } => {
                 let peer_ird_ord = enhanced.map(|said| (said.ird, said.ord));
@@ -155,7 +155,7 @@ impl<M> Stream<M> {
     /// [`ConfigError`]: nothing has changed. `Ok(None)`: there is no Request to be decided.
     pub fn accept(
         &mut self,
-        config: Config,
+        config: RdmapConfig,
         private_data: &[u8],
         now: Time,
     ) -> Result<Option<Negotiated>, ConfigError> {
@@ -214,7 +214,7 @@ impl<M> Stream<M> {
         }
     }
 
-    /// As initiator with [`Config::awaits_establish`]: the first FPDU may be sent, with which the responder of the peer-to-peer model
+    /// As initiator with [`RdmapConfig::awaits_establish`]: the first FPDU may be sent, with which the responder of the peer-to-peer model
     /// sees the connection established. Nothing happens to any other stream.
     pub fn establish(&mut self, now: Time) {
         if !self.is_open() || !core::mem::take(&mut self.shared.awaits_establish) {

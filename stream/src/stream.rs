@@ -3,14 +3,14 @@
 use crate::capabilities::PeerCaps;
 use crate::error::ConnError;
 use crate::event::Event;
-use crate::host::Host;
+use crate::host::StreamHost;
 use crate::placement::PlacementAcks;
 use crate::reads::Reads;
 use crate::receiver::Receiver;
 use crate::sender::{Batch, Sender};
 use crate::shared::{Fin, Shared};
 use crate::timers::{Timer, Timers};
-use crate::{Config, PeerKind, Time};
+use crate::{PeerKind, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -37,16 +37,16 @@ pub(crate) enum Phase {
     Over,
 }
 
-/// One RDMAP stream (RFC 5040 section 2), from the first start-up frame to the last byte. `M` is [`Host::Memory`].
+/// One RDMAP stream (RFC 5040 section 2), from the first start-up frame to the last byte. `M` is [`StreamHost::Memory`].
 ///
-/// The host moves the bytes: it gives what TCP has received to [`Stream::handle_bytes`] and sends what
-/// [`Stream::poll_transmit`] returns. After every call it takes the events of [`Stream::poll_event`] and looks at
-/// [`Stream::poll_timeout`].
+/// The host moves the bytes: it gives what TCP has received to [`RdmapStream::handle_bytes`] and sends what
+/// [`RdmapStream::poll_transmit`] returns. After every call it takes the events of [`RdmapStream::poll_event`] and looks at
+/// [`RdmapStream::poll_timeout`].
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
 /// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
+/// // `End` and the functions are those of the example of `StreamHost`.
 /// let now = Time::default();
 /// let mut ends = established(now);
 /// ends[1].host.receives.push_back(4096);
@@ -61,7 +61,7 @@ pub(crate) enum Phase {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Stream<M> {
+pub struct RdmapStream<M> {
     pub(crate) phase: Phase,
     pub(crate) shared: Shared,
     pub(crate) receiver: Receiver,
@@ -80,37 +80,23 @@ pub struct Stream<M> {
     pub(crate) private_data: Vec<u8>,
 }
 
-/// What the transport is to do: see [`Stream::poll_transmit`].
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let [mut end, _] = established(now);
-/// assert!(end.stream.poll_transmit(&mut end.host, now).is_none());
-/// end.stream.close(now);
-/// // Nothing is queued: the half of the transport is shut down.
-/// let transmit = end.stream.poll_transmit(&mut end.host, now);
-/// assert!(matches!(transmit, Some(Transmit::Fin)));
-/// # }
-/// ```
+/// What the transport is to do: see [`RdmapStream::poll_transmit`].
 #[derive(Debug)]
 pub enum Transmit<'a, M> {
-    /// Send these bytes. The host reports what the transport took with [`Stream::handle_sent`].
+    /// Send these bytes. The host reports what the transport took with [`RdmapStream::handle_sent`].
     Bytes(Batch<'a, M>),
     /// Send a FIN behind everything.
     Fin,
 }
 
-impl<M> Stream<M> {
-    /// An initiator, whose TCP connects: see [`Stream::handle_connected`]. `sink` is the STag that its Reads name; it must name no
+impl<M> RdmapStream<M> {
+    /// An initiator, whose TCP connects: see [`RdmapStream::handle_connected`]. `sink` is the STag that its Reads name; it must name no
     /// memory. `nonce` is a random number for the capability exchange.
     ///
     /// # Errors
     /// [`ConfigError`]: illegal settings, or private data that is too long.
     pub fn connect(
-        config: Config,
+        config: RdmapConfig,
         private_data: &[u8],
         sink: STag,
         nonce: u64,
@@ -122,22 +108,22 @@ impl<M> Stream<M> {
         Ok(stream)
     }
 
-    /// A responder, whose TCP is connected. `config` is the listener's: [`Stream::accept`] takes another.
+    /// A responder, whose TCP is connected. `config` is the listener's: [`RdmapStream::accept`] takes another.
     #[must_use]
-    pub fn listen(config: Config, sink: STag, now: Time) -> Self {
+    pub fn listen(config: RdmapConfig, sink: STag, now: Time) -> Self {
         let responder = Responder::new(config.startup.clone());
         Self::new(Phase::AwaitRequest(Box::new(responder)), false, config, sink, 0, now)
     }
 
     /// A stream to itself: what it sends is what it receives. Nothing is negotiated; both ends have `config`.
     #[must_use]
-    pub fn loopback(config: Config, sink: STag, now: Time) -> Self {
+    pub fn loopback(config: RdmapConfig, sink: STag, now: Time) -> Self {
         let mut stream = Self::new(Phase::Connecting, true, config, sink, 0, now);
         stream.loopback = true;
         stream
     }
 
-    fn new(phase: Phase, initiator: bool, config: Config, sink: STag, nonce: u64, now: Time) -> Self {
+    fn new(phase: Phase, initiator: bool, config: RdmapConfig, sink: STag, nonce: u64, now: Time) -> Self {
         let mut timers = Timers::new();
         timers.set(Timer::Startup, now, config.startup_timeout);
         let caps = PeerCaps::new(initiator, config.capabilities, config.acknowledged, nonce);
@@ -176,12 +162,17 @@ impl<M> Stream<M> {
     // What the transport brings.
 
     /// Takes start-up frames and whole FPDUs from the front of `bytes`, which begin where the last call stopped. Returns how many
-    /// bytes it took: the others are given again with more behind them, at least [`Stream::needed`] in all.
+    /// bytes it took: the others are given again with more behind them, at least [`RdmapStream::needed`] in all.
     ///
     /// It stops behind a start-up frame, so that the host can take the event of it; and it takes nothing while
-    /// [`Stream::accepts_bytes`] is false. The bytes may be changed in place: Markers are removed from them.
+    /// [`RdmapStream::accepts_bytes`] is false. The bytes may be changed in place: Markers are removed from them.
     #[inline]
-    pub fn handle_bytes<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: &mut [u8], now: Time) -> usize {
+    pub fn handle_bytes<H: StreamHost<Memory = M>>(
+        &mut self,
+        host: &mut H,
+        bytes: &mut [u8],
+        now: Time,
+    ) -> usize {
         self.shared.now = now;
         match self.phase {
             Phase::Open if self.receiver.is_stalled() => 0,
@@ -209,13 +200,17 @@ impl<M> Stream<M> {
 
     /// Completes the requests that the peer has acknowledged. Those before an error complete as well.
     #[inline(never)]
-    fn complete_placed<H: Host<Memory = M>>(&mut self, position: u64, host: &mut H) -> Result<(), ConnError> {
+    fn complete_placed<H: StreamHost<Memory = M>>(
+        &mut self,
+        position: u64,
+        host: &mut H,
+    ) -> Result<(), ConnError> {
         self.sender.handle_placed(position, &mut self.shared, host)
     }
 
-    /// The peer sent FIN, behind `unread` bytes that were not taken. While [`Stream::accepts_bytes`] is false for a Send that waits
+    /// The peer sent FIN, behind `unread` bytes that were not taken. While [`RdmapStream::accepts_bytes`] is false for a Send that waits
     /// for a receive, the host keeps what was not taken, and reports the FIN behind it.
-    pub fn handle_eof<H: Host<Memory = M>>(&mut self, host: &mut H, unread: usize, now: Time) {
+    pub fn handle_eof<H: StreamHost<Memory = M>>(&mut self, host: &mut H, unread: usize, now: Time) {
         self.shared.now = now;
         self.shared.fin.received = true;
         match self.phase {
@@ -228,8 +223,8 @@ impl<M> Stream<M> {
         }
     }
 
-    /// A deadline of [`Stream::poll_timeout`] has passed.
-    pub fn handle_timeout<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+    /// A deadline of [`RdmapStream::poll_timeout`] has passed.
+    pub fn handle_timeout<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         while let Some(timer) = self.shared.timers.expire(now) {
             match timer {
@@ -252,7 +247,7 @@ impl<M> Stream<M> {
         }
     }
 
-    fn on_startup_timer<H: Host<Memory = M>>(&mut self, host: &mut H) {
+    fn on_startup_timer<H: StreamHost<Memory = M>>(&mut self, host: &mut H) {
         match self.phase {
             Phase::Open => self.fail(ConnError::NoFirstFpdu, host),
             Phase::Closing | Phase::Over => {}
@@ -265,9 +260,13 @@ impl<M> Stream<M> {
     /// What is due to be sent: builds FPDUs of what the host has posted and of answers, up to a batch. `None`: nothing, until
     /// something happens.
     ///
-    /// What is returned stays due until [`Stream::handle_sent`] reports that the transport took it.
+    /// What is returned stays due until [`RdmapStream::handle_sent`] reports that the transport took it.
     #[inline]
-    pub fn poll_transmit<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) -> Option<Transmit<'_, M>> {
+    pub fn poll_transmit<H: StreamHost<Memory = M>>(
+        &mut self,
+        host: &mut H,
+        now: Time,
+    ) -> Option<Transmit<'_, M>> {
         self.shared.now = now;
         let mut more = false;
         if matches!(self.phase, Phase::Open) {
@@ -289,7 +288,7 @@ impl<M> Stream<M> {
 
     /// The transport took so many of the bytes that were due.
     #[inline]
-    pub fn handle_sent<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: usize, now: Time) {
+    pub fn handle_sent<H: StreamHost<Memory = M>>(&mut self, host: &mut H, bytes: usize, now: Time) {
         self.shared.now = now;
         let sent = self.sender.advance(bytes);
         self.shared.placement.handle_sent(sent);
@@ -302,13 +301,13 @@ impl<M> Stream<M> {
     }
 
     /// Memory of an FPDU that is partly sent is gone: the FPDU cannot be finished.
-    pub fn handle_source_gone<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+    pub fn handle_source_gone<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::SourceGone, host);
     }
 
     /// Moves the close on, once nothing is queued. True when FIN is due.
-    fn poll_close<H: Host<Memory = M>>(&mut self, host: &mut H) -> Option<Transmit<'_, M>> {
+    fn poll_close<H: StreamHost<Memory = M>>(&mut self, host: &mut H) -> Option<Transmit<'_, M>> {
         if matches!(self.phase, Phase::Open) {
             self.poll_drained();
             let fin = self.shared.fin;
@@ -343,7 +342,7 @@ impl<M> Stream<M> {
         }
     }
 
-    /// Number of messages whose placement acknowledgement TCP has taken since the last call, in the order of [`Host::receive`]. See
+    /// Number of messages whose placement acknowledgement TCP has taken since the last call, in the order of [`StreamHost::receive`]. See
     /// [`Received::awaits_ack`](crate::Received::awaits_ack).
     #[inline]
     pub fn take_acknowledged(&mut self) -> u32 {
@@ -356,7 +355,7 @@ impl<M> Stream<M> {
         self.shared.placement.is_waiting()
     }
 
-    /// The host has reported all messages to its program and does not wait for [`Stream::take_acknowledged`] any longer.
+    /// The host has reported all messages to its program and does not wait for [`RdmapStream::take_acknowledged`] any longer.
     pub fn forget_unacknowledged(&mut self) {
         self.shared.placement.forget_received();
     }
@@ -367,7 +366,7 @@ impl<M> Stream<M> {
         self.shared.events.pop_front()
     }
 
-    /// When [`Stream::handle_timeout`] is due; [`Time::NEVER`]: not at all.
+    /// When [`RdmapStream::handle_timeout`] is due; [`Time::NEVER`]: not at all.
     #[inline]
     #[must_use]
     pub fn poll_timeout(&self) -> Time {
@@ -376,15 +375,15 @@ impl<M> Stream<M> {
 
     // The inputs of the host.
 
-    /// Requests were posted: [`Stream::poll_transmit`] is due.
+    /// Requests were posted: [`RdmapStream::poll_transmit`] is due.
     #[inline]
     pub fn doorbell(&mut self) {
         self.sender.doorbell();
     }
 
-    /// Receives were posted. True when the stream goes on with [`Stream::handle_bytes`]: a segment that waited was placed, or none
+    /// Receives were posted. True when the stream goes on with [`RdmapStream::handle_bytes`]: a segment that waited was placed, or none
     /// did.
-    pub fn receive_posted<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) -> bool {
+    pub fn receive_posted<H: StreamHost<Memory = M>>(&mut self, host: &mut H, now: Time) -> bool {
         self.shared.now = now;
         if !self.is_open() {
             return false;
@@ -437,7 +436,7 @@ impl<M> Stream<M> {
 
     // How it is.
 
-    /// Whether [`Stream::handle_bytes`] takes bytes now. It does not while the host decides on a Request, while a Send waits for a
+    /// Whether [`RdmapStream::handle_bytes`] takes bytes now. It does not while the host decides on a Request, while a Send waits for a
     /// receive, and behind the peer's FIN.
     #[inline]
     #[must_use]
@@ -457,7 +456,7 @@ impl<M> Stream<M> {
         self.receiver.is_stalled()
     }
 
-    /// Bytes that the front of the input must have before [`Stream::handle_bytes`] takes anything of it, as far as is known.
+    /// Bytes that the front of the input must have before [`RdmapStream::handle_bytes`] takes anything of it, as far as is known.
     #[inline]
     #[must_use]
     pub fn needed(&self) -> usize {
@@ -477,8 +476,8 @@ impl<M> Stream<M> {
         self.sender.has_nothing_due(&self.shared) && !self.shared.fin.received
     }
 
-    /// As [`Stream::has_nothing_due`], and neither a request nor the close waits for an arrival: after one,
-    /// [`Stream::poll_transmit`] has nothing to do.
+    /// As [`RdmapStream::has_nothing_due`], and neither a request nor the close waits for an arrival: after one,
+    /// [`RdmapStream::poll_transmit`] has nothing to do.
     #[inline]
     #[must_use]
     pub fn awaits_doorbell(&self) -> bool {
@@ -503,7 +502,7 @@ impl<M> Stream<M> {
         self.receiver.negotiated()
     }
 
-    /// Whether [`Stream::handle_eof`] behind `unread` bytes of a start-up frame would report [`Event::Reconnect`]. A peer that resets the connection
+    /// Whether [`RdmapStream::handle_eof`] behind `unread` bytes of a start-up frame would report [`Event::Reconnect`]. A peer that resets the connection
     /// there has refused the Request as well: adapters do so, and a TCP whose program closes without having read all.
     #[must_use]
     pub fn may_fall_back(&self, unread: usize) -> bool {
@@ -559,7 +558,7 @@ impl<M> Stream<M> {
         self.shared.fin.wanted
     }
 
-    /// Whether the close has begun, from either end, or [`Event::Drained`] is due: then [`Stream::poll_transmit`] has something to
+    /// Whether the close has begun, from either end, or [`Event::Drained`] is due: then [`RdmapStream::poll_transmit`] has something to
     /// find out when everything is sent.
     #[inline]
     #[must_use]
@@ -601,7 +600,7 @@ impl<M> Stream<M> {
 
     /// The settings in force.
     #[must_use]
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &RdmapConfig {
         &self.shared.config
     }
 

@@ -3,15 +3,6 @@
 use core::time::Duration;
 
 /// A point in time: nanoseconds since an origin that the host chooses. The stream has no clock; it compares and adds.
-///
-/// ```
-/// use core::time::Duration;
-/// use uiw_stream::Time;
-/// let now = Time::from_nanos(5);
-/// assert_eq!(now.after(Duration::from_nanos(7)).as_nanos(), 12);
-/// assert_eq!(now.after(Duration::MAX), Time::NEVER);
-/// assert_eq!(Time::NEVER.deadline(), None);
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 

@@ -1,4 +1,4 @@
-//! Unreliable messages between two uiw peers ([`Host::is_unreliable`](crate::Host::is_unreliable)).
+//! Unreliable messages between two uiw peers ([`StreamHost::is_unreliable`](crate::StreamHost::is_unreliable)).
 //!
 //! A message that cannot be delivered is discarded as a whole: nothing of it reaches memory. DDP does not say how long a Write is, nor
 //! that Immediate Data follows it. So the sender announces Writes of more than one segment, and those with Immediate Data, by a
@@ -6,6 +6,7 @@
 
 use crate::capabilities::ZeroWrite;
 use crate::request::{Op, Request};
+use alloc::vec::Vec;
 use uiw_ddp::STag;
 
 /// STag of an announcement.
@@ -96,6 +97,28 @@ impl Discards {
         self.send = !last;
         self.immediate &= !last;
         self.untagged = self.send || self.immediate;
+    }
+}
+
+/// Different STags of unreliable Writes that were discarded, at most.
+const MAX_REFUSED: usize = 64;
+
+/// STags for which unreliable Writes were discarded. A program may write for a while to memory that its peer has given up, but to few regions: who
+/// tries many STags guesses.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RefusedStags(Vec<STag>);
+
+impl RefusedStags {
+    /// Notes an STag. False: there are too many.
+    pub(crate) fn note(&mut self, stag: STag) -> bool {
+        if self.0.contains(&stag) {
+            return true;
+        }
+        let has_room = self.0.len() < MAX_REFUSED;
+        if has_room {
+            self.0.push(stag);
+        }
+        has_room
     }
 }
 

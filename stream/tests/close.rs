@@ -5,10 +5,10 @@ mod common;
 use common::{Pair, at, config_with, pattern};
 use std::time::Duration;
 use uiw_rdmap::TerminateReason;
-use uiw_stream::{CapabilityExchange, Config, ConnError, FpduSize, Named, Op, Stream};
+use uiw_stream::{CapabilityExchange, ConnError, FpduSize, Named, Op, RdmapConfig, RdmapStream};
 
 fn pair() -> Pair {
-    Pair::open(Config::default(), Config::default())
+    Pair::open(RdmapConfig::default(), RdmapConfig::default())
 }
 
 /// FPDUs as large as MPA allows, sent from memory.
@@ -51,10 +51,10 @@ fn a_close_that_the_peer_does_not_answer_is_cut_off() {
     // The FIN leaves, and nothing comes back.
     assert!(matches!(next_transmit(&mut pair, 0), Some(None)));
     pair.now = pair.now.after(Duration::from_millis(4_999));
-    pair.call(0, Stream::handle_timeout);
+    pair.call(0, RdmapStream::handle_timeout);
     assert!(!pair.ends[0].stream.is_over());
     pair.now = pair.now.after(Duration::from_millis(1));
-    pair.call(0, Stream::handle_timeout);
+    pair.call(0, RdmapStream::handle_timeout);
     assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
     assert!(matches!(pair.ends[0].error(), ConnError::Lost));
 }
@@ -81,7 +81,7 @@ fn an_abort_reports_that_the_peer_is_not_at_fault() {
     let open = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
     next_transmit(&mut pair, 0);
     pair.ends[0].post(Op::Send, b"never built");
-    pair.call(0, Stream::abort);
+    pair.call(0, RdmapStream::abort);
     assert_eq!(pair.ends[0].terminated(), TerminateReason::LocalCatastrophic);
     assert!(pair.ends[0].ended.as_ref().is_some_and(|ended| !ended.idle));
     pair.assert_over();
@@ -100,7 +100,7 @@ fn an_fpdu_that_is_partly_sent_is_finished_before_the_terminate() {
             let mut budget = vec![0, taken];
             pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
             pair.run();
-            pair.call(0, Stream::abort);
+            pair.call(0, RdmapStream::abort);
             pair.send_cuts = Box::new(|| usize::MAX);
             pair.run();
             assert_eq!(
@@ -133,7 +133,7 @@ fn the_markers_of_a_terminate_go_by_what_is_sent() {
         pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(1_300, 9));
         let now = pair.now;
         assert!(pair.ends[0].transmit(0, now).0.is_empty(), "built, and dropped");
-        pair.call(0, Stream::abort);
+        pair.call(0, RdmapStream::abort);
         pair.assert_over();
         assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LocalCatastrophic, "{len}");
     }
@@ -148,7 +148,7 @@ fn without_its_memory_a_partly_sent_fpdu_ends_the_transport() {
         pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
         pair.run();
         pair.ends[0].host.gone = true;
-        pair.call(0, Stream::abort);
+        pair.call(0, RdmapStream::abort);
         assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
         assert!(pair.ends[0].ended.as_ref().is_some_and(|ended| ended.terminate.is_none()));
     }
@@ -158,7 +158,7 @@ fn without_its_memory_a_partly_sent_fpdu_ends_the_transport() {
     pair.send_cuts = Box::new(|| 0);
     pair.run();
     pair.ends[0].host.gone = true;
-    pair.call(0, Stream::abort);
+    pair.call(0, RdmapStream::abort);
     pair.send_cuts = Box::new(|| usize::MAX);
     pair.run();
     assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LocalCatastrophic);
@@ -172,10 +172,10 @@ fn memory_that_is_gone_while_it_is_sent_ends_the_stream() {
     pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
     pair.run();
     pair.ends[0].host.gone = true;
-    pair.call(0, Stream::handle_source_gone);
+    pair.call(0, RdmapStream::handle_source_gone);
     assert!(matches!(pair.ends[0].error(), ConnError::SourceGone));
     assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
-    pair.call(1, Stream::handle_lost);
+    pair.call(1, RdmapStream::handle_lost);
     assert!(matches!(pair.ends[1].error(), ConnError::Lost));
     assert_eq!(pair.ends[1].host.memory, vec![0; 1 << 18], "nothing of a part of an FPDU is placed");
 }
@@ -237,7 +237,7 @@ fn a_lost_transport_flushes_what_is_open() {
             pair.call(0, |stream, _, now| stream.close(now));
             assert!(next_transmit(&mut pair, 0).is_none(), "no FIN while a Read is open");
         }
-        pair.call(0, Stream::handle_lost);
+        pair.call(0, RdmapStream::handle_lost);
         let end = &mut pair.ends[0];
         assert!(matches!(end.error(), ConnError::Lost));
         assert_eq!(end.ended.as_ref().map(|ended| ended.named), Some(Named::Oldest));
@@ -246,8 +246,8 @@ fn a_lost_transport_flushes_what_is_open() {
     }
     // Behind the end nothing is reported again.
     let mut pair = pair();
-    pair.call(0, Stream::abort);
-    pair.call(0, Stream::handle_lost);
+    pair.call(0, RdmapStream::abort);
+    pair.call(0, RdmapStream::handle_lost);
     assert!(matches!(pair.ends[0].error(), ConnError::Aborted) && pair.ends[0].stream.is_over());
 }
 
@@ -269,12 +269,12 @@ fn a_detached_stream_with_open_requests_is_aborted() {
     pair.assert_over();
 }
 
-fn acknowledged() -> Config {
+fn acknowledged() -> RdmapConfig {
     config_with(|config| config.acknowledged = true)
 }
 
 /// Acknowledged completion towards a peer that is no uiw peer: zero-length Reads follow the requests.
-fn acknowledged_by_reads() -> Config {
+fn acknowledged_by_reads() -> RdmapConfig {
     config_with(|config| {
         config.acknowledged = true;
         config.capabilities = CapabilityExchange::Off;
@@ -288,7 +288,7 @@ fn acknowledged_requests_complete_when_placed() {
     }
 }
 
-fn requests_complete_when_placed(config: &Config) {
+fn requests_complete_when_placed(config: &RdmapConfig) {
     let mut pair = Pair::open(config.clone(), config.clone());
     pair.receives(1, 40, 64);
     let ids: Vec<u32> = (0..40)
@@ -323,7 +323,7 @@ fn detached_stream_sends_last_acks() {
     }
 }
 
-fn detach_with_requests_in_flight(config: &Config) {
+fn detach_with_requests_in_flight(config: &RdmapConfig) {
     let mut pair = Pair::open(config.clone(), config.clone());
     pair.receives(1, 8, 64);
     let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
@@ -464,7 +464,7 @@ fn placement_acked_before_stream_ends() {
     let placed = pair.ends[0].post(Op::Send, b"placed");
     while forward(&mut pair).is_some() {}
     pair.receive(1, usize::MAX);
-    pair.call(1, Stream::abort);
+    pair.call(1, RdmapStream::abort);
     pair.assert_over();
     assert_eq!(pair.ends[0].host.completed, [placed]);
     assert_eq!(pair.ends[0].terminated_by_peer(), TerminateReason::LocalCatastrophic);
@@ -492,7 +492,7 @@ fn fin_follows_placement_ack() {
 /// An end that does not ask for acknowledgements gets none, and acknowledges what its peer asks for.
 #[test]
 fn acks_sent_only_on_request() {
-    let mut pair = Pair::open(acknowledged(), Config::default());
+    let mut pair = Pair::open(acknowledged(), RdmapConfig::default());
     for end in 0..2 {
         pair.receives(end, 1, 64);
     }
@@ -511,7 +511,7 @@ fn a_drain_lasts_a_second_at_most() {
     pair.detach(1);
     assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))));
     pair.now = pair.now.after(Duration::from_secs(1));
-    pair.call(1, Stream::handle_timeout);
+    pair.call(1, RdmapStream::handle_timeout);
     assert!(pair.ends[1].stream.is_over() && pair.ends[1].stream.is_reset());
 }
 
@@ -593,10 +593,10 @@ fn a_limited_lifetime_resets_an_open_stream() {
         pair.call(0, |stream, _, now| stream.limit_lifetime(Duration::from_secs(3), now));
         let wait = if closes { 5_000 } else { 3_000 };
         pair.now = pair.now.after(Duration::from_millis(wait - 1));
-        pair.call(0, Stream::handle_timeout);
+        pair.call(0, RdmapStream::handle_timeout);
         assert!(!pair.ends[0].stream.is_over());
         pair.now = pair.now.after(Duration::from_millis(1));
-        pair.call(0, Stream::handle_timeout);
+        pair.call(0, RdmapStream::handle_timeout);
         assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
     }
 }
@@ -648,7 +648,7 @@ fn a_stream_that_was_reset_sends_nothing() {
     // A part of an FPDU is with TCP: the rest of it would be sent before a FIN.
     let now = pair.now;
     assert_eq!(pair.ends[0].transmit(100, now).0.len(), 100);
-    pair.call(0, Stream::handle_lost);
+    pair.call(0, RdmapStream::handle_lost);
     assert!(pair.ends[0].stream.is_over());
     assert!(next_transmit(&mut pair, 0).is_none());
 }

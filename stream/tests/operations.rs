@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_stream::{
-    CapabilityExchange, Config, FpduSize, MAX_BUFFER, Op, PeerKind, Received, ReceivedKind, StableTx,
+    CapabilityExchange, FpduSize, MAX_BUFFER, Op, PeerKind, RdmapConfig, Received, ReceivedKind, StableTx,
 };
 
 /// Where things are in the memory of each end.
@@ -154,7 +154,7 @@ fn buffer_of_large_fpdus_has_the_capacity_that_is_promised() {
 }
 
 /// One of the ways in which streams differ, from bits.
-fn setting(bits: u32) -> Config {
+fn setting(bits: u32) -> RdmapConfig {
     config_with(|config| {
         config.startup.crc = bits & 1 == 0;
         config.startup.want_markers = bits & 2 != 0;
@@ -384,7 +384,7 @@ fn the_sink_of_reads_names_no_memory() {
 fn the_answer_to_the_capability_request_is_awaited_for_round_trips() {
     for millis in [1, 600, 1500, 3000] {
         let one_way = Duration::from_millis(millis);
-        let mut pair = Pair::new(Config::default(), Config::default());
+        let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
         let id = pair.ends[0].post(Op::SendImm { imm: 7 }, b"early");
         pair.receives(1, 1, 64);
         // Request, Reply, the request for capabilities, its answer, the Send.
@@ -404,8 +404,10 @@ fn the_answer_to_the_capability_request_is_awaited_for_round_trips() {
 /// A peer that takes our request and says nothing.
 #[test]
 fn a_silent_peer_fails_the_request_alone() {
-    let mut pair =
-        Pair::new(Config::default(), config_with(|config| config.capabilities = CapabilityExchange::Off));
+    let mut pair = Pair::new(
+        RdmapConfig::default(),
+        config_with(|config| config.capabilities = CapabilityExchange::Off),
+    );
     let id = pair.ends[0].post(Op::SendImm { imm: 7 }, b"never");
     pair.ends[0].post(Op::Send, b"behind it");
     pair.receives(1, 1, 64);

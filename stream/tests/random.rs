@@ -8,7 +8,7 @@ mod common;
 use common::{Decision, Pair, at, config_with, pattern};
 use std::time::Duration;
 use uiw_mpa::startup::{Revision, RtrKinds};
-use uiw_stream::{CapabilityExchange, Config, FpduSize, LocalError, Op, StableTx, Stream, Time};
+use uiw_stream::{CapabilityExchange, FpduSize, LocalError, Op, RdmapConfig, RdmapStream, StableTx, Time};
 
 /// SplitMix64.
 struct Random(u64);
@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-fn random_config(random: &mut Random) -> Config {
+fn random_config(random: &mut Random) -> RdmapConfig {
     config_with(|config| {
         let startup = &mut config.startup;
         startup.revision = if random.one_in(6) { Revision::One } else { Revision::Two };
@@ -85,7 +85,7 @@ fn random_op(random: &mut Random) -> (Op, Vec<u8>) {
 /// Serves the deadline of end `n`, if it has passed: it is not due a second time.
 fn serve_deadline(pair: &mut Pair, n: usize) {
     if pair.ends[n].stream.poll_timeout() <= pair.now {
-        pair.call(n, Stream::handle_timeout);
+        pair.call(n, RdmapStream::handle_timeout);
         let stream = &pair.ends[n].stream;
         assert!(
             stream.poll_timeout() > pair.now || stream.poll_timeout() == Time::NEVER,
@@ -126,14 +126,14 @@ fn step(pair: &mut Pair, random: &mut Random, rude: bool) {
         21 => pair.ends[n].stream.pause(),
         22 | 23 => pair.ends[n].stream.resume(),
         24 => drop(pair.call(n, |stream, _, now| stream.close(now))),
-        25 if random.one_in(3) => pair.call(n, Stream::abort),
+        25 if random.one_in(3) => pair.call(n, RdmapStream::abort),
         26 if random.one_in(3) => {
             pair.call(n, |stream, host, now| stream.fail_locally(host, LocalError::GivenUp, now));
         }
         27 if random.one_in(3) && !pair.ends[n].host.detached => {
             pair.detach(n);
         }
-        28 if random.one_in(3) => pair.call(n, Stream::handle_lost),
+        28 if random.one_in(3) => pair.call(n, RdmapStream::handle_lost),
         29 if random.one_in(3) => pair.call(n, |stream, _, _| stream.abandon_startup()),
         30 if random.one_in(3) => pair.ends[n].host.gone = true,
         31 if random.one_in(3) => pair.ends[n].host.no_local_memory = true,

@@ -6,7 +6,9 @@ use common::{Decision, End, Pair, at, config_with};
 use std::time::Duration;
 use uiw_mpa::startup::{Revision, Rtr, RtrKinds};
 use uiw_rdmap::TerminateReason;
-use uiw_stream::{CapabilityExchange, Config, ConnError, Event, Op, PeerKind, StartupFailure, Stream};
+use uiw_stream::{
+    CapabilityExchange, ConnError, Event, Op, PeerKind, RdmapConfig, RdmapStream, StartupFailure,
+};
 
 const RTR_KINDS: [Rtr; 3] = [Rtr::Write, Rtr::Read, Rtr::Send];
 
@@ -104,7 +106,7 @@ fn an_initiator_sends_nothing_before_the_call_that_establishes() {
                 config.startup.rtr = rtr(kind);
                 config.capabilities = capabilities;
             });
-            let mut pair = Pair::new(Config { awaits_establish: true, ..responder.clone() }, responder);
+            let mut pair = Pair::new(RdmapConfig { awaits_establish: true, ..responder.clone() }, responder);
             pair.run();
             let request = pair.ends[0].sent.len();
             pair.ends[0].post(Op::Write { remote: at(0) }, b"waits");
@@ -124,16 +126,16 @@ fn an_initiator_sends_nothing_before_the_call_that_establishes() {
 #[test]
 fn a_connection_that_is_not_established_ends_without_an_fpdu() {
     let initiator = config_with(|config| config.awaits_establish = true);
-    let mut pair = Pair::new(initiator, Config::default());
+    let mut pair = Pair::new(initiator, RdmapConfig::default());
     pair.run();
     let request = pair.ends[0].sent.len();
-    pair.call(0, Stream::abort);
+    pair.call(0, RdmapStream::abort);
     pair.run();
     assert_eq!(pair.ends[0].sent.len(), request);
     assert!(pair.ends[1].established.is_none(), "{:?}", pair.ends[1].established);
     // An orderly close establishes it first.
     let initiator = config_with(|config| config.awaits_establish = true);
-    let mut pair = Pair::new(initiator, Config::default());
+    let mut pair = Pair::new(initiator, RdmapConfig::default());
     pair.run();
     pair.call(0, |stream, _, now| assert!(stream.close(now)));
     pair.run();
@@ -149,7 +151,7 @@ fn a_responder_that_must_not_send_ends_without_a_terminate() {
     });
     let mut pair = Pair::open(config.clone(), config);
     let reply = pair.ends[1].sent.len();
-    pair.call(1, Stream::abort);
+    pair.call(1, RdmapStream::abort);
     pair.run();
     assert_eq!(pair.ends[1].sent.len(), reply);
     assert!(pair.ends[1].ended.as_ref().is_some_and(|ended| ended.terminate.is_none()));
@@ -171,7 +173,7 @@ fn a_reject_carries_private_data_and_closes() {
         assert_eq!(peer_ird_ord.is_some(), revision == Revision::Two);
         assert!(pair.ends[0].stream.is_over() && pair.ends[1].fin_sent);
         // The initiator's transport ends with a reset.
-        pair.call(1, Stream::handle_lost);
+        pair.call(1, RdmapStream::handle_lost);
         assert!(pair.ends[1].stream.is_over());
         assert!(pair.ends[1].ended.is_none() && pair.ends[1].failed.is_none(), "the host rejected it");
     }
@@ -179,7 +181,7 @@ fn a_reject_carries_private_data_and_closes() {
 
 #[test]
 fn no_decision_and_no_frame_run_out_of_time() {
-    let mut pair = Pair::new(Config::default(), Config::default());
+    let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
     pair.ends[1].decision = Decision::Wait;
     pair.run();
     assert!(pair.ends[1].stream.request().is_some() && !pair.ends[1].stream.accepts_bytes());
@@ -194,7 +196,7 @@ fn no_decision_and_no_frame_run_out_of_time() {
 
 #[test]
 fn the_rtr_message_must_come_in_time() {
-    let mut pair = Pair::new(Config::default(), Config::default());
+    let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
     // The Request goes there, the Reply does not come back: the initiator sends no FPDU.
     let bytes = first_bytes(&mut pair.ends[0]);
     pair.ends[1].incoming.extend(bytes);
@@ -226,7 +228,7 @@ fn first_bytes(end: &mut End) -> Vec<u8> {
 #[test]
 fn a_peer_that_closes_on_revision_two_is_tried_with_revision_one() {
     let mut pair =
-        Pair::new(Config::default(), config_with(|config| config.startup.revision = Revision::One));
+        Pair::new(RdmapConfig::default(), config_with(|config| config.startup.revision = Revision::One));
     let request = first_bytes(&mut pair.ends[0]);
     assert_eq!(request[17], 2, "revision");
     pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
@@ -245,7 +247,7 @@ fn a_peer_that_closes_on_revision_two_is_tried_with_revision_one() {
 #[test]
 fn the_fall_back_is_for_a_close_before_the_first_byte_only_and_once() {
     for (unread, fallback, again) in [(3, true, false), (0, false, false), (0, true, true)] {
-        let mut pair = Pair::new(config_with(|config| config.fallback = fallback), Config::default());
+        let mut pair = Pair::new(config_with(|config| config.fallback = fallback), RdmapConfig::default());
         first_bytes(&mut pair.ends[0]);
         pair.call(0, |stream, host, now| stream.handle_eof(host, unread, now));
         if again {
@@ -263,7 +265,7 @@ fn the_fall_back_is_for_a_close_before_the_first_byte_only_and_once() {
 
 #[test]
 fn the_time_for_start_up_is_that_of_both_revisions_together() {
-    let mut pair = Pair::new(Config::default(), Config::default());
+    let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
     first_bytes(&mut pair.ends[0]);
     pair.ends[1].stream.abandon_startup();
     pair.advance(ms(6_000));
@@ -279,12 +281,12 @@ fn the_time_for_start_up_is_that_of_both_revisions_together() {
 /// The new connection of TCP comes too late: a stream that has failed does not begin again, with no deadline any more.
 #[test]
 fn a_stream_whose_time_for_start_up_is_over_is_not_reconnected() {
-    let mut pair = Pair::new(Config::default(), Config::default());
+    let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
     first_bytes(&mut pair.ends[0]);
     pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
     assert_eq!(pair.ends[0].reconnects, 1);
     pair.now = pair.now.after(ms(10_000));
-    pair.call(0, Stream::handle_timeout);
+    pair.call(0, RdmapStream::handle_timeout);
     assert_eq!(pair.ends[0].failed, Some(StartupFailure::TimedOut));
     pair.call(0, |stream, _, now| {
         stream.reconnected();
@@ -295,10 +297,15 @@ fn a_stream_whose_time_for_start_up_is_over_is_not_reconnected() {
 
 #[test]
 fn the_transport_may_be_lost_at_any_point_of_start_up() {
-    let config = Config::default();
-    let mut connecting =
-        Stream::<Vec<u8>>::connect(config.clone(), b"", uiw_ddp::STag(9), 1, uiw_stream::Time::default())
-            .unwrap();
+    let config = RdmapConfig::default();
+    let mut connecting = RdmapStream::<Vec<u8>>::connect(
+        config.clone(),
+        b"",
+        uiw_ddp::STag(9),
+        1,
+        uiw_stream::Time::default(),
+    )
+    .unwrap();
     let mut host = common::TestHost::new();
     connecting.handle_lost(&mut host, uiw_stream::Time::default());
     assert!(matches!(connecting.poll_event(), Some(Event::Failed(StartupFailure::Lost))));
@@ -315,7 +322,7 @@ fn the_transport_may_be_lost_at_any_point_of_start_up() {
             assert!(pair.ends[1].stream.awaits_request());
         }
         for n in 0..2 {
-            pair.call(n, Stream::handle_lost);
+            pair.call(n, RdmapStream::handle_lost);
             assert_eq!(pair.ends[n].failed, Some(StartupFailure::Lost));
         }
         pair.assert_over();
@@ -325,7 +332,7 @@ fn the_transport_may_be_lost_at_any_point_of_start_up() {
 #[test]
 fn what_is_no_frame_fails_start_up() {
     for n in 0..2 {
-        let mut pair = Pair::new(Config::default(), Config::default());
+        let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
         first_bytes(&mut pair.ends[0]);
         pair.ends[n].incoming.extend(*b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n");
         pair.run();
@@ -352,14 +359,14 @@ fn a_reply_that_offers_too_little_is_refused_with_a_terminate() {
 fn a_foreign_peer_is_found_out_without_a_pause_or_after_one() {
     // The responder's first FPDU is no answer to the capability request.
     let off = config_with(|config| config.capabilities = CapabilityExchange::Off);
-    let mut pair = Pair::open(Config::default(), off.clone());
+    let mut pair = Pair::open(RdmapConfig::default(), off.clone());
     pair.receives(0, 1, 64);
     assert_eq!(pair.ends[0].kind, None);
     pair.ends[1].post(Op::Send, b"no answer");
     pair.run();
     assert_eq!(pair.ends[0].kind, Some(PeerKind::Foreign));
     // Nothing comes at all: the request is repeated five times, and the exchange decided after a second.
-    let mut pair = Pair::open(Config::default(), off);
+    let mut pair = Pair::open(RdmapConfig::default(), off);
     let mut lengths = vec![pair.ends[0].sent.len()];
     for _ in 0..5 {
         pair.advance(ms(50));
@@ -377,7 +384,7 @@ fn a_foreign_peer_is_found_out_without_a_pause_or_after_one() {
 #[test]
 fn a_stream_to_itself_needs_no_peer() {
     let now = uiw_stream::Time::default();
-    let mut stream = Stream::<Vec<u8>>::loopback(Config::default(), uiw_ddp::STag(9), now);
+    let mut stream = RdmapStream::<Vec<u8>>::loopback(RdmapConfig::default(), uiw_ddp::STag(9), now);
     let mut host = common::TestHost::new();
     host.receives.push_back(64);
     stream.handle_connected(now);

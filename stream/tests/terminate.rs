@@ -6,10 +6,10 @@ use common::{MEMORY, Pair, at, config_with, pattern, send_header};
 use std::time::Duration;
 use uiw_ddp::{Header, STag};
 use uiw_rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
-use uiw_stream::{Config, ConnError, Named, Op, ReceiveError, Stream};
+use uiw_stream::{ConnError, Named, Op, RdmapConfig, RdmapStream, ReceiveError};
 
 fn pair() -> Pair {
-    Pair::open(Config::default(), Config::default())
+    Pair::open(RdmapConfig::default(), RdmapConfig::default())
 }
 
 fn tagged(opcode: Opcode, stag: STag, to: u64) -> Header {
@@ -216,7 +216,7 @@ fn a_read_whose_answer_is_partly_built_is_open() {
         ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1 << 18, source_stag: MEMORY, source_to: 0 };
     let fpdu = |msn| fpdu(&untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, msn, 0), &request.emit());
     for built in [false, true] {
-        let mut pair = Pair::open(Config::default(), config_with(|config| config.startup.ird = 1));
+        let mut pair = Pair::open(RdmapConfig::default(), config_with(|config| config.startup.ird = 1));
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdu(1), now));
         let now = pair.now;
         let mut sent = 0;
@@ -235,7 +235,7 @@ fn a_read_whose_answer_is_partly_built_is_open() {
 #[test]
 fn the_stream_keeps_to_its_own_ord() {
     let config = config_with(|config| config.startup.ord = 2);
-    let mut pair = Pair::open(config, Config::default());
+    let mut pair = Pair::open(config, RdmapConfig::default());
     for _ in 0..9 {
         pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 8]);
     }
@@ -324,7 +324,7 @@ fn a_send_waits_for_its_receive() {
     pair.ends[1].post(Op::Write { remote: at(0) }, b"on");
     pair.run();
     assert_eq!(&pair.ends[0].host.memory[..2], b"on");
-    assert!(!pair.call(1, Stream::receive_posted), "none was posted");
+    assert!(!pair.call(1, RdmapStream::receive_posted), "none was posted");
     pair.advance(Duration::from_millis(999));
     pair.receives(1, 1, 64);
     assert_eq!(pair.ends[1].host.received[0].1, b"early");
@@ -338,7 +338,7 @@ fn a_send_waits_for_its_receive() {
 fn a_send_without_a_receive_is_terminated_in_time() {
     for wait in [0u64, 50, 1000] {
         let config = config_with(|config| config.no_receive_timeout = Duration::from_millis(wait));
-        let mut pair = Pair::open(Config::default(), config);
+        let mut pair = Pair::open(RdmapConfig::default(), config);
         pair.ends[0].post(Op::Send, b"early");
         pair.run();
         if wait > 0 {

@@ -5,11 +5,11 @@
 //!
 //! ```
 //! use uiw::blocking::{Connection, Listener};
-//! use uiw::{ConnSettings, Device};
+//! use uiw::{ConnectionConfig, Device};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let pd = Device::open()?.alloc_pd()?;
-//! let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+//! let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
 //! let address = listener.local_addr();
 //!
 //! let server = std::thread::spawn(move || -> Result<(), uiw::WcError> {
@@ -22,7 +22,7 @@
 //! });
 //!
 //! let pd = Device::open()?.alloc_pd()?;
-//! let connection = Connection::connect(&pd, address, &ConnSettings::default())?;
+//! let connection = Connection::connect(&pd, address, &ConnectionConfig::default())?;
 //! connection.send_copy(b"good day")?;
 //! assert_eq!(connection.recv()?.as_deref(), Some(&b"good day"[..]));
 //! connection.disconnect()?;
@@ -43,7 +43,7 @@
 //! * `tokio`: the module `with_tokio`, whose `drive` makes tokio's reactor the driver of a device.
 //! * `mio`: a device is an event source of mio's (`with_mio`).
 //! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (`llp::smol`).
-//! * `tls`: TLS 1.3 below MPA ([`DeviceOptions`]`::tls`, `llp::tls`); both ends authenticate.
+//! * `tls`: TLS 1.3 below MPA ([`DeviceConfig`]`::tls`, `llp::tls`); both ends authenticate.
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
 
 pub use uiw_llp as llp;
@@ -54,17 +54,17 @@ pub use uiw_verbs::with_mio;
 #[cfg(feature = "tokio")]
 pub use uiw_verbs::with_tokio;
 pub use uiw_verbs::{
-    AcceptFailure, Access, BoundWindow, ByteStream, CapabilityExchange, ConnOptions, ConnSettings,
-    Connection, Device, DeviceOptions, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener, Message,
-    Mr, Op, OpError, Pd, PeerProfile, Progress, RegisterError, RemoteMr, Result, Revision, RtrKinds,
-    SharedMr, StableTx, StreamOptions, Wc, WcError, WcOpcode, WcStatus, WireReason, blocking,
+    AcceptFailure, Access, BoundWindow, ByteStream, CapabilityExchange, ConnConfig, Connection,
+    ConnectionConfig, Device, DeviceConfig, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener,
+    Message, Mr, Op, OpError, Pd, PeerProfile, Progress, RegisterError, RemoteMr, Result, Revision, RtrKinds,
+    SharedMr, StableTx, TransportConfig, Wc, WcError, WcOpcode, WcStatus, WireReason, blocking,
 };
 
 /// Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`raw::cm`](uiw_verbs::cm)). The
 /// memory rules are in the hands of the caller.
 pub mod raw {
     pub use uiw_verbs::{
-        AddressHandle, Arm, AsyncEvent, Bind, CompChannel, Cq, CqOptions, DatagramCounts, DatagramPort,
+        AddressHandle, Arm, AsyncEvent, Bind, CompChannel, Cq, CqConfig, DatagramCounts, DatagramPort,
         Destination, EventQueue, FastMr, FastRegister, Memory, Negotiated, Origin, Path, PostError,
         ProgressHooks, Qp, QpAttr, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, Rtr, STag,
         SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, WindowType, cm,

@@ -15,7 +15,7 @@ fn crates_have_their_names_beside_every_name_of_uiw() -> Result<(), Box<dyn Erro
     runtime.block_on(async {
         let [server, client] = devices()?;
         let drivers = [&server, &client].map(|device| tokio::spawn(with_tokio::drive(device.clone())));
-        let settings = ConnSettings::default();
+        let settings = ConnectionConfig::default();
         let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
         let address = listener.local_addr();
         let accepted = tokio::spawn(async move { listener.accept().await });
@@ -31,7 +31,7 @@ fn crates_have_their_names_beside_every_name_of_uiw() -> Result<(), Box<dyn Erro
 
 #[test]
 fn a_device_is_a_source_of_the_crate_mio() -> Result<(), Box<dyn Error>> {
-    let mut device = Device::open_with(DeviceOptions::default().progress(Progress::Manual))?;
+    let mut device = Device::open_with(DeviceConfig::default().progress(Progress::Manual))?;
     let poll = mio::Poll::new()?;
     poll.registry().register(&mut device, mio::Token(0), mio::Interest::READABLE)?;
     Ok(poll.registry().deregister(&mut device)?)

@@ -2,7 +2,7 @@
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
-use uiw_verbs::{Access, CqOptions, Device, Memory, QpCap, QpInit, QpState, RecvWr, Sge};
+use uiw_verbs::{Access, CqConfig, Device, Memory, QpCap, QpInit, QpState, RecvWr, Sge};
 
 fn main() {
     divan::main();
@@ -12,7 +12,7 @@ fn main() {
 fn push_and_poll(bencher: Bencher<'_, '_>, batch: usize) {
     let device = Device::open().expect("a device");
     let pd = device.alloc_pd().expect("a protection domain");
-    let cq = device.create_cq(1024, CqOptions::default()).expect("a completion queue");
+    let cq = device.create_cq(1024, CqConfig::default()).expect("a completion queue");
     let init = QpInit::new(&cq, &cq).cap(QpCap { max_recv_wr: 512, ..QpCap::default() }).signal_all(false);
     let qp = pd.create_qp(init).expect("a queue pair");
     let memory = Memory::owned(64).expect("memory");

@@ -5,13 +5,13 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 #[allow(dead_code)]
 fn blocking() -> Result<[uiw_verbs::blocking::Connection; 2], AnyError> {
     use uiw_verbs::blocking::{Connection, Listener};
-    use uiw_verbs::{ConnSettings, Device};
+    use uiw_verbs::{ConnectionConfig, Device};
     let pd = Device::open()?.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let to = listener.local_addr();
     let client = std::thread::spawn(move || -> Result<Connection, AnyError> {
         let pd = Device::open()?.alloc_pd()?;
-        Ok(Connection::connect(&pd, to, &ConnSettings::default())?)
+        Ok(Connection::connect(&pd, to, &ConnectionConfig::default())?)
     });
     let server = listener.accept()?;
     Ok([client.join().map_err(|_| "the client panicked")??, server])
@@ -35,9 +35,9 @@ impl End {
     }
 
     fn on(device: uiw_verbs::Device) -> Result<Self, AnyError> {
-        use uiw_verbs::{Access, CqOptions, Memory, QpInit};
+        use uiw_verbs::{Access, CqConfig, Memory, QpInit};
         let pd = device.alloc_pd()?;
-        let cq = device.create_cq(64, CqOptions::default())?;
+        let cq = device.create_cq(64, CqConfig::default())?;
         let qp = pd.create_qp(QpInit::new(&cq, &cq))?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::MW_BIND;
         let memory = pd.register_raw(Memory::owned(4096)?, 0, access)?;
@@ -69,9 +69,9 @@ fn raw() -> Result<[End; 2], AnyError> {
 
 #[allow(dead_code)]
 fn connected(client: End, server: End) -> Result<[End; 2], AnyError> {
-    use uiw_verbs::ConnOptions;
+    use uiw_verbs::ConnConfig;
     use uiw_verbs::cm::{self, CmEventKind};
-    let options = std::sync::Arc::new(ConnOptions::default());
+    let options = std::sync::Arc::new(ConnConfig::default());
     let any = "127.0.0.1:0".parse()?;
     let listener = cm::Listener::bind(&server.device, any, 16, &options, &server.channel)?;
     cm::connect(&client.qp, None, listener.local_addr(), &options, b"", &client.channel)?;

@@ -1,7 +1,7 @@
 //! `clients [PAIRS] [CLIENTS]`: requests and answers of 64 bytes by tokio tasks, 100 clients and their server, beside the same program on tokio's TCP.
 //!
 //! The server is a thread with a runtime of its own, and so are the clients; `with_tokio::drive` drives the devices. Alternating slices of a second
-//! over loopback; prints the median ratio with its range, and the noise (`cargo xtask bench clients`).
+//! over loopback; prints the requests a second of each pair: ours, TCP's, and TCP's again (`cargo xtask bench clients`).
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
-use uiw_verbs::{ConnSettings, Connection, Device, Listener, with_tokio};
+use uiw_verbs::{Connection, ConnectionConfig, Device, Listener, with_tokio};
 
 const SLICE: Duration = Duration::from_secs(1);
 const MESSAGE: [u8; 64] = [7; 64];
@@ -26,7 +26,6 @@ fn main() -> Result<()> {
     let mut args = std::env::args().skip(1).map(|number| number.parse());
     let pairs: usize = args.next().transpose()?.unwrap_or(15);
     let clients: usize = args.next().transpose()?.unwrap_or(100);
-    let (mut ratios, mut noise, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..pairs {
         // The order changes from pair to pair.
         let order: [Measure; 2] = if pair % 2 == 0 { [uiw, tcp] } else { [tcp, uiw] };
@@ -35,23 +34,8 @@ fn main() -> Result<()> {
             both.reverse();
         }
         let [of_uiw, of_tcp] = both;
-        ratios.push(of_uiw / of_tcp);
-        noise.push(tcp(clients)? / of_tcp);
-        rates.push((of_uiw, of_tcp));
+        println!("{{\"requests\": [{of_uiw}, {of_tcp}, {}]}}", tcp(clients)?);
     }
-    ratios.sort_by(f64::total_cmp);
-    noise.sort_by(f64::total_cmp);
-    rates.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let (of_uiw, of_tcp) = rates[rates.len() / 2];
-    println!(
-        "{clients} clients: {:.3} of tokio's TCP ({:.3} to {:.3}), TCP/TCP {:.3} ({:.3} to {:.3}); {of_uiw:.0} beside {of_tcp:.0} requests a second",
-        ratios[ratios.len() / 2],
-        ratios[0],
-        ratios[ratios.len() - 1],
-        noise[noise.len() / 2],
-        noise[0],
-        noise[noise.len() - 1],
-    );
     Ok(())
 }
 
@@ -91,7 +75,7 @@ fn uiw(clients: usize) -> Result<f64> {
     async fn serve(address: mpsc::Sender<SocketAddr>, clients: usize) -> Result<()> {
         let device = Device::open()?;
         let driver = tokio::spawn(with_tokio::drive(device.clone()));
-        let listener = Listener::bind(&device.alloc_pd()?, loopback()?, &ConnSettings::default())?;
+        let listener = Listener::bind(&device.alloc_pd()?, loopback()?, &ConnectionConfig::default())?;
         address.send(listener.local_addr())?;
         let mut tasks = JoinSet::new();
         for _ in 0..clients {
@@ -112,7 +96,7 @@ fn uiw(clients: usize) -> Result<f64> {
     beside(serve, clients, async |address| {
         let device = Device::open()?;
         let driver = tokio::spawn(with_tokio::drive(device.clone()));
-        let (pd, settings) = (device.alloc_pd()?, ConnSettings::default());
+        let (pd, settings) = (device.alloc_pd()?, ConnectionConfig::default());
         let mut connections = Vec::new();
         for _ in 0..clients {
             connections.push(Connection::connect(&pd, address, &settings).await?);

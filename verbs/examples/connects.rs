@@ -1,6 +1,6 @@
 //! `connects [SLICES]`: connections set up a second, 64 under way on both sides, beside TCP accept and connect.
 //!
-//! Alternating slices of half a second over loopback, a thread a side; prints the median ratio with its quartiles and the noise
+//! Alternating slices of half a second over loopback, a thread a side; prints the rates of each round: ours, TCP's, and TCP's again
 //! (`cargo xtask bench connects`).
 
 use std::collections::HashMap;
@@ -11,36 +11,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, Listener};
-use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpInit};
+use uiw_verbs::{ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpInit};
 
 const IN_FLIGHT: usize = 64;
 const SLICE: Duration = Duration::from_millis(500);
 
 fn main() -> io::Result<()> {
     let slices = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(21);
-    let (mut ratios, mut noise, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..slices {
         // The order changes from round to round.
         let order: [fn() -> io::Result<f64>; 2] = if round % 2 == 0 { [ours, raw] } else { [raw, ours] };
         let first = order[0]()?;
         let second = order[1]()?;
         let (ours, tcp) = if round % 2 == 0 { (first, second) } else { (second, first) };
-        ratios.push(ours / tcp);
-        noise.push(raw()? / tcp);
-        rates.push((ours, tcp));
+        println!("{{\"connects\": [{ours}, {tcp}, {}]}}", raw()?);
     }
-    ratios.sort_by(f64::total_cmp);
-    noise.sort_by(f64::total_cmp);
-    rates.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let at = |sorted: &[f64], quarter: usize| sorted[(sorted.len() - 1) * quarter / 4];
-    let (ours, tcp) = rates[rates.len() / 2];
-    println!(
-        "connects: {:.3} of TCP ({:.3} to {:.3}), raw/raw {:.3}; {ours:.0} beside {tcp:.0} a second",
-        at(&ratios, 2),
-        at(&ratios, 1),
-        at(&ratios, 3),
-        at(&noise, 2)
-    );
     Ok(())
 }
 
@@ -48,7 +33,7 @@ fn main() -> io::Result<()> {
 fn ours() -> io::Result<f64> {
     let stop = AtomicBool::new(false);
     let server = Side::new();
-    let options = Arc::new(ConnOptions::default());
+    let options = Arc::new(ConnConfig::default());
     let any = "127.0.0.1:0".parse().map_err(io::Error::other)?;
     let listener =
         Listener::bind(&server.device, any, 256, &options, &server.channel).map_err(io::Error::other)?;
@@ -72,7 +57,7 @@ impl Side {
     fn new() -> Self {
         let device = Device::open().expect("a device");
         let pd = device.alloc_pd().expect("a protection domain");
-        let cq = device.create_cq(1024, CqOptions::default()).expect("a completion queue");
+        let cq = device.create_cq(1024, CqConfig::default()).expect("a completion queue");
         Self { device, pd, cq, channel: Arc::default() }
     }
 
@@ -105,7 +90,7 @@ fn serve(server: &Side, stop: &AtomicBool) {
     }
 }
 
-fn connect(to: SocketAddr, options: &Arc<ConnOptions>) -> usize {
+fn connect(to: SocketAddr, options: &Arc<ConnConfig>) -> usize {
     let client = Side::new();
     let mut qps = HashMap::new();
     let begin = |qps: &mut HashMap<ConnId, Qp>| {

@@ -2,7 +2,7 @@
 //!
 //! The socket sends and receives datagrams of the same length by the same calls (sendmmsg with UDP_SEGMENT, recvmmsg with UDP_GRO) and
 //! computes the CRC at both ends. Rates are those at which less than 0.1 per cent is lost: each stack is paced, faster in steps until
-//! more is lost. Both spin; only ratios within a round are meaningful.
+//! more is lost. Both spin; only ratios within a round are meaningful. Prints messages a second and microseconds of each round, ours and those of UDP.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing, Stack as _, Token};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Outgoing, StackExtensions, Token};
 use uiw_verbs::{
-    Access, AddressHandle, Cq, CqOptions, DatagramPort, Destination, Device, Memory, Pd, Qp, QpCap, QpInit,
+    Access, AddressHandle, Cq, CqConfig, DatagramPort, Destination, Device, Memory, Pd, Qp, QpCap, QpInit,
     QpState, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc,
 };
 
@@ -40,8 +40,6 @@ const SERIES: Duration = Duration::from_millis(200);
 const LOSS: f64 = 0.001;
 /// Nothing comes any more after so long.
 const QUIET: Duration = Duration::from_millis(2);
-const RATE_BAR: f64 = 0.8;
-const TIME_BAR: f64 = 1.2;
 
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args().skip(1).collect();
@@ -97,7 +95,7 @@ impl Verbs {
     fn new() -> Self {
         let device = Device::open().expect("a device");
         let pd = device.alloc_pd().expect("a protection domain");
-        let cq = |depth| device.create_cq(depth, CqOptions::default()).expect("a completion queue");
+        let cq = |depth| device.create_cq(depth, CqConfig::default()).expect("a completion queue");
         let (scq, rcq) = (cq(1024), cq(2 * RECEIVES));
         let port =
             DatagramPort::bind(&device, &[SocketAddr::new(HERE, 0)], rcq.shard(), 1024).expect("a port");
@@ -181,7 +179,7 @@ struct Udp {
 impl Udp {
     fn new() -> Self {
         let mut stack = TcpStack::new().expect("a stack");
-        let options = DatagramOptions::default();
+        let options = DatagramConfig::default();
         let socket = stack.bind_datagrams(SocketAddr::new(HERE, 0), &options, Token(1)).expect("a socket");
         let buffer = vec![0; BUFFERS * DATAGRAM_BUFFER];
         let payload = [7; LEN - uiw_datagram::CRC_LEN];
@@ -287,7 +285,6 @@ fn child(end: &mut dyn End) -> ExitCode {
 
 /// A stack with its other process.
 struct Stack {
-    name: &'static str,
     end: Box<dyn End>,
     child: Child,
     said: BufReader<std::process::ChildStdout>,
@@ -297,12 +294,12 @@ struct Stack {
 }
 
 impl Stack {
-    fn new(name: &'static str, end: Box<dyn End>) -> Self {
+    fn new(name: &str, end: Box<dyn End>) -> Self {
         let own = std::env::current_exe().expect("a path");
         let child = Command::new(own).arg(name).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.expect("a process");
         let said = BufReader::new(child.stdout.take().expect("its output"));
-        let mut stack = Self { name, end, child, said, to: 0, rate: 1e6 };
+        let mut stack = Self { end, child, said, to: 0, rate: 1e6 };
         stack.to = stack.number() as u32;
         stack.say(&stack.end.name().to_string());
         stack
@@ -411,52 +408,20 @@ impl Drop for Stack {
     }
 }
 
-/// Median, and the range.
-fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
-    values.sort_unstable_by(f64::total_cmp);
-    (values[values.len() / 2], values[0], values[values.len() - 1])
-}
-
 fn compare(rounds: usize) -> ExitCode {
     let mut stacks = [Stack::new("uiw", Box::new(Verbs::new())), Stack::new("udp", Box::new(Udp::new()))];
     // To find the rates about which the rounds look.
     for stack in &mut stacks {
         stack.delivered();
     }
-    let (mut rates, mut times) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for round in 0..rounds {
+        let (mut rates, mut times) = ([0.0; 2], [0.0; 2]);
         for step in 0..2 {
             let at = (round + step) % 2;
-            rates[at].push(stacks[at].delivered());
-            times[at].push(stacks[at].half_round_trip());
+            rates[at] = stacks[at].delivered();
+            times[at] = stacks[at].half_round_trip();
         }
+        println!("{{\"delivered\": {rates:?}, \"half_round_trip_us\": {times:?}}}");
     }
-    let ratios =
-        |of: &[Vec<f64>; 2]| of[0].iter().zip(&of[1]).map(|(ours, raw)| ours / raw).collect::<Vec<_>>();
-    let mut all = true;
-    let mut row = |name: &str,
-                   values: &[Vec<f64>; 2],
-                   scale: f64,
-                   unit: &str,
-                   is_reached: &dyn Fn(f64) -> bool,
-                   bar: &str| {
-        for (stack, values) in stacks.iter().zip(values) {
-            let (median, low, high) = spread(values.clone());
-            println!(
-                "{name}, {}: {:.2} {unit} ({:.2} to {:.2})",
-                stack.name,
-                median / scale,
-                low / scale,
-                high / scale
-            );
-        }
-        let (ratio, low, high) = spread(ratios(values));
-        let reached = is_reached(ratio);
-        all &= reached;
-        let verdict = if reached { "reached" } else { "MISSED" };
-        println!("{name}, uiw over UDP: {ratio:.3} ({low:.3} to {high:.3}), bar {bar}: {verdict}");
-    };
-    row("64-byte Sends delivered", &rates, 1e6, "million/s", &|ratio| ratio >= RATE_BAR, ">= 0.8");
-    row("half round trip", &times, 1.0, "us", &|ratio| ratio <= TIME_BAR, "<= 1.2");
-    if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    ExitCode::SUCCESS
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, ConnOptions, Cq, CqOptions, Device, DeviceOptions, FpduSize, Memory, Pd, Progress, Qp, QpCap,
+    Access, ConnConfig, Cq, CqConfig, Device, DeviceConfig, FpduSize, Memory, Pd, Progress, Qp, QpCap,
     QpInit, RawMr, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 
@@ -15,7 +15,7 @@ use uiw_verbs::{
 struct Case {
     name: &'static str,
     round: fn(&End, &End),
-    options: fn(&mut ConnOptions),
+    options: fn(&mut ConnConfig),
 }
 
 const fn case(name: &'static str, round: fn(&End, &End)) -> Case {
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         CASES.iter().for_each(|case| eprintln!("  {}", case.name));
         return ExitCode::from(2);
     };
-    let mut options = ConnOptions::default();
+    let mut options = ConnConfig::default();
     (case.options)(&mut options);
     let (a, b) = connect(options);
     for _ in 0..rounds {
@@ -78,11 +78,11 @@ struct End {
 impl End {
     fn new() -> Self {
         let stack = uiw_llp::tcp::TcpStack::new().expect("the kernel's TCP");
-        let options = DeviceOptions::default().progress(Progress::Manual);
+        let options = DeviceConfig::default().progress(Progress::Manual);
         let device = Device::with_stack(Box::new(stack), options);
         let device = device.expect("a device");
         let pd = device.alloc_pd().expect("a protection domain");
-        let cq = || device.create_cq(1024, CqOptions::default()).expect("a completion queue");
+        let cq = || device.create_cq(1024, CqConfig::default()).expect("a completion queue");
         let (send_cq, recv_cq) = (cq(), cq());
         let init = QpInit::new(&send_cq, &recv_cq).cap(QpCap {
             max_send_wr: 256,
@@ -166,7 +166,7 @@ fn stream(a: &End, b: &End, op: fn(Remote) -> SendOp, length: u32, chain: u64) {
     }
 }
 
-fn connect(options: ConnOptions) -> (End, End) {
+fn connect(options: ConnConfig) -> (End, End) {
     let (a, b) = (End::new(), End::new());
     let options = Arc::new(options);
     let any = "127.0.0.1:0".parse().expect("an address");

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, ConnOptions, Cq, CqOptions, Device, Memory, Pd, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags,
+    Access, ConnConfig, Cq, CqConfig, Device, Memory, Pd, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags,
     SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
@@ -136,11 +136,11 @@ struct Pair {
 
 impl Pair {
     fn connect(device: &Device, queues: usize, pattern: &Pattern) -> Self {
-        let cq = || device.create_cq(1024, CqOptions::default()).expect("a completion queue");
+        let cq = || device.create_cq(1024, CqConfig::default()).expect("a completion queue");
         let first = cq();
         let second = if queues == 1 { Arc::clone(&first) } else { cq() };
         let (a, b) = (End::new(device, first, pattern), End::new(device, second, pattern));
-        let (options, channel) = (Arc::new(ConnOptions::default()), Arc::new(CmChannel::default()));
+        let (options, channel) = (Arc::new(ConnConfig::default()), Arc::new(CmChannel::default()));
         let any = "127.0.0.1:0".parse().expect("an address");
         let listener = cm::Listener::bind(device, any, 1, &options, &channel).expect("a listener");
         let to = listener.local_addr();

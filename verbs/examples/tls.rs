@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{Access, ConnSettings, Device, DeviceOptions};
+use uiw_verbs::{Access, ConnectionConfig, Device, DeviceConfig};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -33,29 +33,24 @@ fn main() -> Result<()> {
     });
     let [client, server] = configs;
     let (client, server) = (client?, server?);
-    let mut ratios = Vec::new();
     for round in 0..=rounds {
         let ours = writes(&client, &server, slice)?;
         let bare = bare(&client, &server, slice)?;
         // The first round fills caches and memory pools.
         if round > 0 {
-            println!("{:.3} GB/s, bare rustls {:.3} GB/s, {:.3}", ours / 1e9, bare / 1e9, ours / bare);
-            ratios.push(ours / bare);
+            println!("{{\"bytes\": [{ours}, {bare}]}}");
         }
     }
-    ratios.sort_by(f64::total_cmp);
-    let at = |part: f64| ratios[((ratios.len() - 1) as f64 * part).round() as usize];
-    println!("ratio: median {:.3}, range {:.3} to {:.3}", at(0.5), at(0.0), at(1.0));
     Ok(())
 }
 
 /// Bytes a second of Writes.
 fn writes(client: &TlsConfig, server: &TlsConfig, slice: Duration) -> Result<f64> {
     let device = |config: &TlsConfig| -> Result<Device> {
-        Ok(Device::open_with(DeviceOptions::default().tls(Tls::new(config.clone())?))?)
+        Ok(Device::open_with(DeviceConfig::default().tls(Tls::new(config.clone())?))?)
     };
     let (server, client) = (device(server)?, device(client)?);
-    let settings = ConnSettings::default();
+    let settings = ConnectionConfig::default();
     let pd = server.alloc_pd()?;
     let listener = Listener::bind(&pd, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0), &settings)?;
     let to = listener.local_addr();

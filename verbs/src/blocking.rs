@@ -3,7 +3,7 @@
 
 use crate::cm::{CloseReason, ConnInfo};
 use crate::{
-    Access, BoundWindow, ConnSettings, Device, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result,
+    Access, BoundWindow, ConnectionConfig, Device, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result,
     SharedMr, Wc, WcError,
 };
 use std::io;
@@ -35,7 +35,7 @@ impl Connection {
     ///
     /// # Errors
     /// As [`crate::Connection::connect`].
-    pub fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+    pub fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let device = pd.device().to_handle();
         let inner = device.block_on(crate::Connection::connect(pd, peer, settings))?;
         Ok(Self { device, inner })
@@ -144,9 +144,9 @@ impl Connection {
 /// # fn main() -> Result<(), AnyError> {
 /// use std::time::Duration;
 /// use uiw_verbs::blocking::Listener;
-/// use uiw_verbs::{ConnSettings, Device};
+/// use uiw_verbs::{ConnectionConfig, Device};
 /// let pd = Device::open()?.alloc_pd()?;
-/// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+/// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
 /// assert!(listener.incoming(Duration::from_millis(1))?.is_none(), "no peer yet");
 /// # Ok(())
 /// # }
@@ -162,7 +162,7 @@ impl Listener {
     ///
     /// # Errors
     /// As [`crate::Listener::bind`].
-    pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+    pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let inner = crate::Listener::bind(pd, local, settings)?;
         Ok(Self { device: pd.device().to_handle(), inner })
     }

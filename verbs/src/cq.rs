@@ -20,17 +20,6 @@ use std::task::{Context, Poll, Waker};
 const BATCH: usize = 16;
 
 /// What raises the next event of a completion queue.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// use uiw_verbs::Arm;
-/// // An event for the next completion, to sleep for it.
-/// end.cq.arm(Arm::Any);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arm {
     /// Nothing.
@@ -43,18 +32,8 @@ pub enum Arm {
 }
 
 /// Options of a completion queue.
-///
-/// ```
-/// use std::sync::Arc;
-/// use uiw_verbs::{CompChannel, CqOptions, Device};
-/// let device = Device::open()?;
-/// let channel = Arc::new(CompChannel::default());
-/// let cq = device.create_cq(16, CqOptions { channel: Some(channel), timestamps: true, ..CqOptions::default() })?;
-/// assert_eq!(cq.depth(), 16);
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 #[derive(Clone, Debug, Default)]
-pub struct CqOptions {
+pub struct CqConfig {
     /// Where its events go.
     pub channel: Option<Arc<CompChannel>>,
     /// Whether completions carry the time.
@@ -77,20 +56,10 @@ pub(crate) struct Cqe {
 
 /// A completion queue: a ring of fixed depth. A completion that finds it full is lost: the queue raises
 /// [`AsyncEvent::CqError`] once, and every queue pair that loses a completion enters the error state.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// let mut completions = Vec::new();
-/// assert_eq!(end.cq.poll(&mut completions, 16), 0);
-/// # Ok(())
-/// # }
-/// ```
 pub struct Cq {
     num: u32,
     device: Device,
-    options: CqOptions,
+    options: CqConfig,
     inner: Mutex<Inner>,
     /// Copy of the ring's length that a poller reads without the lock.
     queued: AtomicUsize,
@@ -135,7 +104,7 @@ impl Cq {
         device: &Device,
         num: u32,
         depth: u32,
-        options: CqOptions,
+        options: CqConfig,
         consumer: Option<Arc<dyn Consumer>>,
     ) -> Arc<Self> {
         // A consumer has taken every completion.
@@ -284,16 +253,6 @@ impl Cq {
 
     /// Takes up to `max` completions as [`Cq::poll_with`] does, without driving: for a program that drives many queues at once
     /// ([`Device::drive`], [`PollWaiter`](crate::PollWaiter)).
-    ///
-    /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-    /// # fn main() -> Result<(), AnyError> {
-    /// # let end = End::new()?;
-    /// end.device.drive(end.cq.shards());
-    /// assert_eq!(end.cq.take_with(16, |wc| println!("{wc:?}")), 0);
-    /// # Ok(())
-    /// # }
-    /// ```
     pub fn take_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
         if self.is_empty() { 0 } else { self.pop(max, &mut each) }
     }
@@ -552,20 +511,20 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Zero`], [`Error::Limit`].
-    pub fn create_cq(&self, depth: u32, options: CqOptions) -> Result<Arc<Cq>> {
+    pub fn create_cq(&self, depth: u32, options: CqConfig) -> Result<Arc<Cq>> {
         self.create_cq_with(depth, options, None)
     }
 
     /// A completion queue whose completions a consumer takes: it is always empty, and does not overflow. The consumer holds at most as many
     /// completions as requests were posted that it has not given back to the program.
     pub(crate) fn create_consumed_cq(&self, depth: u32, consumer: Arc<dyn Consumer>) -> Result<Arc<Cq>> {
-        self.create_cq_with(depth, CqOptions::default(), Some(consumer))
+        self.create_cq_with(depth, CqConfig::default(), Some(consumer))
     }
 
     fn create_cq_with(
         &self,
         depth: u32,
-        options: CqOptions,
+        options: CqConfig,
         consumer: Option<Arc<dyn Consumer>>,
     ) -> Result<Arc<Cq>> {
         self.driver().shared.call(Call::CreateCq)?;
@@ -631,7 +590,7 @@ mod tests {
     #[test]
     fn completions_are_taken_in_order_while_the_ring_wraps() {
         let device = Device::open().unwrap();
-        let cq = device.create_cq(7, CqOptions::default()).unwrap();
+        let cq = device.create_cq(7, CqConfig::default()).unwrap();
         let mut wakes = Wakes::default();
         let (mut pushed, mut taken) = (0, Vec::new());
         for (count, max, all) in

@@ -6,7 +6,7 @@ use crate::event::AsyncEvent;
 use crate::faults::{Call, CmCall, CmFault};
 use crate::lingering::Lingering;
 use crate::notify::EventQueue;
-use crate::options::{DeviceOptions, Limits};
+use crate::options::{CaptureTarget, DeviceConfig, Limits};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -17,8 +17,9 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use uiw_counters::Snapshot;
-use uiw_llp::Stack;
+use uiw_llp::TransportStack;
 use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
+use uiw_llp::fault::FaultStack;
 
 /// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
 ///
@@ -53,23 +54,17 @@ enum Hold {
 impl Device {
     /// A device on the kernel's TCP.
     ///
-    /// ```
-    /// let device = uiw_verbs::Device::open()?;
-    /// assert!(device.shards() >= 1);
-    /// # Ok::<(), uiw_verbs::Error>(())
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Io`] when the process has no descriptors or threads left.
     pub fn open() -> Result<Self> {
-        Self::open_with(DeviceOptions::default())
+        Self::open_with(DeviceConfig::default())
     }
 
     /// A device on the kernel's TCP, with options.
     ///
     /// # Errors
     /// As [`Device::open`]; [`Error::Io`] when the capture cannot be written; [`Error::Limit`] and [`Error::Zero`] for options.
-    pub fn open_with(options: DeviceOptions) -> Result<Self> {
+    pub fn open_with(options: DeviceConfig) -> Result<Self> {
         let stack = uiw_llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?;
         Self::with_stack(Box::new(stack), options)
     }
@@ -78,18 +73,8 @@ impl Device {
     ///
     /// # Errors
     /// As [`Device::open_with`].
-    pub fn with_stack(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Self> {
-        let stack: Box<dyn Stack> = match &options.capture {
-            Some(file) => Box::new(CaptureStack::new(stack, shared_capture(file)?, "uiw")),
-            None => stack,
-        };
-        #[cfg(feature = "tls")]
-        let stack: Box<dyn Stack> = match &options.tls {
-            Some(tls) => {
-                Box::new(uiw_llp::tls::TlsStack::new(stack, tls).map_err(Error::io("starting TLS"))?)
-            }
-            None => stack,
-        };
+    pub fn with_stack(stack: Box<dyn TransportStack>, options: DeviceConfig) -> Result<Self> {
+        let stack = assemble(stack, &options)?;
         let lenient_invalidate = options.lenient_invalidate;
         let driver = Driver::start(stack, options)?;
         driver.shared.table.set_lenient_invalidate(lenient_invalidate);
@@ -169,7 +154,7 @@ impl Device {
         self.driver.wait_fds()
     }
 
-    /// How many shards it has: see [`DeviceOptions::shards`].
+    /// How many shards it has: see [`DeviceConfig::shards`].
     #[must_use]
     pub fn shards(&self) -> usize {
         self.driver.shards().len()
@@ -183,17 +168,17 @@ impl Device {
 
     /// The device's counters now: messages and bytes by operation and direction, waits, refusals, Terminates; of each shard, each
     /// connection and the device. No lock is taken. `uiw stat` shows the same numbers of programs that publish theirs
-    /// ([`DeviceOptions::counters`]).
+    /// ([`DeviceConfig::counters`]).
     ///
     /// Round trips and retransmissions are the kernel's: [`Snapshot::read_tcp`] asks it, with some system calls a connection.
     ///
     /// ```
     /// use uiw_verbs::blocking::{Connection, Listener};
-    /// use uiw_verbs::{ConnSettings, Device};
+    /// use uiw_verbs::{ConnectionConfig, Device};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let (server, client) = (Device::open()?, Device::open()?);
-    /// let settings = ConnSettings::default();
+    /// let settings = ConnectionConfig::default();
     /// let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
     /// let address = listener.local_addr();
     /// let accepted = std::thread::spawn(move || listener.accept());
@@ -217,17 +202,8 @@ impl Device {
         self.driver.shared.counters.snapshot()
     }
 
-    /// Whether the counters are in a file that other processes read. They are not without [`DeviceOptions::counters`], and where the file
+    /// Whether the counters are in a file that other processes read. They are not without [`DeviceConfig::counters`], and where the file
     /// cannot be made.
-    ///
-    /// ```
-    /// use uiw_verbs::Device;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// assert!(!Device::open()?.publishes_counters());
-    /// # Ok(())
-    /// # }
-    /// ```
     #[must_use]
     pub fn publishes_counters(&self) -> bool {
         self.driver.shared.counters.is_published()
@@ -314,6 +290,27 @@ impl Device {
     ) -> Option<T> {
         self.driver.block_on(deadline, poll)
     }
+}
+
+/// Adds what the options ask for to the transport, from the wire up: the capture has what is on the wire, and transport faults are
+/// injected below TLS.
+fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceConfig) -> Result<Box<dyn TransportStack>> {
+    let sink = match &options.capture {
+        Some(CaptureTarget::File(file)) => Some(shared_capture(file)?),
+        Some(CaptureTarget::Sink(sink)) => Some(Arc::clone(sink)),
+        None => None,
+    };
+    if let Some(sink) = sink {
+        stack = Box::new(CaptureStack::new(stack, sink, "uiw"));
+    }
+    if let Some((seed, faults)) = &options.transport_faults {
+        stack = Box::new(FaultStack::new(stack, *seed, faults.clone()));
+    }
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &options.tls {
+        stack = Box::new(uiw_llp::tls::TlsStack::new(stack, tls).map_err(Error::io("starting TLS"))?);
+    }
+    Ok(stack)
 }
 
 /// The capture to `file`, shared by the devices of the process that name it.

@@ -6,16 +6,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Why a call was refused or failed. One variant per rule.
-///
-/// ```
-/// use uiw_verbs::{ConnSettings, Device, Error, blocking::Connection};
-/// let pd = Device::open()?.alloc_pd()?;
-/// match Connection::connect(&pd, "127.0.0.1:1".parse().unwrap(), &ConnSettings::default()) {
-///     Err(Error::Refused { peer }) => println!("no program listens on {peer}"),
-///     other => panic!("{other:?}"),
-/// }
-/// # Ok::<(), Error>(())
-/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -137,6 +127,14 @@ pub enum Error {
         /// Whether we had asked for Markers: the Linux siw driver, for one, rejects that.
         markers_asked: bool,
     },
+    /// The peer has no queue pair for a SIDR request.
+    #[error("{peer} has no queue pair for the request")]
+    NoQueuePair {
+        /// The peer.
+        peer: SocketAddr,
+        /// Its private data.
+        private_data: Vec<u8>,
+    },
     /// No program listens on that port.
     #[error("{peer} refused the connection: no program listens on that port")]
     Refused {
@@ -245,18 +243,6 @@ pub enum Error {
 }
 
 /// With the kind that std has for the same failure; the error itself is the source.
-///
-/// ```
-/// use std::io;
-/// use uiw_verbs::{ConnSettings, Device, blocking::Connection};
-///
-/// fn connect() -> io::Result<Connection> {
-///     let device = Device::open()?;
-///     let pd = device.alloc_pd()?;
-///     Ok(Connection::connect(&pd, "127.0.0.1:9".parse().unwrap(), &ConnSettings::default())?)
-/// }
-/// assert_eq!(connect().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
-/// ```
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         Self::new(error.io_kind(), error)
@@ -273,7 +259,9 @@ impl Error {
             Self::Io { source, .. } | Self::Lost { source, .. } | Self::Injected { source, .. } => {
                 source.kind()
             }
-            Self::Refused { .. } | Self::Rejected { .. } => io::ErrorKind::ConnectionRefused,
+            Self::Refused { .. } | Self::Rejected { .. } | Self::NoQueuePair { .. } => {
+                io::ErrorKind::ConnectionRefused
+            }
             Self::PeerStartup { .. } | Self::PeerRefusal { .. } => io::ErrorKind::InvalidData,
             Self::TimedOut { .. } => io::ErrorKind::TimedOut,
             Self::ClosedInStartup { .. } => io::ErrorKind::ConnectionReset,
@@ -304,34 +292,9 @@ impl Error {
 }
 
 /// Result of a call.
-///
-/// ```
-/// fn devices() -> uiw_verbs::Result<[uiw_verbs::Device; 2]> {
-///     Ok([uiw_verbs::Device::open()?, uiw_verbs::Device::open()?])
-/// }
-/// # devices()?;
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// A chain of posts stopped at request `index`; those before it were accepted.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [end, _peer] = raw()?;
-/// use uiw_verbs::{SendFlags, SendOp, SendWr};
-/// let address = Vec::from([0u8; 2000]);
-/// let inline = |length| [uiw_verbs::Sge { addr: address.as_ptr() as u64, length, ..Default::default() }];
-/// let (short, long) = (inline(8), inline(2000));
-/// let send = SendWr { wr_id: 1, op: SendOp::Send, sges: &short, flags: SendFlags::INLINE };
-/// let long = SendWr { wr_id: 2, sges: &long, ..send };
-/// // SAFETY: `end` keeps the memory, which is the engine's, until after the queue pair.
-/// let refused = unsafe { end.qp.post_send([send, long]) }.unwrap_err();
-/// assert_eq!(refused.index, 1, "inline data has a limit of 256 bytes");
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("request {index} of the chain: {error}")]
 pub struct PostError {

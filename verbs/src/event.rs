@@ -5,17 +5,6 @@ use crate::wc::WireReason;
 use uiw_datagram::Qpn;
 
 /// Something that happened to an object of the device.
-///
-/// ```
-/// use uiw_verbs::{AsyncEvent, Device};
-/// let device = Device::open()?;
-/// while let Some(event) = device.async_events().try_pop() {
-///     if let AsyncEvent::CqError { cq } = event {
-///         eprintln!("completion queue {cq} has lost completions");
-///     }
-/// }
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
     /// The port does not work any more. The C libraries raise this and the next three when a network interface changes; in other programs only

@@ -43,18 +43,18 @@ pub mod with_mio;
 pub mod with_tokio;
 
 pub use api::{
-    AcceptFailure, BoundWindow, ByteStream, ConnSettings, Connection, Incoming, IoBuf, IoBufMut, Listener,
-    Message, Mr, Op, OpError, RegisterError, SharedMr, WcError,
+    AcceptFailure, BoundWindow, ByteStream, Connection, ConnectionConfig, Incoming, IoBuf, IoBufMut,
+    Listener, Message, Mr, Op, OpError, RegisterError, SharedMr, WcError,
 };
 pub use comp_channel::CompChannel;
-pub use cq::{Arm, Cq, CqOptions};
+pub use cq::{Arm, Cq, CqConfig};
 pub use device::Device;
 pub use error::{Error, PostError, Result};
 pub use event::AsyncEvent;
 pub use faults::{Call, CmCall, CmFault, FaultPlan, FaultPlanError, When};
 pub use mr::{FastMr, RawMr, RawMw, RemoteMr};
 pub use notify::EventQueue;
-pub use options::{ConnOptions, DeviceOptions, Limits, PeerProfile, Progress, ProgressHooks};
+pub use options::{ConnConfig, DeviceConfig, Limits, PeerProfile, Progress, ProgressHooks};
 pub use pd::Pd;
 pub use poll_waiter::{PollWaiter, ShardSet};
 pub use qp::{Path, Qp, QpAttr, QpCap, QpInit, QpState};
@@ -66,7 +66,7 @@ pub use wr::{Bind, FastRegister, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge}
 
 pub use uiw_counters as counters;
 pub use uiw_ddp::STag;
-pub use uiw_llp::StreamOptions;
+pub use uiw_llp::TransportConfig;
 pub use uiw_mem::{Access, Memory, WindowType};
 pub use uiw_mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};
 pub use uiw_rdmap::Origin;

@@ -12,14 +12,6 @@ use uiw_mem::{
 };
 
 /// A peer's memory, as the peer describes it in a message of the application.
-///
-/// ```
-/// use uiw_verbs::{RemoteMr, STag};
-/// let memory = RemoteMr { addr: 4096, len: 100, rkey: STag(0x12_3401) };
-/// assert_eq!(RemoteMr::from_bytes(&memory.to_bytes()), Some(memory));
-/// assert_eq!(memory.slice(10..20)?.addr, 4106);
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteMr {
     /// Tagged offset of the first byte.
@@ -71,17 +63,6 @@ impl RemoteMr {
 }
 
 /// A registered region, `ibv_mr`. Dropping it deregisters.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::{Access, Device, Memory};
-/// let pd = Device::open()?.alloc_pd()?;
-/// let region = pd.register_raw(Memory::owned(4096)?, 0, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-/// assert_eq!((region.addr(), region.len()), (0, 4096));
-/// # Ok(())
-/// # }
-/// ```
 pub struct RawMr {
     pd: Mutex<Pd>,
     region: Mutex<Arc<Region>>,
@@ -190,16 +171,6 @@ impl Drop for RawMr {
 }
 
 /// A memory window, `ibv_mw`. Dropping it revokes what it opened.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::{Device, WindowType};
-/// let window = Device::open()?.alloc_pd()?.alloc_window(WindowType::Two)?;
-/// assert_eq!(window.kind(), WindowType::Two);
-/// # Ok(())
-/// # }
-/// ```
 pub struct RawMw {
     pd: Pd,
     window: Arc<Window>,
@@ -244,15 +215,6 @@ impl Drop for RawMw {
 }
 
 /// A fast-register STag. Dropping it ends what it names.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// let memory = uiw_verbs::Device::open()?.alloc_pd()?.alloc_fast(1 << 20)?;
-/// println!("STag {} has no memory yet: see FastRegister", memory.stag());
-/// # Ok(())
-/// # }
-/// ```
 pub struct FastMr {
     pd: Pd,
     entry: Arc<uiw_mem::Entry>,

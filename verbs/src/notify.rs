@@ -182,12 +182,6 @@ impl Tokens {
 }
 
 /// A queue of events with three ways to wait for them: a waker, a descriptor, or polling.
-///
-/// ```
-/// let device = uiw_verbs::Device::open()?;
-/// assert!(device.async_events().try_pop().is_none());
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 pub struct EventQueue<T> {
     inner: Mutex<Inner<T>>,
     /// How many events there are, for a look without the lock; written with it.

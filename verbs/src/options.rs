@@ -1,21 +1,17 @@
 //! What a user can set: per device, per listener and per connection.
 
-use crate::api::ConnSettings;
+use crate::api::ConnectionConfig;
 use crate::faults::FaultPlan;
+use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Publish;
-use uiw_llp::StreamOptions;
-use uiw_llp::capture::PcapFile;
-use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
+use uiw_llp::TransportConfig;
+use uiw_llp::capture::{PcapFile, PcapSink};
+use uiw_llp::fault::Faults;
+use uiw_mpa::startup::{Revision, RtrKinds, StartupConfig};
 use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
 
 /// A departure from the RFCs for the sake of one kind of peer.
-///
-/// ```
-/// use uiw_verbs::{ConnSettings, PeerProfile};
-/// let settings = ConnSettings::default().profile(PeerProfile::SiwGso);
-/// # let _ = settings;
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerProfile {
@@ -38,7 +34,7 @@ macro_rules! options {
         $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*
     }) => {
         $(#[$about])*
-        #[derive(Clone, Debug)]
+        #[derive(Clone, Debug, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct $of {
             $($(#[doc = $doc])+ pub $name: $kind,)*
@@ -73,14 +69,8 @@ macro_rules! setters {
 }
 
 options! {
-    /// Options of one connection, or of every connection of a listener, for the raw layer. [`ConnSettings`] has the same ones.
-    ///
-    /// ```
-    /// use uiw_verbs::ConnOptions;
-    /// let options = ConnOptions::default().crc(false).ird(16).ord(16);
-    /// assert!(!options.crc);
-    /// ```
-    pub struct ConnOptions, set in ConnSettings.options {
+    /// Options of one connection, or of every connection of a listener, for the raw layer. [`ConnectionConfig`] has the same ones.
+    pub struct ConnConfig, set in ConnectionConfig.options {
         /// Highest MPA revision. Default: 2.
         revision: Revision = Revision::Two,
         /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
@@ -121,21 +111,21 @@ options! {
         /// listens. Default: zero, which is one attempt.
         refused_retry_time: Duration = Duration::ZERO,
         /// How long an inbound Send may wait for a receive before the stream is terminated: zero is not at all, [`Duration::MAX`] for
-        /// ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnOptions`], for ever with
-        /// [`ConnSettings`].
+        /// ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnConfig`], for ever with
+        /// [`ConnectionConfig`].
         no_receive_timeout: Duration = Duration::from_secs(1),
-        /// How long an orderly close may take before the connection is cut. Default: 5 s with [`ConnOptions`], 60 s with
-        /// [`ConnSettings`].
+        /// How long an orderly close may take before the connection is cut. Default: 5 s with [`ConnConfig`], 60 s with
+        /// [`ConnectionConfig`].
         close_timeout: Duration = Duration::from_secs(5),
         /// Falls back to MPA revision 1 when a peer closes or resets the connection on revision 2 before any Reply byte. Default: true.
         fallback: bool = true,
         /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
-        /// be had then. Default: [`StreamOptions::default`].
-        stream: StreamOptions = StreamOptions::default(),
+        /// be had then. Default: [`TransportConfig::default`].
+        stream: TransportConfig = TransportConfig::default(),
     }
 }
 
-/// Defines an option that is kept in [`ConnOptions::stream`], for both.
+/// Defines an option that is kept in [`ConnConfig::stream`], for both.
 macro_rules! dead_after {
     ($($of:ident: $($field:ident).+;)*) => {$(
         impl $of {
@@ -153,14 +143,14 @@ macro_rules! dead_after {
 }
 
 dead_after! {
-    ConnOptions: stream;
-    ConnSettings: options.stream;
+    ConnConfig: stream;
+    ConnectionConfig: options.stream;
 }
 
-impl ConnOptions {
+impl ConnConfig {
     /// What start-up asks for and offers.
-    pub(crate) fn startup(&self) -> MpaConfig {
-        MpaConfig {
+    pub(crate) fn startup(&self) -> StartupConfig {
+        StartupConfig {
             revision: self.revision,
             crc: self.crc,
             want_markers: self.markers,
@@ -173,8 +163,8 @@ impl ConnOptions {
     }
 
     /// Settings of the stream.
-    pub(crate) fn stream_config(&self) -> uiw_stream::Config {
-        uiw_stream::Config {
+    pub(crate) fn stream_config(&self) -> uiw_stream::RdmapConfig {
+        uiw_stream::RdmapConfig {
             startup: self.startup(),
             fpdu: self.fpdu,
             capabilities: self.capabilities,
@@ -190,13 +180,6 @@ impl ConnOptions {
 }
 
 /// Which thread moves the bytes of a device.
-///
-/// ```
-/// use uiw_verbs::{Device, DeviceOptions, Progress};
-/// let device = Device::open_with(DeviceOptions::default().progress(Progress::Manual))?;
-/// assert_eq!(device.pump(), 0, "nothing to do yet");
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
@@ -209,12 +192,6 @@ pub enum Progress {
 
 /// What is called around a thread's work for a device, whichever call brings it to drive: for a program that has to change a
 /// property of the thread meanwhile, as the C libraries do with cancellation.
-///
-/// ```
-/// use uiw_verbs::{DeviceOptions, ProgressHooks};
-/// let options = DeviceOptions::default().progress_hooks(ProgressHooks { enter: || 7, leave: |entered| assert_eq!(entered, 7) });
-/// # let _ = options;
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressHooks {
     /// Called when the thread has taken the device.
@@ -225,11 +202,6 @@ pub struct ProgressHooks {
 
 options! {
     /// Limits of a device; the defaults are no smaller than those of the Linux siw driver.
-    ///
-    /// ```
-    /// use uiw_verbs::Limits;
-    /// assert_eq!(Limits::default().max_qp(16).max_qp, 16);
-    /// ```
     pub struct Limits {
         /// Queue pairs. Default: 102,400.
         max_qp: u32 = 102_400,
@@ -258,27 +230,28 @@ options! {
         /// Bytes held for partly received FPDUs and for stalled streams, of all connections together. Default: 256 MiB.
         max_held_bytes: usize = 256 << 20,
         /// Bytes of messages that are longer than their receive buffer and have not come as a whole, of all connections together
-        /// ([`ConnSettings::max_message`](crate::ConnSettings::max_message)). A connection that needs more ends. Default: 1 GiB.
+        /// ([`ConnectionConfig::max_message`](crate::ConnectionConfig::max_message)). A connection that needs more ends. Default: 1 GiB.
         max_unfinished_bytes: usize = 1 << 30,
     }
 }
 
+/// Destination of the packets that a device captures.
+#[derive(Clone, Debug)]
+pub(crate) enum CaptureTarget {
+    File(PcapFile),
+    Sink(Arc<PcapSink>),
+}
+
 /// How a device is opened.
-///
-/// ```
-/// use uiw_verbs::{Device, DeviceOptions};
-/// let device = Device::open_with(DeviceOptions::default().shards(2))?;
-/// assert_eq!(device.shards(), 2);
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct DeviceOptions {
+pub struct DeviceConfig {
     pub(crate) limits: Limits,
     pub(crate) progress: Progress,
     pub(crate) progress_hooks: Option<ProgressHooks>,
     pub(crate) shards: Option<usize>,
-    pub(crate) capture: Option<PcapFile>,
+    pub(crate) capture: Option<CaptureTarget>,
+    pub(crate) transport_faults: Option<(u64, Faults)>,
     pub(crate) lenient_invalidate: bool,
     pub(crate) counters: Option<Publish>,
     pub(crate) faults: FaultPlan,
@@ -286,7 +259,7 @@ pub struct DeviceOptions {
     pub(crate) tls: Option<uiw_llp::tls::Tls>,
 }
 
-impl DeviceOptions {
+impl DeviceConfig {
     /// Limits. Default: [`Limits::default`].
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
@@ -324,21 +297,21 @@ impl DeviceOptions {
     }
 
     /// Encrypts every connection by TLS 1.3 and authenticates every peer; only connections of the device to itself are in the clear.
-    /// Datagrams are refused, unless the configuration lets them pass. What [`DeviceOptions::capture`] writes is what is on the wire.
+    /// Datagrams are refused, unless the configuration lets them pass. What [`DeviceConfig::capture`] writes is what is on the wire.
     /// Default: none.
     ///
     /// ```
     /// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
-    /// use uiw_verbs::{ConnSettings, Device, DeviceOptions, blocking::{Connection, Listener}};
+    /// use uiw_verbs::{ConnectionConfig, Device, DeviceConfig, blocking::{Connection, Listener}};
     /// let keys = [SecretKey::generate()?, SecretKey::generate()?];
     /// let device = |own: usize, name: &str| {
     ///     let mut pinned = PinnedKeys::default();
     ///     pinned.add(keys[1 - own].public_key(), name);
     ///     let tls = Tls::new(TlsConfig::raw_keys(&keys[own], pinned)?)?;
-    ///     Ok::<_, Box<dyn std::error::Error>>(Device::open_with(DeviceOptions::default().tls(tls))?)
+    ///     Ok::<_, Box<dyn std::error::Error>>(Device::open_with(DeviceConfig::default().tls(tls))?)
     /// };
     /// let (server, client) = (device(0, "the client")?, device(1, "the server")?);
-    /// let settings = ConnSettings::default();
+    /// let settings = ConnectionConfig::default();
     /// let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
     /// let address = listener.local_addr();
     /// let accepted = std::thread::spawn(move || listener.accept());
@@ -359,8 +332,31 @@ impl DeviceOptions {
     /// complete when the last of them is dropped. Default: none.
     #[must_use]
     pub fn capture(mut self, file: impl Into<PcapFile>) -> Self {
-        self.capture = Some(file.into());
+        self.capture = Some(CaptureTarget::File(file.into()));
         self
+    }
+
+    /// Like [`DeviceConfig::capture`], for a capture file that the program has created.
+    #[must_use]
+    pub fn capture_to(mut self, sink: impl Into<Option<Arc<PcapSink>>>) -> Self {
+        self.capture = sink.into().map(CaptureTarget::Sink);
+        self
+    }
+
+    /// Cuts connections, flips bits and splits reads and writes below TLS, as chosen by the random numbers of a seed. Default: none.
+    #[must_use]
+    pub fn transport_faults(mut self, faults: impl Into<Option<(u64, Faults)>>) -> Self {
+        self.transport_faults = faults.into();
+        self
+    }
+
+    /// Whether the wire is encrypted.
+    pub(crate) fn encrypts(&self) -> bool {
+        #[cfg(feature = "tls")]
+        let encrypts = self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        let encrypts = false;
+        encrypts
     }
 
     /// Publishes the device's counters in a file, which `uiw stat` and other programs of the user read, also after the process was

@@ -9,17 +9,6 @@ use std::sync::Arc;
 /// A protection domain: memory and queue pairs of the same domain may work together, others not (RFC 5040 section 2.1).
 ///
 /// Clones name the same domain; it lives as long as anything in it.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// let device = uiw_verbs::Device::open()?;
-/// let (one, other) = (device.alloc_pd()?, device.alloc_pd()?);
-/// assert_ne!(one, other);
-/// assert_eq!(one, one.clone());
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 pub struct Pd(Arc<PdInner>);
 

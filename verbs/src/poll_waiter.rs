@@ -12,19 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
-/// Shards of one device, see [`DeviceOptions::shards`](crate::DeviceOptions::shards).
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::ShardSet;
-/// let ends = raw()?;
-/// let mut shards = ShardSet::default();
-/// ends.iter().for_each(|end| shards.add(end.cq.shards()));
-/// assert!(!shards.is_empty(), "connections complete on both queues");
-/// # Ok(())
-/// # }
-/// ```
+/// Shards of one device, see [`DeviceConfig::shards`](crate::DeviceConfig::shards).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardSet(u64);
 

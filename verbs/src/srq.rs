@@ -12,17 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Limits of a shared receive queue.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// let srq = end.pd.create_srq(uiw_verbs::SrqAttr { max_wr: 64, max_sge: 1, limit: 0 })?;
-/// srq.modify(None, Some(8))?;
-/// assert_eq!(srq.query().limit, 8);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqAttr {
     /// Receives it holds at most.
@@ -34,20 +23,6 @@ pub struct SrqAttr {
 }
 
 /// A receive queue that several queue pairs take from.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// use uiw_verbs::{QpInit, RecvWr, SrqAttr};
-/// let srq = end.pd.create_srq(SrqAttr { max_wr: 64, max_sge: 1, limit: 0 })?;
-/// let qp = end.pd.create_qp(QpInit::new(&end.cq, &end.cq).srq(srq.clone()))?;
-/// // SAFETY: `end` keeps the memory, which is the engine's, until after the queue pair.
-/// unsafe { srq.post_recv([RecvWr { wr_id: 1, sges: &[end.sge(0, 64)] }])? };
-/// # drop(qp);
-/// # Ok(())
-/// # }
-/// ```
 pub struct Srq {
     num: u32,
     pd: Pd,
@@ -179,9 +154,15 @@ impl Srq {
         taken
     }
 
-    /// Puts back a receive that was taken for a message that will not come.
+    /// Puts back a receive that was taken for a message that will not come. Connections that wait for one are served with it.
     pub(crate) fn put_back(&self, receive: &mut RecvWqe) {
-        self.queue.lock().put_back(receive);
+        let mut queue = self.queue.lock();
+        queue.put_back(receive);
+        let waiting = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        if !waiting.is_empty() {
+            self.pd.driver().ring_all(&waiting);
+        }
     }
 
     /// Takes the oldest receive, or notes `token` as waiting for one.
@@ -236,5 +217,27 @@ impl Drop for Srq {
         self.pd.driver().shared.counts.release_srq();
         let gone = AsyncEvent::SrqLimitReached { srq: self.num };
         self.pd.device().events().remove_if(|event| *event == gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uiw_llp::Token;
+
+    #[test]
+    fn receive_put_back_wakes_waiting_connections() {
+        let device = crate::Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let srq = pd.create_srq(SrqAttr { max_wr: 4, max_sge: 1, limit: 0 }).unwrap();
+        // SAFETY: the receive has no memory.
+        unsafe { srq.post_recv([RecvWr { wr_id: 1, sges: &[] }]) }.unwrap();
+        let (mut taken, mut wakes) = (RecvWqe::default(), Wakes::default());
+        assert!(srq.take(&mut taken, Token(1), &mut wakes));
+        assert!(!srq.take(&mut RecvWqe::default(), Token(2), &mut wakes));
+        assert_eq!(srq.queue.lock().waiting, [Token(2)]);
+        srq.put_back(&mut taken);
+        assert_eq!(srq.queue.lock().waiting, [], "its doorbell was not rung");
+        assert!(srq.take(&mut taken, Token(2), &mut wakes));
     }
 }

@@ -1,22 +1,13 @@
 //! Peers that are known to end a connection in its start-up, and the options that they need: from the sources of their drivers (docs/nics.md).
 
 use crate::error::Error;
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use std::fmt;
 use std::io;
 use uiw_mpa::startup::{Negotiated, Revision, Rtr, StartupRefusal};
 
 /// A peer that is suspected when a connection could not be set up, and what to set. The suspicion follows from what this end had asked for and from
 /// how the peer ended the connection; it is no proof.
-///
-/// ```
-/// use uiw_verbs::{ConnOptions, Error, Suspect};
-/// let options = ConnOptions::default().peer_to_peer(false);
-/// let error = Error::ClosedInStartup { peer: "192.0.2.1:9".parse().unwrap() };
-/// let suspect = Suspect::of_connect(&options, &error).unwrap();
-/// assert_eq!(suspect, Suspect::PeerToPeerRequired);
-/// assert_eq!(suspect.options(), [("peer-to-peer", "on"), ("rtr", "write,read")]);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Suspect {
@@ -41,7 +32,7 @@ pub enum Suspect {
 impl Suspect {
     /// Of a connection that this end has begun with `options` and that was not established.
     #[must_use]
-    pub fn of_connect(options: &ConnOptions, error: &Error) -> Option<Self> {
+    pub fn of_connect(options: &ConnConfig, error: &Error) -> Option<Self> {
         match error {
             Error::ClosedInStartup { .. } => Self::of_closed(options),
             Error::Lost { source, .. } if source.kind() == io::ErrorKind::ConnectionReset => {
@@ -57,7 +48,7 @@ impl Suspect {
     }
 
     /// The peer ended the connection where its Reply was due.
-    fn of_closed(options: &ConnOptions) -> Option<Self> {
+    fn of_closed(options: &ConnConfig) -> Option<Self> {
         if options.revision == Revision::One {
             return None;
         }
@@ -69,7 +60,7 @@ impl Suspect {
 
     /// Of an established connection that the peer terminated, with `codes` (layer, type, code), before it sent any FPDU.
     pub(crate) fn of_first_terminate(
-        options: &ConnOptions,
+        options: &ConnConfig,
         negotiated: &Negotiated,
         initiator: bool,
         codes: (u8, u8, u8),
@@ -93,7 +84,7 @@ impl Suspect {
     }
 
     /// The options to try, by the names that they have as options of `uiw`: `peer-to-peer` is `--peer-to-peer`,
-    /// [`ConnOptions::peer_to_peer`] and, for C programs, `UIW_PEER_TO_PEER`. A value in capitals is the reader's to choose.
+    /// [`ConnConfig::peer_to_peer`] and, for C programs, `UIW_PEER_TO_PEER`. A value in capitals is the reader's to choose.
     #[must_use]
     pub const fn options(self) -> &'static [(&'static str, &'static str)] {
         match self {
@@ -160,16 +151,16 @@ mod tests {
         let closed = Error::ClosedInStartup { peer: peer() };
         let reset = Error::Lost { peer: peer(), source: io::ErrorKind::ConnectionReset.into() };
         for error in [closed, reset] {
-            let of = |options: ConnOptions| Suspect::of_connect(&options, &error);
-            assert_eq!(of(ConnOptions::default()), None);
-            assert_eq!(of(ConnOptions::default().peer_to_peer(false)), Some(Suspect::PeerToPeerRequired));
+            let of = |options: ConnConfig| Suspect::of_connect(&options, &error);
+            assert_eq!(of(ConnConfig::default()), None);
+            assert_eq!(of(ConnConfig::default().peer_to_peer(false)), Some(Suspect::PeerToPeerRequired));
             let send = RtrKinds { send: true, ..RtrKinds::NONE };
-            assert_eq!(of(ConnOptions::default().rtr(send)), Some(Suspect::PeerToPeerRequired));
-            assert_eq!(of(ConnOptions::default().fallback(false)), Some(Suspect::RevisionOne));
-            assert_eq!(of(ConnOptions::default().revision(Revision::One)), None);
+            assert_eq!(of(ConnConfig::default().rtr(send)), Some(Suspect::PeerToPeerRequired));
+            assert_eq!(of(ConnConfig::default().fallback(false)), Some(Suspect::RevisionOne));
+            assert_eq!(of(ConnConfig::default().revision(Revision::One)), None);
         }
         let refused = Error::Refused { peer: peer() };
-        assert_eq!(Suspect::of_connect(&ConnOptions::default().fallback(false), &refused), None);
+        assert_eq!(Suspect::of_connect(&ConnConfig::default().fallback(false), &refused), None);
     }
 
     #[test]
@@ -179,7 +170,7 @@ mod tests {
             (StartupRefusal::InsufficientIrd { ours: 1, needed: 2 }, Suspect::Ird),
         ] {
             let error = Error::PeerRefusal { peer: peer(), refusal };
-            assert_eq!(Suspect::of_connect(&ConnOptions::default(), &error), Some(expected));
+            assert_eq!(Suspect::of_connect(&ConnConfig::default(), &error), Some(expected));
         }
     }
 
@@ -197,7 +188,7 @@ mod tests {
             rtr: Some(Rtr::Write),
             rtr_kinds: RtrKinds::ALL,
         };
-        let of = |codes| Suspect::of_first_terminate(&ConnOptions::default(), &negotiated, true, codes);
+        let of = |codes| Suspect::of_first_terminate(&ConnConfig::default(), &negotiated, true, codes);
         assert_eq!(of((1, 1, 0)), Some(Suspect::CapabilityExchange));
         // Damaged on the way.
         assert_eq!((of((2, 0, 2)), of((2, 0, 3))), (None, None));

@@ -5,12 +5,6 @@ use uiw_ddp::STag;
 use uiw_rdmap::Origin;
 
 /// Status of a completion; the values of `ibv_wc_status`.
-///
-/// ```
-/// use uiw_verbs::WcStatus;
-/// assert_eq!(WcStatus::RemoteAccess as u32, 10);
-/// assert_eq!(WcStatus::RemoteAccess.to_string(), "the peer refused access to its memory");
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum WcStatus {
@@ -80,10 +74,6 @@ impl fmt::Display for WcStatus {
 }
 
 /// What completed; the values of `ibv_wc_opcode` where it has one.
-///
-/// ```
-/// assert_eq!(uiw_verbs::WcOpcode::Recv as u32, 128);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum WcOpcode {
@@ -112,23 +102,6 @@ pub enum WcOpcode {
 }
 
 /// The wire's reason behind an error status: the codes of a Terminate message (RFC 5040 section 4.8).
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [client, server] = raw()?;
-/// use uiw_verbs::{Remote, SendFlags, SendOp, SendWr, STag};
-/// let nowhere = Remote { addr: 0, rkey: STag(0x1234_5678) };
-/// let (op, sges) = (SendOp::Read { remote: nowhere, invalidate: None }, [client.sge(0, 8)]);
-/// // SAFETY: the client keeps its memory, which is the engine's, until after its queue pair.
-/// unsafe { client.qp.post_send([SendWr { wr_id: 1, op, sges: &sges, flags: SendFlags::SIGNALED }])? };
-/// let reason = client.completion().reason.ok_or("no Terminate")?;
-/// assert!(reason.from_peer);
-/// println!("{reason}");
-/// # let _ = &server;
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WireReason {
     /// Whether the peer sent it (otherwise we did).
@@ -172,24 +145,6 @@ impl fmt::Display for WireReason {
 }
 
 /// A work completion.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [client, server] = raw()?;
-/// use uiw_verbs::{RecvWr, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
-/// // SAFETY: both ends keep their memory, which is the engine's, until after their queue pairs.
-/// unsafe {
-///     server.qp.post_recv([RecvWr { wr_id: 1, sges: &[server.sge(0, 64)] }])?;
-///     let sges = [client.sge(0, 5)];
-///     client.qp.post_send([SendWr { wr_id: 2, op: SendOp::Send, sges: &sges, flags: SendFlags::SIGNALED }])?;
-/// }
-/// let received = server.completion();
-/// assert_eq!((received.wr_id, received.status), (1, WcStatus::Success));
-/// assert_eq!((received.opcode, received.byte_len), (WcOpcode::Recv, 5));
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wc {
     /// The number given when posting.

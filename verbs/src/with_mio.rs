@@ -5,16 +5,16 @@
 //!
 //! ```
 //! use std::time::{Duration, Instant};
-//! use uiw_verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Progress};
+//! use uiw_verbs::{ConnectionConfig, Connection, Device, DeviceConfig, Listener, Progress};
 //!
 //! const DEVICE: mio::Token = mio::Token(0);
-//! let mut device = Device::open_with(DeviceOptions::default().progress(Progress::Manual))?;
+//! let mut device = Device::open_with(DeviceConfig::default().progress(Progress::Manual))?;
 //! let mut poll = mio::Poll::new()?;
 //! poll.registry().register(&mut device, DEVICE, mio::Interest::READABLE)?;
 //!
 //! let pd = device.alloc_pd()?;
-//! let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
-//! let settings = ConnSettings::default();
+//! let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
+//! let settings = ConnectionConfig::default();
 //! let mut connecting = std::pin::pin!(Connection::connect(&pd, listener.local_addr(), &settings));
 //! let mut accepting = std::pin::pin!(listener.accept());
 //! let (mut client, mut server) = (None, None);

@@ -10,17 +10,6 @@ use uiw_mem::Access;
 /// One scatter/gather element: `length` bytes at `addr` in the region named by `lkey`.
 ///
 /// `addr` is a virtual address, or an offset for a zero-based region. The layout is that of `ibv_sge`.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// use uiw_verbs::Sge;
-/// let element = Sge { addr: end.memory.addr() + 16, length: 8, lkey: end.memory.lkey() };
-/// assert_eq!(element, end.sge(16, 8));
-/// # Ok(())
-/// # }
-/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
@@ -56,12 +45,6 @@ pub(crate) fn store(stored: &mut Sges, sges: &[Sge]) {
 
 bitflags! {
     /// Flags of a send work request; the values of `ibv_send_flags`.
-    ///
-    /// ```
-    /// use uiw_verbs::SendFlags;
-    /// let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
-    /// assert!(flags.contains(SendFlags::SIGNALED) && !flags.contains(SendFlags::FENCE));
-    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SendFlags: u32 {
         /// Starts only when every earlier Read and atomic of this queue pair has completed.
@@ -76,13 +59,6 @@ bitflags! {
 }
 
 /// What a send work request does.
-///
-/// ```
-/// use uiw_verbs::{Remote, STag, SendOp};
-/// let remote = Remote { addr: 4096, rkey: STag(0x12_3401) };
-/// assert!(SendOp::Read { remote, invalidate: None }.needs_ord());
-/// assert!(!SendOp::Write { remote }.needs_ord());
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
     /// RDMA Write (RFC 5040 section 4.4).
@@ -163,12 +139,6 @@ pub enum SendOp {
 }
 
 /// A place in the peer's memory.
-///
-/// ```
-/// use uiw_verbs::{Remote, RemoteMr, STag};
-/// let memory = RemoteMr { addr: 4096, len: 100, rkey: STag(0x12_3401) };
-/// assert_eq!(Remote::from(memory), Remote { addr: 4096, rkey: STag(0x12_3401) });
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remote {
     /// Tagged offset.
@@ -294,17 +264,6 @@ pub struct SendWr<'a> {
 }
 
 /// A request for a receive queue.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// use uiw_verbs::RecvWr;
-/// // SAFETY: `end` keeps the memory, which is the engine's, until after the queue pair.
-/// unsafe { end.qp.post_recv([RecvWr { wr_id: 1, sges: &[end.sge(0, 64)] }])? };
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr<'a> {
     /// The application's own number, returned with the completion.

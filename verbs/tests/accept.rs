@@ -7,9 +7,9 @@ use std::time::Duration;
 use uiw_mpa::startup::ConfigError;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{ConnSettings, Device, Error};
+use uiw_verbs::{ConnectionConfig, Device, Error};
 
-fn server(settings: &ConnSettings) -> Listener {
+fn server(settings: &ConnectionConfig) -> Listener {
     let pd = Device::open().unwrap().alloc_pd().unwrap();
     Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), settings).unwrap()
 }
@@ -47,7 +47,7 @@ fn client(to: SocketAddr, message: &'static [u8]) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
-        let connection = Connection::connect(&pd, to, &ConnSettings::default()).unwrap();
+        let connection = Connection::connect(&pd, to, &ConnectionConfig::default()).unwrap();
         connection.send_copy(message).unwrap();
         connection.ended();
     })
@@ -61,7 +61,7 @@ fn attackers(to: SocketAddr, count: usize) -> thread::JoinHandle<Vec<TcpStream>>
 #[test]
 fn a_silent_peer_delays_no_other() {
     // The silent peers are never timed out in this test.
-    let server = server(&ConnSettings::default().startup_timeout(Duration::from_secs(3600)));
+    let server = server(&ConnectionConfig::default().startup_timeout(Duration::from_secs(3600)));
     let to = server.local_addr();
     let silent = attackers(to, 20);
     let first = client(to, b"first");
@@ -81,7 +81,7 @@ fn a_silent_peer_delays_no_other() {
 
 #[test]
 fn a_peer_that_closes_after_the_reply_is_a_failure_of_its_own() {
-    let server = server(&ConnSettings::default());
+    let server = server(&ConnectionConfig::default());
     let to = server.local_addr();
     let gone = thread::spawn(move || {
         let tcp = peer_after_reply(to);
@@ -104,7 +104,7 @@ fn a_peer_that_closes_after_the_reply_is_a_failure_of_its_own() {
 
 #[test]
 fn settings_that_no_peer_can_be_accepted_with_are_an_error() {
-    let server = server(&ConnSettings::default().private_data([0; 600]));
+    let server = server(&ConnectionConfig::default().private_data([0; 600]));
     let to = server.local_addr();
     let peer = thread::spawn(move || {
         let mut tcp = TcpStream::connect(to).unwrap();
@@ -120,7 +120,7 @@ fn settings_that_no_peer_can_be_accepted_with_are_an_error() {
 
 #[test]
 fn tasks_that_accept_at_the_same_time_get_a_connection_each() {
-    let server = server(&ConnSettings::default());
+    let server = server(&ConnectionConfig::default());
     let to = server.local_addr();
     thread::scope(|scope| {
         let accepting: Vec<_> = (0..3)

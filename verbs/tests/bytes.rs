@@ -2,18 +2,18 @@
 
 use bytes::{Bytes, BytesMut};
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{Access, ConnSettings, Device, Pd};
+use uiw_verbs::{Access, ConnectionConfig, Device, Pd};
 
 /// Both ends, on devices of their own. The server posts two receives.
 fn connected() -> [(Connection, Pd); 2] {
-    let settings = ConnSettings::default().recv_depth(2);
+    let settings = ConnectionConfig::default().recv_depth(2);
     let server_pd = Device::open().unwrap().alloc_pd().unwrap();
     let listener = Listener::bind(&server_pd, "127.0.0.1:0".parse().unwrap(), &settings).unwrap();
     let to = listener.local_addr();
     let client = std::thread::spawn(move || {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
-        (Connection::connect(&pd, to, &ConnSettings::default()).unwrap(), pd)
+        (Connection::connect(&pd, to, &ConnectionConfig::default()).unwrap(), pd)
     });
     let server = listener.accept().unwrap();
     [client.join().unwrap(), (server, server_pd)]

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmEventKind};
 use uiw_verbs::{
-    AsyncEvent, CmCall, CmFault, ConnOptions, CqOptions, Device, DeviceOptions, Error, QpState, RecvWr,
-    Remote, SendFlags, SendOp, SendWr, SrqAttr, WcStatus,
+    AsyncEvent, CmCall, CmFault, ConnConfig, CqConfig, Device, DeviceConfig, Error, QpState, RecvWr, Remote,
+    SendFlags, SendOp, SendWr, SrqAttr, WcStatus,
 };
 
 fn device(plan: &str) -> Device {
-    Device::open_with(DeviceOptions::default().faults(plan.parse().unwrap())).unwrap()
+    Device::open_with(DeviceConfig::default().faults(plan.parse().unwrap())).unwrap()
 }
 
 /// A client whose device has this plan, and its server, whose device has the other.
@@ -82,7 +82,7 @@ fn planned_calls_are_refused_and_do_nothing() {
                 call:create_srq=EIO,call:post_recv@1=ENOSPC,call:post_send@2=EIO";
     let [client, server] = pair(plan, "seed=1");
     assert_eq!(errno(&client.device.alloc_pd().unwrap_err()), ("alloc_pd", Some(libc::ENOMEM)));
-    let refused = client.device.create_cq(1, CqOptions::default()).unwrap_err();
+    let refused = client.device.create_cq(1, CqConfig::default()).unwrap_err();
     assert_eq!(errno(&refused), ("create_cq", Some(libc::ENOMEM)));
     let refused = client.pd.create_qp(uiw_verbs::QpInit::new(&client.cq, &client.cq)).unwrap_err();
     assert_eq!(errno(&refused), ("create_qp", Some(libc::EINVAL)));
@@ -112,7 +112,7 @@ fn planned_outcomes_of_connections() {
         let end = End::on(device(&format!("cm:connect@1={outcome}"))).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        let (peer, options) = (listener.local_addr().unwrap(), Arc::new(ConnOptions::default()));
+        let (peer, options) = (listener.local_addr().unwrap(), Arc::new(ConnConfig::default()));
         cm::connect(&end.qp, None, peer, &options, b"", &end.channel).unwrap();
         let CmEventKind::Failed(error) = end.event() else { panic!("no failure") };
         assert!(format!("{error:?}").starts_with(expected), "{outcome}: {error:?}");

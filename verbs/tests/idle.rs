@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind, Listener};
-use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpInit};
+use uiw_verbs::{ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpInit};
 
 /// Bytes allocated and not freed.
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -49,7 +49,7 @@ impl Side {
     fn new() -> Self {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
-        let cq = device.create_cq(1024, CqOptions::default()).unwrap();
+        let cq = device.create_cq(1024, CqConfig::default()).unwrap();
         Self { device, pd, cq, channel: Arc::default(), qps: Vec::new() }
     }
 
@@ -65,7 +65,7 @@ impl Side {
     }
 }
 
-fn connect(client: &mut Side, server: &mut Side, to: SocketAddr, options: &Arc<ConnOptions>) {
+fn connect(client: &mut Side, server: &mut Side, to: SocketAddr, options: &Arc<ConnConfig>) {
     let channel = Arc::clone(&client.channel);
     cm::connect(client.qp(), None, to, options, b"", &channel).unwrap();
     let CmEventKind::ConnectRequest(request) = server.event() else { panic!("no request") };
@@ -91,7 +91,7 @@ fn descriptors() -> usize {
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// What each end of so many new connections holds.
-fn held_each(connections: usize, options: &Arc<ConnOptions>) -> usize {
+fn held_each(connections: usize, options: &Arc<ConnConfig>) -> usize {
     let (mut client, mut server) = (Side::new(), Side::new());
     let any = "127.0.0.1:0".parse().unwrap();
     let listener = Listener::bind(&server.device, any, 64, options, &server.channel).unwrap();
@@ -106,7 +106,7 @@ fn held_each(connections: usize, options: &Arc<ConnOptions>) -> usize {
 #[test]
 fn a_connection_without_reads_holds_the_same_whatever_its_ird_and_ord_are() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let of = |depth| held_each(200, &Arc::new(ConnOptions::default().ird(depth).ord(depth)));
+    let of = |depth| held_each(200, &Arc::new(ConnConfig::default().ird(depth).ord(depth)));
     let (few, many) = (of(1), of(1024));
     println!("an end holds {few} bytes with an IRD and ORD of 1, {many} with 1024");
     assert!(many.abs_diff(few) < 1024, "{few} bytes with 1, {many} with 1024");
@@ -116,7 +116,7 @@ fn a_connection_without_reads_holds_the_same_whatever_its_ird_and_ord_are() {
 fn an_idle_connection_holds_at_most_16_kib() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let connections = CONNECTIONS.min((descriptors() - 100) / 2);
-    let each = held_each(connections, &Arc::new(ConnOptions::default()));
+    let each = held_each(connections, &Arc::new(ConnConfig::default()));
     println!("{} idle ends hold {each} bytes each", 2 * connections);
     assert!(each <= BOUND, "{each} bytes an idle end");
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Wake, Waker};
 
 use futures_util::StreamExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use uiw_verbs::{ByteStream, ConnSettings, Connection, Device, Listener};
+use uiw_verbs::{ByteStream, Connection, ConnectionConfig, Device, Listener};
 
 async fn echo(connection: Connection) {
     while let Ok(Some(message)) = connection.recv().await {
@@ -23,7 +23,7 @@ async fn tasks_talk_while_tokio_drives() {
     let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
     let drivers = [&client, &server].map(|device| tokio::spawn(uiw_verbs::with_tokio::drive(device.clone())));
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let listener = Listener::bind(&server.alloc_pd().unwrap(), any, &ConnSettings::default()).unwrap();
+    let listener = Listener::bind(&server.alloc_pd().unwrap(), any, &ConnectionConfig::default()).unwrap();
     let address = listener.local_addr();
     tokio::spawn(async move {
         loop {
@@ -34,7 +34,7 @@ async fn tasks_talk_while_tokio_drives() {
     let tasks = (0..8u8).map(|number| {
         let pd = pd.clone();
         tokio::spawn(async move {
-            let settings = ConnSettings::default();
+            let settings = ConnectionConfig::default();
             let connection = Connection::connect(&pd, address, &settings).await.unwrap();
             for round in 0..100u8 {
                 let sent = [number, round];
@@ -74,7 +74,7 @@ async fn a_runtime_of_several_threads_is_refused_and_not_needed() {
     let refused = uiw_verbs::with_tokio::drive(device.clone()).await.unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
     let pd = device.alloc_pd().unwrap();
-    let settings = ConnSettings::default();
+    let settings = ConnectionConfig::default();
     let listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
     let address = listener.local_addr();
     let server = tokio::spawn(async move { echo(listener.accept().await.unwrap()).await });
@@ -91,7 +91,7 @@ async fn bytes_are_copied_both_ways() {
     let device = Device::open().unwrap();
     let driver = tokio::spawn(uiw_verbs::with_tokio::drive(device.clone()));
     let pd = device.alloc_pd().unwrap();
-    let settings = ConnSettings::default();
+    let settings = ConnectionConfig::default();
     let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
     let address = listener.local_addr();
     let server = tokio::spawn(async move {
@@ -143,7 +143,7 @@ async fn a_reader_does_not_take_the_writers_wake_up() {
     let device = Device::open().unwrap();
     let driver = tokio::spawn(uiw_verbs::with_tokio::drive(device.clone()));
     let pd = device.alloc_pd().unwrap();
-    let settings = ConnSettings::default().recv_depth(32).recv_size(PAYLOAD as u32 + 8);
+    let settings = ConnectionConfig::default().recv_depth(32).recv_size(PAYLOAD as u32 + 8);
     let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
     let (connected, accepted) =
         tokio::join!(Connection::connect(&pd, listener.local_addr(), &settings), listener.next());

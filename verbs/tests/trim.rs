@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{ConnSettings, Device};
+use uiw_verbs::{ConnectionConfig, Device};
 
 /// Threads that connect, as each has an arena of the allocator.
 const THREADS: usize = 4;
@@ -15,8 +15,8 @@ const THREADS: usize = 4;
 const CONNECTIONS: usize = 100;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-fn settings() -> ConnSettings {
-    ConnSettings::default().recv_depth(2).recv_size(40_000)
+fn settings() -> ConnectionConfig {
+    ConnectionConfig::default().recv_depth(2).recv_size(40_000)
 }
 
 /// KiB that are resident.

@@ -13,9 +13,7 @@ mod script;
 #[cfg(test)]
 mod tests;
 mod transcript;
-mod update;
 
-use commands::Commands;
 use page::{Page, Wrong};
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,9 +30,7 @@ The book is made of docs/SUMMARY.md and the documents that it names, by mdBook, 
 Every link of every document is checked. Exit code 1 when a link leads nowhere or the book cannot be made.
 --run runs the commands of the pages and docs/newcomer.sh, each in a fresh Debian that has the packages of `cargo xtask dist` and nothing of the source tree, and
 compares what they print with what the book says. This needs root, mmdebstrap, and Debian's archive for the first time. A page that cannot be run here is
-skipped by name; commands that are never run are listed by page in xtask/src/book/commands.rs with the reason.
---update writes what the commands print into the pages where it is otherwise; `[..]` and `...` stay where they still fit. A page with a command that fails
-is left as it is. Read the difference, and put `[..]` for what differs from run to run. docs/newcomer.sh is not run.")]
+skipped by name; commands that are never run are listed by page in xtask/src/book/commands.rs with the reason.")]
 pub(crate) struct Options {
     /// Check the links and make no book
     #[arg(long)]
@@ -48,9 +44,6 @@ pub(crate) struct Options {
     /// Run what a debug build makes: quicker to build, slower to run
     #[arg(long, requires = "run")]
     debug: bool,
-    /// Write what the commands print into the pages
-    #[arg(long, requires = "run")]
-    update: bool,
 }
 
 /// Runs `cargo xtask book`.
@@ -81,9 +74,9 @@ fn make(root: &Path, options: &Options) -> Result<bool, Vec<String>> {
     let script =
         fs::read_to_string(&script).map_err(|error| one(format!("{}: {error}", script.display())))?;
     let book = chapters.keys().map(PathBuf::as_path).chain([Path::new("README.md")]);
-    let commands = Commands::of_book(&documents, book, &script)?;
+    let commands = commands::of_book(&documents, book, &script)?;
     if options.run {
-        return run::run(root, &commands, options).map_err(one);
+        return run::run(&commands, options).map_err(one);
     }
     println!(
         "{} documents, {} of them in the book: every link leads somewhere",

@@ -46,9 +46,8 @@ enum Chore {
     Models(models::Options),
     /// Check that the crates can be published: packages, oldest Rust, lowest versions, licences, compatibility.
     Publishable(publishable::Options),
-    /// Measure beside raw TCP.
-    #[command(subcommand)]
-    Bench(bench::Bench),
+    /// Measure, each row against its bar.
+    Bench(bench::Options),
     /// Run against foreign stacks.
     #[command(subcommand)]
     Interop(Interop),
@@ -92,7 +91,7 @@ fn main() -> ExitCode {
         Chore::Models(options) => models::run(&options),
         Chore::Symbols(options) => symbols::run(&options),
         Chore::Publishable(options) => publishable::run(&options),
-        Chore::Bench(bench) => bench::run(&bench),
+        Chore::Bench(options) => bench::run(options),
         Chore::Interop(Interop::Siw(options)) => {
             process::on_interrupt(uiw_siw::test_vm::sweep);
             uiw_siw::matrix::main(&options)

@@ -125,6 +125,7 @@ fn failed(id: &Arc<Id>, error: &Error) -> Option<Delivered> {
     let (event, status) = event_and_status(id, error);
     flush_if_rejected(id, event);
     let private_data = match error {
+        Error::NoQueuePair { private_data, .. } => Some(PrivateData::new(CmMessage::SidrReply, private_data)),
         Error::Rejected { private_data, .. } if id.is_ud() => {
             Some(PrivateData::new(CmMessage::SidrReply, private_data))
         }

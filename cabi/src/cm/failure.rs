@@ -37,6 +37,7 @@ const STALE_CONNECTION: c_int = 10;
 const CONSUMER_REJECTED: c_int = 28;
 /// Status of InfiniBand's SIDR reply.
 const SIDR_REJECTED: c_int = 2;
+const SIDR_NO_QP: c_int = 3;
 
 /// Event and status of a connection, or of a request for a UD queue pair, that failed.
 pub(crate) fn event_and_status(id: &Id, error: &Error) -> (c_int, c_int) {
@@ -50,6 +51,7 @@ pub(crate) fn event_and_status(id: &Id, error: &Error) -> (c_int, c_int) {
 fn of_infiniband(error: &Error, is_ud: bool) -> (c_int, c_int) {
     match (error, of_iwarp(error)) {
         (Error::Rejected { .. }, _) if is_ud => (RDMA_CM_EVENT_UNREACHABLE, SIDR_REJECTED),
+        (Error::NoQueuePair { .. }, _) => (RDMA_CM_EVENT_UNREACHABLE, SIDR_NO_QP),
         (Error::Rejected { .. }, _) => (RDMA_CM_EVENT_REJECTED, CONSUMER_REJECTED),
         (Error::Refused { .. }, _) => (RDMA_CM_EVENT_REJECTED, INVALID_SERVICE_ID),
         // The peer closed or reset the connection before it answered.
@@ -62,7 +64,9 @@ fn of_infiniband(error: &Error, is_ud: bool) -> (c_int, c_int) {
 /// that did not answer, CONNECT_ERROR otherwise.
 fn of_iwarp(error: &Error) -> (c_int, c_int) {
     match error {
-        Error::Rejected { .. } | Error::Refused { .. } => (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED),
+        Error::Rejected { .. } | Error::Refused { .. } | Error::NoQueuePair { .. } => {
+            (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED)
+        }
         Error::ClosedInStartup { .. } => (RDMA_CM_EVENT_REJECTED, -libc::ECONNRESET),
         Error::TimedOut { .. } => (RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
         Error::Lost { source, .. } => match source.kind() {
@@ -101,6 +105,8 @@ mod tests {
             assert!(of_iwarp(&error).1 < 0, "{error}");
         }
         assert_eq!(of_infiniband(&rejected(), true), (RDMA_CM_EVENT_UNREACHABLE, 2));
+        let no_qp = Error::NoQueuePair { peer: PEER, private_data: Vec::new() };
+        assert_eq!(of_infiniband(&no_qp, true), (RDMA_CM_EVENT_UNREACHABLE, 3));
     }
 
     #[test]

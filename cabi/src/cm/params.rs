@@ -13,7 +13,7 @@ use crate::settings::Settings;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_verbs::ConnOptions;
+use uiw_verbs::ConnConfig;
 
 /// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
 /// and routes takes longer than that.
@@ -26,7 +26,7 @@ const RETRIES: u8 = 7;
 ///
 /// # Errors
 /// EINVAL when an environment variable has a bad value.
-pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOptions>> {
+pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnConfig>> {
     let settings = Settings::get()?;
     let mut options = settings.conn.clone();
     (options.ird, options.ord) = (settings.ird.unwrap_or(ird.into()), settings.ord.unwrap_or(ord.into()));
@@ -48,7 +48,7 @@ pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOpt
 ///
 /// # Errors
 /// As [`conn_options`].
-pub(crate) fn of_connection(set: Options, params: &Params, persona: Persona) -> Result<Arc<ConnOptions>> {
+pub(crate) fn of_connection(set: Options, params: &Params, persona: Persona) -> Result<Arc<ConnConfig>> {
     let mut options = conn_options(set, params.responder_resources, params.initiator_depth)?;
     if persona != Persona::Iwarp {
         // On iWARP no attempt is repeated, and a Send waits as long as with any peer.

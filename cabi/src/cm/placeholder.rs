@@ -6,7 +6,7 @@
 
 use crate::boundary::Result;
 use crate::context::Context;
-use uiw_verbs::{CqOptions, Qp, QpCap, QpInit};
+use uiw_verbs::{CqConfig, Qp, QpCap, QpInit};
 
 pub(crate) struct Placeholder {
     qp: Qp,
@@ -15,7 +15,7 @@ pub(crate) struct Placeholder {
 impl Placeholder {
     pub(crate) fn new(context: &Context) -> Result<Self> {
         let pd = context.engine.alloc_pd()?;
-        let cq = context.engine.create_cq(1, CqOptions::default())?;
+        let cq = context.engine.create_cq(1, CqConfig::default())?;
         let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
         // It keeps the domain and the completion queue.
         let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap))?;

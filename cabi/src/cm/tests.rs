@@ -19,8 +19,8 @@ use std::thread;
 use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
-use uiw_llp::{Stack, Stream, Token};
-use uiw_verbs::DeviceOptions;
+use uiw_llp::{Token, TransportStack, TransportStream};
+use uiw_verbs::DeviceConfig;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId};
 
 /// Turns a deadlock into a failure; nothing is measured by it.
@@ -50,9 +50,9 @@ struct SlowConnect {
 impl StackHooks for SlowConnect {
     type Stream = ();
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
 
-    fn before_connect(&mut self, _: &dyn Stack) {
+    fn before_connect(&mut self, _: &dyn TransportStack) {
         // The test lets go of the other end of `entered` when it has seen the first call.
         if self.entered.send(()).is_ok() {
             self.go_on.lock().unwrap().recv().unwrap();
@@ -181,7 +181,7 @@ fn an_id_inside_of_the_engine_stops_no_other_one() {
     let ((entered, is_entered), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
     let hooks = SlowConnect { entered, go_on: Arc::new(Mutex::new(may_go_on)) };
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
-    let engine = uiw_verbs::Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap();
+    let engine = uiw_verbs::Device::with_stack(Box::new(stack), DeviceConfig::default()).unwrap();
     let qp = queue_pair_on(&engine);
     let channel = rdma_create_event_channel();
     let slow = new_id(channel);

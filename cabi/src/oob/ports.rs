@@ -18,7 +18,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_verbs::cm::Listener;
-use uiw_verbs::{ConnOptions, DatagramPort};
+use uiw_verbs::{ConnConfig, DatagramPort};
 
 /// All ports of the process.
 #[derive(Default)]
@@ -186,7 +186,7 @@ impl Slot {
     /// Listens on the port at every address of `netdev` where it does not yet: addresses come and go, and those of IPv6 are checked
     /// by the kernel for a while before they can be used.
     pub(super) fn listen(&self, netdev: &NetDev, engine: &uiw_verbs::Device, worker: &Worker) -> Result<()> {
-        let options: Arc<ConnOptions> = Arc::new(worker.options());
+        let options: Arc<ConnConfig> = Arc::new(worker.options());
         let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());
         let mut sockets = self.port.sockets.lock();
         let Sockets { addresses, state } = &mut *sockets;
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
     use crate::device::netdev;
     use uiw_llp::tcp::TcpStack;
-    use uiw_verbs::{Device, DeviceOptions};
+    use uiw_verbs::{Device, DeviceConfig};
 
     fn take(ports: &Ports) -> Result<Slot> {
         ports.take(&lo(), 0, &|_| Ok(None))
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn a_block_has_a_port_of_both_protocols_and_one_shard() {
         let ports = Ports::default();
-        let options = DeviceOptions::default().shards(2);
+        let options = DeviceConfig::default().shards(2);
         let engine = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
         let bind = |shard| {
             let engine = engine.clone();

@@ -19,7 +19,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 use uiw_datagram::Qpn;
 use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, ConnRequest};
-use uiw_verbs::{ConnOptions, QpState, Revision, WcStatus};
+use uiw_verbs::{ConnConfig, QpState, Revision, WcStatus};
 
 /// How long a peer's connection is left unanswered while a connection to that peer is being made.
 const SIMULTANEOUS_DELAY: Duration = Duration::from_millis(500);
@@ -33,9 +33,9 @@ const MAX_PENDING: usize = 1024;
 pub(super) struct Worker {
     channel: Arc<CmChannel>,
     thread: OnceLock<Thread>,
-    options: Arc<ConnOptions>,
+    options: Arc<ConnConfig>,
     /// Connection options of unreliable queue pairs.
-    unreliable_options: Arc<ConnOptions>,
+    unreliable_options: Arc<ConnConfig>,
     tables: Mutex<Tables>,
     /// The worker's thread has it while it works. Tests lock it to stop the thread.
     pending: Mutex<Pending>,
@@ -111,15 +111,15 @@ impl Worker {
         Ok(worker)
     }
 
-    pub(super) fn options(&self) -> ConnOptions {
-        ConnOptions::clone(&self.options)
+    pub(super) fn options(&self) -> ConnConfig {
+        ConnConfig::clone(&self.options)
     }
 
     pub(super) fn channel(&self) -> &Arc<CmChannel> {
         &self.channel
     }
 
-    fn options_of(&self, state: &PairState) -> &Arc<ConnOptions> {
+    fn options_of(&self, state: &PairState) -> &Arc<ConnConfig> {
         if state.target.unreliable { &self.unreliable_options } else { &self.options }
     }
 

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
-use uiw_verbs::ConnOptions;
+use uiw_verbs::ConnConfig;
 use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnRequest, Listener};
 
 /// The largest backlog; 0 and less ask for it.
@@ -35,7 +35,7 @@ pub(crate) struct Acceptor {
     channel: Arc<CmChannel>,
     /// None once it is closed; the port is kept from others of this process.
     listener: Mutex<Option<(Listener, Reservation)>>,
-    options: Arc<ConnOptions>,
+    options: Arc<ConnConfig>,
     ipv6: bool,
 }
 
@@ -167,7 +167,7 @@ async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
 pub(crate) fn answer(
     request: ConnRequest,
     set: &Set,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: Option<&Arc<CmChannel>>,
 ) -> Result<Box<Stream>> {
     let peer = ConnData::from_bytes(request.private_data()).map_err(|error| {

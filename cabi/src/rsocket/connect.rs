@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::cm::{self, ConnInfo};
-use uiw_verbs::{ConnOptions, Error, Qp, StableTx};
+use uiw_verbs::{ConnConfig, Error, Qp, StableTx};
 
 /// A connection that is being made.
 pub(crate) struct Connecting {
@@ -39,10 +39,10 @@ impl Connecting {
 ///
 /// # Errors
 /// EINVAL when an environment variable has a bad value.
-pub(crate) fn options(set: &Set) -> Result<Arc<ConnOptions>> {
+pub(crate) fn options(set: &Set) -> Result<Arc<ConnConfig>> {
     let set = Options { tos: set.tos, v6_only: set.v6_only, ..Options::default() };
     // rsockets have no Reads; one is what rdma-core asks for on iWARP.
-    let mut options = ConnOptions::clone(&*params::conn_options(set, 1, 1)?);
+    let mut options = ConnConfig::clone(&*params::conn_options(set, 1, 1)?);
     // A program that connects to a port where nothing listens may want to use TCP then.
     options.refused_retry_time = Duration::ZERO;
     // What is written comes from the library's own buffers.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::time::Duration;
 use uiw_verbs::{
-    Access, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp,
+    Access, Cq, CqConfig, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp,
     SendWr, Sge, Wc, WcStatus,
 };
 
@@ -93,7 +93,7 @@ impl Link {
         let (credits, receives) = (sizes.receives, sizes.receives.saturating_add(EXTRA_RECEIVES));
         // With messages by Send each is behind a Write.
         let sends = 2 * (u32::from(sizes.sends) + u32::from(CONTROL_SLOTS));
-        let options = CqOptions { shard: Some(shard_of_thread(device)), ..CqOptions::default() };
+        let options = CqConfig { shard: Some(shard_of_thread(device)), ..CqConfig::default() };
         let cq = device.create_cq(sends + u32::from(receives), options)?;
         let cap = QpCap {
             max_send_wr: sends,
@@ -369,7 +369,7 @@ pub(crate) mod tests {
     use super::*;
     use std::time::Instant;
     use uiw_verbs::cm::{self, CmChannel, CmEventKind, Listener};
-    use uiw_verbs::{ConnOptions, DeviceOptions};
+    use uiw_verbs::{ConnConfig, DeviceConfig};
 
     const CREDITS: u16 = 40;
     pub(crate) const SIZES: Sizes =
@@ -378,7 +378,7 @@ pub(crate) mod tests {
     /// On the thread that has opened the device as well, whose completion queues are on each shard in turn.
     #[test]
     fn the_links_of_a_thread_are_on_one_shard_and_threads_are_spread() {
-        let device = Device::open_with(DeviceOptions::default().shards(3)).unwrap();
+        let device = Device::open_with(DeviceConfig::default().shards(3)).unwrap();
         let shard_of_links = || {
             let links = [(); 5].map(|()| Link::new(&device, &SIZES, Variant::Send).unwrap());
             let shards = links.each_ref().map(|link| link.cq().shard());
@@ -408,7 +408,7 @@ pub(crate) mod tests {
     pub(crate) fn pair(variant: Variant, sizes: &Sizes) -> [Link; 2] {
         let device = Device::open().unwrap();
         let links = [(); 2].map(|()| Link::new(&device, sizes, variant).unwrap());
-        let (options, channel) = (Arc::new(ConnOptions::default()), Arc::new(CmChannel::default()));
+        let (options, channel) = (Arc::new(ConnConfig::default()), Arc::new(CmChannel::default()));
         let any = "127.0.0.1:0".parse().unwrap();
         let listener = Listener::bind(&device, any, 8, &options, &channel).unwrap();
         cm::connect(links[0].qp(), None, listener.local_addr(), &options, b"", &channel).unwrap();

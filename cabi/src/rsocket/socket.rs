@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use uiw_verbs::cm::{Awaited, CloseReason, CmChannel, CmEventKind};
-use uiw_verbs::{ConnOptions, Error, ShardSet};
+use uiw_verbs::{ConnConfig, Error, ShardSet};
 
 /// What a program sets, and a listener's connections inherit.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +95,7 @@ pub(crate) enum Phase {
     /// The port stays the socket's towards others of this process.
     Connecting(Box<Connecting>, Option<Reservation>),
     /// A connection that the program has accepted by itself waits for the peer's Request, which is answered with these options.
-    Requested(#[expect(dead_code, reason = "kept for its drop")] Awaited, Arc<ConnOptions>),
+    Requested(#[expect(dead_code, reason = "kept for its drop")] Awaited, Arc<ConnConfig>),
     /// A listener's connection that waits for the peer to see the Reply.
     Accepting(Box<Stream>),
     Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<Reservation>),

@@ -3,7 +3,7 @@ use uiw_llp::fault::Flip;
 use uiw_verbs::{CapabilityExchange, FpduSize, RtrKinds};
 
 fn read(name: &str, value: &str) -> std::result::Result<Settings, String> {
-    Settings::read(|asked| (asked == name).then(|| value.to_owned()))
+    Settings::read(|variable| (variable.name == name).then(|| value.to_owned()))
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn bad_values_are_named_with_their_rule() {
         ("UIW_RTR", "write,atomic"),
         ("UIW_CAPABILITIES", "some"),
         ("UIW_FPDU", "127"),
-        ("UIW_ORD", "0"),
+        ("UIW_ORD", "16383"),
         ("UIW_MSS", "87"),
         ("UIW_IRD", "16383"),
         ("UIW_DEAD_AFTER", "20"),

@@ -3,12 +3,12 @@
 use super::Settings;
 use std::ops::RangeInclusive;
 use uiw_llp::fault::{Faults, Flip, Split};
-use uiw_verbs::{CapabilityExchange, FaultPlan, FaultPlanError, FpduSize, RtrKinds, StableTx};
+use uiw_verbs::{CapabilityExchange, FaultPlan, FaultPlanError, FpduSize, PeerProfile, RtrKinds, StableTx};
 
 pub(super) fn depth(text: &str) -> Result<u16, &'static str> {
     match text.parse::<u16>() {
-        Ok(number @ 1..=0x3FFE) => Ok(number),
-        _ => Err("expected a number from 1 to 16382"),
+        Ok(number @ 0..=0x3FFE) => Ok(number),
+        _ => Err("expected a number from 0 to 16382"),
     }
 }
 
@@ -37,10 +37,7 @@ pub(super) fn own_or_host(text: &str) -> Result<bool, &'static str> {
 }
 
 /// RTR kinds as `write,read`.
-///
-/// # Errors
-/// The rule.
-pub fn rtr_kinds(text: &str) -> Result<RtrKinds, &'static str> {
+pub(super) fn rtr_kinds(text: &str) -> Result<RtrKinds, &'static str> {
     let mut kinds = RtrKinds::NONE;
     for word in text.split(',') {
         match word.trim() {
@@ -53,11 +50,7 @@ pub fn rtr_kinds(text: &str) -> Result<RtrKinds, &'static str> {
     Ok(kinds)
 }
 
-/// `on`, `off` or `assume`.
-///
-/// # Errors
-/// The rule.
-pub fn capability_exchange(text: &str) -> Result<CapabilityExchange, &'static str> {
+pub(super) fn capability_exchange(text: &str) -> Result<CapabilityExchange, &'static str> {
     match text {
         "on" | "1" => Ok(CapabilityExchange::On),
         "off" | "0" => Ok(CapabilityExchange::Off),
@@ -76,17 +69,22 @@ pub(super) fn stable_tx(text: &str) -> Result<StableTx, &'static str> {
 }
 
 pub(super) fn fpdu(text: &str) -> Result<FpduSize, &'static str> {
-    Ok(match text {
-        "auto" => FpduSize::Auto,
-        "segment" => FpduSize::Segment,
-        "large" => FpduSize::Large,
-        number => match number.parse::<u16>() {
-            Ok(size) if (uiw_mpa::MIN_MULPDU..=uiw_mpa::MAX_ULPDU).contains(&usize::from(size)) => {
-                FpduSize::Fixed(size)
-            }
-            _ => return Err("expected auto, segment, large or 128 to 64768 bytes"),
-        },
-    })
+    text.parse().map_err(|_| "expected auto, segment, large or 128 to 64768 bytes")
+}
+
+pub(super) fn peer_profile(text: &str) -> Result<PeerProfile, &'static str> {
+    match text {
+        "rfc" => Ok(PeerProfile::Rfc),
+        "siw-gso" => Ok(PeerProfile::SiwGso),
+        _ => Err("expected rfc or siw-gso"),
+    }
+}
+
+/// Bytes of a TCP segment, in the range that Linux takes.
+pub(super) fn segment(text: &str) -> Result<u16, &'static str> {
+    let (digits, unit) = text.strip_suffix(['k', 'K']).map_or((text, 1), |digits| (digits, 1 << 10));
+    let bytes = digits.parse::<u16>().ok().and_then(|number| number.checked_mul(unit));
+    bytes.filter(|bytes| (88..=32_767).contains(bytes)).ok_or("expected bytes from 88 to 32767")
 }
 
 pub(super) fn ports(text: &str) -> Result<RangeInclusive<u16>, &'static str> {

@@ -4,7 +4,7 @@ use super::client::PAUSES;
 use super::plan::Plan;
 use super::stripe::{Broken, Stripe, Target};
 use crate::fail::Result;
-use uiw_cli::files::protocol::{Reply, Request};
+use uiw_copy::protocol::{Reply, Request};
 
 /// A connection, made again when it breaks.
 pub(super) struct Caller<'a> {

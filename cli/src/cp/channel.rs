@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use uiw_cli::files::protocol::{MESSAGE, Reply, SLOT};
+use uiw_copy::protocol::{MESSAGE, Reply, SLOT};
 use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{Access, ConnOptions, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
+use uiw_verbs::{Access, ConnConfig, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
 
 /// Set in the number of a Write out of a slot.
 const DATA: u64 = 1 << 32;
@@ -122,7 +122,7 @@ impl Channel {
         device: &Device,
         memory: Memory,
         peer: SocketAddr,
-        options: &ConnOptions,
+        options: &ConnConfig,
         private_data: &[u8],
         until: Until<'_>,
     ) -> Result<Self> {
@@ -138,7 +138,7 @@ impl Channel {
         device: &Device,
         memory: Memory,
         request: ConnRequest,
-        options: &ConnOptions,
+        options: &ConnConfig,
         reply: &[u8],
         remote: RemoteMr,
         until: Until<'_>,

@@ -3,10 +3,10 @@
 use super::plan::{Plan, Task};
 use super::transfer::Directory;
 use std::sync::Arc;
-use uiw_cli::files::meta::Entry;
-use uiw_cli::files::names::RelPath;
-use uiw_cli::files::protocol::{Create, Reply, Request, decode_entries};
-use uiw_cli::files::wire::WireError;
+use uiw_copy::meta::Entry;
+use uiw_copy::names::RelPath;
+use uiw_copy::protocol::{Create, Reply, Request, decode_entries};
+use uiw_copy::wire::WireError;
 
 /// Entries of a directory at most, as all of them are kept while it is compared.
 const MAX_ENTRIES: usize = 4 << 20;

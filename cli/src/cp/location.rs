@@ -4,7 +4,7 @@ use crate::fail::{Failure, Result};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use uiw_cli::files::names::RelPath;
+use uiw_copy::names::RelPath;
 
 /// Where something is, or goes.
 #[derive(Clone, Debug, PartialEq, Eq)]

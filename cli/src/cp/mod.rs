@@ -1,4 +1,4 @@
-//! `uiw cp`: copies files to and from the shares of `uiw serve`. The protocol and the files are in `uiw_cli::files`.
+//! `uiw cp`: copies files to and from the shares of `uiw serve`. The protocol and the files are in `uiw_copy`.
 
 mod caller;
 pub(crate) mod channel;
@@ -15,7 +15,7 @@ mod sources;
 mod stripe;
 mod transfer;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, resolve};
+use crate::args::{ConnArgs, DEFAULT_PORT, PeerConfig, resolve};
 use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::open::Opener;
 use crate::stop::Stop;
@@ -38,7 +38,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use stripe::{Stripe, Target};
 use uiw_cabi::settings::DeadAfter;
-use uiw_llp::StreamOptions;
+use uiw_llp::TransportConfig;
 
 /// Options of `uiw cp`.
 #[derive(Clone, Debug, clap::Args)]
@@ -136,12 +136,13 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let (host, share) = way.server();
     let peer = resolve(host, DEFAULT_PORT)?;
     let stop = Stop::on_signal()?;
-    let mut peer_options = args.conn.peer_options();
-    let give_up = match peer_options.own.dead_after {
+    let settings = args.conn.settings();
+    let mut peer_options = PeerConfig::new(settings.connection());
+    let give_up = match settings.dead_after {
         Some(DeadAfter(Some(time))) => time,
         _ => GIVE_UP,
     };
-    peer_options.congestion.get_or_insert_with(|| StreamOptions::AUTO.to_owned());
+    peer_options.congestion.get_or_insert_with(|| TransportConfig::AUTO.to_owned());
     let token = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
     let security = Security::of(opener, args, peer)?;
     let target = Target {
@@ -151,7 +152,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         token,
         // A dry run writes nothing, so it may look at a share that is read-only.
         push: matches!(way, Way::Push(..)) && !args.dry_run,
-        segments: Segments::new(peer_options.own.mss),
+        segments: Segments::new(peer_options.own.stream.max_segment),
         peer_options,
         pace: args.limit.map(Pace::new),
         give_up,

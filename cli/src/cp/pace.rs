@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use uiw_cli::files::protocol::BLOCK;
+use uiw_copy::protocol::BLOCK;
 
 /// Bytes that may go at once after a pause, as time at the rate.
 const BURST: Duration = Duration::from_millis(100);

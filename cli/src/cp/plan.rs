@@ -8,10 +8,10 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use uiw_cli::files::batch::SMALL;
-use uiw_cli::files::meta::Entry;
-use uiw_cli::files::meta::{Kind, Meta};
-use uiw_cli::files::protocol::{MAX_BATCH, MESSAGE, SLOT};
+use uiw_copy::batch::SMALL;
+use uiw_copy::meta::Entry;
+use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
 /// Large files under way at a time.
 const MAX_OPEN: usize = 16;

@@ -6,11 +6,11 @@ use super::transfer::{Directory, End, Item, Transfer};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
-use uiw_cli::files::batch::{self, Content};
-use uiw_cli::files::meta::Meta;
-use uiw_cli::files::part::{Opened, Outcome, Part};
-use uiw_cli::files::protocol::{Create, FileHead, Hash, Reply, Request};
-use uiw_cli::files::root::ABANDONED;
+use uiw_copy::batch::{self, Content};
+use uiw_copy::meta::Meta;
+use uiw_copy::part::{Opened, Outcome, Part};
+use uiw_copy::protocol::{Create, FileHead, Hash, Reply, Request};
+use uiw_copy::root::ABANDONED;
 
 /// See the module.
 pub(super) struct Pull {
@@ -191,11 +191,13 @@ fn open(plan: &Plan, item: &Item, tried: u8) {
 fn finish(plan: &Plan, transfer: &Arc<Transfer>) {
     let End::Target(part) = &transfer.end else { return };
     match part.finish() {
-        Ok(Outcome::Done | Outcome::Reopen) => {
+        Ok(Outcome::Done) => {
             if transfer.cancel() {
                 plan.finished(&transfer.item);
             }
         }
+        // Another connection could not finish it, and reports that.
+        Ok(Outcome::Reopen) => {}
         Ok(Outcome::Missing(ranges)) => {
             transfer.set_missing(ranges);
             plan.add_file(Arc::clone(transfer));

@@ -6,10 +6,10 @@ use super::transfer::{End, Item, Transfer};
 use rustix::io::Errno;
 use std::fs::File;
 use std::sync::Arc;
-use uiw_cli::files::batch::{Batch, SMALL};
-use uiw_cli::files::handler::{Read, read_block};
-use uiw_cli::files::meta::{Kind, Meta};
-use uiw_cli::files::protocol::{Create, FileHead, MAX_RANGES, Reply, Request};
+use uiw_copy::batch::{Batch, SMALL};
+use uiw_copy::handler::{Read, read_block};
+use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::protocol::{Create, FileHead, MAX_RANGES, Reply, Request};
 
 /// See the module.
 pub(super) struct Push;

@@ -8,8 +8,8 @@ use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use uiw_cli::files::meta::{Kind, Meta};
-use uiw_cli::files::names::{RelPath, Shown};
+use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::names::{RelPath, Shown};
 
 /// After how long without an answer of the server a terminal shows that.
 const SILENT: Duration = Duration::from_secs(3);
@@ -100,7 +100,7 @@ impl Report {
             let path = Shown(path);
             // In place of the line of progress.
             let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
-            uiw_cli::note!("{clear}not copied: {path}: {why}");
+            note!("{clear}not copied: {path}: {why}");
         }
     }
 

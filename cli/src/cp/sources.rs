@@ -10,10 +10,10 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use uiw_cli::files::meta::{Kind, Meta};
-use uiw_cli::files::names::{Name, RelPath};
-use uiw_cli::files::protocol::{Create, Reply, Request};
-use uiw_cli::files::root::{ABANDONED, Root};
+use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::names::{Name, RelPath};
+use uiw_copy::protocol::{Create, Reply, Request};
+use uiw_copy::root::{ABANDONED, Root};
 
 fn refused(what: impl std::fmt::Display, why: impl std::fmt::Display, fix: &str) -> Failure {
     Failure::new(Exit::Failed, what, why, fix)

@@ -5,7 +5,7 @@ use super::direction::{Direction, Violation};
 use super::pace::Pace;
 use super::plan::{Plan, Task};
 use super::segments::Segments;
-use crate::args::PeerOptions;
+use crate::args::PeerConfig;
 use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::qp_setup::Until;
 use crate::service::{CpOrder, CpReply, Service};
@@ -14,10 +14,10 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use uiw_cli::files::protocol::{Reply, Request, SLOT};
+use uiw_copy::protocol::{Reply, Request, SLOT};
 use uiw_llp::PeerIdentity;
 use uiw_mem::STag;
-use uiw_verbs::{ConnOptions, Device, RemoteMr};
+use uiw_verbs::{ConnConfig, Device, RemoteMr};
 
 /// Time without an acknowledgement or a sign of life after which another connection replaces this one and continues its work.
 const SILENCE: Duration = Duration::from_secs(20);
@@ -36,7 +36,7 @@ pub(super) struct Target {
     pub(super) share: String,
     pub(super) token: u64,
     pub(super) push: bool,
-    pub(super) peer_options: PeerOptions,
+    pub(super) peer_options: PeerConfig,
     pub(super) pace: Option<Pace>,
     pub(super) segments: Segments,
     /// Time for which a transfer is continued without a sign of life of the server.
@@ -111,7 +111,7 @@ impl From<Failure> for Broken {
 }
 
 impl Target {
-    fn options(&self, segment: Option<u16>) -> ConnOptions {
+    fn options(&self, segment: Option<u16>) -> ConnConfig {
         let mut options = self.peer_options.options();
         options.stream.dead_after = Some(SILENCE.min(self.give_up));
         options.stream.max_segment = segment;

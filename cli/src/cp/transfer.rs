@@ -5,11 +5,11 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use uiw_cli::files::meta::Meta;
-use uiw_cli::files::names::{Name, NameError, RelPath};
-use uiw_cli::files::part::Part;
-use uiw_cli::files::protocol::FileHead;
-use uiw_cli::files::root::Root;
+use uiw_copy::meta::Meta;
+use uiw_copy::names::{Name, NameError, RelPath};
+use uiw_copy::part::Part;
+use uiw_copy::protocol::FileHead;
+use uiw_copy::root::Root;
 
 /// Where an entry is at this end and at the other one.
 #[derive(Clone, Debug)]
@@ -175,8 +175,8 @@ impl Transfer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uiw_cli::files::meta::{Kind, Time};
-    use uiw_cli::files::protocol::BLOCK;
+    use uiw_copy::meta::{Kind, Time};
+    use uiw_copy::protocol::BLOCK;
 
     fn transfer(size: u64) -> Transfer {
         let kind = Kind::File;

@@ -1,7 +1,7 @@
 //! The lines of the demo: every way a byte can move, and the ways the wire can be set up.
 
-use crate::args::{Fpdu, PeerOptions};
-use uiw_verbs::FpduSize;
+use crate::args::PeerConfig;
+use uiw_verbs::{ConnConfig, FpduSize};
 
 /// A way to move a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(super) enum Way {
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) way: Way,
-    pub(super) peer_options: PeerOptions,
+    pub(super) peer_options: PeerConfig,
     /// What is special about the wire.
     pub(super) wire: &'static str,
 }
@@ -103,12 +103,12 @@ impl Way {
 
 /// All lines, in their order.
 pub(super) fn all() -> Vec<Case> {
-    let usual = Way::ALL.map(|way| Case { way, peer_options: PeerOptions::default(), wire: "" });
+    let usual = Way::ALL.map(|way| Case { way, peer_options: PeerConfig::default(), wire: "" });
     let settings = [
-        ("CRC off", PeerOptions { crc: false, ..PeerOptions::default() }),
-        ("Markers", PeerOptions { markers: true, ..PeerOptions::default() }),
+        ("CRC off", PeerConfig::new(ConnConfig::default().crc(false))),
+        ("Markers", PeerConfig::new(ConnConfig::default().markers(true))),
         // What fits an Ethernet frame of 1500 bytes.
-        ("FPDUs of 1424", PeerOptions { fpdu: Fpdu(FpduSize::Fixed(1424)), ..PeerOptions::default() }),
+        ("FPDUs of 1424", PeerConfig::new(ConnConfig::default().fpdu(FpduSize::Fixed(1424)))),
     ];
     let special = settings.into_iter().flat_map(|(wire, peer_options)| {
         [Way::Send, Way::Write, Way::Read].map(|way| Case { way, peer_options: peer_options.clone(), wire })

@@ -184,7 +184,7 @@ fn line_json(number: usize, case: &Case, outcome: &Result<Verified>) -> serde_js
         "name": case.way.name(),
         "crc": case.peer_options.crc,
         "markers": case.peer_options.markers,
-        "fpdu": case.peer_options.fpdu,
+        "fpdu": case.peer_options.fpdu.to_string(),
         "verified": outcome.is_ok(),
     });
     match outcome {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use uiw_verbs::{
-    Access, Arm, Bind, CompChannel, ConnOptions, CqOptions, Device, Pd, RawMw, STag, SendFlags, SendOp, Srq,
+    Access, Arm, Bind, CompChannel, ConnConfig, CqConfig, Device, Pd, RawMw, STag, SendFlags, SendOp, Srq,
     SrqAttr, Wc, WcOpcode, WcStatus, WindowType,
 };
 
@@ -41,7 +41,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let pd = device.alloc_pd()?;
     let channel = Arc::new(CmChannel::default());
     let local = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
-    let options = Arc::new(ConnOptions::default());
+    let options = Arc::new(ConnConfig::default());
     let listener = Listener::bind(&device, local, 16, &options, &channel)?;
     let raw_address = raw::serve(file.clone())?;
     text::line(format!("raw TCP on {raw_address} iWARP on {}", listener.local_addr()));
@@ -50,7 +50,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         if let Some(CmEventKind::ConnectRequest(request)) = channel.try_pop().map(|event| event.kind)
             && let Err(failure) = peer.line(request)
         {
-            uiw_cli::note!("{failure}");
+            note!("{failure}");
         }
     }
     Ok(())
@@ -116,7 +116,7 @@ impl<'a> Line<'a> {
             _ => None,
         };
         let events = Arc::new(CompChannel::default());
-        let options = CqOptions { channel: Some(Arc::clone(&events)), ..CqOptions::default() };
+        let options = CqConfig { channel: Some(Arc::clone(&events)), ..CqConfig::default() };
         let cq = peer.device.create_cq(RECVS + 64, options)?;
         let depths = Depths { srq: srq.clone(), ..Depths::new(16, RECVS) };
         let half = Half::on(&peer.device, pd, &cq, &depths)?;

@@ -7,7 +7,7 @@ use crate::qp_setup::{Depths, Half, Link};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
-use uiw_verbs::ConnOptions;
+use uiw_verbs::ConnConfig;
 
 /// The check.
 pub(super) const NAME: &str = "start-up";
@@ -15,7 +15,7 @@ pub(super) const NAME: &str = "start-up";
 const FIRST_FPDU: Duration = Duration::from_millis(500);
 
 /// Sets up a connection to `peer` and closes it.
-pub(super) fn check(opener: &Opener, peer: SocketAddr, options: &ConnOptions) -> Check {
+pub(super) fn check(opener: &Opener, peer: SocketAddr, options: &ConnConfig) -> Check {
     let check = match connect(opener, peer, options) {
         Ok(link) => judge(link),
         Err(failure) => Check::ok(NAME, failure.cause()).not(State::No, failure.fix()),
@@ -23,7 +23,7 @@ pub(super) fn check(opener: &Opener, peer: SocketAddr, options: &ConnOptions) ->
     check.of(&peer.to_string())
 }
 
-fn connect(opener: &Opener, peer: SocketAddr, options: &ConnOptions) -> Result<Link> {
+fn connect(opener: &Opener, peer: SocketAddr, options: &ConnConfig) -> Result<Link> {
     let device = opener.device()?;
     let pd = device.alloc_pd()?;
     Half::new(&device, &pd, &Depths::new(1, 1))?.connect(peer, options, b"")

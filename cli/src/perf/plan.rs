@@ -3,7 +3,7 @@
 use super::Args;
 use super::raw::Way;
 use super::source::Messages;
-use crate::args::PeerOptions;
+use crate::args::PeerConfig;
 use crate::fail::{Failure, Result};
 use crate::qp_setup::Wait;
 use crate::serve::perf::{MAX_DEPTH, MAX_MEMORY, MAX_SIZE};
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
     pub(crate) bidirectional: bool,
     pub(crate) wait: Wait,
     pub(crate) validate: bool,
-    pub(crate) peer_options: PeerOptions,
+    pub(crate) peer_options: PeerConfig,
     pub(crate) time: Duration,
     /// Messages on each connection; `None` = as many as the time allows.
     pub(crate) iterations: Option<u64>,

@@ -1,6 +1,6 @@
 //! Raw TCP beside a measurement: the same machines, the same processes, the same kind of thread, as fast as sockets get.
 
-use crate::args::PeerOptions;
+use crate::args::PeerConfig;
 use crate::fail::{Failure, Refusal, Result, printable};
 use crate::qp_setup::{Depths, Half, Wait};
 use crate::service::{RawReply, Service, SliceKind, SliceOrder};
@@ -9,9 +9,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
-use uiw_mpa::startup::{Config, Initiator, Outcome, Revision};
+use uiw_mpa::startup::{Initiator, Outcome, Revision, StartupConfig};
 use uiw_mpa::wire::startup::HEADER_LEN;
-use uiw_verbs::{ConnOptions, Device, Pd};
+use uiw_verbs::{ConnConfig, Device, Pd};
 
 pub(crate) use uiw_llp::process_cpu_ns as cpu_ns;
 
@@ -60,7 +60,12 @@ fn dial(peer: SocketAddr, mss: Option<u16>) -> io::Result<TcpStream> {
 /// No byte behind the Reply is read.
 fn start_up(stream: &mut TcpStream, order: &[u8]) -> io::Result<()> {
     // No FPDU will follow: nothing is negotiated.
-    let config = Config { revision: Revision::One, peer_to_peer: false, crc: false, ..Config::default() };
+    let config = StartupConfig {
+        revision: Revision::One,
+        peer_to_peer: false,
+        crc: false,
+        ..StartupConfig::default()
+    };
     let initiator = Initiator::new(config, order).map_err(io::Error::other)?;
     stream.write_all(&initiator.request())?;
     let mut reply = vec![0; HEADER_LEN];
@@ -151,7 +156,7 @@ pub(crate) fn read_spinning(
             Ok(0) => return Ok(false),
             Ok(n) => {
                 got += n;
-                spin = Spin::default();
+                spin.restart();
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause(&mut spin, timeout)?,
             Err(error) => return Err(error),
@@ -166,7 +171,7 @@ pub(crate) fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8], timeout: 
         match stream.write(bytes) {
             Ok(n) => {
                 bytes = &bytes[n..];
-                spin = Spin::default();
+                spin.restart();
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => pause(&mut spin, timeout)?,
             Err(error) => return Err(error),
@@ -218,11 +223,11 @@ impl Client {
         device: &Device,
         pd: &Pd,
         peer: SocketAddr,
-        peer_options: &PeerOptions,
+        peer_options: &PeerConfig,
     ) -> Result<(Self, crate::qp_setup::Link)> {
         let half = Half::new(device, pd, &Depths::new(1, 1))?;
-        let (congestion, mss) = (peer_options.congestion.clone(), peer_options.own.mss);
-        let mut options = ConnOptions::default();
+        let (congestion, mss) = (peer_options.congestion.clone(), peer_options.own.stream.max_segment);
+        let mut options = ConnConfig::default();
         options.stream.max_segment = mss;
         let asked = half.connect(peer, &options, &Service::Raw.private_data());
         let link = asked.map_err(|failure| match failure.refusal {

@@ -23,7 +23,7 @@ fn context(plan: &Plan, outcome: &Outcome) -> Value {
         "validated": plan.validate,
         "crc": plan.peer_options.crc,
         "markers": plan.peer_options.markers,
-        "fpdu": plan.peer_options.fpdu,
+        "fpdu": plan.peer_options.fpdu.to_string(),
         "stable_tx": plan.peer_options.stable_tx,
         "cores": std::thread::available_parallelism().map_or(0, usize::from),
         "kernel": kernel(),

@@ -16,7 +16,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use times::Times;
-use uiw_verbs::{ConnOptions, RemoteMr, SendFlags, SendOp};
+use uiw_verbs::{ConnConfig, RemoteMr, SendFlags, SendOp};
 
 /// Bytes of a ping at most.
 const MAX_SIZE: u32 = 16 << 20;
@@ -113,7 +113,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
 pub(crate) fn rping_sizes(
     opener: &Opener,
     peer: SocketAddr,
-    options: &ConnOptions,
+    options: &ConnConfig,
     as_json: bool,
 ) -> Result<()> {
     for size in [23, 64, 100, 1000, 1441, 1448, 4096, 16_384, 65_535] {

@@ -8,7 +8,7 @@ use crate::msg_conn::{Event, MsgConn};
 use crate::open::Opener;
 use crate::qp_setup::{Depths, Half, Until, Wait, send_copy};
 use std::net::SocketAddr;
-use uiw_verbs::{Access, ConnOptions, Remote, RemoteMr, STag};
+use uiw_verbs::{Access, ConnConfig, Remote, RemoteMr, STag};
 
 /// Bytes of rping's buffers at most.
 pub(crate) const MAX_SIZE: u32 = 64 << 10;
@@ -96,7 +96,7 @@ impl Client {
         peer: SocketAddr,
         size: u32,
         wait: Wait,
-        options: &ConnOptions,
+        options: &ConnConfig,
     ) -> Result<Self> {
         if size > MAX_SIZE {
             return Err(Failure::usage(

@@ -55,13 +55,13 @@ fn watch(
     drop(run);
     let is_met = sum.meets(require.unwrap_or_default());
     if as_json {
-        uiw_cli::note!("{}", sum.json(code, is_met));
+        note!("{}", sum.json(code, is_met));
     } else {
-        uiw_cli::note!("uiw: {}", sum.text());
+        note!("uiw: {}", sum.text());
     }
     if code == 0 && require.is_some() && !is_met {
         if !as_json {
-            uiw_cli::note!("hint: {}", sum.hint());
+            note!("hint: {}", sum.hint());
         }
         return Ok(ExitCode::from(NOT_MET));
     }
@@ -132,7 +132,7 @@ impl Run {
                     sum.datagrams.add(&total.datagrams);
                     *sum.libraries.entry(snapshot.process.library).or_default() += 1;
                 }
-                Err((file, error)) => uiw_cli::note!("warning: {file}: {error}"),
+                Err((file, error)) => note!("warning: {file}: {error}"),
             }
         }
         for file in socket_files(self.directory.path()) {

@@ -1,26 +1,28 @@
-//! Memory that clients may ask for: a total, of which a client gets at most as much as it leaves to others, and a bound for each connection.
+//! Memory that clients may ask for: a total, of which a client gets at most as much as it leaves to others, a reserve for those who want
+//! little, and a bound for each connection.
 
-use super::peers::{Holder, Peer, is_fair};
-use std::collections::HashMap;
+use super::peers::{Grant, Ledger, Peer};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes of memory that all clients hold together at most.
+/// Bytes of memory that all clients hold together at most, without the reserve.
 const TOTAL: u64 = 2 << 30;
+/// Bytes of the reserve: 32 MiB for an address, 64 MiB for a network.
+const RESERVE: u64 = 512 << 20;
 /// Bytes of memory that one connection holds at most.
 const CONNECTION: u64 = 512 << 20;
 
 /// Memory that clients hold.
-#[derive(Debug, Default)]
-pub(super) struct Budget(Mutex<Held>);
+#[derive(Debug)]
+pub(super) struct Budget(Mutex<Ledger>);
 
-#[derive(Debug, Default)]
-struct Held {
-    all: u64,
-    by_holder: HashMap<Holder, u64>,
+impl Default for Budget {
+    fn default() -> Self {
+        Self(Mutex::new(Ledger::new(TOTAL, RESERVE)))
+    }
 }
 
 impl Budget {
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, Ledger> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -32,25 +34,14 @@ impl Budget {
         if bytes > CONNECTION {
             return Err(format!("asks for {bytes} bytes of memory; a connection has at most {CONNECTION}"));
         }
-        let mut held = self.held();
-        let holders = peer.holders();
-        for holder in &holders {
-            let own = held.by_holder.get(holder).copied().unwrap_or_default();
-            let others = held.all - own;
-            if !is_fair(TOTAL, others, own + bytes) {
-                let left = ((TOTAL - others) / 2).saturating_sub(own);
-                return Err(format!(
-                    "asks for {bytes} bytes of memory; {left} of {TOTAL} for all clients are left for {}",
-                    holder.kind()
-                ));
-            }
-        }
-        held.all += bytes;
-        for holder in &holders {
-            *held.by_holder.entry(holder.clone()).or_default() += bytes;
-        }
-        drop(held);
-        Ok(Share { budget: self, holders, bytes })
+        let grant = self.held().take(peer, bytes).map_err(|denied| {
+            let left = denied.limit.saturating_sub(denied.own);
+            format!(
+                "asks for {bytes} bytes of memory; {left} of {TOTAL} for all clients are left for {}",
+                denied.holder.kind()
+            )
+        })?;
+        Ok(Share { budget: self, grant })
     }
 }
 
@@ -58,22 +49,12 @@ impl Budget {
 #[derive(Debug)]
 pub(super) struct Share<'a> {
     budget: &'a Budget,
-    holders: Vec<Holder>,
-    bytes: u64,
+    grant: Grant,
 }
 
 impl Drop for Share<'_> {
     fn drop(&mut self) {
-        let mut held = self.budget.held();
-        held.all -= self.bytes;
-        for holder in &self.holders {
-            if let Some(own) = held.by_holder.get_mut(holder) {
-                *own -= self.bytes;
-                if *own == 0 {
-                    held.by_holder.remove(holder);
-                }
-            }
-        }
+        self.budget.held().release(&self.grant);
     }
 }
 
@@ -89,19 +70,16 @@ mod tests {
     fn greedy_addresses_leave_memory_for_others() {
         let budget = Budget::default();
         let mut shares = Vec::new();
-        for number in 1..=8 {
-            let greedy = peer(&format!("192.0.2.{number}"), None);
+        for number in 1..=12 {
+            let greedy = peer(&format!("192.0.{number}.1"), None);
             while let Ok(share) = budget.take(&greedy, 4 << 20) {
                 shares.push(share);
             }
-            let other = budget.take(&peer("198.51.100.1", None), 1 << 20);
+            let other = budget.take(&peer("198.51.100.1", None), 20 << 20);
             assert!(other.is_ok(), "after {number} addresses: {other:?}");
         }
-        let held = |budget: &Budget| budget.held().by_holder.values().copied().max();
-        assert_eq!(held(&budget), Some(TOTAL / 2));
         drop(shares);
-        let all = budget.held().all;
-        assert_eq!((all, held(&budget)), (0, None));
+        assert!(budget.held().is_empty());
     }
 
     #[test]
@@ -109,16 +87,16 @@ mod tests {
         let budget = Budget::default();
         let shares: Vec<_> = (0..4)
             .map_while(|number| {
-                budget.take(&peer(&format!("192.0.2.{number}"), Some("key")), CONNECTION).ok()
+                budget.take(&peer(&format!("192.0.{number}.1"), Some("key")), CONNECTION).ok()
             })
             .collect();
         assert_eq!(shares.len(), 2);
-        let refused = budget.take(&peer("192.0.2.9", Some("key")), 1).unwrap_err();
+        let refused = budget.take(&peer("192.0.9.1", Some("key")), 64 << 20).unwrap_err();
         assert_eq!(
             refused,
-            "asks for 1 bytes of memory; 0 of 2147483648 for all clients are left for its key"
+            "asks for 67108864 bytes of memory; 0 of 2147483648 for all clients are left for its key"
         );
-        assert!(budget.take(&peer("192.0.2.9", Some("another")), CONNECTION).is_ok());
+        assert!(budget.take(&peer("192.0.9.1", Some("another")), CONNECTION).is_ok());
     }
 
     #[test]

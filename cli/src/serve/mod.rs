@@ -5,6 +5,7 @@ mod comparisons;
 mod descriptors;
 mod foreign;
 mod idle;
+mod log_limit;
 mod opposite;
 mod peers;
 pub(crate) mod perf;
@@ -16,25 +17,28 @@ mod sessions;
 mod shares;
 mod transfer;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, PeerOptions, listen, receive_memory};
+use crate::args::{ConnArgs, DEFAULT_PORT, PeerConfig, listen, receive_memory};
 use crate::fail::{BUSY, Exit, Failure, Result};
 use crate::open::Opener;
 use crate::qp_setup::Link;
 use crate::service::Service;
+use crate::spin;
 use crate::stop::Stop;
 use crate::text;
 use crate::trust::Trust;
 use budget::Budget;
 use comparisons::Comparisons;
 use idle::Idle;
-use peers::Peer;
+use log_limit::LogLimit;
+use peers::{Grant, Peer};
 use pulse::Pulse;
 use sessions::{MAX, Sessions};
 use shares::{ShareArg, Shares};
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tracing::subscriber::NoSubscriber;
 use transfer::Transfers;
 use uiw_cabi::settings::DeadAfter;
 use uiw_datagram::Qpn;
@@ -57,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = receive_memory)]
     receive_memory: u32,
     /// Connections of one address at a time; of IPv6 a /64 counts as one address. All addresses together have at most 1024 [default: as many
-    /// as the address leaves to others, at most 512]
+    /// as the address leaves to others, at most 448]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     per_address: Option<u16>,
     /// Close a connection on which nothing has moved for this time, such as 90s or 10m; 0 is never
@@ -117,9 +121,11 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         stop.on_stdin_end();
     }
     let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
-    let mut peer_options = args.conn.peer_options();
-    peer_options.own.dead_after.get_or_insert(DEAD_AFTER);
+    let mut settings = args.conn.settings();
+    settings.dead_after.get_or_insert(DEAD_AFTER);
+    let peer_options = PeerConfig::new(settings.connection());
     descriptors::raise();
+    spin::limit();
     serve(&opener.device_with(limits)?, &addresses, args, &peer_options, &stop)
 }
 
@@ -129,18 +135,30 @@ struct Server {
     pd: Pd,
     stop: Arc<Stop>,
     /// For peers that do not name a service.
-    peer_options: PeerOptions,
+    peer_options: PeerConfig,
     sessions: Arc<Sessions>,
     budget: Budget,
+    /// Held while memory is filled for a peer.
+    filling: parking_lot::Mutex<()>,
     shares: Shares,
     transfers: Transfers,
     pulse: Pulse,
     comparisons: Comparisons,
+    log_limit: LogLimit,
     /// `None`: connections may be idle for any time.
     idle: Option<Idle>,
 }
 
 impl Server {
+    /// Whether the next connection is logged.
+    fn is_logged(&self) -> bool {
+        let admitted = self.log_limit.admit(Instant::now());
+        if let Some(count @ 1..) = admitted {
+            tracing::warn!(count, "connections were not logged, as there were too many");
+        }
+        admitted.is_some()
+    }
+
     /// Names the connection's queue pair in the log, and ends it once nothing has moved on it for too long.
     fn watch(&self, link: &Link) {
         let qp = tracing::field::display(Qpn::from_raw(link.qp.num()));
@@ -155,7 +173,7 @@ fn serve(
     device: &Device,
     addresses: &[SocketAddr],
     args: &Args,
-    peer_options: &PeerOptions,
+    peer_options: &PeerConfig,
     stop: &Arc<Stop>,
 ) -> Result<()> {
     let DeadAfter(idle) = args.idle_timeout;
@@ -179,10 +197,12 @@ fn serve(
         peer_options: peer_options.clone(),
         sessions: Arc::new(Sessions::new(args.per_address.map(usize::from), connections)),
         budget: Budget::default(),
+        filling: parking_lot::Mutex::default(),
         shares,
         transfers: Transfers::default(),
         pulse: Pulse::default(),
         comparisons: Comparisons::default(),
+        log_limit: LogLimit::new(Instant::now()),
         idle: idle.map(Idle::new),
     });
     let own = Arc::clone(&server);
@@ -205,14 +225,17 @@ fn serve(
         let Some(event) = channel.try_pop() else { continue };
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
-            CmEventKind::Failed(error) => tracing::info!(%error, "a connection failed in its set-up"),
+            CmEventKind::Failed(error) if server.is_logged() => {
+                tracing::info!(%error, "a connection failed in its set-up");
+            }
             CmEventKind::ListenerDown { listener: id, error, for_good: true } => {
                 let down = listeners.iter().find(|listener| listener.id() == id);
                 outcome = Err(listener_down(down.map_or(addresses[0], Listener::local_addr), error));
                 stop.set();
             }
             CmEventKind::ListenerDown { error, .. } => tracing::warn!("{}", while_down(&error)),
-            CmEventKind::Established(_)
+            CmEventKind::Failed(_)
+            | CmEventKind::Established(_)
             | CmEventKind::Disconnected(_)
             | CmEventKind::Posted(_)
             | CmEventKind::SidrRequest(_)
@@ -247,7 +270,7 @@ fn why(error: Error) -> String {
 pub(crate) fn announce(address: SocketAddr, has_tls: bool) {
     text::line(format!("listening on {address}"));
     if !address.ip().is_loopback() && !has_tls {
-        uiw_cli::note!(
+        note!(
             "warning: {address}: the wire is not encrypted\nhint: use --tls, or a tunnel, on networks you do not trust"
         );
     }
@@ -274,40 +297,44 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
     let identity = request.peer_identity().map(ToString::to_string);
     let holder = Peer::new(peer.ip(), identity.clone());
-    if let Err(busy) = server.sessions.enter(&holder) {
-        tracing::warn!(%peer, %busy, "connection rejected");
-        let _ = request.reject(format!("{BUSY}: {busy}").as_bytes());
-        return;
-    }
-    let own = Arc::clone(server);
+    let is_logged = server.is_logged();
+    let grant = match server.sessions.enter(&holder) {
+        Ok(grant) => grant,
+        Err(busy) => {
+            if is_logged {
+                tracing::warn!(%peer, %busy, "connection rejected");
+            }
+            let _ = request.reject(format!("{BUSY}: {busy}").as_bytes());
+            return;
+        }
+    };
+    let leaving = Leaving(Arc::clone(server), grant);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
-    let entered = holder.clone();
     let spawned = thread.spawn(move || {
+        let _silent = (!is_logged).then(|| tracing::subscriber::set_default(NoSubscriber::default()));
         // Its lines name the queue pair, once there is one.
         let span = tracing::error_span!("session", qp = tracing::field::Empty);
         let _entered = span.enter();
-        let leaving = Leaving(&own, &entered);
         let service = Service::of(request.private_data());
         tracing::info!(%peer, identity, service = service.name(), "connection");
-        match session(&own, request, service, &entered) {
+        match session(&leaving.0, request, service, &holder) {
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
         }
         drop(leaving);
     });
     if let Err(error) = spawned {
-        server.sessions.leave(&holder);
         tracing::error!(%peer, %error, "no thread for a connection");
     }
 }
 
 /// A session's thread, which releases everything however it ends.
-struct Leaving<'a>(&'a Server, &'a Peer);
+struct Leaving(Arc<Server>, Grant);
 
-impl Drop for Leaving<'_> {
+impl Drop for Leaving {
     fn drop(&mut self) {
         self.0.stop.forget_this_thread();
-        self.0.sessions.leave(self.1);
+        self.0.sessions.leave(&self.1);
     }
 }
 

@@ -69,7 +69,7 @@ impl Driver {
             (0..RECVS).map(|slot| (slot, Some(ring.sge(slot as usize..slot as usize + 1)))),
         )?;
         let reply = serde_json::to_vec(&PerfReply { addr: 0, rkey: 0, len: 0 }).unwrap_or_default();
-        let options = order.peer_options.at(server.peer_options.own).options();
+        let options = order.peer_options.at(&server.peer_options.own).options();
         let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
         server.watch(&link);
         let (addr, rkey) = order.back.unwrap_or_default();

@@ -1,6 +1,7 @@
-//! Owners of connections (an address, a network or a key), and the share of a resource that one owner may hold.
+//! Owners of connections (an address, a network or a key), and the shares of a resource that owners may hold.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The peer of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,11 +11,13 @@ pub(super) struct Peer {
     key: Option<String>,
 }
 
-/// Whatever has a share of its own: an address, or a key.
+/// Whatever has a share of its own: an address, a network, or a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Holder {
     /// One host. For IPv6 a whole /64, because a host may have every address of it.
     Host(IpAddr),
+    /// A network that one customer of a provider may have, and the length of its prefix.
+    Network(IpAddr, u8),
     Key(String),
 }
 
@@ -23,6 +26,7 @@ impl Holder {
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Host(_) => "its address",
+            Self::Network(..) => "its network",
             Self::Key(_) => "its key",
         }
     }
@@ -35,34 +39,255 @@ impl Peer {
 
     pub(super) fn host(&self) -> IpAddr {
         match self.address.to_canonical() {
-            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+            v6 @ IpAddr::V6(_) => network(v6, 64),
             v4 @ IpAddr::V4(_) => v4,
         }
     }
 
     /// Everything that a connection of this peer counts for.
     pub(super) fn holders(&self) -> Vec<Holder> {
-        let host = Holder::Host(self.host());
-        std::iter::once(host).chain(self.key.clone().map(Holder::Key)).collect()
+        let address = self.address.to_canonical();
+        let prefixes: &[u8] = match address {
+            // The peers of a server in a private network are all in one of these.
+            address if is_private(address) => &[],
+            IpAddr::V4(_) => &[24],
+            IpAddr::V6(_) => &[56, 48],
+        };
+        let networks = prefixes.iter().map(|prefix| Holder::Network(network(address, *prefix), *prefix));
+        let host = std::iter::once(Holder::Host(self.host()));
+        host.chain(networks).chain(self.key.clone().map(Holder::Key)).collect()
     }
 }
 
-/// Whether one holder may have `own` of `total`, of which others have `others`: at most as much as then is left, so that the next one always
-/// gets something. One has at most a half, two at most three quarters, and so on.
-pub(super) fn is_fair(total: u64, others: u64, own: u64) -> bool {
-    own.saturating_mul(2) <= total.saturating_sub(others)
+/// The address with zeros behind its first `prefix` bits; at least one of them.
+fn network(address: IpAddr, prefix: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => Ipv4Addr::from_bits(v4.to_bits() & u32::MAX << (32 - prefix)).into(),
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & u128::MAX << (128 - prefix)).into(),
+    }
+}
+
+/// Whether it is an address of a private network, of this link, or of this machine.
+fn is_private(address: IpAddr) -> bool {
+    match address {
+        // The second one is RFC 6598.
+        IpAddr::V4(v4) => {
+            v4.is_private()
+                || matches!(v4.octets(), [100, 64..=127, ..])
+                || v4.is_link_local()
+                || v4.is_loopback()
+        }
+        IpAddr::V6(v6) => v6.is_unique_local() || v6.is_unicast_link_local() || v6.is_loopback(),
+    }
+}
+
+/// A resource of which peers hold amounts. Each may have as much as leaves something to others; and there is a reserve for those who want
+/// little, so that a few greedy peers leave something to many.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    general: Pool,
+    reserve: Pool,
+}
+
+#[derive(Debug)]
+struct Pool {
+    total: u64,
+    held: u64,
+    by_holder: HashMap<Holder, u64>,
+}
+
+/// An amount that a peer holds, until [`Ledger::release`].
+#[derive(Debug)]
+pub(super) struct Grant {
+    holders: Vec<Holder>,
+    amount: u64,
+    is_reserve: bool,
+}
+
+/// Refusal of an amount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Denied {
+    /// The owner that would have too much.
+    pub(super) holder: Holder,
+    /// The amount it may have in all, and that it has.
+    pub(super) limit: u64,
+    pub(super) own: u64,
+}
+
+impl Pool {
+    fn new(total: u64) -> Self {
+        Self { total, held: 0, by_holder: HashMap::new() }
+    }
+
+    fn own(&self, holder: &Holder) -> u64 {
+        self.by_holder.get(holder).copied().unwrap_or_default()
+    }
+
+    /// Whether each of `holders` may have `amount` more, given the limit of each.
+    fn check(
+        &self,
+        holders: &[Holder],
+        amount: u64,
+        limit: impl Fn(&Self, &Holder) -> u64,
+    ) -> Result<(), Denied> {
+        for holder in holders {
+            let (own, limit) = (self.own(holder), limit(self, holder));
+            if own.saturating_add(amount) > limit {
+                return Err(Denied { holder: holder.clone(), limit, own });
+            }
+        }
+        Ok(())
+    }
+
+    /// In the general pool: at most as much as it then leaves to others, so one has at most a half, two at most three quarters, and so on. A
+    /// network has three times as much as it leaves, so that there is room in it beside one greedy host.
+    fn fair_limit(&self, holder: &Holder) -> u64 {
+        let left = self.total - (self.held - self.own(holder));
+        match holder {
+            Holder::Host(_) | Holder::Key(_) => left.div_ceil(2),
+            Holder::Network(..) => left - left / 4,
+        }
+    }
+
+    /// In the reserve: the same for each, but no more than is there.
+    fn equal_limit(&self, holder: &Holder) -> u64 {
+        let of_all = match holder {
+            Holder::Host(_) | Holder::Key(_) => self.total.div_ceil(16),
+            Holder::Network(..) => self.total.div_ceil(8),
+        };
+        of_all.min(self.own(holder) + self.total - self.held)
+    }
+
+    fn add(&mut self, holders: &[Holder], amount: u64) {
+        self.held += amount;
+        for holder in holders {
+            *self.by_holder.entry(holder.clone()).or_default() += amount;
+        }
+    }
+
+    fn release(&mut self, holders: &[Holder], amount: u64) {
+        self.held -= amount;
+        for holder in holders {
+            if let Some(own) = self.by_holder.get_mut(holder) {
+                *own -= amount;
+                if *own == 0 {
+                    self.by_holder.remove(holder);
+                }
+            }
+        }
+    }
+}
+
+impl Ledger {
+    pub(super) fn new(general: u64, reserve: u64) -> Self {
+        Self { general: Pool::new(general), reserve: Pool::new(reserve) }
+    }
+
+    /// The amount that all hold.
+    pub(super) fn held(&self) -> u64 {
+        self.general.held + self.reserve.held
+    }
+
+    /// Gives `amount` to `peer`.
+    pub(super) fn take(&mut self, peer: &Peer, amount: u64) -> Result<Grant, Denied> {
+        let holders = peer.holders();
+        let general = self.general.check(&holders, amount, Pool::fair_limit);
+        let is_reserve = match general {
+            Ok(()) => false,
+            Err(denied) if self.reserve.check(&holders, amount, Pool::equal_limit).is_err() => {
+                return Err(denied);
+            }
+            Err(_) => true,
+        };
+        self.pool(is_reserve).add(&holders, amount);
+        Ok(Grant { holders, amount, is_reserve })
+    }
+
+    /// Like [`Ledger::take`], but a host may have `per_host`, and nothing else is limited but the total.
+    pub(super) fn take_within(&mut self, peer: &Peer, amount: u64, per_host: u64) -> Result<Grant, Denied> {
+        let holders = vec![Holder::Host(peer.host())];
+        let limit = |pool: &Pool, holder: &Holder| per_host.min(pool.own(holder) + pool.total - pool.held);
+        self.general.check(&holders, amount, limit)?;
+        self.general.add(&holders, amount);
+        Ok(Grant { holders, amount, is_reserve: false })
+    }
+
+    pub(super) fn release(&mut self, grant: &Grant) {
+        self.pool(grant.is_reserve).release(&grant.holders, grant.amount);
+    }
+
+    fn pool(&mut self, is_reserve: bool) -> &mut Pool {
+        if is_reserve { &mut self.reserve } else { &mut self.general }
+    }
+
+    /// Whether nothing is held, and nothing is kept about anybody.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.held() == 0 && self.general.by_holder.is_empty() && self.reserve.by_holder.is_empty()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn peer(address: &str) -> Peer {
+        Peer::new(address.parse().unwrap(), None)
+    }
+
     #[test]
     fn ipv6_network_counts_as_one_host() {
-        let host = |address: &str| Peer::new(address.parse().unwrap(), None).host();
+        let host = |address: &str| peer(address).host();
         assert_eq!(host("2001:db8::1"), host("2001:db8::2:0:0:1"));
         assert_ne!(host("2001:db8::1"), host("2001:db8:0:1::1"));
         assert_eq!(host("::ffff:192.0.2.1"), host("192.0.2.1"));
         assert_ne!(host("192.0.2.1"), host("192.0.2.2"));
+    }
+
+    #[test]
+    fn public_networks_count_as_owners() {
+        let networks = |address: &str| -> Vec<_> {
+            let holders = peer(address).holders();
+            let text = |holder| match holder {
+                Holder::Network(address, prefix) => Some(format!("{address}/{prefix}")),
+                _ => None,
+            };
+            holders.into_iter().filter_map(text).collect()
+        };
+        assert_eq!(networks("192.0.2.77"), ["192.0.2.0/24"]);
+        assert_eq!(networks("::ffff:192.0.2.77"), ["192.0.2.0/24"]);
+        assert_eq!(networks("2001:db8:1:2345::1"), ["2001:db8:1:2300::/56", "2001:db8:1::/48"]);
+        for private in
+            ["10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1", "127.0.0.1", "::1", "fd00::1", "fe80::1"]
+        {
+            assert_eq!(networks(private), [""; 0], "{private}");
+        }
+    }
+
+    /// Amounts that each of `addresses` gets, one piece after the other.
+    fn taken(ledger: &mut Ledger, piece: u64, addresses: impl Iterator<Item = String>) -> Vec<u64> {
+        let all = |address: String| {
+            piece * std::iter::from_fn(|| ledger.take(&peer(&address), piece).ok()).count() as u64
+        };
+        addresses.map(all).collect()
+    }
+
+    /// Seven addresses, or all networks of a /48, took everything before.
+    #[test]
+    fn greedy_networks_leave_reserve_for_others() {
+        let mut ledger = Ledger::new(2048, 512);
+        let hosts = taken(&mut ledger, 1, (1..=12).map(|number| format!("198.51.{number}.1")));
+        assert_eq!(hosts[..3], [1024 + 32, 512 + 32, 256 + 32]);
+        let networks = taken(&mut ledger, 1, (0..600).map(|number| format!("2001:db8:7:{number:x}::1")));
+        assert!(networks.iter().sum::<u64>() <= 64, "{networks:?}");
+        assert!(ledger.take(&peer("203.0.113.1"), 32).is_ok());
+        assert!(ledger.take(&peer("2001:db8:8::1"), 32).is_ok());
+    }
+
+    #[test]
+    fn greedy_host_leaves_room_in_its_network() {
+        let mut ledger = Ledger::new(2048, 512);
+        let taken = taken(&mut ledger, 16, (1..=3).map(|number| format!("192.0.2.{number}")));
+        assert_eq!(taken, [1024 + 32, 512 + 32, 0]);
     }
 }

@@ -85,7 +85,10 @@ impl Session {
         let open_slots = if order.op == Op::Send { 0 } else { order.slots as usize };
         let open = Buffer::shared(&server.pd, (size * open_slots).max(8), access)?;
         if order.validate && order.op == Op::Read {
+            // Work that a request of a few bytes causes: one connection at a time, in turn.
+            let mut filling = server.filling.lock();
             for slot in 0..open_slots {
+                parking_lot::MutexGuard::bump(&mut filling);
                 pattern::parts(slot as u64, size, |offset, part| {
                     open.write(slot * size + offset, part).map(|()| true)
                 })?;
@@ -104,7 +107,7 @@ impl Session {
         let len = (u64::from(order.size) * u64::from(order.slots)).max(8);
         let reply = PerfReply { addr: remote.addr, rkey: remote.rkey.0, len };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
-        let options = order.peer_options.at(server.peer_options.own).options();
+        let options = order.peer_options.at(&server.peer_options.own).options();
         let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
         server.watch(&link);
         let stats = Stats::default();
@@ -215,7 +218,7 @@ impl Session {
             self.open.read(self.size - 1, &mut last)?;
             if last[0] != seen {
                 seen = last[0];
-                spin = Spin::default();
+                spin.restart();
                 self.write_back(false)?;
             } else {
                 spin.empty();

@@ -7,7 +7,7 @@ use crate::msg_conn::{Event, MsgConn};
 use crate::qp_setup::{Depths, Half, Until, Wait, post};
 use crate::service::PingOrder;
 use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{Access, ConnOptions, SendFlags, SendOp};
+use uiw_verbs::{Access, ConnConfig, SendFlags, SendOp};
 
 /// Receives kept posted.
 const SLOTS: u32 = 16;
@@ -28,7 +28,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &PingOrder) ->
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
     let open = Buffer::shared(&server.pd, order.size.max(1) as usize, access)?;
     let reply = open.remote().to_bytes();
-    let options = order.peer_options.at(server.peer_options.own).options();
+    let options = order.peer_options.at(&server.peer_options.own).options();
     let conn = accept(server, request, order.size, &options, &reply)?;
     echo(server, conn)
 }
@@ -38,7 +38,7 @@ pub(super) fn accept(
     server: &Server,
     request: ConnRequest,
     size: u32,
-    options: &ConnOptions,
+    options: &ConnConfig,
     reply: &[u8],
 ) -> Result<MsgConn> {
     let half = Half::new(&server.device, &server.pd, &Depths::new(SLOTS * 2, SLOTS))?;

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use uiw_verbs::cm::{CmChannel, Listener};
-use uiw_verbs::{ConnOptions, Device, Error};
+use uiw_verbs::{ConnConfig, Device, Error};
 
 /// `EAFNOSUPPORT`: a system without IPv6, or a service that may not use it.
 const NO_SUCH_FAMILY: i32 = 97;
@@ -15,7 +15,7 @@ const NO_SUCH_FAMILY: i32 = 97;
 pub(super) fn bind(
     device: &Device,
     address: SocketAddr,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
 ) -> Result<Listener> {
     let bind = |address| Listener::bind(device, address, BACKLOG, options, channel);

@@ -6,7 +6,7 @@ use crate::stop::Stop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
-use uiw_cli::files::protocol::Reply;
+use uiw_copy::protocol::Reply;
 use uiw_verbs::{Qp, STag, SendFlags, SendOp, Sge};
 
 /// Between two looks. A request that lasts for two of them is reported, so within a second.

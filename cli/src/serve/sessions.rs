@@ -1,27 +1,23 @@
 //! The connections that are served: how many there are, of all peers, of each address and of each key.
 
-use super::peers::{Holder, Peer, is_fair};
-use std::collections::HashMap;
+use super::peers::{Grant, Holder, Ledger, Peer};
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Connections at a time.
 pub(super) const MAX: usize = 1024;
 
+/// Part of the places that is a reserve: see [`Ledger`].
+const RESERVED_PART: usize = 8;
+
 /// Connections that have a thread each. The threads are detached: a handle that waits to be joined would keep its stack.
 pub(super) struct Sessions {
-    served: Mutex<Served>,
+    served: Mutex<Ledger>,
     left: Condvar,
     /// Limit set by the operator. Without one an address holds at most as many connections as it leaves to others.
     per_address: Option<usize>,
     /// Of all addresses.
     most: usize,
-}
-
-#[derive(Default)]
-struct Served {
-    all: usize,
-    by_holder: HashMap<Holder, usize>,
 }
 
 /// Why a connection is not served.
@@ -31,6 +27,8 @@ pub(super) enum Busy {
     All(usize),
     /// Its address has as many as one may have.
     Address(usize),
+    /// Its network has as many as one may have.
+    Network(usize),
     /// Its key has as many as one may have.
     Key(usize),
 }
@@ -48,6 +46,7 @@ impl fmt::Display for Busy {
             Self::Address(most) => {
                 write!(f, "{most} connections of its address are served already (`--per-address`)")
             }
+            Self::Network(most) => write!(f, "{most} connections of its network are served already"),
             Self::Key(most) => write!(f, "{most} connections of its key are served already"),
         }
     }
@@ -56,57 +55,46 @@ impl fmt::Display for Busy {
 impl Sessions {
     /// At most `per_address` of one address, and of all no more than `most`.
     pub(super) fn new(per_address: Option<usize>, most: usize) -> Self {
-        Self { served: Mutex::default(), left: Condvar::new(), per_address, most: most.min(MAX) }
+        let most = most.min(MAX);
+        let reserve = if per_address.is_some() { 0 } else { most / RESERVED_PART };
+        let served = Mutex::new(Ledger::new((most - reserve) as u64, reserve as u64));
+        Self { served, left: Condvar::new(), per_address, most }
     }
 
-    fn served(&self) -> MutexGuard<'_, Served> {
+    fn served(&self) -> MutexGuard<'_, Ledger> {
         self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One more connection, of `peer`.
-    pub(super) fn enter(&self, peer: &Peer) -> Result<(), Busy> {
+    pub(super) fn enter(&self, peer: &Peer) -> Result<Grant, Busy> {
         let mut served = self.served();
-        if served.all >= self.most {
+        if served.held() >= self.most as u64 {
             return Err(Busy::All(self.most));
         }
-        let holders = peer.holders();
-        for holder in &holders {
-            let own = served.by_holder.get(holder).copied().unwrap_or_default();
-            let others = served.all - own;
-            let is_fair = is_fair(self.most as u64, others as u64, own as u64 + 1);
-            match (holder, self.per_address) {
-                (Holder::Host(_), Some(most)) if own >= most => return Err(Busy::Address(most)),
-                (Holder::Host(_), None) if !is_fair => return Err(Busy::Address(own)),
-                (Holder::Key(_), None) if !is_fair => return Err(Busy::Key(own)),
-                _ => {}
+        let grant = match self.per_address {
+            Some(most) => served.take_within(peer, 1, most as u64),
+            None => served.take(peer, 1),
+        };
+        grant.map_err(|denied| {
+            let own = denied.own as usize;
+            match denied.holder {
+                Holder::Host(_) => Busy::Address(own),
+                Holder::Network(..) => Busy::Network(own),
+                Holder::Key(_) => Busy::Key(own),
             }
-        }
-        served.all += 1;
-        for holder in holders {
-            *served.by_holder.entry(holder).or_default() += 1;
-        }
-        Ok(())
+        })
     }
 
     /// One less.
-    pub(super) fn leave(&self, peer: &Peer) {
-        let mut served = self.served();
-        served.all -= 1;
-        for holder in peer.holders() {
-            if let Some(count) = served.by_holder.get_mut(&holder) {
-                *count -= 1;
-                if *count == 0 {
-                    served.by_holder.remove(&holder);
-                }
-            }
-        }
+    pub(super) fn leave(&self, grant: &Grant) {
+        self.served().release(grant);
         self.left.notify_all();
     }
 
     /// Waits until none is left.
     pub(super) fn over(&self) {
         let mut served = self.served();
-        while served.all > 0 {
+        while served.held() > 0 {
             served = self.left.wait(served).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -125,17 +113,24 @@ mod tests {
         Peer::new(address.parse().unwrap(), None)
     }
 
+    /// Places that each of the peers gets.
+    fn taken(sessions: &Sessions, peers: impl Iterator<Item = Peer>) -> Vec<usize> {
+        peers.map(|peer| (0..).take_while(|_: &usize| sessions.enter(&peer).is_ok()).count()).collect()
+    }
+
     #[test]
     fn no_more_than_the_bound_at_a_time() {
         let sessions = Sessions::new(Some(1), usize::MAX);
-        assert!((0..MAX).all(|number| sessions.enter(&peer(number as u32)).is_ok()));
-        assert_eq!(sessions.enter(&peer(5000)), Err(Busy::All(MAX)));
-        sessions.leave(&peer(0));
-        assert_eq!(sessions.enter(&peer(5000)), Ok(()));
-        assert_eq!(sessions.enter(&peer(5001)), Err(Busy::All(MAX)));
-        let few = Sessions::new(Some(MAX), 1);
-        assert_eq!(few.enter(&peer(1)), Ok(()));
-        assert_eq!(few.enter(&peer(2)), Err(Busy::All(1)));
+        let grants: Vec<_> = (0..MAX).map(|number| sessions.enter(&peer(number as u32)).unwrap()).collect();
+        assert_eq!(sessions.enter(&peer(5000)).unwrap_err(), Busy::All(MAX));
+        sessions.leave(&grants[0]);
+        assert!(sessions.enter(&peer(5000)).is_ok());
+        assert_eq!(sessions.enter(&peer(5001)).unwrap_err(), Busy::All(MAX));
+        for per_address in [Some(MAX), None] {
+            let few = Sessions::new(per_address, 1);
+            assert!(few.enter(&peer(1)).is_ok());
+            assert_eq!(few.enter(&peer(2)).unwrap_err(), Busy::All(1));
+        }
         assert!(Busy::All(1).to_string().contains("ulimit -n"));
         assert!(!Busy::All(MAX).to_string().contains("ulimit -n"));
     }
@@ -143,50 +138,55 @@ mod tests {
     #[test]
     fn one_address_leaves_room_for_others() {
         let sessions = Sessions::new(Some(2), MAX);
-        let busy = Err(Busy::Address(2));
-        assert!((0..2).all(|_| sessions.enter(&peer(1)).is_ok()));
-        assert_eq!(sessions.enter(&peer(1)), busy);
-        assert_eq!(sessions.enter(&at("::ffff:0.0.0.1")), busy, "the same host by IPv6");
-        assert_eq!(sessions.enter(&peer(2)), Ok(()));
-        sessions.leave(&peer(1));
-        assert_eq!(sessions.enter(&peer(1)), Ok(()));
+        let enter = |peer: Peer| sessions.enter(&peer).err();
+        let busy = Some(Busy::Address(2));
+        let first = sessions.enter(&peer(1)).unwrap();
+        assert_eq!(enter(peer(1)), None);
+        assert_eq!(enter(peer(1)), busy);
+        assert_eq!(enter(at("::ffff:0.0.0.1")), busy, "the same host by IPv6");
+        assert_eq!(enter(peer(2)), None);
+        sessions.leave(&first);
+        assert_eq!(enter(peer(1)), None);
         for last in ["2001:db8::1", "2001:db8::2"] {
-            assert_eq!(sessions.enter(&at(last)), Ok(()));
+            assert_eq!(enter(at(last)), None);
         }
-        assert_eq!(sessions.enter(&at("2001:db8::3:0:0:1")), busy, "a network of one host");
-        assert_eq!(sessions.enter(&at("2001:db8:0:1::1")), Ok(()));
+        assert_eq!(enter(at("2001:db8::3:0:0:1")), busy, "a network of one host");
+        assert_eq!(enter(at("2001:db8:0:1::1")), None);
     }
 
     #[test]
     fn greedy_addresses_leave_places_for_others() {
         let sessions = Sessions::new(None, MAX);
-        let taken = |number| (0..).take_while(|_: &usize| sessions.enter(&peer(number)).is_ok()).count();
-        assert_eq!([1, 2, 3, 4].map(taken), [512, 256, 128, 64]);
-        assert_eq!(sessions.enter(&peer(5)), Ok(()));
+        let private = |number: u32| peer(0x0A00_0000 + number);
+        assert_eq!(taken(&sessions, (1..=4).map(private)), [448 + 8, 224 + 8, 112 + 8, 56 + 8]);
+        let many = taken(&sessions, (5..=12).map(private));
+        assert!(many.iter().all(|places| *places >= 8), "{many:?}");
+        assert!(sessions.enter(&private(13)).is_ok());
+        let networks = (0..300).map(|number| at(&format!("2001:db8:7:{number:x}::1")));
+        assert!(taken(&sessions, networks).iter().sum::<usize>() <= 16);
+        assert!(sessions.enter(&at("203.0.113.1")).is_ok());
     }
 
     #[test]
     fn key_at_several_addresses_limited() {
         let sessions = Sessions::new(None, MAX);
         let at = |number: u32, key: &str| {
-            Peer::new(std::net::Ipv4Addr::from_bits(number).into(), Some(key.to_owned()))
+            Peer::new(std::net::Ipv4Addr::from_bits(0x0A00_0000 + number).into(), Some(key.to_owned()))
         };
         let taken = (0..).take_while(|number| sessions.enter(&at(*number, "key")).is_ok()).count();
-        assert_eq!(taken, 512);
-        assert_eq!(sessions.enter(&at(5000, "key")), Err(Busy::Key(512)));
-        assert_eq!(sessions.enter(&at(5000, "another")), Ok(()));
+        assert_eq!(taken, 448 + 8);
+        assert_eq!(sessions.enter(&at(5000, "key")).unwrap_err(), Busy::Key(448));
+        assert!(sessions.enter(&at(5000, "another")).is_ok());
     }
 
     #[test]
     fn the_end_waits_for_all() {
         let sessions = Arc::new(Sessions::new(Some(MAX), MAX));
-        assert!((0..64).all(|_| sessions.enter(&peer(1)).is_ok()));
         for _ in 0..64 {
-            let own = Arc::clone(&sessions);
-            std::thread::spawn(move || own.leave(&peer(1)));
+            let (own, grant) = (Arc::clone(&sessions), sessions.enter(&peer(1)).unwrap());
+            std::thread::spawn(move || own.leave(&grant));
         }
         sessions.over();
-        assert_eq!(sessions.served().all, 0);
-        assert!(sessions.served().by_holder.is_empty());
+        assert!(sessions.served().is_empty());
     }
 }

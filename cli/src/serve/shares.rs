@@ -5,7 +5,7 @@ use crate::open::CheckLine;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use uiw_cli::files::root::Root;
+use uiw_copy::root::Root;
 use uiw_llp::PeerIdentity;
 
 /// Bytes of a share's name at most.

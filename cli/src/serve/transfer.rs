@@ -1,4 +1,4 @@
-//! The server's end of `uiw cp`: see `uiw_cli::files::protocol`.
+//! The server's end of `uiw cp`: see `uiw_copy::protocol`.
 
 use super::Server;
 use super::peers::Peer;
@@ -10,9 +10,9 @@ use crate::service::{CpOrder, CpReply};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use uiw_cli::files::handler::{Handler, Opening, Session};
-use uiw_cli::files::protocol::{MAX_SLOTS, Request};
-use uiw_cli::files::wire::WireError;
+use uiw_copy::handler::{Handler, Opening, Session};
+use uiw_copy::protocol::{MAX_SLOTS, Request};
+use uiw_copy::wire::WireError;
 use uiw_mem::STag;
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{QpState, RemoteMr};
@@ -50,7 +50,7 @@ impl Transfers {
 
 /// Bytes of memory that a connection takes: slots and messages, and what is at work on one request.
 pub(super) fn memory(order: &CpOrder) -> u64 {
-    Memory::bytes(order.slots) + 4 * u64::from(uiw_cli::files::protocol::SLOT)
+    Memory::bytes(order.slots) + 4 * u64::from(uiw_copy::protocol::SLOT)
 }
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, holder: &Peer) -> Result<()> {
@@ -79,9 +79,9 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0));
     let reply = serde_json::to_vec(&CpReply { at, pulse: order.pulse }).unwrap_or_default();
     let (addr, rkey) = order.at;
-    let len = u64::from(order.slots) * u64::from(uiw_cli::files::protocol::SLOT);
+    let len = u64::from(order.slots) * u64::from(uiw_copy::protocol::SLOT);
     let remote = RemoteMr { addr, rkey: STag(rkey), len };
-    let options = order.peer_options.at(server.peer_options.own).options();
+    let options = order.peer_options.at(&server.peer_options.own).options();
     let until = Until::stop(&server.stop);
     let accepted = Channel::accept(&server.device, memory, request, &options, &reply, remote, until);
     let Some(channel) = used(peer, accepted)? else { return Ok(()) };

@@ -1,8 +1,8 @@
 //! The bytes of an order, and where they lie.
 
-use super::talk::{MAX_SGES, Order};
 use crate::fail::Result;
 use crate::memory::Buffer;
+use uiw_conform::partner::{MAX_SGES, Order};
 use uiw_verbs::Sge;
 
 /// Bytes between the pieces of a message.
@@ -86,8 +86,8 @@ pub(super) fn elements(buffer: &Buffer, order: &Order, message: u32, more: usize
 
 #[cfg(test)]
 mod tests {
-    use super::super::talk::{Actor, Op};
     use super::*;
+    use uiw_conform::partner::{Actor, Op};
 
     #[test]
     fn one_wrong_byte_is_found() {

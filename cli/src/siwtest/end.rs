@@ -1,15 +1,15 @@
 //! One end of a connection: receives and requests by number, and what became of them.
 
-use super::talk::{Kind, Op, Order, Talk};
 use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
 use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post, post_recv, post_recvs, send_copy};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use uiw_conform::partner::{Kind, Op, Order, Talk};
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{
-    Access, Bind, ConnOptions, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus,
+    Access, Bind, ConnConfig, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus,
     WindowType,
 };
 
@@ -98,7 +98,7 @@ impl End {
     pub(super) fn connect(
         half: Half,
         peer: SocketAddr,
-        options: &ConnOptions,
+        options: &ConnConfig,
         private_data: &[u8],
     ) -> Result<Self> {
         let talk = talk_buffer(&half)?;
@@ -112,7 +112,7 @@ impl End {
     pub(super) fn accept(
         half: Half,
         request: ConnRequest,
-        options: &ConnOptions,
+        options: &ConnConfig,
         private_data: &[u8],
         until: Until<'_>,
     ) -> Result<Self> {

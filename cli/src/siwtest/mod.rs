@@ -6,9 +6,7 @@ mod end;
 mod orders;
 mod passive;
 mod raw;
-pub(crate) mod talk;
-
-use crate::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
+pub(crate) use crate::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
 use crate::fail::{Failure, Result};
 use crate::open::Opener;
 use crate::qp_setup::{Depths, Half};
@@ -17,8 +15,8 @@ use end::End;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use talk::{MAX_SGES, Order, Orders};
-use uiw_verbs::ConnOptions;
+use uiw_conform::partner::{MAX_SGES, Order, Orders};
+use uiw_verbs::ConnConfig;
 use uiw_verbs::cm::ConnInfo;
 
 /// The partner's port.
@@ -111,7 +109,7 @@ enum Refused {
 }
 
 impl Args {
-    fn options(&self) -> ConnOptions {
+    fn options(&self) -> ConnConfig {
         self.conn.peer_options().options().startup_timeout(Duration::from_secs_f64(self.timeout))
     }
 

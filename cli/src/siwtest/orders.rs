@@ -3,11 +3,11 @@
 use super::Refused;
 use super::bytes::{Layout, differs, elements, fill};
 use super::end::End;
-use super::talk::{Actor, Kind, Op, Order, Talk};
 use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
 use crate::text;
 use serde_json::json;
+use uiw_conform::partner::{Actor, Kind, Op, Order, Talk};
 use uiw_verbs::{Remote, STag, SendFlags, SendOp, Sge};
 
 /// An STag that does not exist.

@@ -11,7 +11,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use uiw_verbs::{ConnOptions, Device};
+use uiw_verbs::{ConnConfig, Device};
 
 /// Serves one connection a thread until Ctrl-C.
 pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result<()> {
@@ -61,7 +61,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
 fn session(
     device: &Device,
     request: ConnRequest,
-    options: &ConnOptions,
+    options: &ConnConfig,
     stop: &Stop,
     (as_json, refused): (bool, Option<Refused>),
 ) -> Result<()> {

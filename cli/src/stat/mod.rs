@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// Shows every process, and removes the files of those that have ended. Returns how many were shown.
 fn show(args: &Args, collected: &mut Collected, before: Option<(Duration, &Collected)>) -> usize {
     for (file, error) in &collected.unreadable {
-        uiw_cli::note!("warning: {file}: {error}");
+        note!("warning: {file}: {error}");
     }
     let mut shown = 0;
     for process in &mut collected.processes {
@@ -110,7 +110,7 @@ impl Process {
         match self.file.remove(&self.directory) {
             Ok(first) => first,
             Err(error) => {
-                uiw_cli::note!("warning: {}: {error}", self.file.name());
+                note!("warning: {}: {error}", self.file.name());
                 true
             }
         }

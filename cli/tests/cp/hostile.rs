@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{ConnSettings, Device, Pd, RemoteMr, STag};
+use uiw_verbs::{ConnectionConfig, Device, Pd, RemoteMr, STag};
 
 /// The fields of a message.
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Client {
             "share": "s", "token": 5, "push": true, "slots": 1, "at": [0, 0],
             "options": {"crc": true, "markers": false, "fpdu": "auto", "stable_tx": false},
         });
-        let settings = ConnSettings::default().private_data(format!("uiw-cp/1 {order}"));
+        let settings = ConnectionConfig::default().private_data(format!("uiw-cp/1 {order}"));
         let connection = Connection::connect(&pd, address.parse().unwrap(), &settings).unwrap();
         let reply: Value = serde_json::from_slice(&connection.info().private_data).unwrap();
         let number = |at: usize| reply["at"][at].as_u64().unwrap();
@@ -270,7 +270,7 @@ fn lists(device: &Device, listener: &Listener, pd: &Pd, entries: &[u8]) {
         rkey: STag(order["at"][1].as_u64().unwrap() as u32),
         len: 1 << 20,
     };
-    let settings = ConnSettings::default().private_data(*b"{}");
+    let settings = ConnectionConfig::default().private_data(*b"{}");
     let connection = device.block_on(incoming.accept(pd, &settings)).unwrap();
     let receive = || device.block_on_for(Duration::from_secs(30), connection.recv());
     while let Some(Ok(Some(message))) = receive() {
@@ -301,7 +301,7 @@ fn a_server_cannot_name_files_outside_of_the_target() {
     let pd = device.alloc_pd().unwrap();
     for name in [&b"../evil"[..], b"..", b"/tmp/evil", b"a/b", b"", b"evil.uiw-part"] {
         let any = "127.0.0.1:0".parse().unwrap();
-        let listener = Listener::bind(&pd, any, &ConnSettings::default()).unwrap();
+        let listener = Listener::bind(&pd, any, &ConnectionConfig::default()).unwrap();
         let scratch = Scratch::new();
         scratch.directory("target");
         let entry = Message::default().counted(name).file(4).0;

@@ -201,6 +201,15 @@ fn keys_are_made_pinned_and_limited() {
     let swapped = format!("{} other\n{own} {address}\n", key(&server_home, "config/uiw/key.pem"));
     fs::write(home.join("config/uiw/known-servers"), swapped).unwrap();
     fails(home.path(), &["--accept-new", &at("b"), "c"], 3, "is not the one that is pinned in");
+    let other = |name: &str| {
+        let line = format!("{} {name}\n", key(&server_home, "config/uiw/key.pem"));
+        fs::write(home.join("config/uiw/known-servers"), line).unwrap();
+    };
+    other("other");
+    fails(home.path(), &["--accept-new", &at("b"), "c"], 3, "it has the key of another server");
+    assert!(!home.join("c").exists());
+    other(&format!("other,{address}"));
+    copied(home.path(), &["--accept-new", &at("b"), "c"]);
     fs::write(home.join("config/uiw/known-servers"), &pinned).unwrap();
     // Another server in its place is refused.
     fs::remove_file(server_home.join("config/uiw/key.pem")).unwrap();

@@ -6,13 +6,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
-use uiw_cli::files::journal::{Journal, Record};
-use uiw_cli::files::meta::Meta;
-use uiw_cli::files::names::RelPath;
-use uiw_cli::files::protocol::{BLOCK, FileHead};
-use uiw_cli::files::root::Root;
+use uiw_copy::journal::{Journal, Record};
+use uiw_copy::meta::Meta;
+use uiw_copy::names::RelPath;
+use uiw_copy::protocol::{BLOCK, FileHead};
+use uiw_copy::root::Root;
 use uiw_verbs::blocking::Listener;
-use uiw_verbs::{ConnSettings, Device};
+use uiw_verbs::{ConnectionConfig, Device};
 
 /// `--dead-after` of these tests, and how much longer a transfer may take to end.
 const DEAD_AFTER: Duration = Duration::from_secs(4);
@@ -79,14 +79,14 @@ fn stopped_server_ends_an_upload() {
 fn silent_server_ends_transfer() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnSettings::default()).unwrap();
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
     let scratch = Scratch::new();
     let (begun, from) = (Instant::now(), format!("{}:s/x", listener.local_addr()));
     let mut client = begin(&scratch, &[&from, "got"]);
     let mut accepted = Vec::new();
     while client.try_wait().unwrap().is_none() {
         if let Ok(Some(incoming)) = listener.incoming(Duration::from_millis(50)) {
-            let settings = ConnSettings::default().private_data(*b"{}");
+            let settings = ConnectionConfig::default().private_data(*b"{}");
             accepted.extend(device.block_on(incoming.accept(&pd, &settings)).ok());
         }
         assert!(begun.elapsed() < Duration::from_secs(60), "the transfer goes on");

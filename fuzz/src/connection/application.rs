@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, Bind, ConnOptions, Cq, CqOptions, Device, Qp, QpCap, QpInit, QpState, RawMw, RecvWr, Remote,
-    STag, SendFlags, SendOp, SendWr, Wc, WcStatus, WindowType,
+    Access, Bind, ConnConfig, Cq, CqConfig, Device, Qp, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag,
+    SendFlags, SendOp, SendWr, Wc, WcStatus, WindowType,
 };
 
 use super::memory::{Arena, Part};
@@ -51,7 +51,7 @@ pub(crate) struct Application {
     rcq: Arc<Cq>,
     channel: Arc<CmChannel>,
     listener: Option<cm::Listener>,
-    options: Option<Arc<ConnOptions>>,
+    options: Option<Arc<ConnConfig>>,
     sent: Book,
     received: Book,
     signal_all: bool,
@@ -67,8 +67,8 @@ pub(crate) struct Listening;
 
 impl Application {
     pub(crate) fn new(device: &Device, arena: &Arena, input: &mut Input<'_>) -> Self {
-        let scq = device.create_cq(256, CqOptions::default()).expect("a CQ");
-        let rcq = device.create_cq(256, CqOptions::default()).expect("a CQ");
+        let scq = device.create_cq(256, CqConfig::default()).expect("a CQ");
+        let rcq = device.create_cq(256, CqConfig::default()).expect("a CQ");
         let bits = input.u8();
         let init = QpInit::new(&scq, &rcq)
             .cap(QpCap { max_send_wr: 32, max_recv_wr: 32, ..QpCap::default() })
@@ -104,11 +104,11 @@ impl Application {
         this
     }
 
-    pub(crate) fn options(&self) -> &ConnOptions {
+    pub(crate) fn options(&self) -> &ConnConfig {
         self.options.as_ref().expect("listening or connecting")
     }
 
-    pub(crate) fn connect(&mut self, to: SocketAddr, options: &ConnOptions) {
+    pub(crate) fn connect(&mut self, to: SocketAddr, options: &ConnConfig) {
         let options = Arc::new(options.clone());
         self.options = Some(Arc::clone(&options));
         if let Some(qp) = &self.qp {
@@ -116,7 +116,7 @@ impl Application {
         }
     }
 
-    pub(crate) fn listen(&mut self, at: SocketAddr, options: &ConnOptions) -> Option<Listening> {
+    pub(crate) fn listen(&mut self, at: SocketAddr, options: &ConnConfig) -> Option<Listening> {
         let options = Arc::new(options.clone());
         self.options = Some(Arc::clone(&options));
         self.listener = cm::Listener::bind(&self.device, at, 4, &options, &self.channel).ok();

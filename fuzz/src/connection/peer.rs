@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 
 use uiw_ddp::{Header, STag, Tagged, Untagged};
-use uiw_llp::Stream;
+use uiw_llp::TransportStream;
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_mpa::crc32c;
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::tx::FpduTx;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_rdmap::{AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest, Terminate};
-use uiw_verbs::{Access, ConnOptions};
+use uiw_verbs::{Access, ConnConfig};
 
 use super::application::Application;
 use super::memory::{Arena, Part, SWAP};
@@ -20,7 +20,7 @@ use crate::input::Input;
 pub(crate) const STAG_OF_PEER: u32 = 0x7701;
 
 pub(crate) struct Peer {
-    stream: Option<Box<dyn Stream>>,
+    stream: Option<Box<dyn TransportStream>>,
     initiator: bool,
     tx: FpduTx,
     rx: Option<FpduRx>,
@@ -41,15 +41,15 @@ enum Asked {
 }
 
 impl Peer {
-    pub(crate) fn initiator(stream: Box<dyn Stream>) -> Self {
+    pub(crate) fn initiator(stream: Box<dyn TransportStream>) -> Self {
         Self::new(stream, true)
     }
 
-    pub(crate) fn responder(stream: Box<dyn Stream>) -> Self {
+    pub(crate) fn responder(stream: Box<dyn TransportStream>) -> Self {
         Self::new(stream, false)
     }
 
-    fn new(stream: Box<dyn Stream>, initiator: bool) -> Self {
+    fn new(stream: Box<dyn TransportStream>, initiator: bool) -> Self {
         Self {
             stream: Some(stream),
             initiator,
@@ -79,7 +79,7 @@ impl Peer {
         }
     }
 
-    pub(crate) fn start(&mut self, options: &ConnOptions, input: &mut Input<'_>) {
+    pub(crate) fn start(&mut self, options: &ConnConfig, input: &mut Input<'_>) {
         let bits = input.u8();
         let mut revision = options.revision as u8;
         if input.u8() > 240 {

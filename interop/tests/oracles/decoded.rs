@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::Value;
-use uiw_cli::decode::{Args, Summary, run_to};
+use uiw_decode::{DecodeConfig, Summary, decode_to};
 
 /// All of its lines, the last one (the summary) apart.
 pub(crate) struct Decoded {
@@ -15,7 +15,8 @@ impl Decoded {
     pub(crate) fn new(file: PathBuf) -> Self {
         let mut out = Vec::new();
         let name = file.display().to_string();
-        let summary = run_to(&Args { files: vec![file], json: true, ..Args::default() }, &mut out);
+        let summary =
+            decode_to(&DecodeConfig { files: vec![file], json: true, ..DecodeConfig::default() }, &mut out);
         let summary = summary.unwrap_or_else(|(_, error)| panic!("{name}: {error}"));
         let text = String::from_utf8(out).expect("JSON is UTF-8");
         let mut records: Vec<Value> =

@@ -10,7 +10,7 @@ use uiw_interop::tshark::{Crc, Dissection, Tshark};
 use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::tcp::TcpStack;
 use uiw_verbs::{
-    Access, ConnSettings, Connection, Device, DeviceOptions, FpduSize, Listener, Mr, Pd, Remote, RemoteMr,
+    Access, Connection, ConnectionConfig, Device, DeviceConfig, FpduSize, Listener, Mr, Pd, Remote, RemoteMr,
     Revision, RtrKinds, STag, SharedMr,
 };
 
@@ -21,7 +21,7 @@ const LEN: usize = 200_000;
 /// A device whose connections are captured.
 fn captured(sink: &Arc<PcapSink>) -> Device {
     let stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), Arc::clone(sink), "uiw");
-    Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap()
+    Device::with_stack(Box::new(stack), DeviceConfig::default()).unwrap()
 }
 
 /// A file that is gone when the test is over, whether it passed or not.
@@ -108,7 +108,7 @@ pub(crate) enum End {
 }
 
 /// Runs the conversation with `settings` and gives the capture made at `end`.
-pub(crate) fn converse(name: &str, settings: &ConnSettings, script: Script, end: End) -> TempFile {
+pub(crate) fn converse(name: &str, settings: &ConnectionConfig, script: Script, end: End) -> TempFile {
     let file = TempFile::new(name);
     let sink = PcapSink::create(&file.0).unwrap();
     let device = |at: End| if at == end { captured(&sink) } else { Device::open().unwrap() };
@@ -158,7 +158,7 @@ fn judge_file(tshark: &Tshark, name: &str, file: &TempFile, crc: Crc) -> BTreeMa
     opcodes(&seen)
 }
 
-fn judge(name: &str, settings: &ConnSettings, crc: Crc) {
+fn judge(name: &str, settings: &ConnectionConfig, crc: Crc) {
     let Some(tshark) = Tshark::require() else { return };
     let file = converse(name, settings, Script::Everything, End::Client);
     let counts = judge_file(&tshark, name, &file, crc);
@@ -168,8 +168,8 @@ fn judge(name: &str, settings: &ConnSettings, crc: Crc) {
     assert_eq!((counts[&1], counts[&10]), (counts[&2], counts[&11]), "{name}: every request is answered");
 }
 
-fn settings() -> ConnSettings {
-    ConnSettings::default()
+fn settings() -> ConnectionConfig {
+    ConnectionConfig::default()
 }
 
 #[test]

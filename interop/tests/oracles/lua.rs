@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use uiw_interop::stock::{Libraries, Running, User, free_port};
 use uiw_interop::tshark::Tshark;
-use uiw_verbs::ConnSettings;
+use uiw_verbs::ConnectionConfig;
 
 use crate::live::{End, Script, TempFile, converse};
 
@@ -16,7 +16,7 @@ fn script() -> PathBuf {
 #[test]
 fn the_exchange_and_an_immediate_are_dissected() {
     let Some(tshark) = Tshark::require() else { return };
-    let capture = converse("lua", &ConnSettings::default(), Script::Everything, End::Client);
+    let capture = converse("lua", &ConnectionConfig::default(), Script::Everything, End::Client);
     let fields =
         |filter: &str, fields: &[&str]| tshark.fields(&script(), &capture.0, filter, fields).unwrap();
     let exchange =

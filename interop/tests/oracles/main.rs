@@ -6,6 +6,6 @@ mod live;
 mod lua;
 mod mutated;
 #[allow(dead_code, reason = "tests of the decoder use the rest")]
-#[path = "../../../cli/tests/decode/packets.rs"]
+#[path = "../../../tools/decode/tests/decode/packets.rs"]
 mod segments;
 mod tshark;

@@ -179,7 +179,7 @@ fn partner(address: &str, number: u32) -> Command {
     command.args(["siwtest", "--listen", address]);
     // Every second one asks for Markers, and leaves CRCs to the other end.
     if number % 2 == 1 {
-        command.args(["--markers", "--crc", "off"]);
+        command.args(["--markers", "on", "--crc", "off"]);
     }
     command
 }

@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Duration;
 use uiw_interop::stock::{Network, Running, WaitLimit, uiw};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{ListenOptions, Stack, Stream, StreamOptions, Token};
+use uiw_llp::{ListenConfig, Token, TransportConfig, TransportStack, TransportStream};
 
-fn options(congestion: &str) -> StreamOptions {
-    StreamOptions { congestion: Some(congestion.into()), ..StreamOptions::default() }
+fn options(congestion: &str) -> TransportConfig {
+    TransportConfig { congestion: Some(congestion.into()), ..TransportConfig::default() }
 }
 
-fn congestion(stream: &dyn Stream) -> String {
+fn congestion(stream: &dyn TransportStream) -> String {
     stream.info().congestion.expect("the kernel names it")
 }
 
@@ -47,7 +47,7 @@ fn connected(network: &Network, asked: &str) -> String {
 fn accepted(network: &Network, asked: &str) -> String {
     let mut stack = network.inside_server(|| TcpStack::new().unwrap());
     let any = SocketAddr::new(network.server_address().into(), 0);
-    let listen = ListenOptions { stream: options(asked), ..ListenOptions::default() };
+    let listen = ListenConfig { stream: options(asked), ..ListenConfig::default() };
     let mut listener = network.inside_server(|| stack.listen(any, &listen, Token(1)).unwrap());
     let to = listener.local_addr();
     let _client = network.inside_client(|| std::net::TcpStream::connect(to).unwrap());
@@ -84,7 +84,7 @@ fn what_was_asked_for_replaces_the_routes() {
     }
     for outcome in [connected, accepted] {
         assert_eq!(outcome(&network, "bbr"), "bbr");
-        assert_eq!(outcome(&network, StreamOptions::AUTO), "cubic", "the route's, on a short path");
+        assert_eq!(outcome(&network, TransportConfig::AUTO), "cubic", "the route's, on a short path");
     }
 }
 
@@ -100,7 +100,7 @@ fn a_long_path_has_bbr() {
     let mut wan = Running::start(network.middle(command));
     wan.wait_saying("carrying");
     for outcome in [connected, accepted] {
-        assert_eq!(outcome(&network, StreamOptions::AUTO), "bbr");
+        assert_eq!(outcome(&network, TransportConfig::AUTO), "bbr");
         assert_eq!(outcome(&network, "reno"), "reno");
     }
 }

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrListener};
 use uiw_verbs::{
-    Access, AddressHandle, Cq, CqOptions, DatagramPort, Destination, Device, Memory, Qp, QpInit, QpState,
+    Access, AddressHandle, Cq, CqConfig, DatagramPort, Destination, Device, Memory, Qp, QpInit, QpState,
     RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
@@ -31,7 +31,7 @@ impl End {
 
     pub(crate) fn on(device: Device, local: IpAddr, max_payload: usize) -> Self {
         let pd = device.alloc_pd().unwrap();
-        let cq = device.create_cq(64, CqOptions::default()).unwrap();
+        let cq = device.create_cq(64, CqConfig::default()).unwrap();
         let local = SocketAddr::new(local, 0);
         let port = DatagramPort::bind(&device, &[local], cq.shard(), max_payload).unwrap();
         let init = QpInit::new(&cq, &cq).signal_all(true);

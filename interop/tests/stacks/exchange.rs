@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use uiw_verbs::{
-    Access, BoundWindow, ConnOptions, ConnSettings, Connection, Device, Listener, Mr, Pd, RemoteMr, SharedMr,
+    Access, BoundWindow, ConnConfig, Connection, ConnectionConfig, Device, Listener, Mr, Pd, RemoteMr,
+    SharedMr,
 };
 
 /// The longest time in which no connection gets on.
@@ -46,10 +47,10 @@ fn places() -> impl Iterator<Item = (u64, usize)> {
 }
 
 /// What both ends and the listener are made with.
-pub(crate) fn settings() -> ConnSettings {
+pub(crate) fn settings() -> ConnectionConfig {
     // On a busy machine messages of many connections may wait for their receives, and connections for their start-up.
-    let options = ConnOptions::default().no_receive_timeout(TIMEOUT).startup_timeout(TIMEOUT);
-    ConnSettings::default().options(options).recv_size(LARGEST as u32).recv_depth(8).send_depth(16)
+    let options = ConnConfig::default().no_receive_timeout(TIMEOUT).startup_timeout(TIMEOUT);
+    ConnectionConfig::default().options(options).recv_size(LARGEST as u32).recv_depth(8).send_depth(16)
 }
 
 /// Wakes the waiter for all, and records which one it was: of many futures only those are polled that were woken.

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 use uiw_interop::stock::Network;
 use uiw_llp::Spec;
-use uiw_verbs::{Device, DeviceOptions, Listener, Pd};
+use uiw_verbs::{Device, DeviceConfig, Listener, Pd};
 
 /// A stack at one end of the cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,7 @@ pub(crate) fn exchange_between(
 
 pub(crate) fn open(spec: &str) -> (Device, Pd) {
     let spec: Spec = spec.parse().expect("a stack");
-    let device = Device::with_stack(spec.open().expect("the stack"), DeviceOptions::default());
+    let device = Device::with_stack(spec.open().expect("the stack"), DeviceConfig::default());
     let device = device.expect("a device");
     let pd = device.alloc_pd().expect("a protection domain");
     (device, pd)

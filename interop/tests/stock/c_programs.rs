@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 use uiw_interop::stock::{Libraries, Network, Running, User, compile};
 use uiw_verbs::blocking::Connection;
-use uiw_verbs::{ConnSettings, Device};
+use uiw_verbs::{ConnectionConfig, Device};
 
 /// Names a folder with a `server.c` and a `client.c` of another project.
 const SEED_PROGRAMS: &str = "UIW_SEED_PROGRAMS";
@@ -325,7 +325,7 @@ fn private_data_is_cut(libraries: &Libraries, program: &Path, persona: &str, len
 
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let settings = ConnSettings::default().private_data(vec![0x5A; 508]);
+    let settings = ConnectionConfig::default().private_data(vec![0x5A; 508]);
     let connection = Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &settings).unwrap();
     server.wait_saying(&format!("private data is cut to {length} bytes"));
     // The padding of an event is not on the wire.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use uiw_interop::stock::{Libraries, Running, User, WaitLimit, free_port};
 use uiw_interop::tshark::Tshark;
 use uiw_verbs::blocking::Connection;
-use uiw_verbs::{ConnSettings, Device};
+use uiw_verbs::{ConnectionConfig, Device};
 
 /// The first pieces of a capture that show a connection: more than the file's own headers.
 const SOME: u64 = 600;
@@ -24,7 +24,7 @@ fn of_a_program_that_is_killed_while_it_waits() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let connection =
-        Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &ConnSettings::default()).unwrap();
+        Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &ConnectionConfig::default()).unwrap();
     // The connection stands and nothing more comes: what there was is written all the same.
     let mut limit = WaitLimit::new(Duration::from_secs(60));
     while fs::metadata(&file).map_or(0, |file| file.len()) < SOME {

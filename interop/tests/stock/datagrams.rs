@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::Path;
 use std::process::Command;
-use uiw_cli::decode::{Datagram, Event, Summary, decode};
+use uiw_decode::{Datagram, Event, Summary, decode};
 use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
 
 /// An end of a network.

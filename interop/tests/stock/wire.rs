@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
-use uiw_cli::pcap::Reader;
+use uiw_decode::pcap::Reader;
 use uiw_interop::stock::{Hosts, Libraries, Network, Running};
 
 /// Bytes of each frame that are kept where its payload is of no interest: its headers, and the first ones behind them.

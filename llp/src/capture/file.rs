@@ -15,13 +15,6 @@ const MOST_FILES: u32 = 1000;
 /// A capture file.
 ///
 /// As text it is `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`.
-///
-/// ```
-/// use uiw_llp::capture::PcapFile;
-/// let file: PcapFile = "/tmp/uiw.pcapng,snap=128,rotate=10M,files=4".parse()?;
-/// assert_eq!(file, PcapFile::new("/tmp/uiw.pcapng").snap(128).rotate(10 << 20, 4));
-/// # Ok::<(), uiw_llp::capture::PcapFileError>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcapFile {
     pub(super) path: PathBuf,
@@ -39,13 +32,6 @@ pub(super) struct Rotate {
 }
 
 /// What is wrong with the text of a [`PcapFile`].
-///
-/// ```
-/// use uiw_llp::capture::{PcapFile, PcapFileError};
-/// let error = "trace.pcapng,files=4".parse::<PcapFile>().unwrap_err();
-/// assert_eq!(error, PcapFileError::FilesWithoutRotate { files: 4 });
-/// assert_eq!(error.to_string(), "files=4 needs rotate=BYTES, at which a file is full");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PcapFileError {
     /// There is no name.

@@ -9,7 +9,7 @@ use super::{
     packet::{self, ACK, FIN, Header, MAX_PAYLOAD, PSH, RST, SYN},
 };
 use crate::{
-    Stream,
+    TransportStream,
     wrap::{Origin, StreamHooks},
 };
 
@@ -35,7 +35,7 @@ pub struct CaptureStream {
 }
 
 impl CaptureStream {
-    pub(super) fn new(inner: &dyn Stream, shared: CaptureHooks, origin: Origin) -> Self {
+    pub(super) fn new(inner: &dyn TransportStream, shared: CaptureHooks, origin: Origin) -> Self {
         let mut stream = Self {
             shared,
             ends: (inner.local_addr(), inner.peer_addr()),
@@ -156,13 +156,13 @@ impl CaptureStream {
 }
 
 impl StreamHooks for CaptureStream {
-    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         let sent = inner.send(bufs).inspect_err(|error| self.note_error(error))?;
         self.bytes(true, bufs.iter().copied(), sent);
         Ok(sent)
     }
 
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         let received = inner.recv(bufs).inspect_err(|error| self.note_error(error))?;
         if self.to_itself {
             return Ok(received);
@@ -176,7 +176,7 @@ impl StreamHooks for CaptureStream {
         Ok(received)
     }
 
-    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+    fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
         let result = inner.connect_result();
         self.ends.0 = inner.local_addr();
         match result {
@@ -194,23 +194,23 @@ impl StreamHooks for CaptureStream {
         }
     }
 
-    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    fn shutdown(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         inner.shutdown()?;
         self.fin(true);
         Ok(())
     }
 
-    fn abort(&mut self, inner: &mut dyn Stream) {
+    fn abort(&mut self, inner: &mut dyn TransportStream) {
         inner.abort();
         self.reset(true);
     }
 
     /// The capture of the connection ends here, without a FIN: it goes on elsewhere.
-    fn take_socket(&mut self, inner: &mut dyn Stream) -> io::Result<OwnedFd> {
+    fn take_socket(&mut self, inner: &mut dyn TransportStream) -> io::Result<OwnedFd> {
         inner.take_socket().inspect(|_| self.end())
     }
 
-    fn before_drop(&mut self, _inner: &mut dyn Stream) {
+    fn before_drop(&mut self, _inner: &mut dyn TransportStream) {
         if self.begun {
             self.fin(true);
         }

@@ -4,7 +4,7 @@ use uiw_mem::{IoVec, IoVecMut};
 
 use super::*;
 use crate::{
-    ListenOptions, StreamOptions,
+    ListenConfig, StackExtensions, TransportConfig,
     sim::{Link, Network},
     tcp::TcpStack,
 };
@@ -83,14 +83,15 @@ fn brief(file: &Shared, interface: u32) -> Vec<(bool, u8, u32, u32, usize)> {
 
 struct Pair {
     stack: CaptureStack,
-    client: Box<dyn Stream>,
-    server: Box<dyn Stream>,
+    client: Box<dyn TransportStream>,
+    server: Box<dyn TransportStream>,
 }
 
-fn pair(inner: impl Stack + 'static, sink: &Arc<PcapSink>) -> Pair {
+fn pair(inner: impl TransportStack + 'static, sink: &Arc<PcapSink>) -> Pair {
     let mut stack = CaptureStack::new(Box::new(inner), sink.clone(), "both ends");
-    let mut listener = stack.listen((IP, 0).into(), &ListenOptions::default(), Token(1)).unwrap();
-    let mut client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2)).unwrap();
+    let mut listener = stack.listen((IP, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
+    let mut client =
+        stack.connect(None, listener.local_addr(), &TransportConfig::default(), Token(2)).unwrap();
     while !client.connect_result().unwrap() {}
     let server = loop {
         match listener.accept(Token(3)) {
@@ -101,7 +102,7 @@ fn pair(inner: impl Stack + 'static, sink: &Arc<PcapSink>) -> Pair {
     Pair { stack, client, server }
 }
 
-fn send(stream: &mut dyn Stream, bytes: &[u8]) {
+fn send(stream: &mut dyn TransportStream, bytes: &[u8]) {
     let mut sent = 0;
     while sent < bytes.len() {
         sent += stream.send(&[IoVec::from(&bytes[sent..sent]), IoVec::from(&bytes[sent..])]).unwrap();
@@ -109,7 +110,7 @@ fn send(stream: &mut dyn Stream, bytes: &[u8]) {
 }
 
 /// Receives until `len` bytes are there or the end.
-fn recv(stream: &mut dyn Stream, len: usize) -> Vec<u8> {
+fn recv(stream: &mut dyn TransportStream, len: usize) -> Vec<u8> {
     let mut all = vec![0; len];
     let mut at = 0;
     while at < len {
@@ -131,8 +132,8 @@ fn a_conversation_from_both_sides() {
     let network = Network::new(1);
     let mut a = CaptureStack::new(Box::new(network.stack(IP)), sink.clone(), "a");
     let mut b = CaptureStack::new(Box::new(network.stack(IP)), sink.clone(), "b");
-    let mut listener = b.listen((IP, 4791).into(), &ListenOptions::default(), Token(1)).unwrap();
-    let mut client = a.connect(None, (IP, 4791).into(), &StreamOptions::default(), Token(2)).unwrap();
+    let mut listener = b.listen((IP, 4791).into(), &ListenConfig::default(), Token(1)).unwrap();
+    let mut client = a.connect(None, (IP, 4791).into(), &TransportConfig::default(), Token(2)).unwrap();
     assert!(client.connect_result().unwrap());
     assert!(client.connect_result().unwrap(), "asked twice, written once");
     let mut server = listener.accept(Token(3)).unwrap();
@@ -197,7 +198,7 @@ fn resets_and_refusals() {
     let resets: Vec<_> = brief(&file, 0).into_iter().filter(|s| s.1 & RST != 0).collect();
     assert_eq!(resets, [(true, RST | ACK, 1, 1, 0), (false, RST | ACK, 1, 1, 0)]);
     let written = brief(&file, 0).len();
-    let mut refused = stack.connect(None, (IP, 9).into(), &StreamOptions::default(), Token(9)).unwrap();
+    let mut refused = stack.connect(None, (IP, 9).into(), &TransportConfig::default(), Token(9)).unwrap();
     assert!(refused.connect_result().is_err() && refused.connect_result().is_err());
     drop(refused);
     assert_eq!(brief(&file, 0)[written..], [(true, SYN, 0, 0, 0), (false, RST | ACK, 0, 1, 0)]);
@@ -266,8 +267,8 @@ fn messages_to(file: PcapFile, count: usize) {
     let sink = PcapSink::create(file).unwrap();
     let mut server_side = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "server");
     let mut client_side = TcpStack::new().unwrap();
-    let mut listener = server_side.listen((IP, 0).into(), &ListenOptions::default(), Token(1)).unwrap();
-    let options = StreamOptions::default();
+    let mut listener = server_side.listen((IP, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
+    let options = TransportConfig::default();
     let mut client = client_side.connect(None, listener.local_addr(), &options, Token(2)).unwrap();
     while !client.connect_result().unwrap() {}
     let mut server = listener.accept(Token(3)).unwrap();
@@ -320,9 +321,9 @@ fn tshark_reads_it() {
     // The server's end alone: no packet is there twice.
     let mut server_side = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink.clone(), "server");
     let mut client_side = TcpStack::new().unwrap();
-    let mut listener = server_side.listen((IP, 0).into(), &ListenOptions::default(), Token(1)).unwrap();
+    let mut listener = server_side.listen((IP, 0).into(), &ListenConfig::default(), Token(1)).unwrap();
     let mut client =
-        client_side.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2)).unwrap();
+        client_side.connect(None, listener.local_addr(), &TransportConfig::default(), Token(2)).unwrap();
     while !client.connect_result().unwrap() {}
     let mut server = listener.accept(Token(3)).unwrap();
     let bytes: Vec<u8> = (0..200_000u32).map(|i| (i >> 3) as u8).collect();
@@ -373,7 +374,7 @@ fn a_stream_to_itself_is_written_once() {
     let file = Shared::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
-    let mut stream = stack.connect_self((IP, 0).into(), &StreamOptions::default(), Token(1)).unwrap();
+    let mut stream = stack.connect_self((IP, 0).into(), &TransportConfig::default(), Token(1)).unwrap();
     while !stream.connect_result().unwrap() {}
     stream.send(&[IoVec::from(&b"to me"[..])]).unwrap();
     let mut block = [0; 16];
@@ -394,7 +395,7 @@ fn what_was_written_reaches_the_file_by_the_deadline() {
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
     assert_eq!(stack.deadline(), None, "nothing is due in an empty file");
-    let mut stream = stack.connect_self((IP, 0).into(), &StreamOptions::default(), Token(1)).unwrap();
+    let mut stream = stack.connect_self((IP, 0).into(), &TransportConfig::default(), Token(1)).unwrap();
     while !stream.connect_result().unwrap() {}
     stream.send(&[IoVec::from(&b"to me"[..])]).unwrap();
     let due = stack.deadline().expect("a time");

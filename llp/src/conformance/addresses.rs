@@ -2,7 +2,7 @@
 
 use super::session::{ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind};
 use super::{Check, Verdict, ensure, unexpected};
-use crate::{ListenOptions, StreamOptions, Token};
+use crate::{ListenConfig, Token, TransportConfig};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -18,7 +18,7 @@ pub(super) const CHECKS: &[Check] = &[
 
 fn any_port(s: &mut Session) -> Verdict {
     let at = s.at(SERVER);
-    let options = ListenOptions::default();
+    let options = ListenConfig::default();
     let one = s.stack(SERVER).listen(at, &options, LISTENER).map_err(unexpected("listen"))?;
     let other = s.stack(SERVER).listen(at, &options, ACCEPTED).map_err(unexpected("a second listen"))?;
     for listener in [&one, &other] {
@@ -31,7 +31,7 @@ fn any_port(s: &mut Session) -> Verdict {
 
 fn address_in_use(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
-    let options = ListenOptions::default();
+    let options = ListenConfig::default();
     let again = s.stack(SERVER).listen(listener.local_addr(), &options, ACCEPTED);
     expect_kind("listening a second time", again, ErrorKind::AddrInUse)
 }
@@ -41,7 +41,7 @@ fn port_is_free_again(s: &mut Session) -> Verdict {
     let at = listener.local_addr();
     drop(listener);
     s.wait_idle()?;
-    let again = s.stack(SERVER).listen(at, &ListenOptions::default(), LISTENER);
+    let again = s.stack(SERVER).listen(at, &ListenConfig::default(), LISTENER);
     again.map(drop).map_err(unexpected("listening where a listener was dropped"))
 }
 
@@ -55,7 +55,7 @@ fn unassigned(like: IpAddr) -> IpAddr {
 
 fn foreign_address(s: &mut Session) -> Verdict {
     let foreign = SocketAddr::new(unassigned(s.ips[SERVER]), 0);
-    let options = ListenOptions::default();
+    let options = ListenConfig::default();
     let listening = s.stack(SERVER).listen(foreign, &options, LISTENER);
     expect_kind("listening at an address of no interface", listening, ErrorKind::AddrNotAvailable)?;
     let listener = s.listen()?;
@@ -77,7 +77,7 @@ fn addresses_of_a_connection(s: &mut Session) -> Verdict {
 fn given_local_address(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
     let (from, to) = (s.at(CLIENT), listener.local_addr());
-    let client = s.stack(CLIENT).connect(Some(from), to, &StreamOptions::default(), CONNECTED);
+    let client = s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), CONNECTED);
     let mut client = client.map_err(unexpected("connect"))?;
     let server = s.accept(&mut *listener, ACCEPTED)?;
     s.made(&mut *client, CONNECTED)?;
@@ -93,9 +93,9 @@ fn given_local_port(s: &mut Session) -> Verdict {
     // Other processes may take the port meanwhile.
     for _ in 0..16 {
         let at = s.at(CLIENT);
-        let probe = s.stack(CLIENT).listen(at, &ListenOptions::default(), Token(7));
+        let probe = s.stack(CLIENT).listen(at, &ListenConfig::default(), Token(7));
         let from = probe.map_err(unexpected("listen"))?.local_addr();
-        let client = s.stack(CLIENT).connect(Some(from), to, &StreamOptions::default(), CONNECTED);
+        let client = s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), CONNECTED);
         let mut client = match client {
             Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
             client => client.map_err(unexpected("connect"))?,
@@ -105,7 +105,7 @@ fn given_local_port(s: &mut Session) -> Verdict {
         let ends = (client.local_addr(), server.peer_addr());
         ensure!(ends == (from, from), "{ends:?} instead of {from}");
         // A second connection between the same two ends cannot be.
-        let again = s.stack(CLIENT).connect(Some(from), to, &StreamOptions::default(), Token(8));
+        let again = s.stack(CLIENT).connect(Some(from), to, &TransportConfig::default(), Token(8));
         return match again {
             Err(error) if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {
                 Ok(())

@@ -2,7 +2,7 @@
 
 use super::session::{CLIENT, SERVER, Session, expect_kind, pattern};
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Interest, Outgoing, Token};
+use crate::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoing, Token};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ const TRIES: u32 = 50;
 type Socket = Box<dyn DatagramSocket>;
 
 fn bind(s: &mut Session, which: usize, at: SocketAddr, token: Token) -> Verdict<Socket> {
-    match s.stack(which).bind_datagrams(at, &DatagramOptions::default(), token) {
+    match s.stack(which).bind_datagrams(at, &DatagramConfig::default(), token) {
         Err(error) if error.kind() == ErrorKind::Unsupported => Err(Stop::NotOffered("datagrams")),
         result => result.map_err(unexpected("bind_datagrams")),
     }
@@ -107,7 +107,7 @@ fn ports(s: &mut Session) -> Verdict {
     ensure!(bound.port() != 0 && bound.ip() == at.ip(), "bound at {bound}");
     let other = bind(s, SERVER, at, THERE)?;
     ensure!(other.local_addr().port() != bound.port(), "one port for two sockets");
-    let again = s.stack(SERVER).bind_datagrams(bound, &DatagramOptions::default(), THERE);
+    let again = s.stack(SERVER).bind_datagrams(bound, &DatagramConfig::default(), THERE);
     expect_kind("binding a port again", again.map(drop), ErrorKind::AddrInUse)
 }
 

@@ -5,7 +5,8 @@ use super::session::{
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
 use crate::{
-    Interest, ListenOptions, Listener, OptionError, Readable, RecvBuf, Rest, Stream, StreamOptions, Token,
+    Interest, ListenConfig, OptionError, Readable, RecvBuf, Rest, StreamChange, Token, TransportConfig,
+    TransportListener, TransportStream,
 };
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
@@ -42,19 +43,19 @@ const HERE: (usize, Token) = (CLIENT, CONNECTED);
 const THERE: (usize, Token) = (SERVER, ACCEPTED);
 
 fn options(s: &mut Session) -> Verdict {
-    let all = StreamOptions {
+    let all = TransportConfig {
         dead_after: Some(Duration::from_secs(17)),
         send_buffer: Some(100_000),
         recv_buffer: Some(100_000),
         tos: Some(0x28),
-        ..StreamOptions::default()
+        ..TransportConfig::default()
     };
-    let none = StreamOptions { dead_after: None, ..StreamOptions::default() };
+    let none = TransportConfig { dead_after: None, ..TransportConfig::default() };
     for options in [all, none] {
         let Pair { mut client, mut server, listener: _listener } = s.pair_with(&options)?;
         for (stream, after) in [(&mut server, Some(Duration::from_secs(18))), (&mut client, None)] {
-            let set = stream.set_dead_after(after);
-            ensure!(set.is_ok(), "set_dead_after({after:?}): {set:?}");
+            let set = stream.configure(&StreamChange { dead_after: Some(after), ..StreamChange::default() });
+            ensure!(set.is_ok(), "dead_after {after:?}: {set:?}");
         }
         s.send_all(HERE, &mut *client, b"x")?;
         s.expect(THERE, &mut *server, b"x")?;
@@ -77,15 +78,16 @@ fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> 
 fn wrong_congestion(s: &mut Session) -> Verdict {
     const NAME: &str = "unknown-control";
     let at = s.at(SERVER);
-    let stream = StreamOptions { congestion: Some(NAME.to_owned()), ..StreamOptions::default() };
-    let listen = ListenOptions { stream: stream.clone(), ..ListenOptions::default() };
-    let listener: Option<Box<dyn Listener>> =
+    let stream = TransportConfig { congestion: Some(NAME.to_owned()), ..TransportConfig::default() };
+    let listen = ListenConfig { stream: stream.clone(), ..ListenConfig::default() };
+    let listener: Option<Box<dyn TransportListener>> =
         ignored_or_named("listen", s.stack(SERVER).listen(at, &listen, LISTENER))?;
     drop(listener);
     let Pair { mut client, mut server, listener } = s.pair()?;
     let other = s.stack(CLIENT).connect(None, listener.local_addr(), &stream, Token(9));
-    drop(ignored_or_named::<Box<dyn Stream>>("connect", other)?);
-    ignored_or_named("set_congestion", client.set_congestion(NAME))?;
+    drop(ignored_or_named::<Box<dyn TransportStream>>("connect", other)?);
+    let change = StreamChange { congestion: Some(NAME), ..StreamChange::default() };
+    ignored_or_named("configure", client.configure(&change))?;
     s.send_all(HERE, &mut *client, b"x")?;
     s.expect(THERE, &mut *server, b"x")
 }
@@ -126,7 +128,7 @@ fn info(s: &mut Session) -> Verdict {
 
 fn to_itself(s: &mut Session) -> Verdict {
     let at = s.at(CLIENT);
-    let options = StreamOptions::default();
+    let options = TransportConfig::default();
     let mut stream = match s.stack(CLIENT).connect_self(at, &options, CONNECTED) {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             return Err(Stop::NotOffered("a stream to itself"));
@@ -181,7 +183,7 @@ fn take_socket(s: &mut Session) -> Verdict {
     s.expect_fin(HERE, &mut *client)
 }
 
-fn ask(stream: &mut dyn Stream, wanted: usize) -> Verdict<Readable> {
+fn ask(stream: &mut dyn TransportStream, wanted: usize) -> Verdict<Readable> {
     let readable = stream.readable(wanted).map_err(unexpected("readable"))?;
     readable.ok_or(Stop::NotOffered("a count of what can be received"))
 }
@@ -208,7 +210,7 @@ const MUCH: usize = 512 << 10;
 
 fn readable_has_room(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
-    let wait = |stream: &mut dyn Stream| Ok(ask(stream, MUCH)? == Readable::Bytes(MUCH));
+    let wait = |stream: &mut dyn TransportStream| Ok(ask(stream, MUCH)? == Readable::Bytes(MUCH));
     wait(&mut *server)?;
     let bytes = pattern(MUCH);
     let mut sent = 0;
@@ -225,14 +227,14 @@ fn readable_has_room(s: &mut Session) -> Verdict {
     s.expect(THERE, &mut *server, &bytes)
 }
 
-/// What [`Stream::peek`] found.
+/// What [`StreamExtensions::peek`] found.
 enum Seen {
     Bytes(Box<dyn RecvBuf>),
     Fin,
     Nothing,
 }
 
-fn peek(stream: &mut dyn Stream) -> Verdict<Seen> {
+fn peek(stream: &mut dyn TransportStream) -> Verdict<Seen> {
     match stream.peek() {
         Ok(None) => Err(Stop::NotOffered("a peek at received bytes")),
         Ok(Some(mut buf)) => Ok(if buf.bytes().is_empty() { Seen::Fin } else { Seen::Bytes(buf) }),
@@ -242,7 +244,7 @@ fn peek(stream: &mut dyn Stream) -> Verdict<Seen> {
 }
 
 /// A peek at some bytes, which have come.
-fn peek_bytes(stream: &mut dyn Stream) -> Verdict<Box<dyn RecvBuf>> {
+fn peek_bytes(stream: &mut dyn TransportStream) -> Verdict<Box<dyn RecvBuf>> {
     match peek(stream)? {
         Seen::Bytes(buf) => Ok(buf),
         Seen::Fin => Err(Stop::Failed("a peek says FIN where bytes are due".into())),
@@ -332,10 +334,10 @@ fn peek_at_the_fin(s: &mut Session) -> Verdict {
 }
 
 fn peek_round_the_buffer(s: &mut Session) -> Verdict {
-    let small = StreamOptions {
+    let small = TransportConfig {
         send_buffer: Some(64 << 10),
         recv_buffer: Some(64 << 10),
-        ..StreamOptions::default()
+        ..TransportConfig::default()
     };
     let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
     ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek sees what was not sent");

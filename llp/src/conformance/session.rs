@@ -1,7 +1,9 @@
 //! Drives the stacks of one check as the engine does, and does what checks have in common.
 
 use super::{Advance, Peers, Stop, Verdict, ensure, unexpected};
-use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use crate::{
+    Event, Interest, ListenConfig, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
+};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -41,7 +43,7 @@ pub(super) struct Session {
 }
 
 struct Driven {
-    stack: Box<dyn Stack>,
+    stack: Box<dyn TransportStack>,
     wait: Option<Arc<OwnedFd>>,
     /// Its descriptor or its deadline asks for a poll.
     due: bool,
@@ -51,9 +53,9 @@ struct Driven {
 
 /// A connection. The listener stays open.
 pub(super) struct Pair {
-    pub(super) client: Box<dyn Stream>,
-    pub(super) server: Box<dyn Stream>,
-    pub(super) listener: Box<dyn Listener>,
+    pub(super) client: Box<dyn TransportStream>,
+    pub(super) server: Box<dyn TransportStream>,
+    pub(super) listener: Box<dyn TransportListener>,
 }
 
 impl Session {
@@ -67,18 +69,18 @@ impl Session {
     }
 
     /// Another stack to drive, and its number.
-    pub(super) fn add(&mut self, stack: Box<dyn Stack>) -> usize {
+    pub(super) fn add(&mut self, stack: Box<dyn TransportStack>) -> usize {
         let wait = stack.wait_fd();
         self.stacks.push(Driven { stack, wait, due: true, events: Vec::new() });
         self.stacks.len() - 1
     }
 
     /// Takes out the stack that was added last.
-    pub(super) fn take_last(&mut self) -> Option<Box<dyn Stack>> {
+    pub(super) fn take_last(&mut self) -> Option<Box<dyn TransportStack>> {
         self.stacks.pop().map(|driven| driven.stack)
     }
 
-    pub(super) fn stack(&mut self, which: usize) -> &mut dyn Stack {
+    pub(super) fn stack(&mut self, which: usize) -> &mut dyn TransportStack {
         &mut *self.stacks[which].stack
     }
 
@@ -215,26 +217,31 @@ impl Session {
         SocketAddr::new(self.ips[which], 0)
     }
 
-    pub(super) fn listen(&mut self) -> Verdict<Box<dyn Listener>> {
-        self.listen_with(&ListenOptions::default())
+    pub(super) fn listen(&mut self) -> Verdict<Box<dyn TransportListener>> {
+        self.listen_with(&ListenConfig::default())
     }
 
-    pub(super) fn listen_with(&mut self, options: &ListenOptions) -> Verdict<Box<dyn Listener>> {
+    pub(super) fn listen_with(&mut self, options: &ListenConfig) -> Verdict<Box<dyn TransportListener>> {
         let at = self.at(SERVER);
         self.stack(SERVER).listen(at, options, LISTENER).map_err(unexpected("listen"))
     }
 
-    pub(super) fn connect(&mut self, to: SocketAddr, token: Token) -> Verdict<Box<dyn Stream>> {
-        let options = StreamOptions::default();
+    pub(super) fn connect(&mut self, to: SocketAddr, token: Token) -> Verdict<Box<dyn TransportStream>> {
+        let options = TransportConfig::default();
         self.stack(CLIENT).connect(None, to, &options, token).map_err(unexpected("connect"))
     }
 
     /// Waits until the attempt has succeeded.
-    pub(super) fn made(&mut self, stream: &mut dyn Stream, token: Token) -> Verdict {
+    pub(super) fn made(&mut self, stream: &mut dyn TransportStream, token: Token) -> Verdict {
         self.made_on(CLIENT, stream, token)
     }
 
-    pub(super) fn made_on(&mut self, which: usize, stream: &mut dyn Stream, token: Token) -> Verdict {
+    pub(super) fn made_on(
+        &mut self,
+        which: usize,
+        stream: &mut dyn TransportStream,
+        token: Token,
+    ) -> Verdict {
         self.until("a writable event of the connection attempt", |s| Ok(s.is_writable(which, token)))?;
         let made = stream.connect_result().map_err(unexpected("connect_result"))?;
         ensure!(made, "connect_result says false behind the writable event");
@@ -242,18 +249,22 @@ impl Session {
     }
 
     /// Waits for the next connection.
-    pub(super) fn accept(&mut self, listener: &mut dyn Listener, token: Token) -> Verdict<Box<dyn Stream>> {
+    pub(super) fn accept(
+        &mut self,
+        listener: &mut dyn TransportListener,
+        token: Token,
+    ) -> Verdict<Box<dyn TransportStream>> {
         self.until("a readable event of the listener", |s| Ok(s.is_readable(SERVER, LISTENER)))?;
         listener.accept(token).map_err(unexpected("accept behind a readable event"))
     }
 
     /// A connection, with the streams' first interests.
     pub(super) fn pair(&mut self) -> Verdict<Pair> {
-        self.pair_with(&StreamOptions::default())
+        self.pair_with(&TransportConfig::default())
     }
 
-    pub(super) fn pair_with(&mut self, options: &StreamOptions) -> Verdict<Pair> {
-        let listen = ListenOptions { stream: options.clone(), ..ListenOptions::default() };
+    pub(super) fn pair_with(&mut self, options: &TransportConfig) -> Verdict<Pair> {
+        let listen = ListenConfig { stream: options.clone(), ..ListenConfig::default() };
         let mut listener = self.listen_with(&listen)?;
         let to = listener.local_addr();
         let client = self.stack(CLIENT).connect(None, to, options, CONNECTED);
@@ -284,7 +295,7 @@ impl Session {
     pub(super) fn send_some(
         &mut self,
         (which, token): (usize, Token),
-        stream: &mut dyn Stream,
+        stream: &mut dyn TransportStream,
         bufs: &[IoVec<'_>],
     ) -> Verdict<usize> {
         let count = match stream.send(bufs) {
@@ -304,7 +315,7 @@ impl Session {
     pub(super) fn recv_some(
         &mut self,
         (which, token): (usize, Token),
-        stream: &mut dyn Stream,
+        stream: &mut dyn TransportStream,
         bufs: &mut [IoVecMut<'_>],
     ) -> Verdict<usize> {
         let count = match stream.recv(bufs) {
@@ -321,7 +332,12 @@ impl Session {
     }
 
     /// Sends all of `bytes`.
-    pub(super) fn send_all(&mut self, at: (usize, Token), stream: &mut dyn Stream, bytes: &[u8]) -> Verdict {
+    pub(super) fn send_all(
+        &mut self,
+        at: (usize, Token),
+        stream: &mut dyn TransportStream,
+        bytes: &[u8],
+    ) -> Verdict {
         let mut sent = 0;
         while sent < bytes.len() {
             sent += self.send_some(at, stream, &[IoVec::from(&bytes[sent..])])?;
@@ -333,7 +349,7 @@ impl Session {
     pub(super) fn recv_upto(
         &mut self,
         at: (usize, Token),
-        stream: &mut dyn Stream,
+        stream: &mut dyn TransportStream,
         len: usize,
     ) -> Verdict<Vec<u8>> {
         let mut all = vec![0; len];
@@ -349,13 +365,18 @@ impl Session {
     }
 
     /// Receives exactly `bytes`.
-    pub(super) fn expect(&mut self, at: (usize, Token), stream: &mut dyn Stream, bytes: &[u8]) -> Verdict {
+    pub(super) fn expect(
+        &mut self,
+        at: (usize, Token),
+        stream: &mut dyn TransportStream,
+        bytes: &[u8],
+    ) -> Verdict {
         let got = self.recv_upto(at, stream, bytes.len())?;
         same(&got, bytes)
     }
 
     /// Receives the peer's FIN, and nothing before it.
-    pub(super) fn expect_fin(&mut self, at: (usize, Token), stream: &mut dyn Stream) -> Verdict {
+    pub(super) fn expect_fin(&mut self, at: (usize, Token), stream: &mut dyn TransportStream) -> Verdict {
         let got = self.recv_upto(at, stream, 1)?;
         ensure!(got.is_empty(), "a byte where the FIN was due");
         Ok(())
@@ -416,7 +437,7 @@ pub(super) fn expect_kind<T>(what: &str, result: io::Result<T>, kind: ErrorKind)
 }
 
 /// Receives once, into `len` bytes.
-pub(super) fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+pub(super) fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
     let mut block = vec![0; len];
     let count = stream.recv(&mut [IoVecMut::from(&mut block[..])])?;
     block.truncate(count);
@@ -424,6 +445,6 @@ pub(super) fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
 }
 
 /// Sends once.
-pub(super) fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+pub(super) fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
     stream.send(&[IoVec::from(bytes)])
 }

@@ -4,7 +4,7 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Interest, ListenOptions, Stream, StreamOptions, Token};
+use crate::{Interest, ListenConfig, Token, TransportConfig, TransportStream};
 use std::collections::HashSet;
 use std::io::ErrorKind;
 
@@ -73,7 +73,8 @@ fn refused(s: &mut Session) -> Verdict {
     let closed_port = listener.local_addr();
     drop(listener);
     s.wait_idle()?;
-    let mut client = match s.stack(CLIENT).connect(None, closed_port, &StreamOptions::default(), CONNECTED) {
+    let mut client = match s.stack(CLIENT).connect(None, closed_port, &TransportConfig::default(), CONNECTED)
+    {
         // It may be known at once.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
         client => client.map_err(unexpected("connect"))?,
@@ -123,12 +124,12 @@ fn several_waiting(s: &mut Session) -> Verdict {
 
 fn many_connections(s: &mut Session) -> Verdict {
     const COUNT: usize = 100;
-    let small = StreamOptions {
+    let small = TransportConfig {
         send_buffer: Some(64 << 10),
         recv_buffer: Some(64 << 10),
-        ..StreamOptions::default()
+        ..TransportConfig::default()
     };
-    let listen = ListenOptions { stream: small.clone(), ..ListenOptions::default() };
+    let listen = ListenConfig { stream: small.clone(), ..ListenConfig::default() };
     let mut listener = s.listen_with(&listen)?;
     let to = listener.local_addr();
     let (mut clients, mut servers) = (Vec::new(), Vec::new());
@@ -184,7 +185,7 @@ fn many_connections(s: &mut Session) -> Verdict {
 fn backlog(s: &mut Session) -> Verdict {
     const COUNT: u64 = 12;
     const BACKLOG: u32 = 4;
-    let mut listener = s.listen_with(&ListenOptions { backlog: BACKLOG, ..ListenOptions::default() })?;
+    let mut listener = s.listen_with(&ListenConfig { backlog: BACKLOG, ..ListenConfig::default() })?;
     let mut clients = Vec::new();
     for number in 0..COUNT {
         clients.push((Token(number), s.connect(listener.local_addr(), Token(number))?));
@@ -195,7 +196,7 @@ fn backlog(s: &mut Session) -> Verdict {
         let token = Token(100 + u64::from(number));
         let mut server = s.accept(&mut *listener, token)?;
         let peer = server.peer_addr();
-        let of_it = |(_, client): &(Token, Box<dyn Stream>)| client.local_addr() == peer;
+        let of_it = |(_, client): &(Token, Box<dyn TransportStream>)| client.local_addr() == peer;
         let at = clients.iter().position(of_it);
         let at = at.ok_or_else(|| Stop::Failed(format!("{peer} was accepted, which did not connect")))?;
         let (client_token, mut client) = clients.swap_remove(at);
@@ -260,7 +261,7 @@ fn listener_dropped(s: &mut Session) -> Verdict {
     s.expect((SERVER, ACCEPTED), &mut *server, b"still here")?;
     s.never("an event of a dropped listener", |s| Ok(s.event(SERVER, LISTENER).is_some()))?;
     let late = Token(9);
-    let mut late_client = match s.stack(CLIENT).connect(None, at, &StreamOptions::default(), late) {
+    let mut late_client = match s.stack(CLIENT).connect(None, at, &TransportConfig::default(), late) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
         client => client.map_err(unexpected("connect"))?,
     };

@@ -4,7 +4,9 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, ready, recv, same, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Event, Interest, ListenOptions, Stack, Stream, StreamInfo, StreamOptions, Token};
+use crate::{
+    Event, Interest, ListenConfig, StreamExtensions, Token, TransportConfig, TransportStack, TransportStream,
+};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -54,11 +56,11 @@ fn shard(s: &mut Session) -> Verdict<usize> {
     Ok(s.add(shard.ok_or(Stop::NotOffered("shards"))?))
 }
 
-fn adopt(s: &mut Session, which: usize, stream: &mut Box<dyn Stream>, token: Token) -> Verdict {
+fn adopt(s: &mut Session, which: usize, stream: &mut Box<dyn TransportStream>, token: Token) -> Verdict {
     s.stack(which).adopt(stream, token).map_err(unexpected("adopt"))
 }
 
-fn detach(stream: &mut dyn Stream) -> Verdict {
+fn detach(stream: &mut dyn TransportStream) -> Verdict {
     stream.detach().map_err(unexpected("detach"))
 }
 
@@ -82,7 +84,7 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
     }
     // The tokens of two shards may be the same.
     let at = s.at(SERVER);
-    let options = ListenOptions::default();
+    let options = ListenConfig::default();
     let mut listener = s.stack(shard).listen(at, &options, ACCEPTED).map_err(unexpected("listen"))?;
     let first = s.pair()?;
     let taken = s.stack(shard).listen(first.listener.local_addr(), &options, Token(9));
@@ -99,7 +101,7 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
     // It connects as well.
     let to = first.listener.local_addr();
     let mut first_listener = first.listener;
-    let out = s.stack(shard).connect(None, to, &StreamOptions::default(), Token(7));
+    let out = s.stack(shard).connect(None, to, &TransportConfig::default(), Token(7));
     let mut out = out.map_err(unexpected("connect"))?;
     let mut accepted = s.accept(&mut *first_listener, Token(8))?;
     s.made_on(shard, &mut *out, Token(7))?;
@@ -193,7 +195,7 @@ fn move_connecting(s: &mut Session) -> Verdict {
     let shard = shard(s)?;
     let mut listener = s.listen()?;
     let to = listener.local_addr();
-    let stream = s.stack(SERVER).connect(None, to, &StreamOptions::default(), Token(4));
+    let stream = s.stack(SERVER).connect(None, to, &TransportConfig::default(), Token(4));
     let mut stream = stream.map_err(unexpected("connect"))?;
     detach(&mut *stream)?;
     adopt(s, shard, &mut stream, MOVED)?;
@@ -271,7 +273,7 @@ fn refused_adoption(s: &mut Session) -> Verdict {
         let result = s.stack(which).adopt(&mut server, MOVED);
         expect_kind("adopt of a stream that is not detached", result, ErrorKind::InvalidInput)?;
     }
-    let mut foreign: Box<dyn Stream> = Box::new(Foreign(s.at(CLIENT)));
+    let mut foreign: Box<dyn TransportStream> = Box::new(Foreign(s.at(CLIENT)));
     let result = s.stack(shard).adopt(&mut foreign, MOVED);
     expect_kind("adopt of a foreign stream", result, ErrorKind::InvalidInput)?;
     s.send_all(HERE, &mut *client, b"x")?;
@@ -282,7 +284,7 @@ fn refused_adoption(s: &mut Session) -> Verdict {
 /// A stream that no stack made.
 struct Foreign(SocketAddr);
 
-impl Stream for Foreign {
+impl TransportStream for Foreign {
     fn send(&mut self, _bufs: &[IoVec<'_>]) -> io::Result<usize> {
         Err(ErrorKind::WouldBlock.into())
     }
@@ -316,11 +318,9 @@ impl Stream for Foreign {
     fn peer_addr(&self) -> SocketAddr {
         self.0
     }
+}
 
-    fn info(&self) -> StreamInfo {
-        StreamInfo::default()
-    }
-
+impl StreamExtensions for Foreign {
     fn detach(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -346,14 +346,13 @@ fn shards_at_once(s: &mut Session) -> Verdict {
 }
 
 /// Moves a megabyte over a connection with both ends in `stack`.
-fn to_and_fro(mut stack: Box<dyn Stack>, at: SocketAddr, timeout: Duration) -> Verdict {
+fn to_and_fro(mut stack: Box<dyn TransportStack>, at: SocketAddr, timeout: Duration) -> Verdict {
     const LISTENING: Token = Token(0);
-    let mut listener =
-        stack.listen(at, &ListenOptions::default(), LISTENING).map_err(unexpected("listen"))?;
-    let options = StreamOptions::default();
+    let mut listener = stack.listen(at, &ListenConfig::default(), LISTENING).map_err(unexpected("listen"))?;
+    let options = TransportConfig::default();
     let client = stack.connect(None, listener.local_addr(), &options, CONNECTED);
     let mut client = client.map_err(unexpected("connect"))?;
-    let mut server: Option<Box<dyn Stream>> = None;
+    let mut server: Option<Box<dyn TransportStream>> = None;
     let bytes = pattern(1 << 20);
     let (mut sent, mut got, mut events) = (0, Vec::new(), Vec::<Event>::new());
     let begin = Instant::now();

@@ -4,7 +4,7 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{Interest, StreamOptions};
+use crate::{Interest, TransportConfig};
 use std::io::ErrorKind;
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -39,7 +39,7 @@ fn bytes_in_order(s: &mut Session) -> Verdict {
 }
 
 /// One end, its token and its stack.
-type End<'a> = (&'a mut dyn crate::Stream, crate::Token, usize);
+type End<'a> = (&'a mut dyn crate::TransportStream, crate::Token, usize);
 
 /// Moves `bytes`, each end acting only on an event.
 fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
@@ -208,10 +208,10 @@ fn recv_would_block(s: &mut Session) -> Verdict {
 
 fn send_would_block(s: &mut Session) -> Verdict {
     const MOST: usize = 256 << 20;
-    let small = StreamOptions {
+    let small = TransportConfig {
         send_buffer: Some(64 << 10),
         recv_buffer: Some(64 << 10),
-        ..StreamOptions::default()
+        ..TransportConfig::default()
     };
     let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
     client.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;

@@ -1,7 +1,7 @@
 use std::{io::ErrorKind, net::Ipv4Addr};
 
 use super::*;
-use crate::{ListenOptions, Listener, StreamOptions, sim::Network, tcp::TcpStack};
+use crate::{ListenConfig, StackExtensions, TransportConfig, TransportListener, sim::Network, tcp::TcpStack};
 
 const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const LISTENER: Token = Token(1);
@@ -10,20 +10,20 @@ const SERVER: Token = Token(3);
 
 struct Pair {
     stack: FaultStack,
-    client: Box<dyn Stream>,
-    server: Box<dyn Stream>,
-    _listener: Box<dyn Listener>,
+    client: Box<dyn TransportStream>,
+    server: Box<dyn TransportStream>,
+    _listener: Box<dyn TransportListener>,
 }
 
 /// The connecting end has the faults.
-fn pair_on(inner: Box<dyn Stack>, faults: Faults) -> Pair {
+fn pair_on(inner: Box<dyn TransportStack>, faults: Faults) -> Pair {
     let plan = move |origin, number| {
         assert_eq!(number, u64::from(origin == Origin::Accepted));
         if origin == Origin::Connected { faults.clone() } else { Faults::default() }
     };
     let mut stack = FaultStack::with(inner, 5, plan);
-    let mut listener = stack.listen((IP, 0).into(), &ListenOptions::default(), LISTENER).unwrap();
-    let mut client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), CLIENT).unwrap();
+    let mut listener = stack.listen((IP, 0).into(), &ListenConfig::default(), LISTENER).unwrap();
+    let mut client = stack.connect(None, listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
     let server = loop {
         match listener.accept(SERVER) {
             Ok(server) => break server,
@@ -38,12 +38,12 @@ fn pair(faults: Faults) -> Pair {
     pair_on(Box::new(Network::new(1).stack(IP)), faults)
 }
 
-fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
     // Two elements, one of them empty, so that positions fall into the second.
     stream.send(&[IoVec::from(&bytes[..0]), IoVec::from(bytes)])
 }
 
-fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let (a, b) = bytes.split_at_mut(len / 2);
     let n = stream.recv(&mut [IoVecMut::from(a), IoVecMut::from(b)])?;
@@ -172,7 +172,7 @@ fn faults_follow_a_stream_to_another_shard() {
     client.detach().unwrap();
     other.adopt(&mut client, moved).unwrap();
     assert_eq!(send(&mut *client, b"12345").unwrap(), 4);
-    let reported = |stack: &mut dyn Stack, token| {
+    let reported = |stack: &mut dyn TransportStack, token| {
         let mut events = Vec::new();
         stack.poll(&mut events).unwrap();
         events.iter().any(|event| event.token == token && event.readable && event.writable)

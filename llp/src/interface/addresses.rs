@@ -9,14 +9,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
 /// A network interface that has an IP address, with all that it has.
-///
-/// ```
-/// use uiw_llp::InterfaceAddresses;
-/// let all = InterfaceAddresses::all()?;
-/// let loopback = all.iter().find(|interface| interface.is_loopback).ok_or("no loopback interface")?;
-/// assert!(loopback.mac.is_none() && loopback.addresses.contains(&([127, 0, 0, 1].into(), 8)));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceAddresses {
     /// Its name.

@@ -10,6 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// Time between two attempts to read the state of all interfaces.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Multicast groups of linux/rtnetlink.h.
 const RTMGRP_LINK: u32 = 0x1;
@@ -109,7 +113,8 @@ impl InterfaceMonitor {
                 Err(Errno::INTR) => {}
                 // Announcements were lost: the kernel knows what they said.
                 Err(Errno::NOBUFS) => {
-                    let before = std::mem::replace(&mut self.known, all()?);
+                    let now = eventually(all, || std::thread::sleep(PAUSE));
+                    let before = std::mem::replace(&mut self.known, now);
                     compare_all(&before, &self.known, &mut changes);
                 }
                 Err(error) => return Err(error.into()),
@@ -122,6 +127,19 @@ impl InterfaceMonitor {
 /// Any process may send messages to the socket of another one of its user.
 fn is_kernel(from: &SocketAddrAny) -> bool {
     SocketAddrNetlink::try_from(from.clone()).is_ok_and(|from| from.pid() == 0)
+}
+
+/// Reads until it succeeds: memory or descriptors may be short for a while, most likely when announcements are lost.
+fn eventually(mut read: impl FnMut() -> io::Result<Links>, mut pause: impl FnMut()) -> Links {
+    loop {
+        match read() {
+            Ok(links) => return links,
+            Err(error) => {
+                tracing::debug!(%error, "the state of network interfaces cannot be read, and is read again later");
+                pause();
+            }
+        }
+    }
 }
 
 /// The state of every interface.
@@ -318,6 +336,16 @@ mod tests {
         let expected =
             [InterfaceChange::Down, InterfaceChange::Removed].map(|change| ("e0".to_owned(), change));
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn failed_reads_repeated() {
+        let mut results =
+            vec![Ok(Links::from([(7, Link::default())])), Err(Errno::NOBUFS), Err(Errno::MFILE)];
+        let mut pauses = 0;
+        let read = || Ok(results.pop().unwrap()?);
+        assert_eq!(eventually(read, || pauses += 1).len(), 1);
+        assert_eq!((pauses, results.len()), (2, 0));
     }
 
     #[test]

@@ -5,14 +5,14 @@ use std::time::Duration;
 /// One direction. Faults count the bytes of each connection by themselves.
 ///
 /// ```
-/// use uiw_llp::{Stack, StreamOptions, Token, sim::Link};
+/// use uiw_llp::{TransportStack, TransportConfig, Token, sim::Link};
 /// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
+/// # use uiw_llp::{ListenConfig, sim::Network};
 /// # let network = Network::new(1);
 /// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
 /// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
+/// # let mut listener = b.listen((other, 7174).into(), &ListenConfig::default(), Token(0))?;
+/// # let mut client = a.connect(None, listener.local_addr(), &TransportConfig::default(), Token(1))?;
 /// # while network.step() {}
 /// # let mut server = listener.accept(Token(2))?;
 /// // The connection is reset once three bytes were sent.
@@ -42,7 +42,7 @@ pub struct Link {
     pub fin_at: Option<u64>,
     /// What happens to datagrams.
     pub datagrams: DatagramFaults,
-    /// What [`Stream::emss`](crate::Stream::emss) returns.
+    /// What [`TransportStream::emss`](crate::TransportStream::emss) returns.
     pub emss: usize,
 }
 
@@ -64,20 +64,6 @@ impl Default for Link {
 }
 
 /// Faults of datagrams, each for so many of a million; independent of each other.
-///
-/// ```
-/// use uiw_llp::{Outgoing, Stack, Token, sim::{DatagramFaults, Link, Network}};
-/// let network = Network::new(1);
-/// let datagrams = DatagramFaults { loss: 1_000_000, ..DatagramFaults::default() };
-/// network.set_default_link(Link { datagrams, ..Link::default() });
-/// let mut stack = network.stack([10, 0, 0, 1]);
-/// let mut from = stack.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;
-/// let mut to = stack.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(1))?;
-/// from.send(b"text", &[Outgoing::new(to.local_addr(), 4)])?;
-/// while network.step() {}
-/// assert!(to.recv(&mut vec![0; uiw_llp::DATAGRAM_BUFFER], &mut Vec::new()).is_err());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DatagramFaults {
     /// Lost.
@@ -89,26 +75,6 @@ pub struct DatagramFaults {
 }
 
 /// How many bytes a call transfers at most.
-///
-/// ```
-/// use uiw_llp::{Stack, StreamOptions, Token, sim::{Link, Split}};
-/// use uiw_mem::{IoVec, IoVecMut};
-/// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenOptions, sim::Network};
-/// # let network = Network::new(1);
-/// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
-/// # let (mut a, mut b) = (network.stack(one), network.stack(other));
-/// # let mut listener = b.listen((other, 7174).into(), &ListenOptions::default(), Token(0))?;
-/// # let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), Token(1))?;
-/// # while network.step() {}
-/// # let mut server = listener.accept(Token(2))?;
-/// network.set_link(one, other, Link { recv_split: Split::Fixed(3), ..Link::default() });
-/// client.send(&[IoVec::from(&b"text"[..])])?;
-/// while network.step() {}
-/// let mut bytes = [0; 16];
-/// assert_eq!(server.recv(&mut [IoVecMut::from(&mut bytes[..])])?, 3);
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Split {
     /// As many as there are.
@@ -132,12 +98,6 @@ impl Split {
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
-///
-/// ```
-/// use uiw_llp::sim::Random;
-/// let (mut one, mut other) = (Random::new(7), Random::new(7));
-/// assert_eq!(one.below(100), other.below(100));
-/// ```
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

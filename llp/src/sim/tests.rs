@@ -13,9 +13,9 @@ struct Pair {
     network: Network,
     a: SimStack,
     b: SimStack,
-    client: Box<dyn Stream>,
-    server: Box<dyn Stream>,
-    listener: Box<dyn Listener>,
+    client: Box<dyn TransportStream>,
+    server: Box<dyn TransportStream>,
+    listener: Box<dyn TransportListener>,
 }
 
 impl Pair {
@@ -27,8 +27,8 @@ impl Pair {
         let network = Network::new(seed);
         network.set_default_link(link);
         let (mut a, mut b) = (network.stack(A), network.stack(B));
-        let mut listener = b.listen((B, 0).into(), &ListenOptions::default(), LISTENER).unwrap();
-        let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), CLIENT).unwrap();
+        let mut listener = b.listen((B, 0).into(), &ListenConfig::default(), LISTENER).unwrap();
+        let mut client = a.connect(None, listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
         while network.step() {}
         assert!(client.connect_result().unwrap());
         let server = listener.accept(SERVER).unwrap();
@@ -42,11 +42,11 @@ fn events(stack: &mut SimStack) -> Vec<(u64, bool, bool)> {
     events.iter().map(|e| (e.token.0, e.readable, e.writable)).collect()
 }
 
-fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
     stream.send(&[IoVec::from(bytes)])
 }
 
-fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let n = stream.recv(&mut [IoVecMut::from(&mut bytes[..])])?;
     bytes.truncate(n);
@@ -63,8 +63,8 @@ fn a_connection_takes_its_round_trips() {
     network.set_default_link(Link { latency: 5 * MS, ..Link::default() });
     let (mut a, mut b) = (network.stack(A), network.stack(B));
     let began = network.now();
-    let mut listener = b.listen((B, 4791).into(), &ListenOptions::default(), LISTENER).unwrap();
-    let mut client = a.connect(None, (B, 4791).into(), &StreamOptions::default(), CLIENT).unwrap();
+    let mut listener = b.listen((B, 4791).into(), &ListenConfig::default(), LISTENER).unwrap();
+    let mut client = a.connect(None, (B, 4791).into(), &TransportConfig::default(), CLIENT).unwrap();
     assert_eq!(kind(send(&mut *client, b"early")), ErrorKind::WouldBlock);
     assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::WouldBlock);
     network.advance(9 * MS);
@@ -89,13 +89,13 @@ fn a_connection_takes_its_round_trips() {
 fn a_closed_port_or_a_full_queue_refuses() {
     let network = Network::new(1);
     let (mut a, mut b) = (network.stack(A), network.stack(B));
-    let options = StreamOptions::default();
+    let options = TransportConfig::default();
     let mut none = a.connect(None, (B, 1).into(), &options, CLIENT).unwrap();
     assert_eq!(events(&mut a), [(2, true, true)]);
     for _ in 0..2 {
         assert_eq!(kind(none.connect_result()), ErrorKind::ConnectionRefused);
     }
-    let listen = ListenOptions { backlog: 1, ..ListenOptions::default() };
+    let listen = ListenConfig { backlog: 1, ..ListenConfig::default() };
     let listener = b.listen((B, 7).into(), &listen, LISTENER).unwrap();
     let mut first = a.connect(None, (B, 7).into(), &options, CLIENT).unwrap();
     let mut second = a.connect(None, (B, 7).into(), &options, CLIENT).unwrap();
@@ -110,7 +110,7 @@ fn a_closed_port_or_a_full_queue_refuses() {
 fn addresses_are_checked() {
     let network = Network::new(1);
     let mut b = network.stack(B);
-    let options = ListenOptions::default();
+    let options = ListenConfig::default();
     let any = b.listen((Ipv4Addr::UNSPECIFIED, 7).into(), &options, LISTENER).unwrap();
     assert_eq!(any.local_addr(), (B, 7).into());
     assert_eq!(kind(b.listen((B, 7).into(), &options, LISTENER)), ErrorKind::AddrInUse);
@@ -273,11 +273,11 @@ fn an_attempt_given_up_does_not_stay() {
     let network = Network::new(1);
     network.set_default_link(Link { latency: MS, ..Link::default() });
     let (mut a, mut b) = (network.stack(A), network.stack(B));
-    let mut listener = b.listen((B, 7).into(), &ListenOptions::default(), LISTENER).unwrap();
-    drop(a.connect(None, (B, 7).into(), &StreamOptions::default(), CLIENT).unwrap());
+    let mut listener = b.listen((B, 7).into(), &ListenConfig::default(), LISTENER).unwrap();
+    drop(a.connect(None, (B, 7).into(), &TransportConfig::default(), CLIENT).unwrap());
     while network.step() {}
     assert_eq!(kind(listener.accept(SERVER)), ErrorKind::WouldBlock, "given up before it arrived");
-    let late = a.connect(None, (B, 7).into(), &StreamOptions::default(), CLIENT).unwrap();
+    let late = a.connect(None, (B, 7).into(), &TransportConfig::default(), CLIENT).unwrap();
     network.advance(MS);
     drop(late);
     while network.step() {}
@@ -299,8 +299,8 @@ fn nothing_is_left_of_closed_connections() {
 fn two_stacks_may_share_an_address() {
     let network = Network::new(1);
     let (mut one, mut two) = (network.stack(A), network.stack(A));
-    let mut listener = two.listen((A, 7).into(), &ListenOptions::default(), LISTENER).unwrap();
-    let _client = one.connect(None, (A, 7).into(), &StreamOptions::default(), CLIENT).unwrap();
+    let mut listener = two.listen((A, 7).into(), &ListenConfig::default(), LISTENER).unwrap();
+    let _client = one.connect(None, (A, 7).into(), &TransportConfig::default(), CLIENT).unwrap();
     assert_eq!(events(&mut two), [(1, true, false)]);
     assert_eq!(events(&mut one), [(2, false, true)]);
     listener.accept(SERVER).unwrap();
@@ -311,7 +311,7 @@ fn a_stream_to_itself_receives_what_it_sends() {
     let network = Network::new(1);
     network.set_default_link(Link { latency: MS, capacity: 4, ..Link::default() });
     let mut stack = network.stack(A);
-    let options = StreamOptions::default();
+    let options = TransportConfig::default();
     let mut stream = stack.connect_self((A, 0).into(), &options, CLIENT).unwrap();
     assert_eq!(stream.local_addr(), stream.peer_addr());
     assert!(!stream.connect_result().unwrap(), "its SYN is under way");
@@ -347,13 +347,13 @@ fn an_aborted_stream_has_released_its_addresses() {
     let network = Network::new(1);
     let (mut a, mut b) = (network.stack(A), network.stack(B));
     let (from, to) = ((A, 5000).into(), (B, 4791).into());
-    let options = StreamOptions::default();
+    let options = TransportConfig::default();
     let mut refused = a.connect(Some(from), to, &options, CLIENT).unwrap();
     while network.step() {}
     assert_eq!(kind(refused.connect_result()), ErrorKind::ConnectionRefused);
     assert_eq!(kind(a.connect(Some(from), to, &options, CLIENT)), ErrorKind::AddrInUse);
     refused.abort();
-    let _listener = b.listen(to, &ListenOptions::default(), LISTENER).unwrap();
+    let _listener = b.listen(to, &ListenConfig::default(), LISTENER).unwrap();
     let mut again = a.connect(Some(from), to, &options, CLIENT).unwrap();
     drop(refused);
     while network.step() {}

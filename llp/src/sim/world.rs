@@ -77,7 +77,7 @@ struct End {
     taken: u64,
     /// Bytes sent that the other end has not read.
     unread: usize,
-    /// Bytes for which [`Stream::readable`](crate::Stream::readable) has asked last: the other end may send as many.
+    /// Bytes for which [`StreamExtensions::readable`](crate::StreamExtensions::readable) has asked last: the other end may send as many.
     wanted: usize,
     /// When the last packet from here is due: packets do not overtake each other.
     last_due: Time,

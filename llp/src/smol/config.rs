@@ -3,16 +3,6 @@
 use std::net::IpAddr;
 
 /// An interface's addresses.
-///
-/// ```
-/// use uiw_llp::smol::SmolConfig;
-/// let mut config = SmolConfig::new("10.1.0.2".parse()?, 24);
-/// config.gateways.push("10.1.0.1".parse()?);
-/// config.buffer = 4 << 20;
-/// config.check()?;
-/// assert_eq!(config.mac, [0x02, 0x75, 10, 1, 0, 2]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmolConfig {
     /// Its MAC address; unicast, and not that of the kernel's interface.
@@ -28,16 +18,6 @@ pub struct SmolConfig {
 }
 
 /// What is wrong with a [`SmolConfig`].
-///
-/// ```
-/// use uiw_llp::smol::{ConfigError, SmolConfig};
-/// let mut config = SmolConfig::new("10.1.0.2".parse()?, 24);
-/// config.gateways.push("10.2.0.1".parse()?);
-/// let error = config.check().unwrap_err();
-/// assert!(matches!(error, ConfigError::GatewayFar { .. }));
-/// assert!(error.to_string().starts_with("gw=10.2.0.1 is in no network of ip="));
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A group's MAC address, or none at all.

@@ -106,10 +106,7 @@ impl<L: Link> SmolInterface<L> {
     pub(super) fn new(mut link: L, config: &SmolConfig, time: Clock) -> io::Result<Self> {
         let wrong = |why: String| io::Error::new(ErrorKind::InvalidInput, why);
         config.check().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
-        let mut theirs = Config::new(HardwareAddress::Ethernet(EthernetAddress(config.mac)));
-        theirs.random_seed = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-        let mut iface =
-            Interface::new(theirs, &mut Port { link: &mut link, frame: None, sender: None }, Tick::ZERO);
+        let mut iface = seeded(&mut link, HardwareAddress::Ethernet(EthernetAddress(config.mac)), random()?);
         for (address, prefix) in &config.addresses {
             let mut full = false;
             iface.update_ip_addrs(|list| full = list.push(IpCidr::new((*address).into(), *prefix)).is_err());
@@ -187,6 +184,25 @@ impl<L: Link> SmolInterface<L> {
         self.conns.len()
     }
 
+    /// Replaces the interface by one whose random numbers the test knows.
+    #[cfg(test)]
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.iface = self.numbering(seed);
+    }
+
+    /// Interface that gives one connection its initial sequence number. smoltcp's generator is not cryptographic: who has seen two
+    /// of its numbers knows all others (RFC 6528), so each connection has a seed of its own.
+    fn fresh_numbering(&mut self) -> io::Result<Interface> {
+        Ok(self.numbering(random()?))
+    }
+
+    fn numbering(&mut self, seed: u64) -> Interface {
+        let mut iface = seeded(&mut self.link, self.iface.hardware_addr(), seed);
+        // The capacity of both lists is the same.
+        iface.update_ip_addrs(|list| list.extend(self.iface.ip_addrs().iter().copied()));
+        iface
+    }
+
     pub(super) fn mtu(&self) -> usize {
         longest_packet(self.link.capabilities().mtu)
     }
@@ -254,6 +270,8 @@ impl<L: Link> SmolInterface<L> {
         };
         let datagram_size = frame.datagram_size();
         let bytes = frame.bytes();
+        // For a SYN that begins a connection.
+        let mut numbering = None;
         let id = match classify(bytes, checksum) {
             // The checksum is wrong: as if it had not come.
             None => return,
@@ -266,7 +284,10 @@ impl<L: Link> SmolInterface<L> {
             Some(Kind::Other) => None,
             Some(Kind::Tcp { flow, opens }) => match self.flows.get(&flow) {
                 Some(id) => Some(*id),
-                None if opens => self.begin(flow),
+                None if opens => self.begin(flow).map(|(id, fresh)| {
+                    numbering = Some(fresh);
+                    id
+                }),
                 None => None,
             },
         };
@@ -297,31 +318,32 @@ impl<L: Link> SmolInterface<L> {
             conn.segmentation = Some(Segmentation { size });
         }
         self.link.send_for(conn.queue);
+        let iface = numbering.as_mut().unwrap_or(&mut self.iface);
         if let Some(mut parts) = conn.has_come(bytes, emss, now) {
             while let Some(part) = parts.next() {
                 let (sender, sockets) = conn.sender(now);
                 let mut port = Port { link: &mut self.link, frame: Some(part), sender: Some(sender) };
-                self.iface.poll_ingress_single(now, &mut port, sockets);
+                iface.poll_ingress_single(now, &mut port, sockets);
             }
         }
         if let Some(mut duplicates) = conn.duplicates(bytes) {
             while duplicates.write(bytes) {
                 let (sender, sockets) = conn.sender(now);
                 let mut port = Port { link: &mut self.link, frame: Some(&mut *bytes), sender: Some(sender) };
-                self.iface.poll_ingress_single(now, &mut port, sockets);
+                iface.poll_ingress_single(now, &mut port, sockets);
             }
         }
         let (sender, sockets) = conn.sender(now);
         let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: Some(sender) };
-        let result = self.iface.poll_ingress_single(now, &mut port, sockets);
+        let result = iface.poll_ingress_single(now, &mut port, sockets);
         conn.note_emss(emss);
         if result == PollIngressSingleResult::SocketStateChanged {
             self.state_changed(id);
         }
     }
 
-    /// A connection in Listen for the SYN that has come, if there is a listener with room.
-    fn begin(&mut self, flow: Flow) -> Option<usize> {
+    /// A connection in Listen for the SYN that has come, if there is a listener with room, and the interface that is to take the SYN.
+    fn begin(&mut self, flow: Flow) -> Option<(usize, Interface)> {
         let port = self.ports.find(flow.local)?;
         let listener = &self.ports.listeners[port];
         if listener.ready.len() >= listener.backlog {
@@ -338,11 +360,12 @@ impl<L: Link> SmolInterface<L> {
             };
             self.remove(oldest);
         }
+        let numbering = self.fresh_numbering().ok()?;
         let conn = Conn::listening(flow, port, &self.ports.listeners[port].stream, self.buffer, &self.time)?;
         let id = self.conns.insert(conn);
         self.ports.listeners[port].opening.push_back(id);
         self.flows.insert(flow, id);
-        Some(id)
+        Some((id, numbering))
     }
 
     /// smoltcp has looked at a connection.
@@ -350,7 +373,7 @@ impl<L: Link> SmolInterface<L> {
         self.touched.push(id);
         let conn = &mut self.conns[id];
         match conn.owner {
-            Owner::Listener { port, ready: false } if conn.is_established() => {
+            Owner::TransportListener { port, ready: false } if conn.is_established() => {
                 let listener = &mut self.ports.listeners[port];
                 if listener.ready.len() >= listener.backlog {
                     // Others were faster.
@@ -359,12 +382,12 @@ impl<L: Link> SmolInterface<L> {
                 }
                 listener.opening.retain(|opening| *opening != id);
                 listener.ready.push_back(id);
-                conn.owner = Owner::Listener { port, ready: true };
+                conn.owner = Owner::TransportListener { port, ready: true };
             }
             // Reset before it was accepted, or no connection at all.
-            Owner::Listener { ready: false, .. } if !conn.is_opening() => self.remove(id),
-            Owner::Listener { .. } => {}
-            Owner::Stream => self.heat(id),
+            Owner::TransportListener { ready: false, .. } if !conn.is_opening() => self.remove(id),
+            Owner::TransportListener { .. } => {}
+            Owner::TransportStream => self.heat(id),
             Owner::Nobody if conn.is_over() => self.remove(id),
             Owner::Nobody => {}
         }
@@ -430,7 +453,9 @@ impl<L: Link> SmolInterface<L> {
             self.remove(id);
         } else if changed {
             match conn.owner {
-                Owner::Listener { ready: false, .. } if !conn.is_opening() && !conn.is_established() => {
+                Owner::TransportListener { ready: false, .. }
+                    if !conn.is_opening() && !conn.is_established() =>
+                {
                     self.remove(id);
                 }
                 _ => self.heat(id),
@@ -448,7 +473,7 @@ impl<L: Link> SmolInterface<L> {
         }
         self.hot.retain(|hot| *hot != id);
         self.touched.retain(|touched| *touched != id);
-        if let Owner::Listener { port, .. } = conn.owner
+        if let Owner::TransportListener { port, .. } = conn.owner
             && let Some(listener) = self.ports.listeners.get_mut(port)
         {
             listener.opening.retain(|opening| *opening != id);
@@ -497,8 +522,8 @@ impl<L: Link> SmolInterface<L> {
             conn.timer = None;
             conn.end(ErrorKind::NetworkDown);
             match conn.owner {
-                Owner::Stream => self.heat(id),
-                Owner::Listener { .. } | Owner::Nobody => self.remove(id),
+                Owner::TransportStream => self.heat(id),
+                Owner::TransportListener { .. } | Owner::Nobody => self.remove(id),
             }
         }
         self.wake.kick();
@@ -660,7 +685,7 @@ impl<L: Link> SmolInterface<L> {
     /// Closes every stream, though its handle is still there: the process ends.
     pub(super) fn close_all(&mut self) {
         for (id, conn) in &mut self.conns {
-            if conn.owner == Owner::Stream && conn.shutdown().is_ok() {
+            if conn.owner == Owner::TransportStream && conn.shutdown().is_ok() {
                 self.touched.push(id);
             }
         }
@@ -690,4 +715,15 @@ impl<L: Link> SmolInterface<L> {
     pub(super) fn congestion(&self, id: ConnId) -> Option<String> {
         self.conns.get(id.0).map(|conn| conn.congestion().to_owned())
     }
+}
+
+fn random() -> io::Result<u64> {
+    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// An interface without addresses.
+fn seeded(link: &mut impl Link, hardware: HardwareAddress, seed: u64) -> Interface {
+    let mut config = Config::new(hardware);
+    config.random_seed = seed;
+    Interface::new(config, &mut Port { link, frame: None, sender: None }, Tick::ZERO)
 }

@@ -15,14 +15,6 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 /// What a link can do.
-///
-/// ```
-/// use uiw_llp::smol::{Link, pipe::pipe};
-/// let (link, _peer) = pipe(9000)?;
-/// let capabilities = link.capabilities();
-/// assert_eq!((capabilities.mtu, capabilities.segmentation), (9000, None));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Bytes of an IP packet on the wire.
@@ -36,13 +28,6 @@ pub struct Capabilities {
 }
 
 /// How the link is to cut a TCP packet into segments, where one does not take it.
-///
-/// ```
-/// use uiw_llp::smol::Segmentation;
-/// // A link that cuts a packet of 60,000 bytes of payload sends 42 segments.
-/// let cut = Segmentation { size: 1448 };
-/// assert_eq!(60_000_usize.div_ceil(usize::from(cut.size)), 42);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
     /// Bytes of payload and TCP options in each: the peer's maximum segment size, at most what the MTU carries.
@@ -50,26 +35,6 @@ pub struct Segmentation {
 }
 
 /// A frame that came.
-///
-/// ```
-/// use uiw_llp::smol::Frame;
-///
-/// /// A frame in memory, whose checksums are verified.
-/// struct Owned(Vec<u8>);
-///
-/// impl Frame for Owned {
-///     fn bytes(&mut self) -> &mut [u8] {
-///         &mut self.0
-///     }
-///
-///     fn is_checked(&self) -> bool {
-///         false
-///     }
-/// }
-///
-/// let mut frame = Owned(vec![0; 60]);
-/// assert_eq!((frame.bytes().len(), frame.datagram_size()), (60, None));
-/// ```
 pub trait Frame {
     /// Its bytes, from the Ethernet header on.
     fn bytes(&mut self) -> &mut [u8];

@@ -3,7 +3,7 @@
 use super::interface::{ListenerId, SmolInterface};
 use super::link::Link;
 use super::stream::SmolStream;
-use crate::{Listener, Stream, Token};
+use crate::{Token, TransportListener, TransportStream};
 use parking_lot::Mutex;
 use std::io;
 use std::net::SocketAddr;
@@ -21,8 +21,8 @@ impl<L: Link> SmolListener<L> {
     }
 }
 
-impl<L: Link + 'static> Listener for SmolListener<L> {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+impl<L: Link + 'static> TransportListener for SmolListener<L> {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let (id, addresses) = self.interface.lock().accept(self.id, token)?;
         tracing::debug!(local = %addresses.0, peer = %addresses.1, "accepted");
         Ok(Box::new(SmolStream::new(Arc::clone(&self.interface), id, addresses)))

@@ -36,17 +36,7 @@ const SPARE: usize = 256;
 
 /// A link over one interface of this machine.
 ///
-/// It needs CAP_NET_RAW and an interface:
-///
-/// ```
-/// use uiw_llp::smol::{SmolConfig, SmolStack, packet::PacketLink};
-/// fn open(interface: &str) -> std::io::Result<SmolStack<PacketLink>> {
-///     let config = SmolConfig::new([10, 1, 0, 2].into(), 24);
-///     SmolStack::new(PacketLink::open(interface, &config)?, &config)
-/// }
-/// // There is no such interface.
-/// assert!(open("absent0").is_err());
-/// ```
+/// It needs CAP_NET_RAW.
 pub struct PacketLink {
     socket: PacketSocket,
     mtu: usize,
@@ -170,24 +160,7 @@ fn is_full(error: &io::Error) -> bool {
 
 /// A received frame behind its header.
 ///
-/// It needs CAP_NET_RAW and an interface:
-///
-/// ```
-/// use uiw_llp::smol::packet::{PacketFrame, PacketLink};
-/// use uiw_llp::smol::{Frame, Link, SmolConfig};
-/// /// Bytes of the next frame.
-/// fn next(interface: &str) -> std::io::Result<Option<usize>> {
-///     let mut link = PacketLink::open(interface, &SmolConfig::new([10, 1, 0, 2].into(), 24))?;
-///     let frame: Option<PacketFrame> = link.receive();
-///     Ok(frame.map(|mut frame| {
-///         let len = frame.bytes().len();
-///         link.recycle(frame);
-///         len
-///     }))
-/// }
-/// // There is no such interface.
-/// assert!(next("absent0").is_err());
-/// ```
+/// It needs CAP_NET_RAW.
 #[derive(Debug)]
 pub struct PacketFrame {
     buffer: Vec<u8>,

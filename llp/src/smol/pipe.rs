@@ -33,21 +33,6 @@ struct Path {
 }
 
 /// One end of a pipe.
-///
-/// ```
-/// use uiw_llp::smol::{Link, pipe::pipe};
-/// use uiw_llp::wan::{Direction, Profile};
-/// use uiw_llp::Clock;
-///
-/// // Every frame of the first end is lost.
-/// let profile = Profile { loss: 1.0, ..Profile::default() };
-/// let (a, mut b) = pipe(1500)?;
-/// let mut a = a.through(Direction::new(&profile, 1)?, &Clock::system());
-/// a.transmit(60, &mut |_| None);
-/// assert!(b.receive().is_none());
-/// assert_eq!(a.counts().map(|counts| counts.lost), Some(1));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub struct PipeLink {
     mtu: usize,
     out: Arc<Mutex<Wire>>,
@@ -56,13 +41,6 @@ pub struct PipeLink {
 }
 
 /// Both ends of a link with IP packets of up to `mtu` bytes.
-///
-/// ```
-/// use uiw_llp::smol::{Link, pipe::pipe};
-/// let (a, b) = pipe(1500)?;
-/// assert_eq!(a.capabilities(), b.capabilities());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 ///
 /// # Errors
 /// The process has no descriptor left.
@@ -102,19 +80,6 @@ impl PipeLink {
 }
 
 /// Cuts a pipe.
-///
-/// ```
-/// use uiw_llp::smol::{Link, pipe::pipe};
-/// use std::io::ErrorKind::NetworkDown;
-/// use std::time::Instant;
-///
-/// let (mut a, mut b) = pipe(1500)?;
-/// a.scissors().cut();
-/// for end in [&mut a, &mut b] {
-///     assert_eq!(end.failure(Instant::now()).map(|error| error.kind()), Some(NetworkDown));
-/// }
-/// # Ok::<(), std::io::Error>(())
-/// ```
 pub struct Scissors([Arc<Mutex<Wire>>; 2]);
 
 impl Scissors {
@@ -129,16 +94,6 @@ impl Scissors {
 }
 
 /// A frame of a pipe.
-///
-/// ```
-/// use uiw_llp::smol::pipe::{PipeFrame, pipe};
-/// use uiw_llp::smol::{Frame, Link};
-/// let (mut a, mut b) = pipe(1500)?;
-/// a.transmit(60, &mut |_| None);
-/// let frame: Option<PipeFrame> = b.receive();
-/// assert_eq!(frame.map(|mut frame| frame.bytes().len()), Some(60));
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct PipeFrame(Vec<u8>);
 

@@ -2,13 +2,12 @@
 
 use super::interface::{ConnId, SmolInterface};
 use super::link::Link;
-use crate::{Interest, RecvBuf, Rest, Stream, StreamInfo, no_bytes};
+use crate::{Interest, RecvBuf, Rest, StreamChange, StreamExtensions, StreamInfo, TransportStream, no_bytes};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 use uiw_mem::{IoVec, IoVecMut};
 
 pub(super) struct SmolStream<L: Link> {
@@ -36,7 +35,7 @@ impl<L: Link> SmolStream<L> {
     }
 }
 
-impl<L: Link + 'static> Stream for SmolStream<L> {
+impl<L: Link + 'static> TransportStream for SmolStream<L> {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.live()?;
         if bufs.iter().all(IoVec::is_empty) {
@@ -51,13 +50,6 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
             return Err(no_bytes());
         }
         self.interface.lock().recv(self.id, bufs)
-    }
-
-    fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
-        self.live()?;
-        let mut interface = self.interface.lock_arc();
-        let len = interface.peek(self.id)?;
-        Ok(Some(Box::new(SmolRecvBuf { interface, id: self.id, len })))
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
@@ -93,6 +85,15 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
     fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
+}
+
+impl<L: Link + 'static> StreamExtensions for SmolStream<L> {
+    fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
+        self.live()?;
+        let mut interface = self.interface.lock_arc();
+        let len = interface.peek(self.id)?;
+        Ok(Some(Box::new(SmolRecvBuf { interface, id: self.id, len })))
+    }
 
     fn info(&self) -> StreamInfo {
         let interface = self.interface.lock();
@@ -103,14 +104,13 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
         StreamInfo { emss, path_mtu, congestion: interface.congestion(self.id), ..StreamInfo::default() }
     }
 
-    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
+    fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
         self.live()?;
-        self.interface.lock().set_congestion(self.id, name)
-    }
-
-    fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
-        self.live()?;
-        self.interface.lock().set_dead_after(self.id, after)
+        let mut interface = self.interface.lock();
+        if let Some(after) = change.dead_after {
+            interface.set_dead_after(self.id, after)?;
+        }
+        change.congestion.map_or(Ok(()), |name| interface.set_congestion(self.id, name))
     }
 }
 

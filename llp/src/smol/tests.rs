@@ -9,7 +9,10 @@ mod probe;
 use super::pipe::{PipeLink, pipe};
 use super::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};
-use crate::{Clock, Event, Interest, ListenOptions, Listener, Rest, Stack, Stream, StreamOptions, Token};
+use crate::{
+    Clock, Event, Interest, ListenConfig, Rest, StackExtensions, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream,
+};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -60,18 +63,18 @@ impl World {
         self.events[side].iter().copied().find(|event| event.token == Token(token))
     }
 
-    fn listen(&mut self, port: u16, backlog: u32) -> Box<dyn Listener> {
+    fn listen(&mut self, port: u16, backlog: u32) -> Box<dyn TransportListener> {
         let local = SocketAddr::new(address(2, self.v6), port);
-        let options = ListenOptions { backlog, ..ListenOptions::default() };
+        let options = ListenConfig { backlog, ..ListenConfig::default() };
         self.stacks[1].listen(local, &options, LISTENER).unwrap()
     }
 
-    fn connect(&mut self, port: u16, token: u64) -> Box<dyn Stream> {
+    fn connect(&mut self, port: u16, token: u64) -> Box<dyn TransportStream> {
         let to = SocketAddr::new(address(2, self.v6), port);
-        self.stacks[0].connect(None, to, &StreamOptions::default(), Token(token)).unwrap()
+        self.stacks[0].connect(None, to, &TransportConfig::default(), Token(token)).unwrap()
     }
 
-    fn accept(&mut self, listener: &mut dyn Listener, token: u64) -> Box<dyn Stream> {
+    fn accept(&mut self, listener: &mut dyn TransportListener, token: u64) -> Box<dyn TransportStream> {
         let mut accepted = None;
         self.until(|_| match listener.accept(Token(token)) {
             Ok(stream) => accepted.insert(stream).local_addr().port() > 0,
@@ -84,7 +87,7 @@ impl World {
     }
 
     /// A standing connection: client's end, server's end.
-    fn pair(&mut self) -> (Box<dyn Stream>, Box<dyn Stream>) {
+    fn pair(&mut self) -> (Box<dyn TransportStream>, Box<dyn TransportStream>) {
         let mut listener = self.listen(4791, 8);
         let mut client = self.connect(4791, 1);
         let server = self.accept(&mut *listener, 2);
@@ -93,7 +96,7 @@ impl World {
     }
 
     /// Moves `bytes` and compares them; interest is set as the engine does.
-    fn carry(&mut self, from: &mut dyn Stream, to: &mut dyn Stream, bytes: &[u8]) {
+    fn carry(&mut self, from: &mut dyn TransportStream, to: &mut dyn TransportStream, bytes: &[u8]) {
         let (mut sent, mut came) = (0, Vec::with_capacity(bytes.len()));
         let mut block = vec![0; 100_000];
         self.until(|_| {
@@ -165,7 +168,7 @@ fn a_long_path_on_a_virtual_clock() {
     let mut client = world.connect(4791, 1);
     assert!(world.stacks[0].wait_fd().is_none());
     let step = |world: &mut World| {
-        let next = world.stacks.iter().filter_map(Stack::deadline).min().expect("something is due");
+        let next = world.stacks.iter().filter_map(TransportStack::deadline).min().expect("something is due");
         clock.advance(next.saturating_duration_since(clock.now()));
         world.step();
     };
@@ -275,7 +278,7 @@ fn the_backlog_is_as_long_as_asked_for() {
 fn ports_and_addresses_that_cannot_be_had() {
     let mut world = World::new(1500, false);
     let _listener = world.listen(4791, 1);
-    let options = ListenOptions::default();
+    let options = ListenConfig::default();
     let stack = &mut world.stacks[1];
     assert_eq!(
         kind(stack.listen("10.9.0.2:4791".parse().unwrap(), &options, Token(9))),
@@ -285,13 +288,13 @@ fn ports_and_addresses_that_cannot_be_had() {
     let foreign = "10.9.9.9:1".parse().unwrap();
     assert_eq!(kind(stack.listen(foreign, &options, Token(9))), ErrorKind::AddrNotAvailable);
     let peer = "10.9.0.1:5".parse().unwrap();
-    let stream = StreamOptions { congestion: Some("bbr".into()), ..StreamOptions::default() };
+    let stream = TransportConfig { congestion: Some("bbr".into()), ..TransportConfig::default() };
     assert_eq!(kind(stack.connect(None, peer, &stream, Token(9))), ErrorKind::InvalidInput);
     assert_eq!(
-        kind(stack.connect(Some(foreign), peer, &StreamOptions::default(), Token(9))),
+        kind(stack.connect(Some(foreign), peer, &TransportConfig::default(), Token(9))),
         ErrorKind::AddrNotAvailable
     );
-    let options = StreamOptions::default();
+    let options = TransportConfig::default();
     let mut connect = |peer: &str| kind(stack.connect(None, peer.parse().unwrap(), &options, Token(9)));
     assert_eq!(connect("10.9.1.1:5"), ErrorKind::NetworkUnreachable);
     assert_eq!(connect("[fd00::1]:5"), ErrorKind::NetworkUnreachable);
@@ -314,10 +317,10 @@ fn ports_and_addresses_that_cannot_be_had() {
 #[test]
 fn buffers_beyond_every_window() {
     let mut world = World::new(1500, false);
-    let options = StreamOptions {
+    let options = TransportConfig {
         recv_buffer: Some(usize::MAX),
         send_buffer: Some(usize::MAX),
-        ..StreamOptions::default()
+        ..TransportConfig::default()
     };
     assert!(world.stacks[0].connect(None, "10.9.0.2:5".parse().unwrap(), &options, Token(9)).is_ok());
 }
@@ -330,7 +333,7 @@ fn a_peer_behind_a_gateway() {
     let config = SmolConfig { gateways, ..SmolConfig::new(address(1, false), 24) };
     let mut stack = SmolStack::new(link, &config).unwrap();
     let far = "10.8.0.1:5".parse().unwrap();
-    assert!(stack.connect(None, far, &StreamOptions::default(), Token(9)).is_ok());
+    assert!(stack.connect(None, far, &TransportConfig::default(), Token(9)).is_ok());
 }
 
 #[test]
@@ -445,7 +448,7 @@ fn peeks_pass_the_end_of_the_buffer() {
 }
 
 /// Two stacks on a virtual clock, with a connection between them.
-fn on_virtual_clock(clock: &Clock) -> (World, Box<dyn Stream>, Box<dyn Stream>) {
+fn on_virtual_clock(clock: &Clock) -> (World, Box<dyn TransportStream>, Box<dyn TransportStream>) {
     let (a, b) = pipe(1500).unwrap();
     let stack = |link, host| {
         SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone()).unwrap()
@@ -460,7 +463,7 @@ fn minutes_pass(world: &mut World, clock: &Clock) {
     let end = clock.now() + Duration::from_secs(180);
     while clock.now() < end {
         world.step();
-        let next = world.stacks.iter().filter_map(Stack::deadline).chain([end]).min().unwrap();
+        let next = world.stacks.iter().filter_map(TransportStack::deadline).chain([end]).min().unwrap();
         clock.advance(next.saturating_duration_since(clock.now()));
     }
     world.step();

@@ -47,12 +47,6 @@ const NO_OTHER_MODE: [io::ErrorKind; 3] =
     [io::ErrorKind::PermissionDenied, io::ErrorKind::ResourceBusy, io::ErrorKind::AddrInUse];
 
 /// How the program is attached and the frames are moved.
-///
-/// ```
-/// use uiw_llp::smol::xdp::XdpMode;
-/// assert_eq!("native".parse(), Ok(XdpMode::Native));
-/// assert_eq!(XdpMode::default().to_string(), "auto");
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum XdpMode {
     /// The best that works: zero copy, else native, else generic.
@@ -94,18 +88,7 @@ impl fmt::Display for XdpMode {
 
 /// A link over AF_XDP.
 ///
-/// It needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and an interface:
-///
-/// ```
-/// use uiw_llp::smol::xdp::{XdpLink, XdpMode};
-/// use uiw_llp::smol::{SmolConfig, SmolStack};
-/// fn open(interface: &str) -> std::io::Result<SmolStack<XdpLink>> {
-///     let config = SmolConfig::new([10, 1, 0, 2].into(), 24);
-///     SmolStack::new(XdpLink::open(interface, XdpMode::Auto, &config)?, &config)
-/// }
-/// // There is no such interface.
-/// assert!(open("absent0").is_err());
-/// ```
+/// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 pub struct XdpLink {
     sockets: Vec<XdpSocket>,
     /// Of how many of them the queue may send too.
@@ -287,25 +270,7 @@ impl XdpLink {
 
 /// A received frame: in the memory that the driver filled, or put together from several pieces.
 ///
-/// It needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and an interface:
-///
-/// ```
-/// use uiw_llp::smol::xdp::{XdpFrame, XdpLink, XdpMode};
-/// use uiw_llp::smol::{Frame, Link, SmolConfig};
-/// /// Bytes of the next frame.
-/// fn next(interface: &str) -> std::io::Result<Option<usize>> {
-///     let config = SmolConfig::new([10, 1, 0, 2].into(), 24);
-///     let mut link = XdpLink::open(interface, XdpMode::Native, &config)?;
-///     let frame: Option<XdpFrame> = link.receive();
-///     Ok(frame.map(|mut frame| {
-///         let len = frame.bytes().len();
-///         link.recycle(frame);
-///         len
-///     }))
-/// }
-/// // There is no such interface.
-/// assert!(next("absent0").is_err());
-/// ```
+/// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 pub struct XdpFrame(Source);
 
 /// Where a frame came from.

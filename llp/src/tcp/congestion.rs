@@ -1,13 +1,13 @@
 //! Congestion control of a connection: by the system's name, or by its round trip.
 
 use super::syscall;
-use crate::{OptionError, StreamOptions};
+use crate::{OptionError, TransportConfig};
 use socket2::Socket;
 use std::os::fd::AsFd;
 use std::time::Duration;
 use std::{fs, io};
 
-/// With a longer round trip [`StreamOptions::AUTO`] is [`LONG_PATH`]: losses on the way cost it no rate.
+/// With a longer round trip [`TransportConfig::AUTO`] is [`LONG_PATH`]: losses on the way cost it no rate.
 const LONG: Duration = Duration::from_millis(5);
 const LONG_PATH: &str = "bbr";
 
@@ -15,13 +15,13 @@ const LONG_PATH: &str = "bbr";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Congestion {
     Named(String),
-    /// [`StreamOptions::AUTO`].
+    /// [`TransportConfig::AUTO`].
     ByRoundTrip,
 }
 
 impl Congestion {
     pub(super) fn new(name: &str) -> Self {
-        if name == StreamOptions::AUTO { Self::ByRoundTrip } else { Self::Named(name.to_owned()) }
+        if name == TransportConfig::AUTO { Self::ByRoundTrip } else { Self::Named(name.to_owned()) }
     }
 
     /// On a socket that is not connected.

@@ -3,7 +3,7 @@
 mod syscall;
 
 use super::{data, flags, setup};
-use crate::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Interest, Outgoing, Token};
+use crate::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Interest, Outgoing, Token};
 use rustix::event::epoll;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
@@ -35,7 +35,7 @@ pub(super) struct KernelDatagrams {
 /// Binds a socket.
 pub(super) fn bind(
     local: SocketAddr,
-    options: &DatagramOptions,
+    options: &DatagramConfig,
     epoll: &Arc<OwnedFd>,
     token: Token,
 ) -> io::Result<KernelDatagrams> {
@@ -74,7 +74,7 @@ pub(super) fn bind(
 }
 
 /// Joins a group; datagrams of groups that other sockets joined are not received.
-fn join(socket: &Socket, group: IpAddr, options: &DatagramOptions) -> io::Result<()> {
+fn join(socket: &Socket, group: IpAddr, options: &DatagramConfig) -> io::Result<()> {
     match (group, options.member) {
         (IpAddr::V4(group), Some(IpAddr::V4(member))) => {
             socket.set_multicast_all_v4(false)?;
@@ -322,7 +322,7 @@ mod tests {
             network.inside_client(|| {
                 let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
                 let own = SocketAddr::new(own.parse().unwrap(), 0);
-                let mut socket = bind(own, &DatagramOptions::default(), &epoll, Token(1)).unwrap();
+                let mut socket = bind(own, &DatagramConfig::default(), &epoll, Token(1)).unwrap();
                 let datagrams = [
                     to(peer, 9001, None),
                     to(peer, 9002, hops(1)),
@@ -346,7 +346,7 @@ mod tests {
     fn a_peer_that_cannot_be_reached_leaves_segmentation_on() {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         let local = (std::net::Ipv4Addr::LOCALHOST, 0).into();
-        let mut socket = bind(local, &DatagramOptions::default(), &epoll, Token(1)).unwrap();
+        let mut socket = bind(local, &DatagramConfig::default(), &epoll, Token(1)).unwrap();
         let to = |peer| [Outgoing::new(peer, 8); 4];
         assert!(socket.send(&[7; 32], &to((std::net::Ipv4Addr::LOCALHOST, 0).into())).is_err());
         assert!(socket.send(&[7; 32], &to(([255, 255, 255, 255], 9).into())).is_err());
@@ -359,7 +359,7 @@ mod tests {
     fn runs_that_the_kernel_refuses_are_sent_shorter_from_then_on() {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         let local = (std::net::Ipv4Addr::LOCALHOST, 0).into();
-        let mut socket = bind(local, &DatagramOptions::default(), &epoll, Token(1)).unwrap();
+        let mut socket = bind(local, &DatagramConfig::default(), &epoll, Token(1)).unwrap();
         let run = [Outgoing { count: 3000, ..Outgoing::new(socket.local, 8) }];
         socket.max_segments = 3000;
         assert_eq!(socket.send(&[7; 8 * 3000], &run).unwrap(), 3000);

@@ -60,5 +60,6 @@ pub(super) fn combined(subflows: &Subflows, congestion: Option<String>) -> Strea
         delivery_rate: sum64(|info| info.tcpi_delivery_rate),
         congestion,
         multipath: Some(Multipath::Subflows(subflows.count())),
+        of_kernel: true,
     }
 }

@@ -6,10 +6,10 @@ use socket2::{Domain, Socket, TcpKeepalive, Type};
 
 use super::congestion::Congestion;
 use super::multipath::Kind;
-use crate::{ListenOptions, OptionError, StreamOptions};
+use crate::{ListenConfig, OptionError, TransportConfig};
 
 /// A listening socket. Accepted sockets inherit its options.
-pub(super) fn listener(kind: Kind, local: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
+pub(super) fn listener(kind: Kind, local: SocketAddr, options: &ListenConfig) -> io::Result<Socket> {
     let socket = socket(kind, local)?;
     // A restarted server listens at once, although connections of its predecessor are in TIME-WAIT.
     socket.set_reuse_address(true)?;
@@ -28,7 +28,7 @@ pub(super) fn connecting(
     kind: Kind,
     local: Option<SocketAddr>,
     peer: SocketAddr,
-    options: &StreamOptions,
+    options: &TransportConfig,
 ) -> io::Result<Socket> {
     let socket = socket(kind, peer)?;
     apply(&socket, peer, options)?;
@@ -40,7 +40,7 @@ pub(super) fn connecting(
 }
 
 /// A socket that connects to its own end: TCP's simultaneous open (RFC 9293 section 3.5), with itself.
-pub(super) fn connecting_to_itself(local: SocketAddr, options: &StreamOptions) -> io::Result<Socket> {
+pub(super) fn connecting_to_itself(local: SocketAddr, options: &TransportConfig) -> io::Result<Socket> {
     let socket = socket(Kind::Tcp, local)?;
     apply(&socket, local, options)?;
     socket.bind(&local.into())?;
@@ -57,7 +57,10 @@ fn begin(socket: Socket, peer: SocketAddr) -> io::Result<Socket> {
 }
 
 /// A socket that the program has connected or accepted, with its addresses.
-pub(super) fn open(socket: OwnedFd, options: &StreamOptions) -> io::Result<(Socket, SocketAddr, SocketAddr)> {
+pub(super) fn open(
+    socket: OwnedFd,
+    options: &TransportConfig,
+) -> io::Result<(Socket, SocketAddr, SocketAddr)> {
     let socket = Socket::from(socket);
     socket.set_nonblocking(true)?;
     let local = local_addr(&socket)?;
@@ -82,7 +85,7 @@ fn socket(kind: Kind, address: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Buffers first: they decide the window scale, which is fixed when the connection is made.
-fn apply(socket: &Socket, address: SocketAddr, options: &StreamOptions) -> io::Result<()> {
+fn apply(socket: &Socket, address: SocketAddr, options: &TransportConfig) -> io::Result<()> {
     if let Some(bytes) = options.send_buffer {
         socket.set_send_buffer_size(bytes)?;
     }

@@ -17,7 +17,10 @@ use super::congestion::{self, Congestion};
 use super::multipath::{self, Kind};
 use super::syscall::Subflows;
 use super::{data, flags, setup, syscall};
-use crate::{Interest, Multipath, Readable, Stream, StreamInfo, Token, attached_stream, no_bytes};
+use crate::{
+    Interest, Multipath, Readable, StreamChange, StreamExtensions, StreamInfo, Token, TransportStream,
+    attached_stream, no_bytes,
+};
 
 /// The kernel's segment size is asked for again with every so many questions: it changes with the path MTU, which is
 /// rare, and asking costs a system call.
@@ -27,17 +30,6 @@ const EMSS_EVERY: u32 = 16;
 const EMSS_DEFAULT: usize = 536;
 
 /// A connection of the kernel's TCP.
-///
-/// ```
-/// use uiw_llp::tcp::{TcpStack, TcpStream};
-/// use uiw_llp::{Stack, Stream, StreamOptions, Token};
-///
-/// let mut stack = TcpStack::new()?;
-/// let any = ([127, 0, 0, 1], 0).into();
-/// let mut stream = stack.connect_self(any, &StreamOptions::default(), Token(1))?;
-/// assert!(stream.downcast_mut::<TcpStream>().is_some());
-/// # Ok::<(), std::io::Error>(())
-/// ```
 #[derive(Debug)]
 pub struct TcpStream {
     /// `None` after an abort, and when it was given up.
@@ -144,7 +136,7 @@ impl TcpStream {
     }
 }
 
-impl Stream for TcpStream {
+impl TransportStream for TcpStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         match syscall::send(self.socket()?.as_fd(), bufs) {
             Ok(0) => Err(no_bytes()),
@@ -163,17 +155,6 @@ impl Stream for TcpStream {
             }
             received => received,
         }
-    }
-
-    fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
-        if self.wanted != wanted {
-            syscall::set_low_water_mark(self.socket()?.as_fd(), wanted)?;
-            self.wanted = wanted;
-        }
-        let fd = self.socket()?.as_fd();
-        let bytes = syscall::readable(fd)?;
-        let is_all = bytes < wanted && syscall::has_ended(fd)?;
-        Ok(Some(if is_all { Readable::All } else { Readable::Bytes(bytes) }))
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
@@ -242,31 +223,46 @@ impl Stream for TcpStream {
     fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
+}
 
-    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
-        let (socket, congestion) = (self.socket()?, Congestion::new(name));
-        match self.connection {
-            Connection::Made => congestion.on_connected(socket),
-            _ => {
-                congestion.prepare(socket)?;
-                self.congestion = Some(congestion);
-                Ok(())
-            }
+impl StreamExtensions for TcpStream {
+    fn readable(&mut self, wanted: usize) -> io::Result<Option<Readable>> {
+        if self.wanted != wanted {
+            syscall::set_low_water_mark(self.socket()?.as_fd(), wanted)?;
+            self.wanted = wanted;
         }
+        let fd = self.socket()?.as_fd();
+        let bytes = syscall::readable(fd)?;
+        let is_all = bytes < wanted && syscall::has_ended(fd)?;
+        Ok(Some(if is_all { Readable::All } else { Readable::Bytes(bytes) }))
     }
 
-    fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
-        setup::set_dead_after(self.socket()?, after)
+    fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
+        let socket = self.socket()?;
+        if let Some(after) = change.dead_after {
+            setup::set_dead_after(socket, after)?;
+        }
+        let Some(congestion) = change.congestion.map(Congestion::new) else { return Ok(()) };
+        if self.connection == Connection::Made {
+            return congestion.on_connected(socket);
+        }
+        congestion.prepare(socket)?;
+        self.congestion = Some(congestion);
+        Ok(())
     }
 
     fn info(&self) -> StreamInfo {
-        let Some(socket) = &self.socket else { return StreamInfo::default() };
+        let Some(socket) = &self.socket else {
+            return StreamInfo { of_kernel: true, ..StreamInfo::default() };
+        };
         if self.kind == Kind::Multipath
             && let Ok(subflows) = Subflows::of(socket.as_fd())
         {
             return multipath::combined(&subflows, congestion::present(socket));
         }
-        let Ok(info) = syscall::tcp_info(socket.as_fd()) else { return StreamInfo::default() };
+        let Ok(info) = syscall::tcp_info(socket.as_fd()) else {
+            return StreamInfo { of_kernel: true, ..StreamInfo::default() };
+        };
         let multipath = (self.kind == Kind::Multipath).then_some(Multipath::Fallback);
         StreamInfo { multipath, ..info_of(&info, congestion::present(socket)) }
     }
@@ -285,7 +281,7 @@ impl Stream for TcpStream {
         self.socket.take().map(OwnedFd::from).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
+    fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 }
@@ -315,5 +311,6 @@ pub(super) fn info_of(info: &libc::tcp_info, congestion: Option<String>) -> Stre
         delivery_rate: Some(info.tcpi_delivery_rate),
         congestion,
         multipath: None,
+        of_kernel: true,
     }
 }

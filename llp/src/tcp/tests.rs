@@ -10,7 +10,7 @@ use socket2::SockRef;
 use uiw_mem::{IoVec, IoVecMut};
 
 use super::*;
-use crate::{OptionError, is_memory_fault};
+use crate::{OptionError, StreamChange, is_memory_fault};
 
 const LISTENER: Token = Token(1);
 const CLIENT: Token = Token(2);
@@ -19,19 +19,19 @@ const SERVER: Token = Token(3);
 /// Two connected ends in one stack.
 struct Pair {
     stack: TcpStack,
-    client: Box<dyn Stream>,
-    server: Box<dyn Stream>,
-    _listener: Box<dyn Listener>,
+    client: Box<dyn TransportStream>,
+    server: Box<dyn TransportStream>,
+    _listener: Box<dyn TransportListener>,
 }
 
 impl Pair {
     fn new() -> Self {
-        Self::with(Ipv4Addr::LOCALHOST.into(), &StreamOptions::default())
+        Self::with(Ipv4Addr::LOCALHOST.into(), &TransportConfig::default())
     }
 
-    fn with(ip: IpAddr, options: &StreamOptions) -> Self {
+    fn with(ip: IpAddr, options: &TransportConfig) -> Self {
         let mut stack = TcpStack::new().unwrap();
-        let listen = ListenOptions { stream: options.clone(), ..ListenOptions::default() };
+        let listen = ListenConfig { stream: options.clone(), ..ListenConfig::default() };
         let mut listener = stack.listen(SocketAddr::new(ip, 0), &listen, LISTENER).unwrap();
         let mut client = stack.connect(None, listener.local_addr(), options, CLIENT).unwrap();
         wait(&mut stack, |e| e.token == LISTENER && e.readable);
@@ -43,7 +43,7 @@ impl Pair {
 }
 
 /// Polls until an event fits; all events of that poll.
-fn wait(stack: &mut dyn Stack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
+fn wait(stack: &mut dyn TransportStack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
     for _ in 0..2000 {
         let mut events = Vec::new();
         stack.poll(&mut events).unwrap();
@@ -55,18 +55,18 @@ fn wait(stack: &mut dyn Stack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
     panic!("no such event within 2 s");
 }
 
-fn quiet(stack: &mut dyn Stack) {
+fn quiet(stack: &mut dyn TransportStack) {
     let mut events = Vec::new();
     stack.poll(&mut events).unwrap();
     assert_eq!(events, []);
 }
 
-fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
     stream.send(&[IoVec::from(bytes)])
 }
 
 /// Receives until `len` bytes are there, the end, or an error.
-fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     for _ in 0..2000 {
         let mut block = vec![0; len - all.len()];
@@ -141,8 +141,11 @@ fn interest_is_level_triggered() {
 
 #[test]
 fn a_full_buffer_blocks_and_clears() {
-    let options =
-        StreamOptions { send_buffer: Some(16_384), recv_buffer: Some(16_384), ..StreamOptions::default() };
+    let options = TransportConfig {
+        send_buffer: Some(16_384),
+        recv_buffer: Some(16_384),
+        ..TransportConfig::default()
+    };
     let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     pair.client.set_interest(Interest::NONE).unwrap();
     let block = vec![7; 65_536];
@@ -189,7 +192,7 @@ fn abort_resets() {
     assert_eq!(send(&mut *pair.client, b"x").unwrap_err().kind(), ErrorKind::NotConnected);
     assert_eq!(pair.client.shutdown().unwrap_err().kind(), ErrorKind::NotConnected);
     assert_eq!(pair.client.connect_result().unwrap_err().kind(), ErrorKind::NotConnected);
-    assert!(pair.client.fd().is_none());
+    assert!(pair.client.kernel_socket().is_none());
     pair.client.abort();
 }
 
@@ -206,10 +209,10 @@ fn a_dropped_stream_reports_nothing_more() {
 fn refused_and_said_so_twice() {
     let mut stack = TcpStack::new().unwrap();
     let free = {
-        let listen = ListenOptions::default();
+        let listen = ListenConfig::default();
         stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &listen, LISTENER).unwrap().local_addr()
     };
-    let mut client = stack.connect(None, free, &StreamOptions::default(), CLIENT).unwrap();
+    let mut client = stack.connect(None, free, &TransportConfig::default(), CLIENT).unwrap();
     wait(&mut stack, |e| e.token == CLIENT && e.writable);
     for _ in 0..2 {
         assert_eq!(client.connect_result().unwrap_err().kind(), ErrorKind::ConnectionRefused);
@@ -220,11 +223,11 @@ fn refused_and_said_so_twice() {
 fn undecided_while_no_answer_comes() {
     // A listener's full queue drops SYNs: the attempt stays undecided.
     let mut stack = TcpStack::new().unwrap();
-    let listen = ListenOptions { backlog: 0, ..ListenOptions::default() };
+    let listen = ListenConfig { backlog: 0, ..ListenConfig::default() };
     let listener = stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &listen, LISTENER).unwrap();
     let peer = listener.local_addr();
     let mut clients: Vec<_> = (0..3)
-        .map(|i| stack.connect(None, peer, &StreamOptions::default(), Token(10 + i)).unwrap())
+        .map(|i| stack.connect(None, peer, &TransportConfig::default(), Token(10 + i)).unwrap())
         .collect();
     thread::sleep(Duration::from_millis(50));
     assert!(!clients[2].connect_result().unwrap());
@@ -233,15 +236,15 @@ fn undecided_while_no_answer_comes() {
 
 #[test]
 fn ipv6_and_a_given_local_address() {
-    let options = StreamOptions { v6_only: true, ..StreamOptions::default() };
+    let options = TransportConfig { v6_only: true, ..TransportConfig::default() };
     let mut pair = Pair::with(Ipv6Addr::LOCALHOST.into(), &options);
     assert_eq!(pair.client.local_addr(), pair.server.peer_addr());
     assert_eq!(pair.client.peer_addr(), pair.server.local_addr());
     let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 9), 0));
     let mut listener =
-        pair.stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &ListenOptions::default(), LISTENER).unwrap();
+        pair.stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &ListenConfig::default(), LISTENER).unwrap();
     let client =
-        pair.stack.connect(Some(local), listener.local_addr(), &StreamOptions::default(), CLIENT).unwrap();
+        pair.stack.connect(Some(local), listener.local_addr(), &TransportConfig::default(), CLIENT).unwrap();
     wait(&mut pair.stack, |e| e.token == LISTENER && e.readable);
     let server = listener.accept(SERVER).unwrap();
     assert_eq!(server.peer_addr().ip(), local.ip());
@@ -253,7 +256,7 @@ fn ipv6_and_a_given_local_address() {
 fn defaults_reach_both_ends() {
     let pair = Pair::new();
     for stream in [&pair.client, &pair.server] {
-        let fd = stream.fd().unwrap();
+        let fd = stream.kernel_socket().unwrap();
         let socket = SockRef::from(&fd);
         assert!(
             socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap() && socket.nonblocking().unwrap()
@@ -273,7 +276,7 @@ fn defaults_reach_both_ends() {
 /// The kernel ends a connection with TCP_USER_TIMEOUT after that time, though its peer answers every probe.
 #[test]
 fn a_closed_window_ends_no_connection() {
-    let options = StreamOptions { dead_after: Some(Duration::from_secs(2)), ..StreamOptions::default() };
+    let options = TransportConfig { dead_after: Some(Duration::from_secs(2)), ..TransportConfig::default() };
     let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     let bytes = [7; 64 << 10];
     for _ in 0..4 {
@@ -289,13 +292,13 @@ fn a_closed_window_ends_no_connection() {
 
 #[test]
 fn segments_are_no_longer_than_asked_for() {
-    let options = StreamOptions { max_segment: Some(500), ..StreamOptions::default() };
+    let options = TransportConfig { max_segment: Some(500), ..TransportConfig::default() };
     let pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     for end in [&pair.client, &pair.server] {
         assert!(end.info().emss <= Some(500), "{}", end.info());
     }
     let mut stack = TcpStack::new().unwrap();
-    let options = StreamOptions { max_segment: Some(40), ..StreamOptions::default() };
+    let options = TransportConfig { max_segment: Some(40), ..TransportConfig::default() };
     let error = stack.connect(None, pair.client.peer_addr(), &options, CLIENT).map(drop).unwrap_err();
     let inner = error.get_ref().and_then(|e| e.downcast_ref::<OptionError>()).unwrap();
     assert_eq!(inner, &OptionError::Segment { bytes: 40 });
@@ -303,18 +306,24 @@ fn segments_are_no_longer_than_asked_for() {
 
 #[test]
 fn congestion_control_by_name() {
-    let options = StreamOptions { congestion: Some("reno".into()), ..StreamOptions::default() };
+    let options = TransportConfig { congestion: Some("reno".into()), ..TransportConfig::default() };
     let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     assert_eq!(pair.client.info().congestion.as_deref(), Some("reno"));
     assert_eq!(pair.server.info().congestion.as_deref(), Some("reno"));
     let other = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
     if let Some(other) = other.split_whitespace().find(|&name| name != "reno") {
-        pair.server.set_congestion(other).unwrap();
+        pair.server.configure(&StreamChange { congestion: Some(other), ..StreamChange::default() }).unwrap();
         assert_eq!(pair.server.info().congestion.as_deref(), Some(other));
     }
-    assert_eq!(pair.server.set_congestion("nonsuch").unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(
+        pair.server
+            .configure(&StreamChange { congestion: Some("nonsuch"), ..StreamChange::default() })
+            .unwrap_err()
+            .kind(),
+        ErrorKind::InvalidInput
+    );
     let mut stack = TcpStack::new().unwrap();
-    let options = StreamOptions { congestion: Some("nonsuch".into()), ..StreamOptions::default() };
+    let options = TransportConfig { congestion: Some("nonsuch".into()), ..TransportConfig::default() };
     let error = stack
         .connect(None, pair.client.peer_addr(), &options, CLIENT)
         .map(drop)
@@ -328,11 +337,11 @@ fn congestion_control_by_name() {
 
 #[test]
 fn type_of_service_of_both_families_at_both_ends() {
-    let options = StreamOptions { tos: Some(0x28), ..StreamOptions::default() };
+    let options = TransportConfig { tos: Some(0x28), ..TransportConfig::default() };
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let pair = Pair::with(ip, &options);
         for stream in [&pair.client, &pair.server] {
-            let fd = stream.fd().unwrap();
+            let fd = stream.kernel_socket().unwrap();
             let socket = SockRef::from(&fd);
             let tos = if ip.is_ipv4() { socket.tos_v4() } else { socket.tclass_v6() };
             assert_eq!(tos.unwrap(), 0x28, "{ip}");
@@ -392,7 +401,7 @@ fn without_descriptors_connections_are_cut_and_the_listener_lives() {
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
     let mut stack = TcpStack::new().unwrap();
     let any = "127.0.0.1:0".parse().unwrap();
-    let mut listener = stack.listen(any, &ListenOptions::default(), Token(1)).unwrap();
+    let mut listener = stack.listen(any, &ListenConfig::default(), Token(1)).unwrap();
     let mut unlucky = std::net::TcpStream::connect(listener.local_addr()).unwrap();
     let mut hoard = Vec::new();
     while let Some(descriptor) = spare() {
@@ -415,7 +424,7 @@ fn without_descriptors_connections_are_cut_and_the_listener_lives() {
 fn a_stream_to_itself_receives_what_it_sends() {
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let mut stack = TcpStack::new().unwrap();
-        let options = StreamOptions::default();
+        let options = TransportConfig::default();
         let mut stream = match stack.connect_self(SocketAddr::new(ip, 0), &options, CLIENT) {
             // A machine without IPv6.
             Err(_) if ip.is_ipv6() => return,
@@ -494,8 +503,8 @@ fn adoption_wakes_a_thread_that_sleeps_in_the_set() {
 fn a_connection_attempt_moves_too() {
     let mut stack = TcpStack::new().unwrap();
     let any = "127.0.0.1:0".parse().unwrap();
-    let listener = stack.listen(any, &ListenOptions::default(), LISTENER).unwrap();
-    let options = StreamOptions::default();
+    let listener = stack.listen(any, &ListenConfig::default(), LISTENER).unwrap();
+    let options = TransportConfig::default();
     let mut client = stack.connect(None, listener.local_addr(), &options, CLIENT).unwrap();
     client.detach().unwrap();
     let mut other = stack.shard().unwrap().unwrap();
@@ -509,7 +518,7 @@ fn a_connection_attempt_moves_too() {
 fn peer_known_after_reset_before_accept() {
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let mut stack = TcpStack::new().unwrap();
-        let listen = ListenOptions::default();
+        let listen = ListenConfig::default();
         let Ok(mut listener) = stack.listen(SocketAddr::new(ip, 0), &listen, LISTENER) else { continue };
         let client = std::net::TcpStream::connect(listener.local_addr()).unwrap();
         let address = client.local_addr().unwrap();
@@ -524,12 +533,12 @@ fn peer_known_after_reset_before_accept() {
 fn what_cannot_be_adopted() {
     let mut pair = Pair::new();
     let mut other = pair.stack.shard().unwrap().unwrap();
-    let mut kind = |stream: &mut Box<dyn Stream>| other.adopt(stream, MOVED).unwrap_err().kind();
+    let mut kind = |stream: &mut Box<dyn TransportStream>| other.adopt(stream, MOVED).unwrap_err().kind();
     assert_eq!(kind(&mut pair.server), ErrorKind::InvalidInput, "still in its first set");
     let network = crate::sim::Network::new(1);
     let mut simulated = network.stack(Ipv4Addr::LOCALHOST);
     let to = pair.client.peer_addr();
-    let mut foreign = simulated.connect(None, to, &StreamOptions::default(), CLIENT).unwrap();
+    let mut foreign = simulated.connect(None, to, &TransportConfig::default(), CLIENT).unwrap();
     assert_eq!(kind(&mut foreign), ErrorKind::InvalidInput);
     assert_eq!(foreign.detach().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(simulated.adopt(&mut foreign, MOVED).unwrap_err().kind(), ErrorKind::Unsupported);
@@ -549,9 +558,9 @@ fn open_sockets_become_streams() {
         let connected = std::net::TcpStream::connect(at).unwrap();
         let (accepted, peer) = listener.accept().unwrap();
         let mut stack = TcpStack::new().unwrap();
-        let options = StreamOptions::default();
-        let mut client = stack.connect_open(connected.into(), at, &options, CLIENT).unwrap();
-        let mut server = stack.accept_open(accepted.into(), &options, SERVER).unwrap();
+        let options = TransportConfig::default();
+        let mut client = stack.open_socket(connected.into(), Some(at), &options, CLIENT).unwrap();
+        let mut server = stack.open_socket(accepted.into(), None, &options, SERVER).unwrap();
         assert_eq!((client.peer_addr(), client.local_addr()), (at, peer));
         assert_eq!((server.peer_addr(), server.local_addr()), (peer, at));
         wait(&mut stack, |e| e.token == CLIENT && e.writable);
@@ -577,7 +586,8 @@ fn an_open_socket_may_be_refused() {
         return;
     }
     let mut stack = TcpStack::new().unwrap();
-    let mut client = stack.connect_open(socket.into(), nobody, &StreamOptions::default(), CLIENT).unwrap();
+    let mut client =
+        stack.open_socket(socket.into(), Some(nobody), &TransportConfig::default(), CLIENT).unwrap();
     wait(&mut stack, |e| e.token == CLIENT);
     assert_eq!(client.connect_result().unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }

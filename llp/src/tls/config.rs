@@ -18,26 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a peer has for its handshake, unless [`TlsConfig::handshake_timeout`] says otherwise.
-///
-/// ```
-/// use uiw_llp::tls::{HANDSHAKE_TIMEOUT, PinnedKeys, SecretKey, TlsConfig};
-/// let config = TlsConfig::raw_keys(&SecretKey::generate()?, PinnedKeys::default())?;
-/// // For peers on slow paths.
-/// let config = config.handshake_timeout(3 * HANDSHAKE_TIMEOUT);
-/// # drop(config);
-/// # Ok::<(), uiw_llp::tls::KeyError>(())
-/// ```
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Handshakes that one listener has at a time, unless [`TlsConfig::max_handshakes`] says otherwise.
-///
-/// ```
-/// use uiw_llp::tls::{MAX_HANDSHAKES, PinnedKeys, SecretKey, TlsConfig};
-/// let config = TlsConfig::raw_keys(&SecretKey::generate()?, PinnedKeys::default())?;
-/// // For a host with little memory.
-/// let config = config.max_handshakes(MAX_HANDSHAKES / 16);
-/// # drop(config);
-/// # Ok::<(), uiw_llp::tls::KeyError>(())
-/// ```
 pub const MAX_HANDSHAKES: usize = 1024;
 
 /// The identity of this end, and which peers are accepted. Both ends authenticate; there is no way to leave that out. TLS 1.3 alone,
@@ -80,7 +62,7 @@ impl TlsConfig {
     /// X.509: this end presents `chain`, its own certificate first, and proves that it has its `key`; a peer must have a certificate
     /// that one of `authorities` has signed, for the use as client or server (RFC 5280 section 4.2.1.12).
     ///
-    /// A server's certificate must be valid for [`crate::StreamOptions::peer_name`], else for [`TlsConfig::server_name`], else, unless
+    /// A server's certificate must be valid for [`crate::TransportConfig::peer_name`], else for [`TlsConfig::server_name`], else, unless
     /// there is an access list ([`TlsConfig::allow`]), for the address that is connected to. With an access list only DNS names are
     /// compared in this way: that a listed peer has the address says nothing more.
     ///
@@ -154,7 +136,7 @@ impl TlsConfig {
         self
     }
 
-    /// Lets datagrams pass, which TLS cannot protect. Default: [`crate::Stack::bind_datagrams`] refuses them.
+    /// Lets datagrams pass, which TLS cannot protect. Default: [`crate::StackExtensions::bind_datagrams`] refuses them.
     #[must_use]
     pub fn clear_datagrams(mut self, pass: bool) -> Self {
         self.clear_datagrams = pass;
@@ -229,13 +211,6 @@ fn parse_name(name: &str) -> Result<ServerName<'static>, KeyError> {
 }
 
 /// Reads the certificates of a PEM file.
-///
-/// ```
-/// use uiw_llp::tls::{KeyError, read_certificates};
-/// // The certificates of `Cargo.toml` are none.
-/// let error = read_certificates("Cargo.toml".as_ref()).unwrap_err();
-/// assert!(matches!(error, KeyError::Content { .. } | KeyError::Writable { .. } | KeyError::Owner { .. }));
-/// ```
 ///
 /// # Errors
 /// [`KeyError`]: it cannot be read, others can change it, or it has no certificate.

@@ -5,14 +5,6 @@ use std::io;
 use std::sync::Arc;
 
 /// Why a TLS connection failed; inside of the `io::Error` that every call of its stream returns from then on.
-///
-/// ```
-/// use uiw_llp::tls::TlsError;
-/// let error = std::io::Error::from(TlsError::Truncated);
-/// assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
-/// let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>());
-/// assert_eq!(inner, Some(&TlsError::Truncated));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {

@@ -17,14 +17,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 /// Why a key or a file of keys or certificates cannot be used.
-///
-/// ```
-/// use uiw_llp::tls::{KeyError, PublicKey, SecretKey};
-/// let error = SecretKey::read("/nowhere/uiw.key".as_ref()).unwrap_err();
-/// assert!(matches!(error, KeyError::File { .. }));
-/// let error = "%".parse::<PublicKey>().unwrap_err();
-/// assert_eq!(error.to_string(), "not a public key: not base64");
-/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -103,20 +95,6 @@ pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>, KeyError> {
 
 /// Reads a file that decides which peers may connect: its owner is this user or root, and no other user can change it.
 ///
-/// ```
-/// use uiw_llp::tls::{KeyError, read_protected};
-/// use std::{fs, os::unix::fs::PermissionsExt};
-///
-/// let path = std::env::temp_dir().join(format!("uiw-peers-{}", std::process::id()));
-/// fs::write(&path, "# no peers\n")?;
-/// fs::set_permissions(&path, fs::Permissions::from_mode(0o644))?;
-/// assert_eq!(read_protected(&path)?, "# no peers\n");
-/// fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
-/// assert!(matches!(read_protected(&path), Err(KeyError::Writable { mode: 0o666, .. })));
-/// # fs::remove_file(&path)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
 /// # Errors
 /// [`KeyError`]: it cannot be read, or others can change it.
 pub fn read_protected(path: &Path) -> Result<String, KeyError> {
@@ -147,14 +125,6 @@ fn read_checked(
 }
 
 /// A private key, with which this end proves its identity.
-///
-/// ```
-/// use uiw_llp::tls::SecretKey;
-/// let key = SecretKey::generate()?;
-/// let line = format!("{} node1", key.public_key());
-/// assert!(uiw_llp::tls::PinnedKeys::parse(&line)?.name_of(&key.public_key()).is_some());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone)]
 pub struct SecretKey {
     der: Arc<PrivateKeyDer<'static>>,
@@ -247,15 +217,6 @@ fn pem(label: &str, der: &[u8]) -> String {
 }
 
 /// A public key: a SubjectPublicKeyInfo. Displayed in base64, which is one line of what `openssl pkey -pubout` prints.
-///
-/// ```
-/// use uiw_llp::tls::{PublicKey, SecretKey};
-/// let key = SecretKey::generate()?.public_key();
-/// let again: PublicKey = key.to_string().parse()?;
-/// assert_eq!(again, key);
-/// assert!(key.fingerprint().to_string().starts_with("SHA256:"));
-/// # Ok::<(), uiw_llp::tls::KeyError>(())
-/// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PublicKey {
     spki: Box<[u8]>,
@@ -317,14 +278,6 @@ impl fmt::Debug for PublicKey {
 /// The keys that are accepted, each with a name. As a file: a line for each key, `[OPTIONS] KEY NAME`, where KEY is a public key in base64 and
 /// NAME is the rest of the line; empty lines and lines that begin with `#` are comments. OPTIONS has the form `word=value` without a space, its word
 /// in lower case, which no key begins with. What it means is the program's: `uiw serve` takes `shares=NAME[:rw],..`.
-///
-/// ```
-/// use uiw_llp::tls::{PinnedKeys, SecretKey};
-/// let key = SecretKey::generate()?.public_key();
-/// let pinned = PinnedKeys::parse(&format!("shares=data:rw {key} node2"))?;
-/// assert_eq!((pinned.name_of(&key), pinned.options_of(&key)), (Some("node2"), Some("shares=data:rw")));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct PinnedKeys(BTreeMap<PublicKey, Pin>);
 
@@ -337,15 +290,6 @@ struct Pin {
 }
 
 /// A line of a file of pinned keys.
-///
-/// ```
-/// use uiw_llp::tls::{PinnedKeys, SecretKey};
-/// let key = SecretKey::generate()?.public_key();
-/// let pinned = PinnedKeys::parse(&format!("# ours\nshares=data {key} node2"))?;
-/// let lines: Vec<_> = pinned.lines().collect();
-/// assert_eq!((lines[0].number, lines[0].name, lines[0].options), (2, "node2", "shares=data"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct PinnedLine<'a> {
     /// Number of the line, from 1; 0 for a key that no file has.
@@ -438,12 +382,6 @@ impl PinnedKeys {
 }
 
 /// A wrong line of a file of pinned keys.
-///
-/// ```
-/// use uiw_llp::tls::PinnedKeys;
-/// let error = PinnedKeys::parse("# peers\nnode2\n").unwrap_err();
-/// assert_eq!(error.line, 2);
-/// ```
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct LineError {

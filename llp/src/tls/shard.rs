@@ -2,7 +2,7 @@
 
 use super::conn::{Conn, Scratch};
 use super::shared::Shared;
-use crate::{Event, ListenOptions, Listener, Stream, Token};
+use crate::{Event, ListenConfig, Token, TransportListener, TransportStream};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use slab::Slab;
 use std::collections::{BTreeSet, VecDeque};
@@ -19,7 +19,7 @@ const HANDSHAKES: usize = 8;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The key of no slot: the listener of connections that came to none.
 const NO_LISTENER: usize = usize::MAX;
-/// The token that names no stream: see [`crate::Stack::wait_fd`].
+/// The token that names no stream: see [`crate::StackExtensions::wait_fd`].
 const NO_STREAM: Token = Token(u64::MAX);
 
 pub(super) struct Shard {
@@ -44,13 +44,13 @@ pub(super) struct Shard {
 
 enum Slot {
     Conn(Box<Conn>),
-    Listener(Box<ListenerSlot>),
+    TransportListener(Box<ListenerSlot>),
     /// A socket for datagrams, which passes.
     Datagrams(Token),
 }
 
 struct ListenerSlot {
-    inner: Box<dyn Listener>,
+    inner: Box<dyn TransportListener>,
     token: Token,
     backlog: usize,
     /// In their handshake, the oldest first.
@@ -110,7 +110,7 @@ impl Shard {
     }
 
     /// A connection that the user has accepted before its handshake, whose token is `outer`.
-    pub(super) fn insert_accepted(&mut self, inner: Box<dyn Stream>, outer: Token) -> usize {
+    pub(super) fn insert_accepted(&mut self, inner: Box<dyn TransportStream>, outer: Token) -> usize {
         let mut conn = Box::new(Conn::accepted(inner, &self.shared));
         conn.listener = Some(NO_LISTENER);
         conn.deadline = Some(self.now + self.shared.snapshot().config.handshake_timeout);
@@ -120,11 +120,11 @@ impl Shard {
 
     pub(super) fn insert_listener(
         &mut self,
-        inner: Box<dyn Listener>,
+        inner: Box<dyn TransportListener>,
         token: Token,
-        options: &ListenOptions,
+        options: &ListenConfig,
     ) -> usize {
-        self.insert(Slot::Listener(Box::new(ListenerSlot {
+        self.insert(Slot::TransportListener(Box::new(ListenerSlot {
             inner,
             token,
             backlog: options.backlog.max(1) as usize,
@@ -214,7 +214,7 @@ impl Shard {
 
     fn listener(&mut self, key: usize) -> Option<&mut ListenerSlot> {
         match self.slots.get_mut(key) {
-            Some((_, Slot::Listener(listener))) => Some(listener),
+            Some((_, Slot::TransportListener(listener))) => Some(listener),
             _ => None,
         }
     }
@@ -235,7 +235,7 @@ impl Shard {
 
     /// Its connections, in their handshake or not accepted, are cut.
     pub(super) fn remove_listener(&mut self, key: usize) {
-        let Some((_, Slot::Listener(listener))) = self.slots.try_remove(key) else { return };
+        let Some((_, Slot::TransportListener(listener))) = self.slots.try_remove(key) else { return };
         self.ready.remove(&key);
         for conn in listener.handshakes.into_iter().chain(listener.waiting) {
             if let Some(mut conn) = self.remove_conn(conn) {
@@ -310,7 +310,9 @@ impl Shard {
     fn is_ready(&self, key: usize) -> bool {
         match self.slots.get(key) {
             Some((_, Slot::Conn(conn))) => conn.is_ready(),
-            Some((_, Slot::Listener(listener))) => !listener.waiting.is_empty() || listener.error.is_some(),
+            Some((_, Slot::TransportListener(listener))) => {
+                !listener.waiting.is_empty() || listener.error.is_some()
+            }
             _ => false,
         }
     }
@@ -386,7 +388,7 @@ impl Shard {
                     self.sort_handshake(key);
                     self.note_ready(key);
                 }
-                Some((_, Slot::Listener(_))) => {
+                Some((_, Slot::TransportListener(_))) => {
                     self.accept_all(key);
                     self.note_ready(key);
                 }
@@ -398,7 +400,7 @@ impl Shard {
         for key in &self.ready {
             match self.slots.get(*key) {
                 Some((_, Slot::Conn(conn))) if !reported.contains(key) => events.extend(conn.event(None)),
-                Some((_, Slot::Listener(listener))) => {
+                Some((_, Slot::TransportListener(listener))) => {
                     events.push(Event { token: listener.token, readable: true, writable: false });
                 }
                 _ => {}

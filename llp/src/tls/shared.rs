@@ -14,17 +14,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 /// A configuration of TLS stacks, which may be replaced while they work. Clones are the same one.
-///
-/// ```
-/// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
-/// let (ours, theirs) = (SecretKey::generate()?, SecretKey::generate()?.public_key());
-/// let mut pinned = PinnedKeys::default();
-/// pinned.add(theirs, "node2");
-/// let tls = Tls::new(TlsConfig::raw_keys(&ours, pinned)?)?;
-/// // From now on `node2` is refused, and its connections end.
-/// tls.replace(TlsConfig::raw_keys(&ours, PinnedKeys::default())?)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone)]
 pub struct Tls(pub(super) Arc<Shared>);
 
@@ -83,14 +72,6 @@ impl fmt::Debug for Tls {
 }
 
 /// What TLS stacks hold and have done: [`Tls::counts`].
-///
-/// ```
-/// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
-/// let tls = Tls::new(TlsConfig::raw_keys(&SecretKey::generate()?, PinnedKeys::default())?)?;
-/// let counts = tls.counts();
-/// assert_eq!((counts.connections, counts.established, counts.failed), (0, 0, 0));
-/// # Ok::<(), uiw_llp::tls::KeyError>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TlsCounts {

@@ -4,8 +4,9 @@ use super::conn::Conn;
 use super::shard::Shard;
 use super::shared::{Shared, Tls, bad_name};
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Incoming, Interest, ListenOptions, Listener, Outgoing,
-    PeerIdentity, Stack, Stream, StreamInfo, StreamOptions, Token, attached_stream, foreign_stream,
+    DatagramConfig, DatagramSocket, Event, Incoming, Interest, ListenConfig, Outgoing, PeerIdentity,
+    StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream, attached_stream, foreign_stream,
 };
 use parking_lot::Mutex;
 use std::fmt;
@@ -13,14 +14,14 @@ use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use uiw_mem::{IoVec, IoVecMut};
 
 /// A stack whose streams are encrypted.
 ///
 /// ```
 /// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
-/// use uiw_llp::{ListenOptions, Stack, StreamOptions, Token, tcp::TcpStack};
+/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token, tcp::TcpStack};
 ///
 /// // One key for both ends.
 /// let key = SecretKey::generate()?;
@@ -29,8 +30,8 @@ use uiw_mem::{IoVec, IoVecMut};
 /// let tls = Tls::new(TlsConfig::raw_keys(&key, pinned)?)?;
 /// let mut stack = TlsStack::new(Box::new(TcpStack::new()?), &tls)?;
 /// let any = ([127, 0, 0, 1], 0).into();
-/// let mut listener = stack.listen(any, &ListenOptions::default(), Token(1))?;
-/// let _client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2))?;
+/// let mut listener = stack.listen(any, &ListenConfig::default(), Token(1))?;
+/// let _client = stack.connect(None, listener.local_addr(), &TransportConfig::default(), Token(2))?;
 /// let mut events = Vec::new();
 /// let accepted = loop {
 ///     stack.poll(&mut events)?;
@@ -44,7 +45,7 @@ use uiw_mem::{IoVec, IoVecMut};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct TlsStack {
-    inner: Box<dyn Stack>,
+    inner: Box<dyn TransportStack>,
     shared: Arc<Shared>,
     shard: Arc<Mutex<Shard>>,
     /// Events of the inner stack; kept to save allocations.
@@ -62,16 +63,16 @@ impl TlsStack {
     ///
     /// # Errors
     /// The system's: out of descriptors.
-    pub fn new(inner: Box<dyn Stack>, tls: &Tls) -> io::Result<Self> {
+    pub fn new(inner: Box<dyn TransportStack>, tls: &Tls) -> io::Result<Self> {
         Self::with(inner, Arc::clone(&tls.0))
     }
 
-    fn with(inner: Box<dyn Stack>, shared: Arc<Shared>) -> io::Result<Self> {
+    fn with(inner: Box<dyn TransportStack>, shared: Arc<Shared>) -> io::Result<Self> {
         let shard = Shard::new(Arc::clone(&shared), inner.wait_fd().as_deref(), inner.now())?;
         Ok(Self { inner, shared, shard: Arc::new(Mutex::new(shard)), events: Vec::new() })
     }
 
-    fn stream(&self, key: usize, addresses: (SocketAddr, SocketAddr)) -> Box<dyn Stream> {
+    fn stream(&self, key: usize, addresses: (SocketAddr, SocketAddr)) -> Box<dyn TransportStream> {
         Box::new(TlsStream { place: Place::Shard(Arc::clone(&self.shard), key), addresses })
     }
 
@@ -79,10 +80,10 @@ impl TlsStack {
     fn connect_by(
         &mut self,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
-        connect: impl FnOnce(&mut dyn Stack, Token) -> io::Result<Box<dyn Stream>>,
-    ) -> io::Result<Box<dyn Stream>> {
+        connect: impl FnOnce(&mut dyn TransportStack, Token) -> io::Result<Box<dyn TransportStream>>,
+    ) -> io::Result<Box<dyn TransportStream>> {
         let snapshot = self.shared.snapshot();
         let name =
             snapshot.config.name_for(options.peer_name.as_deref(), peer).map_err(|error| bad_name(&error))?;
@@ -111,13 +112,13 @@ impl TlsStack {
     }
 }
 
-impl Stack for TlsStack {
+impl TransportStack for TlsStack {
     fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+    ) -> io::Result<Box<dyn TransportListener>> {
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
         let inner = self.inner.listen(local, options, inner_token)?;
@@ -131,32 +132,51 @@ impl Stack for TlsStack {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         self.connect_by(peer, options, token, |inner, token| inner.connect(local, peer, options, token))
     }
 
-    fn connect_open(
-        &mut self,
-        socket: OwnedFd,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        self.connect_by(peer, options, token, |inner, token| inner.connect_open(socket, peer, options, token))
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        let mut inner = std::mem::take(&mut self.events);
+        inner.clear();
+        let polled = self.inner.poll(&mut inner);
+        let shard = Arc::clone(&self.shard);
+        let mut shard = shard.lock();
+        self.adopt_orphans(&mut shard);
+        shard.poll(self.inner.now(), &inner, events);
+        self.events = inner;
+        polled
     }
 
-    /// The handshake goes on while the stream is the caller's.
-    fn accept_open(
+    fn deadline(&self) -> Option<Instant> {
+        let own = self.shard.lock().deadline();
+        own.into_iter().chain(self.inner.deadline()).min()
+    }
+
+    fn now(&self) -> Instant {
+        self.inner.now()
+    }
+}
+
+impl StackExtensions for TlsStack {
+    /// The handshake of an accepted connection goes on while the stream is the caller's.
+    fn open_socket(
         &mut self,
         socket: OwnedFd,
-        options: &StreamOptions,
+        peer: Option<SocketAddr>,
+        options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
+        if let Some(to) = peer {
+            let open =
+                |inner: &mut dyn TransportStack, token| inner.open_socket(socket, peer, options, token);
+            return self.connect_by(to, options, token, open);
+        }
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
-        let inner = self.inner.accept_open(socket, options, inner_token)?;
+        let inner = self.inner.open_socket(socket, None, options, inner_token)?;
         let addresses = (inner.local_addr(), inner.peer_addr());
         let key = shard.insert_accepted(inner, token);
         drop(shard);
@@ -166,9 +186,9 @@ impl Stack for TlsStack {
     fn connect_self(
         &mut self,
         local: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
         let inner = self.inner.connect_self(local, options, inner_token)?;
@@ -181,7 +201,7 @@ impl Stack for TlsStack {
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        options: &DatagramOptions,
+        options: &DatagramConfig,
         token: Token,
     ) -> io::Result<Box<dyn DatagramSocket>> {
         if !self.shared.snapshot().config.clear_datagrams {
@@ -199,38 +219,17 @@ impl Stack for TlsStack {
         Ok(Box::new(ClearDatagrams { inner, shard: Arc::clone(&self.shard), key }))
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        let mut inner = std::mem::take(&mut self.events);
-        inner.clear();
-        let polled = self.inner.poll(&mut inner);
-        let shard = Arc::clone(&self.shard);
-        let mut shard = shard.lock();
-        self.adopt_orphans(&mut shard);
-        shard.poll(self.inner.now(), &inner, events);
-        self.events = inner;
-        polled
-    }
-
     fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
         self.inner.wait_fd()
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        let own = self.shard.lock().deadline();
-        own.into_iter().chain(self.inner.deadline()).min()
-    }
-
-    fn now(&self) -> Instant {
-        self.inner.now()
-    }
-
     /// Shards share the configuration, and a lock that is held while a connection begins.
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+    fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
         let Some(inner) = self.inner.shard()? else { return Ok(None) };
         Ok(Some(Box::new(Self::with(inner, Arc::clone(&self.shared))?)))
     }
 
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
         let stream = stream.downcast_mut::<TlsStream>().ok_or_else(foreign_stream)?;
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
@@ -261,7 +260,7 @@ impl Stack for TlsStack {
 }
 
 /// Why a stream that is not detached cannot be adopted: the inner stack says it.
-fn refusal(conn: Option<&mut Conn>, stack: &mut dyn Stack, token: Token) -> io::Error {
+fn refusal(conn: Option<&mut Conn>, stack: &mut dyn TransportStack, token: Token) -> io::Error {
     match conn {
         Some(conn) if conn.is_aborted() => ErrorKind::NotConnected.into(),
         Some(conn) => stack.adopt(conn.inner_mut(), token).err().unwrap_or_else(attached_stream),
@@ -306,7 +305,7 @@ impl TlsStream {
     }
 }
 
-impl Stream for TlsStream {
+impl TransportStream for TlsStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.call(|conn, scratch| conn.send(bufs, scratch))
     }
@@ -352,7 +351,9 @@ impl Stream for TlsStream {
     fn peer_addr(&self) -> SocketAddr {
         self.addresses.1
     }
+}
 
+impl StreamExtensions for TlsStream {
     /// TCP's, whose counts of bytes are of records: they are left out, and what was received is plaintext.
     fn info(&self) -> StreamInfo {
         let info = self.look(|conn| StreamInfo {
@@ -363,12 +364,8 @@ impl Stream for TlsStream {
         info.unwrap_or_default()
     }
 
-    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
-        self.call(|conn, _| conn.inner_mut().set_congestion(name))
-    }
-
-    fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
-        self.call(|conn, _| conn.inner_mut().set_dead_after(after))
+    fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
+        self.call(|conn, _| conn.inner_mut().configure(change))
     }
 
     fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
@@ -392,10 +389,6 @@ impl Stream for TlsStream {
         self.place = Place::Detached(conn, shard);
         Ok(())
     }
-
-    fn is_of_kernel(&self) -> bool {
-        self.look(|conn| conn.inner().is_of_kernel()).unwrap_or(false)
-    }
 }
 
 impl Drop for TlsStream {
@@ -417,8 +410,8 @@ struct TlsListener {
     local: SocketAddr,
 }
 
-impl Listener for TlsListener {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+impl TransportListener for TlsListener {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
         let mut shard = self.shard.lock();
         let key = shard.accept(self.key, token)?;
         let addresses = shard.conn(key).map(|conn| conn.addresses()).ok_or(ErrorKind::WouldBlock)?;
@@ -428,10 +421,6 @@ impl Listener for TlsListener {
 
     fn local_addr(&self) -> SocketAddr {
         self.local
-    }
-
-    fn is_encrypted(&self) -> bool {
-        true
     }
 }
 
@@ -474,7 +463,7 @@ impl Drop for ClearDatagrams {
 
 /// Makes the keys of a stream's direction anew.
 #[cfg(test)]
-pub(super) fn update_keys(stream: &mut dyn Stream) {
+pub(super) fn update_keys(stream: &mut dyn TransportStream) {
     let stream = stream.downcast_mut::<TlsStream>().unwrap();
     stream
         .call(|conn, _| {

@@ -9,7 +9,8 @@ use super::*;
 use crate::fault::{FaultStack, Faults, Flip};
 use crate::tcp::TcpStack;
 use crate::{
-    DatagramOptions, Interest, ListenOptions, Listener, PeerIdentity, Stack, Stream, StreamOptions, Token,
+    DatagramConfig, Interest, ListenConfig, PeerIdentity, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream,
 };
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
@@ -45,7 +46,7 @@ fn raw(own: &SecretKey, peers: &[&SecretKey]) -> TlsConfig {
 struct Server {
     stack: TlsStack,
     tls: Tls,
-    listener: Box<dyn Listener>,
+    listener: Box<dyn TransportListener>,
 }
 
 impl Server {
@@ -53,11 +54,11 @@ impl Server {
         Self::over(Box::new(TcpStack::new().unwrap()), config)
     }
 
-    fn over(stack: Box<dyn Stack>, config: TlsConfig) -> Self {
+    fn over(stack: Box<dyn TransportStack>, config: TlsConfig) -> Self {
         let tls = Tls::new(config).unwrap();
         let mut stack = TlsStack::new(stack, &tls).unwrap();
         let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
-        let listener = stack.listen(at, &ListenOptions::default(), LISTENER).unwrap();
+        let listener = stack.listen(at, &ListenConfig::default(), LISTENER).unwrap();
         Self { stack, tls, listener }
     }
 
@@ -86,15 +87,20 @@ impl Server {
 /// A stack that connects.
 struct Client {
     stack: TlsStack,
-    stream: Box<dyn Stream>,
+    stream: Box<dyn TransportStream>,
 }
 
 impl Client {
     fn new(to: SocketAddr, config: TlsConfig) -> Self {
-        Self::with(Box::new(TcpStack::new().unwrap()), to, config, &StreamOptions::default())
+        Self::with(Box::new(TcpStack::new().unwrap()), to, config, &TransportConfig::default())
     }
 
-    fn with(stack: Box<dyn Stack>, to: SocketAddr, config: TlsConfig, options: &StreamOptions) -> Self {
+    fn with(
+        stack: Box<dyn TransportStack>,
+        to: SocketAddr,
+        config: TlsConfig,
+        options: &TransportConfig,
+    ) -> Self {
         let mut stack = TlsStack::new(stack, &Tls::new(config).unwrap()).unwrap();
         let stream = stack.connect(None, to, options, CLIENT).unwrap();
         Self { stack, stream }
@@ -113,19 +119,19 @@ impl Client {
     }
 }
 
-fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+fn recv(stream: &mut dyn TransportStream, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let count = stream.recv(&mut [IoVecMut::from(&mut bytes[..])])?;
     bytes.truncate(count);
     Ok(bytes)
 }
 
-fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+fn send(stream: &mut dyn TransportStream, bytes: &[u8]) -> io::Result<usize> {
     stream.send(&[IoVec::from(bytes)])
 }
 
 /// Drives both ends until the connection stands at both.
-fn connect(server: &mut Server, client: &mut Client) -> Box<dyn Stream> {
+fn connect(server: &mut Server, client: &mut Client) -> Box<dyn TransportStream> {
     let mut accepted = None;
     server.until("the connection", |server| {
         client.stack.poll(&mut Vec::new()).unwrap();
@@ -191,7 +197,7 @@ fn plain_config(config: &TlsConfig, anonymous: bool) -> rustls::ClientConfig {
 }
 
 /// A server with one connection of [`plain_client`].
-fn accept_plain(server: &mut Server) -> Box<dyn Stream> {
+fn accept_plain(server: &mut Server) -> Box<dyn TransportStream> {
     server.until("a connection", |server| server.listener.accept(SERVER).ok())
 }
 

@@ -79,11 +79,14 @@ impl Verifier {
         if listed { Ok(identity) } else { Err(TlsError::NotAllowed { identity: identity.to_string() }) }
     }
 
-    /// Whether a peer that was accepted would be so now.
-    pub(super) fn check(&self, chain: &[CertificateDer<'_>], peer: &Peer) -> Result<(), TlsError> {
+    /// The identity that a peer that was accepted would have now.
+    ///
+    /// # Errors
+    /// It would not be accepted.
+    pub(super) fn check(&self, chain: &[CertificateDer<'_>], peer: &Peer) -> Result<PeerIdentity, TlsError> {
         let (own, intermediates) = chain.split_first().ok_or(TlsError::NoCertificate)?;
         self.check_authentic(own, intermediates, peer, UnixTime::now())?;
-        self.identify(own).map(drop)
+        self.identify(own)
     }
 
     fn check_authentic(

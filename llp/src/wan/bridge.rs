@@ -19,19 +19,7 @@ const SPIN: Duration = Duration::from_micros(60);
 
 /// An interface of the two.
 ///
-/// It needs CAP_NET_RAW and two interfaces:
-///
-/// ```
-/// use uiw_llp::wan::{Bridge, Side};
-/// /// Frames that came from both sides.
-/// fn offered(bridge: &Bridge) -> u64 {
-///     [Side::A, Side::B].map(|side| bridge.counts(side).0.offered).iter().sum()
-/// }
-/// # use uiw_llp::wan::Profile;
-/// // There are no such interfaces.
-/// let bridge = Bridge::open(["absent0", "absent1"], &Profile::default(), 1);
-/// assert!(bridge.map(|bridge| offered(&bridge)).is_err());
-/// ```
+/// It needs CAP_NET_RAW.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The first.
@@ -42,20 +30,7 @@ pub enum Side {
 
 /// What an interface did beside its direction's model.
 ///
-/// It needs CAP_NET_RAW and two interfaces:
-///
-/// ```
-/// use uiw_llp::wan::{Bridge, PortCounts, Side};
-/// /// Whether the model alone decided what was lost.
-/// fn is_exact(port: PortCounts) -> bool {
-///     port == PortCounts::default()
-/// }
-/// fn check(bridge: &Bridge) -> bool {
-///     [Side::A, Side::B].into_iter().all(|side| is_exact(bridge.counts(side).1))
-/// }
-/// assert!(!is_exact(PortCounts { missed: 1, ..PortCounts::default() }));
-/// # let _ = check;
-/// ```
+/// It needs CAP_NET_RAW.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounts {
     /// Frames that came faster than they were read: lost without the model's knowledge.
@@ -77,20 +52,7 @@ struct Port {
 /// Carries every frame of one interface to the other, as two directions have it. Needs CAP_NET_RAW. The interfaces should have no
 /// addresses: the kernel sees their frames too. VLAN tags are not carried.
 ///
-/// It needs CAP_NET_RAW and two interfaces:
-///
-/// ```
-/// use uiw_llp::wan::{Bridge, Profile};
-/// use std::os::fd::AsFd;
-/// use std::time::Duration;
-/// fn carry(interfaces: [&str; 2]) -> std::io::Result<()> {
-///     let profile = Profile { delay: Duration::from_millis(20), ..Profile::default() };
-///     // The end of standard input stops it.
-///     Bridge::open(interfaces, &profile, 1)?.run(std::io::stdin().as_fd())
-/// }
-/// // There are no such interfaces.
-/// assert!(carry(["absent0", "absent1"]).is_err());
-/// ```
+/// It needs CAP_NET_RAW.
 pub struct Bridge {
     ports: [Port; 2],
     start: Instant,

@@ -20,18 +20,6 @@ fn is_arp(frame: &[u8]) -> bool {
 }
 
 /// What became of frames.
-///
-/// ```
-/// use uiw_llp::wan::{Counts, Direction, Profile};
-/// use std::time::Duration;
-/// let mut way = Direction::new(&Profile { max_packet: Some(1500), ..Profile::default() }, 1)?;
-/// for bytes in [1514, 1515] {
-///     way.offer(Duration::ZERO, vec![0; bytes]);
-/// }
-/// let counts: &Counts = way.counts();
-/// assert_eq!((counts.offered, counts.too_long), (2, 1));
-/// # Ok::<(), uiw_llp::wan::ProfileError>(())
-/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Frames that were given.
@@ -85,17 +73,6 @@ struct Held {
 }
 
 /// The model of one way. Times are those since any beginning, and never go back.
-///
-/// ```
-/// use uiw_llp::wan::{Direction, Profile};
-/// use std::time::Duration;
-/// // Damage: one bit of each frame is flipped, behind its Ethernet header.
-/// let mut way = Direction::new(&Profile { damage: 1.0, ..Profile::default() }, 1)?;
-/// way.offer(Duration::ZERO, vec![0; 100]);
-/// let frame = way.take(Duration::ZERO).expect("it takes no time");
-/// assert_eq!(frame.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
-/// # Ok::<(), uiw_llp::wan::ProfileError>(())
-/// ```
 pub struct Direction {
     profile: Profile,
     queue: usize,

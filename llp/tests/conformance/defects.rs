@@ -10,7 +10,7 @@ use uiw_llp::conformance::{self, Outcome, Peers};
 use uiw_llp::sim::Network;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
-use uiw_llp::{Event, Interest, Stack, Stream, Token};
+use uiw_llp::{Event, Interest, Token, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 
 /// What is wrong.
@@ -135,7 +135,7 @@ struct Defective {
 }
 
 impl Defective {
-    fn with(defect: Defect, inner: impl Stack + 'static) -> WrappedStack<Self> {
+    fn with(defect: Defect, inner: impl TransportStack + 'static) -> WrappedStack<Self> {
         WrappedStack { inner: Box::new(inner), hooks: Self { defect, told: Vec::new(), listening: None } }
     }
 }
@@ -143,7 +143,7 @@ impl Defective {
 impl StackHooks for Defective {
     type Stream = DefectiveStream;
 
-    fn stream(&self, _inner: &dyn Stream, _origin: Origin, token: Token) -> DefectiveStream {
+    fn stream(&self, _inner: &dyn TransportStream, _origin: Origin, token: Token) -> DefectiveStream {
         DefectiveStream { defect: self.defect, token, has_failed: false }
     }
 
@@ -151,7 +151,7 @@ impl StackHooks for Defective {
         self.listening = Some(token);
     }
 
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         let mut found = Vec::new();
         inner.poll(&mut found)?;
         match self.defect {
@@ -175,7 +175,7 @@ impl StackHooks for Defective {
         Ok(())
     }
 
-    fn wait_fd(&self, inner: &dyn Stack) -> Option<Arc<OwnedFd>> {
+    fn wait_fd(&self, inner: &dyn TransportStack) -> Option<Arc<OwnedFd>> {
         let count = match self.defect {
             NoWakeUp => 0,
             AlwaysAwake => 1,
@@ -184,11 +184,16 @@ impl StackHooks for Defective {
         Some(Arc::new(eventfd(count, EventfdFlags::CLOEXEC).expect("a descriptor")))
     }
 
-    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+    fn deadline(&self, inner: &dyn TransportStack) -> Option<Instant> {
         if self.defect == AlwaysDue { Some(inner.now()) } else { inner.deadline() }
     }
 
-    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
         let stream = match WrappedStream::<DefectiveStream>::of(&mut **stream) {
             Err(_) if self.defect == AdoptsAnything => return Ok(()),
             stream => stream?,
@@ -206,7 +211,7 @@ struct DefectiveStream {
 }
 
 impl StreamHooks for DefectiveStream {
-    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         let total = IoVec::total(bufs);
         match self.defect {
             NoBytesAreSent if total == 0 => Ok(0),
@@ -220,7 +225,7 @@ impl StreamHooks for DefectiveStream {
         }
     }
 
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         if self.defect == FirstBufferOnly && bufs.len() > 1 {
             let mut bytes = vec![0; IoVecMut::total(bufs)];
             let count = inner.recv(&mut [IoVecMut::from(&mut bytes[..])])?;
@@ -235,18 +240,18 @@ impl StreamHooks for DefectiveStream {
         }
     }
 
-    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+    fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
         match inner.connect_result() {
             Err(_) if self.defect == ErrorOnce && std::mem::replace(&mut self.has_failed, true) => Ok(false),
             result => result,
         }
     }
 
-    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    fn shutdown(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         if self.defect == NoShutdown { Ok(()) } else { inner.shutdown() }
     }
 
-    fn abort(&mut self, inner: &mut dyn Stream) {
+    fn abort(&mut self, inner: &mut dyn TransportStream) {
         if self.defect == AbortIsFin {
             let _ = inner.shutdown();
         } else {
@@ -254,11 +259,11 @@ impl StreamHooks for DefectiveStream {
         }
     }
 
-    fn detach(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+    fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
         if self.defect == StaysAttached { Ok(()) } else { inner.detach() }
     }
 
-    fn before_drop(&mut self, inner: &mut dyn Stream) {
+    fn before_drop(&mut self, inner: &mut dyn TransportStream) {
         if self.defect == DropIsReset {
             inner.abort();
         }

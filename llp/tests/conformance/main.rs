@@ -16,7 +16,7 @@ use uiw_llp::smol::{SmolConfig, SmolStack};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 use uiw_llp::wan::{Direction, Profile};
-use uiw_llp::{Clock, Stack};
+use uiw_llp::{Clock, TransportStack};
 
 /// Checks that concern a descriptor.
 const DESCRIPTOR: &[&str] = &[
@@ -213,7 +213,10 @@ fn tls_pair() -> io::Result<[Tls; 2]> {
 }
 
 /// [`Peers`] of a kind, with TLS above.
-fn encrypted(a: (Box<dyn Stack>, IpAddr), b: (Box<dyn Stack>, IpAddr)) -> io::Result<Peers> {
+fn encrypted(
+    a: (Box<dyn TransportStack>, IpAddr),
+    b: (Box<dyn TransportStack>, IpAddr),
+) -> io::Result<Peers> {
     let [client, server] = tls_pair()?;
     Ok(Peers::new((TlsStack::new(a.0, &client)?, a.1), (TlsStack::new(b.0, &server)?, b.1)))
 }
@@ -221,7 +224,7 @@ fn encrypted(a: (Box<dyn Stack>, IpAddr), b: (Box<dyn Stack>, IpAddr)) -> io::Re
 #[test]
 fn tls_over_kernel_tcp() {
     let ip = Ipv4Addr::LOCALHOST.into();
-    let stack = || -> io::Result<Box<dyn Stack>> { Ok(Box::new(TcpStack::new()?)) };
+    let stack = || -> io::Result<Box<dyn TransportStack>> { Ok(Box::new(TcpStack::new()?)) };
     conforms(
         || encrypted((stack()?, ip), (stack()?, ip)),
         &[NO_SOCKET, READABLE, PEEKS, NO_SHARDS, DATAGRAMS],
@@ -232,7 +235,7 @@ fn tls_over_kernel_tcp() {
 fn tls_over_kernel_tcp_in_small_pieces() {
     let faults =
         Faults { send_split: Split::Random(900), recv_split: Split::Random(900), ..Faults::default() };
-    let stack = || -> io::Result<Box<dyn Stack>> {
+    let stack = || -> io::Result<Box<dyn TransportStack>> {
         Ok(Box::new(FaultStack::new(Box::new(TcpStack::new()?), 1, faults.clone())))
     };
     let ip = Ipv4Addr::LOCALHOST.into();
@@ -259,7 +262,7 @@ fn tls_to_the_same_process() {
 fn tls_over_smoltcp() {
     let peers = || {
         let (a, b) = pipe(1500)?;
-        let stack = |link, host| -> io::Result<(Box<dyn Stack>, IpAddr)> {
+        let stack = |link, host| -> io::Result<(Box<dyn TransportStack>, IpAddr)> {
             let stack = SmolStack::with_clock(link, &config(host, false), Clock::system())?;
             Ok((Box::new(stack), address(host, false)))
         };

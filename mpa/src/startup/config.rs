@@ -6,12 +6,6 @@ use crate::wire::startup::SIW_GSO;
 use crate::wire::startup::{Enhanced, NOT_NEGOTIATED};
 
 /// A revision of MPA this implementation speaks.
-///
-/// ```
-/// use uiw_mpa::startup::{Config, Revision};
-/// let config = Config { revision: Revision::One, peer_to_peer: false, ..Config::default() };
-/// # let _ = config;
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Revision {
     /// RFC 5044.
@@ -22,7 +16,7 @@ pub enum Revision {
 
 /// The settings of this end, in both roles.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct StartupConfig {
     /// The highest revision to speak.
     pub revision: Revision,
     /// C: ask for CRCs. They are on if either end asks; there is no way to refuse them (RFC 5044 section
@@ -45,7 +39,7 @@ pub struct Config {
     pub siw_gso: bool,
 }
 
-impl Default for Config {
+impl Default for StartupConfig {
     /// Revision 2, CRCs, no Markers, peer-to-peer with every RTR kind, IRD and ORD 128.
     fn default() -> Self {
         Self {
@@ -61,7 +55,7 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl StartupConfig {
     /// IRD and ORD have 14 bits on the wire.
     pub(super) fn check_depths(&self) -> Result<(), ConfigError> {
         if self.ird > NOT_NEGOTIATED {
@@ -75,12 +69,6 @@ impl Config {
 }
 
 /// How the connection works, as both ends understand it after the Reply.
-///
-/// ```
-/// fn describe(agreed: &uiw_mpa::startup::Negotiated) -> String {
-///     format!("CRC32C {}, IRD {}, ORD {}", agreed.crc, agreed.ird, agreed.ord)
-/// }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     /// Rev of the Reply. 0 is a peer of the RDMA Consortium's specifications.

@@ -3,13 +3,13 @@
 use alloc::vec::Vec;
 
 use super::config::{UNANNOUNCED_IRD, at_most, check_private_data, enhanced};
-use super::{Config, ConfigError, Negotiated, Revision, RtrKinds, StartupError, StartupRefusal};
+use super::{ConfigError, Negotiated, Revision, RtrKinds, StartupConfig, StartupError, StartupRefusal};
 use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, SIW_GSO};
 
 /// The initiator's side of the startup: a Request to send, a Reply to understand.
 #[derive(Clone, Debug)]
 pub struct Initiator {
-    config: Config,
+    config: StartupConfig,
     request: Frame,
 }
 
@@ -46,7 +46,7 @@ impl Initiator {
     /// # Errors
     /// If the Private Data does not fit (512 bytes; 508 from revision 2 on), IRD or ORD does not fit 14 bits,
     /// or the peer-to-peer model is wanted without a usable RTR kind.
-    pub fn new(config: Config, private_data: &[u8]) -> Result<Self, ConfigError> {
+    pub fn new(config: StartupConfig, private_data: &[u8]) -> Result<Self, ConfigError> {
         config.check_depths()?;
         let mut enhanced_data = None;
         let mut room = MAX_PRIVATE_DATA;

@@ -17,7 +17,7 @@ mod initiator;
 mod responder;
 mod rtr;
 
-pub use config::{Config, Negotiated, Revision};
+pub use config::{Negotiated, Revision, StartupConfig};
 pub use error::{ConfigError, StartupError, StartupRefusal};
 pub use initiator::{Initiator, Outcome};
 pub use responder::{Request, Responder};

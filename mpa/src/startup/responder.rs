@@ -3,13 +3,13 @@
 use alloc::vec::Vec;
 
 use super::config::{UNANNOUNCED_IRD, at_most, check_private_data, enhanced};
-use super::{Config, ConfigError, Negotiated, Rtr, RtrKinds, StartupError};
+use super::{ConfigError, Negotiated, Rtr, RtrKinds, StartupConfig, StartupError};
 use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, SIW_GSO};
 
 /// The responder's side of the startup: a Request to understand, a Reply to send.
 #[derive(Clone, Debug)]
 pub struct Responder {
-    limits: Config,
+    limits: StartupConfig,
 }
 
 /// A well-formed Request, for the ULP to judge.
@@ -23,7 +23,7 @@ impl Responder {
     /// A responder with the listener's `limits`. Its revision decides which Requests are understood; the rest
     /// is what a rejection sends to the peer. [`accept`](Self::accept) takes a configuration of its own.
     #[must_use]
-    pub const fn new(limits: Config) -> Self {
+    pub const fn new(limits: StartupConfig) -> Self {
         Self { limits }
     }
 
@@ -58,7 +58,7 @@ impl Responder {
     pub fn accept(
         &self,
         request: &Request,
-        config: &Config,
+        config: &StartupConfig,
         private_data: &[u8],
     ) -> Result<(Vec<u8>, Negotiated), ConfigError> {
         config.check_depths()?;
@@ -120,7 +120,11 @@ impl Responder {
 }
 
 /// RFC 6581 sections 9.1 and 9.2, what the responder answers.
-fn answer(asked: Enhanced, config: &Config, negotiated: &mut Negotiated) -> Result<Enhanced, ConfigError> {
+fn answer(
+    asked: Enhanced,
+    config: &StartupConfig,
+    negotiated: &mut Negotiated,
+) -> Result<Enhanced, ConfigError> {
     negotiated.ord = at_most(config.ord, asked.ird);
     let mut offered = RtrKinds::NONE;
     if asked.peer_to_peer {
@@ -139,7 +143,7 @@ fn answer(asked: Enhanced, config: &Config, negotiated: &mut Negotiated) -> Resu
 }
 
 /// The RTR kinds to set in the Reply: those asked for that we support, or else all that we support.
-fn offer(asked: RtrKinds, config: &Config) -> Result<RtrKinds, ConfigError> {
+fn offer(asked: RtrKinds, config: &StartupConfig) -> Result<RtrKinds, ConfigError> {
     if config.rtr.is_empty() {
         return Err(ConfigError::NoRtrKind);
     }

@@ -3,11 +3,6 @@
 use crate::wire::startup::Enhanced;
 
 /// A zero-length message after which the responder may send.
-///
-/// ```
-/// use uiw_mpa::startup::{Rtr, RtrKinds};
-/// assert!(RtrKinds::ALL.contains(Rtr::Send));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rtr {
     /// A zero-length RDMA Write: it uses nothing at either end.
@@ -19,12 +14,6 @@ pub enum Rtr {
 }
 
 /// A set of RTR kinds.
-///
-/// ```
-/// use uiw_mpa::startup::{Rtr, RtrKinds};
-/// let kinds = RtrKinds { send: false, ..RtrKinds::ALL };
-/// assert!(kinds.contains(Rtr::Read) && !kinds.contains(Rtr::Send));
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RtrKinds {
     /// [`Rtr::Write`], control flag C.

@@ -53,10 +53,6 @@ pub struct Terminate {
 }
 
 /// Whose way of writing a Terminate it is.
-///
-/// ```
-/// assert_ne!(uiw_rdmap::Origin::Rfc, uiw_rdmap::Origin::Siw);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// As the RFC has it, or the same either way.

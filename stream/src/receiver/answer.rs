@@ -2,7 +2,7 @@
 
 use super::{Receiver, Segment};
 use crate::error::ConnError;
-use crate::host::{ATOMIC_BYTES, Answer, Host, Traffic};
+use crate::host::{ATOMIC_BYTES, Answer, StreamHost, Traffic};
 use crate::reads::{Outstanding, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::shared::Shared;
 use uiw_ddp::{Tagged, TaggedError};
@@ -10,7 +10,7 @@ use uiw_rdmap::{AtomicResponse, Operation};
 
 impl Receiver {
     /// A segment of the answer to our oldest Read.
-    pub(super) fn read_response<H: Host>(
+    pub(super) fn read_response<H: StreamHost>(
         &mut self,
         header: &Tagged,
         segment: &Segment<'_>,
@@ -53,7 +53,7 @@ impl Receiver {
         if header.last { Self::answered(shared, host) } else { Ok(()) }
     }
 
-    pub(super) fn atomic_response<H: Host>(
+    pub(super) fn atomic_response<H: StreamHost>(
         response: &AtomicResponse,
         segment: &Segment<'_>,
         shared: &mut Shared,
@@ -73,7 +73,7 @@ impl Receiver {
     }
 
     /// The oldest Read or atomic has its answer.
-    fn answered<H: Host>(shared: &mut Shared, host: &mut H) -> Result<(), ConnError> {
+    fn answered<H: StreamHost>(shared: &mut Shared, host: &mut H) -> Result<(), ConnError> {
         let Some(front) = shared.reads.pop_outstanding() else { return Ok(()) };
         shared.reads.lacks_credit = false;
         match front.origin {

@@ -2,18 +2,18 @@
 
 use super::{CONTROL_LEN, Receiver, Segment};
 use crate::error::ConnError;
-use crate::host::Host;
+use crate::host::StreamHost;
 use crate::reads::{InboundKind, InboundRead};
 use crate::shared::Shared;
 use alloc::boxed::Box;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{AtomicRequest, AtomicResponse, Inbound, Operation, ReadRequest, Terminate};
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, Operation, RdmapError, ReadRequest, Terminate};
 
 impl Receiver {
-    pub(super) fn control<H: Host>(
+    pub(super) fn control<H: StreamHost>(
         &mut self,
         header: &Untagged,
-        inbound: Inbound,
+        opcode: Opcode,
         segment: &Segment<'_>,
         shared: &mut Shared,
         host: &mut H,
@@ -29,20 +29,28 @@ impl Receiver {
         let bytes = self.control[qn];
         let bytes = &bytes[..message.len as usize];
         let malformed = || segment.fault(Operation::Unspecified);
-        match inbound {
-            Inbound::ReadRequest => {
+        // An unreliable connection has Sends and Writes alone. Reads of nothing set it up and end it.
+        let refused = || segment.fault(RdmapError::UnexpectedOpcode { opcode: opcode.raw() });
+        match opcode {
+            Opcode::ReadRequest => {
                 let request = ReadRequest::parse(bytes).map_err(|_| malformed())?;
+                if request.len > 0 && host.is_unreliable() {
+                    return Err(refused());
+                }
                 if request.len > 0 || shared.first_fpdu {
                     self.only_rtr = false;
                 }
                 self.add_inbound(InboundKind::Read(request), segment, shared)
             }
-            Inbound::AtomicRequest => {
+            Opcode::AtomicRequest => {
                 self.only_rtr = false;
+                if host.is_unreliable() {
+                    return Err(refused());
+                }
                 let request = AtomicRequest::parse(bytes).map_err(|_| malformed())?;
                 self.add_inbound(InboundKind::Atomic(request), segment, shared)
             }
-            Inbound::AtomicResponse => {
+            Opcode::AtomicResponse => {
                 let response = AtomicResponse::parse(bytes).map_err(|_| malformed())?;
                 Self::atomic_response(&response, segment, shared, host)
             }

@@ -9,18 +9,18 @@ mod control;
 mod send;
 
 use crate::Event;
-use crate::error::ConnError;
-use crate::host::{Host, Traffic, Wait};
+use crate::error::{AccessError, ConnError};
+use crate::host::{StreamHost, Traffic, Wait};
 use crate::placement;
 use crate::reads::QuotedSegment;
 use crate::shared::Shared;
 use crate::timers::Timer;
-use crate::unreliable::{AnnouncedWrite, Discards};
+use crate::unreliable::{AnnouncedWrite, Discards, RefusedStags};
 use uiw_ddp::{Header, Tagged, UntaggedRx};
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::startup::Negotiated;
 use uiw_mpa::{Verified, VerifiedBuf};
-use uiw_rdmap::{Inbound, StreamRx};
+use uiw_rdmap::{Opcode, QN_SEND, StreamRx};
 
 /// Longest message on the stream's own queues: a Terminate or an Atomic Request of 52 bytes, with room to see a longer one.
 const CONTROL_LEN: usize = 52;
@@ -45,6 +45,8 @@ pub(crate) struct Receiver {
     only_rtr: bool,
     /// Unreliable messages that are being discarded.
     discards: Discards,
+    /// STags that unreliable Writes named in vain.
+    refused_stags: RefusedStags,
     negotiated: Option<Negotiated>,
     /// Bytes from the front of the input that an FPDU needs; 0 while none is known to have begun.
     needed: usize,
@@ -72,6 +74,7 @@ impl Receiver {
             last_write_len: 0,
             only_rtr: true,
             discards: Discards::default(),
+            refused_stags: RefusedStags::default(),
             negotiated: None,
             needed: 0,
         }
@@ -119,7 +122,11 @@ impl Receiver {
     }
 
     /// Places the segment that waited for a receive. False when there is still none.
-    pub(crate) fn unpark<H: Host>(&mut self, shared: &mut Shared, host: &mut H) -> Result<bool, ConnError> {
+    pub(crate) fn unpark<H: StreamHost>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<bool, ConnError> {
         let Some((parked, bytes)) = self.parked.take() else { return Ok(true) };
         match self.segment(parked.as_verified(), shared, host)? {
             Placed::Yes => {
@@ -136,7 +143,7 @@ impl Receiver {
 
     /// Takes the whole FPDUs at the front of `input`. Returns the bytes they took.
     #[inline]
-    pub(crate) fn handle_fpdus<H: Host>(
+    pub(crate) fn handle_fpdus<H: StreamHost>(
         &mut self,
         input: &mut [u8],
         shared: &mut Shared,
@@ -167,7 +174,7 @@ impl Receiver {
     }
 
     /// One DDP segment.
-    fn segment<H: Host>(
+    fn segment<H: StreamHost>(
         &mut self,
         ulpdu: Verified<'_>,
         shared: &mut Shared,
@@ -177,24 +184,25 @@ impl Receiver {
             ConnError::fault(error, Some(QuotedSegment::new(&ulpdu, uiw_ddp::Untagged::LEN)))
         })?;
         let segment = Segment { ulpdu, header_len };
-        let inbound = self.rdmap.admit(&header).map_err(|error| segment.fault(error))?;
+        let opcode = self.rdmap.admit(&header).map_err(|error| segment.fault(error))?;
         let undecided = shared.caps.is_undecided();
         let awaited_rtr = undecided && shared.reads.awaits_rtr();
-        match (header, inbound) {
-            (Header::Tagged(tagged), Inbound::Write) if self.discards.tagged => {
-                if self.write_unreliable(&tagged, &segment, shared, host)? == Placed::NoReceive {
+        match (header, opcode) {
+            (Header::Tagged(tagged), Opcode::Write) => {
+                if !self.discards.tagged {
+                    self.write(&tagged, &segment, shared, host)?;
+                } else if self.write_unreliable(&tagged, &segment, shared, host)? == Placed::NoReceive {
                     return Ok(Placed::NoReceive);
                 }
             }
-            (Header::Tagged(tagged), Inbound::Write) => self.write(&tagged, &segment, shared, host)?,
             (Header::Tagged(tagged), _) => self.read_response(&tagged, &segment, shared, host)?,
-            (Header::Untagged(untagged), Inbound::Send { .. } | Inbound::Immediate { .. }) => {
-                if self.send(&untagged, inbound, &segment, shared, host)? == Placed::NoReceive {
+            (Header::Untagged(untagged), _) if untagged.qn == QN_SEND => {
+                if self.send(&untagged, opcode, &segment, shared, host)? == Placed::NoReceive {
                     return Ok(Placed::NoReceive);
                 }
             }
             (Header::Untagged(untagged), _) => {
-                self.control(&untagged, inbound, &segment, shared, host)?;
+                self.control(&untagged, opcode, &segment, shared, host)?;
             }
         }
         if undecided || !shared.first_fpdu {
@@ -240,7 +248,7 @@ impl Receiver {
 
     /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
     #[inline(always)]
-    fn write<H: Host>(
+    fn write<H: StreamHost>(
         &mut self,
         header: &Tagged,
         segment: &Segment<'_>,
@@ -281,7 +289,10 @@ impl Receiver {
             self.only_rtr = false;
             match host.write(header.stag, header.to, payload) {
                 Ok(()) => host.count(Traffic::WriteReceived, header.last.into(), len.into()),
-                Err(_) if host.is_unreliable() => self.discards.discard_write(header.last),
+                Err(error) if host.is_unreliable() => {
+                    self.discards.discard_write(header.last);
+                    self.refuse_stag(error, header, segment)?;
+                }
                 Err(error) => return Err(segment.fault(error.of_write(header.stag, header.to, len))),
             }
             self.message_placed(header.last, shared);
@@ -302,7 +313,7 @@ impl Receiver {
     /// Like [`Receiver::write`], for an unreliable Write that was announced, or whose rest is discarded.
     #[cold]
     #[inline(never)]
-    fn write_unreliable<H: Host>(
+    fn write_unreliable<H: StreamHost>(
         &mut self,
         header: &Tagged,
         segment: &Segment<'_>,
@@ -316,7 +327,11 @@ impl Receiver {
         }
         self.only_rtr = false;
         if let Some(announced) = self.discards.announced {
-            let mut may_begin = host.check_write(header.stag, header.to, announced.len).is_ok();
+            let checked = host.check_write(header.stag, header.to, announced.len);
+            let mut may_begin = checked.is_ok();
+            if let Err(error) = checked {
+                self.refuse_stag(error, header, segment)?;
+            }
             if may_begin && announced.immediate && self.receiving.is_none() {
                 self.receiving = host.begin_receive();
                 if self.receiving.is_none() && self.may_wait(shared) {
@@ -332,7 +347,10 @@ impl Receiver {
         if !self.discards.write {
             match host.write(header.stag, header.to, payload) {
                 Ok(()) => host.count(Traffic::WriteReceived, header.last.into(), len.into()),
-                Err(_) => self.discards.write = true,
+                Err(error) => {
+                    self.discards.write = true;
+                    self.refuse_stag(error, header, segment)?;
+                }
             }
         }
         self.write_placed(header.last, len);
@@ -341,6 +359,21 @@ impl Receiver {
         }
         self.message_placed(header.last, shared);
         Ok(Placed::Yes)
+    }
+
+    /// An unreliable Write is discarded, as `error` says. Ends the stream if the peer tries STags.
+    #[cold]
+    fn refuse_stag(
+        &mut self,
+        error: AccessError,
+        header: &Tagged,
+        segment: &Segment<'_>,
+    ) -> Result<(), ConnError> {
+        if self.refused_stags.note(header.stag) {
+            return Ok(());
+        }
+        let len = segment.payload().len() as u32;
+        Err(segment.fault(error.of_write(header.stag, header.to, len)))
     }
 
     /// Whether an unreliable message for which no receive is posted waits for one.
@@ -386,7 +419,7 @@ impl Receiver {
     }
 
     /// No receive was posted in time for a segment of an unreliable message, which is discarded. The stream goes on.
-    pub(crate) fn discard_parked<H: Host>(
+    pub(crate) fn discard_parked<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
         host: &mut H,

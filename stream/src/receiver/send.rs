@@ -2,10 +2,10 @@
 
 use super::{Placed, Receiver, Segment};
 use crate::error::{ConnError, LocalError};
-use crate::host::{Host, ReceiveError, Received, ReceivedKind, Traffic};
+use crate::host::{ReceiveError, Received, ReceivedKind, StreamHost, Traffic};
 use crate::shared::Shared;
 use uiw_ddp::{Untagged, UntaggedError};
-use uiw_rdmap::{Fault, Inbound, Operation, Protection};
+use uiw_rdmap::{Delivery, Fault, Opcode, Operation, Protection};
 
 /// Bytes of Immediate Data (RFC 7306 section 6).
 const IMMEDIATE_LEN: u32 = 8;
@@ -13,10 +13,10 @@ const IMMEDIATE_LEN: u32 = 8;
 impl Receiver {
     /// A segment of a Send or of Immediate Data on queue 0.
     #[inline]
-    pub(super) fn send<H: Host>(
+    pub(super) fn send<H: StreamHost>(
         &mut self,
         header: &Untagged,
-        inbound: Inbound,
+        opcode: Opcode,
         segment: &Segment<'_>,
         shared: &mut Shared,
         host: &mut H,
@@ -24,8 +24,9 @@ impl Receiver {
         let payload = segment.payload();
         let len = payload.len() as u32;
         // Order and offset first: a segment that may not be here must not take a receive.
-        self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
-        if self.is_rtr_send(header, &inbound, len, shared) {
+        let place =
+            self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
+        if self.is_rtr_send(header, opcode, len, shared) {
             self.queues[0].placed(header, 0);
             return Ok(Placed::Yes);
         }
@@ -35,7 +36,7 @@ impl Receiver {
             self.message_placed(header.last, shared);
             return Ok(Placed::Yes);
         }
-        let immediate = matches!(inbound, Inbound::Immediate { .. });
+        let immediate = matches!(opcode, Opcode::Immediate | Opcode::ImmediateSe);
         if self.discards.untagged && self.discards.takes_untagged(immediate) {
             self.discard(header, len, shared);
             return Ok(Placed::Yes);
@@ -56,34 +57,31 @@ impl Receiver {
         };
         self.only_rtr = false;
         let buffer = if immediate { IMMEDIATE_LEN } else { room };
-        let place = match self.queues[0].check(header, len, Some(buffer)) {
-            Ok(place) => place.offset,
-            Err(error) => {
-                if let UntaggedError::TooLong { message, .. } = error
-                    && !immediate
-                {
-                    if host.is_unreliable() {
-                        // The receive takes the next message.
-                        self.discard(header, len, shared);
-                        return Ok(Placed::Yes);
-                    }
-                    self.receiving = None;
-                    host.fail_receive(ReceiveError::TooLong { message });
-                }
-                return Err(segment.fault(error));
+        // `check` has excluded an overflow.
+        let message = place.offset + len;
+        if message > buffer {
+            if !immediate && host.is_unreliable() {
+                // The receive takes the next message.
+                self.discard(header, len, shared);
+                return Ok(Placed::Yes);
             }
-        };
+            if !immediate {
+                self.receiving = None;
+                host.fail_receive(ReceiveError::TooLong { message });
+            }
+            return Err(segment.fault(UntaggedError::TooLong { message, buffer }));
+        }
         if immediate {
-            let place = place as usize;
+            let place = place.offset as usize;
             self.control[0][place..place + payload.len()].copy_from_slice(&payload);
-        } else if host.place(place, payload).is_err() {
+        } else if host.place(place.offset, payload).is_err() {
             self.receiving = None;
             host.fail_receive(ReceiveError::Protection);
             return Err(ConnError::fault(Fault::LocalCatastrophic, None));
         }
         host.count(Traffic::SendReceived, header.last.into(), if immediate { 0 } else { len.into() });
         if let Some(delivered) = self.queues[0].placed(header, len) {
-            self.deliver(inbound, delivered.len, segment, shared, host)?;
+            self.deliver(header, opcode, delivered.len, segment, shared, host)?;
         }
         Ok(Placed::Yes)
     }
@@ -102,19 +100,18 @@ impl Receiver {
 
     /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message, where our Reply offered that
     /// kind; the stream takes it.
-    fn is_rtr_send(&self, header: &Untagged, inbound: &Inbound, len: u32, shared: &Shared) -> bool {
+    fn is_rtr_send(&self, header: &Untagged, opcode: Opcode, len: u32, shared: &Shared) -> bool {
         let rtr = !shared.initiator
             && !shared.first_fpdu
             && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer && n.rtr_kinds.send);
-        rtr && len == 0
-            && header.last
-            && matches!(inbound, Inbound::Send { solicited: false, invalidate: None, imm: None })
+        rtr && len == 0 && header.last && opcode == Opcode::Send
     }
 
     /// A whole message on queue 0: its receive completes.
-    fn deliver<H: Host>(
+    fn deliver<H: StreamHost>(
         &mut self,
-        inbound: Inbound,
+        header: &Untagged,
+        opcode: Opcode,
         len: u32,
         segment: &Segment<'_>,
         shared: &mut Shared,
@@ -123,26 +120,20 @@ impl Receiver {
         let awaits_ack = shared.sends_placement_acks();
         // An immediate counts the Write in front of it, not one that was followed by something else.
         let write_len = core::mem::take(&mut self.last_write_len);
-        let message = match inbound {
-            Inbound::Send { solicited, invalidate, imm } => {
-                let kind = ReceivedKind::Send { len, imm };
-                Received { kind, solicited, invalidated: invalidate, awaits_ack }
-            }
-            Inbound::Immediate { solicited } => {
+        let Delivery { solicited, invalidate: invalidated, imm } = Delivery::new(opcode, header);
+        let kind = match opcode {
+            Opcode::Immediate | Opcode::ImmediateSe => {
                 if len != IMMEDIATE_LEN {
                     return Err(segment.fault(Operation::Unspecified));
                 }
                 let [a, b, c, d, ..] = self.control[0];
-                let imm = u32::from_be_bytes([a, b, c, d]);
-                {
-                    let kind = ReceivedKind::Immediate { imm, write_len };
-                    Received { kind, solicited, invalidated: None, awaits_ack }
-                }
+                ReceivedKind::Immediate { imm: u32::from_be_bytes([a, b, c, d]), write_len }
             }
-            _ => return Ok(()),
+            _ => ReceivedKind::Send { len, imm },
         };
+        let message = Received { kind, solicited, invalidated, awaits_ack };
         if let Some(stag) = message.invalidated
-            && host.invalidate(stag).is_err()
+            && (host.is_unreliable() || host.invalidate(stag).is_err())
         {
             return Err(segment.fault(Protection::CannotInvalidate { stag }));
         }

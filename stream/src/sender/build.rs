@@ -5,7 +5,7 @@ use super::gathered::GatheredFpdu;
 use super::message::{End, Message, MessageHeader, Source, missing_extension};
 use crate::config::StableTx;
 use crate::error::{AccessError, ConnError, LocalError};
-use crate::host::{Host, Payload, SourceGone, Traffic};
+use crate::host::{Payload, SourceGone, StreamHost, Traffic};
 use crate::shared::Shared;
 use alloc::vec::Vec;
 use uiw_ddp::Header;
@@ -16,13 +16,13 @@ pub(crate) const BATCH: u64 = 256 << 10;
 const BATCH_PIECES: usize = 1000;
 /// Bytes of staging from which a batch takes no further FPDU.
 const STAGING: usize = 192 << 10;
-/// Capacity, in bytes, of a buffer that was grown for large FPDUs, as [`Stream::take_buffer`](crate::Stream::take_buffer) gives it back: the last
+/// Capacity, in bytes, of a buffer that was grown for large FPDUs, as [`RdmapStream::take_buffer`](crate::RdmapStream::take_buffer) gives it back: the last
 /// FPDU of a batch, with the longest ULPDU and a Marker in each 512 bytes, begins just below 192 KiB.
 pub const MAX_BUFFER: usize = STAGING + (66 << 10);
 /// Staging that has to grow beyond this length grows to [`MAX_BUFFER`] at once: to double it would copy the FPDUs of each batch again, and
 /// end with a buffer twice as large as a batch.
 const SMALL_STAGING: usize = 64 << 10;
-/// Small requests built between two calls of [`Host::release`]: a poster waits no longer than that for the host's queue.
+/// Small requests built between two calls of [`StreamHost::release`]: a poster waits no longer than that for the host's queue.
 const BURST: usize = 32;
 /// From this payload on an FPDU is gathered; below, three pieces cost more than the copy.
 const GATHER_MIN: u32 = 8 << 10;
@@ -40,7 +40,7 @@ enum Burst {
 
 impl<M> Sender<M> {
     /// Cuts messages into FPDUs until the batch is full or nothing is due. True when nothing more is.
-    pub(crate) fn build<H: Host<Memory = M>>(
+    pub(crate) fn build<H: StreamHost<Memory = M>>(
         &mut self,
         shared: &mut Shared,
         host: &mut H,
@@ -97,7 +97,11 @@ impl<M> Sender<M> {
     }
 
     /// Requests of one small FPDU each.
-    fn burst<H: Host<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> Result<Burst, ConnError> {
+    fn burst<H: StreamHost<Memory = M>>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<Burst, ConnError> {
         let mut counts = BurstCounts::default();
         let built = self.build_burst(shared, host, &mut counts);
         counts.give(host);
@@ -106,7 +110,7 @@ impl<M> Sender<M> {
         built
     }
 
-    fn build_burst<H: Host<Memory = M>>(
+    fn build_burst<H: StreamHost<Memory = M>>(
         &mut self,
         shared: &mut Shared,
         host: &mut H,
@@ -192,7 +196,7 @@ impl<M> Sender<M> {
 
     /// As many FPDUs as the batch has room for and one piece of memory has bytes: the memory is looked up, checked and pinned once
     /// for all of them. False when the next FPDU must be built alone: it needs no memory, or more than one piece.
-    fn build_run<H: Host<Memory = M>>(
+    fn build_run<H: StreamHost<Memory = M>>(
         &mut self,
         message: &mut Message,
         shared: &Shared,
@@ -254,7 +258,7 @@ impl<M> Sender<M> {
     }
 
     /// One FPDU of `message`. True when it was the last.
-    fn build_fpdu<H: Host<Memory = M>>(
+    fn build_fpdu<H: StreamHost<Memory = M>>(
         &mut self,
         message: &mut Message,
         shared: &Shared,
@@ -339,7 +343,7 @@ impl BurstCounts {
     }
 
     #[inline(always)]
-    fn give<H: Host>(self, host: &mut H) {
+    fn give<H: StreamHost>(self, host: &mut H) {
         for (traffic, (messages, bytes)) in
             [(Traffic::SendSent, self.sends), (Traffic::WriteSent, self.writes)]
         {
@@ -352,12 +356,12 @@ impl BurstCounts {
 
 /// Counts payload that was cut into FPDUs, except Writes and Reads without any.
 #[inline(always)]
-fn count<H: Host>(host: &mut H, traffic: Traffic, len: u32, last: bool) {
+fn count<H: StreamHost>(host: &mut H, traffic: Traffic, len: u32, last: bool) {
     host.count(traffic, (last && (len > 0 || traffic == Traffic::SendSent)).into(), len.into());
 }
 
 /// Calls `each` for the pieces of memory that hold the bytes `from` of a message.
-fn each_payload<H: Host>(
+fn each_payload<H: StreamHost>(
     source: &Source,
     from: core::ops::Range<u32>,
     host: &mut H,

@@ -92,9 +92,9 @@ impl Message {
         self.header.segment(self.offset, self.offset + len == self.total)
     }
 
-    /// As what a segment of this message counts whose payload has `len` bytes: see [`Host::count`].
+    /// As what a segment of this message counts whose payload has `len` bytes: see [`StreamHost::count`].
     ///
-    /// [`Host::count`]: crate::Host::count
+    /// [`StreamHost::count`]: crate::StreamHost::count
     pub(super) fn counted(&self, len: u32) -> Option<(Traffic, u32)> {
         match (&self.source, &self.header) {
             (Source::Request { .. } | Source::Inline { .. } | Source::Inbound { .. }, header) => {

@@ -16,7 +16,7 @@ pub use transmit_queue::Piece;
 
 use crate::config::FpduSize;
 use crate::error::ConnError;
-use crate::host::Host;
+use crate::host::StreamHost;
 use crate::placement;
 use crate::reads::{Outstanding, ReadOrigin};
 use crate::shared::Shared;
@@ -29,7 +29,7 @@ use uiw_ddp::Header;
 use uiw_mpa::startup::{Negotiated, Rtr};
 use uiw_mpa::tx::FpduTx;
 
-/// What a stream remembers between FPDUs it sends. `M` is [`Host::Memory`].
+/// What a stream remembers between FPDUs it sends. `M` is [`StreamHost::Memory`].
 #[derive(Debug)]
 pub(crate) struct Sender<M> {
     fpdu: FpduTx,
@@ -159,7 +159,7 @@ impl<M> Sender<M> {
     }
 
     /// Drops what is not on the wire: the stream has left Full Operation. False when an FPDU that is partly sent cannot be finished.
-    pub(crate) fn abandon<H: Host<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> bool {
+    pub(crate) fn abandon<H: StreamHost<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> bool {
         let whole = self.queue.keep_started(host);
         shared.placement.truncate(self.queue.queued());
         self.fpdu.rewind(self.queue.queued().saturating_sub(self.base));
@@ -218,7 +218,7 @@ impl<M> Sender<M> {
     }
 
     /// Whether everything that was posted is sent and answered. A host that has let go has nothing to send.
-    pub(crate) fn is_finished<H: Host<Memory = M>>(&self, shared: &Shared, host: &mut H) -> bool {
+    pub(crate) fn is_finished<H: StreamHost<Memory = M>>(&self, shared: &Shared, host: &mut H) -> bool {
         let finished = self.has_nothing_due(shared)
             && self.has_completed_all(shared)
             && shared.reads.outstanding.is_empty()
@@ -272,7 +272,7 @@ impl<M> Sender<M> {
     }
 
     /// The peer has placed everything before the position with these lower bits.
-    pub(crate) fn handle_placed<H: Host<Memory = M>>(
+    pub(crate) fn handle_placed<H: StreamHost<Memory = M>>(
         &mut self,
         position: u64,
         shared: &mut Shared,
@@ -301,7 +301,7 @@ impl<M> Sender<M> {
 
     /// Completes the requests whose last byte lies before position `sent` of the transmit queue.
     #[inline(always)]
-    pub(crate) fn complete_until<H: Host<Memory = M>>(
+    pub(crate) fn complete_until<H: StreamHost<Memory = M>>(
         &mut self,
         sent: u64,
         host: &mut H,
@@ -342,22 +342,6 @@ impl<M> Sender<M> {
 }
 
 /// Bytes that are due, in pieces: see [`crate::Transmit`].
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/peer.rs"));
-/// # fn main() {
-/// // `End` and the functions are those of the example of `Host`.
-/// let now = Time::default();
-/// let [mut end, _] = established(now);
-/// end.host.post(Op::Send, b"good day");
-/// end.stream.doorbell();
-/// let Some(Transmit::Bytes(batch)) = end.stream.poll_transmit(&mut end.host, now) else { unreachable!() };
-/// let mut bytes = Vec::new();
-/// batch.append_to(&mut bytes);
-/// assert_eq!(bytes.len() as u64, batch.len());
-/// assert!(bytes.windows(8).any(|window| window == b"good day"));
-/// # }
-/// ```
 #[derive(Debug)]
 pub struct Batch<'a, M> {
     queue: &'a TransmitQueue<M>,
@@ -395,7 +379,7 @@ impl<'a, M> Batch<'a, M> {
         self.queue.single()
     }
 
-    /// Whether the stream has more to send once these bytes are taken. Otherwise [`crate::Stream::poll_transmit`] need not be
+    /// Whether the stream has more to send once these bytes are taken. Otherwise [`crate::RdmapStream::poll_transmit`] need not be
     /// called again until something happens.
     #[must_use]
     pub const fn has_more(&self) -> bool {

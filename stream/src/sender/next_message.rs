@@ -4,7 +4,7 @@ use super::Sender;
 use super::message::{End, Message, MessageHeader, Source, missing_extension};
 use crate::capabilities::ZeroWrite;
 use crate::error::ConnError;
-use crate::host::{Host, Wait};
+use crate::host::{StreamHost, Wait};
 use crate::reads::{InboundKind, InboundRead, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::request::{Op, Remote, Request};
 use crate::shared::Shared;
@@ -15,7 +15,13 @@ use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
 impl<M> Sender<M> {
     /// The second half of a Write with immediate (RFC 7306 section 6): the immediate in the first four of eight bytes.
-    pub(super) fn immediate<H: Host>(&mut self, id: u32, imm: u32, solicited: bool, host: &mut H) -> Message {
+    pub(super) fn immediate<H: StreamHost>(
+        &mut self,
+        id: u32,
+        imm: u32,
+        solicited: bool,
+        host: &mut H,
+    ) -> Message {
         let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
         let header = self.untagged(opcode, uiw_rdmap::QN_SEND, 0);
         let mut bytes = [0; 8];
@@ -25,7 +31,7 @@ impl<M> Sender<M> {
     }
 
     /// The next message in line: RTR and capability exchange first, then answers and requests by turns.
-    pub(super) fn next_message<H: Host>(
+    pub(super) fn next_message<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
         host: &mut H,
@@ -116,7 +122,7 @@ impl<M> Sender<M> {
 
     /// The answer that the peer has waited for the longest. Its credit is free as soon as its last segment is built: the peer cannot
     /// use the credit before it has the answer.
-    fn next_answer<H: Host>(
+    fn next_answer<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
         host: &mut H,
@@ -147,7 +153,7 @@ impl<M> Sender<M> {
     }
 
     /// The next request of the host that may start.
-    fn take_request<H: Host>(
+    fn take_request<H: StreamHost>(
         &mut self,
         shared: &mut Shared,
         host: &mut H,
@@ -196,7 +202,12 @@ impl<M> Sender<M> {
     }
 
     /// The first (mostly the only) message of a request.
-    pub(super) fn start<H: Host>(&mut self, request: &Request, shared: &mut Shared, host: &mut H) -> Message {
+    pub(super) fn start<H: StreamHost>(
+        &mut self,
+        request: &Request,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Message {
         let (id, solicited) = (request.id, request.solicited);
         if let Some(header) = self.plain_header(&request.op, solicited) {
             return Message::of_request(header, request, End::Sent(id));

@@ -3,7 +3,7 @@
 //! What TCP does not take at once stays here, so a partial send costs nothing and an FPDU is never spliced: a Terminate goes behind
 //! the FPDU whose first byte is on the wire.
 
-use crate::host::Host;
+use crate::host::StreamHost;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -29,21 +29,6 @@ impl Queued {
 pub(super) struct MemoryId(u64);
 
 /// A piece of the bytes that are due.
-///
-/// ```
-/// use uiw_stream::Piece;
-/// /// Appends a piece, for a transport that takes bytes in one piece.
-/// fn append(piece: &Piece<'_, Vec<u8>>, out: &mut Vec<u8>) {
-///     match piece {
-///         Piece::Bytes(bytes) => out.extend_from_slice(bytes),
-///         Piece::Memory { memory, range } => out.extend_from_slice(&memory[range.clone()]),
-///     }
-/// }
-/// let (memory, mut out) = (b"memory of the host".to_vec(), Vec::new());
-/// append(&Piece::Bytes(b"head "), &mut out);
-/// append(&Piece::Memory { memory: &memory, range: 0..6 }, &mut out);
-/// assert_eq!(out, b"head memory");
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece<'a, M> {
     /// Bytes of the stream's own.
@@ -208,7 +193,7 @@ impl<M> TransmitQueue<M> {
 
     /// Drops every FPDU of which no byte is with TCP and copies the rest of the one that is partly sent, so that nothing here
     /// names memory of the host any more. False when that memory is gone: then the FPDU cannot be finished.
-    pub(super) fn keep_started<H: Host<Memory = M>>(&mut self, host: &mut H) -> bool {
+    pub(super) fn keep_started<H: StreamHost<Memory = M>>(&mut self, host: &mut H) -> bool {
         let started_end = match self.ends.front() {
             Some(end) if self.sent > self.boundary => *end,
             _ => self.sent,

@@ -6,8 +6,8 @@ use uiw_ddp::STag;
 use uiw_mpa::{Crc32c, Verified};
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
-    AccessError, Answer, AtomicError, Host, LocalError, Op, Payload, ReceiveError, Received, Request,
-    SourceGone,
+    AccessError, Answer, AtomicError, LocalError, Op, Payload, ReceiveError, Received, Request, SourceGone,
+    StreamHost,
 };
 
 /// The STag of [`TestHost::memory`].
@@ -212,7 +212,7 @@ impl TestHost {
     }
 }
 
-impl Host for TestHost {
+impl StreamHost for TestHost {
     type Memory = Vec<u8>;
     type Payload<'a> = Source<'a>;
 

@@ -15,8 +15,8 @@ use uiw_mpa::startup::Negotiated;
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{Opcode, TerminateReason};
 use uiw_stream::{
-    Config, ConnError, Ended, Established, Event, Op, PeerKind, Piece, Remote, StartupFailure, Stream, Time,
-    Transmit,
+    ConnError, Ended, Established, Event, Op, PeerKind, Piece, RdmapConfig, RdmapStream, Remote,
+    StartupFailure, Time, Transmit,
 };
 
 const SINK: STag = STag(0x51_4B00);
@@ -31,9 +31,9 @@ pub(crate) enum Decision {
 
 /// One stream, its host, and what it has reported.
 pub(crate) struct End {
-    pub(crate) stream: Stream<Vec<u8>>,
+    pub(crate) stream: RdmapStream<Vec<u8>>,
     pub(crate) host: TestHost,
-    config: Config,
+    config: RdmapConfig,
     pub(crate) decision: Decision,
     /// Bytes on their way to this end.
     pub(crate) incoming: VecDeque<u8>,
@@ -56,7 +56,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    pub(crate) fn new(stream: Stream<Vec<u8>>, config: Config) -> Self {
+    pub(crate) fn new(stream: RdmapStream<Vec<u8>>, config: RdmapConfig) -> Self {
         Self {
             stream,
             host: TestHost::new(),
@@ -211,12 +211,14 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Both ends with these settings, before the first byte.
-    pub(crate) fn new(initiator: Config, responder: Config) -> Self {
+    pub(crate) fn new(initiator: RdmapConfig, responder: RdmapConfig) -> Self {
         let now = Time::from_nanos(1_000_000_000);
         let connect =
-            Stream::connect(initiator.clone(), b"request", SINK, 0x1234_5678_9ABC, now).expect("legal");
-        let mut ends =
-            [End::new(connect, initiator), End::new(Stream::listen(responder.clone(), SINK, now), responder)];
+            RdmapStream::connect(initiator.clone(), b"request", SINK, 0x1234_5678_9ABC, now).expect("legal");
+        let mut ends = [
+            End::new(connect, initiator),
+            End::new(RdmapStream::listen(responder.clone(), SINK, now), responder),
+        ];
         ends[0].stream.handle_connected(now);
         for end in &mut ends {
             end.stream.set_emss(1460);
@@ -225,7 +227,7 @@ impl Pair {
     }
 
     /// Both ends established, with the capability exchange decided.
-    pub(crate) fn open(initiator: Config, responder: Config) -> Self {
+    pub(crate) fn open(initiator: RdmapConfig, responder: RdmapConfig) -> Self {
         let mut pair = Self::new(initiator, responder);
         pair.run();
         pair.assert_established();
@@ -291,7 +293,7 @@ impl Pair {
     pub(crate) fn call<R>(
         &mut self,
         n: usize,
-        call: impl FnOnce(&mut Stream<Vec<u8>>, &mut TestHost, Time) -> R,
+        call: impl FnOnce(&mut RdmapStream<Vec<u8>>, &mut TestHost, Time) -> R,
     ) -> R {
         let end = &mut self.ends[n];
         let result = call(&mut end.stream, &mut end.host, self.now);
@@ -306,14 +308,14 @@ impl Pair {
 
     /// The host of end `n` lets go of its stream.
     pub(crate) fn detach(&mut self, n: usize) {
-        self.call(n, Stream::detach);
+        self.call(n, RdmapStream::detach);
         self.ends[n].host.detached = true;
     }
 
     /// Posts `count` receives of `len` bytes at end `n`.
     pub(crate) fn receives(&mut self, n: usize, count: usize, len: u32) {
         self.ends[n].host.receives.extend(std::iter::repeat_n(len, count));
-        self.call(n, Stream::receive_posted);
+        self.call(n, RdmapStream::receive_posted);
     }
 
     /// An FPDU from nowhere, with a right CRC, arrives at end `n` behind everything else.
@@ -343,8 +345,8 @@ impl Pair {
     }
 }
 
-pub(crate) fn config_with(change: impl FnOnce(&mut Config)) -> Config {
-    let mut config = Config::default();
+pub(crate) fn config_with(change: impl FnOnce(&mut RdmapConfig)) -> RdmapConfig {
+    let mut config = RdmapConfig::default();
     change(&mut config);
     config
 }

@@ -49,18 +49,6 @@ pub unsafe trait IoBuf: Send + 'static {
 
 /// A buffer at a stable address that may be written.
 ///
-/// ```
-/// use uiw_verbs::{Device, IoBufMut};
-///
-/// fn zeroed<B: IoBufMut>(buffer: B) -> Result<B, uiw_verbs::Error> {
-///     let mut memory = Device::open()?.alloc_pd()?.register(buffer)?;
-///     memory.bytes_mut().fill(0);
-///     Ok(memory.into_inner())
-/// }
-/// assert_eq!(zeroed(vec![1, 2])?, [0, 0]);
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
-///
 /// # Safety
 /// As [`IoBuf`], and the bytes may be written through the pointer.
 pub unsafe trait IoBufMut: IoBuf {}
@@ -179,18 +167,6 @@ pub struct Mr<B: IoBuf> {
 /// A buffer that could not be registered.
 ///
 /// It converts to [`Error`], [`WcError`](crate::WcError) and [`std::io::Error`], so that `?` works where the buffer is not needed.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::{DeviceOptions, Device, Limits};
-/// let pd = Device::open_with(DeviceOptions::default().limits(Limits::default().max_mr(1)))?.alloc_pd()?;
-/// let first = pd.register(vec![1])?;
-/// let refused = pd.register(vec![2]).unwrap_err();
-/// assert_eq!(refused.buffer, [2]);
-/// # Ok(())
-/// # }
-/// ```
 pub struct RegisterError<B> {
     /// Why.
     pub error: Error,
@@ -236,14 +212,6 @@ impl<B> From<RegisterError<B>> for std::io::Error {
 
 impl Pd {
     /// Registers a buffer for operations of ours.
-    ///
-    /// ```
-    /// let pd = uiw_verbs::Device::open()?.alloc_pd()?;
-    /// let memory = pd.register(vec![0; 4096])?;
-    /// assert_eq!(memory.bytes().len(), 4096);
-    /// let buffer: Vec<u8> = memory.into_inner();
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     ///
     /// # Errors
     /// [`Error::Register`] with the buffer, when the device has no STag left.
@@ -340,7 +308,7 @@ impl<B: IoBuf> std::fmt::Debug for Mr<B> {
 mod tests {
     use super::*;
     use crate::device::Device;
-    use crate::options::DeviceOptions;
+    use crate::options::DeviceConfig;
     use crate::options::Progress;
     use std::net::Ipv4Addr;
     use std::sync::Arc;
@@ -348,7 +316,7 @@ mod tests {
 
     fn pd() -> Pd {
         let stack = uiw_llp::sim::Network::new(1).stack(Ipv4Addr::LOCALHOST);
-        let options = DeviceOptions::default().progress(Progress::Manual);
+        let options = DeviceConfig::default().progress(Progress::Manual);
         Device::with_stack(Box::new(stack), options).unwrap().alloc_pd().unwrap()
     }
 

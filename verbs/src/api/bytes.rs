@@ -32,15 +32,15 @@ unsafe impl IoBufMut for BytesMut {}
 ///
 /// ```
 /// use bytes::Bytes;
-/// # use uiw_verbs::{ConnSettings, Device, blocking::{Connection, Listener}};
+/// # use uiw_verbs::{ConnectionConfig, Device, blocking::{Connection, Listener}};
 /// # let pd = Device::open()?.alloc_pd()?;
-/// # let settings = ConnSettings::default();
+/// # let settings = ConnectionConfig::default();
 /// # let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &settings)?;
 /// # let to = listener.local_addr();
 /// # let client = std::thread::spawn(move || {
 /// #     let device = Device::open().unwrap();
 /// #     let pd = device.alloc_pd().unwrap();
-/// #     let connection = Connection::connect(&pd, to, &ConnSettings::default()).unwrap();
+/// #     let connection = Connection::connect(&pd, to, &ConnectionConfig::default()).unwrap();
 /// #     let message = pd.register(Bytes::from_static(b"key=value")).unwrap();
 /// #     connection.send(message).wait().unwrap();
 /// #     connection.ended();

@@ -5,7 +5,7 @@ use crate::api::completions::{AnyBuffer, Completions, Request};
 use crate::api::dispatcher::{Handle, OpDone, Ring};
 use crate::api::message::Message;
 use crate::api::op::{Op, WcError};
-use crate::api::settings::ConnSettings;
+use crate::api::settings::ConnectionConfig;
 use crate::cm::{self, CloseReason, CmChannel, CmEvent, CmEventKind, ConnInfo};
 use crate::error::{Error, Result};
 use crate::mr::RemoteMr;
@@ -28,7 +28,7 @@ const COPIED_INLINE: u32 = 256;
 /// A connection: a queue pair whose completions find their way back to the operations.
 ///
 /// Clones are the same connection. When the last clone, the last message and the last operation are dropped it is closed; operations
-/// that were dropped before they were over are finished first, for at most [`ConnSettings::detached_timeout`].
+/// that were dropped before they were over are finished first, for at most [`ConnectionConfig::detached_timeout`].
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -59,7 +59,7 @@ pub(super) struct Half {
 }
 
 impl Half {
-    pub(super) fn new(pd: &Pd, settings: &ConnSettings) -> Result<Self> {
+    pub(super) fn new(pd: &Pd, settings: &ConnectionConfig) -> Result<Self> {
         let device = pd.device();
         settings.check(device.limits())?;
         let completions = Completions::new(settings.send_depth);
@@ -92,7 +92,7 @@ impl Half {
     }
 
     /// Begins to connect to `peer`.
-    pub(super) fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+    pub(super) fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let half = Self::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
         cm::connect(half.qp(), None, peer, &options, &settings.private_data, half.channel())?;
@@ -138,7 +138,7 @@ impl Connection {
     /// # Errors
     /// [`Error::Refused`], [`Error::Rejected`], [`Error::TimedOut`], [`Error::PeerStartup`] and the like: each is one line
     /// that names the end at fault. [`Error::Startup`] for illegal settings.
-    pub async fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+    pub async fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         Half::connect(pd, peer, settings)?.established().await
     }
 

@@ -8,7 +8,7 @@ use crate::api::completions::{
     AnyBuffer, Caller, Completions, Ops, Outcome, Owned, Request, SEND, Slot, failed,
 };
 use crate::api::op::WcError;
-use crate::api::settings::ConnSettings;
+use crate::api::settings::ConnectionConfig;
 use crate::cm::{CloseReason, CmChannel, CmEventKind, ConnInfo};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -48,7 +48,7 @@ impl Handle {
         device: Device,
         qp: Qp,
         completions: Arc<Completions>,
-        settings: &ConnSettings,
+        settings: &ConnectionConfig,
         ring: Ring,
     ) -> Result<Arc<Self>> {
         let dispatcher = Arc::new(Dispatcher {
@@ -96,7 +96,7 @@ pub(crate) struct Dispatcher {
     /// code runs, so that any thread may wait for it.
     gate: Mutex<()>,
     pub(super) ring: Ring,
-    /// See [`ConnSettings::detached_timeout`].
+    /// See [`ConnectionConfig::detached_timeout`].
     detached_timeout: Duration,
     pub(super) channel: Arc<CmChannel>,
     pub(super) info: std::sync::OnceLock<ConnInfo>,
@@ -411,7 +411,7 @@ pub(super) fn is_write_imm(wc: &Wc) -> bool {
 mod tests {
     use crate::api::connection::Connection;
     use crate::api::listener::Listener;
-    use crate::api::settings::ConnSettings;
+    use crate::api::settings::ConnectionConfig;
     use crate::device::Device;
     use std::future::{Future, poll_fn};
     use std::pin::{Pin, pin};
@@ -419,7 +419,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    fn pair(settings: &ConnSettings) -> (Device, Connection, Device, Connection) {
+    fn pair(settings: &ConnectionConfig) -> (Device, Connection, Device, Connection) {
         let [client, server] = [(); 2].map(|()| Device::open().unwrap());
         let [client_pd, server_pd] = [&client, &server].map(|device| device.alloc_pd().unwrap());
         let listener = Listener::bind(&server_pd, "127.0.0.1:0".parse().unwrap(), settings).unwrap();
@@ -433,7 +433,7 @@ mod tests {
 
     #[test]
     fn a_message_before_the_end_is_in_the_inbox_once_the_end_is_known() {
-        let (client, connection, server, accepted) = pair(&ConnSettings::default());
+        let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         client.block_on(async {
             connection.send_copy(b"the last one").await.unwrap();
             assert!(connection.disconnect().await.unwrap().orderly);
@@ -460,7 +460,7 @@ mod tests {
     /// A completion has made room, and what waits for it is not posted yet: a request that comes then waits behind it.
     #[test]
     fn requests_are_sent_in_order_though_one_finds_room_before_another_that_waits() {
-        let (client, connection, server, accepted) = pair(&ConnSettings::default());
+        let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         let dispatcher = &connection.dispatcher;
         dispatcher.ops().set_room(0);
         let mut waiting = pin!(connection.send_copy(b"waits"));
@@ -476,7 +476,7 @@ mod tests {
     /// The thread that runs the deferred work waits until the other one has queued its request.
     #[test]
     fn a_request_that_waits_is_posted_though_another_thread_queues_one() {
-        let (client, connection, server, accepted) = pair(&ConnSettings::default());
+        let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         let dispatcher = &connection.dispatcher;
         dispatcher.ops().set_room(0);
         let mut waiting = pin!(connection.send_copy(b"waits"));
@@ -503,7 +503,7 @@ mod tests {
     /// The message is borrowed only for the call that takes it in.
     #[test]
     fn a_copy_that_waits_for_room_has_bytes_of_its_own() {
-        let (client, connection, server, accepted) = pair(&ConnSettings::default());
+        let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         let dispatcher = &connection.dispatcher;
         dispatcher.ops().set_room(0);
         let mut message = *b"as it was";
@@ -517,7 +517,7 @@ mod tests {
 
     #[test]
     fn messages_take_the_receive_that_was_released_last() {
-        let (client, connection, server, accepted) = pair(&ConnSettings::default());
+        let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         let send = |message: &'static [u8]| client.block_on(connection.send_copy(message)).unwrap();
         let receive = || server.block_on(accepted.recv()).unwrap().unwrap();
         send(b"first");

@@ -19,19 +19,6 @@ const MAX: usize = 1024;
 const KEPT_FAILURES: usize = 64;
 
 /// A peer that was accepted and did not become a connection.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # use uiw_verbs::{ConnSettings, Device, Listener};
-/// # let pd = Device::open()?.alloc_pd()?;
-/// # let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
-/// while let Some(failure) = listener.take_failure() {
-///     eprintln!("{}: {}", failure.peer, failure.error);
-/// }
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct AcceptFailure {

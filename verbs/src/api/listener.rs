@@ -2,7 +2,7 @@
 
 use crate::api::connection::{Connection, Half};
 use crate::api::handshakes::{AcceptFailure, Handshakes};
-use crate::api::settings::ConnSettings;
+use crate::api::settings::ConnectionConfig;
 use crate::cm::{self, CmChannel, CmEventKind, ConnRequest};
 use crate::error::{Error, Result};
 use crate::pd::Pd;
@@ -19,9 +19,9 @@ use uiw_llp::PeerIdentity;
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::{ConnSettings, Connection, Device, Listener};
+/// use uiw_verbs::{ConnectionConfig, Connection, Device, Listener};
 /// let device = Device::open()?;
-/// let (pd, settings) = (device.alloc_pd()?, ConnSettings::default());
+/// let (pd, settings) = (device.alloc_pd()?, ConnectionConfig::default());
 /// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &settings)?;
 /// let client = Connection::connect(&pd, listener.local_addr(), &settings);
 /// let (client, server) = device.block_on(async { futures_util::future::join(client, listener.accept()).await });
@@ -31,7 +31,7 @@ use uiw_llp::PeerIdentity;
 /// ```
 pub struct Listener {
     pd: Pd,
-    settings: ConnSettings,
+    settings: ConnectionConfig,
     port: cm::Listener,
     channel: Arc<CmChannel>,
     handshakes: Handshakes,
@@ -52,7 +52,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`Error::Io`] when the address cannot be had; [`Error::Limit`], [`Error::Zero`] for settings that no connection can be made with.
-    pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+    pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         settings.check(pd.device().limits())?;
         let channel = Arc::new(CmChannel::default());
         let options = Arc::new(settings.options.clone());
@@ -151,9 +151,9 @@ fn is_of_peer(error: &Error) -> bool {
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::{ConnSettings, Connection, Device, Listener};
+/// use uiw_verbs::{ConnectionConfig, Connection, Device, Listener};
 /// let device = Device::open()?;
-/// let (pd, settings) = (device.alloc_pd()?, ConnSettings::default());
+/// let (pd, settings) = (device.alloc_pd()?, ConnectionConfig::default());
 /// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &settings)?;
 /// let server = async {
 ///     let incoming = listener.incoming().await?;
@@ -162,7 +162,7 @@ fn is_of_peer(error: &Error) -> bool {
 ///         _ => incoming.reject(b"not you"),
 ///     }
 /// };
-/// let settings = ConnSettings::default().private_data(*b"guess");
+/// let settings = ConnectionConfig::default().private_data(*b"guess");
 /// let client = Connection::connect(&pd, listener.local_addr(), &settings);
 /// let (client, served) = device.block_on(async { futures_util::future::join(client, server).await });
 /// served?;
@@ -199,11 +199,11 @@ impl Incoming {
     ///
     /// # Errors
     /// As [`Connection::connect`].
-    pub async fn accept(self, pd: &Pd, settings: &ConnSettings) -> Result<Connection> {
+    pub async fn accept(self, pd: &Pd, settings: &ConnectionConfig) -> Result<Connection> {
         self.begin(pd, settings)?.established().await
     }
 
-    pub(super) fn begin(self, pd: &Pd, settings: &ConnSettings) -> Result<Half> {
+    pub(super) fn begin(self, pd: &Pd, settings: &ConnectionConfig) -> Result<Half> {
         let half = Half::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
         self.request.accept(half.qp(), Some(&options), &settings.private_data, Some(half.channel()))?;

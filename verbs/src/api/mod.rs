@@ -24,5 +24,5 @@ pub use handshakes::AcceptFailure;
 pub use listener::{Incoming, Listener};
 pub use message::Message;
 pub use op::{Op, OpError, WcError};
-pub use settings::ConnSettings;
+pub use settings::ConnectionConfig;
 pub use shared::{BoundWindow, SharedMr};

@@ -13,18 +13,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// Why an operation failed.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [client, server] = blocking()?;
-/// use std::time::Duration;
-/// use uiw_verbs::WcError;
-/// let waited = client.recv_timeout(Duration::from_millis(1));
-/// assert!(matches!(waited, Err(WcError::TimedOut { .. })));
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WcError {

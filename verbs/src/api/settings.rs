@@ -1,40 +1,34 @@
 //! What connections of the safe API are made with.
 
 use crate::error::Result;
-use crate::options::{ConnOptions, Limits};
+use crate::options::{ConnConfig, Limits};
 use std::time::Duration;
 
 /// What a connection is made with, at [`Connection::connect`](crate::Connection::connect), [`Listener::bind`](crate::Listener::bind)
 /// and [`Incoming::accept`](crate::Incoming::accept).
-///
-/// ```
-/// use uiw_verbs::ConnSettings;
-/// let settings = ConnSettings::default().private_data(*b"greeting").send_depth(16).max_message(1 << 20).crc(false);
-/// # let _ = settings;
-/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct ConnSettings {
-    /// See [`ConnSettings::options()`].
-    pub options: ConnOptions,
-    /// See [`ConnSettings::private_data()`].
+pub struct ConnectionConfig {
+    /// See [`ConnectionConfig::options()`].
+    pub options: ConnConfig,
+    /// See [`ConnectionConfig::private_data()`].
     pub private_data: Vec<u8>,
-    /// See [`ConnSettings::send_depth()`].
+    /// See [`ConnectionConfig::send_depth()`].
     pub send_depth: u32,
-    /// See [`ConnSettings::recv_depth()`].
+    /// See [`ConnectionConfig::recv_depth()`].
     pub recv_depth: u32,
-    /// See [`ConnSettings::recv_size()`].
+    /// See [`ConnectionConfig::recv_size()`].
     pub recv_size: u32,
-    /// See [`ConnSettings::max_message()`].
+    /// See [`ConnectionConfig::max_message()`].
     pub max_message: u32,
-    /// See [`ConnSettings::detached_timeout()`].
+    /// See [`ConnectionConfig::detached_timeout()`].
     pub detached_timeout: Duration,
 }
 
-impl Default for ConnSettings {
+impl Default for ConnectionConfig {
     fn default() -> Self {
         Self {
-            options: ConnOptions::default()
+            options: ConnConfig::default()
                 .no_receive_timeout(Duration::MAX)
                 .close_timeout(Duration::from_secs(60)),
             private_data: Vec::new(),
@@ -47,10 +41,10 @@ impl Default for ConnSettings {
     }
 }
 
-impl ConnSettings {
+impl ConnectionConfig {
     /// Options of the raw layer, in place of those set so far.
     #[must_use]
-    pub fn options(mut self, options: ConnOptions) -> Self {
+    pub fn options(mut self, options: ConnConfig) -> Self {
         self.options = options;
         self
     }
@@ -86,7 +80,7 @@ impl ConnSettings {
 
     /// The longest message that the peer may send, in bytes; a longer one ends the connection (RFC 5041 section 7.1). Default: 16 MiB.
     ///
-    /// While messages that are longer than [`ConnSettings::recv_size`] and were not dropped take so many bytes together, the next message
+    /// While messages that are longer than [`ConnectionConfig::recv_size`] and were not dropped take so many bytes together, the next message
     /// waits. Such messages take less than twice this number of bytes.
     #[must_use]
     pub fn max_message(mut self, bytes: u32) -> Self {

@@ -4,7 +4,7 @@ use crate::cm::{CmChannel, ConnHandle, ConnRequest, check_options};
 use crate::conn::Conn;
 use crate::driver::{Core, Services};
 use crate::error::{Error, Result};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use crate::qp::{Qp, QpInner};
 use std::sync::Arc;
 use uiw_llp::Token;
@@ -17,7 +17,7 @@ impl ConnRequest {
     pub fn accept(
         mut self,
         qp: &Qp,
-        options: Option<&Arc<ConnOptions>>,
+        options: Option<&Arc<ConnConfig>>,
         private_data: &[u8],
         channel: Option<&Arc<CmChannel>>,
     ) -> Result<ConnHandle> {

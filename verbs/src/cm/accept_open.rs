@@ -4,32 +4,13 @@ use crate::cm::{CmChannel, CmSide, ConnId, check_options};
 use crate::conn::Conn;
 use crate::driver::{Driver, Slot};
 use crate::error::{Error, Result};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use uiw_llp::Token;
-use uiw_stream::Stream;
+use uiw_stream::RdmapStream;
 
 /// A connection whose Request is awaited. Dropping it before the Request comes ends the connection, without an event.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
-/// let end = End::new()?;
-/// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-/// let mut peer = std::net::TcpStream::connect(listener.local_addr()?)?;
-/// let options = Arc::new(ConnOptions::default());
-/// let awaited = cm::accept_open(&end.device, listener.accept()?.0.into(), &options, &end.channel)?;
-/// // The peer has sent nothing, and its connection ends.
-/// drop(awaited);
-/// let ended = std::io::Read::read(&mut peer, &mut [0]);
-/// assert!(!matches!(ended, Ok(1)));
-/// assert!(end.channel.try_pop().is_none());
-/// # Ok(())
-/// # }
-/// ```
 pub struct Awaited {
     driver: Arc<Driver>,
     token: Token,
@@ -64,7 +45,7 @@ impl Drop for Awaited {
 /// use std::sync::Arc;
 /// use uiw_verbs::cm::{self, CmEventKind};
 /// let (client, server) = (End::new()?, End::new()?);
-/// let options = Arc::new(uiw_verbs::ConnOptions::default());
+/// let options = Arc::new(uiw_verbs::ConnConfig::default());
 /// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// let (peer, socket) = (listener.local_addr()?, std::net::TcpStream::connect(listener.local_addr()?)?);
 /// cm::connect_open(&client.qp, socket.into(), peer, &options, b"", &client.channel, 7)?;
@@ -82,7 +63,7 @@ impl Drop for Awaited {
 pub fn accept_open(
     device: &crate::Device,
     socket: OwnedFd,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
 ) -> Result<Awaited> {
     let driver = Arc::clone(device.driver());
@@ -95,8 +76,9 @@ pub fn accept_open(
         let sink = shared.table.reserve()?;
         let id = ConnId(shared.next_stream().0);
         let inserted = core.insert(|stack, services, token| {
-            let socket = stack.accept_open(socket, &options.stream, token).map_err(Error::io("accepting"))?;
-            let stream = Stream::listen(options.stream_config(), sink, services.now);
+            let socket =
+                stack.open_socket(socket, None, &options.stream, token).map_err(Error::io("accepting"))?;
+            let stream = RdmapStream::listen(options.stream_config(), sink, services.now);
             let cm = CmSide::new(id, channel);
             let mut conn = Conn::new(token, socket, stream, Arc::clone(&options), cm, services);
             conn.note_ends(&services.shared);

@@ -6,7 +6,7 @@ use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
 use crate::faults::CmCall;
 use crate::notify::Wakes;
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use crate::qp::{Qp, QpInner};
 use std::io;
 use std::net::SocketAddr;
@@ -14,9 +14,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_ddp::STag;
-use uiw_llp::{Stack, Token};
+use uiw_llp::{Token, TransportStack};
 use uiw_mpa::startup::Initiator;
-use uiw_stream::{Stream, Time};
+use uiw_stream::{RdmapStream, Time};
 
 /// Connects `qp` to `peer`. The outcome is an event on `channel`: [`crate::cm::CmEventKind::Established`] or [`crate::cm::CmEventKind::Failed`].
 ///
@@ -26,9 +26,9 @@ use uiw_stream::{Stream, Time};
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
+/// use uiw_verbs::{ConnConfig, cm};
 /// let end = End::new()?;
-/// let options = Arc::new(ConnOptions::default());
+/// let options = Arc::new(ConnConfig::default());
 /// cm::connect(&end.qp, None, "127.0.0.1:1".parse()?, &options, b"", &end.channel)?;
 /// assert!(matches!(end.event(), cm::CmEventKind::Failed(uiw_verbs::Error::Refused { .. })));
 /// # Ok(())
@@ -42,7 +42,7 @@ pub fn connect(
     qp: &Qp,
     local: Option<SocketAddr>,
     peer: SocketAddr,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
 ) -> Result<ConnHandle> {
@@ -57,9 +57,9 @@ pub fn connect(
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
+/// use uiw_verbs::{ConnConfig, cm};
 /// let [client, server] = [End::new()?, End::new()?];
-/// let options = Arc::new(ConnOptions::default());
+/// let options = Arc::new(ConnConfig::default());
 /// let listener = cm::Listener::bind(&server.device, "127.0.0.1:0".parse()?, 1, &options, &server.channel)?;
 /// let to = listener.local_addr();
 /// let connection = cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel)?;
@@ -78,7 +78,7 @@ pub fn connect_in_two_steps(
     qp: &Qp,
     local: Option<SocketAddr>,
     peer: SocketAddr,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
 ) -> Result<ConnHandle> {
@@ -88,7 +88,7 @@ pub fn connect_in_two_steps(
 fn connect_to(
     qp: &Qp,
     (local, peer): (Option<SocketAddr>, SocketAddr),
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
     awaits_establish: bool,
@@ -105,39 +105,20 @@ fn connect_to(
 ///
 /// # Errors
 /// As for [`connect`]; [`Error::Lost`] where the TCP is not the kernel's.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::cm::{self, CmEventKind};
-/// let end = End::new()?;
-/// let options = Arc::new(uiw_verbs::ConnOptions::default());
-/// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-/// let peer = listener.local_addr()?;
-/// let socket = std::net::TcpStream::connect(peer)?;
-/// cm::connect_open(&end.qp, socket.into(), peer, &options, b"", &end.channel, 7)?;
-/// // TCP was connected before; MPA is not yet.
-/// assert!(matches!(end.event(), CmEventKind::Posted(7)));
-/// drop(listener.accept()?);
-/// assert!(matches!(end.event(), CmEventKind::Failed(_)));
-/// # Ok(())
-/// # }
-/// ```
 pub fn connect_open(
     qp: &Qp,
     socket: OwnedFd,
     peer: SocketAddr,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
     connected: u64,
 ) -> Result<ConnHandle> {
-    let mut options = ConnOptions::clone(options);
+    let mut options = ConnConfig::clone(options);
     (options.fallback, options.refused_retry_time) = (false, Duration::ZERO);
     let how = How { asked_local: None, peer, connected_note: Some(connected), awaits_establish: false };
     connect_by(qp, how, &Arc::new(options), private_data, channel, move |stack, options, token| {
-        stack.connect_open(socket, peer, &options.stream, token)
+        stack.open_socket(socket, Some(peer), &options.stream, token)
     })
 }
 
@@ -153,10 +134,14 @@ struct How {
 fn connect_by(
     qp: &Qp,
     how: How,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
-    connect: impl FnOnce(&mut dyn Stack, &ConnOptions, Token) -> io::Result<Box<dyn uiw_llp::Stream>>
+    connect: impl FnOnce(
+        &mut dyn TransportStack,
+        &ConnConfig,
+        Token,
+    ) -> io::Result<Box<dyn uiw_llp::TransportStream>>
     + Send
     + 'static,
 ) -> Result<ConnHandle> {
@@ -178,8 +163,8 @@ fn connect_by(
         let options = stream_options;
         let socket = connect(stack, &options, token).map_err(|source| connect_error(peer, source))?;
         let nonce = getrandom::u64().unwrap_or(token.0);
-        let config = uiw_stream::Config { awaits_establish, ..options.stream_config() };
-        let stream = Stream::connect(config, &private_data, sink, nonce, now)?;
+        let config = uiw_stream::RdmapConfig { awaits_establish, ..options.stream_config() };
+        let stream = RdmapStream::connect(config, &private_data, sink, nonce, now)?;
         Ok(Opened { socket, stream, asked_local, connected_note })
     })
 }
@@ -189,25 +174,12 @@ fn connect_by(
 /// both. The outcome is an event on `channel`, as of [`connect`]. A fault that the stream finds in itself ends the request that
 /// it is about with the status that a peer's Terminate would give it.
 ///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
-/// let end = End::new()?;
-/// let options = Arc::new(ConnOptions::default());
-/// cm::connect_self(&end.qp, "127.0.0.1:0".parse()?, &options, &end.channel)?;
-/// assert!(matches!(end.event(), cm::CmEventKind::Established(_)));
-/// # Ok(())
-/// # }
-/// ```
-///
 /// # Errors
 /// As for [`connect`]; [`Error::Lost`] where the device's stack has no such streams.
 pub fn connect_self(
     qp: &Qp,
     local: SocketAddr,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
 ) -> Result<ConnHandle> {
     let inner = &qp.0;
@@ -220,15 +192,15 @@ pub fn connect_self(
             .map_err(|source| connect_error(local, source))?;
         let mut config = options.stream_config();
         (config.startup.ird, config.startup.ord) = (options.ird.min(limit), options.ord.min(limit));
-        let stream = Stream::loopback(config, sink, now);
+        let stream = RdmapStream::loopback(config, sink, now);
         Ok(Opened { socket, stream, asked_local: None, connected_note: None })
     })
 }
 
 /// What a connection is begun with.
 struct Opened {
-    socket: Box<dyn uiw_llp::Stream>,
-    stream: Stream<uiw_mem::Span>,
+    socket: Box<dyn uiw_llp::TransportStream>,
+    stream: RdmapStream<uiw_mem::Span>,
     /// The local address that the application asked for.
     asked_local: Option<SocketAddr>,
     connected_note: Option<u64>,
@@ -237,9 +209,9 @@ struct Opened {
 /// Gives `qp` a connection in start-up, which `open` begins.
 fn begin(
     inner: &Arc<QpInner>,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
-    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened> + Send + 'static,
+    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<Opened> + Send + 'static,
 ) -> Result<ConnHandle> {
     let driver = Arc::clone(&inner.driver);
     let shard = driver.shard_at(inner.recv_cq.shard());
@@ -254,9 +226,9 @@ fn begin(
 fn begin_on(
     core: &mut Core,
     inner: &Arc<QpInner>,
-    options: &Arc<ConnOptions>,
+    options: &Arc<ConnConfig>,
     channel: &Arc<CmChannel>,
-    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened>,
+    open: impl FnOnce(&mut dyn TransportStack, Token, STag, Time) -> Result<Opened>,
 ) -> Result<(Token, ConnId)> {
     let shared = Arc::clone(&core.services.shared);
     let control = inner.control();
@@ -286,21 +258,6 @@ fn begin_on(
 }
 
 /// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair is free again.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, QpState, cm};
-/// let end = End::new()?;
-/// # let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-/// # let silent = listener.local_addr()?;
-/// cm::connect(&end.qp, None, silent, &Arc::new(ConnOptions::default()), b"", &end.channel)?;
-/// // The peer does not answer.
-/// cm::abandon(&end.qp);
-/// # Ok(())
-/// # }
-/// ```
 pub fn abandon(qp: &Qp) {
     let Some(token) = qp.0.conn() else { return };
     qp.0.driver.shard(token).call(move |core| {

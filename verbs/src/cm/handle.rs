@@ -12,18 +12,6 @@ use uiw_llp::Token;
 /// answers [`Error::NotConnected`].
 ///
 /// What begins a connection returns one. From then on other threads may take the events of the connection, and drop its queue pair.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [client, server] = raw()?;
-/// use uiw_verbs::cm::ConnHandle;
-/// let handle = ConnHandle::of(&client.qp)?;
-/// handle.disconnect()?;
-/// assert!(matches!(server.event(), uiw_verbs::cm::CmEventKind::Disconnected(ending) if ending.orderly));
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone)]
 pub struct ConnHandle {
     driver: Arc<Driver>,

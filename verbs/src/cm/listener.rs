@@ -4,7 +4,7 @@ use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId, ListenerId};
 use crate::conn::Conn;
 use crate::driver::{Core, Driver, Slot};
 use crate::error::{Error, Result};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -12,9 +12,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use uiw_counters::Refusal;
-use uiw_llp::{ListenOptions, PeerIdentity, Stream as Socket, Token};
+use uiw_llp::{ListenConfig, PeerIdentity, Token, TransportStream as Socket};
 use uiw_mpa::startup::Request;
-use uiw_stream::Stream;
+use uiw_stream::RdmapStream;
 
 /// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter of
 /// the network configuration).
@@ -27,8 +27,8 @@ fn warn_of_cleartext(local: SocketAddr) {
 
 /// The driver's side of a listener.
 pub(crate) struct ListenerSlot {
-    listener: Box<dyn uiw_llp::Listener>,
-    options: Arc<ConnOptions>,
+    listener: Box<dyn uiw_llp::TransportListener>,
+    options: Arc<ConnConfig>,
     channel: Arc<CmChannel>,
     /// Connections in set-up.
     half_open: Arc<AtomicU32>,
@@ -37,19 +37,6 @@ pub(crate) struct ListenerSlot {
 }
 
 /// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
-/// let end = End::new()?;
-/// let options = Arc::new(ConnOptions::default());
-/// let listener = cm::Listener::bind(&end.device, ([127, 0, 0, 1], 0).into(), 16, &options, &end.channel)?;
-/// println!("requests to {} are events of the channel", listener.local_addr());
-/// # Ok(())
-/// # }
-/// ```
 pub struct Listener {
     driver: Arc<Driver>,
     token: Token,
@@ -72,7 +59,7 @@ impl Listener {
         device: &crate::Device,
         local: SocketAddr,
         backlog: u32,
-        options: &Arc<ConnOptions>,
+        options: &Arc<ConnConfig>,
         channel: &Arc<CmChannel>,
     ) -> Result<Self> {
         let driver = Arc::clone(device.driver());
@@ -80,12 +67,12 @@ impl Listener {
         let shard = driver.shard_for_listener();
         shard.start()?;
         let (options, channel) = (Arc::clone(options), Arc::clone(channel));
-        let (token, bound, encrypted) = shard.call(move |core| {
-            let (mut bound, mut encrypted) = (local, false);
+        let (token, bound) = shard.call(move |core| {
+            let mut bound = local;
             let token = core.insert(|stack, _, token| {
-                let listen = ListenOptions { backlog, stream: options.stream.clone() };
+                let listen = ListenConfig { backlog, stream: options.stream.clone() };
                 let listener = stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
-                (bound, encrypted) = (listener.local_addr(), listener.is_encrypted());
+                bound = listener.local_addr();
                 Ok::<_, Error>(Slot::Listener(ListenerSlot {
                     listener,
                     options,
@@ -94,10 +81,10 @@ impl Listener {
                     without_request: VecDeque::new(),
                 }))
             })?;
-            Ok::<_, Error>((token, bound, encrypted))
+            Ok::<_, Error>((token, bound))
         })?;
         driver.note_use(token);
-        if !encrypted {
+        if !driver.shared.encrypts {
             warn_of_cleartext(bound);
         }
         Ok(Self { driver, token, local: bound })
@@ -289,7 +276,7 @@ fn accept_one(
     listener: Token,
     id: ConnId,
     sink: uiw_ddp::STag,
-    options: Arc<ConnOptions>,
+    options: Arc<ConnConfig>,
     channel: Arc<CmChannel>,
     half_open: HalfOpen,
 ) -> io::Result<Token> {
@@ -298,7 +285,7 @@ fn accept_one(
         Some(slot) => slot.listener.accept(token)?,
         None => return Err(io::ErrorKind::WouldBlock.into()),
     };
-    let stream = Stream::listen(options.stream_config(), sink, core.services.now);
+    let stream = RdmapStream::listen(options.stream_config(), sink, core.services.now);
     let mut conn = Conn::new(token, socket, stream, options, CmSide::new(id, channel), &core.services);
     conn.note_ends(&core.services.shared);
     core.services.counters.accepted();
@@ -338,7 +325,7 @@ impl Drop for HalfOpen {
 /// use std::sync::Arc;
 /// use uiw_verbs::cm::{self, CmEventKind};
 /// let (client, server) = (End::new()?, End::new()?);
-/// let options = Arc::new(uiw_verbs::ConnOptions::default());
+/// let options = Arc::new(uiw_verbs::ConnConfig::default());
 /// let listener = cm::Listener::bind(&server.device, ([127, 0, 0, 1], 0).into(), 16, &options, &server.channel)?;
 /// cm::connect(&client.qp, None, listener.local_addr(), &options, b"from the client", &client.channel)?;
 /// let CmEventKind::ConnectRequest(request) = server.event() else { return Err("no request".into()) };
@@ -361,7 +348,7 @@ pub struct ConnRequest {
     ord: Option<u16>,
     revision: u8,
     max_reply: usize,
-    pub(super) options: Arc<ConnOptions>,
+    pub(super) options: Arc<ConnConfig>,
     peer_identity: Option<Arc<PeerIdentity>>,
     has_socket: bool,
     pub(super) decided: bool,
@@ -374,7 +361,7 @@ impl ConnRequest {
         id: ConnId,
         socket: &dyn Socket,
         request: &Request,
-        options: Arc<ConnOptions>,
+        options: Arc<ConnConfig>,
     ) -> Self {
         Self {
             driver,
@@ -390,7 +377,7 @@ impl ConnRequest {
             max_reply: request.max_reply_private_data(),
             options,
             peer_identity: socket.peer_identity(),
-            has_socket: socket.fd().is_some(),
+            has_socket: socket.kernel_socket().is_some(),
             decided: false,
         }
     }
@@ -451,7 +438,7 @@ impl ConnRequest {
 
     /// The listener's options.
     #[must_use]
-    pub fn options(&self) -> &Arc<ConnOptions> {
+    pub fn options(&self) -> &Arc<ConnConfig> {
         &self.options
     }
 
@@ -492,13 +479,13 @@ impl ConnRequest {
     /// # fn main() -> Result<(), AnyError> {
     /// use std::io::{Read, Write};
     /// use std::sync::Arc;
-    /// use uiw_mpa::startup::{Config, Initiator};
+    /// use uiw_mpa::startup::{StartupConfig, Initiator};
     /// use uiw_verbs::cm::{self, CmEventKind};
     /// let server = End::new()?;
-    /// let options = Arc::new(uiw_verbs::ConnOptions::default());
+    /// let options = Arc::new(uiw_verbs::ConnConfig::default());
     /// let listener = cm::Listener::bind(&server.device, ([127, 0, 0, 1], 0).into(), 16, &options, &server.channel)?;
     /// let mut client = std::net::TcpStream::connect(listener.local_addr())?;
-    /// client.write_all(&Initiator::new(Config::default(), b"something else")?.request())?;
+    /// client.write_all(&Initiator::new(StartupConfig::default(), b"something else")?.request())?;
     /// let CmEventKind::ConnectRequest(mut request) = server.event() else { return Err("no request".into()) };
     /// assert_eq!(request.private_data(), b"something else");
     /// let socket = std::net::TcpStream::from(request.take_socket()?);

@@ -19,7 +19,7 @@ pub use sidr::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use crate::suspect::Suspect;
 use crate::wc::WireReason;
 use std::fmt;
@@ -31,21 +31,9 @@ use uiw_llp::PeerIdentity;
 use uiw_mpa::startup::Negotiated;
 
 /// Where the events of connections go: `rdma_event_channel`.
-///
-/// ```
-/// use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind};
-/// let channel = CmChannel::default();
-/// channel.post(CmEvent::posted(7));
-/// assert!(matches!(channel.try_pop().map(|event| event.kind), Some(CmEventKind::Posted(7))));
-/// ```
 pub type CmChannel = EventQueue<CmEvent>;
 
 /// Something that happened to a connection or a listener.
-///
-/// ```
-/// use uiw_verbs::cm::{CmEvent, CmEventKind};
-/// assert!(matches!(CmEvent::posted(7).kind, CmEventKind::Posted(7)));
-/// ```
 #[derive(Debug)]
 pub struct CmEvent {
     /// Which connection; of a [`CmEventKind::ConnectRequest`], the connection-to-be.
@@ -110,24 +98,13 @@ impl CmEvent {
 }
 
 /// How a connection ended.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [client, server] = blocking()?;
-/// client.disconnect()?;
-/// let ending = server.ended();
-/// assert!(ending.orderly && ending.reason.is_none());
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseReason {
     /// The Terminate behind it.
     pub reason: Option<WireReason>,
     /// Whether both sides closed in order, or the application wanted it.
     pub orderly: bool,
-    /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnOptions::dead_after`].
+    /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnConfig::dead_after`].
     pub silent_for: Option<Duration>,
     /// The peer ended the connection before it sent anything: which kind of peer may have done so, and what to set.
     pub suspect: Option<Suspect>,
@@ -146,17 +123,6 @@ impl fmt::Display for CloseReason {
 }
 
 /// A standing connection.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [client, server] = blocking()?;
-/// let info = client.info();
-/// assert_eq!(info.peer, server.info().local);
-/// assert!(info.negotiated.crc);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 pub struct ConnInfo {
     /// Our address.
@@ -251,7 +217,7 @@ pub(crate) fn connect_error(peer: SocketAddr, source: io::Error) -> Error {
     }
 }
 
-fn check_options(max_rd_atomic: u16, options: &ConnOptions) -> Result<()> {
+fn check_options(max_rd_atomic: u16, options: &ConnConfig) -> Result<()> {
     for (what, asked) in [("IRD", options.ird), ("ORD", options.ord)] {
         // 0x3FFF means "not negotiated" (RFC 6581 section 9.1): legal, and bounded by the device's own limit.
         if asked > max_rd_atomic && asked != 0x3FFF {

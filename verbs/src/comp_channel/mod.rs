@@ -19,12 +19,6 @@ use std::task::{Context, Poll, Waker};
 ///
 /// A queue whose event was taken may be empty: its completion was polled before, or the descriptor was readable for an arrival that
 /// completed nothing.
-///
-/// ```
-/// use uiw_verbs::CompChannel;
-/// let channel = CompChannel::default();
-/// assert!(channel.try_pop().is_none(), "no queue has an event");
-/// ```
 pub struct CompChannel {
     events: EventQueue<Weak<Cq>>,
     withheld: Arc<Withheld>,

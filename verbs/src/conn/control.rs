@@ -4,7 +4,7 @@ use super::Conn;
 use crate::cm::{CmEventKind, connect_error};
 use crate::driver::Services;
 use crate::error::{Error, Result};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use crate::qp::{Path, QpInner, QpState};
 use std::io;
 use std::net::SocketAddr;
@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Refusal;
+use uiw_llp::StreamChange;
 use uiw_stream::{LocalError, PeerKind};
 
 /// After the first refusal; every further pause is twice as long.
@@ -79,7 +80,7 @@ impl Conn {
     }
 
     /// Another connection of TCP takes the place of the one before.
-    pub(crate) fn reconnected(&mut self, socket: Box<dyn uiw_llp::Stream>) {
+    pub(crate) fn reconnected(&mut self, socket: Box<dyn uiw_llp::TransportStream>) {
         self.socket = socket;
         self.has_peek = true;
         self.stream.reconnected();
@@ -91,18 +92,13 @@ impl Conn {
     pub(crate) fn accept(
         &mut self,
         qp: &Arc<QpInner>,
-        options: &Arc<ConnOptions>,
+        options: &Arc<ConnConfig>,
         private_data: &[u8],
         services: &mut Services,
     ) -> Result<()> {
-        match &options.stream.congestion {
-            Some(name) if Some(name) != self.options.stream.congestion.as_ref() => {
-                let peer = self.socket.peer_addr();
-                self.socket.set_congestion(name).map_err(|source| connect_error(peer, source))?;
-            }
-            _ => {}
-        }
-        self.set_dead_after(options.stream.dead_after)?;
+        let (own, theirs) = (&options.stream, &self.options.stream);
+        let congestion = own.congestion.as_deref().filter(|name| Some(*name) != theirs.congestion.as_deref());
+        self.configure(congestion, own.dead_after)?;
         let accepted = self.stream.accept(options.stream_config(), private_data, services.now)?;
         let negotiated = accepted.ok_or(Error::NotConnected)?;
         self.options = Arc::clone(options);
@@ -247,10 +243,16 @@ impl Conn {
     }
 
     pub(crate) fn set_dead_after(&mut self, time: Option<Duration>) -> Result<()> {
-        if time != self.dead_after {
+        self.configure(None, time)
+    }
+
+    fn configure(&mut self, congestion: Option<&str>, dead_after: Option<Duration>) -> Result<()> {
+        let change =
+            StreamChange { congestion, dead_after: (dead_after != self.dead_after).then_some(dead_after) };
+        if change != StreamChange::default() {
             let peer = self.socket.peer_addr();
-            self.socket.set_dead_after(time).map_err(|source| connect_error(peer, source))?;
-            self.dead_after = time;
+            self.socket.configure(&change).map_err(|source| connect_error(peer, source))?;
+            self.dead_after = dead_after;
         }
         Ok(())
     }

@@ -109,7 +109,7 @@ impl Conn {
             initiator: self.stream.is_initiator(),
             // Both ends have their entries since TCP connected, before the Request was sent.
             same_device: services.shared.has_both_ends(local, peer),
-            kernel: self.socket.is_of_kernel(),
+            kernel: self.socket.info().of_kernel,
         });
     }
 

@@ -1,4 +1,4 @@
-//! The queue pair and the device's memory, as a stream sees them: [`uiw_stream::Host`].
+//! The queue pair and the device's memory, as a stream sees them: [`uiw_stream::StreamHost`].
 
 use super::held_receives;
 use crate::cq::Cqe;
@@ -84,6 +84,11 @@ impl HostState {
     /// Whether a message has begun that is longer than its receive.
     pub(crate) fn has_long_message(&self) -> bool {
         self.charge.is_some()
+    }
+
+    /// Whether that message has made progress since the last time it had: see [`MessageCharge::has_progress`].
+    pub(crate) fn has_message_progress(&mut self) -> bool {
+        self.charge.as_mut().is_some_and(|charge| charge.has_progress(self.long.len()))
     }
 
     /// Makes room for a message of `len` bytes, which grows to `limit` at most.
@@ -181,7 +186,7 @@ impl<'a> QpHost<'a> {
         Self { qp, state, table, wakes, queue: None }
     }
 
-    /// The send queue, locked until [`uiw_stream::Host::release`].
+    /// The send queue, locked until [`uiw_stream::StreamHost::release`].
     #[inline(always)]
     fn queue(&mut self) -> Option<&mut MutexGuard<'a, SendQueue>> {
         if self.queue.is_none() {
@@ -190,7 +195,8 @@ impl<'a> QpHost<'a> {
         self.queue.as_mut()
     }
 
-    /// Ends request `id`, and completes those at the front of the queue that are over.
+    /// Ends requests, and completes those at the front of the queue that are over.
+    #[inline(always)]
     fn done(&mut self, ids: impl Iterator<Item = u32>, status: WcStatus) -> Result<(), LocalError> {
         let Some(qp) = self.qp else { return Ok(()) };
         self.queue = None;
@@ -223,7 +229,7 @@ impl<'a> QpHost<'a> {
     }
 }
 
-impl uiw_stream::Host for QpHost<'_> {
+impl uiw_stream::StreamHost for QpHost<'_> {
     type Memory = Span;
     type Payload<'b>
         = Source<'b>
@@ -493,7 +499,7 @@ impl uiw_stream::Host for QpHost<'_> {
         qp.retire(&mut queue, self.wakes)
     }
 
-    #[inline]
+    #[inline(always)]
     fn sent(&mut self, ids: impl Iterator<Item = u32>) -> Result<(), LocalError> {
         self.done(ids, WcStatus::Success)
     }

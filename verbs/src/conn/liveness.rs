@@ -1,5 +1,5 @@
 //! Whether the peer still acknowledges, for stacks that report it and do not give up a busy connection by themselves
-//! ([`uiw_llp::StreamOptions::dead_after`]).
+//! ([`uiw_llp::TransportConfig::dead_after`]).
 //!
 //! The check runs at a timer that is set while bytes are sent, so an idle connection has none. TCP_USER_TIMEOUT would do the same without a
 //! timer of ours, but Linux applies it to the time for which the peer's window is closed, too: a receiver that is busy and answers every

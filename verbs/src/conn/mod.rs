@@ -1,4 +1,4 @@
-//! One connection: a stream (`uiw_stream::Stream`), the socket that carries its bytes, and the queue pair that it serves.
+//! One connection: a stream (`uiw_stream::RdmapStream`), the socket that carries its bytes, and the queue pair that it serves.
 
 mod control;
 mod events;
@@ -13,7 +13,7 @@ pub(crate) use host::{HostState, QpHost};
 
 use crate::cm::{CmSide, HalfOpen};
 use crate::driver::{HeldBytes, OwnEnd, Services, Shared};
-use crate::options::ConnOptions;
+use crate::options::ConnConfig;
 use crate::qp::QpInner;
 use liveness::{Liveness, Verdict};
 use partial::PartialFpdu;
@@ -25,7 +25,7 @@ use std::time::Duration;
 use uiw_datagram::Qpn;
 use uiw_llp::{Event, Interest, Token};
 use uiw_mem::Span;
-use uiw_stream::{Stream, Time};
+use uiw_stream::{RdmapStream, Time};
 
 /// What [`Conn::on_doorbell`] came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +48,9 @@ pub(crate) enum StackRequest {
 
 pub(crate) struct Conn {
     pub(crate) token: Token,
-    pub(crate) socket: Box<dyn uiw_llp::Stream>,
-    pub(crate) stream: Stream<Span>,
-    pub(crate) options: Arc<ConnOptions>,
+    pub(crate) socket: Box<dyn uiw_llp::TransportStream>,
+    pub(crate) stream: RdmapStream<Span>,
+    pub(crate) options: Arc<ConnConfig>,
     pub(crate) cm: CmSide,
     pub(crate) qp: Option<Arc<QpInner>>,
     state: HostState,
@@ -78,7 +78,7 @@ pub(crate) struct Conn {
     ack_overdue: bool,
     /// When to retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
     retry: Time,
-    /// See [`uiw_llp::StreamOptions::dead_after`].
+    /// See [`uiw_llp::TransportConfig::dead_after`].
     dead_after: Option<Duration>,
     liveness: Liveness,
     /// Set once the socket takes nothing any more: what the peer sent before is read first, then the transport is lost with this error.
@@ -109,9 +109,9 @@ pub(crate) struct Conn {
 impl Conn {
     pub(crate) fn new(
         token: Token,
-        socket: Box<dyn uiw_llp::Stream>,
-        stream: Stream<Span>,
-        options: Arc<ConnOptions>,
+        socket: Box<dyn uiw_llp::TransportStream>,
+        stream: RdmapStream<Span>,
+        options: Arc<ConnConfig>,
         cm: CmSide,
         services: &Services,
     ) -> Self {
@@ -167,7 +167,7 @@ impl Conn {
     fn with_stream<R>(
         &mut self,
         services: &mut Services,
-        call: impl FnOnce(&mut Stream<Span>, &mut QpHost<'_>, Time) -> R,
+        call: impl FnOnce(&mut RdmapStream<Span>, &mut QpHost<'_>, Time) -> R,
     ) -> R {
         let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
         let result = call(&mut self.stream, &mut host, services.now);

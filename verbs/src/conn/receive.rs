@@ -1,7 +1,7 @@
 //! From the socket to the stream: bytes are read into staging that all connections of a driver share, or taken where they lie in the
 //! stack's own memory.
 
-use super::Conn;
+use super::{Conn, QpHost};
 use crate::driver::{HeldBytes, RX_STAGING, Services};
 use std::io;
 use std::time::Duration;
@@ -255,7 +255,7 @@ impl Conn {
                 self.on_lost(&error, services);
             }
         }
-        if moved && self.state.has_long_message() {
+        if moved && self.state.has_message_progress() {
             self.message_at = services.now;
         }
         self.keep_rest(&staging[..have], begun == 0 || taken, services);
@@ -287,7 +287,12 @@ impl Conn {
 
     /// Gives `bytes` to the stream. Returns how many it took.
     fn handle_bytes(&mut self, bytes: &mut [u8], services: &mut Services) -> usize {
-        self.with_stream(services, |stream, host, now| stream.handle_bytes(host, bytes, now))
+        // Not through `with_stream`, so that the compiler makes one function of it.
+        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
+        let used = self.stream.handle_bytes(&mut host, bytes, services.now);
+        drop(host);
+        self.take_events(services);
+        used
     }
 
     pub(super) fn on_eof(&mut self, unread: usize, services: &mut Services) {

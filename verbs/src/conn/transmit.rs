@@ -5,7 +5,7 @@ use crate::driver::Services;
 use std::io;
 use std::ops::Range;
 use uiw_mem::{IoVec, Pinned, Span};
-use uiw_stream::{Batch, Host, Piece, Transmit};
+use uiw_stream::{Batch, Piece, StreamHost, Transmit};
 
 /// Pieces one system call is given: what Linux takes (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
@@ -118,7 +118,7 @@ impl Conn {
 }
 
 /// Gives the socket what it takes of `batch`.
-fn send(socket: &mut dyn uiw_llp::Stream, batch: &Batch<'_, Span>) -> Outcome {
+fn send(socket: &mut dyn uiw_llp::TransportStream, batch: &Batch<'_, Span>) -> Outcome {
     let (mut sent, mut left, mut pieces) = (0, batch.len(), 0);
     while left > 0 {
         let outcome = match batch.single() {
@@ -159,7 +159,7 @@ enum Element<'a> {
 /// Gives the socket as many pieces as one system call takes, behind the first `skip`: how many bytes it took, of how many. `None`:
 /// the memory of a piece is gone.
 fn send_pieces(
-    socket: &mut dyn uiw_llp::Stream,
+    socket: &mut dyn uiw_llp::TransportStream,
     batch: &Batch<'_, Span>,
     skip: usize,
 ) -> Option<io::Result<(usize, usize)>> {

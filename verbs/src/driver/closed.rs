@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Instant;
-use uiw_llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use uiw_llp::{
+    Event, ListenConfig, StackExtensions, Token, TransportConfig, TransportListener, TransportStack,
+    TransportStream,
+};
 
 /// Replaces the stack of a device that was dropped: the addresses are free, although a thread of the engine may still be about to poll
 /// the stack.
@@ -15,8 +16,13 @@ fn closed<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::NotConnected, "the device was dropped"))
 }
 
-impl Stack for ClosedStack {
-    fn listen(&mut self, _: SocketAddr, _: &ListenOptions, _: Token) -> io::Result<Box<dyn Listener>> {
+impl TransportStack for ClosedStack {
+    fn listen(
+        &mut self,
+        _: SocketAddr,
+        _: &ListenConfig,
+        _: Token,
+    ) -> io::Result<Box<dyn TransportListener>> {
         closed()
     }
 
@@ -24,18 +30,14 @@ impl Stack for ClosedStack {
         &mut self,
         _: Option<SocketAddr>,
         _: SocketAddr,
-        _: &StreamOptions,
+        _: &TransportConfig,
         _: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    ) -> io::Result<Box<dyn TransportStream>> {
         closed()
     }
 
     fn poll(&mut self, _: &mut Vec<Event>) -> io::Result<()> {
         Ok(())
-    }
-
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        None
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -46,3 +48,5 @@ impl Stack for ClosedStack {
         Instant::now()
     }
 }
+
+impl StackExtensions for ClosedStack {}

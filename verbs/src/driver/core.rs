@@ -12,7 +12,7 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use uiw_llp::{Event, Stack, Token};
+use uiw_llp::{Event, Token, TransportStack};
 use uiw_stream::{LocalError, Time};
 
 /// Up to this many connections a round reads all of them; with more it polls the stack for those that are ready.
@@ -53,7 +53,7 @@ impl Slot {
 }
 
 pub(crate) struct Core {
-    pub(crate) stack: Box<dyn Stack>,
+    pub(crate) stack: Box<dyn TransportStack>,
     pub(crate) services: Services,
     /// The origin of [`Time`], of every shard of the device.
     base: Instant,
@@ -91,7 +91,7 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn new(
-        stack: Box<dyn Stack>,
+        stack: Box<dyn TransportStack>,
         index: usize,
         base: Instant,
         driver: Weak<Driver>,
@@ -149,7 +149,7 @@ impl Core {
     /// Inserts the slot that `fill` makes, and returns its token, which does not match a later slot with the same key.
     pub(crate) fn insert<E>(
         &mut self,
-        fill: impl FnOnce(&mut dyn Stack, &Services, Token) -> Result<Slot, E>,
+        fill: impl FnOnce(&mut dyn TransportStack, &Services, Token) -> Result<Slot, E>,
     ) -> Result<Token, E> {
         let token = self.next_token();
         let slot = fill(&mut *self.stack, &self.services, token)?;
@@ -615,7 +615,7 @@ impl Core {
 
 /// Makes the call of the stack that `conn` needs.
 #[cold]
-fn serve_stack_request(stack: &mut dyn Stack, conn: &mut Conn, services: &mut Services) {
+fn serve_stack_request(stack: &mut dyn TransportStack, conn: &mut Conn, services: &mut Services) {
     let token = conn.token;
     match std::mem::take(&mut conn.stack_request) {
         StackRequest::Nothing => {}

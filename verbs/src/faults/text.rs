@@ -7,13 +7,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// A rule of a [`FaultPlan`] that is none.
-///
-/// ```
-/// use uiw_verbs::FaultPlan;
-/// let error = "call:reg_mr@1=ENOSUCH".parse::<FaultPlan>().unwrap_err();
-/// assert!(error.to_string().starts_with("call:reg_mr@1=ENOSUCH: "));
-/// assert!(error.problem().starts_with("no such error number"));
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{rule}: {problem}")]
 pub struct FaultPlanError {

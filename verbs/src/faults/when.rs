@@ -5,15 +5,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// Which of the calls that a rule is about it changes.
-///
-/// ```
-/// use std::time::Duration;
-/// use uiw_verbs::When;
-/// assert_eq!("3".parse(), Ok(When::Nth(3)));
-/// assert_eq!("3+".parse(), Ok(When::From(3)));
-/// assert_eq!("0.5%".parse(), Ok(When::Chance(5000)));
-/// assert_eq!("2s".parse(), Ok(When::After(Duration::from_secs(2))));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// Every one. No text.

@@ -7,12 +7,6 @@ use std::sync::Arc;
 use uiw_mem::Access;
 
 /// Capacities of a queue pair.
-///
-/// ```
-/// use uiw_verbs::QpCap;
-/// let cap = QpCap { max_send_wr: 1024, ..QpCap::default() };
-/// assert_eq!(cap.max_inline, 256);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCap {
     /// Requests in the send queue.
@@ -34,16 +28,6 @@ impl Default for QpCap {
 }
 
 /// What a queue pair is made of.
-///
-/// ```
-/// use uiw_verbs::{CqOptions, Device, QpCap, QpInit};
-/// let device = Device::open()?;
-/// let cq = device.create_cq(64, CqOptions::default())?;
-/// let cap = QpCap { max_send_wr: 32, max_recv_wr: 32, ..QpCap::default() };
-/// let qp = device.alloc_pd()?.create_qp(QpInit::new(&cq, &cq).cap(cap))?;
-/// # let _ = qp;
-/// # Ok::<(), uiw_verbs::Error>(())
-/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QpInit {
@@ -107,15 +91,6 @@ impl QpInit {
 
     /// Messages take the receive that was posted last, whose memory is likely to be in the cache: for programs whose receives are alike.
     /// Default: the one that was posted first, as verbs demand.
-    ///
-    /// ```
-    /// use uiw_verbs::{CqOptions, Device, QpInit};
-    /// let device = Device::open()?;
-    /// let pd = device.alloc_pd()?;
-    /// let cq = device.create_cq(16, CqOptions::default())?;
-    /// let qp = pd.create_qp(QpInit::new(&cq, &cq).newest_receive_first())?;
-    /// # Ok::<(), uiw_verbs::Error>(())
-    /// ```
     #[must_use]
     pub fn newest_receive_first(mut self) -> Self {
         self.newest_receive_first = true;
@@ -126,16 +101,6 @@ impl QpInit {
     ///
     /// A request succeeds once its bytes are sent. The receiving end discards a message that it cannot deliver, because no receive is
     /// posted for it or the memory of a Write may not be written, and stays in RTS. Both peers are uiw: the setting is not negotiated.
-    ///
-    /// ```
-    /// use uiw_verbs::{CqOptions, Device, QpInit};
-    /// let device = Device::open()?;
-    /// let pd = device.alloc_pd()?;
-    /// let cq = device.create_cq(16, CqOptions::default())?;
-    /// let qp = pd.create_qp(QpInit::new(&cq, &cq).unreliable())?;
-    /// assert!(qp.is_unreliable());
-    /// # Ok::<(), uiw_verbs::Error>(())
-    /// ```
     #[must_use]
     pub fn unreliable(mut self) -> Self {
         self.unreliable = true;
@@ -150,15 +115,6 @@ impl QpInit {
 }
 
 /// What can be set and queried of a queue pair.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// assert_eq!(end.qp.query().cap.max_send_wr, 128);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
     /// State.
@@ -174,17 +130,6 @@ pub struct QpAttr {
 }
 
 /// How the bytes of a standing connection travel.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let [client, server] = raw()?;
-/// let path = client.qp.path().ok_or("not connected")?;
-/// println!("segments of {} bytes, ULPDUs of {}", path.emss, path.max_ulpdu);
-/// # let _ = &server;
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Bytes a TCP segment carries (RFC 5044 section 5.1).

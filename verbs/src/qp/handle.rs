@@ -262,7 +262,7 @@ impl Qp {
         self.0.local_error()
     }
 
-    /// How long from now on an inbound Send may wait for a receive (`ConnOptions::no_receive_timeout`); [`Duration::MAX`] =
+    /// How long from now on an inbound Send may wait for a receive (`ConnConfig::no_receive_timeout`); [`Duration::MAX`] =
     /// for ever.
     ///
     /// # Errors
@@ -275,7 +275,7 @@ impl Qp {
         self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)
     }
 
-    /// Another `ConnOptions::dead_after` from now on.
+    /// Another `ConnConfig::dead_after` from now on.
     ///
     /// # Errors
     /// [`Error::NotConnected`]; [`Error::Lost`] where the system refuses.

@@ -3,12 +3,6 @@
 use std::fmt;
 
 /// State of a queue pair; the values of `ibv_qp_state`.
-///
-/// ```
-/// use uiw_verbs::QpState;
-/// assert!(QpState::Init.may_become(QpState::Rtr));
-/// assert!(!QpState::Reset.may_become(QpState::Rts));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum QpState {

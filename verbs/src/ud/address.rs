@@ -5,13 +5,6 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use uiw_datagram::{MULTICAST_PORT, Qpn};
 
 /// The way to a host or to a multicast group: from one of our addresses to one of theirs (`ibv_ah`).
-///
-/// ```
-/// use uiw_verbs::AddressHandle;
-/// let way = AddressHandle::new("10.0.0.1".parse()?, "10.0.0.2".parse()?, 0);
-/// # let _ = way;
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressHandle {
     // As IPv6 addresses: each request's destination is compared with that of the one before, which is cheapest without variants.
@@ -51,15 +44,6 @@ impl AddressHandle {
     }
 
     /// The same way with another hop limit (IPv4: TTL) for its datagrams, `grh.hop_limit` of an `ibv_ah_attr`. 0: the default.
-    ///
-    /// ```
-    /// use uiw_verbs::AddressHandle;
-    /// let way = AddressHandle::new("10.0.0.1".parse()?, "239.1.2.3".parse()?, 0);
-    /// // The group has members behind at most three routers.
-    /// let far = way.with_hop_limit(4);
-    /// assert_eq!((way.hop_limit(), far.hop_limit()), (0, 4));
-    /// # Ok::<(), std::net::AddrParseError>(())
-    /// ```
     #[must_use]
     pub const fn with_hop_limit(self, hop_limit: u8) -> Self {
         Self { hop_limit, ..self }
@@ -85,14 +69,6 @@ impl AddressHandle {
 }
 
 /// The queue pair that a datagram goes to.
-///
-/// ```
-/// use uiw_verbs::{AddressHandle, Destination, SendOp};
-/// # let here = std::net::Ipv4Addr::LOCALHOST.into();
-/// let peer = AddressHandle::new(here, here, 0);
-/// let to = Destination { ah: peer, qpn: 0x12_3401, qkey: 0x1111 };
-/// # let _ = to;
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// The host, or the group.

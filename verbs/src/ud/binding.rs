@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::qp::QpInner;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use uiw_llp::{DatagramOptions, Interest, Token};
+use uiw_llp::{DatagramConfig, Interest, Token};
 
 /// Binds a port at every address, the same one where the first address has port 0.
 pub(super) fn bind(core: &mut Core, addresses: &[SocketAddr], counts: &Arc<Counts>) -> Result<(Token, u16)> {
@@ -16,7 +16,7 @@ pub(super) fn bind(core: &mut Core, addresses: &[SocketAddr], counts: &Arc<Count
     let mut port = 0;
     for address in addresses {
         let address = if address.port() == 0 { with_port(*address, port) } else { *address };
-        match add_socket(core, token, address, DatagramOptions::default(), None) {
+        match add_socket(core, token, address, DatagramConfig::default(), None) {
             Ok(bound) => port = bound.port(),
             Err(error) => {
                 unbind(core, token);
@@ -35,7 +35,7 @@ pub(super) fn add_socket(
     core: &mut Core,
     port: Token,
     local: SocketAddr,
-    options: DatagramOptions,
+    options: DatagramConfig,
     group: Option<Group>,
 ) -> Result<SocketAddr> {
     let mut socket = None;
@@ -142,7 +142,7 @@ pub(super) fn attach(
             limit: MAX_GROUPS as u64,
         });
     }
-    let options = DatagramOptions { member: Some(member), interface };
+    let options = DatagramConfig { member: Some(member), interface };
     let local = match group {
         IpAddr::V6(v6) => std::net::SocketAddrV6::new(v6, udp, 0, interface).into(),
         v4 @ IpAddr::V4(_) => SocketAddr::new(v4, udp),

@@ -3,17 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Datagrams of one port since it was bound: those that were passed on, and those that were dropped by cause.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// # let end = End::new()?;
-/// use uiw_verbs::DatagramPort;
-/// let port = DatagramPort::bind(&end.device, &["127.0.0.1:0".parse()?], end.cq.shard(), 1024)?;
-/// assert_eq!(port.counts().dropped(), 0);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatagramCounts {

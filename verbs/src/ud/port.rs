@@ -110,7 +110,7 @@ impl DatagramPort {
             if core.datagram_port(token).is_some_and(|slot| slot.socket_at(address).is_some()) {
                 return Ok(());
             }
-            binding::add_socket(core, token, local, uiw_llp::DatagramOptions::default(), None).map(drop)
+            binding::add_socket(core, token, local, uiw_llp::DatagramConfig::default(), None).map(drop)
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 
 use uiw_llp::sim::{Link, Split};
-use uiw_verbs::{Access, ByteStream, ConnSettings, Connection};
+use uiw_verbs::{Access, ByteStream, Connection, ConnectionConfig};
 
 use crate::link::Simulation;
 
@@ -31,8 +31,8 @@ async fn read_all(stream: &mut ByteStream, piece: usize) -> Vec<u8> {
 }
 
 /// Small windows, so that credits go back and forth, on a link that holds little.
-fn settings() -> ConnSettings {
-    ConnSettings::default().recv_depth(4).recv_size(108).send_depth(2)
+fn settings() -> ConnectionConfig {
+    ConnectionConfig::default().recv_depth(4).recv_size(108).send_depth(2)
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_reader_that_is_busy_stops_bytes_and_nothing_else() {
 /// What a peer on messages sends, and what the stream says to it.
 fn refused(messages: &[&[u8]]) -> String {
     let simulation = Simulation::new(1, Link::default());
-    let ((_, client), (_, server)) = simulation.connect(&ConnSettings::default());
+    let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default());
     let (_, error) = simulation.run(
         async {
             for message in messages {
@@ -178,7 +178,7 @@ fn a_peer_that_breaks_the_format_is_named() {
 #[test]
 fn a_connection_with_too_few_receives_is_refused() {
     let simulation = Simulation::new(1, Link::default());
-    let ((_, client), (_, _server)) = simulation.connect(&ConnSettings::default().recv_depth(3));
+    let ((_, client), (_, _server)) = simulation.connect(&ConnectionConfig::default().recv_depth(3));
     let refused = |connection: Connection| ByteStream::new(connection).unwrap_err().to_string();
     assert!(refused(client).contains("receive depth"));
 }

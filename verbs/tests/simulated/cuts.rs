@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use uiw_llp::sim::{Link, Split};
-use uiw_verbs::{Access, ConnSettings, Connection, Error, Pd, RemoteMr, WcError, WcStatus};
+use uiw_verbs::{Access, Connection, ConnectionConfig, Error, Pd, RemoteMr, WcError, WcStatus};
 
 use crate::link::Simulation;
 
@@ -100,7 +100,7 @@ fn conversation(from: usize, at: u64, fin: bool) -> Option<Outcome> {
             link.cut_at = Some(at);
         }
     });
-    let settings = ConnSettings::default();
+    let settings = ConnectionConfig::default();
     let (client_end, server_end) = simulation.try_connect(&settings);
     let (outcome, ()) = simulation.run(
         async {

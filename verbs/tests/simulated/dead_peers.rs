@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use uiw_llp::sim::Link;
-use uiw_verbs::{ConnSettings, WcError, WcStatus};
+use uiw_verbs::{ConnectionConfig, WcError, WcStatus};
 
 use crate::link::{CLIENT, SERVER, Simulation};
 
@@ -22,7 +22,7 @@ fn stall(simulation: &Simulation, on: bool) {
 #[test]
 fn a_path_that_is_gone_ends_a_busy_connection_and_the_cause_is_named() {
     let simulation = simulation();
-    let settings = ConnSettings::default().dead_after(Duration::from_secs(20));
+    let settings = ConnectionConfig::default().dead_after(Duration::from_secs(20));
     let ((_, client), (_, server)) = simulation.connect(&settings);
     simulation.run(async { client.send_copy(b"before").await.unwrap() }, async {
         server.recv().await.unwrap().unwrap();
@@ -47,7 +47,7 @@ fn a_path_that_is_gone_ends_a_busy_connection_and_the_cause_is_named() {
 #[test]
 fn an_outage_that_is_shorter_than_the_time_out_ends_nothing() {
     let simulation = simulation();
-    let ((_, client), (_, server)) = simulation.connect(&ConnSettings::default());
+    let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default());
     stall(&simulation, true);
     simulation.run(async { client.send_copy(b"late").await.unwrap() }, async {});
     for _ in 0..14 * 60 {
@@ -63,7 +63,7 @@ fn an_outage_that_is_shorter_than_the_time_out_ends_nothing() {
 #[test]
 fn a_busy_receiver_is_not_dead() {
     let simulation = simulation();
-    let settings = ConnSettings::default().recv_depth(1).dead_after(Duration::from_secs(2));
+    let settings = ConnectionConfig::default().recv_depth(1).dead_after(Duration::from_secs(2));
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     const LEN: usize = 64 << 10;
     let sends: Vec<_> = (0..16).map(|_| client.send(pd.register(vec![7; LEN]).unwrap())).collect();
@@ -91,7 +91,7 @@ fn a_busy_receiver_is_not_dead() {
 #[test]
 fn every_request_of_a_dead_connection_completes() {
     let simulation = simulation();
-    let settings = ConnSettings::default().dead_after(Duration::from_secs(20));
+    let settings = ConnectionConfig::default().dead_after(Duration::from_secs(20));
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     stall(&simulation, true);
     // More than the path takes.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use uiw_llp::sim::Link;
-use uiw_verbs::{Access, ConnSettings, IoBuf, Mr, Op, Pd, QpState};
+use uiw_verbs::{Access, ConnectionConfig, IoBuf, Mr, Op, Pd, QpState};
 
 use crate::link::Simulation;
 
@@ -27,7 +27,7 @@ fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
 #[test]
 fn a_dropped_operation_is_posted_in_its_turn() {
     let simulation = Simulation::new(1, narrow());
-    let settings = ConnSettings::default().send_depth(1);
+    let settings = ConnectionConfig::default().send_depth(1);
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     let first = client.send(buffer(&pd, 1, 8000));
     drop(client.send(buffer(&pd, 2, 1)));
@@ -49,7 +49,7 @@ fn a_dropped_operation_is_posted_in_its_turn() {
 #[test]
 fn an_abandoned_window_bind_does_not_end_the_connection() {
     let simulation = Simulation::new(1, Link { capacity: 64 << 10, ..Link::default() });
-    let ((pd, client), (server_pd, server)) = simulation.connect(&ConnSettings::default());
+    let ((pd, client), (server_pd, server)) = simulation.connect(&ConnectionConfig::default());
     let target = server_pd.share(4 << 20, Access::REMOTE_WRITE).unwrap();
     let own = pd.share(4096, Access::empty()).unwrap();
     let write = client.write(buffer(&pd, 5, 4 << 20), target.remote(0..4 << 20).unwrap());
@@ -86,7 +86,7 @@ fn a_waker_may_drop_operations_of_the_same_connection() {
     let (done, over) = mpsc::channel();
     std::thread::spawn(move || {
         let simulation = Simulation::new(1, narrow());
-        let mut settings = ConnSettings::default().send_depth(1);
+        let mut settings = ConnectionConfig::default().send_depth(1);
         // Reads are refused when their turn comes.
         (settings.options.ird, settings.options.ord) = (0, 0);
         let ((pd, client), (server_pd, server)) = simulation.connect(&settings);
@@ -107,7 +107,7 @@ fn a_waker_may_drop_operations_of_the_same_connection() {
 #[test]
 fn a_dropped_connection_finishes_its_operations() {
     let simulation = Simulation::new(5, Link { capacity: 500, ..Link::default() });
-    let settings = ConnSettings::default().recv_size(64 << 10).send_depth(1);
+    let settings = ConnectionConfig::default().recv_size(64 << 10).send_depth(1);
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     let bytes: Vec<u8> = (0..40_000u32).map(|i| (i / 7) as u8).collect();
     let wanted = bytes.clone();
@@ -148,7 +148,7 @@ unsafe impl IoBuf for Counted {
 fn detached_operations_keep_a_connection_no_longer_than_their_timeout() {
     const TIMEOUT: Duration = Duration::from_secs(7);
     let simulation = Simulation::new(6, Link { capacity: 500, ..Link::default() });
-    let mut settings = ConnSettings::default().send_depth(2).recv_depth(1);
+    let mut settings = ConnectionConfig::default().send_depth(2).recv_depth(1);
     settings.options.no_receive_timeout = Duration::MAX;
     settings.detached_timeout = TIMEOUT;
     let ((pd, client), (_, server)) = simulation.connect(&settings);
@@ -186,7 +186,7 @@ fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<Counted> {
 #[test]
 fn detached_operations_of_a_queue_pair_that_outlived_its_connection_are_freed() {
     let simulation = Simulation::new(7, Link::default());
-    let mut settings = ConnSettings::default();
+    let mut settings = ConnectionConfig::default();
     settings.options.outlives_peer = true;
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     simulation.run(async { client.ended().await }, async { drop(server) });
@@ -201,7 +201,7 @@ fn detached_operations_of_a_queue_pair_that_outlived_its_connection_are_freed() 
 #[test]
 fn detached_operations_of_a_queue_pair_that_was_reset_are_freed() {
     let simulation = Simulation::new(8, Link::default());
-    let mut settings = ConnSettings::default();
+    let mut settings = ConnectionConfig::default();
     settings.options.acknowledged = true;
     let ((pd, client), _server) = simulation.connect(&settings);
     let alive = Arc::new(());
@@ -217,7 +217,7 @@ fn detached_operations_of_a_queue_pair_that_was_reset_are_freed() {
 fn a_connection_that_only_detached_operations_keep_discards_messages() {
     let simulation =
         Simulation::new(9, Link { capacity: 500, latency: Duration::from_millis(5), ..Link::default() });
-    let mut settings = ConnSettings::default().recv_depth(3).recv_size(64 << 10);
+    let mut settings = ConnectionConfig::default().recv_depth(3).recv_size(64 << 10);
     settings.options.no_receive_timeout = Duration::from_millis(10);
     let ((pd, client), (server_pd, server)) = simulation.connect(&settings);
     let memory = server_pd.share(64, Access::REMOTE_READ).unwrap();
@@ -257,7 +257,7 @@ fn a_connection_that_only_detached_operations_keep_discards_messages() {
 #[test]
 fn detached_operations_on_a_manual_device_end_with_its_last_handle() {
     let simulation = Simulation::new(10, narrow());
-    let settings = ConnSettings::default().detached_timeout(Duration::MAX);
+    let settings = ConnectionConfig::default().detached_timeout(Duration::MAX);
     let ((pd, client), _server) = simulation.connect(&settings);
     let ((_, other), _other_server) = simulation.connect(&settings);
     let alive = Arc::new(());

@@ -11,9 +11,9 @@ use std::time::Duration;
 use uiw_llp::sim::{Link, Split};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, Bind, CapabilityExchange, ConnOptions, Cq, CqOptions, Device, FastMr, FastRegister, Memory, Pd,
-    Qp, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, Wc,
-    WcOpcode, WcStatus, WindowType,
+    Access, Bind, CapabilityExchange, ConnConfig, Cq, CqConfig, Device, FastMr, FastRegister, Memory, Pd, Qp,
+    QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode,
+    WcStatus, WindowType,
 };
 
 use crate::link::{CLIENT, SERVER, Simulation};
@@ -76,8 +76,8 @@ fn byte(n: usize) -> u8 {
 
 impl End {
     fn new(device: &Device, pd: &Pd) -> Self {
-        let scq = device.create_cq(64, CqOptions::default()).unwrap();
-        let rcq = device.create_cq(64, CqOptions::default()).unwrap();
+        let scq = device.create_cq(64, CqConfig::default()).unwrap();
+        let rcq = device.create_cq(64, CqConfig::default()).unwrap();
         let init = QpInit::new(&scq, &rcq)
             .cap(QpCap { max_send_wr: 32, max_recv_wr: 8, ..QpCap::default() })
             .signal_all(false);
@@ -290,7 +290,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
         Fate::Fin => link.fin_at = Some(case.at),
         Fate::Whole | Fate::Stall => {}
     });
-    let options = Arc::new(ConnOptions::default().capabilities(CapabilityExchange::On));
+    let options = Arc::new(ConnConfig::default().capabilities(CapabilityExchange::On));
     let (client_pd, server_pd) =
         (simulation.client.alloc_pd().unwrap(), simulation.server.alloc_pd().unwrap());
     let mut ends = [End::new(&simulation.client, &client_pd), End::new(&simulation.server, &server_pd)];

@@ -11,8 +11,8 @@ use uiw_llp::sim::{Link, Network};
 use uiw_llp::smol::pipe::{PipeLink, pipe};
 use uiw_llp::smol::{SmolConfig, SmolStack};
 use uiw_llp::wan::{Direction, Profile};
-use uiw_llp::{Clock, Stack};
-use uiw_verbs::{ConnSettings, Connection, Device, DeviceOptions, Limits, Listener, Pd, Progress, Result};
+use uiw_llp::{Clock, TransportStack};
+use uiw_verbs::{Connection, ConnectionConfig, Device, DeviceConfig, Limits, Listener, Pd, Progress, Result};
 
 pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
@@ -49,7 +49,7 @@ impl Simulation {
     /// Connects to a server with limits of its own.
     pub(crate) fn limited(seed: u64, link: Link, limits: Limits) -> Self {
         let simulation = Self::new(seed, link);
-        let options = DeviceOptions::default().progress(Progress::Manual).limits(limits);
+        let options = DeviceConfig::default().progress(Progress::Manual).limits(limits);
         let server = Device::with_stack(Box::new(simulation.network().stack(SERVER)), options).unwrap();
         Self { server, ..simulation }
     }
@@ -182,13 +182,13 @@ impl Simulation {
     }
 
     /// Both ends of one connection.
-    pub(crate) fn connect(&self, settings: &ConnSettings) -> (End, End) {
+    pub(crate) fn connect(&self, settings: &ConnectionConfig) -> (End, End) {
         let (client, server) = self.try_connect(settings);
         (client.unwrap(), server.unwrap())
     }
 
     /// Both ends of a connection that may not come to be. The server's is none when the client never reached it.
-    pub(crate) fn try_connect(&self, settings: &ConnSettings) -> (Result<End>, Option<End>) {
+    pub(crate) fn try_connect(&self, settings: &ConnectionConfig) -> (Result<End>, Option<End>) {
         let (client_pd, server_pd) = (self.client.alloc_pd().unwrap(), self.server.alloc_pd().unwrap());
         let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), settings).unwrap();
         let address = listener.local_addr();
@@ -218,8 +218,8 @@ impl Simulation {
     }
 }
 
-fn device(stack: impl Stack + 'static) -> Device {
-    let options = DeviceOptions::default().progress(Progress::Manual);
+fn device(stack: impl TransportStack + 'static) -> Device {
+    let options = DeviceConfig::default().progress(Progress::Manual);
     Device::with_stack(Box::new(stack), options).unwrap()
 }
 

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use uiw_llp::sim::{Link, Split};
-use uiw_verbs::{ConnSettings, Connection, Limits, WcError, WcStatus};
+use uiw_verbs::{Connection, ConnectionConfig, Limits, WcError, WcStatus};
 
 use crate::link::{CLIENT, SERVER, Simulation};
 
@@ -48,7 +48,8 @@ fn pass(simulation: &Simulation, time: Duration) {
 #[test]
 fn a_receiver_that_is_busy_for_hours_loses_nothing() {
     let simulation = Simulation::new(1, Link { capacity: 2_000, ..Link::default() });
-    let ((_, client), (_, server)) = simulation.connect(&ConnSettings::default().recv_depth(4).send_depth(8));
+    let ((_, client), (_, server)) =
+        simulation.connect(&ConnectionConfig::default().recv_depth(4).send_depth(8));
     let lengths = [100; 100];
     let mut sending = pin!(async {
         for number in 0..100 {
@@ -73,7 +74,7 @@ fn a_receiver_that_is_busy_for_hours_loses_nothing() {
 /// Both ends at once, byte by byte and in lumps, around the length of a receive buffer and far beyond.
 #[test]
 fn messages_have_any_length_up_to_the_limit() {
-    let settings = ConnSettings::default().recv_size(1000).recv_depth(3).max_message(100_000);
+    let settings = ConnectionConfig::default().recv_size(1000).recv_depth(3).max_message(100_000);
     let lengths = [0, 1, 999, 1000, 1001, 5, 2000, 2001, 100_000, 0, 99_999, 1, 1000, 3, 100_000, 100_000];
     for (seed, split) in [(1, Split::Whole), (2, Split::Random(700)), (3, Split::Random(30_000))] {
         let simulation = Simulation::new(seed, Link { recv_split: split, ..Link::default() });
@@ -84,7 +85,7 @@ fn messages_have_any_length_up_to_the_limit() {
 
 #[test]
 fn a_message_beyond_the_limit_ends_the_connection_at_both_ends() {
-    let settings = ConnSettings::default().recv_size(1000).max_message(2000);
+    let settings = ConnectionConfig::default().recv_size(1000).max_message(2000);
     let simulation = Simulation::new(1, Link::default());
     let ((_, client), (_, server)) = simulation.connect(&settings);
     let (sender, receiver) = simulation.run(
@@ -109,7 +110,7 @@ fn a_message_beyond_the_limit_ends_the_connection_at_both_ends() {
 
 #[test]
 fn unfinished_message_over_limit_ends_connection() {
-    let settings = ConnSettings::default().recv_size(1000).max_message(100_000);
+    let settings = ConnectionConfig::default().recv_size(1000).max_message(100_000);
     let limits = Limits::default().max_unfinished_bytes(50_000);
     let simulation = Simulation::limited(1, Link::default(), limits);
     let ((_, first), (_, first_server)) = simulation.connect(&settings);
@@ -141,7 +142,7 @@ async fn receive_all_of(connection: &Connection, count: usize) {
 /// Peers that fall silent inside long messages make room for one that does not.
 #[test]
 fn silent_peers_release_message_memory() {
-    let settings = ConnSettings::default().recv_size(1000).max_message(100_000);
+    let settings = ConnectionConfig::default().recv_size(1000).max_message(100_000);
     let limits = Limits::default().max_unfinished_bytes(350_000);
     let simulation = Simulation::limited(1, Link { capacity: 4_000, ..Link::default() }, limits);
     let silent: Vec<_> = (0..4).map(|_| simulation.connect(&settings)).collect();
@@ -161,10 +162,38 @@ fn silent_peers_release_message_memory() {
     other.run(send_all(&client, &[90_000, 90_000]), receive_all_of(&server, 2));
 }
 
+/// A peer that sends a long message a few bytes at a time is ended, and not the one that goes on.
+#[test]
+fn trickling_peer_releases_message_memory() {
+    let settings = ConnectionConfig::default().recv_size(1000).max_message(400_000);
+    let limits = Limits::default().max_unfinished_bytes(200_000);
+    let simulation = Simulation::limited(1, Link { capacity: 4_000, ..Link::default() }, limits);
+    let ((_, trickling), _trickled) = simulation.connect(&settings);
+    let cx = &mut Context::from_waker(Waker::noop());
+    let mut sending = pin!(trickling.send_copy(&[3; 300_000]));
+    for _ in 0..6 {
+        assert!(sending.as_mut().poll(cx).is_pending());
+        pass(&simulation, Duration::ZERO);
+    }
+    // It is never silent for a second.
+    for _ in 0..8 {
+        simulation.network().advance(Duration::from_millis(400));
+        if sending.as_mut().poll(cx).is_ready() {
+            break;
+        }
+        simulation.client.pump();
+        simulation.server.pump();
+        simulation.network().step();
+    }
+    let (other, _stopped) = simulation.with_other_client();
+    let ((_, client), (_, server)) = other.connect(&settings);
+    other.run(send_all(&client, &[90_000, 90_000]), receive_all_of(&server, 2));
+}
+
 /// Long messages that the program keeps delay the next one, and dropping one lets it come.
 #[test]
 fn long_messages_that_are_kept_are_bounded() {
-    let settings = ConnSettings::default().recv_size(100).recv_depth(32).max_message(10_000);
+    let settings = ConnectionConfig::default().recv_size(100).recv_depth(32).max_message(10_000);
     let simulation = Simulation::new(1, Link { capacity: 4_000, ..Link::default() });
     let ((_, client), (_, server)) = simulation.connect(&settings);
     let lengths = [9_000; 10];
@@ -198,7 +227,7 @@ fn long_messages_that_are_kept_are_bounded() {
 fn the_end_is_reported_while_the_program_keeps_every_message() {
     for orderly in [true, false] {
         let simulation = Simulation::new(1, Link::default());
-        let ((_, client), (_, server)) = simulation.connect(&ConnSettings::default().recv_depth(2));
+        let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default().recv_depth(2));
         let (kept, ()) = simulation.run(
             async {
                 let first = server.recv().await.unwrap().unwrap();

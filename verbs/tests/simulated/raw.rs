@@ -4,12 +4,12 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use uiw_llp::{ListenOptions, Listener, Stack, Stream, Token};
+use uiw_llp::{ListenConfig, Token, TransportListener, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_mpa::rx::{FpduRx, Step};
-use uiw_mpa::startup::{Config, Responder, Revision};
+use uiw_mpa::startup::{Responder, Revision, StartupConfig};
 use uiw_verbs::{
-    CapabilityExchange, ConnOptions, ConnSettings, Connection, FpduSize, Revision as VerbsRevision,
+    CapabilityExchange, ConnConfig, Connection, ConnectionConfig, FpduSize, Revision as VerbsRevision,
 };
 
 use crate::link::Simulation;
@@ -18,7 +18,7 @@ pub(crate) const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9))
 
 /// A responder, at least of what it reads: ULPDUs.
 pub(crate) struct Reader {
-    pub(crate) stream: Box<dyn Stream>,
+    pub(crate) stream: Box<dyn TransportStream>,
     rx: FpduRx,
     bytes: Vec<u8>,
     pub(crate) ulpdus: Vec<Vec<u8>>,
@@ -47,17 +47,17 @@ impl Reader {
 /// Our client, connected to a [`Reader`].
 pub(crate) fn reader(
     simulation: &Simulation,
-    settings: &ConnSettings,
+    settings: &ConnectionConfig,
 ) -> (uiw_verbs::Pd, Connection, Reader) {
     let mut stack = simulation.network().stack(PEER);
-    let mut listener: Box<dyn Listener> =
-        stack.listen((PEER, 4791).into(), &ListenOptions::default(), Token(0)).unwrap();
+    let mut listener: Box<dyn TransportListener> =
+        stack.listen((PEER, 4791).into(), &ListenConfig::default(), Token(0)).unwrap();
     let pd = simulation.client.alloc_pd().unwrap();
     let address = listener.local_addr();
     let (connection, reader) = simulation.run(
         async { Connection::connect(&pd, address, settings).await.unwrap() },
         std::future::poll_fn({
-            let mut accepted: Option<(Box<dyn Stream>, Vec<u8>)> = None;
+            let mut accepted: Option<(Box<dyn TransportStream>, Vec<u8>)> = None;
             move |_| {
                 if accepted.is_none() {
                     accepted = listener.accept(Token(1)).ok().map(|stream| (stream, Vec::new()));
@@ -67,7 +67,7 @@ pub(crate) fn reader(
                 if let Ok(got) = stream.recv(&mut [IoVecMut::from(&mut buffer[..])]) {
                     bytes.extend_from_slice(&buffer[..got]);
                 }
-                let config = Config { revision: Revision::One, crc: true, ..Config::default() };
+                let config = StartupConfig { revision: Revision::One, crc: true, ..StartupConfig::default() };
                 let mut responder = Responder::new(config.clone());
                 let Some((_, request)) = responder.request(&bytes).unwrap() else {
                     accepted = Some((stream, bytes));
@@ -83,13 +83,13 @@ pub(crate) fn reader(
     (pd, connection, reader)
 }
 
-pub(crate) fn settings() -> ConnSettings {
-    let options = ConnOptions::default()
+pub(crate) fn settings() -> ConnectionConfig {
+    let options = ConnConfig::default()
         .revision(VerbsRevision::One)
         .peer_to_peer(false)
         .capabilities(CapabilityExchange::Off)
         .fpdu(FpduSize::Segment);
-    ConnSettings::default().options(options)
+    ConnectionConfig::default().options(options)
 }
 
 pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {

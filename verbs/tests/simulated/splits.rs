@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use uiw_llp::sim::{Link, Split};
-use uiw_verbs::{Access, ConnSettings, Connection, FpduSize, Mr, Pd, RemoteMr, SharedMr};
+use uiw_verbs::{Access, Connection, ConnectionConfig, FpduSize, Mr, Pd, RemoteMr, SharedMr};
 
 use crate::link::Simulation;
 
@@ -47,27 +47,27 @@ async fn server(memory: &SharedMr, connection: &Connection, largest: usize) {
     assert_eq!(memory.load_u64(COUNTER).unwrap(), 5);
 }
 
-fn converse(seed: u64, link: Link, settings: &ConnSettings, largest: usize) {
+fn converse(seed: u64, link: Link, settings: &ConnectionConfig, largest: usize) {
     converse_over(&Simulation::new(seed, link), settings, largest);
 }
 
 /// Every operation, verified byte for byte.
-pub(crate) fn converse_over(simulation: &Simulation, settings: &ConnSettings, largest: usize) {
+pub(crate) fn converse_over(simulation: &Simulation, settings: &ConnectionConfig, largest: usize) {
     let ((client_pd, c), (server_pd, s)) = simulation.connect(settings);
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let memory = server_pd.share(COUNTER as usize + 8, access).unwrap();
     simulation.run(client(&client_pd, &c, largest), server(&memory, &s, largest));
 }
 
-pub(crate) fn variants() -> Vec<(&'static str, ConnSettings)> {
-    let mut out = vec![("default", ConnSettings::default())];
-    let mut no_crc = ConnSettings::default();
+pub(crate) fn variants() -> Vec<(&'static str, ConnectionConfig)> {
+    let mut out = vec![("default", ConnectionConfig::default())];
+    let mut no_crc = ConnectionConfig::default();
     no_crc.options.crc = false;
     out.push(("no CRC", no_crc));
-    let mut markers = ConnSettings::default();
+    let mut markers = ConnectionConfig::default();
     markers.options.markers = true;
     out.push(("Markers", markers));
-    let mut segment = ConnSettings::default();
+    let mut segment = ConnectionConfig::default();
     segment.options.fpdu = FpduSize::Segment;
     segment.options.markers = true;
     segment.options.crc = false;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use uiw_llp::sim::Link;
 use uiw_mem::IoVecMut;
 use uiw_verbs::{
-    CapabilityExchange, ConnSettings, Connection, Listener, Revision, STag, SendFlags, SendOp, SendWr, Sge,
-    WcError, WcStatus,
+    CapabilityExchange, Connection, ConnectionConfig, Listener, Revision, STag, SendFlags, SendOp, SendWr,
+    Sge, WcError, WcStatus,
 };
 
 use crate::link::{SERVER, Simulation};
@@ -16,7 +16,7 @@ use crate::raw::{poll, reader, settings};
 #[test]
 fn a_send_that_meets_no_receive_waits_for_one() {
     let simulation = Simulation::new(1, Link::default());
-    let mut settings = ConnSettings::default().recv_depth(1);
+    let mut settings = ConnectionConfig::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(30);
     let ((_, client), (_, server)) = simulation.connect(&settings);
     simulation.run(
@@ -37,7 +37,7 @@ fn a_send_that_meets_no_receive_waits_for_one() {
 #[test]
 fn without_a_receive_in_time_the_stream_is_terminated() {
     let simulation = Simulation::new(1, Link::default());
-    let mut settings = ConnSettings::default().recv_depth(1);
+    let mut settings = ConnectionConfig::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(3);
     let ((_, client), (_, server)) = simulation.connect(&settings);
     let start = simulation.now();
@@ -88,7 +88,7 @@ fn a_request_that_fails_after_a_long_pause_has_its_time_to_close() {
 #[test]
 fn a_send_that_is_parked_after_a_long_pause_has_its_time() {
     let simulation = Simulation::new(1, Link::default());
-    let mut settings = ConnSettings::default().recv_depth(1);
+    let mut settings = ConnectionConfig::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(3);
     let ((client_pd, client), (server_pd, server)) = simulation.connect(&settings);
     let ops: Vec<_> = (0..3).map(|n| client.send(client_pd.register(vec![n; 8]).unwrap())).collect();
@@ -109,7 +109,7 @@ fn a_send_that_is_parked_after_a_long_pause_has_its_time() {
 #[test]
 fn an_extension_is_used_over_a_round_trip_of_three_seconds() {
     let simulation = Simulation::new(1, Link { latency: Duration::from_millis(1500), ..Link::default() });
-    let settings = ConnSettings::default().startup_timeout(Duration::from_secs(30));
+    let settings = ConnectionConfig::default().startup_timeout(Duration::from_secs(30));
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     let op = client.send_imm(pd.register(b"early".to_vec()).unwrap(), 7);
     simulation.run(async { op.await.map(drop).unwrap() }, async {
@@ -121,11 +121,13 @@ fn an_extension_is_used_over_a_round_trip_of_three_seconds() {
 #[test]
 fn a_silent_peer_fails_the_request_that_needs_an_extension_alone() {
     let simulation = Simulation::new(1, Link { latency: Duration::from_millis(20), ..Link::default() });
-    let settings = ConnSettings::default().capabilities(CapabilityExchange::Off);
+    let settings = ConnectionConfig::default().capabilities(CapabilityExchange::Off);
     let (pd, server_pd) = (simulation.client.alloc_pd().unwrap(), simulation.server.alloc_pd().unwrap());
     let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), &settings).unwrap();
     let (client, server) = simulation.run(
-        async { Connection::connect(&pd, listener.local_addr(), &ConnSettings::default()).await.unwrap() },
+        async {
+            Connection::connect(&pd, listener.local_addr(), &ConnectionConfig::default()).await.unwrap()
+        },
         async { listener.accept().await.unwrap() },
     );
     let refused = client.send_imm(pd.register(b"refused".to_vec()).unwrap(), 7);
@@ -150,13 +152,13 @@ fn a_silent_peer_fails_the_request_that_needs_an_extension_alone() {
 #[test]
 fn the_depth_of_reads_is_what_both_ends_allow() {
     let simulation = Simulation::new(1, Link::default());
-    let depths = |settings: &ConnSettings| {
+    let depths = |settings: &ConnectionConfig| {
         let ((_, client), (_, server)) = simulation.connect(settings);
         [&client, &server].map(|end| (end.info().negotiated.ord, end.info().negotiated.ird))
     };
-    assert_eq!(depths(&ConnSettings::default()), [(1024, 1024); 2]);
-    assert_eq!(depths(&ConnSettings::default().ird(7)), [(7, 7); 2]);
+    assert_eq!(depths(&ConnectionConfig::default()), [(1024, 1024); 2]);
+    assert_eq!(depths(&ConnectionConfig::default().ird(7)), [(7, 7); 2]);
     // Revision 1 announces no IRD.
-    let first = ConnSettings::default().revision(Revision::One).peer_to_peer(false);
+    let first = ConnectionConfig::default().revision(Revision::One).peer_to_peer(false);
     assert_eq!(depths(&first).map(|(ord, _)| ord), [128; 2]);
 }

@@ -5,10 +5,10 @@ use crate::peer::{enhanced, reply, tagged, with};
 use crate::simulation::{now, run_until_idle, wait_idle};
 use std::time::Duration;
 use uiw_rdmap::Opcode;
-use uiw_verbs::{AsyncEvent, ConnOptions, QpState, Remote, STag, SendFlags, SendOp, WcStatus};
+use uiw_verbs::{AsyncEvent, ConnConfig, QpState, Remote, STag, SendFlags, SendOp, WcStatus};
 
-fn options() -> ConnOptions {
-    ConnOptions::default().acknowledged(true)
+fn options() -> ConnConfig {
+    ConnConfig::default().acknowledged(true)
 }
 
 fn ends() -> (End, End) {

@@ -12,8 +12,8 @@ use uiw_mpa::wire::startup::Frame;
 use uiw_verbs::blocking::{Connection, Listener};
 use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use uiw_verbs::{
-    Access, AsyncEvent, CapabilityExchange, ConnOptions, ConnSettings, Cq, CqOptions, Device, Error, Limits,
-    Memory, Pd, PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc,
+    Access, AsyncEvent, CapabilityExchange, ConnConfig, ConnectionConfig, Cq, CqConfig, Device, Error,
+    Limits, Memory, Pd, PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc,
     WcStatus,
 };
 
@@ -38,8 +38,8 @@ pub(crate) fn closed_addr() -> SocketAddr {
 }
 
 /// Options towards a scripted peer: client-server, nothing of our own on the wire.
-pub(crate) fn plain() -> ConnOptions {
-    ConnOptions::default()
+pub(crate) fn plain() -> ConnConfig {
+    ConnConfig::default()
         .peer_to_peer(false)
         .capabilities(CapabilityExchange::Off)
         .ird(4)
@@ -161,8 +161,8 @@ impl End {
     }
 
     pub(crate) fn make(device: &Device, pd: &Pd, make: Make) -> Self {
-        let scq = device.create_cq(make.cqe, CqOptions::default()).unwrap();
-        let shard = CqOptions { shard: make.shard, ..CqOptions::default() };
+        let scq = device.create_cq(make.cqe, CqConfig::default()).unwrap();
+        let shard = CqConfig { shard: make.shard, ..CqConfig::default() };
         let rcq = device.create_cq(make.cqe, shard).unwrap();
         let init = QpInit::new(&scq, &rcq).cap(make.cap).signal_all(make.signal_all).srq(make.srq);
         let qp = pd.create_qp(init).unwrap();
@@ -252,20 +252,20 @@ impl End {
         }
     }
 
-    pub(crate) fn connect(&self, to: SocketAddr, options: &ConnOptions) {
+    pub(crate) fn connect(&self, to: SocketAddr, options: &ConnConfig) {
         self.connect_with(to, options, b"").unwrap();
     }
 
     pub(crate) fn connect_with(
         &self,
         to: SocketAddr,
-        options: &ConnOptions,
+        options: &ConnConfig,
         private_data: &[u8],
     ) -> Result<(), Error> {
         cm::connect(&self.qp, None, to, &Arc::new(options.clone()), private_data, &self.channel).map(drop)
     }
 
-    pub(crate) fn listen(&self, options: &ConnOptions) -> cm::Listener {
+    pub(crate) fn listen(&self, options: &ConnConfig) -> cm::Listener {
         let address = any_port(&self.device);
         cm::Listener::bind(&self.device, address, 64, &Arc::new(options.clone()), &self.channel).unwrap()
     }
@@ -295,7 +295,7 @@ impl End {
 }
 
 /// A responder of ours towards a scripted initiator, in Full Operation; the initiator has not sent an FPDU.
-pub(crate) fn responder_with(end: &End, options: &ConnOptions, request: &Frame) -> (Peer, Frame) {
+pub(crate) fn responder_with(end: &End, options: &ConnConfig, request: &Frame) -> (Peer, Frame) {
     let listener = end.listen(options);
     let mut peer = Peer::connect(listener.local_addr());
     peer.raw(&request.emit());
@@ -310,7 +310,7 @@ pub(crate) fn responder(end: &End) -> Peer {
     responder_opt(end, &plain())
 }
 
-pub(crate) fn responder_opt(end: &End, options: &ConnOptions) -> Peer {
+pub(crate) fn responder_opt(end: &End, options: &ConnConfig) -> Peer {
     let (mut peer, _) = responder_with(end, options, &with(request(2), enhanced(4, 4)));
     end.established();
     peer.empty_write();
@@ -324,7 +324,7 @@ pub(crate) fn initiator(end: &End) -> Peer {
 
 pub(crate) fn initiator_opt(
     end: &End,
-    options: &ConnOptions,
+    options: &ConnConfig,
     answer: impl FnOnce(&Frame) -> Frame,
 ) -> (Peer, Frame) {
     let port = if simulation::is_simulated(&end.device) { Port::new() } else { Port::tcp() };
@@ -340,15 +340,15 @@ pub(crate) fn initiator_opt(
 
 /// Two ends of ours, each on a device of its own, connected on the simulated network.
 pub(crate) fn pair() -> (End, End) {
-    pair_of(End::new(), End::new(), &ConnOptions::default())
+    pair_of(End::new(), End::new(), &ConnConfig::default())
 }
 
 /// The same on the kernel's TCP.
 pub(crate) fn tcp_pair() -> (End, End) {
-    pair_of(End::tcp(), End::tcp(), &ConnOptions::default())
+    pair_of(End::tcp(), End::tcp(), &ConnConfig::default())
 }
 
-pub(crate) fn pair_of(client: End, server: End, options: &ConnOptions) -> (End, End) {
+pub(crate) fn pair_of(client: End, server: End, options: &ConnConfig) -> (End, End) {
     let listener = server.listen(options);
     client.connect(listener.local_addr(), options);
     server.accept(server.request());
@@ -361,7 +361,7 @@ pub(crate) fn pair_of(client: End, server: End, options: &ConnOptions) -> (End, 
 pub(crate) fn connected_on(
     client: &Device,
     server: &Device,
-    settings: &ConnSettings,
+    settings: &ConnectionConfig,
 ) -> (Connection, Connection) {
     let (pd, server_pd) = (client.alloc_pd().unwrap(), server.alloc_pd().unwrap());
     let listener = Listener::bind(&server_pd, loopback(), settings).unwrap();
@@ -373,7 +373,7 @@ pub(crate) fn connected_on(
 }
 
 /// The same between new devices: each with its connection.
-pub(crate) fn connected(settings: &ConnSettings) -> ((Device, Connection), (Device, Connection)) {
+pub(crate) fn connected(settings: &ConnectionConfig) -> ((Device, Connection), (Device, Connection)) {
     let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
     let (connection, accepted) = connected_on(&client, &server, settings);
     ((client, connection), (server, accepted))

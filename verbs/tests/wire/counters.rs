@@ -3,7 +3,7 @@
 use crate::common::{End, pair_of};
 use std::time::Duration;
 use uiw_verbs::counters::{Directions, Operations};
-use uiw_verbs::{ConnOptions, FpduSize, Remote, STag, SendOp, StableTx, WcStatus};
+use uiw_verbs::{ConnConfig, FpduSize, Remote, STag, SendOp, StableTx, WcStatus};
 
 /// The same traffic as the other end counts it.
 fn mirrored(traffic: Operations) -> Operations {
@@ -21,7 +21,7 @@ fn traffic(end: &End) -> Operations {
 
 #[test]
 fn both_ends_count_the_same_payload() {
-    let plain = ConnOptions::default;
+    let plain = ConnConfig::default;
     for options in [
         plain(),
         plain().acknowledged(true),
@@ -70,7 +70,7 @@ fn both_ends_count_the_same_payload() {
 #[test]
 fn traffic_with_itself_is_the_device_s_own() {
     let end = End::new();
-    let (options, local) = (ConnOptions::default().into(), crate::simulation::any_port());
+    let (options, local) = (ConnConfig::default().into(), crate::simulation::any_port());
     uiw_verbs::cm::connect_self(&end.qp, local, &options, &end.channel).unwrap();
     end.established();
     end.recv(1, 0, 100);
@@ -85,7 +85,7 @@ fn traffic_with_itself_is_the_device_s_own() {
 
 #[test]
 fn a_terminate_is_counted_at_both_ends_and_the_traffic_stays() {
-    let (a, b) = pair_of(End::new(), End::new(), &ConnOptions::default());
+    let (a, b) = pair_of(End::new(), End::new(), &ConnConfig::default());
     a.op(1, SendOp::Write { remote: b.remote(0) }, 0, 1000);
     a.sent_ok(1);
     let wrong = Remote { rkey: STag(!b.remote(0).rkey.0), ..b.remote(0) };
@@ -105,7 +105,7 @@ fn a_terminate_is_counted_at_both_ends_and_the_traffic_stays() {
 
 #[test]
 fn waits_are_counted_once_each() {
-    let options = ConnOptions::default().ord(1).ird(1).no_receive_timeout(Duration::from_secs(5));
+    let options = ConnConfig::default().ord(1).ird(1).no_receive_timeout(Duration::from_secs(5));
     let (a, b) = pair_of(End::new(), End::new(), &options);
     let waits = |end: &End| end.device.counters().total().waits;
     let read = |wr_id| a.op(wr_id, SendOp::Read { remote: b.remote(0), invalidate: None }, 0, 100);

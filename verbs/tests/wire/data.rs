@@ -12,7 +12,7 @@ use uiw_cases::{Action, Atom, Case, Field, FrameKind, Need, Test};
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use uiw_verbs::{
-    Access, AsyncEvent, CapabilityExchange, ConnOptions, QpState, RecvWr, Remote, SendOp, SrqAttr, WcOpcode,
+    Access, AsyncEvent, CapabilityExchange, ConnConfig, QpState, RecvWr, Remote, SendOp, SrqAttr, WcOpcode,
     WcStatus,
 };
 
@@ -20,7 +20,7 @@ fn read(remote: Remote) -> SendOp {
     SendOp::Read { remote, invalidate: None }
 }
 
-fn assumed() -> ConnOptions {
+fn assumed() -> ConnConfig {
     plain().capabilities(CapabilityExchange::Assume)
 }
 
@@ -933,9 +933,8 @@ fn second_terminate_and_bytes_behind_it_are_ignored() {
 
 #[test]
 fn lenient_invalidation_is_a_switch() {
-    let end = End::on(&crate::simulation::device_with(
-        uiw_verbs::DeviceOptions::default().lenient_invalidate(true),
-    ));
+    let end =
+        End::on(&crate::simulation::device_with(uiw_verbs::DeviceConfig::default().lenient_invalidate(true)));
     end.recv(1, 0, 64);
     let mut peer = responder(&end);
     peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey().0, b""));

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_datagram::{Grh, Header, OVERHEAD, Qpn};
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing, Stack as _, Token};
+use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing, StackExtensions, Token};
 use uiw_verbs::{
-    Access, AddressHandle, Cq, CqOptions, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag,
+    Access, AddressHandle, Cq, CqConfig, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag,
     SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
 };
 
@@ -127,7 +127,7 @@ struct Receiver {
 impl Receiver {
     fn new(ud: &Ud, source: Source, at: u64) -> Self {
         let port = ud.end.qp.datagram_port().unwrap();
-        let shard = CqOptions { shard: Some(ud.end.rcq.shard()), ..CqOptions::default() };
+        let shard = CqConfig { shard: Some(ud.end.rcq.shard()), ..CqConfig::default() };
         let cq = ud.end.device.create_cq(RECEIVES, shard).unwrap();
         let cap = QpCap { max_recv_wr: RECEIVES, ..QpCap::default() };
         let init = QpInit::new(&ud.end.scq, &cq).cap(cap);

@@ -9,8 +9,8 @@ use uiw_datagram::{Grh, Header, Qpn};
 use uiw_llp::sim::DatagramFaults;
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrHandle, SidrListener};
 use uiw_verbs::{
-    AddressHandle, CqOptions, DatagramPort, Destination, Device, Error, Pd, QpCap, QpInit, QpState,
-    SendFlags, SendOp, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
+    AddressHandle, CqConfig, DatagramPort, Destination, Device, Error, Pd, QpCap, QpInit, QpState, SendFlags,
+    SendOp, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
 };
 
 pub(crate) const QKEY: u32 = 0x1111_2222;
@@ -30,8 +30,8 @@ impl Ud {
     }
 
     pub(crate) fn made(device: &Device, pd: &Pd, address: IpAddr, make: Make) -> Self {
-        let scq = device.create_cq(make.cqe, CqOptions::default()).unwrap();
-        let shard = CqOptions { shard: make.shard, ..CqOptions::default() };
+        let scq = device.create_cq(make.cqe, CqConfig::default()).unwrap();
+        let shard = CqConfig { shard: make.shard, ..CqConfig::default() };
         let rcq = device.create_cq(make.cqe, shard).unwrap();
         let port = DatagramPort::bind(device, &[SocketAddr::new(address, 0)], rcq.shard(), MTU).unwrap();
         let init = QpInit::new(&scq, &rcq).srq(make.srq).cap(make.cap).signal_all(make.signal_all);
@@ -666,7 +666,7 @@ fn no_queue_pair_has_the_number_of_groups() {
     let address = crate::simulation::any_port().ip();
     let device = crate::common::device();
     let pd = device.alloc_pd().unwrap();
-    let cq = device.create_cq(8, CqOptions::default()).unwrap();
+    let cq = device.create_cq(8, CqConfig::default()).unwrap();
     let port = DatagramPort::bind(&device, &[SocketAddr::new(address, 65535)], cq.shard(), MTU).unwrap();
     let named = pd.create_ud_qp(QpInit::new(&cq, &cq).num(0x00FF_FFFF), &port);
     assert!(matches!(named, Err(Error::QpNumber { num: 0x00FF_FFFF })), "{named:?}");

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 use uiw_verbs::blocking::Connection;
 use uiw_verbs::cm::CmEventKind;
-use uiw_verbs::{ConnSettings, Device, DeviceOptions, Limits, WcStatus};
+use uiw_verbs::{ConnectionConfig, Device, DeviceConfig, Limits, WcStatus};
 
 #[test]
 fn a_wait_inside_a_wait_keeps_the_outer_wake_up() {
@@ -44,8 +44,10 @@ impl Wake for Waits {
 #[test]
 fn a_waker_may_wait() {
     let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
-    let ((first, first_peer), (second, second_peer)) =
-        (connected_on(&a, &b, &ConnSettings::default()), connected_on(&a, &b, &ConnSettings::default()));
+    let ((first, first_peer), (second, second_peer)) = (
+        connected_on(&a, &b, &ConnectionConfig::default()),
+        connected_on(&a, &b, &ConnectionConfig::default()),
+    );
     let (tx, rx) = mpsc::channel();
     let waker = Waker::from(Arc::new(Waits(second, Mutex::new(Some(tx)))));
     {
@@ -69,8 +71,10 @@ fn a_waker_may_wait() {
 #[test]
 fn a_future_that_waits_for_another_thread_does_not_keep_it_from_its_messages() {
     let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
-    let ((first, first_peer), (second, second_peer)) =
-        (connected_on(&a, &b, &ConnSettings::default()), connected_on(&a, &b, &ConnSettings::default()));
+    let ((first, first_peer), (second, second_peer)) = (
+        connected_on(&a, &b, &ConnectionConfig::default()),
+        connected_on(&a, &b, &ConnectionConfig::default()),
+    );
     let (tx, rx) = mpsc::channel();
     let begun = Instant::now();
     let waited = std::thread::scope(|scope| {
@@ -183,7 +187,7 @@ fn thread_cpu() -> Duration {
 fn a_stream_that_may_not_be_read_does_not_spin() {
     let limits = Limits::default().max_held_bytes(0);
     let stack = Box::new(uiw_llp::tcp::TcpStack::new().unwrap());
-    let options = DeviceOptions::default().limits(limits);
+    let options = DeviceConfig::default().limits(limits);
     let end = End::on(&Device::with_stack(stack, options).unwrap());
     let mut peer = initiator(&end);
     end.recv(1, 0, 64);

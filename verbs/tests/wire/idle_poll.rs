@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
-use uiw_llp::{Stream, Token};
+use uiw_llp::{Token, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    Access, ConnOptions, Cq, CqOptions, Device, DeviceOptions, Memory, Pd, Progress, Qp, QpCap, QpInit,
-    RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+    Access, ConnConfig, Cq, CqConfig, Device, DeviceConfig, Memory, Pd, Progress, Qp, QpCap, QpInit, RawMr,
+    RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 /// What one thread has done with the streams of one pair.
@@ -43,7 +43,7 @@ impl Counts {
 impl StackHooks for Counts {
     type Stream = Counted;
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Counted {
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> Counted {
         Counted { counts: self.clone(), pair: self.pair.load(Ordering::SeqCst) }
     }
 }
@@ -64,13 +64,13 @@ impl Counted {
 }
 
 impl StreamHooks for Counted {
-    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         let moved = inner.send(bufs);
         self.add(&moved);
         moved
     }
 
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         let moved = inner.recv(bufs);
         self.add(&moved);
         moved
@@ -81,7 +81,7 @@ impl StreamHooks for Counted {
 fn device_with_pairs(progress: Progress) -> (Counts, [Pair; 2]) {
     let counts = Counts::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: counts.clone() };
-    let options = DeviceOptions::default().shards(2).progress(progress);
+    let options = DeviceConfig::default().shards(2).progress(progress);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     let pairs = [0, 1].map(|shard| {
         counts.pair.store(shard, Ordering::SeqCst);
@@ -142,10 +142,10 @@ struct Pair {
 
 impl Pair {
     fn connect(device: &Device, shard: usize) -> Self {
-        let options = CqOptions { shard: Some(shard), ..CqOptions::default() };
+        let options = CqConfig { shard: Some(shard), ..CqConfig::default() };
         let cq = device.create_cq(1024, options).unwrap();
         let (a, b) = (End::new(device, &cq), End::new(device, &cq));
-        let (options, channel) = (Arc::new(ConnOptions::default()), Arc::new(CmChannel::default()));
+        let (options, channel) = (Arc::new(ConnConfig::default()), Arc::new(CmChannel::default()));
         let any = "127.0.0.1:0".parse().unwrap();
         let listener = cm::Listener::bind(device, any, 1, &options, &channel).unwrap();
         cm::connect(&a.qp, None, listener.local_addr(), &options, b"", &channel).unwrap();

@@ -6,28 +6,28 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::cm;
 use uiw_verbs::{
-    AsyncEvent, ConnOptions, Error, FpduSize, QpState, Remote, SendFlags, SendOp, Sge, WcOpcode, WcStatus,
+    AsyncEvent, ConnConfig, Error, FpduSize, QpState, Remote, SendFlags, SendOp, Sge, WcOpcode, WcStatus,
 };
 
-fn connected(options: &ConnOptions) -> End {
+fn connected(options: &ConnConfig) -> End {
     let end = End::new();
     connect(&end, options);
     end
 }
 
-fn connect(end: &End, options: &ConnOptions) {
+fn connect(end: &End, options: &ConnConfig) {
     cm::connect_self(&end.qp, simulation::any_port(), &Arc::new(options.clone()), &end.channel).unwrap();
     let info = end.established();
     assert_eq!(info.local, info.peer);
     assert_eq!(end.qp.state(), QpState::Rts);
 }
 
-fn acknowledged() -> ConnOptions {
-    ConnOptions::default().acknowledged(true)
+fn acknowledged() -> ConnConfig {
+    ConnConfig::default().acknowledged(true)
 }
 
 /// Everything that a queue pair can ask of another one.
-fn every_operation(options: &ConnOptions) {
+fn every_operation(options: &ConnConfig) {
     let end = connected(options);
     let bytes = pattern(8192);
     fill(&end.mr, 0, &bytes);
@@ -64,7 +64,7 @@ fn every_operation(options: &ConnOptions) {
 #[test]
 fn does_everything_with_itself() {
     for (markers, crc) in [(false, true), (true, true), (false, false)] {
-        every_operation(&ConnOptions::default().markers(markers).crc(crc));
+        every_operation(&ConnConfig::default().markers(markers).crc(crc));
     }
     every_operation(&acknowledged());
     every_operation(&acknowledged().fpdu(FpduSize::Segment).ird(1).ord(1));
@@ -150,7 +150,7 @@ fn a_send_without_a_receive_waits_and_then_fails() {
 
 #[test]
 fn a_local_mistake_ends_it() {
-    let end = connected(&ConnOptions::default());
+    let end = connected(&ConnConfig::default());
     let nowhere = Sge { addr: 1, length: 8, lkey: end.mr.lkey() };
     end.post(1, SendOp::Write { remote: end.remote(0) }, &[nowhere], SendFlags::SIGNALED).unwrap();
     assert_eq!(end.sent().status, WcStatus::LocalProtection);
@@ -160,7 +160,7 @@ fn a_local_mistake_ends_it() {
 
 #[test]
 fn closes_in_order_and_goes_away_with_work_under_way() {
-    for options in [ConnOptions::default(), acknowledged()] {
+    for options in [ConnConfig::default(), acknowledged()] {
         let end = connected(&options);
         end.recv(1, 0, 8);
         end.send(2, 8, 8);
@@ -181,8 +181,8 @@ fn closes_in_order_and_goes_away_with_work_under_way() {
 
 #[test]
 fn only_a_queue_pair_without_a_connection() {
-    let end = connected(&ConnOptions::default());
-    let options = Arc::new(ConnOptions::default());
+    let end = connected(&ConnConfig::default());
+    let options = Arc::new(ConnConfig::default());
     assert!(matches!(
         cm::connect_self(&end.qp, simulation::any_port(), &options, &end.channel),
         Err(Error::State { .. } | Error::AlreadyConnected { .. })

@@ -4,10 +4,10 @@ use crate::common::{End, device, next_event, next_request};
 use crate::simulation::{any_port, until};
 use std::sync::Arc;
 use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnHandle, Listener};
-use uiw_verbs::{ConnOptions, Device, Error};
+use uiw_verbs::{ConnConfig, Device, Error};
 
 fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
-    Listener::bind(device, any_port(), 8, &Arc::new(ConnOptions::default()), channel).unwrap()
+    Listener::bind(device, any_port(), 8, &Arc::new(ConnConfig::default()), channel).unwrap()
 }
 
 /// Drives until an event waits, and leaves it there.
@@ -22,15 +22,15 @@ fn requests_follow_their_listener_and_others_stay() {
     let listener = listen(&device, &old);
     let stays = listen(&device, &old);
     let (first, other, second) = (End::new(), End::new(), End::new());
-    first.connect(listener.local_addr(), &ConnOptions::default());
+    first.connect(listener.local_addr(), &ConnConfig::default());
     let_it_come(&old);
-    other.connect(stays.local_addr(), &ConnOptions::default());
+    other.connect(stays.local_addr(), &ConnConfig::default());
     until("one event came", || old.len() == 2);
 
     listener.migrate(&new);
     assert_eq!((old.len(), new.len()), (1, 1));
     let request = next_request(&device, &new);
-    second.connect(listener.local_addr(), &ConnOptions::default());
+    second.connect(listener.local_addr(), &ConnConfig::default());
     drop(next_request(&device, &new));
 
     // What follows a request that was moved comes to the new channel without a second call.
@@ -47,7 +47,7 @@ fn connection_takes_its_pending_events_along() {
     let (old, new) = (Arc::new(CmChannel::default()), Arc::new(CmChannel::default()));
     let listener = listen(&device, &old);
     let client = End::new();
-    client.connect(listener.local_addr(), &ConnOptions::default());
+    client.connect(listener.local_addr(), &ConnConfig::default());
     let request = next_request(&device, &old);
     let server = End::on(&device);
     request.accept(&server.qp, None, b"", Some(&old)).unwrap();
@@ -72,7 +72,7 @@ fn a_connection_obeys_its_handle_until_it_is_over() {
     for abort in [false, true] {
         let client = End::new();
         assert!(matches!(ConnHandle::of(&client.qp), Err(Error::NotConnected)));
-        client.connect(listener.local_addr(), &ConnOptions::default());
+        client.connect(listener.local_addr(), &ConnConfig::default());
         let request = next_request(&device, &channel);
         assert_eq!(request.listener(), Some(listener.id()));
         let server = End::on(&device);
@@ -94,7 +94,7 @@ fn a_forgotten_connection_ends_without_an_event() {
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);
     let client = End::new();
-    client.connect(listener.local_addr(), &ConnOptions::default());
+    client.connect(listener.local_addr(), &ConnConfig::default());
     let server = End::on(&device);
     next_request(&device, &channel).accept(&server.qp, None, b"", Some(&server.channel)).unwrap();
     server.established();
@@ -113,13 +113,13 @@ fn set_up_is_given_up_and_the_queue_pair_is_free_again() {
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);
     let client = End::new();
-    client.connect(listener.local_addr(), &ConnOptions::default());
+    client.connect(listener.local_addr(), &ConnConfig::default());
     let request = next_request(&device, &channel);
     ConnHandle::of(&client.qp).unwrap().abort().unwrap();
     client.failed();
     assert!(matches!(ConnHandle::of(&client.qp), Err(Error::NotConnected)));
     drop(request);
-    client.connect(listener.local_addr(), &ConnOptions::default());
+    client.connect(listener.local_addr(), &ConnConfig::default());
     let server = End::on(&device);
     next_request(&device, &channel).accept(&server.qp, None, b"", Some(&server.channel)).unwrap();
     client.established();

@@ -7,7 +7,7 @@ use uiw_ddp::TaggedError;
 use uiw_mpa::startup::{Rtr, RtrKinds};
 use uiw_mpa::wire::startup::{Enhanced, Frame};
 use uiw_rdmap::{Fault, Opcode, Quoted, ReadRequest};
-use uiw_verbs::{CapabilityExchange, ConnOptions, Error, QpState, Remote, Revision, STag, SendOp, Suspect};
+use uiw_verbs::{CapabilityExchange, ConnConfig, Error, QpState, Remote, Revision, STag, SendOp, Suspect};
 
 const WRITE: RtrKinds = RtrKinds { write: true, ..RtrKinds::NONE };
 const READ: RtrKinds = RtrKinds { read: true, ..RtrKinds::NONE };
@@ -28,8 +28,8 @@ fn data(peer_to_peer: bool, kinds: RtrKinds, ird: u16, ord: u16) -> Enhanced {
 }
 
 /// Options of users that set nothing.
-fn default() -> ConnOptions {
-    ConnOptions::default()
+fn default() -> ConnConfig {
+    ConnConfig::default()
 }
 
 // ---------------------------------------------------------------- what every adapter does with FPDUs

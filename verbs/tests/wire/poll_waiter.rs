@@ -4,7 +4,7 @@ use crate::common::{End, Make, pair_of};
 use std::os::fd::{AsFd, AsRawFd};
 use std::task::Context;
 use std::time::Duration;
-use uiw_verbs::{ConnOptions, Device, PollWaiter, WcStatus};
+use uiw_verbs::{ConnConfig, Device, PollWaiter, WcStatus};
 
 /// Whether the waiter is readable within `timeout`; the sleep is as a program does it.
 fn sleep(waiter: &PollWaiter, timeout: Duration) -> bool {
@@ -61,7 +61,7 @@ fn ping_pong(client: &End, server: &End, rounds: u64) {
 #[test]
 fn no_wake_up_of_a_waiter_is_lost() {
     let devices = [(); 2].map(|()| Device::open().unwrap());
-    let (a, b) = pair_of(end_on(&devices[0], 0), end_on(&devices[1], 0), &ConnOptions::default());
+    let (a, b) = pair_of(end_on(&devices[0], 0), end_on(&devices[1], 0), &ConnConfig::default());
     ping_pong(&a, &b, 5_000);
 }
 
@@ -69,7 +69,7 @@ fn no_wake_up_of_a_waiter_is_lost() {
 #[test]
 fn waiters_that_share_a_shard_get_what_is_theirs() {
     let devices = [(); 2].map(|()| Device::open().unwrap());
-    let pair = || pair_of(end_on(&devices[0], 0), end_on(&devices[1], 0), &ConnOptions::default());
+    let pair = || pair_of(end_on(&devices[0], 0), end_on(&devices[1], 0), &ConnConfig::default());
     let pairs = [pair(), pair()];
     std::thread::scope(|scope| {
         for (a, b) in &pairs {
@@ -82,7 +82,7 @@ fn waiters_that_share_a_shard_get_what_is_theirs() {
 #[test]
 fn an_arrival_ends_the_sleep_and_the_thread_drives() {
     let device = Device::open().unwrap();
-    let (sender, target) = pair_of(End::tcp(), end_on(&device, 0), &ConnOptions::default());
+    let (sender, target) = pair_of(End::tcp(), end_on(&device, 0), &ConnConfig::default());
     let mut waiter = PollWaiter::new(&device).unwrap();
     // The background thread may be faster now and then.
     let by_itself = (0..200).any(|i| {

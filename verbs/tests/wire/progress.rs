@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use uiw_verbs::{
-    Access, Arm, CapabilityExchange, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap,
+    Access, Arm, CapabilityExchange, CompChannel, ConnConfig, ConnectionConfig, CqConfig, Device, QpCap,
     QpInit, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
 };
 
@@ -21,7 +21,7 @@ fn notified() -> Notified {
     let channel: Arc<CompChannel> = Arc::default();
     let cq = end
         .device
-        .create_cq(256, CqOptions { channel: Some(channel.clone()), timestamps: false, shard: None })
+        .create_cq(256, CqConfig { channel: Some(channel.clone()), timestamps: false, shard: None })
         .unwrap();
     let init = QpInit::new(&end.scq.clone(), &cq.clone());
     end.qp = end.pd.create_qp(init).unwrap();
@@ -34,7 +34,7 @@ fn notified() -> Notified {
 fn event_driven_ping_pong(edge: bool, rounds: u64) {
     let (a, b) = (notified(), notified());
     let (ac, bc) = (a.channel, b.channel);
-    let (a, b) = pair_of(a.end, b.end, &ConnOptions::default());
+    let (a, b) = pair_of(a.end, b.end, &ConnConfig::default());
     let play = move |end: End, channel: Arc<CompChannel>, serves: bool| {
         // SAFETY: plain system calls on live descriptors, with live buffers.
         let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
@@ -121,7 +121,7 @@ fn expire_own_wait_hint() {
 fn readable_channel_has_an_event() {
     let target = notified();
     let channel = target.channel;
-    let (writer, target) = pair_of(End::tcp(), target.end, &ConnOptions::default());
+    let (writer, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
     channel.fd().unwrap();
     let remote = target.remote(128);
     for round in 0..5 {
@@ -158,7 +158,7 @@ fn readable_channel_has_an_event() {
 fn poll_after_arming_leaves_arrivals_to_the_sleep() {
     let target = notified();
     let channel = target.channel;
-    let (sender, target) = pair_of(End::tcp(), target.end, &ConnOptions::default());
+    let (sender, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
     channel.fd().unwrap();
     let mut out = Vec::new();
     // The background thread may be faster than the polls.
@@ -185,7 +185,7 @@ fn poll_after_arming_leaves_arrivals_to_the_sleep() {
 fn poll_after_arming_sends_what_was_posted() {
     let sender = notified();
     let channel = sender.channel;
-    let (target, sender) = pair_of(End::tcp(), sender.end, &ConnOptions::default());
+    let (target, sender) = pair_of(End::tcp(), sender.end, &ConnConfig::default());
     channel.fd().unwrap();
     let (mut sent, mut received) = (Vec::new(), Vec::new());
     let mut rounds_sent = 0;
@@ -222,7 +222,7 @@ fn sleep_is_not_ended_by_a_completion_that_was_polled() {
     let mut end = end;
     let init = QpInit::new(&end.rcq.clone(), &end.rcq.clone());
     end.qp = end.pd.create_qp(init).unwrap();
-    let (peer, target) = pair_of(peer, end, &ConnOptions::default());
+    let (peer, target) = pair_of(peer, end, &ConnConfig::default());
     let mut out = Vec::new();
     expire_own_wait_hint();
     let mut round = |i: u64| {
@@ -266,7 +266,7 @@ fn sleep_is_not_ended_by_a_completion_that_was_polled() {
 fn armed_program_that_does_not_sleep_is_replaced() {
     let target = notified();
     let channel = target.channel;
-    let (reader, target) = pair_of(End::tcp(), target.end, &ConnOptions::default());
+    let (reader, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
     target.recv(1, 0, 64);
     channel.fd().unwrap();
     let remote = target.remote(128);
@@ -349,7 +349,7 @@ fn coalesced_posts_are_sent_without_a_further_call() {
 
 /// A connection on which no timer wakes a thread: neither a capability request nor a Send that waits.
 fn without_timers() -> (End, End) {
-    let options = ConnOptions::default()
+    let options = ConnConfig::default()
         .capabilities(CapabilityExchange::Off)
         .no_receive_timeout(Duration::MAX)
         .startup_timeout(Duration::from_secs(3600));
@@ -396,7 +396,7 @@ fn receives_after_a_single_poll_are_used_without_a_further_call() {
 
 #[test]
 fn blocked_receivers_are_woken() {
-    let ((_a, client), (_b, server)) = connected(&ConnSettings::default());
+    let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default());
     let counted = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -417,7 +417,7 @@ fn blocked_receivers_are_woken() {
 
 #[test]
 fn receive_with_a_timeout_returns_each_time() {
-    let ((_a, client), (_b, server)) = connected(&ConnSettings::default());
+    let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default());
     for _ in 0..5 {
         let timed_out = server.recv_timeout(Duration::from_millis(5)).unwrap_err();
         assert!(matches!(timed_out, uiw_verbs::WcError::TimedOut { .. }), "{timed_out}");
@@ -441,7 +441,7 @@ fn dropped_operations_are_detached_and_freed() {
     // SAFETY: as above; a unique vector may be written.
     unsafe impl uiw_verbs::IoBufMut for Counted {}
     let alive = Arc::new(());
-    let settings = ConnSettings::default().send_depth(4);
+    let settings = ConnectionConfig::default().send_depth(4);
     let ((_a, client), (_b, server)) = connected(&settings);
     let spd = server.clone().into_async().pd().clone();
     let shared = spd.share(1 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
@@ -464,7 +464,7 @@ fn dropped_operations_are_detached_and_freed() {
     let port = crate::peer::Port::tcp();
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let settings = ConnSettings::default();
+    let settings = ConnectionConfig::default();
     let connect = uiw_verbs::Connection::connect(&pd, port.addr(), &settings);
     assert!(device.block_on_for(Duration::from_millis(30), connect).is_none());
     let mut peer = port.accept();
@@ -474,7 +474,7 @@ fn dropped_operations_are_detached_and_freed() {
 
 #[test]
 fn operations_wait_for_room_and_all_complete() {
-    let settings = ConnSettings::default().send_depth(2);
+    let settings = ConnectionConfig::default().send_depth(2);
     let ((_a, client), (_b, server)) = connected(&settings);
     let pd = client.clone().into_async().pd().clone();
     let ops: Vec<_> = (0..50u8).map(|i| client.send(pd.register(vec![i; 100]).unwrap())).collect();
@@ -490,12 +490,12 @@ fn operations_wait_for_room_and_all_complete() {
 fn a_thousand_connections_on_one_driver() {
     let server = Device::open().unwrap();
     let client = Device::open().unwrap();
-    let options = Arc::new(ConnOptions::default());
+    let options = Arc::new(ConnConfig::default());
     let (sc, cc) = (Arc::default(), Arc::default());
     let listener = uiw_verbs::cm::Listener::bind(&server, loopback(), 4096, &options, &sc).unwrap();
     let make = |device: &Device| {
         let pd = device.alloc_pd().unwrap();
-        let cq = device.create_cq(2048, CqOptions::default()).unwrap();
+        let cq = device.create_cq(2048, CqConfig::default()).unwrap();
         let mr = memory(&pd, 4096, crate::common::ALL);
         let qps: Vec<_> = (0..1000)
             .map(|_| {
@@ -595,7 +595,7 @@ fn idle_process_takes_no_processor_time() {
 fn a_stalled_stream_does_not_delay_another_one() {
     let server = Device::open().unwrap();
     let client = Device::open().unwrap();
-    let options = ConnOptions::default().no_receive_timeout(Duration::from_secs(60));
+    let options = ConnConfig::default().no_receive_timeout(Duration::from_secs(60));
     let make = Make::default;
     let (a1, b1) = pair_of(
         End::make(&client, &client.alloc_pd().unwrap(), make()),

@@ -7,9 +7,9 @@ use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
-use uiw_llp::{Stream, Token};
+use uiw_llp::{Token, TransportStream};
 use uiw_verbs::cm::{CmChannel, ConnRequest, Listener};
-use uiw_verbs::{Device, DeviceOptions, Progress};
+use uiw_verbs::{Device, DeviceConfig, Progress};
 
 /// Peers that have connected, and send their Requests, one after the other, once the last of them was accepted.
 #[derive(Clone, Default)]
@@ -24,7 +24,7 @@ struct Peers {
 impl StackHooks for Late {
     type Stream = ();
 
-    fn stream(&self, _: &dyn Stream, origin: Origin, _: Token) {
+    fn stream(&self, _: &dyn TransportStream, origin: Origin, _: Token) {
         assert_eq!(origin, Origin::Accepted);
         let mut peers = self.0.lock().unwrap();
         peers.accepted += 1;
@@ -41,7 +41,7 @@ impl StackHooks for Late {
 fn requests_of_a_peer_that_come_while_its_connections_are_accepted_are_reported_in_their_order() {
     let hooks = Late::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: hooks.clone() };
-    let options = DeviceOptions::default().progress(Progress::Manual);
+    let options = DeviceConfig::default().progress(Progress::Manual);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     let channel = Arc::<CmChannel>::default();
     let listener = Listener::bind(&device, loopback(), 64, &Arc::new(plain()), &channel).unwrap();

@@ -5,7 +5,7 @@ use crate::peer::{Peer, Segment, read_request, tagged, terminate_of, untagged};
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_verbs::{
-    AsyncEvent, CapabilityExchange, ConnOptions, Device, FpduSize, QpState, Remote, SendFlags, SendOp,
+    AsyncEvent, CapabilityExchange, ConnConfig, Device, FpduSize, QpState, Remote, SendFlags, SendOp,
     WcOpcode, WcStatus,
 };
 
@@ -13,7 +13,7 @@ fn read(remote: Remote) -> SendOp {
     SendOp::Read { remote, invalidate: None }
 }
 
-fn with_extensions() -> ConnOptions {
+fn with_extensions() -> ConnConfig {
     plain().capabilities(CapabilityExchange::Assume)
 }
 
@@ -474,7 +474,7 @@ fn atomics_of_several_streams_do_not_disturb_each_other() {
     let pairs: Vec<_> = (0..STREAMS)
         .map(|_| {
             let server = End::make(&server, &server_pd, Make::default());
-            crate::common::pair_of(End::tcp(), server, &ConnOptions::default())
+            crate::common::pair_of(End::tcp(), server, &ConnConfig::default())
         })
         .collect();
     let seen: Vec<Vec<u64>> = std::thread::scope(|scope| {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_rdmap::Opcode;
 use uiw_verbs::{
-    Access, Arm, AsyncEvent, Bind, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, Error,
+    Access, Arm, AsyncEvent, Bind, CompChannel, ConnConfig, ConnectionConfig, CqConfig, Device, Error,
     FastRegister, Pd, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge,
     SrqAttr, StableTx, WcOpcode, WcStatus, WindowType,
 };
@@ -96,7 +96,7 @@ fn refused_posts_name_their_place_in_the_chain() {
 fn unsignaled_requests_complete_silently_and_free_the_queue() {
     let cap = QpCap { max_send_wr: 8, ..QpCap::default() };
     let make = Make { cap, signal_all: false, ..Make::default() };
-    let (a, b) = pair_of(End::made(make), End::new(), &ConnOptions::default());
+    let (a, b) = pair_of(End::made(make), End::new(), &ConnConfig::default());
     for round in 0..20 {
         for i in 0..7 {
             a.post(i, SendOp::Write { remote: b.remote(0) }, &[a.sge(0, 8)], SendFlags::empty()).unwrap();
@@ -134,7 +134,7 @@ fn fence_waits_for_reads() {
 
 #[test]
 fn completion_queue_overflow_is_an_event_and_an_error() {
-    let (a, b) = pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnOptions::default());
+    let (a, b) = pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnConfig::default());
     for i in 0..3 {
         a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 8);
         a.device.pump();
@@ -147,7 +147,7 @@ fn completion_queue_overflow_is_an_event_and_an_error() {
 
 #[test]
 fn completion_queue_can_be_resized() {
-    let (a, b) = pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnOptions::default());
+    let (a, b) = pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnConfig::default());
     a.scq.resize(16).unwrap();
     for i in 0..10 {
         a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 8);
@@ -166,7 +166,7 @@ fn with_channel(device: &Device) -> (End, Arc<CompChannel>) {
     let pd = device.alloc_pd().unwrap();
     let mut end = End::make(device, &pd, Make::default());
     let rcq = device
-        .create_cq(64, CqOptions { channel: Some(channel.clone()), timestamps: true, shard: None })
+        .create_cq(64, CqConfig { channel: Some(channel.clone()), timestamps: true, shard: None })
         .unwrap();
     let init = QpInit::new(&end.scq.clone(), &rcq.clone());
     end.qp = pd.create_qp(init).unwrap();
@@ -177,7 +177,7 @@ fn with_channel(device: &Device) -> (End, Arc<CompChannel>) {
 #[test]
 fn notification_of_any_or_only_solicited() {
     let (b, channel) = with_channel(&device());
-    let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
+    let (a, b) = pair_of(End::new(), b, &ConnConfig::default());
     for i in 0..6 {
         b.recv(i, i * 64, 64);
     }
@@ -210,7 +210,7 @@ fn pair_with_srq(receives: u64) -> (End, End, Arc<uiw_verbs::Srq>) {
     let pd = device.alloc_pd().unwrap();
     let srq = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
     let b = End::make(&device, &pd, Make { srq: Some(srq.clone()), ..Make::default() });
-    let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
+    let (a, b) = pair_of(End::new(), b, &ConnConfig::default());
     let sge = [b.sge(0, 64)];
     // SAFETY: the region lives as long as the connection, and nothing else accesses it.
     unsafe { srq.post_recv((0..receives).map(|wr_id| RecvWr { wr_id, sges: &sge })) }.unwrap();
@@ -415,9 +415,8 @@ fn what_is_not_the_streams_own_is_not_invalidated_by_its_peer() {
 /// The leniency is for regions of the stream's domain that stand for themselves.
 #[test]
 fn lenient_invalidation_spares_what_has_windows_and_what_is_elsewhere() {
-    let lenient =
-        crate::simulation::device_with(uiw_verbs::DeviceOptions::default().lenient_invalidate(true));
-    let (a, b) = pair_of(End::new(), End::on(&lenient), &ConnOptions::default());
+    let lenient = crate::simulation::device_with(uiw_verbs::DeviceConfig::default().lenient_invalidate(true));
+    let (a, b) = pair_of(End::new(), End::on(&lenient), &ConnConfig::default());
     let other_pd = b.device.alloc_pd().unwrap();
     let region = STag(b.mr.rkey().0);
     refuses_to_invalidate((&a, &b), &other_pd, region, Some(b.remote(0)));
@@ -445,7 +444,7 @@ fn local_invalidation_of_what_is_not_the_streams_own() {
         let foreign = other.alloc_window(WindowType::Two).unwrap();
         let (client, server) = {
             let server = End::make(&b.device, &b.pd, Make::default());
-            pair_of(End::new(), server, &ConnOptions::default())
+            pair_of(End::new(), server, &ConnConfig::default())
         };
         bind(&server, &two, new_key(two.stag(), 8), Access::REMOTE_READ);
         let stag =
@@ -596,7 +595,7 @@ fn queue_pair_is_new_after_reset() {
     b.ended();
     a.ended();
     assert!(a.rcq.is_empty() && a.scq.is_empty());
-    let (a, c) = pair_of(a, End::new(), &ConnOptions::default());
+    let (a, c) = pair_of(a, End::new(), &ConnConfig::default());
     c.recv(1, 0, 8);
     a.send(5, 0, 8);
     a.sent_ok(5);
@@ -667,8 +666,8 @@ fn queue_pairs_are_counted_and_given_back() {
     let device = crate::simulation::device(limits);
     for _ in 0..4 {
         let (a, b) = (End::on(&device), End::on(&device));
-        assert!(device.create_cq(1, CqOptions::default()).is_err());
-        let (a, b) = pair_of(a, b, &ConnOptions::default());
+        assert!(device.create_cq(1, CqConfig::default()).is_err());
+        let (a, b) = pair_of(a, b, &ConnConfig::default());
         assert!(matches!(
             a.pd.create_qp(QpInit::new(&a.scq.clone(), &a.rcq.clone())),
             Err(Error::Limit { .. })
@@ -680,7 +679,7 @@ fn queue_pairs_are_counted_and_given_back() {
 #[test]
 fn ipv6_wildcard_and_many_listeners() {
     let server = End::tcp();
-    let options = Arc::new(ConnOptions::default());
+    let options = Arc::new(ConnConfig::default());
     let bind = |addr: &str| {
         uiw_verbs::cm::Listener::bind(&server.device, addr.parse().unwrap(), 8, &options, &server.channel)
     };
@@ -716,7 +715,7 @@ fn ipv6_wildcard_and_many_listeners() {
 fn two_hundred_connections_at_once() {
     let server = Device::open().unwrap().alloc_pd().unwrap();
     let client = Device::open().unwrap();
-    let settings = ConnSettings::default().recv_depth(4).recv_size(256);
+    let settings = ConnectionConfig::default().recv_depth(4).recv_size(256);
     let listener =
         uiw_verbs::blocking::Listener::bind(&server, crate::common::loopback(), &settings).unwrap();
     let addr = listener.local_addr();
@@ -788,7 +787,7 @@ fn stopped_peer_is_cut_after_the_close_timeout() {
 #[test]
 fn request_outlives_its_listener() {
     let (a, b) = (End::new(), End::new());
-    let options = ConnOptions::default();
+    let options = ConnConfig::default();
     let listener = b.listen(&options);
     a.connect(listener.local_addr(), &options);
     let request = b.request();
@@ -801,7 +800,7 @@ fn request_outlives_its_listener() {
 #[test]
 fn large_messages_from_private_memory() {
     for stable_tx in [StableTx::Off, StableTx::Writes, StableTx::On] {
-        let options = ConnOptions::default().stable_tx(stable_tx);
+        let options = ConnConfig::default().stable_tx(stable_tx);
         let private = || End::made(Make { memory: 3 << 20, access: Access::LOCAL_WRITE, ..Make::default() });
         let (a, b) = pair_of(private(), private(), &options);
         let data = pattern(3 << 20);
@@ -820,7 +819,7 @@ fn queues_of_no_depth() {
     let cap = QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
     let a = End::made(Make { cap, ..Make::default() });
     assert!(matches!(a.try_recv(1, &[]).unwrap_err().error, Error::QueueFull { depth: 0, .. }));
-    let (a, _b) = pair_of(a, End::new(), &ConnOptions::default());
+    let (a, _b) = pair_of(a, End::new(), &ConnConfig::default());
     assert!(a.post(1, SendOp::Send, &[], SendFlags::SIGNALED).is_err());
 }
 
@@ -852,7 +851,7 @@ fn closing_queue_pair_is_not_drained_or_resumed() {
 
 #[test]
 fn receive_completion_queue_overflow() {
-    let (a, b) = pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnOptions::default());
+    let (a, b) = pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnConfig::default());
     for i in 0..3 {
         b.recv(i, 0, 64);
         a.send(i, 0, 4);
@@ -893,7 +892,7 @@ fn unread_events_are_dropped_with_their_object() {
     drop(end);
     none_is_left(&device);
 
-    let (a, b) = pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnOptions::default());
+    let (a, b) = pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnConfig::default());
     let device = b.device.clone();
     for i in 0..3 {
         b.recv(i, 0, 64);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    ConnOptions, Cq, CqOptions, Device, DeviceOptions, Pd, Qp, QpInit, QpState, RawMr, RecvWr, Remote,
+    ConnConfig, Cq, CqConfig, Device, DeviceConfig, Pd, Qp, QpInit, QpState, RawMr, RecvWr, Remote,
     SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr,
 };
 
@@ -30,13 +30,13 @@ struct Common {
 
 impl Common {
     fn new(shards: usize) -> Self {
-        let options = DeviceOptions::default().shards(shards);
+        let options = DeviceConfig::default().shards(shards);
         let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
         let pd = device.alloc_pd().unwrap();
         let cqs = (0..3)
             .map(|n| {
                 let shard = Some(n % device.shards());
-                device.create_cq(1 << 14, CqOptions { shard, ..CqOptions::default() }).unwrap()
+                device.create_cq(1 << 14, CqConfig { shard, ..CqConfig::default() }).unwrap()
             })
             .collect();
         let srq = pd.create_srq(SrqAttr { max_wr: SRQ_DEPTH, max_sge: 1, limit: 0 }).unwrap();
@@ -95,7 +95,7 @@ fn one(common: &Common, random: &mut Random) {
     let (a, b) = (common.qp(random), common.qp(random));
     let (a_channel, b_channel) = (Arc::<CmChannel>::default(), Arc::<CmChannel>::default());
     let options = Arc::new(
-        ConnOptions::default()
+        ConnConfig::default()
             .acknowledged(random.below(3) == 0)
             .no_receive_timeout(Duration::from_millis(20))
             .close_timeout(Duration::from_millis(200)),

@@ -12,15 +12,15 @@ use std::task::Poll;
 use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
-use uiw_llp::{Event, Readable, Stack, Stream, Token};
+use uiw_llp::{Event, Readable, Token, TransportStack, TransportStream};
 use uiw_mem::IoVecMut;
 use uiw_rdmap::Opcode;
 use uiw_verbs::{
-    ConnSettings, Connection, CqOptions, Device, DeviceOptions, Limits, Progress, QpState, WcStatus,
+    Connection, ConnectionConfig, CqConfig, Device, DeviceConfig, Limits, Progress, QpState, WcStatus,
 };
 
-fn device(stack: impl Stack + 'static, shards: usize, limits: Limits) -> Device {
-    let options = DeviceOptions::default().shards(shards).limits(limits);
+fn device(stack: impl TransportStack + 'static, shards: usize, limits: Limits) -> Device {
+    let options = DeviceConfig::default().shards(shards).limits(limits);
     Device::with_stack(Box::new(stack), options).unwrap()
 }
 
@@ -36,13 +36,18 @@ struct Adoptions {
 impl StackHooks for Adoptions {
     type Stream = ();
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
 
-    fn shard(&self, _: &dyn Stack) -> Self {
+    fn shard(&self, _: &dyn TransportStack) -> Self {
         Self { shard: self.shards.fetch_add(1, Ordering::SeqCst) + 1, ..self.clone() }
     }
 
-    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
         self.by.lock().unwrap().push(self.shard);
         inner.adopt(&mut WrappedStream::<()>::of(&mut **stream)?.inner, token)
     }
@@ -85,10 +90,10 @@ fn two_queue_pairs_of_a_device_are_connected_whatever_their_shards() {
 fn a_shard_that_the_device_has_not_is_refused() {
     let device = device(TcpStack::new().unwrap(), 2, Limits::default());
     assert_eq!(device.shards(), 2);
-    assert!(device.create_cq(8, CqOptions { shard: Some(1), ..CqOptions::default() }).is_ok());
-    assert!(device.create_cq(8, CqOptions { shard: Some(2), ..CqOptions::default() }).is_err());
+    assert!(device.create_cq(8, CqConfig { shard: Some(1), ..CqConfig::default() }).is_ok());
+    assert!(device.create_cq(8, CqConfig { shard: Some(2), ..CqConfig::default() }).is_err());
     for shards in [0, 65] {
-        let options = DeviceOptions::default().shards(shards);
+        let options = DeviceConfig::default().shards(shards);
         assert!(Device::with_stack(Box::new(TcpStack::new().unwrap()), options).is_err());
     }
 }
@@ -96,11 +101,11 @@ fn a_shard_that_the_device_has_not_is_refused() {
 /// With manual progress a thread that waits drives the listener's shard and those of both ends: there is no other thread that does.
 #[test]
 fn a_wait_drives_every_shard_where_no_other_thread_does() {
-    let options = DeviceOptions::default().progress(Progress::Manual).shards(3);
+    let options = DeviceConfig::default().progress(Progress::Manual).shards(3);
     let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
     let pd = device.alloc_pd().unwrap();
-    let listener = uiw_verbs::Listener::bind(&pd, loopback(), &ConnSettings::default()).unwrap();
-    let settings = ConnSettings::default();
+    let listener = uiw_verbs::Listener::bind(&pd, loopback(), &ConnectionConfig::default()).unwrap();
+    let settings = ConnectionConfig::default();
     let mut connect = pin!(Connection::connect(&pd, listener.local_addr(), &settings));
     let mut accept = pin!(async { listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap() });
     let (mut ours, mut theirs) = (None, None);
@@ -140,9 +145,9 @@ impl Held {
 impl StackHooks for Held {
     type Stream = ();
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
 
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         if self.hold.load(Ordering::SeqCst) {
             self.held.send(()).unwrap();
             while self.hold.load(Ordering::SeqCst) {
@@ -157,7 +162,7 @@ impl StackHooks for Held {
 #[test]
 fn an_unconnected_queue_pair_does_not_wait_for_the_driving_thread() {
     let (stack, hold, holds) = Held::stack(&Arc::default());
-    let options = DeviceOptions::default().progress(Progress::Manual).shards(1);
+    let options = DeviceConfig::default().progress(Progress::Manual).shards(1);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     std::thread::scope(|scope| {
         hold.store(true, Ordering::SeqCst);
@@ -205,7 +210,7 @@ fn a_dropped_device_has_released_its_stack() {
     for _ in 0..200 {
         let alive = Arc::new(());
         let (stack, _, _) = Held::stack(&alive);
-        let device = Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap();
+        let device = Device::with_stack(Box::new(stack), DeviceConfig::default()).unwrap();
         let end = End::on(&device);
         let listener = end.listen(&plain());
         // The background thread wakes up for it.
@@ -315,11 +320,11 @@ struct Reports {
 impl StackHooks for Reports {
     type Stream = Self;
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) -> Self {
         self.clone()
     }
 
-    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
         let before = events.len();
         inner.poll(events)?;
         self.events.fetch_add(events.len() - before, Ordering::SeqCst);
@@ -328,11 +333,11 @@ impl StackHooks for Reports {
 }
 
 impl StreamHooks for Reports {
-    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         inner.recv(bufs).inspect(|bytes| _ = self.received.fetch_add(*bytes, Ordering::SeqCst))
     }
 
-    fn readable(&mut self, inner: &mut dyn Stream, wanted: usize) -> io::Result<Option<Readable>> {
+    fn readable(&mut self, inner: &mut dyn TransportStream, wanted: usize) -> io::Result<Option<Readable>> {
         self.wanted.lock().unwrap().push(wanted);
         inner.readable(wanted)
     }
@@ -345,7 +350,7 @@ fn a_socket_that_is_read_by_whole_fpdus_has_room_for_the_longest_one() {
     let reports = Reports::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
     let limits = Limits::default().max_held_bytes(SHORT_MEMORY);
-    let options = DeviceOptions::default().progress(Progress::Manual).shards(1).limits(limits);
+    let options = DeviceConfig::default().progress(Progress::Manual).shards(1).limits(limits);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     let settings = plain().no_receive_timeout(TIMEOUT);
     let other = End::on(&device);
@@ -393,7 +398,7 @@ fn a_hang_up_while_the_receive_memory_is_used_up_is_reported_once_and_loses_noth
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
     // Room for one read: none, not even of a whole FPDU, once a message is kept.
     let limits = Limits::default().max_held_bytes(300 << 10);
-    let options = DeviceOptions::default().progress(Progress::Manual).shards(1).limits(limits);
+    let options = DeviceConfig::default().progress(Progress::Manual).shards(1).limits(limits);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     let settings = plain().no_receive_timeout(TIMEOUT).close_timeout(TIMEOUT);
     let [holder, other] = [End::on(&device), End::on(&device)];

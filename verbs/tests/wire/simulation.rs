@@ -8,9 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use uiw_llp::sim::{Link, Network};
-use uiw_llp::{ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use uiw_llp::{ListenConfig, Token, TransportConfig, TransportListener, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
-use uiw_verbs::{Device, DeviceOptions, Limits, Progress};
+use uiw_verbs::{Device, DeviceConfig, Limits, Progress};
 
 /// The address of every device and peer, which share its ports.
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -36,11 +36,11 @@ thread_local! {
 
 /// A device on the network of this thread.
 pub(crate) fn device(limits: Limits) -> Device {
-    device_with(DeviceOptions::default().limits(limits))
+    device_with(DeviceConfig::default().limits(limits))
 }
 
 /// The same with any options; the test's thread drives.
-pub(crate) fn device_with(options: DeviceOptions) -> Device {
+pub(crate) fn device_with(options: DeviceConfig) -> Device {
     SIMULATION.with(|simulation| {
         let options = options.progress(Progress::Manual);
         let device = Device::with_stack(Box::new(simulation.network.stack(HOST)), options).unwrap();
@@ -134,18 +134,18 @@ fn advance(until: Instant) -> bool {
 
 /// One end of a stream, with calls that block: they run the devices meanwhile.
 pub(crate) struct SimStream {
-    stream: Box<dyn Stream>,
+    stream: Box<dyn TransportStream>,
     timeout: Duration,
 }
 
 impl SimStream {
-    fn new(stream: Box<dyn Stream>) -> Self {
+    fn new(stream: Box<dyn TransportStream>) -> Self {
         Self { stream, timeout: TIMEOUT }
     }
 
     pub(crate) fn connect(to: SocketAddr) -> io::Result<Self> {
         let mut stack = SIMULATION.with(|simulation| simulation.network.stack(HOST));
-        let mut stream = stack.connect(None, to, &StreamOptions::default(), Token(0))?;
+        let mut stream = stack.connect(None, to, &TransportConfig::default(), Token(0))?;
         let connected = wait(TIMEOUT, || stream.connect_result().map(|done| done.then_some(())).transpose());
         connected.ok_or(ErrorKind::TimedOut)??;
         Ok(Self::new(stream))
@@ -198,12 +198,12 @@ impl io::Write for SimStream {
 }
 
 /// A listening port.
-pub(crate) struct SimPort(Mutex<Box<dyn Listener>>);
+pub(crate) struct SimPort(Mutex<Box<dyn TransportListener>>);
 
 impl SimPort {
     pub(crate) fn new() -> Self {
         let mut stack = SIMULATION.with(|simulation| simulation.network.stack(HOST));
-        Self(Mutex::new(stack.listen(any_port(), &ListenOptions::default(), Token(0)).unwrap()))
+        Self(Mutex::new(stack.listen(any_port(), &ListenConfig::default(), Token(0)).unwrap()))
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {

@@ -1,10 +1,10 @@
 //! Every operation once over the kernel's TCP, both ends in one process.
 use crate::common::connected;
-use uiw_verbs::{Access, ConnOptions, ConnSettings};
+use uiw_verbs::{Access, ConnConfig, ConnectionConfig};
 
 #[test]
 fn every_operation_moves_its_bytes() {
-    let ((_c, client), (_s, server)) = connected(&ConnSettings::default());
+    let ((_c, client), (_s, server)) = connected(&ConnectionConfig::default());
     let cpd = client.clone().into_async().pd().clone();
     let spd = server.clone().into_async().pd().clone();
     client.send_copy(b"hello").unwrap();
@@ -41,7 +41,7 @@ fn every_operation_moves_its_bytes() {
 
 #[test]
 fn orderly_close_is_seen_by_both() {
-    let ((_c, client), (_s, server)) = connected(&ConnSettings::default().options(ConnOptions::default()));
+    let ((_c, client), (_s, server)) = connected(&ConnectionConfig::default().options(ConnConfig::default()));
     let thread = std::thread::spawn(move || server.ended());
     assert!(client.disconnect().unwrap().orderly);
     assert!(thread.join().unwrap().orderly);

@@ -12,9 +12,9 @@ use uiw_mpa::startup::RtrKinds;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_rdmap::Opcode;
 use uiw_verbs::cm::{ConnHandle, Listener};
-use uiw_verbs::{CapabilityExchange, ConnOptions, Error, QpState, Revision, SendFlags, SendOp};
+use uiw_verbs::{CapabilityExchange, ConnConfig, Error, QpState, Revision, SendFlags, SendOp};
 
-fn p2p(rtr: RtrKinds) -> ConnOptions {
+fn p2p(rtr: RtrKinds) -> ConnConfig {
     plain().peer_to_peer(true).rtr(rtr)
 }
 
@@ -37,8 +37,8 @@ const SEND: RtrKinds = RtrKinds { send: true, ..RtrKinds::NONE };
 #[test]
 fn the_second_step_establishes_a_connection_at_the_peer() {
     let (client, server) = (End::new(), End::new());
-    let listener = server.listen(&ConnOptions::default());
-    let options = Arc::new(ConnOptions::default());
+    let listener = server.listen(&ConnConfig::default());
+    let options = Arc::new(ConnConfig::default());
     let to = listener.local_addr();
     uiw_verbs::cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel).unwrap();
     server.accept(server.request());
@@ -58,8 +58,8 @@ fn the_second_step_establishes_a_connection_at_the_peer() {
 #[test]
 fn a_peer_that_waits_for_the_second_step_is_notified_when_there_is_none() {
     let (client, server) = (End::new(), End::new());
-    let listener = server.listen(&ConnOptions::default());
-    let options = Arc::new(ConnOptions::default());
+    let listener = server.listen(&ConnConfig::default());
+    let options = Arc::new(ConnConfig::default());
     let to = listener.local_addr();
     uiw_verbs::cm::connect_in_two_steps(&client.qp, None, to, &options, b"", &client.channel).unwrap();
     server.accept(server.request());
@@ -602,13 +602,13 @@ fn many_connections_are_set_up_in_the_time_of_one() {
 // [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02] [test:RFC5044-4.4-04]
 #[test]
 fn requests_say_what_the_options_say() {
-    let case = |options: ConnOptions, data: &[u8]| -> Frame {
+    let case = |options: ConnConfig, data: &[u8]| -> Frame {
         let port = Port::new();
         let end = End::new();
         end.connect_with(port.addr(), &options, data).unwrap();
         port.accept().startup_frame()
     };
-    let two = case(ConnOptions::default().ird(7).ord(9), b"abc");
+    let two = case(ConnConfig::default().ird(7).ord(9), b"abc");
     assert_eq!((two.revision, two.crc, two.markers, two.reject, two.reserved), (2, true, false, false, 0));
     let data = two.enhanced.unwrap();
     assert!(data.peer_to_peer && data.rtr_send && data.rtr_write && data.rtr_read);
@@ -625,7 +625,7 @@ fn requests_say_what_the_options_say() {
 fn illegal_options_fail_before_a_connection_is_begun() {
     let port = Port::new();
     let end = End::new();
-    let try_ = |options: ConnOptions, data: &[u8]| end.connect_with(port.addr(), &options, data);
+    let try_ = |options: ConnConfig, data: &[u8]| end.connect_with(port.addr(), &options, data);
     assert!(matches!(try_(plain(), &[0; 509]), Err(Error::Startup(_))));
     assert!(matches!(try_(plain().revision(Revision::One), &[0; 513]), Err(Error::Startup(_))));
     assert!(matches!(try_(p2p(RtrKinds::NONE), b""), Err(Error::Startup(_))));
@@ -713,7 +713,7 @@ fn initiator_gives_up_on_a_silent_responder() {
 fn fall_back_to_revision_1_once() {
     let end = End::new();
     let port = Port::new();
-    end.connect_with(port.addr(), &ConnOptions::default(), b"mine").unwrap();
+    end.connect_with(port.addr(), &ConnConfig::default(), b"mine").unwrap();
     let mut first = port.accept();
     assert_eq!(first.startup_frame().revision, 2);
     drop(first);
@@ -999,7 +999,7 @@ fn with_crc_off_the_field_is_not_looked_at() {
 
 // ---------------------------------------------------------------- capability exchange
 
-fn exchanging() -> ConnOptions {
+fn exchanging() -> ConnConfig {
     plain().capabilities(CapabilityExchange::On)
 }
 
@@ -1055,7 +1055,7 @@ fn the_capability_request_stops_with_the_first_inbound_fpdu() {
 #[test]
 fn two_uiw_peers_recognise_each_other_over_every_rtr() {
     for rtr in [WRITE, READ, SEND, RtrKinds::ALL] {
-        let options = ConnOptions::default().rtr(rtr);
+        let options = ConnConfig::default().rtr(rtr);
         let (client, server) = pair_of(End::new(), End::new(), &options);
         for (a, b) in [(&client, &server), (&server, &client)] {
             let op = SendOp::FetchAdd { remote: b.remote(8), add: 1, mask: 0 };
@@ -1068,9 +1068,9 @@ fn two_uiw_peers_recognise_each_other_over_every_rtr() {
 #[test]
 fn two_uiw_peers_recognise_each_other_without_rtr_and_at_revision_1() {
     for options in [
-        ConnOptions::default().peer_to_peer(false),
-        ConnOptions::default().revision(Revision::One),
-        ConnOptions::default().markers(true),
+        ConnConfig::default().peer_to_peer(false),
+        ConnConfig::default().revision(Revision::One),
+        ConnConfig::default().markers(true),
     ] {
         let (client, server) = pair_of(End::new(), End::new(), &options);
         let op = SendOp::FetchAdd { remote: server.remote(8), add: 1, mask: 0 };
@@ -1203,20 +1203,20 @@ fn a_connection_of_tcp_to_itself_is_a_refusal() {
 #[test]
 fn the_acceptor_chooses_the_congestion_control_of_its_direction() {
     let named = |name: &str| {
-        let mut options = ConnOptions::default();
+        let mut options = ConnConfig::default();
         options.stream.congestion = Some(name.to_owned());
         Arc::new(options)
     };
     let (client, server) = (End::tcp(), End::tcp());
-    let listener = server.listen(&ConnOptions::default());
-    client.connect(listener.local_addr(), &ConnOptions::default());
+    let listener = server.listen(&ConnConfig::default());
+    client.connect(listener.local_addr(), &ConnConfig::default());
     server.request().accept(&server.qp, Some(&named("reno")), b"", None).unwrap();
     client.established();
     server.established();
     assert_eq!(server.qp.path().unwrap().stream.congestion.as_deref(), Some("reno"));
     let (client, server) = (End::tcp(), End::tcp());
-    let listener = server.listen(&ConnOptions::default());
-    client.connect(listener.local_addr(), &ConnOptions::default());
+    let listener = server.listen(&ConnConfig::default());
+    client.connect(listener.local_addr(), &ConnConfig::default());
     let error = server.request().accept(&server.qp, Some(&named("nonsuch")), b"", None).unwrap_err();
     assert!(error.to_string().contains("`nonsuch` is not available here"), "{error}");
     assert!(matches!(client.failed(), Error::Rejected { .. }));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{Access, ConnSettings, Device, Pd, RemoteMr, SharedMr};
+use uiw_verbs::{Access, ConnectionConfig, Device, Pd, RemoteMr, SharedMr};
 
 const FOR: Duration = Duration::from_secs(3);
 const THREADS: u64 = 4;
@@ -48,7 +48,7 @@ struct Client<'a> {
 
 impl<'a> Client<'a> {
     fn new(pd: &'a Pd, to: std::net::SocketAddr) -> Option<Self> {
-        let settings = ConnSettings::default().send_depth(4).recv_depth(8);
+        let settings = ConnectionConfig::default().send_depth(4).recv_depth(8);
         let connection = Connection::connect(pd, to, &settings).ok()?;
         let remote = RemoteMr::from_bytes(&connection.recv().ok()??).unwrap();
         Some(Self { connection, pd, remote })
@@ -117,7 +117,8 @@ fn client(device: &Device, to: std::net::SocketAddr, mut dice: Dice, rounds: &At
 
 fn stress(rounds: &AtomicU64) {
     let (device, other) = (Device::open().unwrap(), Device::open().unwrap());
-    let listener = Listener::bind(&other.alloc_pd().unwrap(), loopback(), &ConnSettings::default()).unwrap();
+    let listener =
+        Listener::bind(&other.alloc_pd().unwrap(), loopback(), &ConnectionConfig::default()).unwrap();
     let to = listener.local_addr();
     let stop = AtomicBool::new(false);
     let (stop, listener, other) = (&stop, &listener, &other);
@@ -130,7 +131,7 @@ fn stress(rounds: &AtomicU64) {
                 served += 1;
                 let pd = pd.clone();
                 scope.spawn(move || {
-                    let settings = ConnSettings::default().send_depth(4).recv_depth(8);
+                    let settings = ConnectionConfig::default().send_depth(4).recv_depth(8);
                     let accepted = other.block_on(incoming.accept(&pd, &settings));
                     let Ok(connection) = accepted else { return };
                     // A writer's block each: connections of one client do not share.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use uiw_llp::tcp::TcpStack;
 use uiw_rdmap::Opcode;
 use uiw_verbs::{
-    Access, AsyncEvent, Device, DeviceOptions, Memory, Progress, RawMr, Remote, SendFlags, SendOp, WcStatus,
+    Access, AsyncEvent, Device, DeviceConfig, Memory, Progress, RawMr, Remote, SendFlags, SendOp, WcStatus,
 };
 
 /// Bytes that the test owns, registered for peers.
@@ -285,7 +285,7 @@ fn a_buffer_that_changes_while_it_is_sent_has_a_right_crc() {
 
 /// An end whose device reads only in calls of its program, in Full Operation, and its peer.
 fn manual() -> (End, Peer) {
-    let options = DeviceOptions::default().progress(Progress::Manual);
+    let options = DeviceConfig::default().progress(Progress::Manual);
     let end = End::on(&Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap());
     let mut peer = responder_opt(&end, &plain().no_receive_timeout(TIMEOUT));
     // A responder sends nothing before it has the first FPDU.

@@ -3,9 +3,10 @@
 use crate::common::{End, fill, initiator_opt, pair_of, pattern, peek, plain, responder_opt};
 use crate::peer::{enhanced, reply, tagged, untagged, with};
 use std::time::Duration;
-use uiw_rdmap::Opcode;
+use uiw_ddp::STag;
+use uiw_rdmap::{AtomicRequest, Opcode};
 use uiw_verbs::{
-    CapabilityExchange, ConnOptions, Error, QpInit, QpState, SendFlags, SendOp, WcOpcode, WcStatus,
+    CapabilityExchange, ConnConfig, Error, QpInit, QpState, SendFlags, SendOp, WcOpcode, WcStatus,
 };
 
 /// STag of the zero-length Write in front of a long Write, or of one with immediate data.
@@ -18,7 +19,7 @@ fn unreliable() -> End {
     end
 }
 
-fn options() -> ConnOptions {
+fn options() -> ConnConfig {
     let exchange = CapabilityExchange::On;
     plain().no_receive_timeout(Duration::from_millis(50)).outlives_peer(true).capabilities(exchange)
 }
@@ -109,7 +110,7 @@ fn write_with_immediate_needs_receive() {
 #[test]
 fn only_long_writes_and_immediates_announced() {
     let end = unreliable();
-    let options = ConnOptions::default().acknowledged(false).capabilities(CapabilityExchange::Assume);
+    let options = ConnConfig::default().acknowledged(false).capabilities(CapabilityExchange::Assume);
     let (mut peer, _) = initiator_opt(&end, &options.peer_to_peer(false), |_| with(reply(2), enhanced(4, 4)));
     let write = |wr_id, op, len| end.post(wr_id, op, &[end.sge(0, len)], SendFlags::SIGNALED).unwrap();
     let remote = end.remote(0);
@@ -179,6 +180,56 @@ fn reads_and_atomics_refused() {
     only_next_arrives(&a, &b, b"next");
 }
 
+/// A peer that is no uiw asks for them all the same.
+#[test]
+fn inbound_reads_atomics_and_invalidates_refused() {
+    let requests: [fn(&mut crate::peer::Peer, &End); 3] = [
+        |peer, end| peer.read(end.mr.rkey().0, end.mr.addr(), 8),
+        |peer, end| {
+            let (stag, to) = (end.mr.rkey().0, end.mr.addr());
+            let atomic = AtomicRequest::fetch_add(1, STag(stag), to, 1, 0);
+            peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic.emit()));
+        },
+        |peer, end| peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey().0, b"x")),
+    ];
+    for (request, code) in requests.into_iter().zip([(2, 6), (2, 6), (1, 9)]) {
+        let end = unreliable();
+        fill(&end.mr, 0, b"unchanged");
+        end.recv(1, 100, 8);
+        let mut peer = responder_opt(&end, &options());
+        request(&mut peer, &end);
+        peer.expect_terminate(0, code.0, code.1);
+        end.ended();
+        assert_eq!(end.qp.state(), QpState::Rts);
+        assert_eq!(peek(&end.mr, 0, 9), b"unchanged");
+    }
+}
+
+/// A program may write to a region after its peer has given it up; who tries STags guesses.
+#[test]
+fn guessed_stags_end_connection() {
+    let end = unreliable();
+    let mut peer = responder_opt(&end, &options().capabilities(CapabilityExchange::Assume));
+    let (stag, to) = (end.mr.rkey().0, end.mr.addr());
+    for number in 0..1000 {
+        peer.write(stag ^ (1 + number % 64) << 8, to, b"lost");
+    }
+    peer.write(stag, to, b"placed");
+    crate::transport::pass(&end.device, Duration::from_millis(20));
+    assert_eq!(peek(&end.mr, 0, 6), b"placed");
+    for announced in [false, true] {
+        if announced {
+            peer.write(ANNOUNCEMENT, 4, b"");
+        }
+        peer.write(stag ^ 64 << 8, to, b"lost");
+    }
+    peer.write(ANNOUNCEMENT, 4, b"");
+    peer.write(stag ^ 65 << 8, to, b"lost");
+    peer.expect_terminate(1, 1, 0);
+    end.ended();
+    assert_eq!(end.qp.state(), QpState::Rts);
+}
+
 /// The peer resets the connection in the midst of a message: the queue pair stays in RTS, and its receive waits for another one.
 #[test]
 fn lost_connection_leaves_queue_pair() {
@@ -208,7 +259,7 @@ fn lost_connection_leaves_queue_pair() {
 #[test]
 fn own_error_ends_queue_pair() {
     let (a, b) = pair_of(unreliable(), unreliable(), &options());
-    let wrong = uiw_verbs::Sge { lkey: uiw_verbs::STag(0x55), ..a.sge(0, 8) };
+    let wrong = uiw_verbs::Sge { lkey: STag(0x55), ..a.sge(0, 8) };
     a.post(1, SendOp::Send, &[wrong], SendFlags::SIGNALED).unwrap();
     assert_eq!(a.sent().status, WcStatus::LocalProtection);
     assert_eq!(a.qp.state(), QpState::Err);

@@ -4,9 +4,7 @@ use crate::common::{End, Make, device, pair, pair_of};
 use crate::peer::Port;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_verbs::{
-    AsyncEvent, ConnOptions, CqOptions, Error, QpInit, QpState, SendFlags, SendOp, WcStatus, cm,
-};
+use uiw_verbs::{AsyncEvent, ConnConfig, CqConfig, Error, QpInit, QpState, SendFlags, SendOp, WcStatus, cm};
 
 fn ready(end: &End) {
     end.qp.modify(QpState::Rtr).unwrap();
@@ -23,7 +21,7 @@ fn requests_wait_for_the_connection_on_both_sides() {
         end.send(2, 0, 8);
     }
     a.nothing_more();
-    let options = ConnOptions::default();
+    let options = ConnConfig::default();
     let listener = b.listen(&options);
     a.connect(listener.local_addr(), &options);
     b.accept(b.request());
@@ -39,7 +37,7 @@ fn a_failed_attempt_leaves_them_waiting_for_the_next() {
     let (a, b) = (End::new(), End::new());
     ready(&a);
     a.send(1, 0, 8);
-    let options = ConnOptions::default();
+    let options = ConnConfig::default();
     let nobody = Port::new().addr();
     a.connect(nobody, &options);
     assert!(matches!(a.failed(), Error::Refused { .. }));
@@ -79,7 +77,7 @@ fn giving_up_a_standing_connection_ends_it() {
 fn numbers_are_the_callers_to_choose() {
     let device = device();
     let pd = device.alloc_pd().unwrap();
-    let cq = device.create_cq(4, CqOptions::default()).unwrap();
+    let cq = device.create_cq(4, CqConfig::default()).unwrap();
     let make = |num| {
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
         pd.create_qp(QpInit::new(&send_cq, &recv_cq).num(num))
@@ -99,7 +97,7 @@ fn events_go_to_the_handle_their_object_was_made_with() {
     let device = device();
     let (mine, other) = (device.with_own_events(), device.with_own_events());
     let (a, b) = (End::on(&mine), End::on(&other));
-    let (a, b) = pair_of(a, b, &ConnOptions::default());
+    let (a, b) = pair_of(a, b, &ConnConfig::default());
     a.qp.fail(WcStatus::RetryExceeded);
     assert!(matches!(a.async_event(), AsyncEvent::QpFatal { qp_num, .. } if qp_num == a.qp.num()));
     assert!(matches!(b.async_event(), AsyncEvent::QpFatal { qp_num, .. } if qp_num == b.qp.num()));
@@ -108,7 +106,7 @@ fn events_go_to_the_handle_their_object_was_made_with() {
 
 #[test]
 fn a_send_waits_for_ever_for_a_receive_where_the_receiver_says_so() {
-    let options = ConnOptions::default().no_receive_timeout(Duration::MAX);
+    let options = ConnConfig::default().no_receive_timeout(Duration::MAX);
     let (a, b) = pair_of(End::new(), End::new(), &options);
     a.send(1, 0, 8);
     a.sent_ok(1);
@@ -126,7 +124,7 @@ fn a_send_waits_for_ever_for_a_receive_where_the_receiver_says_so() {
 #[test]
 fn reset_and_again() {
     let (a, b) = (End::made(Make::default()), End::new());
-    let options = ConnOptions::default();
+    let options = ConnConfig::default();
     let listener = b.listen(&options);
     for round in 0..3 {
         for end in [&a, &b] {

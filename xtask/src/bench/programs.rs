@@ -1,103 +1,282 @@
-//! C programs of the benchmarks (`programs/`), compiled against Debian's headers, and the C libraries that they run with.
+//! What the rows share: programs that are built once, pairs of a server and a client, and rounds.
 
+use super::Options;
+use crate::{install, packages, workspace};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
+use uiw_interop::stock::{free_port, listens};
+use uiw_siw::shell::Process;
+use uiw_siw::{Error, Result};
 
-/// Where the sources are.
-const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/programs");
-/// Sources that every program is linked with.
-const COMMON: [&str; 2] = ["ends.c", "traffic.c"];
+/// The longest that a program may run, and that a server may take to listen.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(900);
+const LISTENING: Duration = Duration::from_secs(20);
 
-/// A folder for programs, libraries and traces of one run. Removed when dropped.
-pub(crate) struct Scratch {
-    folder: PathBuf,
+/// What is asked for, and where programs and files of this run are.
+pub(super) struct Lab {
+    pub(super) options: Options,
+    pub(super) rounds: u32,
+    /// Cargo's target folder.
+    pub(super) target: PathBuf,
+    /// For the files of this run; removed when dropped.
+    pub(super) folder: PathBuf,
+    pub(super) guest: super::siw::Guest,
 }
 
-impl Scratch {
-    /// # Errors
-    /// When the folder cannot be made.
-    pub(crate) fn new() -> Result<Self, String> {
-        let folder = std::env::temp_dir().join(format!("uiw-bench-{}", std::process::id()));
-        fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        Ok(Self { folder })
-    }
-
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// Compiles a program.
-    ///
-    /// # Errors
-    /// Without a compiler or the headers of Debian's `librdmacm-dev`.
-    pub(crate) fn compile(&self, name: &str) -> Result<PathBuf, String> {
-        let program = self.folder.join(name);
-        let sources = Path::new(SOURCES);
-        let output = Command::new("cc")
-            .args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"])
-            .arg(&program)
-            .arg(sources.join(format!("{name}.c")))
-            .args(COMMON.map(|file| sources.join(file)))
-            .args(["-lrdmacm", "-libverbs", "-lpthread"])
-            .output()
-            .map_err(|error| format!("cc: {error}; on Debian `apt-get install gcc`"))?;
-        if output.status.success() {
-            return Ok(program);
-        }
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        Err(format!("compiling {name}.c, which needs Debian's librdmacm-dev: {}", stderr.trim()))
-    }
-
-    /// The libraries of this workspace, built for release: a folder for `LD_LIBRARY_PATH`.
-    ///
-    /// # Errors
-    /// When they cannot be built.
-    pub(crate) fn libraries(&self) -> Result<PathBuf, String> {
-        let folder = self.folder.join("lib");
-        build_libraries(&crate::workspace::root(), &crate::workspace::target()?, &folder)?;
-        Ok(folder)
-    }
-}
-
-impl Drop for Scratch {
+impl Drop for Lab {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
+/// Programs are built whenever a row asks for them, as Cargo builds them once.
+impl Lab {
+    pub(super) fn new(options: Options, rounds: u32) -> Result<Self> {
+        let target = workspace::target().map_err(Error::Failed)?;
+        let folder = target.join(format!("bench-{}", std::process::id()));
+        let lab = Self { options, rounds, target, folder, guest: super::siw::Guest::default() };
+        lab.fresh("")?;
+        Ok(lab)
+    }
+
+    /// Seconds of a slice, unless the options say otherwise.
+    pub(super) fn seconds(&self, usual: f64) -> f64 {
+        self.options.seconds.unwrap_or(usual)
+    }
+
+    /// A folder below that of this run, empty.
+    pub(super) fn fresh(&self, name: &str) -> Result<PathBuf> {
+        let path = self.folder.join(name);
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).map_err(|error| Error::Failed(format!("{}: {error}", path.display())))?;
+        Ok(path)
+    }
+
+    /// The program.
+    pub(super) fn uiw(&self) -> Result<PathBuf> {
+        self.build(&["-p", "uiw-cli"]).map(|()| self.target.join("release/uiw"))
+    }
+
+    /// The installed program, which has the C libraries beside it.
+    pub(super) fn installed(&self) -> Result<PathBuf> {
+        let prefix = self.folder.join("installed");
+        install::release(&prefix).map_err(Error::Failed)?;
+        Ok(prefix.join("bin/uiw"))
+    }
+
+    /// An example of a crate, built with these features.
+    pub(super) fn example(&self, package: &str, name: &str, features: &str) -> Result<PathBuf> {
+        self.build(&["-p", package, "--example", name, "--features", features])?;
+        Ok(self.target.join("release/examples").join(name))
+    }
+
+    /// The folder of the two C libraries.
+    pub(super) fn libraries(&self) -> Result<PathBuf> {
+        let folder = self.folder.join("lib");
+        build_libraries(&workspace::root(), &self.target, &folder).map_err(Error::Failed)?;
+        Ok(folder)
+    }
+
+    /// A C program of `programs/`, compiled with Debian's headers.
+    pub(super) fn c_program(&self, name: &str) -> Result<PathBuf> {
+        need(&[("cc", "gcc"), ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev")])?;
+        let program = self.folder.join(name);
+        let sources = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/programs"));
+        let mut compile = Command::new("cc");
+        compile.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+        compile.args([sources.join(format!("{name}.c")), sources.join("ends.c")]);
+        output(compile.args(["-lrdmacm", "-libverbs", "-lpthread"]))?;
+        Ok(program)
+    }
+
+    fn build(&self, what: &[&str]) -> Result<()> {
+        cargo_build(&workspace::root(), &self.target, what).map_err(Error::Failed)
+    }
+}
+
 /// Builds the two libraries of a workspace in this target folder, and copies them to `to`.
-pub(crate) fn build_libraries(workspace: &Path, target: &Path, to: &Path) -> Result<(), String> {
+pub(crate) fn build_libraries(workspace: &Path, target: &Path, to: &Path) -> std::result::Result<(), String> {
     cargo_build(workspace, target, &["-p", "uiw-ibverbs", "-p", "uiw-rdmacm"])?;
     fs::create_dir_all(to).map_err(|error| format!("{}: {error}", to.display()))?;
     for name in ["libibverbs.so", "librdmacm.so"] {
-        let to = to.join(format!("{name}.1"));
-        fs::copy(target.join("release").join(name), &to)
-            .map_err(|error| format!("{}: {error}", to.display()))?;
+        let (from, to) = (target.join("release").join(name), to.join(format!("{name}.1")));
+        fs::copy(from, &to).map_err(|error| format!("{}: {error}", to.display()))?;
     }
     Ok(())
 }
 
 /// Builds for release.
-pub(crate) fn cargo_build(workspace: &Path, target: &Path, what: &[&str]) -> Result<(), String> {
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--target-dir"])
+pub(crate) fn cargo_build(workspace: &Path, target: &Path, what: &[&str]) -> std::result::Result<(), String> {
+    let mut build = Command::new(env!("CARGO"));
+    build
+        .args(["build", "--quiet", "--release", "--target-dir"])
         .arg(target)
         .args(what)
-        .current_dir(workspace)
-        .status()
-        .map_err(|error| format!("starting cargo: {error}"))?;
+        .current_dir(workspace);
+    let status = build.status().map_err(|error| format!("starting cargo: {error}"))?;
     if status.success() { Ok(()) } else { Err(format!("building {}: {status}", what.join(" "))) }
 }
 
-/// A program that runs with these libraries and without the `UIW_` variables of the environment.
-pub(crate) fn command(program: &Path, libraries: &Path) -> Command {
+/// A command of a program, without the `UIW_` variables of the environment.
+pub(super) fn plain(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("UIW_") {
-            command.env_remove(name);
-        }
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UIW_")) {
+        command.env_remove(name);
     }
+    command
+}
+
+/// Like [`plain`], with these libraries.
+pub(crate) fn command(program: &Path, libraries: &Path) -> Command {
+    let mut command = plain(program);
     command.env("LD_LIBRARY_PATH", libraries);
     command
+}
+
+/// Installs programs (each with its Debian package) that are absent.
+///
+/// # Errors
+/// [`Error::Missing`] when one stays absent.
+pub(super) fn need(programs: &[(&'static str, &'static str)]) -> Result<()> {
+    match packages::provide(programs).first() {
+        None => Ok(()),
+        Some(program) => Err(Error::Missing(format!("no `{program}` here"))),
+    }
+}
+
+/// Starts a program that is killed when the value is dropped, or when this process ends.
+pub(crate) fn start(command: &Command) -> Result<Process> {
+    let mut with_us = Command::new("setpriv");
+    with_us.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => with_us.env(name, value),
+            None => with_us.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        with_us.current_dir(folder);
+    }
+    Process::start(&mut with_us)
+}
+
+/// Runs a program to its end and returns what it prints.
+pub(crate) fn output(command: &Command) -> Result<String> {
+    let ended = start(command)?.finish(TIMEOUT);
+    if ended.is_ok() {
+        return Ok(ended.out);
+    }
+    Err(Error::Failed(format!("{command:?}: exit code {}: {}", ended.status, ended.last_line())))
+}
+
+/// The JSON object on a line of its own that a program has printed last.
+pub(super) fn object(printed: &str) -> Result<Value> {
+    let line = printed.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
+    serde_json::from_str(line).map_err(|_| Error::Failed(format!("no JSON in: {}", printed.trim())))
+}
+
+/// A figure of an object.
+pub(super) fn figure(of: &Value, path: &str) -> Result<f64> {
+    of.pointer(path).and_then(Value::as_f64).ok_or_else(|| Error::Failed(format!("no {path} in {of}")))
+}
+
+/// Runs a server, whose command `server` makes of a free port, and then a client; returns what the client prints. The server listens at the port
+/// `above` that one, and is killed at the end unless it `ends` by itself.
+pub(crate) fn pair(
+    above: u16,
+    ends: bool,
+    server: impl Fn(u16) -> Command,
+    client: impl Fn(u16) -> Command,
+) -> Result<String> {
+    let port = free_port();
+    let mut running = start(&server(port))?;
+    let until = Instant::now() + LISTENING;
+    while !listens(running.id(), port + above) {
+        if !running.is_running() || Instant::now() > until {
+            let said = running.finish(Duration::ZERO);
+            return Err(Error::Failed(format!("{:?} does not listen: {}", server(port), said.last_line())));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let printed = output(&client(port))?;
+    let ended = running.finish(if ends { LISTENING } else { Duration::ZERO });
+    if ends && !ended.is_ok() {
+        return Err(Error::Failed(format!(
+            "{:?}: exit code {}: {}",
+            server(port),
+            ended.status,
+            ended.last_line()
+        )));
+    }
+    Ok(printed)
+}
+
+/// A slice of one program: the number of its round to its figures.
+pub(super) type Slice<'a, T> = &'a dyn Fn(u32) -> Result<T>;
+
+/// Runs all slices in every round; their order rotates, so that each is first equally often. Returns the figures of each slice, round by round.
+pub(super) fn rotate<T>(rounds: u32, slices: &[Slice<'_, T>]) -> Result<Vec<Vec<T>>> {
+    let mut figures: Vec<Vec<T>> = slices.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds {
+        for step in 0..slices.len() {
+            let turn = (round as usize + step) % slices.len();
+            figures[turn].push(slices[turn](round)?);
+        }
+    }
+    Ok(figures)
+}
+
+/// Share (0 to 1) of the time of all processors that is in use now.
+pub(super) fn busy_share() -> Result<f64> {
+    let stat = || fs::read_to_string("/proc/stat").unwrap_or_default();
+    let before = stat();
+    // The kernel counts in hundredths of a second.
+    std::thread::sleep(Duration::from_millis(100));
+    share(&before, &stat()).ok_or_else(|| Error::Failed("/proc/stat cannot be read".to_owned()))
+}
+
+/// The share in use between two states of `/proc/stat` (proc(5)), whose first line has user, nice, system, idle, iowait, irq, softirq, steal.
+fn share(before: &str, after: &str) -> Option<f64> {
+    let ticks = |stat: &str| -> Option<[u64; 2]> {
+        let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
+        let fields: Vec<u64> = fields.map(str::parse).collect::<std::result::Result<_, _>>().ok()?;
+        Some([fields.get(3)? + fields.get(4)?, fields.iter().sum()])
+    };
+    let (before, after) = (ticks(before)?, ticks(after)?);
+    let [idle, all] = [0, 1].map(|at| after[at].saturating_sub(before[at]) as f64);
+    Some((all - idle).max(0.0) / all.max(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_slice_first_in_turn() {
+        let order = std::cell::RefCell::new(String::new());
+        let slice = |name: char, round: u32| {
+            order.borrow_mut().push(name);
+            Ok((name, round))
+        };
+        let figures = rotate(2, &[&|round| slice('a', round), &|round| slice('b', round)]).unwrap();
+        assert_eq!(order.into_inner(), "abba");
+        assert_eq!(figures, [[('a', 0), ('a', 1)], [('b', 0), ('b', 1)]]);
+    }
+
+    #[test]
+    fn share_counts_all_processors() {
+        let before = "cpu  10 0 10 100 0 0 0 0 0 0\ncpu0 5 0 5 50 0 0 0 0 0 0\n";
+        assert_eq!(share(before, "cpu  14 0 10 110 4 0 0 2 7 0\n"), Some(0.3));
+        assert_eq!(share("cpu0 5 0 5 50 0 0 0 0 0 0\n", before), None);
+    }
+
+    #[test]
+    fn last_object_read() {
+        let value = object("a line\n{\"x\": {\"y\": 1}}\n{\"x\": {\"y\": 2}}\nanother\n").unwrap();
+        assert_eq!(figure(&value, "/x/y").unwrap(), 2.0);
+        assert!(object("a line").is_err() && figure(&value, "/x/z").is_err());
+    }
 }

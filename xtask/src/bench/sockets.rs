@@ -1,272 +1,117 @@
-//! `cargo xtask bench sockets`: programs of TCP under the preload library at both ends beside the same programs on TCP.
-//!
-//! A round has one run of each, over loopback, in an order that changes from round to round; only ratios within a round count. A run before
-//! the rounds proves that the bytes go over rsockets.
+//! Programs of TCP under the preload library at both ends beside the same programs on TCP, over loopback. A run before the rounds proves that the bytes
+//! go over rsockets.
 
-use super::installed::Installed;
-use super::pair::{Server, pair, with_us};
-use super::speed::Bar;
-use crate::packages;
-use serde_json::Value;
-use std::process::{Command, ExitCode};
+use super::programs::{Lab, figure, need, pair, plain, rotate};
+use super::{Bar, Line, Row, Unit};
+use std::path::Path;
+use uiw_siw::{Error, Result};
 
-/// What can be asked for.
-#[derive(clap::Args)]
-#[command(after_help = "\
-Prints one line a row: the median of the ratios with its range, the bar, and the medians of both. Of redis and iperf3 the ratio is that of
-the rates, of qperf that of the times of a byte one way between ends that wait in read(2). Missing programs are installed by apt-get where this
-machine lets us; otherwise a line names the package and the rest is measured.
-Exit codes: 0 every bar is reached; 1 a bar is missed or a run failed; 2 no such row; 77 a program is missing.")]
-pub(crate) struct Options {
-    /// Only rows whose name contains this
-    #[arg(long, value_name = "SUBSTR")]
-    only: Option<String>,
-    /// Print the names of the rows
-    #[arg(long)]
-    list: bool,
-    /// Rounds of each row
-    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u8).range(1..))]
-    rounds: u8,
-    /// Lines of a Markdown table
-    #[arg(long)]
-    markdown: bool,
-}
-
-/// A pair of programs, and where its bar is.
-struct Row {
-    name: &'static str,
-    bar: Bar,
-    /// The server; its port stands behind the arguments.
-    server: (&'static str, &'static [&'static str]),
-    kind: Server,
-    /// The client; its port stands between the arguments.
-    client: (&'static str, &'static [&'static str], &'static [&'static str]),
-    /// The packages of both.
+/// A pair of programs.
+#[derive(Clone, Copy)]
+struct Programs {
+    /// The port stands behind the arguments.
+    server: &'static str,
+    /// Whether the server ends with its client.
+    ends: bool,
+    /// `PORT` stands for the port.
+    client: &'static str,
     packages: [&'static str; 2],
-    /// The figure of what the client says.
+    /// The figure in what the client prints.
     figure: fn(&str) -> Option<f64>,
-    /// By what it is divided for a person, and the unit of that.
-    unit: (f64, &'static str),
+    unit: Unit,
 }
 
 /// How far the ports of rsockets are above those that programs name.
 const OFFSET: u16 = 100;
 
-const REDIS_SERVER: (&str, &[&str]) =
-    ("redis-server", &["--save", "", "--appendonly", "no", "--bind", "127.0.0.1", "--port"]);
-
-/// `redis-benchmark` of this test.
-const fn redis(name: &'static str, test: &'static [&'static str]) -> Row {
-    Row {
-        name,
-        bar: Bar::AtLeast(0.8),
-        server: REDIS_SERVER,
-        kind: Server::Stays,
-        client: ("redis-benchmark", &["-h", "127.0.0.1", "-p"], test),
+pub(super) fn rows() -> Vec<Row> {
+    let redis = |client| Programs {
+        server: "redis-server --save  --appendonly no --bind 127.0.0.1 --port",
+        ends: false,
+        client,
         packages: ["redis-server", "redis-tools"],
         figure: redis_rate,
         unit: (1e3, "k/s"),
-    }
-}
-
-const ROWS: [Row; 4] = [
-    redis(
-        "redis GET, 50 clients, pipelines of 16",
-        &["-c", "50", "-P", "16", "-n", "2000000", "-t", "get", "--csv"],
-    ),
-    redis(
-        "redis SET, 50 clients, pipelines of 16",
-        &["-c", "50", "-P", "16", "-n", "2000000", "-t", "set", "--csv"],
-    ),
-    Row {
-        name: "iperf3, one stream",
-        bar: Bar::AtLeast(0.85),
-        server: ("iperf3", &["-s", "-1", "-p"]),
-        kind: Server::Ends,
-        client: ("iperf3", &["-c", "127.0.0.1", "-t", "3", "-J", "-p"], &[]),
+    };
+    let iperf = Programs {
+        server: "iperf3 -s -1 -p",
+        ends: true,
+        client: "iperf3 -c 127.0.0.1 -t 3 -J -p PORT",
         packages: ["iperf3"; 2],
         figure: iperf_rate,
         unit: (1e9, "GB/s"),
-    },
-    Row {
-        name: "qperf tcp_lat, 1 byte",
-        bar: Bar::AtMost(1.3),
-        server: ("qperf", &["-lp"]),
-        kind: Server::Stays,
-        client: ("qperf", &["-lp"], &["127.0.0.1", "-m", "1", "-t", "2", "--unify_units", "tcp_lat"]),
+    };
+    let qperf = Programs {
+        server: "qperf -lp",
+        ends: false,
+        client: "qperf -lp PORT 127.0.0.1 -m 1 -t 2 --unify_units tcp_lat",
         packages: ["qperf"; 2],
         figure: qperf_time,
         unit: (1e3, "us"),
-    },
-];
+    };
+    let [get, set] = [
+        "redis-benchmark -h 127.0.0.1 -p PORT -c 50 -P 16 -n 2000000 -t get --csv",
+        "redis-benchmark -h 127.0.0.1 -p PORT -c 50 -P 16 -n 2000000 -t set --csv",
+    ];
+    let row = |name, bar, programs| Row::new(name, bar, move |lab| measure(lab, programs));
+    vec![
+        row("redis GET, 50 clients, pipelines of 16", Bar::AtLeast(0.8), redis(get)),
+        row("redis SET, 50 clients, pipelines of 16", Bar::AtLeast(0.8), redis(set)),
+        row("iperf3, one stream", Bar::AtLeast(0.85), iperf),
+        // Time of a byte one way between ends that wait in read(2).
+        row("qperf tcp_lat, 1 byte", Bar::AtMost(1.3), qperf),
+    ]
+}
 
 /// Requests a second.
-fn redis_rate(said: &str) -> Option<f64> {
-    let line = said.lines().find(|line| line.starts_with("\"GET\"") || line.starts_with("\"SET\""))?;
+fn redis_rate(printed: &str) -> Option<f64> {
+    let line = printed.lines().find(|line| line.starts_with("\"GET\"") || line.starts_with("\"SET\""))?;
     line.split(',').nth(1)?.trim_matches('"').parse().ok()
 }
 
 /// Bytes a second that arrived.
-fn iperf_rate(said: &str) -> Option<f64> {
-    let value: Value = serde_json::from_str(said).ok()?;
-    Some(value["end"]["sum_received"]["bits_per_second"].as_f64()? / 8.0)
+fn iperf_rate(printed: &str) -> Option<f64> {
+    let value = serde_json::from_str(printed).ok()?;
+    Some(figure(&value, "/end/sum_received/bits_per_second").ok()? / 8.0)
 }
 
 /// Nanoseconds one way.
-fn qperf_time(said: &str) -> Option<f64> {
-    let mut words = said.lines().find(|line| line.trim_start().starts_with("latency"))?.split_whitespace();
+fn qperf_time(printed: &str) -> Option<f64> {
+    let mut words = printed.lines().find(|line| line.trim_start().starts_with("latency"))?.split_whitespace();
     let time = words.nth(2)?.replace(',', "").parse().ok()?;
     (words.next() == Some("ns")).then_some(time)
 }
 
-/// What the programs run on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Over {
-    Tcp,
-    Rsockets,
-    /// The same, and the run fails where the client did not use them.
-    RsocketsAlone,
+fn measure(lab: &Lab, programs: Programs) -> Result<Vec<Line>> {
+    let name = |command: &'static str| command.split(' ').next().unwrap_or_default();
+    let [server, client] = programs.packages;
+    need(&[(name(programs.server), server), (name(programs.client), client)])?;
+    let uiw = lab.installed()?;
+    slice(&uiw, programs, Some("--require"))?;
+    let slices =
+        rotate(lab.rounds, &[&|_| slice(&uiw, programs, Some("")), &|_| slice(&uiw, programs, None)])?;
+    Ok(vec![Line::ratio("of TCP", &slices[0], &slices[1], programs.unit)])
 }
 
-/// Runs the rows.
-pub(crate) fn run(options: &Options) -> ExitCode {
-    let rows = match super::chosen(&ROWS, |row| row.name.to_owned(), options.only.as_deref(), options.list) {
-        Ok(rows) => rows,
-        Err(exit) => return exit,
-    };
-    let needs = |row: &&Row| [(row.server.0, row.packages[0]), (row.client.0, row.packages[1])];
-    let absent = packages::provide(&rows.iter().flat_map(needs).collect::<Vec<_>>());
-    let bench = match Bench::new() {
-        Ok(bench) => bench,
-        Err(why) => {
-            eprintln!("xtask: {why}");
-            return ExitCode::FAILURE;
-        }
-    };
-    if options.markdown {
-        println!("| test | bar | ratio | range | rsockets | TCP | |\n|---|---|---|---|---|---|---|");
-    }
-    let mut fine = true;
-    for row in rows.iter().filter(|row| needs(row).iter().all(|(program, _)| !absent.contains(program))) {
-        match bench.measure(row, options.rounds) {
-            Ok(rounds) => fine &= print(row, &rounds, options.markdown),
-            Err(why) => {
-                eprintln!("xtask: {}: {why}", row.name);
-                fine = false;
-            }
-        }
-    }
-    match (fine, absent.is_empty()) {
-        (true, true) => ExitCode::SUCCESS,
-        (true, false) => ExitCode::from(77),
-        (false, _) => ExitCode::FAILURE,
-    }
-}
-
-/// Figures of one round.
-#[derive(Clone, Copy)]
-struct Round {
-    rsockets: f64,
-    tcp: f64,
-}
-
-/// What the programs run with.
-struct Bench {
-    installed: Installed,
-}
-
-impl Bench {
-    fn new() -> Result<Self, String> {
-        Ok(Self { installed: Installed::new()? })
-    }
-
-    fn measure(&self, row: &Row, rounds: u8) -> Result<Vec<Round>, String> {
-        self.figure(row, Over::RsocketsAlone)?;
-        (0..rounds)
-            .map(|number| {
-                if number % 2 == 0 {
-                    let tcp = self.figure(row, Over::Tcp)?;
-                    return Ok(Round { rsockets: self.figure(row, Over::Rsockets)?, tcp });
-                }
-                Ok(Round { rsockets: self.figure(row, Over::Rsockets)?, tcp: self.figure(row, Over::Tcp)? })
-            })
-            .collect()
-    }
-
-    /// One run.
-    fn figure(&self, row: &Row, over: Over) -> Result<f64, String> {
-        let command = |port: u16, client: bool| {
-            let port = port.to_string();
-            if client {
-                let (program, before, behind) = row.client;
-                let mut command = self.program(program, over);
-                command.args(before).arg(port).args(behind);
-                return command;
-            }
-            let (program, arguments) = row.server;
-            // It is ended before it could say what it used.
-            let over = if over == Over::RsocketsAlone { Over::Rsockets } else { over };
-            let mut command = self.program(program, over);
-            command.args(arguments).arg(port);
-            command
+/// One run: on rsockets with this option for the client, or on TCP.
+fn slice(uiw: &Path, programs: Programs, rsockets: Option<&str>) -> Result<f64> {
+    let command = |text: &str, option: Option<&str>| {
+        let mut words = text.split(' ');
+        let Some(option) = option else {
+            let mut command = plain(words.next().unwrap_or_default());
+            command.args(words);
+            return command;
         };
-        let said = pair(row.client.0, row.kind, if over == Over::Tcp { 0 } else { OFFSET }, command)?;
-        (row.figure)(&said).ok_or_else(|| format!("{}: no figure in: {}", row.client.0, said.trim()))
-    }
-
-    fn program(&self, program: &str, over: Over) -> Command {
-        if over == Over::Tcp {
-            return with_us(program);
-        }
-        let mut command = with_us(&self.installed.uiw().display().to_string());
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("UIW_")) {
-            command.env_remove(name);
-        }
+        let mut command = plain(uiw);
         command.args(["run", "--sockets", "--port-offset", &OFFSET.to_string()]);
-        command.args((over == Over::RsocketsAlone).then_some("--require"));
-        command.args(["--", program]);
+        command.args(Some(option).filter(|option| !option.is_empty())).arg("--").args(words);
         command
-    }
-}
-
-/// The median, the least and the greatest.
-fn spread(mut values: Vec<f64>) -> [f64; 3] {
-    values.sort_unstable_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    let median = if values.len() % 2 == 1 {
-        values[middle]
-    } else {
-        values[middle - 1..=middle].iter().sum::<f64>() / 2.0
     };
-    [median, values[0], values[values.len() - 1]]
-}
-
-/// Prints a row; true when it reached its bar.
-fn print(row: &Row, rounds: &[Round], markdown: bool) -> bool {
-    let of = |figure: fn(&Round) -> f64| spread(rounds.iter().map(figure).collect());
-    let [ratio, least, most] = of(|round| round.rsockets / round.tcp);
-    let (reached, bar) = match row.bar {
-        Bar::AtLeast(bar) => (ratio >= bar, format!(">= {bar}")),
-        Bar::AtMost(bar) => (ratio <= bar, format!("<= {bar}")),
-    };
-    let verdict = if reached { "reached" } else { "MISSED" };
-    let text = |figure: fn(&Round) -> f64| {
-        let [median, least, most] = of(figure).map(|value| value / row.unit.0);
-        let digits = if median < 100.0 { 2 } else { 0 };
-        format!("{median:.digits$} {} ({least:.digits$} to {most:.digits$})", row.unit.1)
-    };
-    let (rsockets, tcp) = (text(|round| round.rsockets), text(|round| round.tcp));
-    let name = row.name;
-    if markdown {
-        println!(
-            "| {name} | {bar} | {ratio:.3} | {least:.3} to {most:.3} | {rsockets} | {tcp} | {verdict} |"
-        );
-    } else {
-        println!(
-            "{name:<39} {bar:>7}  {ratio:.3} of TCP ({least:.3} to {most:.3})  {verdict:<7}  rsockets {rsockets}, TCP {tcp}"
-        );
-    }
-    reached
+    // A server that does not end is killed before it could say what it used.
+    let server = |port: u16| command(&format!("{} {port}", programs.server), rsockets.map(|_| ""));
+    let client = |port: u16| command(&programs.client.replace("PORT", &port.to_string()), rsockets);
+    let printed = pair(if rsockets.is_some() { OFFSET } else { 0 }, programs.ends, server, client)?;
+    (programs.figure)(&printed).ok_or_else(|| Error::Failed(format!("no figure in: {}", printed.trim())))
 }
 
 #[cfg(test)]
@@ -274,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_programs_say_is_read() {
+    fn figures_of_programs_read() {
         let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"1142857.12\",\"0.400\"\n";
         assert_eq!(redis_rate(csv), Some(1_142_857.12));
         assert_eq!(redis_rate("\"test\",\"rps\"\n"), None);
@@ -283,12 +128,5 @@ mod tests {
         assert_eq!(iperf_rate("{\"error\":\"unable to connect\"}"), None);
         assert_eq!(qperf_time("tcp_lat:\n    latency  =  45,077.5 ns\n"), Some(45_077.5));
         assert_eq!(qperf_time("tcp_lat:\n    latency  =  45.1 us\n"), None);
-    }
-
-    #[test]
-    fn the_median_of_an_even_number_lies_between_two() {
-        assert_eq!(spread(vec![3.0, 1.0, 2.0]), [2.0, 1.0, 3.0]);
-        assert_eq!(spread(vec![4.0, 1.0, 2.0, 3.0]), [2.5, 1.0, 4.0]);
-        assert_eq!(spread(vec![5.0]), [5.0; 3]);
     }
 }

@@ -1,7 +1,7 @@
 //! The commands of the book: which are run, and which are not, and why.
 
 use super::Page;
-use super::script::Script;
+use super::script;
 use super::transcript::{self, Section};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,42 +23,39 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("interop/siw/README.md", "a virtual machine with the Linux siw driver"),
 ];
 
-/// The pages' sections with commands, and the script's. What is wrong with them, line by line: a page with commands that are neither run nor excused, an
-/// excuse that no page needs, a script that is not what the pages have.
-pub(super) struct Commands<'a> {
-    pub(super) pages: BTreeMap<PathBuf, Vec<Section>>,
-    /// With their titles.
-    pub(super) script: Vec<(&'a str, Section)>,
+/// The sections with commands of each page of the book, and those of the script by its path.
+///
+/// # Errors
+/// Line by line: a page with commands that are neither run nor excused, an excuse that no page needs, a script that is not what the pages have.
+pub(super) fn of_book<'a>(
+    documents: &BTreeMap<PathBuf, Page>,
+    book: impl Iterator<Item = &'a Path>,
+    script: &str,
+) -> Result<Commands, Vec<String>> {
+    collect(documents, book, script, NOT_RUN)
 }
 
-impl<'a> Commands<'a> {
-    /// Those of the documents of the book.
-    pub(super) fn of_book(
-        documents: &BTreeMap<PathBuf, Page>,
-        book: impl Iterator<Item = &'a Path>,
-        script: &'a str,
-    ) -> Result<Self, Vec<String>> {
-        Self::of(documents, book, script, NOT_RUN)
-    }
+/// Sections by the path of their document.
+pub(super) type Commands = BTreeMap<PathBuf, Vec<Section>>;
 
-    fn of(
-        documents: &BTreeMap<PathBuf, Page>,
-        book: impl Iterator<Item = &'a Path>,
-        script: &'a str,
-        not_run: &[(&str, &str)],
-    ) -> Result<Self, Vec<String>> {
-        let mut wrong = Vec::new();
-        let mut pages = BTreeMap::new();
-        let mut excused: Vec<_> = not_run.iter().map(|(page, _)| Path::new(page)).collect();
-        for path in book {
-            let Some(page) = documents.get(path) else { continue };
-            match transcript::sections(page.text()) {
-                Ok(sections) if sections.is_empty() => {}
-                Ok(sections) => drop(pages.insert(path.to_owned(), sections)),
-                Err(error) => wrong.push(format!("{}: {error}", path.display())),
-            }
-            let place = excused.iter().position(|other| *other == path);
-            match (place, page.has_commands()) {
+fn collect<'a>(
+    documents: &BTreeMap<PathBuf, Page>,
+    book: impl Iterator<Item = &'a Path>,
+    script: &str,
+    not_run: &[(&str, &str)],
+) -> Result<Commands, Vec<String>> {
+    let mut wrong = Vec::new();
+    let mut pages = BTreeMap::new();
+    let mut excused: Vec<_> = not_run.iter().map(|(page, _)| Path::new(page)).collect();
+    for path in book {
+        let Some(page) = documents.get(path) else { continue };
+        match transcript::sections(page.text()) {
+            Ok(sections) if sections.is_empty() => {}
+            Ok(sections) => drop(pages.insert(path.to_owned(), sections)),
+            Err(error) => wrong.push(format!("{}: {error}", path.display())),
+        }
+        let place = excused.iter().position(|other| *other == path);
+        match (place, page.has_commands()) {
                 (None, true) => wrong.push(format!(
                     "{}: commands that are not run: make them a `console` block, or name the page in NOT_RUN with the reason",
                     path.display()
@@ -66,17 +63,15 @@ impl<'a> Commands<'a> {
                 (Some(place), true) => drop(excused.swap_remove(place)),
                 (_, false) => {}
             }
-        }
-        wrong.extend(
-            excused.iter().map(|page| format!("NOT_RUN: {} has no command that is not run", page.display())),
-        );
-        match Script::parse(script).of_pages(&pages) {
-            Ok(script) if wrong.is_empty() => return Ok(Self { pages, script }),
-            Ok(_) => {}
-            Err(lines) => wrong.extend(lines),
-        }
-        Err(wrong)
     }
+    wrong.extend(
+        excused.iter().map(|page| format!("NOT_RUN: {} has no command that is not run", page.display())),
+    );
+    match script::sections(script, &pages) {
+        Ok(sections) => drop(pages.insert(script::PATH.into(), sections)),
+        Err(lines) => wrong.extend(lines),
+    }
+    if wrong.is_empty() { Ok(pages) } else { Err(wrong) }
 }
 
 #[cfg(test)]
@@ -94,9 +89,9 @@ mod tests {
             .into();
         let not_run: Vec<_> = not_run.iter().map(|page| (*page, "a reason")).collect();
         let book = documents.keys().map(PathBuf::as_path);
-        match Commands::of(&documents, book, script, &not_run) {
+        match collect(&documents, book, script, &not_run) {
             Ok(commands) => {
-                assert_eq!((commands.pages.len(), commands.script.len()), (1, 1));
+                assert_eq!(commands.len(), 2);
                 Vec::new()
             }
             Err(wrong) => wrong,
@@ -104,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_what_is_not_run_is_exact() {
+    fn list_of_excused_pages_is_exact() {
         assert!(wrong(&["not.md", "indented.md"], SCRIPT).is_empty());
         for (not_run, page) in [
             (&["not.md"][..], "indented.md"),

@@ -5,8 +5,7 @@ use super::commands::Commands;
 use super::crates::Crates;
 use super::root::{self, Root};
 use super::script;
-use super::transcript::{self, Step};
-use super::update::Update;
+use super::transcript::{self, Section, Step};
 use crate::dist::{self, Kind};
 use crate::process::{self, End};
 use crate::report::Tally;
@@ -24,17 +23,17 @@ const CAP: Duration = Duration::from_secs(600);
 const CRATES: &str = "/opt/crates";
 const BUILT: &str = "/opt/built";
 
-/// The page that installs uiw itself.
+/// The page that installs uiw itself, as the script does.
 const INSTALLS: &str = "docs/installing.md";
 
-/// Runs the pages that the options name, and the script; the score is the last line on stdout. False when one failed. The pages are below `source`.
-pub(super) fn run(source: &Path, commands: &Commands<'_>, options: &Options) -> Result<bool, String> {
+/// Runs the pages that the options name, and the script; the score is the last line on stdout. False when one failed.
+pub(super) fn run(commands: &Commands, options: &Options) -> Result<bool, String> {
     process::handle_interrupts(|| {});
-    let wanted = |name: &str| options.only.as_deref().is_none_or(|only| name.contains(only));
-    let names = commands.pages.keys().map(|path| path.display().to_string());
-    // What takes longest first. The script's expectations are the pages'.
-    let script = (!options.update).then(|| script::PATH.to_owned());
-    let names: Vec<_> = script.into_iter().chain(names).filter(|name| wanted(name)).collect();
+    let wanted =
+        |name: &&Path| options.only.as_deref().is_none_or(|only| name.display().to_string().contains(only));
+    let mut names: Vec<&Path> = commands.keys().map(PathBuf::as_path).filter(wanted).collect();
+    // What takes longest first.
+    names.sort_by_key(|name| *name != Path::new(script::PATH));
     let mut total = Tally::default();
     let set_up = match missing() {
         Some(missing) => Err(missing),
@@ -42,11 +41,11 @@ pub(super) fn run(source: &Path, commands: &Commands<'_>, options: &Options) -> 
     };
     match &set_up {
         Err(missing) => {
-            names.iter().for_each(|name| println!("SKIPPED: {name}: {missing}"));
+            names.iter().for_each(|name| println!("SKIPPED: {}: {missing}", name.display()));
             total.skipped = names.len() as u64;
         }
         Ok(fresh) => {
-            let failed = fresh.run_all(commands, &names, options.update.then_some(source));
+            let failed = fresh.run_all(commands, &names);
             total.failed = failed;
             total.passed = names.len() as u64 - failed;
         }
@@ -102,9 +101,6 @@ impl Fresh {
         let deb = packages.iter().find(|file| file.extension().is_some_and(|kind| kind == "deb"));
         let deb = deb.ok_or("no Debian package was made")?;
         output(Command::new("dpkg-deb").arg("--extract").arg(deb).arg(fresh.installed()))?;
-        let script = crate::workspace::root().join(script::PATH);
-        let copied = fs::copy(&script, fresh.home().join("newcomer.sh"));
-        copied.map_err(|error| format!("{}: {error}", script.display()))?;
         Ok(Ok(fresh))
     }
 
@@ -122,16 +118,19 @@ impl Fresh {
         self.layer("reader").join("root")
     }
 
-    /// Runs pages, two at a time, as they mostly wait. Gives the number of those that failed. Writes what they print to the pages below `update`.
-    fn run_all(&self, commands: &Commands<'_>, names: &[String], update: Option<&Path>) -> u64 {
+    /// Runs pages, two at a time, as they mostly wait. Returns the number of those that failed.
+    fn run_all(&self, commands: &Commands, names: &[&Path]) -> u64 {
         let (next, failed) = (AtomicUsize::new(0), AtomicU64::new(0));
         let work = || {
             while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let started = Instant::now();
-                match self.run(commands, name, update) {
-                    Ok(()) => println!("{name}: passed in {:.1} s", started.elapsed().as_secs_f64()),
+                match self.run(&commands[*name], name) {
+                    Ok(()) => {
+                        let seconds = started.elapsed().as_secs_f64();
+                        println!("{}: passed in {seconds:.1} s", name.display());
+                    }
                     Err(why) => {
-                        println!("FAILED: {name}: {why}");
+                        println!("FAILED: {}: {why}", name.display());
                         failed.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -144,22 +143,11 @@ impl Fresh {
         failed.into_inner()
     }
 
-    /// Runs a page or the script.
-    fn run(&self, commands: &Commands<'_>, name: &str, update: Option<&Path>) -> Result<(), String> {
-        let said = self.layer(&name.replace('/', "-"));
+    /// Runs the steps of a page or of the script.
+    fn run(&self, sections: &[Section], name: &Path) -> Result<(), String> {
+        let said = self.layer(&name.display().to_string().replace('/', "-"));
         fs::create_dir(&said).map_err(|error| format!("{}: {error}", said.display()))?;
         let read = |file: &str| fs::read_to_string(said.join(file)).unwrap_or_default();
-        if name == script::PATH {
-            self.shell("./newcomer.sh > /mnt/said 2>&1; echo $? > /mnt/code", &said, true)?;
-            script::compare(&commands.script, &read("said"))?;
-            let code = read("code");
-            return if code.trim() == "0" {
-                Ok(())
-            } else {
-                Err(format!("exit code {code}{}", read("said")))
-            };
-        }
-        let sections = commands.pages.get(Path::new(name)).ok_or("no such page")?;
         let steps: Vec<&Step> = sections.iter().flat_map(|section| &section.steps).collect();
         let mut script = String::new();
         for (number, step) in steps.iter().enumerate() {
@@ -168,24 +156,19 @@ impl Fresh {
                 &format!("{{ {}}} > /mnt/{number}.said 2>&1; echo $? > /mnt/{number}.code\n", step.script());
         }
         fs::write(said.join("script"), script).map_err(|error| error.to_string())?;
-        let end = self.shell("exec bash /mnt/script", &said, name == INSTALLS)?;
-        let mut changes = Update::default();
+        let is_bare = [INSTALLS, script::PATH].iter().any(|path| name == Path::new(path));
+        let end = self.shell("exec bash /mnt/script", &said, is_bare)?;
         for (number, step) in steps.iter().enumerate() {
             let (printed, code) = (read(&format!("{number}.said")), read(&format!("{number}.code")));
             let fits = transcript::fits(step.printed(), &printed.lines().collect::<Vec<_>>());
-            if !fits && code.trim() == "0" && update.is_some() {
-                changes.add(step, &printed)?;
-            } else if !fits || code.trim() != "0" {
+            if !fits || code.trim() != "0" {
                 let (command, expected) = (step.script(), step.printed().join("\n"));
                 let code =
                     if code.is_empty() { format!("{end:?}") } else { format!("exit code {}", code.trim()) };
                 return Err(format!("\n$ {command}{code}, expected:\n{expected}\nprinted:\n{printed}"));
             }
         }
-        match update {
-            Some(source) => changes.write(&source.join(name)),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Runs a shell in the root, with `said` as its /mnt.

@@ -2,25 +2,17 @@
 //!
 //! A `console` block has commands behind `$ `, continued by `> `, and what they print. A block below a line that is nothing but
 //! `` `NAME`: `` is the file of this name. In what is printed `[..]` stands for any characters of a line, and a line `...` for any lines.
-
-use std::ops::Range;
+//!
+//! All commands of a page run in one shell, as many begin jobs or use pipes. trycmd runs single programs without a shell; scrut has a shell, but its own
+//! syntax of expectations would be on the pages, and it knows no files.
 
 /// What a reader of the page does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Types a command.
-    Command { command: String, printed: Vec<String>, place: Place },
+    Command { command: String, printed: Vec<String> },
     /// Writes a file.
     File { name: String, text: String },
-}
-
-/// Where a page has what a command prints.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Numbers of lines, from 0.
-    pub(super) lines: Range<usize>,
-    /// Bytes by which the block is indented.
-    pub(super) indent: usize,
 }
 
 /// The steps below one heading.
@@ -62,7 +54,7 @@ pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
     let (mut block, mut before) = (Block::None, "");
     // A block within a list is indented with it.
     let mut indent = 0;
-    for (number, line) in page.lines().enumerate() {
+    for line in page.lines() {
         if matches!(block, Block::None) {
             indent = line.find("```").filter(|at| line[..*at].trim().is_empty()).unwrap_or(0);
         }
@@ -87,7 +79,7 @@ pub(super) fn sections(page: &str) -> Result<Vec<Section>, String> {
                     sections.push(Section { heading, steps: Vec::new() });
                 }
             }
-            (Block::Console, None) => add(steps, line, number, indent)?,
+            (Block::Console, None) => add(steps, line)?,
             (Block::File, None) => {
                 if let Some(Step::File { text, .. }) = steps.last_mut() {
                     text.push_str(line);
@@ -109,23 +101,18 @@ fn named(line: &str) -> Option<&str> {
     line.strip_prefix('`')?.strip_suffix("`:").filter(|name| !name.contains(['`', ' ']))
 }
 
-/// Adds a line of a console block: its number, and by how much the block is indented.
-fn add(steps: &mut Vec<Step>, line: &str, number: usize, indent: usize) -> Result<(), String> {
+/// Adds a line of a console block.
+fn add(steps: &mut Vec<Step>, line: &str) -> Result<(), String> {
     if let Some(command) = line.strip_prefix("$ ") {
-        let place = Place { lines: number + 1..number + 1, indent };
-        steps.push(Step::Command { command: command.to_owned(), printed: Vec::new(), place });
+        steps.push(Step::Command { command: command.to_owned(), printed: Vec::new() });
         return Ok(());
     }
     match (steps.last_mut(), line.strip_prefix("> ")) {
-        (Some(Step::Command { command, printed, place }), Some(more)) if printed.is_empty() => {
+        (Some(Step::Command { command, printed }), Some(more)) if printed.is_empty() => {
             command.push('\n');
             command.push_str(more);
-            place.lines = number + 1..number + 1;
         }
-        (Some(Step::Command { printed, place, .. }), _) => {
-            printed.push(line.to_owned());
-            place.lines.end = number + 1;
-        }
+        (Some(Step::Command { printed, .. }), _) => printed.push(line.to_owned()),
         _ => return Err(format!("a console block begins with `$ `: {line}")),
     }
     Ok(())
@@ -143,7 +130,7 @@ pub(super) fn fits(expected: &[String], lines: &[&str]) -> bool {
 }
 
 /// Whether a line is as it is expected.
-pub(super) fn is_like(pattern: &str, line: &str) -> bool {
+fn is_like(pattern: &str, line: &str) -> bool {
     let Some((first, rest)) = pattern.split_once("[..]") else { return pattern == line };
     let Some(mut line) = line.strip_prefix(first) else { return false };
     let mut parts: Vec<_> = rest.split("[..]").collect();
@@ -204,12 +191,9 @@ b
 ```
 ";
 
-    fn command(command: &str, printed: &[&str], lines: Range<usize>, indent: usize) -> Step {
-        Step::Command {
-            command: command.to_owned(),
-            printed: printed.iter().map(|line| (*line).to_owned()).collect(),
-            place: Place { lines, indent },
-        }
+    fn command(command: &str, printed: &[&str]) -> Step {
+        let printed = printed.iter().map(|line| (*line).to_owned()).collect();
+        Step::Command { command: command.to_owned(), printed }
     }
 
     #[test]
@@ -218,11 +202,11 @@ b
         let file = Step::File { name: "src/a.rs".to_owned(), text: "fn main() {}\n".to_owned() };
         assert_eq!(file.script(), "cat > src/a.rs <<'END'\nfn main() {}\nEND\n");
         let steps = vec![
-            command("one > two", &[], 10..10, 0),
-            command("three \\\nfour", &["five", "  > six"], 12..14, 0),
+            command("one > two", &[]),
+            command("three \\\nfour", &["five", "  > six"]),
             file,
-            command("cargo run", &[], 24..24, 0),
-            command("listed", &["  indented"], 30..31, 2),
+            command("cargo run", &[]),
+            command("listed", &["  indented"]),
         ];
         assert_eq!(sections, [Section { heading: "First".to_owned(), steps }]);
         assert!(super::sections("```console\nprinted\n```\n").is_err());

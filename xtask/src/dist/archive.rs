@@ -1,11 +1,11 @@
-//! Archives that are the same whenever and by whichever user they are made.
+//! Archives that are the same whenever and by whichever user they are made: by GNU tar and gzip.
 
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use flate2::{Compression, GzBuilder, write::GzEncoder};
+use super::check::output;
 
 /// Every file and link below `root`, relative to it, in the order of their names.
 pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
@@ -24,32 +24,15 @@ pub(super) fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Compressed, without name and time.
-pub(super) fn gzip<W: Write>(to: W) -> GzEncoder<W> {
-    GzBuilder::new().mtime(0).write(to, Compression::best())
+/// Writes everything in `root` to a tar, in the folder `top` of it: files of root, at the time `seconds`.
+pub(super) fn tar(root: &Path, top: &str, seconds: u64, to: &Path) -> Result<(), String> {
+    let mut tar = Command::new("tar");
+    tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu"]);
+    tar.arg(format!("--mtime=@{seconds}")).arg(format!("--transform=flags=r;s,^[.],{top},"));
+    output(tar.arg("--create").arg("--file").arg(to).arg("--directory").arg(root).arg(".")).map(drop)
 }
 
-/// Writes what is below `root` as a tar, in the folder `top`: files of root, at the time `seconds`.
-pub(super) fn tar<W: Write>(root: &Path, top: &Path, seconds: u64, to: W) -> io::Result<W> {
-    let mut tar = tar::Builder::new(to);
-    for file in files(root)? {
-        let from = root.join(&file);
-        let found = fs::symlink_metadata(&from)?;
-        let mut header = tar::Header::new_gnu();
-        header.set_mtime(seconds);
-        header.set_uid(0);
-        header.set_gid(0);
-        let place = top.join(&file);
-        if found.is_symlink() {
-            header.set_entry_type(tar::EntryType::Symlink);
-            header.set_mode(0o777);
-            header.set_size(0);
-            tar.append_link(&mut header, place, fs::read_link(&from)?)?;
-        } else {
-            header.set_mode(found.permissions().mode() & 0o777);
-            header.set_size(found.len());
-            tar.append_data(&mut header, place, fs::File::open(&from)?)?;
-        }
-    }
-    tar.into_inner()
+/// Replaces files by compressed ones, without name and time.
+pub(super) fn gzip(files: &[PathBuf]) -> Result<(), String> {
+    output(Command::new("gzip").args(["--best", "--no-name", "--force"]).args(files)).map(drop)
 }

@@ -11,41 +11,27 @@ use std::process::Command;
 use super::{Dist, Kind, archive};
 use crate::report::Tally;
 
-/// A check of one package: the programs that it needs, and the function that makes it; for packages of another processor it is `foreign`.
+/// A check of one package, and the programs that it needs.
 struct Check {
     name: &'static str,
     kind: Kind,
     programs: &'static [&'static str],
     run: fn(&Dist, &Path) -> Result<(), String>,
-    foreign: fn(&Dist, &Path) -> Result<(), String>,
 }
 
-/// What checks of packages for another processor need.
-const FOREIGN: [&str; 4] = ["mmdebstrap", "chroot", "unshare", "ip"];
+/// What a fresh root needs.
+const ROOT: &[&str] = &["mmdebstrap", "chroot", "unshare", "ip"];
 
 const CHECKS: [Check; 5] = [
-    Check {
-        name: "tarball",
-        kind: Kind::Tarball,
-        programs: &["tar", "sha256sum", "unshare", "ip", "rping"],
-        run: tarball,
-        foreign: foreign_tarball,
-    },
-    Check {
-        name: "wheel",
-        kind: Kind::Wheel,
-        programs: &["python3", "unshare", "ip", "rping"],
-        run: wheel,
-        foreign: foreign_wheel,
-    },
-    Check { name: "deb", kind: Kind::Deb, programs: &FOREIGN, run: deb, foreign: deb },
-    Check { name: "oci", kind: Kind::Oci, programs: &["podman"], run: image, foreign: image },
+    Check { name: "tarball", kind: Kind::Tarball, programs: ROOT, run: tarball },
+    Check { name: "wheel", kind: Kind::Wheel, programs: ROOT, run: wheel },
+    Check { name: "deb", kind: Kind::Deb, programs: ROOT, run: deb },
+    Check { name: "oci", kind: Kind::Oci, programs: &["podman"], run: image },
     Check {
         name: "oci-rootless",
         kind: Kind::Oci,
         programs: &["podman", "unshare", "setpriv", "newuidmap"],
         run: image_of_user,
-        foreign: image_of_user,
     },
 ];
 
@@ -55,20 +41,14 @@ pub(super) fn run(dist: &Dist) -> Result<bool, String> {
     for check in CHECKS {
         let Some(package) = dist.package(check.kind) else { continue };
         println!("== {}", check.name);
-        let is_foreign = !dist.arch.is_here();
-        let programs = if is_foreign { &FOREIGN } else { check.programs };
-        let missing = programs.iter().find(|program| !crate::packages::on_path(program));
-        let missing = match (missing, is_foreign) {
-            (Some(program), _) => Some((*program).to_owned()),
-            (None, true) => dist.emulator().err(),
-            (None, false) => None,
-        };
+        let missing = check.programs.iter().find(|program| !crate::packages::on_path(program));
+        let missing = missing.map(|program| (*program).to_owned()).or_else(|| dist.emulator().err());
         if let Some(missing) = missing {
             println!("SKIPPED: {}: {missing}", check.name);
             total.skipped += 1;
             continue;
         }
-        match (if is_foreign { check.foreign } else { check.run })(dist, package) {
+        match (check.run)(dist, package) {
             Ok(()) => total.passed += 1,
             Err(why) => {
                 println!("FAILED: {}: {why}", check.name);
@@ -98,16 +78,6 @@ const EXAMPLES: &str = "import doctest, sys, uiw, uiw.aio as aio\n\
 /// In a network of its own, whose ports are all free.
 pub(super) const NETWORK: &str = "ip link set lo up; exec \"$@\"";
 
-/// A command in a network of its own, with `uiw` of this folder first on the path.
-fn in_network(programs: &Path) -> Command {
-    let mut command = Command::new("unshare");
-    command.args(["--map-root-user", "--net", "--", "sh", "-c", NETWORK, "sh"]);
-    let path = env::var_os("PATH").unwrap_or_default();
-    let all = [programs.to_path_buf()].into_iter().chain(env::split_paths(&path));
-    command.env("PATH", env::join_paths(all).unwrap_or(path)).env("UIW_COUNTERS", "off");
-    command
-}
-
 /// What a command that succeeds prints.
 pub(super) fn output(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{}: {error}", command.get_program().display()))?;
@@ -133,33 +103,24 @@ fn same(before: &BTreeSet<PathBuf>, after: &BTreeSet<PathBuf>) -> Result<(), Str
     expect(changed.is_empty(), || format!("added or removed: {changed:?}"))
 }
 
-fn folder(dist: &Dist, name: &str) -> Result<PathBuf, String> {
-    let path = dist.work.join(name);
-    fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(path)
-}
-
 fn tarball(dist: &Dist, package: &Path) -> Result<(), String> {
     output(Command::new("sha256sum").args(["--check", "--strict", "SHA256SUMS"]).current_dir(&dist.out))?;
-    let root = folder(dist, "unpacked")?;
-    output(Command::new("tar").args(["--strip-components=1", "-xf"]).arg(package).arg("-C").arg(&root))?;
-    let said = output(Command::new(root.join("bin/uiw")).arg("--version"))?;
-    expect(said == format!("uiw {}\n", dist.version), || said)?;
-    output(in_network(&root.join("bin")).args(["sh", "-c", RPING])).map(drop)
+    let root = dist.root()?;
+    root.put(package, "uiw.tar.gz")?;
+    root.run("mkdir uiw; tar --strip-components=1 -xf uiw.tar.gz -C uiw")?;
+    let said = root.run("uiw/bin/uiw --version; uiw/bin/uiw run -- ibv_devices")?;
+    expect(said.starts_with(&format!("uiw {}\n", dist.version)) && said.contains("uiw_lo"), || said)?;
+    root.run(&format!("PATH=$PWD/uiw/bin:$PATH; {RPING}")).map(drop)
 }
 
 fn wheel(dist: &Dist, package: &Path) -> Result<(), String> {
-    let root = folder(dist, "venv")?;
-    output(Command::new("python3").args(["-m", "venv"]).arg(&root))?;
-    let pip = |args: &[&OsStr]| output(Command::new(root.join("bin/python")).args(["-m", "pip"]).args(args));
-    let before = files(&root)?;
-    let words = ["install", "--no-index", "--no-compile", "--disable-pip-version-check"];
-    pip(&words.iter().map(OsStr::new).chain([package.as_os_str()]).collect::<Vec<_>>())?;
-    output(in_network(&root.join("bin")).args(["sh", "-c", RPING]))?;
-    output(in_network(&root.join("bin")).args(["python", "-B", "-c", EXAMPLES]))?;
-    output(in_network(&root.join("bin")).args(["uiw", "run", "--sockets", "--", "true"]))?;
-    pip(&["uninstall", "--yes", "uiw"].map(OsStr::new))?;
-    same(&before, &files(&root)?)
+    let root = dist.root()?;
+    let name = package.file_name().unwrap_or_default().to_string_lossy();
+    root.put(package, &name)?;
+    root.run(&format!("python3 -m venv env; env/bin/pip install --no-index ./{name}"))?;
+    root.run(&format!("PATH=$PWD/env/bin:$PATH; {RPING}"))?;
+    root.run(&format!("env/bin/python -B -c '{EXAMPLES}'; env/bin/uiw run --sockets -- true"))?;
+    root.run("env/bin/pip uninstall --yes uiw; ! find env | grep -i uiw").map(drop)
 }
 
 fn deb(dist: &Dist, package: &Path) -> Result<(), String> {
@@ -176,25 +137,6 @@ fn deb(dist: &Dist, package: &Path) -> Result<(), String> {
     expect(root.run(stock)? == libraries, || "libraries of rdma-core were replaced".to_owned())?;
     root.run("apt-get purge -y uiw")?;
     same(&before, &own(root.path())?)
-}
-
-fn foreign_tarball(dist: &Dist, package: &Path) -> Result<(), String> {
-    let root = dist.root()?;
-    root.put(package, "uiw.tar.gz")?;
-    root.run("mkdir uiw; tar --strip-components=1 -xf uiw.tar.gz -C uiw")?;
-    let said = root.run("uiw/bin/uiw --version; uiw/bin/uiw run -- ibv_devices")?;
-    expect(said.starts_with(&format!("uiw {}\n", dist.version)) && said.contains("uiw_lo"), || said)?;
-    root.run(&format!("PATH=$PWD/uiw/bin:$PATH; {RPING}")).map(drop)
-}
-
-fn foreign_wheel(dist: &Dist, package: &Path) -> Result<(), String> {
-    let root = dist.root()?;
-    let name = package.file_name().unwrap_or_default().to_string_lossy();
-    root.put(package, &name)?;
-    root.run(&format!("python3 -m venv env; env/bin/pip install --no-index ./{name}"))?;
-    root.run(&format!("PATH=$PWD/env/bin:$PATH; {RPING}"))?;
-    root.run(&format!("env/bin/python -B -c '{EXAMPLES}'; env/bin/uiw run --sockets -- true"))?;
-    root.run("env/bin/pip uninstall --yes uiw; ! find env | grep -i uiw").map(drop)
 }
 
 /// The files of a root, but those in which package managers note what they do.

@@ -2,39 +2,34 @@
 
 use std::env;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::check::output;
 use super::{Dist, archive};
 use crate::install::Built;
 
-const CONTROL: &str = include_str!("../../debian/control");
-const COPYRIGHT: &str = include_str!("../../debian/copyright");
+const CONTROL: &str = include_str!("../../../packaging/debian/control");
+const COPYRIGHT: &str = include_str!("../../../packaging/debian/copyright");
 const SCRIPTS: [(&str, &str); 3] = [
-    ("postinst", include_str!("../../debian/postinst")),
-    ("prerm", include_str!("../../debian/prerm")),
-    ("postrm", include_str!("../../debian/postrm")),
+    ("postinst", include_str!("../../../packaging/debian/postinst")),
+    ("prerm", include_str!("../../../packaging/debian/prerm")),
+    ("postrm", include_str!("../../../packaging/debian/postrm")),
 ];
 
 pub(super) fn make(dist: &Dist, built: &Built) -> Result<PathBuf, String> {
     let root = dist.stage(built, "deb", "/usr")?;
     let arch = dist.arch.debian();
     let file = dist.out.join(format!("uiw_{}-1_{arch}.deb", dist.version));
-    fill(dist, &root, arch).map_err(|error| format!("{}: {error}", root.display()))?;
+    let compressed = fill(&root).map_err(|error| format!("{}: {error}", root.display()))?;
+    archive::gzip(&compressed)?;
+    control(dist, &root, arch).map_err(|error| format!("{}: {error}", root.display()))?;
     // It takes times that are later than this for this one.
     let mut build = Command::new("dpkg-deb");
-    build.env("SOURCE_DATE_EPOCH", dist.seconds().to_string()).args([
-        "--build",
-        "--root-owner-group",
-        "-Zxz",
-    ]);
-    let output = build.arg(&root).arg(&file).output();
-    let output = output.map_err(|error| format!("dpkg-deb: {error}: install dpkg"))?;
-    if !output.status.success() {
-        return Err(format!("dpkg-deb: {}", String::from_utf8_lossy(&output.stderr)));
-    }
+    build.env("SOURCE_DATE_EPOCH", dist.seconds().to_string());
+    output(build.args(["--build", "--root-owner-group", "-Zxz"]).args([&root, &file]))?;
     Ok(file)
 }
 
@@ -46,24 +41,24 @@ fn maintainer() -> String {
     format!("{} <{}>", of("DEBFULLNAME", "the uiw authors"), of("DEBEMAIL", "uiw@localhost"))
 }
 
-/// Moves and adds what Debian has otherwise than other systems.
-fn fill(dist: &Dist, root: &Path, arch: &str) -> io::Result<()> {
+/// Moves and adds what Debian has otherwise than other systems. Returns the files to be compressed.
+fn fill(root: &Path) -> io::Result<Vec<PathBuf>> {
     let zsh = root.join("usr/share/zsh");
     fs::rename(zsh.join("site-functions"), zsh.join("vendor-completions"))?;
-    for page in archive::files(&root.join("usr/share/man"))? {
-        compress(&root.join("usr/share/man").join(page))?;
-    }
-    let doc = root.join("usr/share/doc/uiw");
+    let (man, doc) = (root.join("usr/share/man"), root.join("usr/share/doc/uiw"));
     fs::remove_file(doc.join("LICENSE-APACHE"))?;
+    let mit = fs::read_to_string(doc.join("LICENSE-MIT"))?;
     fs::remove_file(doc.join("LICENSE-MIT"))?;
-    let source = crate::workspace::root();
-    let mit = fs::read_to_string(source.join("LICENSE-MIT"))?;
     // Lines of a field begin with a space, empty ones with a point.
     let mit = mit.lines().map(|line| if line.is_empty() { " .\n".to_owned() } else { format!(" {line}\n") });
     fs::write(doc.join("copyright"), COPYRIGHT.replace("@mit@\n", &mit.collect::<String>()))?;
-    fs::write(doc.join("changelog"), fs::read_to_string(source.join("CHANGELOG.md"))?)?;
-    compress(&doc.join("changelog"))?;
-    compress(&doc.join("THIRD-PARTY-LICENSES"))?;
+    fs::copy(crate::workspace::root().join("CHANGELOG.md"), doc.join("changelog"))?;
+    let pages = archive::files(&man)?.into_iter().map(|page| man.join(page));
+    Ok(pages.chain(["changelog", "THIRD-PARTY-LICENSES"].map(|name| doc.join(name))).collect())
+}
+
+/// Writes what dpkg reads.
+fn control(dist: &Dist, root: &Path, arch: &str) -> io::Result<()> {
     let mut size = 0;
     for file in archive::files(root)? {
         size += fs::symlink_metadata(root.join(file))?.len().div_ceil(1024);
@@ -82,14 +77,4 @@ fn fill(dist: &Dist, root: &Path, arch: &str) -> io::Result<()> {
         fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755))?;
     }
     Ok(())
-}
-
-/// Replaces a file by a compressed one.
-fn compress(file: &Path) -> io::Result<()> {
-    let mut name = file.as_os_str().to_owned();
-    name.push(".gz");
-    let mut to = archive::gzip(fs::File::create(PathBuf::from(name))?);
-    to.write_all(&fs::read(file)?)?;
-    to.finish()?;
-    fs::remove_file(file)
 }

@@ -15,7 +15,6 @@ mod wheel;
 
 use std::env;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
@@ -38,12 +37,11 @@ pub(crate) use sums::hex as sha256;
 Makes a tarball, a Debian package, a Python wheel, a list of the crates in them (CycloneDX), an OCI image in an archive, and
 SHA256SUMS. With cargo-zigbuild (`pip install cargo-zigbuild ziglang`) the programs run with glibc 2.28 or newer, otherwise with that of this
 system; names and dependencies of the packages say which. Times in the packages are SOURCE_DATE_EPOCH, or that of the last commit. The image
-needs mmdebstrap, and Debian's packages.
+needs mmdebstrap, umoci, and Debian's packages.
 --target makes packages for another processor. It needs cargo-zigbuild, that processor's binutils (Debian: binutils-aarch64-linux-gnu), and Rust's standard
 library for it: where Rust has none (`rustup target add`), Debian's compiler and library are unpacked below the target folder by mmdebstrap.
---check runs what was made: the Debian package in a fresh root made by mmdebstrap, where it is removed again; the tarball; the wheel in
-a fresh virtual environment; the image by podman. Packages for another processor are run by QEMU (Debian: qemu-user-static) in a Debian for it, and
-the kernel is set up for that meanwhile. A check whose program is absent is skipped by name. Exit code 1 when something failed.")]
+--check runs what was made: tarball, wheel and Debian package in a fresh Debian made by mmdebstrap, the image by podman. Packages for another processor are
+run by QEMU (Debian: qemu-user-static and binfmt-support). A check whose program is absent is skipped by name. Exit code 1 when something failed.")]
 pub(crate) struct Options {
     /// Where to put the packages [default: dist in Cargo's target folder, below the name of --target]
     #[arg(long, value_name = "DIR")]
@@ -128,8 +126,6 @@ struct Dist {
 
 impl Drop for Dist {
     fn drop(&mut self) {
-        // It has a file system below the folder.
-        drop(self.emulator.take());
         let _ = fs::remove_dir_all(&self.work);
     }
 }
@@ -171,13 +167,13 @@ impl Dist {
             println!("{}", file.display());
             dist.made.push((kind, file));
         }
-        dist.sum().map_err(|error| format!("SHA256SUMS: {error}"))?;
+        dist.sum()?;
         Ok(dist)
     }
 
     /// Makes the kernel run programs for the processor; the error is what is missing.
     fn emulator(&self) -> Result<(), String> {
-        let start = || Emulator::start(self.arch, &self.work);
+        let start = || Emulator::start(self.arch);
         self.emulator.get_or_init(start).as_ref().map(drop).map_err(Clone::clone)
     }
 
@@ -225,22 +221,18 @@ impl Dist {
     fn tarball(&self, built: &Built) -> Result<PathBuf, String> {
         let name = format!("uiw-{}-{}-linux-glibc2.{}", self.version, self.arch.name(), self.needs.minor);
         let root = self.stage(built, "tarball", "/usr/local")?;
-        let file = self.out.join(format!("{name}.tar.gz"));
-        let write = || {
-            let to = archive::gzip(io::BufWriter::new(fs::File::create(&file)?));
-            let to = archive::tar(&root.join("usr/local"), Path::new(&name), self.seconds(), to)?;
-            to.finish()?.into_inner()?.sync_all()
-        };
-        write().map_err(|error| format!("{}: {error}", file.display()))?;
-        Ok(file)
+        let file = self.out.join(format!("{name}.tar"));
+        archive::tar(&root.join("usr/local"), &name, self.seconds(), &file)?;
+        archive::gzip(&[file])?;
+        Ok(self.out.join(format!("{name}.tar.gz")))
     }
 
     /// Writes SHA256SUMS.
-    fn sum(&self) -> io::Result<()> {
-        let names =
-            self.made.iter().filter_map(|(_, file)| Some(file.file_name()?.to_string_lossy().into_owned()));
-        let text = sums::of_folder(&self.out, &names.collect::<Vec<_>>())?;
-        fs::write(self.out.join("SHA256SUMS"), text)
+    fn sum(&self) -> Result<(), String> {
+        let mut names: Vec<_> = self.made.iter().filter_map(|(_, file)| file.file_name()).collect();
+        names.sort();
+        let text = check::output(Command::new("sha256sum").args(names).current_dir(&self.out))?;
+        fs::write(self.out.join("SHA256SUMS"), text).map_err(|error| format!("SHA256SUMS: {error}"))
     }
 }
 

@@ -1,4 +1,6 @@
 //! The Python wheel: `pip install` puts the module, the program and its libraries into an environment.
+//!
+//! maturin would build the module by itself, with other features of the shared crates than the program of the same package.
 
 use std::fs;
 use std::io::{self, Write as _};

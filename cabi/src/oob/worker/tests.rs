@@ -7,7 +7,7 @@ use crate::oob::pair_info::End;
 use std::fs;
 use std::net::Ipv4Addr;
 use uiw_verbs::cm::Listener;
-use uiw_verbs::{CqOptions, Device, QpInit, SendFlags, SendOp, SendWr};
+use uiw_verbs::{CqConfig, Device, QpInit, SendFlags, SendOp, SendWr};
 
 const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
@@ -29,7 +29,7 @@ impl Side {
         let listener = Listener::bind(&device, (IP, 0).into(), 16, &options, worker.channel()).unwrap();
         let port = listener.local_addr().port();
         let number = u32::from(port) << 8 | 7;
-        let cq = device.create_cq(64, CqOptions::default()).unwrap();
+        let cq = device.create_cq(64, CqConfig::default()).unwrap();
         let init = QpInit::new(&cq, &cq).num(number);
         let qp = Arc::new(device.alloc_pd().unwrap().create_qp(init).unwrap());
         Self { device, worker, _listener: listener, port, number, cq, qp }

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use uiw_datagram::{Grh, MAX_PAYLOAD};
 use uiw_verbs::{
-    Access, AddressHandle, Cq, CqOptions, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr,
+    Access, AddressHandle, Cq, CqConfig, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr,
     SendFlags, SendOp, SendWr, Srq, SrqAttr, Wc, WcStatus,
 };
 
@@ -78,7 +78,7 @@ impl Endpoint {
         let sizes = sizes.bounded();
         let (sends, receives) = (depth(sizes.sends, sizes.sent), depth(sizes.receives, sizes.received));
         let pd = device.alloc_pd()?;
-        let cq = device.create_cq(u32::from(sends) + u32::from(receives), CqOptions::default())?;
+        let cq = device.create_cq(u32::from(sends) + u32::from(receives), CqConfig::default())?;
         let srq = pd.create_srq(SrqAttr { max_wr: receives.into(), max_sge: 1, limit: 0 })?;
         let endpoint = Self {
             received: Buffer::new(&pd, usize::from(receives) * RECEIVE as usize, Access::empty())?,

@@ -3,7 +3,7 @@
 use crate::boundary::Result;
 use crate::cm::address;
 use crate::engine;
-use crate::environment;
+use crate::environment::{self, Privileged};
 use crate::errno::Errno;
 use crate::rsocket::addresses::reachable;
 use crate::rsocket::at_exit;
@@ -24,7 +24,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_verbs::ConnOptions;
+use uiw_verbs::ConnConfig;
 use uiw_verbs::cm;
 
 /// A peer answers when its program uses the connection, whenever that is. A peer that is gone is noticed by TCP's probes.
@@ -40,7 +40,7 @@ pub(crate) enum Adopted {
 
 /// A number of the environment, as rdma-core's preload library has it.
 fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
-    let text = environment::variable(name).and_then(|text| text.into_string().ok());
+    let text = environment::variable(name, Privileged::Ignored).and_then(|text| text.into_string().ok());
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(default)
 }
 
@@ -93,9 +93,9 @@ fn set_of(fd: RawFd) -> Set {
     }
 }
 
-fn options(set: &Set) -> Result<ConnOptions> {
+fn options(set: &Set) -> Result<ConnConfig> {
     engine::before_exit(at_exit);
-    Ok(ConnOptions::clone(&*connect::options(set)?))
+    Ok(ConnConfig::clone(&*connect::options(set)?))
 }
 
 /// A socket in the place of the program's, with its options and flags.

@@ -367,9 +367,8 @@ fn crc_required(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
 }
 
 fn markers(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
-    let output = converse_with(bench, setting, direction, (&["--markers"], ""), &["send:64"], TIMEOUT)?;
-    let expected: &[&str] =
-        if direction == Direction::Ours { &["without --markers"] } else { &["FAIL connect"] };
+    let output = converse_with(bench, setting, direction, (&["--markers", "on"], ""), &["send:64"], TIMEOUT)?;
+    let expected: &[&str] = if direction == Direction::Ours { &["--markers off"] } else { &["FAIL connect"] };
     Ok(failed(&output, expected))
 }
 

@@ -8,7 +8,7 @@ use super::super::path_mtu::PathMtu;
 use super::super::probe::{Duplicates, Probe};
 use super::super::stretch::{Parts, Stretch};
 use super::CLOCK;
-use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
+use crate::{Clock, Event, Interest, OptionError, Token, TransportConfig};
 use smoltcp::iface::{Context, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, RecvError, Socket, SocketBuffer, State};
 use smoltcp::time::Instant as Tick;
@@ -34,11 +34,11 @@ const GATEWAY: Duration = Duration::from_secs(3);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// In set-up, or (`ready`) waiting to be accepted.
-    Listener {
+    TransportListener {
         port: usize,
         ready: bool,
     },
-    Stream,
+    TransportStream,
     /// Dropped; it lives until its peer has got all.
     Nobody,
 }
@@ -80,14 +80,14 @@ pub(super) struct Conn {
 }
 
 /// Whether the options can be had here.
-pub(super) fn check(options: &StreamOptions) -> io::Result<CongestionControl> {
+pub(super) fn check(options: &TransportConfig) -> io::Result<CongestionControl> {
     congestion_control(options.congestion.as_deref())
 }
 
 /// By name, or the usual one.
 fn congestion_control(name: Option<&str>) -> io::Result<CongestionControl> {
     match name {
-        None | Some(CUBIC | StreamOptions::AUTO) => Ok(CongestionControl::Cubic),
+        None | Some(CUBIC | TransportConfig::AUTO) => Ok(CongestionControl::Cubic),
         Some(RENO) => Ok(CongestionControl::Reno),
         Some(name) => {
             let available = format!("{CUBIC} {RENO}");
@@ -110,7 +110,7 @@ impl Conn {
     fn new(
         flow: Flow,
         owner: Owner,
-        options: &StreamOptions,
+        options: &TransportConfig,
         (buffer, time): (usize, &Clock),
     ) -> io::Result<Self> {
         let len = |size: Option<usize>| {
@@ -161,11 +161,11 @@ impl Conn {
     pub(super) fn listening(
         flow: Flow,
         port: usize,
-        options: &StreamOptions,
+        options: &TransportConfig,
         buffer: usize,
         time: &Clock,
     ) -> Option<Self> {
-        let owner = Owner::Listener { port, ready: false };
+        let owner = Owner::TransportListener { port, ready: false };
         let mut conn = Self::new(flow, owner, options, (buffer, time)).ok()?;
         let local = endpoint(flow.local);
         let at = IpListenEndpoint { addr: Some(local.addr), port: local.port };
@@ -176,11 +176,11 @@ impl Conn {
     pub(super) fn connecting(
         flow: Flow,
         token: Token,
-        options: &StreamOptions,
+        options: &TransportConfig,
         ring: (usize, &Clock),
         context: &mut Context,
     ) -> io::Result<Self> {
-        let mut conn = Self::new(flow, Owner::Stream, options, ring)?;
+        let mut conn = Self::new(flow, Owner::TransportStream, options, ring)?;
         conn.token = Some(token);
         conn.interest = Interest::WRITE;
         conn.socket_mut()
@@ -261,7 +261,7 @@ impl Conn {
     /// Whether smoltcp is to leave it alone until its stream is dropped: at the end of TIME-WAIT it throws away what was received and
     /// not read, the peer's FIN as well. Until half of that time is over it acknowledges, as it must (RFC 9293 section 3.6.1).
     pub(super) fn outlasts_time_wait(&mut self, now: Tick) -> bool {
-        if self.owner != Owner::Stream || self.socket().state() != State::TimeWait {
+        if self.owner != Owner::TransportStream || self.socket().state() != State::TimeWait {
             return false;
         }
         now >= *self.time_wait.get_or_insert(now) + TIME_WAIT / 2

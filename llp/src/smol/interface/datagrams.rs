@@ -5,7 +5,7 @@ use super::{BURSTS, CLOCK, LINK_FULL, SmolInterface};
 use crate::smol::addr::{endpoint, plain};
 use crate::smol::flow::Flow;
 use crate::smol::link::{Link, Port};
-use crate::{DATAGRAM_BUFFER, DatagramOptions, Event, Incoming, Interest, Outgoing, Token};
+use crate::{DATAGRAM_BUFFER, DatagramConfig, Event, Incoming, Interest, Outgoing, Token};
 use smoltcp::iface::{PollResult, SocketHandle, SocketSet};
 use smoltcp::socket::udp::{PacketBuffer, PacketMetadata, Socket, UdpMetadata};
 use smoltcp::time::Instant as Tick;
@@ -152,7 +152,7 @@ impl<L: Link> SmolInterface<L> {
     pub(in crate::smol) fn bind_datagrams(
         &mut self,
         local: SocketAddr,
-        options: &DatagramOptions,
+        options: &DatagramConfig,
         token: Token,
     ) -> io::Result<(usize, SocketAddr)> {
         self.standing()?;
@@ -366,7 +366,7 @@ impl<L: Link> SmolInterface<L> {
 }
 
 /// The address at which a group is joined.
-fn member(group: IpAddr, options: &DatagramOptions) -> io::Result<IpAddr> {
+fn member(group: IpAddr, options: &DatagramConfig) -> io::Result<IpAddr> {
     let member = options.member.map(plain).filter(|member| member.is_ipv4() == group.is_ipv4());
     member.ok_or_else(|| {
         io::Error::new(ErrorKind::InvalidInput, "a group is joined at an address of its family")

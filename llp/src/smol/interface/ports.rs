@@ -1,6 +1,6 @@
 //! Ports in use.
 
-use crate::{ListenOptions, StreamOptions, Token};
+use crate::{ListenConfig, Token, TransportConfig};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -20,7 +20,7 @@ pub(super) struct PortListener {
     pub(super) ready: VecDeque<usize>,
     /// The link is gone, and it was not reported to its owner yet.
     pub(super) is_to_be_told: bool,
-    pub(super) stream: StreamOptions,
+    pub(super) stream: TransportConfig,
 }
 
 impl PortListener {
@@ -39,7 +39,7 @@ impl Ports {
     pub(super) fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
     ) -> io::Result<(usize, SocketAddr)> {
         let taken = |port| {

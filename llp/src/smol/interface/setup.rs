@@ -5,7 +5,7 @@ use super::{ConnId, ListenerId, SmolInterface};
 use crate::smol::addr::{endpoint, plain};
 use crate::smol::flow::Flow;
 use crate::smol::link::Link;
-use crate::{Interest, ListenOptions, StreamOptions, Token};
+use crate::{Interest, ListenConfig, Token, TransportConfig};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,15 +14,16 @@ impl<L: Link> SmolInterface<L> {
         &mut self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
-        options: &StreamOptions,
+        options: &TransportConfig,
         token: Token,
     ) -> io::Result<(ConnId, SocketAddr)> {
         self.standing()?;
         let peer = SocketAddr::new(plain(peer.ip()), peer.port());
         let local = self.source(local, peer)?;
         let flow = Flow { local, peer };
+        let mut numbering = self.fresh_numbering()?;
         let mut conn =
-            Conn::connecting(flow, token, options, (self.buffer, &self.time), self.iface.context())?;
+            Conn::connecting(flow, token, options, (self.buffer, &self.time), numbering.context())?;
         let forwards =
             |gateway: &&IpAddr| gateway.is_ipv4() == peer.is_ipv4() && !self.resolved.contains(*gateway);
         if !self.is_near(peer.ip()) {
@@ -80,7 +81,7 @@ impl<L: Link> SmolInterface<L> {
     pub(in crate::smol) fn listen(
         &mut self,
         local: SocketAddr,
-        options: &ListenOptions,
+        options: &ListenConfig,
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
         self.standing()?;
@@ -106,7 +107,7 @@ impl<L: Link> SmolInterface<L> {
         }
         let id = port.ready.pop_front().ok_or(ErrorKind::WouldBlock)?;
         let conn = &mut self.conns[id];
-        conn.owner = Owner::Stream;
+        conn.owner = Owner::TransportStream;
         conn.token = Some(token);
         conn.interest = Interest::READ;
         let Flow { local, peer } = conn.flow;
@@ -115,7 +116,8 @@ impl<L: Link> SmolInterface<L> {
     }
 
     pub(in crate::smol) fn close_listener(&mut self, listener: ListenerId) {
-        let of_it = |conn: &Conn| matches!(conn.owner, Owner::Listener { port, .. } if port == listener.0);
+        let of_it =
+            |conn: &Conn| matches!(conn.owner, Owner::TransportListener { port, .. } if port == listener.0);
         let waiting: Vec<_> = self.conns.iter().filter(|(_, conn)| of_it(conn)).map(|(id, _)| id).collect();
         for id in waiting {
             self.abort(ConnId(id));

@@ -4,7 +4,7 @@ use super::{LISTENER, World, address};
 use crate::smol::pipe::{PipeLink, pipe};
 use crate::smol::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};
-use crate::{Clock, Stack, StreamOptions, Token};
+use crate::{Clock, StreamChange, Token, TransportConfig, TransportStack};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn rate(profile: &Profile, buffer: usize, step: Duration, time: Duration) -> f64
     let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
     let mut listener = world.listen(4791, 1);
     let to = SocketAddr::new(address(2, false), 4791);
-    let mut client = world.stacks[0].connect(None, to, &StreamOptions::default(), Token(1)).unwrap();
+    let mut client = world.stacks[0].connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
     let tick = |world: &mut World| {
         clock.advance(step);
         world.step();
@@ -73,7 +73,13 @@ fn the_acceptor_chooses_its_congestion_control() {
     let mut world = World::new(1500, false);
     let (_client, mut server) = world.pair();
     assert_eq!(server.info().congestion.as_deref(), Some("cubic"));
-    server.set_congestion("reno").unwrap();
+    server.configure(&StreamChange { congestion: Some("reno"), ..StreamChange::default() }).unwrap();
     assert_eq!(server.info().congestion.as_deref(), Some("reno"));
-    assert_eq!(server.set_congestion("bbr").unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(
+        server
+            .configure(&StreamChange { congestion: Some("bbr"), ..StreamChange::default() })
+            .unwrap_err()
+            .kind(),
+        ErrorKind::InvalidInput
+    );
 }

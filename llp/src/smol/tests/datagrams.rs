@@ -4,7 +4,10 @@ use super::{World, address, pipe};
 use crate::smol::link::{Frame as _, Link as _};
 use crate::smol::pipe::PipeLink;
 use crate::smol::{SmolConfig, SmolStack};
-use crate::{Clock, DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Interest, Outgoing, Stack as _, Token};
+use crate::{
+    Clock, DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Interest, Outgoing, StackExtensions, Token,
+    TransportStack as _,
+};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU8;
@@ -28,7 +31,7 @@ fn an_address_that_no_host_has_does_not_keep_a_socket() {
         let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
         let mut bind = |side: usize, token| {
             let at = SocketAddr::new(address(side as u8 + 1, v6), 0);
-            world.stacks[side].bind_datagrams(at, &DatagramOptions::default(), Token(token)).unwrap()
+            world.stacks[side].bind_datagrams(at, &DatagramConfig::default(), Token(token)).unwrap()
         };
         let (mut one, mut other) = (bind(0, 1), bind(1, 2));
         let nobody = SocketAddr::new(address(77, v6), 9);
@@ -85,7 +88,7 @@ fn datagrams_have_their_hop_limits() {
         };
         let (mut one, mut other) = (stack(a, 1), stack(b, 2));
         let from = SocketAddr::new(address(1, v6), 0);
-        let mut socket = one.bind_datagrams(from, &DatagramOptions::default(), Token(1)).unwrap();
+        let mut socket = one.bind_datagrams(from, &DatagramConfig::default(), Token(1)).unwrap();
         socket.set_interest(Interest { read: false, write: true }).unwrap();
         let peer = SocketAddr::new(address(2, v6), PORT);
         let group: IpAddr = if v6 { "ff15::77:1" } else { "239.77.0.1" }.parse().unwrap();
@@ -180,10 +183,10 @@ fn a_group_is_reported_and_datagrams_to_it_have_one_hop() {
         let (report_to, leave_to, protocol) =
             if v6 { (ip("ff02::16"), ip("ff02::16"), ICMPV6) } else { (group, ip("224.0.0.2"), IGMP) };
         let from = SocketAddr::new(address(1, v6), 0);
-        let mut sender = stack.bind_datagrams(from, &DatagramOptions::default(), Token(2)).unwrap();
+        let mut sender = stack.bind_datagrams(from, &DatagramConfig::default(), Token(2)).unwrap();
         // The groups of neighbour discovery.
         sent_to_groups(&mut wire);
-        let options = DatagramOptions { member: Some(address(1, v6)), ..DatagramOptions::default() };
+        let options = DatagramConfig { member: Some(address(1, v6)), ..DatagramConfig::default() };
         let member = stack.bind_datagrams(SocketAddr::new(group, 5041), &options, Token(1)).unwrap();
         let reports = |packets: Vec<([u8; 6], IpAddr, u8, u8)>, to: IpAddr| {
             packets.iter().filter(|(_, at, kind, hops)| (*at, *kind, *hops) == (to, protocol, 1)).count()
@@ -225,13 +228,13 @@ fn members_of_a_group_receive_what_is_sent_to_it() {
         let other: IpAddr = if v6 { "ff15::77:2" } else { "239.77.0.2" }.parse().unwrap();
         let mut join = |side: usize, group, token| {
             let member = Some(address(side as u8 + 1, v6));
-            let options = DatagramOptions { member, ..DatagramOptions::default() };
+            let options = DatagramConfig { member, ..DatagramConfig::default() };
             world.stacks[side].bind_datagrams(SocketAddr::new(group, PORT), &options, Token(token)).unwrap()
         };
         let (mut there, mut too, mut stranger) = (join(1, group, 2), join(1, group, 3), join(1, other, 4));
         let mut here = join(0, group, 5);
         let from = SocketAddr::new(address(1, v6), 0);
-        let mut sender = world.stacks[0].bind_datagrams(from, &DatagramOptions::default(), Token(6)).unwrap();
+        let mut sender = world.stacks[0].bind_datagrams(from, &DatagramConfig::default(), Token(6)).unwrap();
         let to = SocketAddr::new(group, PORT);
         send(&mut *sender, to, b"to all").unwrap();
         for member in [&mut there, &mut too, &mut here] {
@@ -257,7 +260,7 @@ fn a_group_is_joined_at_an_address_of_the_stack() {
     let mut world = World::new(1500, false);
     let mut join = |member: Option<&str>| {
         let member = member.map(|member| member.parse().unwrap());
-        let options = DatagramOptions { member, ..DatagramOptions::default() };
+        let options = DatagramConfig { member, ..DatagramConfig::default() };
         let at = "239.77.0.1:5041".parse().unwrap();
         world.stacks[0].bind_datagrams(at, &options, Token(1)).map(drop).map_err(|error| error.kind())
     };

@@ -3,8 +3,9 @@
 use super::{LISTENER, address};
 use crate::smol::link::{Frame, Link};
 use crate::smol::pipe::{PipeLink, pipe};
+use crate::smol::segment::{segment_of, sequence};
 use crate::smol::{SmolConfig, SmolStack};
-use crate::{Clock, ListenOptions, Listener, Stack, StreamOptions, Token};
+use crate::{Clock, ListenConfig, Token, TransportConfig, TransportListener, TransportStack};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     EthernetAddress, EthernetFrame, EthernetProtocol, EthernetRepr, IpAddress, IpProtocol, IpRepr,
@@ -37,8 +38,10 @@ struct Net {
     /// The other ends of their links.
     ends: [PipeLink; 2],
     v6: bool,
-    listener: Box<dyn Listener>,
+    listener: Box<dyn TransportListener>,
     sent: u32,
+    /// Sequence numbers of the SYNs that passed: the client's, the server's.
+    numbers: [Vec<u32>; 2],
 }
 
 impl Net {
@@ -50,9 +53,18 @@ impl Net {
             (SmolStack::with_clock(own, &config, clock.clone()).unwrap(), end)
         };
         let ((client, client_end), (mut server, server_end)) = (stack(1), stack(2));
-        let options = ListenOptions { backlog: 8, ..ListenOptions::default() };
+        let options = ListenConfig { backlog: 8, ..ListenConfig::default() };
         let listener = server.listen(SocketAddr::new(address(2, v6), 7174), &options, LISTENER).unwrap();
-        Self { clock, server, client, ends: [client_end, server_end], v6, listener, sent: 0 }
+        Self {
+            clock,
+            server,
+            client,
+            ends: [client_end, server_end],
+            v6,
+            listener,
+            sent: 0,
+            numbers: [Vec::new(), Vec::new()],
+        }
     }
 
     fn step(&mut self) {
@@ -61,8 +73,8 @@ impl Net {
         self.client.poll(&mut events).unwrap();
         self.server.poll(&mut events).unwrap();
         let [client, server] = &mut self.ends;
-        pass(client, server);
-        pass(server, client);
+        pass(client, server, &mut self.numbers[0]);
+        pass(server, client, &mut self.numbers[1]);
     }
 
     fn flood(&mut self, source: Source) {
@@ -85,9 +97,13 @@ impl Net {
     }
 }
 
-/// Frames go on to another link.
-fn pass(from: &mut PipeLink, to: &mut PipeLink) {
+/// Forwards frames to another link, and notes the sequence numbers of SYNs.
+fn pass(from: &mut PipeLink, to: &mut PipeLink, numbers: &mut Vec<u32>) {
     while let Some(mut frame) = from.receive() {
+        if let Some((at, _)) = segment_of(frame.bytes()) {
+            let segment = TcpPacket::new_unchecked(&frame.bytes()[at..]);
+            numbers.extend(segment.syn().then(|| sequence(segment.seq_number())));
+        }
         send(to, frame.bytes());
         from.recycle(frame);
     }
@@ -148,7 +164,7 @@ fn client_connects_during_flood_of_syns() {
             };
             flood(&mut net, Duration::from_secs(2));
             let to = SocketAddr::new(address(2, v6), 7174);
-            let mut client = net.client.connect(None, to, &StreamOptions::default(), Token(1)).unwrap();
+            let mut client = net.client.connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
             flood(&mut net, Duration::from_secs(3));
             assert!(client.connect_result().unwrap(), "{source:?}, IPv6 {v6}: not connected");
             let accepted = net.listener.accept(Token(2)).unwrap();
@@ -178,5 +194,28 @@ fn unfinished_setups_time_out() {
             net.listener.accept(Token(2)).err().map(|error| error.kind()),
             Some(ErrorKind::WouldBlock)
         );
+    }
+}
+
+/// Both ends of two pairs of stacks whose generators have the same state.
+#[test]
+fn initial_sequence_numbers_unpredictable() {
+    for v6 in [false, true] {
+        let numbers = || {
+            let mut net = Net::new(v6);
+            for stack in [&net.client, &net.server] {
+                stack.interface.lock().reseed(7);
+            }
+            let to = SocketAddr::new(address(2, v6), 7174);
+            let mut client = net.client.connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
+            while !client.connect_result().unwrap() {
+                net.step();
+            }
+            net.numbers.map(|numbers| numbers[0])
+        };
+        let (first, second) = (numbers(), numbers());
+        for end in 0..2 {
+            assert_ne!(first[end], second[end], "end {end}, IPv6 {v6}");
+        }
     }
 }

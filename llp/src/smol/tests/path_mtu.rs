@@ -4,7 +4,7 @@ use super::{LISTENER, World, address};
 use crate::smol::pipe::{PipeLink, pipe};
 use crate::smol::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};
-use crate::{Clock, Stack, StreamOptions, Token};
+use crate::{Clock, Token, TransportConfig, TransportStack};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> (Duration, u
     let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 };
     let mut listener = world.listen(4791, 1);
     let to = SocketAddr::new(address(2, v6), 4791);
-    let mut client = world.stacks[0].connect(None, to, &StreamOptions::default(), Token(1)).unwrap();
+    let mut client = world.stacks[0].connect(None, to, &TransportConfig::default(), Token(1)).unwrap();
     let begin = clock.now();
     let tick = |world: &mut World| {
         clock.advance(Duration::from_millis(1));

@@ -5,7 +5,7 @@ use crate::smol::link::{Capabilities, Link, Segmentation};
 use crate::smol::pipe::{PipeFrame, PipeLink, pipe};
 use crate::smol::segment::segment_of;
 use crate::smol::{SmolConfig, SmolStack};
-use crate::{Clock, Event, Stack, Stream, StreamOptions, Token};
+use crate::{Clock, Event, Token, TransportConfig, TransportStack, TransportStream};
 use parking_lot::Mutex;
 use smoltcp::wire::TcpPacket;
 use std::io;
@@ -138,9 +138,9 @@ impl World {
         events
     }
 
-    fn pair(&mut self, options: &StreamOptions) -> (Box<dyn Stream>, Box<dyn Stream>) {
+    fn pair(&mut self, options: &TransportConfig) -> (Box<dyn TransportStream>, Box<dyn TransportStream>) {
         let at = SocketAddr::new(address(2, self.v6), 4791);
-        let mut listener = self.server.listen(at, &crate::ListenOptions::default(), LISTENER).unwrap();
+        let mut listener = self.server.listen(at, &crate::ListenConfig::default(), LISTENER).unwrap();
         let mut client = self.client.connect(None, at, options, Token(1)).unwrap();
         loop {
             self.step(Duration::from_secs(1));
@@ -152,7 +152,7 @@ impl World {
     }
 
     /// How long it takes until `stream` has received `bytes`, each of them checked.
-    fn arrive(&mut self, stream: &mut dyn Stream, bytes: &[u8]) -> Duration {
+    fn arrive(&mut self, stream: &mut dyn TransportStream, bytes: &[u8]) -> Duration {
         let begin = self.clock.now();
         let (mut came, mut block) = (0, vec![0; 1 << 16]);
         while came < bytes.len() {
@@ -172,7 +172,7 @@ impl World {
 fn a_fast_retransmission_without_room_is_made_up_for() {
     for (v6, room) in [false, true].into_iter().flat_map(|v6| (0..8).map(move |room| (v6, room))) {
         let mut world = World::new(v6);
-        let (mut client, mut server) = world.pair(&StreamOptions::default());
+        let (mut client, mut server) = world.pair(&TransportConfig::default());
         // A longer window than that of the beginning.
         let bytes = pattern(200_000);
         client.send(&[IoVec::from(&bytes[..])]).unwrap();
@@ -191,7 +191,8 @@ fn a_fast_retransmission_without_room_is_made_up_for() {
 fn probes_carry_no_byte_and_keep_a_silent_connection() {
     for v6 in [false, true] {
         let mut world = World::new(v6);
-        let options = StreamOptions { dead_after: Some(Duration::from_secs(4)), ..StreamOptions::default() };
+        let options =
+            TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
         let (mut client, mut server) = world.pair(&options);
         world.fate.lock().payloads.clear();
         let end = world.clock.now() + Duration::from_secs(120);
@@ -210,7 +211,7 @@ fn probes_carry_no_byte_and_keep_a_silent_connection() {
 #[test]
 fn a_vanished_peer_is_dead_in_spite_of_probes() {
     let mut world = World::new(false);
-    let options = StreamOptions { dead_after: Some(Duration::from_secs(4)), ..StreamOptions::default() };
+    let options = TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
     let (mut client, _server) = world.pair(&options);
     client.send(&[IoVec::from(&b"one"[..])]).unwrap();
     let (begin, mut events) = (world.clock.now(), Vec::new());
@@ -231,7 +232,7 @@ fn a_vanished_peer_is_dead_in_spite_of_probes() {
 fn acknowledgements_stand_behind_all_that_was_sent() {
     for v6 in [false, true] {
         let mut world = World::new(v6);
-        let (mut client, mut server) = world.pair(&StreamOptions::default());
+        let (mut client, mut server) = world.pair(&TransportConfig::default());
         let bytes = pattern(6_000);
         world.fate.lock().lose_empty = true;
         world.servers.lock().lose_empty = true;

@@ -14,15 +14,6 @@ const DEVICE_INDEX: u16 = 1;
 const DEVICE_FEATURES: u16 = 3;
 
 /// What a driver can do.
-///
-/// ```
-/// use uiw_llp::smol::xdp::XdpFeatures;
-/// // Interface 1 is the loopback interface, whose driver copies every frame.
-/// match XdpFeatures::of(1) {
-///     Ok(features) => assert!(!features.zero_copy),
-///     Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{error}"),
-/// }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdpFeatures {
     /// Mode `native`: it runs programs and redirects frames.

@@ -4,7 +4,7 @@ use super::super::link::{Frame, Link};
 use super::super::{SmolConfig, SmolStack};
 use super::socket::RING;
 use super::{Queues, XdpLink, XdpMode, is_virtual};
-use crate::{DatagramOptions, Interest, Stack as _, Token};
+use crate::{DatagramConfig, Interest, StackExtensions, Token, TransportStack as _};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
@@ -185,7 +185,7 @@ fn a_frame_to_a_group_wakes_the_stack() {
     let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
     let link = network.inside_server(|| XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP"));
     let mut stack = SmolStack::new(link, &config()).unwrap();
-    let options = DatagramOptions { member: OURS.parse().ok(), ..DatagramOptions::default() };
+    let options = DatagramConfig { member: OURS.parse().ok(), ..DatagramConfig::default() };
     let bind = |stack: &mut SmolStack<XdpLink>, port| {
         stack.bind_datagrams(([239, 77, 0, 9], port).into(), &options, Token(1)).expect("the group is joined")
     };

@@ -1,4 +1,4 @@
-//! The calls of the user: those of [`crate::Stream`].
+//! The calls of the user: those of [`crate::TransportStream`].
 
 use super::incoming::{MIN_READ, Sink};
 use super::{Conn, Failure, Fin, Scratch, State};

@@ -116,16 +116,20 @@ impl Conn {
         self.state = State::Open(session);
     }
 
-    /// The configuration was loaded again: a peer that it does not accept is cut off.
+    /// The configuration was loaded again: a peer that it does not accept, or whose key has other options, is cut off.
     pub(in crate::tls) fn recheck(&mut self, snapshot: &Arc<Snapshot>) {
         self.snapshot = Arc::clone(snapshot);
         let State::Open(session) = &self.state else { return };
-        if let Err(reason) = snapshot.verifier.check(session.peer_certificates(), &self.role) {
+        let reason = match snapshot.verifier.check(session.peer_certificates(), &self.role) {
+            Ok(now) if self.identity.as_ref().is_some_and(|before| options(before) != options(&now)) => {
+                Some("the options of its key have changed".to_owned())
+            }
+            Ok(_) => None,
+            Err(TlsError::UnknownKey { .. }) => Some("its key is not pinned any more".to_owned()),
+            Err(other) => Some(other.to_string()),
+        };
+        if let Some(reason) = reason {
             let identity = self.identity.as_ref().map_or_else(String::new, ToString::to_string);
-            let reason = match reason {
-                TlsError::UnknownKey { .. } => "its key is not pinned any more".to_owned(),
-                other => other.to_string(),
-            };
             (self.plain, self.plain_at) = (Vec::new(), 0);
             self.fail(Failure::Tls(TlsError::Removed { identity, reason }));
         }
@@ -137,5 +141,13 @@ impl Conn {
         if !self.is_open() {
             self.fail(Failure::Tls(TlsError::HandshakeTimeout));
         }
+    }
+}
+
+/// The options of a pinned key.
+fn options(identity: &PeerIdentity) -> &str {
+    match identity {
+        PeerIdentity::PublicKey { options, .. } => options,
+        _ => "",
     }
 }

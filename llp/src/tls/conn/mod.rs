@@ -8,7 +8,7 @@ use super::error::TlsError;
 use super::session::Session;
 use super::shared::{OwnConnection, Shared, Snapshot};
 use super::verify::Peer;
-use crate::{Event, Interest, PeerIdentity, Stream, Token};
+use crate::{Event, Interest, PeerIdentity, Token, TransportStream};
 use incoming::{MIN_READ, Sink};
 use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind};
@@ -82,7 +82,7 @@ impl From<&Failure> for io::Error {
 }
 
 pub(super) struct Conn {
-    inner: Box<dyn Stream>,
+    inner: Box<dyn TransportStream>,
     shared: Arc<Shared>,
     /// The configuration that the peer was accepted by.
     snapshot: Arc<Snapshot>,
@@ -123,7 +123,7 @@ pub(super) struct Conn {
 
 impl Conn {
     fn new(
-        inner: Box<dyn Stream>,
+        inner: Box<dyn TransportStream>,
         shared: &Arc<Shared>,
         state: State,
         interest: Interest,
@@ -160,7 +160,7 @@ impl Conn {
 
     /// A connection that has begun to connect to a server of this name.
     pub(super) fn connecting(
-        inner: Box<dyn Stream>,
+        inner: Box<dyn TransportStream>,
         shared: &Arc<Shared>,
         token: Token,
         name: ServerName<'static>,
@@ -174,7 +174,7 @@ impl Conn {
     }
 
     /// A stream of this process to itself.
-    pub(super) fn to_itself(inner: Box<dyn Stream>, shared: &Arc<Shared>, token: Token) -> Self {
+    pub(super) fn to_itself(inner: Box<dyn TransportStream>, shared: &Arc<Shared>, token: Token) -> Self {
         let state = State::Clear { connecting: true };
         let mut conn = Self::new(inner, shared, state, Interest::WRITE, Peer::Client);
         conn.outer = Some(token);
@@ -183,7 +183,7 @@ impl Conn {
     }
 
     /// A connection that a listener has just accepted.
-    pub(super) fn accepted(inner: Box<dyn Stream>, shared: &Arc<Shared>) -> Self {
+    pub(super) fn accepted(inner: Box<dyn TransportStream>, shared: &Arc<Shared>) -> Self {
         let own = shared.take_own(inner.peer_addr(), inner.local_addr());
         let state = if own { State::AcceptedOwn } else { State::Accepted };
         let mut conn = Self::new(inner, shared, state, Interest::READ, Peer::Client);
@@ -193,11 +193,11 @@ impl Conn {
         conn
     }
 
-    pub(super) fn inner(&self) -> &dyn Stream {
+    pub(super) fn inner(&self) -> &dyn TransportStream {
         &*self.inner
     }
 
-    pub(super) fn inner_mut(&mut self) -> &mut Box<dyn Stream> {
+    pub(super) fn inner_mut(&mut self) -> &mut Box<dyn TransportStream> {
         &mut self.inner
     }
 

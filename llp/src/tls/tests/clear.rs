@@ -1,6 +1,7 @@
 //! Peers without TLS, and ends of one process.
 
 use super::*;
+use crate::StackExtensions;
 
 #[test]
 fn a_clear_peer_is_closed_without_an_answer() {
@@ -60,7 +61,7 @@ fn both_ends_in_one_process_find_each_other() {
     let mut server = Server::new(own);
     // Another shard of the same configuration, whose own key is not pinned: TLS would refuse it.
     let mut stack = TlsStack::new(Box::new(TcpStack::new().unwrap()), &server.tls).unwrap();
-    let mut stream = stack.connect(None, server.at(), &StreamOptions::default(), CLIENT).unwrap();
+    let mut stream = stack.connect(None, server.at(), &TransportConfig::default(), CLIENT).unwrap();
     let mut accepted = None;
     server.until("the connection", |server| {
         stack.poll(&mut Vec::new()).unwrap();
@@ -85,7 +86,7 @@ fn datagrams_are_refused_unless_they_may_be_clear() {
     let bind = |config: TlsConfig| {
         let tcp = Box::new(TcpStack::new().unwrap());
         let mut stack = TlsStack::new(tcp, &Tls::new(config).unwrap()).unwrap();
-        stack.bind_datagrams(at, &DatagramOptions::default(), Token(9)).map(|socket| (socket, stack))
+        stack.bind_datagrams(at, &DatagramConfig::default(), Token(9)).map(|socket| (socket, stack))
     };
     assert_eq!(bind(own.clone()).err().map(|error| error.kind()), Some(ErrorKind::Unsupported));
     let (mut socket, mut stack) = bind(own.clear_datagrams(true)).unwrap();

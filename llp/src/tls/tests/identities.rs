@@ -1,6 +1,7 @@
 //! Which peers are accepted: pinned keys, certificates, access lists, and what changes when they are loaded again.
 
 use super::*;
+use crate::StackExtensions;
 
 #[test]
 fn both_ends_have_the_identity_of_the_other() {
@@ -126,7 +127,7 @@ fn certificates_of_an_authority() {
     let theirs = authority.config(&authority.issue("client7.example", |_| ()));
     let mut client = Client::new(server.at(), theirs.clone());
     let accepted = connect(&mut server, &mut client);
-    let names = |stream: &dyn Stream| match stream.peer_identity().as_deref() {
+    let names = |stream: &dyn TransportStream| match stream.peer_identity().as_deref() {
         Some(PeerIdentity::Certificate { names, .. }) => names.clone(),
         other => panic!("{other:?}"),
     };
@@ -139,7 +140,7 @@ fn certificates_of_an_authority() {
     let mut client = Client::new(server.at(), other);
     assert!(matches!(failure(&mut server, &mut client), TlsError::Alert { .. }));
     // By name instead of by address.
-    let named = |name: &str| StreamOptions { peer_name: Some(name.into()), ..StreamOptions::default() };
+    let named = |name: &str| TransportConfig { peer_name: Some(name.into()), ..TransportConfig::default() };
     let tcp = || Box::new(TcpStack::new().unwrap());
     let mut client = Client::with(tcp(), server.at(), theirs.clone(), &named("server.example"));
     connect(&mut server, &mut client);
@@ -238,6 +239,28 @@ fn removed_keys_end_their_connections_and_others_stay() {
     assert!(matches!(failure(&mut server, &mut client), TlsError::Alert { .. }));
     assert_eq!(send(&mut *clients[1].stream, b"still").unwrap(), 5);
     assert_eq!(server.until("the bytes", |_| recv(&mut *accepted[1], 9).ok()), b"still");
+}
+
+#[test]
+fn changed_key_options_end_connections() {
+    let (ours, theirs) = (key(), key());
+    let with_options = |options: &str, name: &str| {
+        let line = format!("{options} {} {name}", theirs.public_key());
+        TlsConfig::raw_keys(&ours, PinnedKeys::parse(line.trim()).unwrap()).unwrap()
+    };
+    let mut server = Server::new(with_options("shares=a:rw", "node"));
+    let mut client = Client::new(server.at(), raw(&theirs, &[&ours]));
+    let mut accepted = connect(&mut server, &mut client);
+    server.tls.replace(with_options("shares=a:rw", "renamed")).unwrap();
+    server.poll();
+    assert_eq!(recv(&mut *accepted, 1).unwrap_err().kind(), ErrorKind::WouldBlock);
+    server.tls.replace(with_options("shares=a", "renamed")).unwrap();
+    server.poll();
+    let error = recv(&mut *accepted, 1).unwrap_err();
+    assert!(
+        matches!(tls_error(&error), TlsError::Removed { reason, .. } if reason.contains("options")),
+        "{error}"
+    );
 }
 
 #[test]

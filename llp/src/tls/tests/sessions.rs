@@ -37,6 +37,29 @@ fn key_updates_of_both_ends() {
     client.join().unwrap();
 }
 
+/// Each update costs the server a derivation and an answer. rustls takes 32 without a byte of data in between.
+#[test]
+fn flood_of_key_updates_ends_connection() {
+    let (own, theirs) = pair_of_configs();
+    let mut server = Server::new(own);
+    let client = plain_client(server.at(), plain_config(&theirs, false), |stream| {
+        stream.conn.complete_io(&mut stream.sock).unwrap();
+        for _ in 0..33 {
+            stream.conn.refresh_traffic_keys().unwrap();
+            stream.flush().unwrap();
+        }
+        let _ = stream.sock.read(&mut [0; 9]);
+    });
+    let mut accepted = accept_plain(&mut server);
+    let error = server.until("the end", |_| match recv(&mut *accepted, 100) {
+        Ok(bytes) => panic!("{} bytes, or a FIN", bytes.len()),
+        Err(error) => (error.kind() != ErrorKind::WouldBlock).then_some(error),
+    });
+    assert!(error.to_string().contains("TooManyKeyUpdateRequests"), "{error}");
+    drop(accepted);
+    client.join().unwrap();
+}
+
 #[test]
 fn our_own_key_updates() {
     let (own, theirs) = pair_of_configs();
@@ -93,8 +116,8 @@ fn faults_below_tls() {
             let mut server = Server::new(own.clone().handshake_timeout(Duration::from_secs(2)));
             let stack = FaultStack::new(Box::new(TcpStack::new().unwrap()), at, faults);
             let mut client =
-                Client::with(Box::new(stack), server.at(), theirs.clone(), &StreamOptions::default());
-            let (mut sent, mut got, mut accepted) = (0, Vec::new(), None::<Box<dyn Stream>>);
+                Client::with(Box::new(stack), server.at(), theirs.clone(), &TransportConfig::default());
+            let (mut sent, mut got, mut accepted) = (0, Vec::new(), None::<Box<dyn TransportStream>>);
             let ended = server.until("the transfer ends, one way or the other", |server| {
                 client.stack.poll(&mut Vec::new()).unwrap();
                 if accepted.is_none() {

@@ -38,10 +38,10 @@ const LONGEST: u32 = 256 << 10;
 /// ```
 /// use std::io::{Read, Write};
 /// use uiw_verbs::blocking::{ByteStream, Connection, Listener};
-/// use uiw_verbs::{ConnSettings, Device};
+/// use uiw_verbs::{ConnectionConfig, Device};
 ///
 /// let pd = Device::open()?.alloc_pd()?;
-/// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+/// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
 /// let address = listener.local_addr();
 /// let server = std::thread::spawn(move || -> std::io::Result<()> {
 ///     let mut stream = ByteStream::new(listener.accept()?)?;
@@ -51,7 +51,7 @@ const LONGEST: u32 = 256 << 10;
 ///     stream.shutdown()
 /// });
 /// let pd = Device::open()?.alloc_pd()?;
-/// let mut stream = ByteStream::new(Connection::connect(&pd, address, &ConnSettings::default())?)?;
+/// let mut stream = ByteStream::new(Connection::connect(&pd, address, &ConnectionConfig::default())?)?;
 /// stream.write_all(b"good day")?;
 /// stream.shutdown()?;
 /// let mut answer = String::new();

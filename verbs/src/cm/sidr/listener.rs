@@ -13,18 +13,6 @@ use std::sync::Arc;
 use uiw_llp::Token;
 
 /// Addresses at which requests are answered. Dropping it closes them; requests that are not decided get no reply any more.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::cm::SidrListener;
-/// # let end = End::new()?;
-/// let listener = SidrListener::bind(&end.device, &["127.0.0.1:0".parse()?], &end.channel)?;
-/// assert_ne!(listener.local_addr().port(), 0);
-/// assert!(SidrListener::bind(&end.device, &[], &end.channel).is_err());
-/// # Ok(())
-/// # }
-/// ```
 pub struct SidrListener {
     driver: Arc<Driver>,
     token: Token,

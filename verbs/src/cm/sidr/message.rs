@@ -5,25 +5,6 @@ use std::net::SocketAddr;
 use uiw_datagram::DatagramError;
 
 /// A queue pair that a peer has named.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::cm::{CmEventKind, SidrHandle, SidrInfo, SidrListener};
-/// # let (server, client) = (End::new()?, End::new()?);
-/// let listener = SidrListener::bind(&server.device, &["127.0.0.1:0".parse()?], &server.channel)?;
-/// let to = listener.local_addr();
-/// let _request = SidrHandle::request(&client.device, "127.0.0.1:0".parse()?, to, b"", &client.channel)?;
-/// let CmEventKind::SidrRequest(asked) = server.event() else { return Err("no request".into()) };
-/// // Port 7174, index 1.
-/// let number = 7174 << 8 | 1;
-/// asked.accept(number, 0x1111_1111, b"welcome")?;
-/// let CmEventKind::SidrResolved(info) = client.event() else { return Err("no reply".into()) };
-/// let SidrInfo { qpn, qkey, peer, .. } = info;
-/// assert_eq!((qpn, qkey, peer), (number, 0x1111_1111, to));
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SidrInfo {
     /// Our address.

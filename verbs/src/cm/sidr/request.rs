@@ -11,23 +11,6 @@ use uiw_datagram::sidr::{Reply, Status};
 use uiw_llp::Token;
 
 /// A peer asks for a queue pair. Dropped without an answer it is rejected.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use uiw_verbs::cm::{CmEventKind, SidrHandle, SidrListener};
-/// # let (server, client) = (End::new()?, End::new()?);
-/// let listener = SidrListener::bind(&server.device, &["127.0.0.1:0".parse()?], &server.channel)?;
-/// let to = listener.local_addr();
-/// let _asks = SidrHandle::request(&client.device, "127.0.0.1:0".parse()?, to, b"name?", &client.channel)?;
-/// let CmEventKind::SidrRequest(request) = server.event() else { return Err("no request".into()) };
-/// assert_eq!(request.listener(), listener.id());
-/// assert!(request.private_data().starts_with(b"name?"));
-/// request.reject(b"not you")?;
-/// assert!(matches!(client.event(), CmEventKind::Failed(_)));
-/// # Ok(())
-/// # }
-/// ```
 pub struct SidrRequest {
     pub(super) driver: Arc<Driver>,
     pub(super) listener: Token,

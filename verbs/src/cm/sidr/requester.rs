@@ -91,7 +91,8 @@ impl Requester {
                 let (qpn, qkey) = (reply.qpn.raw(), reply.qkey);
                 CmEventKind::SidrResolved(SidrInfo { local, peer: from, qpn, qkey, private_data })
             }
-            Status::Rejected | Status::NoQp => CmEventKind::Failed(Error::Rejected {
+            Status::NoQp => CmEventKind::Failed(Error::NoQueuePair { peer: from, private_data }),
+            Status::Rejected => CmEventKind::Failed(Error::Rejected {
                 peer: from,
                 private_data,
                 peer_ird_ord: None,
@@ -109,4 +110,29 @@ impl Requester {
 /// The time from the first request until the last one is given up.
 fn total_timeout() -> Duration {
     (0..REQUESTS).map(|sent| (FIRST_TIMEOUT * (1 << sent)).min(LONGEST_TIMEOUT)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uiw_datagram::Qpn;
+
+    #[test]
+    fn negative_replies_told_apart() {
+        let (local, peer) = ("127.0.0.1:1".parse().unwrap(), "127.0.0.2:2".parse().unwrap());
+        let error_of = |status| {
+            let reply = Reply { transaction: 7, status, qpn: Qpn::from_raw(0), qkey: 0, private_data: b"no" };
+            let mut requester = Requester::new(ConnId(1), peer, 7, [0; LEN]);
+            match requester.on_reply((local, peer), &reply.emit().unwrap()).unwrap().kind {
+                CmEventKind::Failed(error) => error,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(
+            matches!(error_of(Status::Rejected), Error::Rejected { private_data, .. } if private_data == b"no")
+        );
+        assert!(
+            matches!(error_of(Status::NoQp), Error::NoQueuePair { private_data, .. } if private_data == b"no")
+        );
+    }
 }

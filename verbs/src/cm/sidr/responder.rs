@@ -4,7 +4,7 @@ use super::request::SidrRequest;
 use crate::cm::{CmEvent, CmEventKind, ConnId, ListenerId};
 use crate::driver::{Driver, Services};
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_datagram::sidr::{LEN, Request};
@@ -15,7 +15,7 @@ use uiw_stream::Time;
 /// is a new request.
 const REMEMBERED: Duration = Duration::from_secs(30);
 const MAX_REPLIES: usize = 1024;
-/// Requests that the application has not decided, and those of them that one address may have.
+/// Requests that the application has not decided, and those of them that one host may have.
 const MAX_PENDING: usize = 1024;
 const MAX_PENDING_OF_HOST: usize = 128;
 
@@ -47,6 +47,14 @@ pub(super) enum Outcome {
     Asked(CmEvent),
     /// It is a repetition: the reply is sent again.
     Answered(Box<[u8; LEN]>),
+}
+
+/// The host that has an address. For IPv6 its /64, as a host may have every address of it.
+fn host(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    }
 }
 
 impl Responder {
@@ -81,7 +89,7 @@ impl Responder {
         if self.pending.contains(&transaction) {
             return Outcome::Nothing;
         }
-        let of_host = self.pending.iter().filter(|other| other.peer.ip() == peer.ip()).count();
+        let of_host = self.pending.iter().filter(|other| host(other.peer.ip()) == host(peer.ip())).count();
         if self.pending.len() >= MAX_PENDING || of_host >= MAX_PENDING_OF_HOST {
             tracing::debug!(%peer, "a SIDR request is dropped: too many wait for a decision");
             return Outcome::Nothing;
@@ -116,5 +124,19 @@ impl Responder {
         while self.replies.front().is_some_and(|oldest| oldest.since.after(REMEMBERED) <= now) {
             self.replies.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_counted_by_ipv6_network() {
+        let host = |address: &str| host(address.parse().unwrap());
+        assert_eq!(host("2001:db8::1"), host("2001:db8::2:0:0:1"));
+        assert_ne!(host("2001:db8::1"), host("2001:db8:0:1::1"));
+        assert_eq!(host("::ffff:192.0.2.1"), host("192.0.2.1"));
+        assert_ne!(host("192.0.2.1"), host("192.0.2.2"));
     }
 }

@@ -1,168 +1,102 @@
 //! The committed figures, and the gates.
 
-/// One line a case: its name, the commit's own figures, those of 02b5a5a.
+use super::super::{Bar, Line, Spread, median};
+
+/// One line a case: its name, the figures of this commit, those of 02b5a5a, which stay.
 const COMMITTED: &str = include_str!("figures.tsv");
 /// The first line of the file.
-pub(super) const HEAD: &str =
+pub(in super::super) const HEAD: &str =
     "case\tinstructions\tlocked\tsystem calls\t02b5a5a: instructions\tlocked\tsystem calls";
 
-/// Instructions are more when they are so many times the committed ones.
-const MORE: f64 = 1.01;
-/// Instructions are more when they are so many times those of 02b5a5a: the budget of all later changes together.
-const MORE_THAN_BASE: f64 = 1.03;
-/// Locked instructions and system calls a round beyond a committed figure from which on there is one more; a round is a round trip, 128
-/// requests, or a large message. Below is rounding, and the kernel's TCP, whose buffers grow by the clock and cut large messages.
-const ONE_MORE: f64 = 0.5;
-/// Tolerance, as a part of the committed figure, in cases that go through the C libraries: their background thread takes the device's lock
+/// The commits, and the most instructions as a multiple of theirs; that of 02b5a5a is the budget of all later changes together.
+const GATES: [(&str, f64); 2] = [("committed", 1.01), ("02b5a5a", 1.03)];
+/// Most locked instructions and system calls a round beyond a committed figure; a round is a round trip, 128 requests, or a large message. Below is
+/// rounding, and the kernel's TCP, whose buffers grow by the clock and cut large messages.
+const FEWER_THAN_ONE: f64 = 0.5;
+/// Tolerance, as a part of the committed figure, in cases that go through the C libraries: their background thread takes the lock of the device
 /// at times, and the counted thread tries again. Measured: up to 3 of 1,370 locked instructions; none in ping-pongs.
 const BACKGROUND: f64 = 0.003;
 
-/// What a round costs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Cost {
-    pub(super) instructions: f64,
-    pub(super) locked: f64,
-    pub(super) system_calls: f64,
+/// Cost of a round: instructions, locked instructions, system calls.
+pub(super) type Cost = [f64; 3];
+
+/// The committed costs of a case: of this commit, and of 02b5a5a.
+pub(super) fn committed(case: &str) -> Option<[Cost; 2]> {
+    COMMITTED.lines().find_map(|line| read(line.strip_prefix(case)?.strip_prefix('\t')?))
 }
 
-impl Cost {
-    /// The middle one of each figure.
-    pub(super) fn median(mut of: [Self; 3]) -> Self {
-        let mut middle = |figure: fn(&Self) -> f64| {
-            of.sort_by(|a, b| figure(a).total_cmp(&figure(b)));
-            figure(&of[1])
-        };
-        Self {
-            instructions: middle(|cost| cost.instructions),
-            locked: middle(|cost| cost.locked),
-            system_calls: middle(|cost| cost.system_calls),
-        }
-    }
-
-    /// The lower of each.
-    pub(super) fn least(self, other: Self) -> Self {
-        Self {
-            instructions: self.instructions.min(other.instructions),
-            locked: self.locked.min(other.locked),
-            system_calls: self.system_calls.min(other.system_calls),
-        }
-    }
-
-    /// Three columns.
-    fn columns(&self) -> String {
-        format!("{:.0}\t{:.1}\t{:.1}", self.instructions, self.locked, self.system_calls)
-    }
+fn read(columns: &str) -> Option<[Cost; 2]> {
+    let numbers: Vec<f64> = columns.split('\t').map(str::parse).collect::<Result<_, _>>().ok()?;
+    Some([numbers.get(..3)?.try_into().ok()?, numbers.get(3..6)?.try_into().ok()?])
 }
 
-/// The committed figures of a case.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Committed {
-    /// This commit's.
-    pub(super) own: Cost,
-    /// Those of 02b5a5a, which stay.
-    pub(super) base: Cost,
-}
-
-impl Committed {
-    pub(super) fn of(case: &str) -> Option<Self> {
-        COMMITTED.lines().find_map(|line| Self::read(line.strip_prefix(case)?.strip_prefix('\t')?))
-    }
-
-    fn read(columns: &str) -> Option<Self> {
-        let numbers: Vec<f64> = columns.split('\t').map(str::parse).collect::<Result<_, _>>().ok()?;
-        let [instructions, locked, system_calls, base @ ..] = numbers.as_slice() else { return None };
-        let own = Cost { instructions: *instructions, locked: *locked, system_calls: *system_calls };
-        let [instructions, locked, system_calls] = *base else { return None };
-        Some(Self { own, base: Cost { instructions, locked, system_calls } })
-    }
-
-    /// Describes each gate that `now` exceeds. `with_background`: another thread ran beside the counted one.
-    pub(super) fn exceeded(&self, now: &Cost, with_background: bool) -> Vec<String> {
-        let passed = |before: f64| ONE_MORE + if with_background { before * BACKGROUND } else { 0.0 };
-        let is_one_more = |now: f64, before: f64| now - before > passed(before);
-        let mut all = Vec::new();
-        let mut check = |is_more: bool, what: &str| {
-            if is_more {
-                all.push(what.to_owned());
-            }
-        };
-        check(now.instructions > self.own.instructions * MORE, "1 % more instructions than committed");
-        check(
-            now.instructions > self.base.instructions * MORE_THAN_BASE,
-            "3 % more instructions than 02b5a5a",
+/// Compares with both commits. `is_c`: another thread ran beside the counted one.
+pub(super) fn lines(committed: [Cost; 2], now: Cost, is_c: bool) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for ((whose, most), before) in GATES.into_iter().zip(committed) {
+        let ratio = Spread::new([now[0] / before[0]]);
+        let note = format!(
+            "{:.0} instructions, {:.1} ({:.1}) locked, {:.1} ({:.1}) system calls",
+            now[0], now[1], before[1], now[2], before[2]
         );
-        for (before, whose) in [(&self.own, "committed"), (&self.base, "02b5a5a")] {
-            check(is_one_more(now.locked, before.locked), &format!("more locked instructions than {whose}"));
-            check(
-                is_one_more(now.system_calls, before.system_calls),
-                &format!("more system calls than {whose}"),
-            );
+        lines.push(Line::new(format!("instructions of {whose}"), ratio, note).bar(Bar::AtMost(most)));
+        for (at, what) in [(1, "locked"), (2, "system calls")] {
+            let more = now[at] - before[at];
+            let most = FEWER_THAN_ONE + if is_c { before[at] * BACKGROUND } else { 0.0 };
+            // Most cases have none, and a line for each would hide the others.
+            if more > most {
+                let line = Line::new(format!("more {what} than {whose}"), Spread::new([more]), "");
+                lines.push(line.bar(Bar::AtMost(most)));
+            }
         }
-        all
     }
+    lines
 }
 
-/// The line of the file for a case.
-pub(super) fn line(case: &str, now: &Cost) -> String {
-    // The figures of 02b5a5a stay; a new case begins with its own.
-    let base = Committed::of(case).map_or(*now, |committed| committed.base);
-    format!("{case}\t{}\t{}", now.columns(), base.columns())
+/// The line of the file for a case, by the medians of some counts. A new case begins with its own figures for 02b5a5a.
+pub(super) fn line(case: &str, counts: &[Cost]) -> String {
+    let now = [0, 1, 2].map(|at| median(&counts.iter().map(|cost| cost[at]).collect::<Vec<_>>()));
+    let columns = |[instructions, locked, calls]: Cost| format!("{instructions:.0}\t{locked:.1}\t{calls:.1}");
+    let base = committed(case).map_or(now, |[_, base]| base);
+    format!("{case}\t{}\t{}", columns(now), columns(base))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const COST: Cost = Cost { instructions: 1000.0, locked: 70.0, system_calls: 6.0 };
+    const COST: Cost = [1000.0, 70.0, 6.0];
 
-    fn exceeded(now: Cost) -> usize {
-        Committed { own: COST, base: COST }.exceeded(&now, false).len()
+    fn missed(committed: [Cost; 2], now: Cost, is_c: bool) -> usize {
+        lines(committed, now, is_c).iter().filter(|line| line.verdict().0 == Some(false)).count()
     }
 
     #[test]
-    fn each_gate_is_kept() {
-        assert_eq!(exceeded(COST), 0);
-        assert_eq!(exceeded(Cost { instructions: 1010.0, locked: 70.4, system_calls: 6.4 }), 0);
-        assert_eq!(exceeded(Cost { instructions: 1011.0, ..COST }), 1);
-        assert_eq!(exceeded(Cost { instructions: 1031.0, ..COST }), 2);
-        assert_eq!(exceeded(Cost { locked: 71.0, ..COST }), 2);
-        assert_eq!(exceeded(Cost { system_calls: 7.0, ..COST }), 2);
-        // Steps below each commit's gate add up to more than the gate of 02b5a5a.
-        let crept = Committed { own: Cost { instructions: 1031.0, locked: 71.0, ..COST }, base: COST };
-        assert_eq!(crept.exceeded(&crept.own, false).len(), 2);
+    fn each_gate_checked() {
+        let exceeded = |now| missed([COST; 2], now, false);
+        assert_eq!([exceeded(COST), exceeded([1010.0, 70.4, 6.4])], [0, 0]);
+        assert_eq!([exceeded([1011.0, 70.0, 6.0]), exceeded([1031.0, 70.0, 6.0])], [1, 2]);
+        assert_eq!([exceeded([1000.0, 71.0, 6.0]), exceeded([1000.0, 70.0, 7.0])], [2, 2]);
+        // Steps below the gate of each commit add up to more than the gate of 02b5a5a.
+        assert_eq!(missed([[1031.0, 71.0, 6.0], COST], [1031.0, 71.0, 6.0], false), 2);
     }
 
     #[test]
-    fn a_background_thread_adds_a_tolerance() {
-        let many = Cost { locked: 1000.0, ..COST };
-        let committed = Committed { own: many, base: many };
-        let now = Cost { locked: 1003.0, ..many };
-        assert!(committed.exceeded(&now, true).is_empty());
-        assert!(!committed.exceeded(&now, false).is_empty());
-        assert!(!committed.exceeded(&Cost { locked: 1004.0, ..many }, true).is_empty());
+    fn background_thread_adds_tolerance() {
+        let missed = |locked, is_c| missed([[1000.0, 1000.0, 6.0]; 2], [1000.0, locked, 6.0], is_c);
+        assert_eq!([missed(1003.0, true), missed(1003.0, false), missed(1004.0, true)], [0, 2, 2]);
     }
 
     #[test]
-    fn lines_are_read_as_they_are_written() {
-        assert_eq!(line("no such case", &COST), "no such case\t1000\t70.0\t6.0\t1000\t70.0\t6.0");
-        assert_eq!(
-            Committed::read("1000\t70.0\t6.0\t1000\t70.0\t6.0"),
-            Some(Committed { own: COST, base: COST })
-        );
-        assert_eq!(Committed::read("1000\t70.0\t6.0"), None);
-    }
-
-    #[test]
-    fn the_middle_of_each_figure_counts() {
-        let cost = |instructions, locked| Cost { instructions, locked, ..COST };
-        let middle = Cost::median([cost(3.0, 1.0), cost(1.0, 3.0), cost(2.0, 2.0)]);
-        assert_eq!(middle, cost(2.0, 2.0));
+    fn lines_of_file_read_back() {
+        let counts = [[1001.0, 70.0, 5.0], [1000.0, 71.0, 7.0], [999.0, 69.0, 6.0]];
+        assert_eq!(line("no such case", &counts), "no such case\t1000\t70.0\t6.0\t1000\t70.0\t6.0");
+        assert_eq!(read("1000\t70.0\t6.0\t1000\t70.0\t6.0"), Some([COST; 2]));
+        assert_eq!(read("1000\t70.0\t6.0"), None);
     }
 
     #[test]
     fn every_case_has_committed_figures() {
-        for case in super::super::CASES {
-            assert!(Committed::of(case.name).is_some(), "{}", case.name);
-        }
+        assert!(super::super::CASES.iter().all(|(case, _)| committed(case).is_some()));
     }
 }

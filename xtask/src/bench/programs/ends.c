@@ -1,7 +1,9 @@
 #include "ends.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
 
 void fail(const char *what)
 {
@@ -9,7 +11,14 @@ void fail(const char *what)
 	exit(EXIT_FAILURE);
 }
 
-static struct sockaddr_in loopback(uint16_t port)
+int checked(int result, const char *what)
+{
+	if (result < 0)
+		fail(what);
+	return result;
+}
+
+struct sockaddr_in loopback(uint16_t port)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port) };
 
@@ -17,12 +26,20 @@ static struct sockaddr_in loopback(uint16_t port)
 	return address;
 }
 
+struct rdma_event_channel *new_events(void)
+{
+	struct rdma_event_channel *events = rdma_create_event_channel();
+
+	if (!events)
+		fail("rdma_create_event_channel");
+	return events;
+}
+
 static struct rdma_cm_id *new_id(struct rdma_event_channel *events)
 {
 	struct rdma_cm_id *id;
 
-	if (rdma_create_id(events, &id, NULL, RDMA_PS_TCP))
-		fail("rdma_create_id");
+	checked(rdma_create_id(events, &id, NULL, RDMA_PS_TCP), "rdma_create_id");
 	return id;
 }
 
@@ -31,10 +48,8 @@ struct rdma_cm_id *listen_on_loopback(struct rdma_event_channel *events, uint16_
 	struct rdma_cm_id *id = new_id(events);
 	struct sockaddr_in any = loopback(0);
 
-	if (rdma_bind_addr(id, (struct sockaddr *)&any))
-		fail("rdma_bind_addr");
-	if (rdma_listen(id, 64))
-		fail("rdma_listen");
+	checked(rdma_bind_addr(id, (struct sockaddr *)&any), "rdma_bind_addr");
+	checked(rdma_listen(id, 64), "rdma_listen");
 	*port = ntohs(rdma_get_src_port(id));
 	return id;
 }
@@ -44,20 +59,14 @@ struct rdma_cm_id *expect(struct rdma_event_channel *events, enum rdma_cm_event_
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
 
-	if (rdma_get_cm_event(events, &event))
-		fail("rdma_get_cm_event");
-	if (event->event != type) {
-		fprintf(stderr, "expected %s, got %s, status %d\n", rdma_event_str(type), rdma_event_str(event->event),
-			event->status);
+	checked(rdma_get_cm_event(events, &event), "rdma_get_cm_event");
+	if (event->event != type || (peer && event->param.conn.private_data_len < sizeof *peer)) {
+		fprintf(stderr, "expected %s, got %s, status %d, %d bytes of private data\n", rdma_event_str(type),
+			rdma_event_str(event->event), event->status, event->param.conn.private_data_len);
 		exit(EXIT_FAILURE);
 	}
-	if (peer) {
-		if (event->param.conn.private_data_len < sizeof *peer) {
-			fprintf(stderr, "%s without private data\n", rdma_event_str(type));
-			exit(EXIT_FAILURE);
-		}
+	if (peer)
 		memcpy(peer, event->param.conn.private_data, sizeof *peer);
-	}
 	id = event->id;
 	rdma_ack_cm_event(event);
 	return id;
@@ -68,11 +77,9 @@ struct rdma_cm_id *resolve(struct rdma_event_channel *events, uint16_t port)
 	struct rdma_cm_id *id = new_id(events);
 	struct sockaddr_in to = loopback(port);
 
-	if (rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000))
-		fail("rdma_resolve_addr");
+	checked(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000), "rdma_resolve_addr");
 	expect(events, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
-	if (rdma_resolve_route(id, 2000))
-		fail("rdma_resolve_route");
+	checked(rdma_resolve_route(id, 2000), "rdma_resolve_route");
 	expect(events, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
 	return id;
 }
@@ -81,10 +88,8 @@ struct ibv_cq *make_queue(struct ibv_context *verbs, unsigned entries, struct ib
 {
 	struct ibv_cq *cq = ibv_create_cq(verbs, (int)entries, NULL, channel, vector);
 
-	if (!cq)
-		fail("ibv_create_cq");
-	if (channel && ibv_req_notify_cq(cq, 0))
-		fail("ibv_req_notify_cq");
+	if (!cq || (channel && ibv_req_notify_cq(cq, 0)))
+		fail("a completion queue");
 	return cq;
 }
 
@@ -104,23 +109,13 @@ void end_create(struct end *end, struct rdma_cm_id *id, struct queues cqs, const
 	if (setup->srq) {
 		struct ibv_srq_init_attr srq = { .attr = { .max_wr = 2 * setup->window, .max_sge = 1 } };
 
-		/* NULL: the id's own protection domain, as for the queue pair. */
 		if (!(end->srq = ibv_create_srq(id->pd, &srq)))
 			fail("ibv_create_srq");
 		attr.srq = end->srq;
 	}
-	if (rdma_create_qp(id, id->pd, &attr))
-		fail("rdma_create_qp");
+	checked(rdma_create_qp(id, id->pd, &attr), "rdma_create_qp");
 	if (!(end->mr = ibv_reg_mr(id->pd, memory, setup->memory, access)))
 		fail("ibv_reg_mr");
-}
-
-static struct rdma_conn_param parameters(const struct remote *own)
-{
-	return (struct rdma_conn_param){
-		.private_data = own, .private_data_len = sizeof *own,
-		.responder_resources = 1, .initiator_depth = 1, .retry_count = 7,
-	};
 }
 
 static struct remote region(const struct end *end)
@@ -128,22 +123,25 @@ static struct remote region(const struct end *end)
 	return (struct remote){ .addr = (uintptr_t)end->mr->addr, .rkey = end->mr->rkey };
 }
 
-void end_connect(struct end *end)
+static void establish(struct end *end, int (*call)(struct rdma_cm_id *id, struct rdma_conn_param *param), const char *name)
 {
 	struct remote own = region(end);
-	struct rdma_conn_param param = parameters(&own);
+	struct rdma_conn_param param = {
+		.private_data = &own, .private_data_len = sizeof own,
+		.responder_resources = 1, .initiator_depth = 1, .retry_count = 7,
+	};
 
-	if (rdma_connect(end->id, &param))
-		fail("rdma_connect");
+	checked(call(end->id, &param), name);
+}
+
+void end_connect(struct end *end)
+{
+	establish(end, rdma_connect, "rdma_connect");
 }
 
 void end_accept(struct end *end)
 {
-	struct remote own = region(end);
-	struct rdma_conn_param param = parameters(&own);
-
-	if (rdma_accept(end->id, &param))
-		fail("rdma_accept");
+	establish(end, rdma_accept, "rdma_accept");
 }
 
 void pair_connect(struct pair *pair, const struct setup *setup,
@@ -152,8 +150,7 @@ void pair_connect(struct pair *pair, const struct setup *setup,
 	struct rdma_cm_id *listener, *a, *b;
 	uint16_t port;
 
-	if (!(pair->events = rdma_create_event_channel()))
-		fail("rdma_create_event_channel");
+	pair->events = new_events();
 	listener = listen_on_loopback(pair->events, &port);
 	a = resolve(pair->events, port);
 	end_create(&pair->a, a, queues(a->verbs, argument), setup);
@@ -164,8 +161,7 @@ void pair_connect(struct pair *pair, const struct setup *setup,
 	end_accept(&pair->b);
 	expect(pair->events, RDMA_CM_EVENT_ESTABLISHED, NULL);
 	expect(pair->events, RDMA_CM_EVENT_ESTABLISHED, NULL);
-	if (rdma_destroy_id(listener))
-		fail("rdma_destroy_id");
+	checked(rdma_destroy_id(listener), "rdma_destroy_id");
 }
 
 static struct ibv_sge front(const struct end *end, unsigned bytes)
@@ -239,14 +235,89 @@ unsigned take_counting(struct ibv_cq *cq, uint64_t *sent, uint64_t *received)
 	return got;
 }
 
-void wait_event(struct ibv_comp_channel *channel)
+bool take_event(struct ibv_comp_channel *channel)
 {
 	struct ibv_cq *cq;
 	void *context;
 
-	if (ibv_get_cq_event(channel, &cq, &context))
-		fail("ibv_get_cq_event");
+	if (ibv_get_cq_event(channel, &cq, &context)) {
+		if (errno != EAGAIN)
+			fail("ibv_get_cq_event");
+		return false;
+	}
 	ibv_ack_cq_events(cq, 1);
 	if (ibv_req_notify_cq(cq, 0))
 		fail("ibv_req_notify_cq");
+	return true;
+}
+
+double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+void sleep_for(double seconds)
+{
+	struct timespec time = { .tv_sec = (time_t)seconds };
+
+	time.tv_nsec = (long)((seconds - (double)time.tv_sec) * 1e9);
+	nanosleep(&time, NULL);
+}
+
+/* Durations beyond these are left out. */
+static double samples[1 << 20];
+static size_t count;
+
+void add_sample(double seconds)
+{
+	if (count < sizeof samples / sizeof *samples)
+		samples[count++] = seconds;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+size_t print_percentiles(void)
+{
+	qsort(samples, count, sizeof *samples, by_value);
+	for (int part = 50; part <= 99; part += 49)
+		printf("\"p%d_us\": %f, ", part, count ? samples[(size_t)((double)(count - 1) * part / 100)] * 1e6 : 0);
+	return count;
+}
+
+void start_process(void (*what)(int fd), int fd)
+{
+	if (checked(fork(), "fork"))
+		return;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	what(fd);
+	exit(EXIT_FAILURE);
+}
+
+uint16_t start_server(void (*server)(int fd))
+{
+	uint16_t port;
+	int ends[2];
+
+	checked(pipe(ends), "pipe");
+	start_process(server, ends[1]);
+	close(ends[1]);
+	if (read(ends[0], &port, sizeof port) != sizeof port)
+		fail("the port of the server");
+	close(ends[0]);
+	return port;
+}
+
+void tell_port(int fd, uint16_t port)
+{
+	if (write(fd, &port, sizeof port) != sizeof port)
+		fail("writing the port");
+	close(fd);
 }

@@ -1,4 +1,4 @@
-/* Ends of connections over loopback, as the benchmarks' C programs use them. Every failure ends the program with a message. */
+/* Ends of connections over loopback, time and second processes. Every failure ends the program with a message. */
 #ifndef UIW_BENCH_ENDS_H
 #define UIW_BENCH_ENDS_H
 
@@ -6,6 +6,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* What a queue pair is made with. */
 struct setup {
@@ -19,12 +22,12 @@ struct setup {
 	bool srq;
 };
 
-/* Where completions of an end go. They may be the same queue. */
+/* Completion queues of an end; they may be the same. */
 struct queues {
 	struct ibv_cq *send, *recv;
 };
 
-/* A peer's region, as a Write names it. */
+/* A region of the peer, as a Write names it. */
 struct remote {
 	uint64_t addr;
 	uint32_t rkey;
@@ -38,7 +41,7 @@ struct end {
 	unsigned inline_bytes;
 };
 
-/* Two ends of one connection in this process. */
+/* Both ends of one connection in this process. */
 struct pair {
 	struct rdma_event_channel *events;
 	struct end a, b;
@@ -47,53 +50,58 @@ struct pair {
 };
 
 void fail(const char *what);
+int checked(int result, const char *what);
 
-/* An id that listens on 127.0.0.1. `port`: which the system chose, in host byte order. */
+/* 127.0.0.1 and a port in host byte order. */
+struct sockaddr_in loopback(uint16_t port);
+struct rdma_event_channel *new_events(void);
+
+/* Listens on 127.0.0.1, at a port that the system chooses, in host byte order. */
 struct rdma_cm_id *listen_on_loopback(struct rdma_event_channel *events, uint16_t *port);
-
-/* An id whose route to 127.0.0.1 and `port` is resolved. */
+/* Returns an id whose route to 127.0.0.1 and `port` is resolved. */
 struct rdma_cm_id *resolve(struct rdma_event_channel *events, uint16_t port);
-
-/* The id of the next event, which is of this type. `peer`: NULL, or receives the peer's private data. */
+/* Returns the id of the next event, which must be of this type. `peer`: NULL, or receives the private data. */
 struct rdma_cm_id *expect(struct rdma_event_channel *events, enum rdma_cm_event_type type, struct remote *peer);
 
-/* A completion queue for `entries`, announced on `channel` unless that is NULL. */
+/* Makes a completion queue, armed on `channel` unless that is NULL. */
 struct ibv_cq *make_queue(struct ibv_context *verbs, unsigned entries, struct ibv_comp_channel *channel, int vector);
-
 /* Makes the queue pair and the region of an end. */
 void end_create(struct end *end, struct rdma_cm_id *id, struct queues cqs, const struct setup *setup);
-
-/* Connects and accepts; private data names the end's region. Neither waits for ESTABLISHED. */
+/* Connect and accept without waiting for ESTABLISHED; private data names the region of the end. */
 void end_connect(struct end *end);
 void end_accept(struct end *end);
-
 /* Connects two ends in this process. `queues` makes the completion queues of each end. */
 void pair_connect(struct pair *pair, const struct setup *setup,
 		  struct queues (*queues)(struct ibv_context *verbs, void *argument), void *argument);
 
-/* Posts a signaled Send of the region's first bytes. */
-void post_send(struct end *end, unsigned bytes);
-
-/* Posts a chain of `count` signaled Sends, at most 64; inline if the queue pair was made for so many inline bytes. */
+/* Posts `count` signaled Sends of the first bytes of the region as one chain, at most 64; inline if the queue pair allows it. */
 void post_send_chain(struct end *end, unsigned bytes, unsigned count);
-
-/* Posts a signaled Write to the beginning of the peer's region. */
+void post_send(struct end *end, unsigned bytes);
+/* Posts a signaled Write to the beginning of the region of the peer. */
 void post_write(struct end *end, unsigned bytes, struct remote to, uint64_t wr_id);
-
-/* Posts a receive for the region's first bytes. */
+/* Posts a receive for the first bytes of the region. */
 void post_recv(struct end *end, unsigned bytes);
 
 /* Most completions that are taken at a time. */
 #define BATCH 16
-
-/* Takes completions, each of which is a success, and returns how many. */
+/* Takes completions, each of which must be a success, and returns how many. */
 unsigned take(struct ibv_cq *cq, struct ibv_wc wcs[BATCH]);
-
 /* Takes completions, and counts those of receives and all others. */
 unsigned take_counting(struct ibv_cq *cq, uint64_t *sent, uint64_t *received);
+/* Takes an event of the channel, acknowledges it and arms its queue. False if a nonblocking channel has none. */
+bool take_event(struct ibv_comp_channel *channel);
 
-/* Waits for an event of the channel, acknowledges it and arms its queue. What completed before the arming has to be taken before
-   the next wait. */
-void wait_event(struct ibv_comp_channel *channel);
+/* Seconds of the monotonic clock. */
+double now(void);
+void sleep_for(double seconds);
+/* Keeps a duration in seconds; prints `"p50_us": .., "p99_us": ..` of those kept, and returns how many. */
+void add_sample(double seconds);
+size_t print_percentiles(void);
+
+/* Runs `what` in a process that ends with this one at the latest. */
+void start_process(void (*what)(int fd), int fd);
+/* Like `start_process`, but returns the port that the server passes to `tell_port`. */
+uint16_t start_server(void (*server)(int fd));
+void tell_port(int fd, uint16_t port);
 
 #endif

@@ -1,9 +1,0 @@
-//! `uiw decode` on captures that were changed or made up.
-
-mod command;
-mod datagrams;
-mod departures;
-mod garbage;
-mod imperfect;
-mod packets;
-mod transport;

@@ -1,0 +1,97 @@
+//! The cases: those of the program, and those of the user.
+
+use crate::ConformError;
+use std::fs;
+use std::path::{Path, PathBuf};
+use uiw_cases::{Case, parse};
+
+/// The files in the program. Aborted connections come last: a listener may not survive them.
+const FILES: [(&str, &str); 9] = [
+    ("start-up.case", include_str!("cases/start-up.case")),
+    ("requests.case", include_str!("cases/requests.case")),
+    ("framing.case", include_str!("cases/framing.case")),
+    ("markers.case", include_str!("cases/markers.case")),
+    ("crc.case", include_str!("cases/crc.case")),
+    ("reads.case", include_str!("cases/reads.case")),
+    ("segments.case", include_str!("cases/segments.case")),
+    ("partner.case", include_str!("cases/partner.case")),
+    ("endings.case", include_str!("cases/endings.case")),
+];
+
+/// The extension of case files in a folder.
+const EXTENSION: &str = "case";
+
+fn wrong(error: &uiw_cases::ParseError) -> ConformError {
+    let what = format!("{}:{}:{}", error.file, error.line, error.column);
+    ConformError::usage(what, &error.what, "see docs/conform.md for the grammar of case files")
+}
+
+/// The cases of the program.
+pub(super) fn built_in() -> Result<Vec<Case>, ConformError> {
+    let mut cases = Vec::new();
+    for (file, text) in FILES {
+        cases.extend(parse(file, text).map_err(|error| wrong(&error))?);
+    }
+    Ok(cases)
+}
+
+/// The cases of a file, or of every `.case` file in a folder.
+pub(super) fn of_user(path: &Path) -> Result<Vec<Case>, ConformError> {
+    let unreadable = |path: &Path, error: std::io::Error| {
+        ConformError::usage(path.display(), error, "name a case file, or a folder with files *.case")
+    };
+    let mut files: Vec<PathBuf> = if path.is_dir() {
+        let entries = fs::read_dir(path).map_err(|error| unreadable(path, error))?;
+        let files = entries.flatten().map(|entry| entry.path());
+        files.filter(|file| file.extension().is_some_and(|extension| extension == EXTENSION)).collect()
+    } else {
+        vec![path.to_owned()]
+    };
+    files.sort();
+    let mut cases = Vec::new();
+    for file in files {
+        let text = fs::read_to_string(&file).map_err(|error| unreadable(&file, error))?;
+        cases.extend(parse(&file.display().to_string(), &text).map_err(|error| wrong(&error))?);
+    }
+    if cases.is_empty() {
+        let why = "no case in it";
+        return Err(ConformError::usage(
+            path.display(),
+            why,
+            "name a case file, or a folder with files *.case",
+        ));
+    }
+    Ok(cases)
+}
+
+/// Every requirement that the lines of a case name.
+pub fn judges(case: &Case) -> Vec<&str> {
+    use uiw_cases::{Action, Expected, Field};
+    fn of_fields<'a>(fields: &'a [Field], ids: &mut Vec<&'a str>) {
+        ids.extend(fields.iter().flat_map(|field| field.judges.iter().map(String::as_str)));
+    }
+    fn of_expected<'a>(expected: &'a Expected, ids: &mut Vec<&'a str>) {
+        ids.extend(expected.judges.iter().map(String::as_str));
+        of_fields(&expected.fields, ids);
+    }
+    let mut ids = Vec::new();
+    for step in &case.steps {
+        match &step.action {
+            Action::Expect { one_of, .. } => {
+                one_of.iter().for_each(|expected| of_expected(expected, &mut ids));
+            }
+            Action::Message { expected } => of_expected(expected, &mut ids),
+            Action::Silence { judges, .. } | Action::Done { judges } | Action::Reads { judges, .. } => {
+                ids.extend(judges.iter().map(String::as_str));
+            }
+            Action::Refusal { judges, terminate, fields } => {
+                ids.extend(judges.iter().chain(terminate).map(String::as_str));
+                of_fields(fields, &mut ids);
+            }
+            _ => {}
+        }
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}

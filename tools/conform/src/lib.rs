@@ -1,0 +1,149 @@
+//! Asks a foreign iWARP listener everything that can be judged from outside, and gives a verdict for each requirement of the RFCs.
+//!
+//! [`select`] chooses cases, [`ask`] finds out what the listener supports, [`run`] runs the cases and [`Report`] has the verdicts. Each case is one
+//! connection whose every byte is given by a readable file.
+
+#![warn(missing_debug_implementations)]
+
+mod build;
+mod cases;
+mod checks;
+mod deframe;
+mod error;
+mod judge;
+mod link;
+mod listener;
+mod orders;
+#[doc(hidden)]
+pub mod partner;
+mod reply;
+mod report;
+mod requirements;
+mod session;
+#[cfg(test)]
+mod simulated;
+mod steps;
+mod terminate;
+mod values;
+mod verdict;
+
+pub use cases::judges;
+pub use error::ConformError;
+pub use listener::{Listener, ask, suspicion};
+pub use report::{Destination, Report};
+pub use session::Target;
+pub use uiw_cases::Case;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+use steps::Outcome;
+use verdict::Run;
+
+/// Chooses cases: the built-in ones and those of `files` (files, or folders with files `*.case`), of which only those whose names contain one of
+/// `names` if there are any. `requirements` are ids or their beginnings, which must exist.
+///
+/// # Errors
+/// [`ConformError::Usage`]: a file that cannot be read or parsed, or a name that does not exist.
+pub fn select(
+    files: &[PathBuf],
+    names: &[String],
+    requirements: &[String],
+) -> Result<Vec<Case>, ConformError> {
+    let mut all = cases::built_in()?;
+    for path in files {
+        for case in cases::of_user(path)? {
+            // A user's case takes the place of one of the same name.
+            all.retain(|other| other.name != case.name);
+            all.push(case);
+        }
+    }
+    let table = requirements::all();
+    for case in &all {
+        if let Some(id) = judges(case).into_iter().find(|id| table.iter().all(|row| row.id != *id)) {
+            let why = format!("no requirement is called {id}");
+            return Err(ConformError::usage(
+                &case.file,
+                why,
+                "see `interop/rfc/requirements.tsv` for their ids",
+            ));
+        }
+    }
+    if !names.is_empty() {
+        all.retain(|case| names.iter().any(|text| case.name.contains(text)));
+    }
+    let is_none = |id: &&String| table.iter().all(|row| !row.id.starts_with(id.as_str()));
+    if let Some(id) = requirements.iter().find(is_none) {
+        let why = format!("none is called {id}");
+        return Err(ConformError::usage("--requirement", why, "see `uiw conform --list`"));
+    }
+    if all.is_empty() {
+        return Err(ConformError::usage("--case", "no case has such a name", "see `uiw conform --list`"));
+    }
+    Ok(all)
+}
+
+/// Results of the cases, in their order.
+#[derive(Debug)]
+pub struct Results {
+    runs: Vec<Run>,
+    /// Name of the case since which the listener answers no Request any more.
+    pub silent_since: Option<String>,
+}
+
+/// Runs the cases, `jobs` at a time. `progress` is told the name of each case that begins.
+pub fn run(
+    target: &Target,
+    listener: &Listener,
+    cases: Vec<Case>,
+    jobs: u16,
+    progress: &(dyn Fn(&str) + Sync),
+) -> Results {
+    let silent = OnceLock::new();
+    let next = AtomicUsize::new(0);
+    let results: Vec<Mutex<Option<Result<Outcome, String>>>> =
+        cases.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(case) = cases.get(at) else { break };
+                    progress(&case.name);
+                    let result = run_one(target, listener, case, &silent);
+                    if let Ok(mut slot) = results[at].lock() {
+                        *slot = Some(result);
+                    }
+                }
+            });
+        }
+    });
+    let results = results.into_iter().map(|result| result.into_inner().ok().flatten());
+    let runs = cases
+        .into_iter()
+        .zip(results)
+        .map(|(case, result)| Run { case, result: result.unwrap_or_else(|| Err("not run".to_owned())) })
+        .collect();
+    Results { runs, silent_since: silent.into_inner() }
+}
+
+/// Runs a case, unless the listener lacks something, or answers no more since `silent`.
+fn run_one(
+    target: &Target,
+    listener: &Listener,
+    case: &Case,
+    silent: &OnceLock<String>,
+) -> Result<Outcome, String> {
+    if let Some(since) = silent.get() {
+        return Err(format!("the listener answers no more since case {since}"));
+    }
+    if let Some(why) = verdict::lacks(case, listener) {
+        return Err(why);
+    }
+    let outcome = steps::run(target, case);
+    // A case in which nothing came any more says nothing of the listener as a whole.
+    if outcome.stopped.is_some() && !listener::answers(target) {
+        let _ = silent.set(case.name.clone());
+    }
+    Ok(outcome)
+}

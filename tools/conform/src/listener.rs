@@ -1,0 +1,168 @@
+//! What the listener is, as far as cases depend on it.
+
+use super::judge::Judgements;
+use super::reply::Reply;
+use super::session::{Session, Stop, Target};
+use super::values::Values;
+use crate::ConformError;
+use serde_json::{Value as Json, json};
+use uiw_cases::Need;
+use uiw_verbs::Suspect;
+
+/// Attempts to get a Reply, where none is refused.
+const TRIES: u32 = 3;
+
+/// What was found out before the first case.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    /// Reads it takes at a time, where its Reply has the number.
+    ird: Option<u64>,
+    enhanced: bool,
+    crc_off: bool,
+    markers_granted: bool,
+    markers_asked: bool,
+    partner: bool,
+    /// NIC, driver, firmware and kernel, as the partner reports them.
+    pub(super) about: Option<String>,
+    /// The usual Reply in one line.
+    reply: String,
+    /// Peers that are suspected, by the Requests that the listener has ended or rejected.
+    suspects: Vec<Suspect>,
+}
+
+/// Asks the listener what it supports.
+///
+/// # Errors
+/// If nothing listens, or what listens does not speak iWARP.
+pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError> {
+    let begun = |target: &Target, fields: &[(&str, u64)]| {
+        let mut values = Values::default();
+        fields.iter().for_each(|(name, number)| values.set(name, *number));
+        let mut session = Session::new(target);
+        let result = session.start(values);
+        session.finish(false);
+        let closed = session.link.is_some_and(|link| link.ended.is_some());
+        (result.map_err(|Stop(why)| why), session.reply, closed)
+    };
+    target.enhanced = true;
+    let (mut usual, mut reply, mut closed) = begun(target, &[]);
+    // A lost packet says nothing of the revision; an end does.
+    for _ in 1..TRIES {
+        if reply.is_some() || closed {
+            break;
+        }
+        (usual, reply, closed) = begun(target, &[]);
+    }
+    let mut suspects = Vec::new();
+    if reply.is_none() {
+        target.enhanced = false;
+        if closed {
+            suspects.push(Suspect::RevisionOne);
+        }
+        (usual, reply, _) = begun(target, &[]);
+    }
+    let Some(reply) = reply else {
+        let why = usual.err().unwrap_or_default();
+        let fix = "start the listener first, and check address, port, firewalls and whether it requires TLS";
+        return Err(ConformError::Unreachable { what: format!("cannot ask {}", target.address), why, fix });
+    };
+    let enhanced = reply.enhanced.is_some();
+    if enhanced {
+        let (_, client_server, closed) = begun(target, &[("a", 0), ("c", 0), ("d", 0)]);
+        if client_server.is_none() && closed {
+            suspects.push(Suspect::PeerToPeerRequired);
+        }
+    }
+    let (_, without_crc, _) = begun(target, &[("crc", 0)]);
+    // What is wrong with its Markers is for the cases to show.
+    let (_, with_markers, _) = begun(target, &[("markers", 1)]);
+    if with_markers.as_ref().is_some_and(Reply::rejects) {
+        suspects.push(Suspect::Markers);
+    }
+    let granted = with_markers.is_some_and(|reply| !reply.rejects());
+    let about = if partner { about(target) } else { None };
+    Ok(Listener {
+        ird: reply.enhanced.map(|enhanced| u64::from(enhanced.ird)),
+        enhanced,
+        crc_off: without_crc.is_some_and(|reply| !reply.rejects() && !reply.crc()),
+        markers_granted: granted,
+        markers_asked: reply.markers(),
+        partner,
+        about,
+        reply: reply.describe(),
+        suspects,
+    })
+}
+
+/// Whether the listener still answers Requests.
+pub(super) fn answers(target: &Target) -> bool {
+    let mut session = Session::new(target);
+    let started = session.start(Values::default());
+    session.finish(false);
+    started.is_ok() || session.reply.is_some()
+}
+
+/// What the partner says of its machine.
+fn about(target: &Target) -> Option<String> {
+    let mut session = Session::new(target);
+    session.start(Values::default()).ok()?;
+    let about = session.ask_about().ok();
+    session.finish(false);
+    // Judged by no case: the frames are the usual ones.
+    session.judged = Judgements::default();
+    about
+}
+
+/// The peer that is suspected, and the options to try as they are typed.
+#[must_use]
+pub fn suspicion(suspect: Suspect) -> String {
+    let options = suspect.options().iter().map(|(name, value)| format!("--{name} {value}"));
+    let options: Vec<_> = options.collect();
+    format!("{}: try {} (docs/nics.md)", suspect.reason(), options.join(" "))
+}
+
+impl Listener {
+    /// Why a case that needs this cannot be run.
+    pub(super) fn lacks(&self, need: Need) -> Option<String> {
+        let lacks = |has: bool, why: &str| (!has).then(|| why.to_owned());
+        match need {
+            Need::Partner => lacks(self.partner, "needs the partner program at the far end (--partner)"),
+            Need::CrcOff => lacks(self.crc_off, "the listener requires CRCs"),
+            Need::MarkersGranted => {
+                lacks(self.markers_granted, "the listener refuses a Request that asks for Markers")
+            }
+            Need::MarkersAsked => lacks(self.markers_asked, "the listener does not ask for Markers"),
+            Need::Enhanced => {
+                lacks(self.enhanced, "the listener does not answer with enhanced data (RFC 6581)")
+            }
+            Need::Ird(reads) => {
+                let enough = self.ird.is_none_or(|ird| ird >= reads);
+                (!enough).then(|| format!("the listener takes fewer than {reads} Reads at a time"))
+            }
+        }
+    }
+
+    /// For each Request that was ended or rejected: which peer is known to do so, and the options to try.
+    pub(super) fn suspicions(&self) -> impl Iterator<Item = String> {
+        self.suspects.iter().map(|suspect| suspicion(*suspect))
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let word = |on: bool, yes: &'static str, no: &'static str| if on { yes } else { no };
+        format!(
+            "{}; CRCs {}; Markers {}{}",
+            self.reply,
+            word(self.crc_off, "off where neither end asks for them", "required"),
+            word(self.markers_granted, "granted", "refused"),
+            self.about.as_ref().map_or_else(String::new, |about| format!("; {about}"))
+        )
+    }
+
+    pub(super) fn json(&self) -> Json {
+        json!({
+            "reply": self.reply, "enhanced": self.enhanced, "ird": self.ird, "crc_off": self.crc_off,
+            "markers_granted": self.markers_granted, "markers_asked": self.markers_asked, "partner": self.about,
+            "suspicions": self.suspicions().collect::<Vec<_>>(),
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! The partner program at the far end: orders in the messages of `uiw siwtest`, frame by frame.
+
+use super::session::{Item, Session, Stop};
+use super::values::{Pattern, Value, Values};
+use crate::partner::{Actor, Kind, Op, Order, Talk};
+use uiw_cases::{FrameKind, Operation};
+use uiw_verbs::{Remote, STag};
+
+/// The memory of this end, as orders name it.
+const OWN_STAG: u32 = 0x00C0_FF01;
+const OWN_TO: u64 = 0x0010_0000;
+const OWN_REVOCABLE: u32 = 0x00C0_FF02;
+/// Where the order's pattern begins.
+const SEED: u32 = 41;
+
+impl Session<'_> {
+    /// Orders something of the partner, or says what this end is going to do and takes its memory's place.
+    pub(super) fn order(&mut self, operation: Operation, fields: &Values) -> Result<(), Stop> {
+        let op = Op::from_wire(operation.code)
+            .ok_or_else(|| Stop(format!("the partner has no operation {}", operation.code)))?;
+        let (size, count) = (fields.number("size", 64) as u32, fields.number("count", 1) as u32);
+        let actor = if operation.by_partner { Actor::Responder } else { Actor::Initiator };
+        let order = Order { op, actor, size, count, sges: 1, seed: SEED };
+        self.variables.pattern = Pattern::new(SEED, size);
+        self.variables.set("own_stag", u64::from(OWN_STAG));
+        self.variables.set("own_to", OWN_TO);
+        self.variables.set("own_revocable", u64::from(OWN_REVOCABLE));
+        self.say(Kind::Order, order)?;
+        self.given = Some(order);
+        if operation.by_partner {
+            if !op.is_read() {
+                self.checker.sizes.extend((0..count).map(|_| u64::from(size)));
+            }
+            return Ok(());
+        }
+        let ready = self.answer(Kind::Ready)?;
+        self.variables.set("stag", u64::from(ready.memory.rkey.0));
+        self.variables.set("to", ready.memory.addr);
+        self.variables.set("revocable", u64::from(ready.revocable));
+        // What is refused from here on is quoted from here on.
+        self.checker.forget_sent();
+        Ok(())
+    }
+
+    /// The order is done; the partner's verdict is what the requirements are judged by.
+    pub(super) fn done(&mut self, judges: &[String]) -> Result<(), Stop> {
+        let order = self.given.take().ok_or_else(|| Stop("nothing was ordered".to_owned()))?;
+        let kind = match order.actor {
+            Actor::Initiator => {
+                self.say(Kind::Done, order)?;
+                Kind::Verdict
+            }
+            Actor::Responder => Kind::Done,
+        };
+        match self.answer(kind) {
+            Ok(talk) => {
+                self.judged.check(talk.wrong.is_none(), judges, || {
+                    format!("the partner reports: {}", talk.wrong.unwrap_or_default())
+                });
+                Ok(())
+            }
+            Err(Stop(why)) => {
+                if !self.is_overdue {
+                    self.judged.broken(judges, why.clone());
+                }
+                Err(Stop(why))
+            }
+        }
+    }
+
+    /// What the partner says of its machine.
+    pub(super) fn ask_about(&mut self) -> Result<String, Stop> {
+        let order = Order { op: Op::About, actor: Actor::Initiator, size: 0, count: 0, sges: 1, seed: 0 };
+        self.say(Kind::Order, order)?;
+        Ok(self.answer(Kind::Verdict)?.wrong.unwrap_or_default())
+    }
+
+    fn say(&mut self, kind: Kind, order: Order) -> Result<(), Stop> {
+        let memory = Remote { addr: OWN_TO, rkey: STag(OWN_STAG) };
+        let talk = Talk { kind, order, memory, revocable: OWN_REVOCABLE, wrong: None };
+        let mut fields = Values::default();
+        fields.set_bytes("payload", talk.emit().to_vec());
+        self.send_segment(FrameKind::Send, &fields, 0, false)
+    }
+
+    /// The partner's next message.
+    fn answer(&mut self, kind: Kind) -> Result<Talk, Stop> {
+        let limit = self.stall();
+        loop {
+            let item = self.item(limit)?;
+            match item {
+                Item::Segment(segment, Some(message))
+                    if matches!(segment.kind(), Some(FrameKind::Send | FrameKind::SendSolicited)) =>
+                {
+                    let Some(Value::Bytes(bytes)) = message.field("payload") else { continue };
+                    return match Talk::parse(&bytes) {
+                        Some(talk) if talk.kind == kind => Ok(talk),
+                        _ => Err(Stop(format!(
+                            "a Send of {} bytes where the partner's {kind:?} is due",
+                            bytes.len()
+                        ))),
+                    };
+                }
+                Item::Segment(segment, _)
+                    if segment.kind() != Some(FrameKind::Terminate)
+                        && segment.kind() != Some(FrameKind::ReadResponse) => {}
+                other => {
+                    return Err(Stop(format!("{} instead of the partner's {kind:?}", other.describe(limit))));
+                }
+            }
+        }
+    }
+}

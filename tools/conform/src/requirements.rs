@@ -1,0 +1,71 @@
+//! The sentences of the RFCs, and which of them can be judged from outside.
+
+use std::collections::BTreeMap;
+
+/// `interop/rfc/requirements.tsv`.
+const TABLE: &str = include_str!("../data/requirements.tsv");
+
+/// Whether a listener's keeping of a sentence can be seen, and with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outside {
+    Alone,
+    Partner,
+    /// Why not.
+    No(&'static str),
+}
+
+/// A sentence.
+#[derive(Clone, Debug)]
+pub(super) struct Requirement {
+    pub(super) id: &'static str,
+    pub(super) level: &'static str,
+    pub(super) quote: &'static str,
+    pub(super) outside: Outside,
+}
+
+fn outside(mark: &str) -> Outside {
+    match mark {
+        "alone" => Outside::Alone,
+        "partner" => Outside::Partner,
+        "initiator" => Outside::No("binds the end that connects"),
+        "interface" => Outside::No("binds the interface to the program above, or its policy"),
+        "permission" => Outside::No("a permission, which cannot be broken"),
+        "extension" => Outside::No("an extension that a listener does not announce"),
+        "elsewhere" => {
+            Outside::No("not a matter of this protocol: kept in TCP, SCTP, IPsec or by the operator")
+        }
+        _ => Outside::No("happens inside the listener and shows in no frame"),
+    }
+}
+
+/// All of them, in the order of the table.
+pub(super) fn all() -> Vec<Requirement> {
+    let mut lines = TABLE.lines();
+    let head: BTreeMap<&str, usize> =
+        lines.next().unwrap_or_default().split('\t').enumerate().map(|(at, name)| (name, at)).collect();
+    let column = |name: &str| head.get(name).copied().unwrap_or(usize::MAX);
+    let (id, level, quote, mark) = (column("id"), column("level"), column("quote"), column("outside"));
+    lines
+        .map(|line| {
+            let cells: Vec<&'static str> = line.split('\t').collect();
+            let cell = |at: usize| cells.get(at).copied().unwrap_or_default();
+            Requirement { id: cell(id), level: cell(level), quote: cell(quote), outside: outside(cell(mark)) }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_read() {
+        let all = all();
+        assert_eq!(all.len(), 625);
+        let pad = all.iter().find(|row| row.id == "RFC5044-4.1-02").unwrap();
+        assert_eq!((pad.level, pad.outside), ("MUST", Outside::Partner));
+        assert!(pad.quote.starts_with("The pad data MUST be set to zero"));
+        let judged = |row: &&Requirement| matches!(row.outside, Outside::Alone | Outside::Partner);
+        assert!(all.iter().filter(judged).count() >= 120);
+    }
+}

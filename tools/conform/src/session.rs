@@ -1,0 +1,497 @@
+//! One connection of a case: its start-up, what leaves, and what comes.
+
+use super::build;
+use super::checks::{Checker, Message, Segment};
+use super::deframe::{Deframe, Front};
+use super::judge::Judgements;
+use super::link::{Ending, Link, More, Network, Transcript};
+use super::reply::Reply;
+use super::values::{Values, Variables, hex};
+use crate::partner::Order;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use uiw_cases::FrameKind;
+use uiw_mpa::{FpduTx, MAX_ULPDU};
+
+/// Where the answers to the Reads go that show whether the listener goes on. No case uses these STags.
+pub(super) const READY: u32 = 0x5244_0001;
+pub(super) const PROBE: u32 = 0x5242_0002;
+/// Between the empty Writes that follow a first FPDU without an answer. Linux's siw misses an FPDU that is there before its socket is watched.
+const NUDGE: Duration = Duration::from_millis(50);
+const NUDGES: u32 = 5;
+/// How long the listener's end is awaited where no case is about it.
+const LINGER: Duration = Duration::from_millis(300);
+/// A case lasts as long as this many stalls at most.
+const STALLS: u32 = 100;
+/// Round trips that a time limit has at least.
+const ROUND_TRIPS: u32 = 40;
+
+/// What is the same for every case.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub(super) network: &'static Network,
+    pub(super) address: SocketAddr,
+    /// How long nothing may move.
+    pub(super) stall: Duration,
+    /// The usual Request.
+    pub(super) enhanced: bool,
+}
+
+impl Target {
+    /// A listener at the end of TCP. No case waits longer than `stall` for bytes.
+    #[must_use]
+    pub fn new(address: SocketAddr, stall: Duration) -> Self {
+        Self { network: &super::link::TCP, address, stall, enhanced: true }
+    }
+}
+
+/// Why a case goes no further.
+#[derive(Debug)]
+pub(super) struct Stop(pub(super) String);
+
+/// What came.
+#[derive(Debug)]
+pub(super) enum Item {
+    Reply(Box<Reply>),
+    Segment(Box<Segment>, Option<Box<Message>>),
+    End(Ending),
+    /// Bytes that are no frame; the judgements say why.
+    Broken(String),
+    /// Nothing, for as long as something must move.
+    Late,
+}
+
+impl Item {
+    pub(super) fn describe(&self, stall: Duration) -> String {
+        match self {
+            Self::Reply(reply) => reply.describe(),
+            Self::Segment(segment, _) => segment.describe(),
+            Self::End(Ending::Fin) => "the end of the stream (FIN)".to_owned(),
+            Self::End(Ending::Reset) => "the end of the stream (RST)".to_owned(),
+            Self::Broken(what) => what.clone(),
+            Self::Late => format!("nothing for {:.1} s", stall.as_secs_f64()),
+        }
+    }
+}
+
+/// A connection's state.
+#[derive(Debug)]
+pub(super) struct Session<'a> {
+    pub(super) target: &'a Target,
+    pub(super) link: Option<Link>,
+    request: Values,
+    pub(super) reply: Option<Reply>,
+    tx: FpduTx,
+    rx: Deframe,
+    pub(super) checker: Checker,
+    msn: BTreeMap<u32, u32>,
+    held: Vec<u8>,
+    /// FPDUs that left.
+    sent: u64,
+    /// What was ordered last.
+    pub(super) given: Option<Order>,
+    pub(super) variables: Variables,
+    pub(super) judged: Judgements,
+    pub(super) transcript: Transcript,
+    begun: Instant,
+    /// It has lasted too long: that it stopped says nothing of the listener.
+    pub(super) is_overdue: bool,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(target: &'a Target) -> Self {
+        Self {
+            target,
+            link: None,
+            request: Values::default(),
+            reply: None,
+            tx: FpduTx::new(true, false),
+            rx: Deframe::new(true, false),
+            checker: Checker::default(),
+            msn: BTreeMap::new(),
+            held: Vec::new(),
+            sent: 0,
+            given: None,
+            variables: Variables::default(),
+            judged: Judgements::default(),
+            transcript: Transcript::new(target.network),
+            begun: (target.network.now)(),
+            is_overdue: false,
+        }
+    }
+
+    /// How long nothing may move: as asked for, and some round trips of this path.
+    pub(super) fn stall(&self) -> Duration {
+        let round_trip = self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip);
+        self.target.stall.max(round_trip * ROUND_TRIPS)
+    }
+
+    fn now(&self) -> Instant {
+        (self.target.network.now)()
+    }
+
+    /// A connection of TCP.
+    pub(super) fn connect(&mut self) -> Result<(), Stop> {
+        let address = self.target.address;
+        let link = Link::connect(self.target.network, address, self.target.stall)
+            .map_err(|error| Stop(format!("no connection to {address}: {error}")))?;
+        self.transcript
+            .line(&format!("connected to {address} in {:.1} ms", link.round_trip.as_secs_f64() * 1e3));
+        self.link = Some(link);
+        (self.reply, self.request) = (None, Values::default());
+        (self.checker, self.sent) = (Checker::default(), 0);
+        self.msn.clear();
+        self.held.clear();
+        self.given = None;
+        Ok(())
+    }
+
+    fn open(&mut self) -> Result<&mut Link, Stop> {
+        self.link.as_mut().ok_or_else(|| Stop("the case has not connected".to_owned()))
+    }
+
+    /// Sends a start-up frame.
+    pub(super) fn send_startup(
+        &mut self,
+        kind: FrameKind,
+        mut fields: Values,
+        cut: usize,
+    ) -> Result<(), Stop> {
+        let enhanced = fields.has(&["a", "b", "c", "d", "ird", "ord"]);
+        fields.set_default("enhanced", u64::from(enhanced));
+        fields.set_default("revision", if fields.number("enhanced", 0) != 0 { 2 } else { 1 });
+        fields.set_default("crc", 1);
+        let bytes = build::startup(kind, &fields);
+        if kind == FrameKind::Request {
+            self.request = fields;
+        }
+        self.send_bytes(kind.name(), &bytes, cut, false)
+    }
+
+    /// Sends bytes as they are.
+    pub(super) fn send_bytes(
+        &mut self,
+        what: &str,
+        bytes: &[u8],
+        cut: usize,
+        hold: bool,
+    ) -> Result<(), Stop> {
+        self.transcript.frame('>', if hold { "(held)" } else { what }, bytes);
+        self.held.extend_from_slice(bytes);
+        if hold {
+            return Ok(());
+        }
+        let bytes = std::mem::take(&mut self.held);
+        self.open()?.send(&bytes, cut);
+        Ok(())
+    }
+
+    /// Sends a segment in an FPDU of its own.
+    pub(super) fn send_segment(
+        &mut self,
+        kind: FrameKind,
+        fields: &Values,
+        cut: usize,
+        hold: bool,
+    ) -> Result<(), Stop> {
+        let msn = &mut self.msn;
+        let ulpdu = build::ulpdu(kind, fields, |qn, last| {
+            let next = msn.entry(qn).or_insert(1);
+            let this = *next;
+            *next = next.wrapping_add(u32::from(last));
+            this
+        });
+        if ulpdu.len() > MAX_ULPDU {
+            return Err(Stop(format!("a segment of {} bytes: {MAX_ULPDU} are the most", ulpdu.len())));
+        }
+        self.checker.sends(&ulpdu);
+        let bytes = build::fpdu(&mut self.tx, &ulpdu, fields);
+        self.sent += 1;
+        let what =
+            super::checks::parse(&ulpdu).map_or_else(|| kind.name().to_owned(), |segment| segment.describe());
+        self.send_bytes(&what, &bytes, cut, hold)
+    }
+
+    /// Of bytes as they are: a Terminate may quote the segment that they begin with.
+    pub(super) fn notice(&mut self, bytes: &[u8]) {
+        if let Some((length, rest)) = bytes.split_first_chunk()
+            && let Some(ulpdu) = rest.get(..usize::from(u16::from_be_bytes(*length)))
+            && self.reply.is_some()
+            && !self.tx.markers()
+        {
+            self.checker.sends(ulpdu);
+        }
+    }
+
+    /// A Read of no bytes, whose answer shows that the listener goes on.
+    pub(super) fn send_empty_read(&mut self, sink: u32) -> Result<(), Stop> {
+        let mut fields = Values::default();
+        fields.set("sink-stag", u64::from(sink));
+        self.send_segment(FrameKind::ReadRequest, &fields, 0, false)
+    }
+
+    /// Whether the listener takes Reads at all.
+    pub(super) fn takes_reads(&self) -> bool {
+        let enhanced = self.reply.as_ref().and_then(|reply| reply.enhanced);
+        enhanced.is_none_or(|enhanced| enhanced.ird > 0)
+    }
+
+    /// The usual start-up, with `fields` of the Request changed, up to the answer to a first Read of no bytes.
+    pub(super) fn start(&mut self, fields: Values) -> Result<(), Stop> {
+        self.connect()?;
+        let mut request = fields;
+        if self.target.enhanced && request.number("revision", 2) >= 2 {
+            for (name, number) in [("a", 1), ("c", 1), ("d", 1), ("ird", 16), ("ord", 16)] {
+                request.set_default(name, number);
+            }
+        }
+        self.send_startup(FrameKind::Request, request, 0)?;
+        match self.item(self.stall())? {
+            Item::Reply(reply) if reply.rejects() => {
+                Err(Stop("the listener rejected the connection".to_owned()))
+            }
+            Item::Reply(_) => self.begin(),
+            other => Err(Stop(format!("{} instead of a Reply", other.describe(self.stall())))),
+        }
+    }
+
+    /// The first FPDUs behind the Reply.
+    pub(super) fn begin(&mut self) -> Result<(), Stop> {
+        let enhanced = self.reply.as_ref().and_then(|reply| reply.enhanced);
+        let mut read = false;
+        // This end can send each kind, so what the Reply names is enough.
+        if let Some(enhanced) = enhanced.filter(|enhanced| enhanced.peer_to_peer) {
+            if enhanced.rtr_write {
+                self.send_segment(FrameKind::Write, &Values::default(), 0, false)?;
+            } else if enhanced.rtr_read {
+                self.send_empty_read(READY)?;
+                read = true;
+            } else if enhanced.rtr_send {
+                self.send_segment(FrameKind::Send, &Values::default(), 0, false)?;
+            } else {
+                return Err(Stop("the Reply names no RTR message".to_owned()));
+            }
+        }
+        if !self.takes_reads() {
+            return Ok(());
+        }
+        if !read {
+            self.send_empty_read(READY)?;
+        }
+        self.await_ready()
+    }
+
+    /// Waits for the answer to the first Read.
+    fn await_ready(&mut self) -> Result<(), Stop> {
+        const IDS: [&str; 4] =
+            ["RFC5040-5.2.1-04", "RFC5040-5.2.1-13", "RFC5040-5.2.1-16", "RFC5040-5.2.1-17"];
+        let mut nudges = 0;
+        loop {
+            let wait = if nudges < NUDGES { NUDGE.max(self.round_trip() * 2) } else { self.stall() };
+            match self.item(wait)? {
+                Item::Segment(segment, _) if segment.kind() == Some(FrameKind::ReadResponse) => {
+                    self.judged.keep(&IDS[..3]);
+                    self.checker.forget_sent();
+                    return Ok(());
+                }
+                Item::Segment(segment, _) if segment.kind() == Some(FrameKind::Terminate) => {
+                    let what = format!("a Read of no bytes is refused: {}", segment.describe());
+                    self.judged.broken(&IDS, what.clone());
+                    return Err(Stop(what));
+                }
+                Item::Late if nudges < NUDGES => {
+                    nudges += 1;
+                    self.send_segment(FrameKind::Write, &Values::default(), 0, false)?;
+                }
+                // What comes on its own is no answer.
+                Item::Segment(..) => {}
+                Item::Broken(what) => return Err(Stop(what)),
+                other => {
+                    let what = format!(
+                        "{} instead of the answer to a Read of no bytes",
+                        other.describe(self.stall())
+                    );
+                    self.judged.broken(&IDS, what.clone());
+                    return Err(Stop(what));
+                }
+            }
+        }
+    }
+
+    pub(super) fn round_trip(&self) -> Duration {
+        self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip)
+    }
+
+    /// What comes next, if anything does while `limit` passes without a byte.
+    ///
+    /// # Errors
+    /// When the case has lasted too long; nothing is judged by that.
+    pub(super) fn item(&mut self, limit: Duration) -> Result<Item, Stop> {
+        let bound = self.begun + self.stall() * STALLS;
+        loop {
+            if let Some(item) = self.buffered(true) {
+                return Ok(item);
+            }
+            let until = self.now() + limit;
+            let Some(link) = self.link.as_mut() else { return Ok(Item::End(Ending::Fin)) };
+            match link.more(until.min(bound)) {
+                More::Bytes => {}
+                More::Late if bound < until => {
+                    self.is_overdue = true;
+                    let seconds = (self.now() - self.begun).as_secs_f64();
+                    self.transcript.line("  the case has lasted too long");
+                    return Err(Stop(format!(
+                        "the case had not ended after {seconds:.1} s: try a larger --stall"
+                    )));
+                }
+                More::Late => {
+                    self.transcript.line(&format!("  nothing for {:.3} s", limit.as_secs_f64()));
+                    // Part of a frame, and no more of it as long as something must move.
+                    let stalled = limit >= self.stall();
+                    let cut = if stalled { self.buffered(false) } else { None };
+                    return Ok(cut.unwrap_or(Item::Late));
+                }
+                More::Ended(ending) => {
+                    self.transcript.line(if ending == Ending::Fin { "< fin" } else { "< reset" });
+                    return Ok(self.buffered(false).unwrap_or(Item::End(ending)));
+                }
+            }
+        }
+    }
+
+    /// The frame that is whole in the inbox. `more` is whether bytes may follow.
+    fn buffered(&mut self, more: bool) -> Option<Item> {
+        let link = self.link.as_mut()?;
+        if link.inbox.is_empty() {
+            return None;
+        }
+        let more = more && link.ended.is_none();
+        if self.reply.is_none() {
+            if !Reply::begins(&link.inbox) {
+                let what = format!("no Reply but {}", shown(&link.inbox));
+                self.judged.broken(&["RFC5044-7.1.1-03"], what.clone());
+                link.inbox.clear();
+                return Some(Item::Broken(what));
+            }
+            let Some(reply) = Reply::parse(&link.inbox) else {
+                return (!more).then(|| {
+                    let what = format!("the stream ends {} bytes into a Reply", link.inbox.len());
+                    self.judged.broken(&["RFC5044-7.1.1-17"], what.clone());
+                    link.inbox.clear();
+                    Item::Broken(what)
+                });
+            };
+            link.inbox.drain(..reply.bytes.len());
+            self.transcript.frame('<', &reply.describe(), &reply.bytes);
+            reply.judge(&self.request, &mut self.judged);
+            let crc = reply.crc() || self.request.number("crc", 1) != 0;
+            self.tx = FpduTx::new(crc, reply.markers());
+            self.rx = Deframe::new(crc, self.request.number("markers", 0) != 0);
+            self.reply = Some(reply.clone());
+            return Some(Item::Reply(Box::new(reply)));
+        }
+        match self.rx.next(&link.inbox, more, &mut self.judged) {
+            Front::Incomplete => None,
+            Front::Broken(what) => {
+                self.transcript.frame('<', &what, &link.inbox);
+                link.inbox.clear();
+                Some(Item::Broken(what))
+            }
+            Front::Fpdu(whole) => {
+                let raw: Vec<u8> = link.inbox.drain(..whole.consumed).collect();
+                let Some((segment, message)) = self.checker.receive(&whole.ulpdu, &mut self.judged) else {
+                    self.transcript.frame('<', "no DDP segment", &raw);
+                    return Some(Item::Broken("no DDP segment".to_owned()));
+                };
+                self.transcript.frame('<', &segment.describe(), &raw);
+                if self.sent == 0 {
+                    let what = format!("before this end's first FPDU: {}", segment.describe());
+                    self.judged.broken(&["RFC5044-7.1.2-11"], what);
+                }
+                self.answer_empty_read(&segment);
+                Some(Item::Segment(Box::new(segment), message.map(Box::new)))
+            }
+        }
+    }
+
+    /// A Read of no bytes that a listener sends on its own is answered.
+    fn answer_empty_read(&mut self, segment: &Segment) {
+        let number = |name| match segment.field(name) {
+            Some(super::values::Value::Number(number)) => number,
+            _ => 0,
+        };
+        if segment.kind() != Some(FrameKind::ReadRequest) || segment.tagged || number("size") != 0 {
+            return;
+        }
+        let mut fields = Values::default();
+        fields.set("stag", number("sink-stag"));
+        fields.set("to", number("sink-to"));
+        let _ = self.send_segment(FrameKind::ReadResponse, &fields, 0, false);
+    }
+
+    /// Bytes that come within `time`, or nothing.
+    pub(super) fn silence(&mut self, time: Duration) -> Result<Option<Vec<u8>>, Stop> {
+        let until = self.now() + time;
+        let now = self.target.network.now;
+        let link = self.open()?;
+        if !link.inbox.is_empty() || link.more(until) == More::Bytes {
+            // A little more, so that what it is can be seen.
+            let _ = link.more(now() + NUDGE);
+            let bytes = std::mem::take(&mut link.inbox);
+            self.transcript.frame('<', "bytes", &bytes);
+            return Ok(Some(bytes));
+        }
+        match link.ended {
+            Some(ending) => {
+                let item = Item::End(ending);
+                Err(Stop(format!("{} where nothing should come", item.describe(time))))
+            }
+            None => {
+                self.transcript.line(&format!("  nothing for {:.3} s", time.as_secs_f64()));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether bytes behind the Reply begin an FPDU or a Marker, instead of more of the Reply.
+    pub(super) fn begins_fpdu(&self, bytes: &[u8]) -> bool {
+        let mut judged = Judgements::default();
+        let markers = self.request.number("markers", 0) != 0;
+        let mut rx = Deframe::new(true, markers);
+        matches!(rx.next(bytes, false, &mut judged), Front::Fpdu(_)) || bytes == [0; 4]
+    }
+
+    /// Ends the connection as a well-behaved initiator does: listeners have had trouble with a FIN right behind their Reply. A case that stopped
+    /// is not `complete`: nothing more is asked of the listener.
+    pub(super) fn finish(&mut self, complete: bool) {
+        let accepted = self.reply.as_ref().is_some_and(|reply| !reply.rejects());
+        let is_open = self.link.as_ref().is_some_and(|link| link.ended.is_none());
+        if !is_open || complete && accepted && self.sent == 0 && self.begin().is_err() {
+            return;
+        }
+        let _ = self.fin();
+        let limit = self.stall().min(LINGER.max(self.round_trip() * 4));
+        while matches!(self.item(limit), Ok(Item::Segment(..))) {}
+    }
+
+    /// This end says no more.
+    pub(super) fn fin(&mut self) -> Result<(), Stop> {
+        self.transcript.line("> fin");
+        self.open()?.fin();
+        Ok(())
+    }
+
+    pub(super) fn reset(&mut self) -> Result<(), Stop> {
+        self.transcript.line("> reset");
+        let link = self.link.take().ok_or_else(|| Stop("the case has not connected".to_owned()))?;
+        link.reset();
+        Ok(())
+    }
+}
+
+/// In hexadecimal, for messages.
+pub(super) fn shown(bytes: &[u8]) -> String {
+    let more = if bytes.len() > 32 { ".." } else { "" };
+    format!("{} bytes {}{more}", bytes.len(), hex(&bytes[..bytes.len().min(32)]))
+}

@@ -1,0 +1,268 @@
+//! The cases against uiw's own listener on a simulated network with a virtual clock: each byte passes the whole engine, waits are exact and take no time.
+
+use super::cases;
+use super::link::{Network, Pipe};
+use super::listener;
+use super::session::Target;
+use super::verdict::lacks;
+use super::{requirements, steps};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+use uiw_cases::{Case, Need};
+use uiw_llp::sim::{self, Link, Split};
+use uiw_llp::{Token, TransportConfig, TransportStack as _, TransportStream};
+use uiw_mem::{IoVec, IoVecMut};
+use uiw_verbs::{ConnConfig, Connection, ConnectionConfig, Device, DeviceConfig, Progress};
+
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+/// Rounds without work after which a device is idle. While it has few connections it asks its stack in one of 32.
+const QUIET_ROUNDS: usize = 33;
+/// Rounds in which something moves while the clock stands still, at most: more is a livelock.
+const MAX_ROUNDS: usize = 1_000_000;
+const STALL: Duration = Duration::from_secs(10);
+
+static SIMULATED: Network = Network { connect: SimPipe::connect, now, pause };
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+type Accepting = Pin<Box<dyn Future<Output = uiw_verbs::Result<Connection>>>>;
+
+/// The listener, its connections, and the network.
+struct World {
+    network: sim::Network,
+    device: Device,
+    listener: Rc<uiw_verbs::Listener>,
+    accepting: Accepting,
+    /// Each reads a connection to its end.
+    readers: Vec<Task>,
+}
+
+thread_local! {
+    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+}
+
+fn world<T>(with: impl FnOnce(&mut World) -> T) -> T {
+    WORLD.with_borrow_mut(|world| with(world.as_mut().expect("the test has made it")))
+}
+
+async fn accept(listener: Rc<uiw_verbs::Listener>) -> uiw_verbs::Result<Connection> {
+    listener.accept().await
+}
+
+/// A listener on a new network of this thread; the target of its cases.
+fn listen(options: ConnConfig, link: Link) -> Target {
+    let network = sim::Network::new(1);
+    network.set_default_link(link);
+    let manual = DeviceConfig::default().progress(Progress::Manual);
+    let device = Device::with_stack(Box::new(network.stack(HOST)), manual).unwrap();
+    let settings = ConnectionConfig::default().options(options).recv_size(4096);
+    let pd = device.alloc_pd().unwrap();
+    let listener = Rc::new(uiw_verbs::Listener::bind(&pd, SocketAddr::new(HOST, 0), &settings).unwrap());
+    let address = listener.local_addr();
+    let accepting = Box::pin(accept(Rc::clone(&listener)));
+    WORLD.set(Some(World { network, device, listener, accepting, readers: Vec::new() }));
+    Target { network: &SIMULATED, address, stall: STALL, enhanced: true }
+}
+
+impl World {
+    fn pump(&self) -> bool {
+        (0..QUIET_ROUNDS).any(|_| self.device.pump() > 0)
+    }
+
+    /// Whether something moved.
+    fn round(&mut self) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut moved = self.pump();
+        while let Poll::Ready(accepted) = self.accepting.as_mut().poll(&mut cx) {
+            moved = true;
+            self.accepting = Box::pin(accept(Rc::clone(&self.listener)));
+            if let Ok(connection) = accepted {
+                let read = async move { while let Ok(Some(_)) = connection.recv().await {} };
+                self.readers.push(Box::pin(read));
+            }
+        }
+        self.readers.retain_mut(|reader| reader.as_mut().poll(&mut cx).is_pending());
+        // What was accepted or ended may have more to send.
+        moved | self.pump()
+    }
+
+    /// Moves the clock to the next deadline, at most to `until`. False when that is reached already.
+    fn advance(&mut self, until: Instant) -> bool {
+        let now = self.network.now();
+        if now >= until {
+            return false;
+        }
+        let next = self.device.deadline().into_iter().chain(self.network.next_event()).min();
+        let step = next.unwrap_or(until).min(until).saturating_duration_since(now);
+        self.network.advance(step.max(Duration::from_micros(1)));
+        true
+    }
+}
+
+fn now() -> Instant {
+    world(|world| world.network.now())
+}
+
+fn pause(time: Duration) {
+    let _: Option<()> = wait(now() + time, || None);
+}
+
+/// Runs the listener until `ready` has something, or until then.
+fn wait<T>(until: Instant, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
+    let mut rounds = 0;
+    loop {
+        if let Some(value) = ready() {
+            return Some(value);
+        }
+        if world(World::round) {
+            rounds += 1;
+            assert!(rounds < MAX_ROUNDS, "the device does not come to rest");
+        } else if !world(|world| world.advance(until)) {
+            return None;
+        } else {
+            rounds = 0;
+        }
+    }
+}
+
+/// `None` for what would block.
+fn unless_blocked<T>(result: io::Result<T>) -> Option<io::Result<T>> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+        result => Some(result),
+    }
+}
+
+struct SimPipe(Box<dyn TransportStream>);
+
+impl std::fmt::Debug for SimPipe {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimPipe").finish_non_exhaustive()
+    }
+}
+
+impl SimPipe {
+    fn connect(to: SocketAddr, within: Duration) -> io::Result<Box<dyn Pipe>> {
+        let mut stack = world(|world| world.network.stack(HOST));
+        let mut stream = stack.connect(None, to, &TransportConfig::default(), Token(0))?;
+        let connected = || stream.connect_result().map(|done| done.then_some(())).transpose();
+        wait(now() + within, connected).ok_or(ErrorKind::TimedOut)??;
+        Ok(Box::new(Self(stream)))
+    }
+}
+
+impl Pipe for SimPipe {
+    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let sent = wait(now() + STALL, || unless_blocked(self.0.send(&[IoVec::from(bytes)])));
+            bytes = &bytes[sent.ok_or(ErrorKind::TimedOut)??..];
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, bytes: &mut [u8], until: Instant) -> io::Result<Option<usize>> {
+        wait(until, || unless_blocked(self.0.recv(&mut [IoVecMut::from(&mut *bytes)]))).transpose()
+    }
+
+    fn fin(&mut self) {
+        let _ = self.0.shutdown();
+    }
+
+    fn reset(mut self: Box<Self>) {
+        self.0.abort();
+    }
+}
+
+/// What a run has shown.
+#[derive(Default)]
+struct Found {
+    ran: usize,
+    requirements: BTreeSet<String>,
+    /// What was found broken, or stopped a case, with the frames.
+    wrong: Vec<String>,
+}
+
+/// Runs these cases, each at a listener of its own.
+fn run(options: &ConnConfig, link: &Link, cases: &[Case]) -> Found {
+    let listener = listener::ask(&mut listen(options.clone(), link.clone()), false).unwrap();
+    let mut found = Found::default();
+    for case in cases.iter().filter(|case| lacks(case, &listener).is_none()) {
+        let outcome = steps::run(&listen(options.clone(), link.clone()), case);
+        found.ran += 1;
+        let broken = outcome.judged.iter().filter_map(|one| Some((&one.id, one.broken.as_ref()?)));
+        let mut wrong: Vec<String> = broken.map(|(id, what)| format!("{id}: {what}")).collect();
+        wrong.extend(outcome.stopped);
+        if !wrong.is_empty() {
+            let frames = outcome.transcript.join("\n");
+            found.wrong.push(format!("{}: {}\n{frames}", case.name, wrong.join("; ")));
+        }
+        found.requirements.extend(outcome.judged.into_iter().map(|one| one.id));
+    }
+    found
+}
+
+fn paths() -> [Link; 3] {
+    // Segments as the kernel's TCP has them on its loopback interface.
+    let plain = Link { emss: 65_483, ..Link::default() };
+    let sent = Link { send_split: Split::Random(9), ..plain.clone() };
+    let long = Link { latency: Duration::from_millis(50), ..Link::default() };
+    [plain, sent, long]
+}
+
+#[test]
+fn every_case_that_needs_no_partner_is_kept() {
+    let cases = cases::built_in().unwrap();
+    for link in paths() {
+        for (options, least) in
+            [(ConnConfig::default(), (60, 130)), (ConnConfig::default().markers(true).crc(false), (65, 130))]
+        {
+            let Found { ran, requirements: shown, wrong } = run(&options, &link, &cases);
+            assert!(wrong.is_empty(), "over {link:?}:\n{}", wrong.join("\n\n"));
+            let table = requirements::all();
+            assert!(shown.iter().all(|id| table.iter().any(|row| row.id == *id)));
+            assert!(ran >= least.0 && shown.len() >= least.1, "{ran} cases, {} requirements", shown.len());
+        }
+    }
+}
+
+/// What the negative vectors take for granted and no listener has: memory at their STags, or no receive.
+const NEEDS_MEMORY: [&str; 7] = [
+    "tagged-to-wrap",
+    "tagged-bounds",
+    "read-bounds",
+    "read-to-wrap",
+    "atomic-unaligned",
+    "mo-beyond-buffer",
+    "send-no-buffer",
+];
+
+#[test]
+fn negative_vectors_are_refused() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../interop/data/vectors/negative.case");
+    let mut cases = cases::of_user(&file).unwrap();
+    cases.retain(|case| NEEDS_MEMORY.iter().all(|name| case.name != format!("negative/{name}")));
+    let (markers, plain): (Vec<Case>, Vec<Case>) =
+        cases.into_iter().partition(|case| case.needs.contains(&Need::MarkersAsked));
+    assert_eq!((plain.len(), markers.len()), (17, 2));
+    for (cases, asks) in [(plain, false), (markers, true)] {
+        let found = run(&ConnConfig::default().markers(asks), &Link::default(), &cases);
+        assert_eq!((found.ran, found.wrong.as_slice()), (cases.len(), &[][..]));
+    }
+}
+
+#[test]
+fn a_case_that_demands_what_is_not_so_is_found_broken() {
+    let text = "case a/b \"c\"\n  start\n  > read-request sink-stag 7\n  < read-response stag 8 [RFC5040-4.4-02]\n\
+                case a/d \"e\"\n  start\n  > write crc-xor 1\n  < terminate codes 2/0/3\n";
+    let cases = uiw_cases::parse("f", text).unwrap();
+    let wrong = run(&ConnConfig::default(), &Link::default(), &cases).wrong;
+    let [stag, codes] = wrong.as_slice() else { panic!("{wrong:?}") };
+    assert!(stag.contains("RFC5040-4.4-02: stag of the read-response is 7, 8 is due"), "{stag}");
+    assert!(codes.contains("f:8: ") && codes.contains("2/0/0x02"), "{codes}");
+}

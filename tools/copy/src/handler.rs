@@ -1,0 +1,418 @@
+//! What a server does with requests, without a connection: bytes of slots come in and go out as such.
+
+use super::batch::{self, Batch, Content};
+use super::claims::Claims;
+use super::meta::Meta;
+use super::names::RelPath;
+use super::part::{Opened, Outcome, Part, next_data};
+use super::protocol::{BLOCK, Create, FileHead, Reply, Request, encode_entries};
+use super::root::{ABANDONED, Root};
+use super::wire::WireError;
+use rustix::io::Errno;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Files that one session has open for writing at most.
+const MAX_PARTS: usize = 16;
+/// Files that one connection has open for reading at most.
+const MAX_SOURCES: usize = 8;
+
+/// What the connections of one client have in common.
+#[derive(Debug)]
+pub struct Session {
+    root: Arc<Root>,
+    writable: bool,
+    /// Part of the names of its temporary files.
+    label: String,
+    parts: Mutex<HashMap<RelPath, Arc<Part>>>,
+    claims: Claims,
+    opening: Arc<Opening>,
+}
+
+/// Held while an incomplete file is opened, as what is there of it is read and hashed then. Sessions of one peer have one, so that requests of a
+/// few bytes keep one processor busy at most. After each block it passes to another session that waits, so that none waits for a whole file.
+#[derive(Debug, Default)]
+pub struct Opening(parking_lot::Mutex<()>);
+
+/// The requests of one connection.
+pub struct Handler {
+    session: Arc<Session>,
+    sources: Vec<(RelPath, File)>,
+    /// Whether somebody still waits for the reply.
+    goes_on: Box<dyn Fn() -> bool>,
+}
+
+impl std::fmt::Debug for Handler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handler").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
+/// A reply, and the bytes that go into the slot before it.
+pub type Answer = (Reply, Option<Vec<u8>>);
+
+impl From<Outcome> for Reply {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Done => Self::Done,
+            Outcome::Reopen => Self::Reopen,
+            Outcome::Missing(ranges) => Self::Missing(ranges),
+        }
+    }
+}
+
+fn failed(error: &Error) -> Reply {
+    Reply::Failed { errno: batch::errno(error), text: error.to_string() }
+}
+
+impl Session {
+    pub fn new(root: Arc<Root>, writable: bool, token: u64, opening: Arc<Opening>) -> Self {
+        let label = format!("{:08x}", token as u32);
+        Self { root, writable, label, parts: Mutex::default(), claims: Claims::default(), opening }
+    }
+
+    fn parts(&self) -> MutexGuard<'_, HashMap<RelPath, Arc<Part>>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The incomplete file, opened if it is not. `Err`: the reply instead.
+    fn part(
+        &self,
+        file: &FileHead,
+        begin: bool,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<std::result::Result<Arc<Part>, Reply>> {
+        let mut parts = self.parts();
+        if let Some(part) = parts.get(&file.path) {
+            if part.is_of(file) {
+                return Ok(Ok(Arc::clone(part)));
+            }
+            if !begin {
+                return Ok(Err(Reply::Reopen));
+            }
+            // Its lock goes with it, once no other connection is at work on it.
+            parts.remove(&file.path);
+        }
+        if parts.len() >= MAX_PARTS {
+            parts.retain(|_, part| Arc::strong_count(part) > 1);
+        }
+        let opening = RefCell::new(self.opening.0.lock());
+        let opened = Part::open(&self.root, file, begin, &|| {
+            parking_lot::MutexGuard::bump(&mut opening.borrow_mut());
+            goes_on()
+        });
+        drop(opening);
+        match opened? {
+            Opened::Complete => Ok(Err(Reply::Complete)),
+            Opened::Nothing => Ok(Err(Reply::Reopen)),
+            Opened::Part(part) => {
+                let part = Arc::new(part);
+                parts.insert(part.path().clone(), Arc::clone(&part));
+                Ok(Ok(part))
+            }
+        }
+    }
+}
+
+impl Handler {
+    /// `goes_on` is asked in the course of long operations: false ends them.
+    pub fn new(session: Arc<Session>, goes_on: impl Fn() -> bool + 'static) -> Self {
+        Self { session, sources: Vec::new(), goes_on: Box::new(goes_on) }
+    }
+
+    /// Executes a request; `landed` gives the first bytes of its slot.
+    ///
+    /// # Errors
+    /// The client broke the protocol.
+    pub fn handle<E: From<WireError>>(
+        &mut self,
+        request: &Request,
+        landed: impl FnOnce(u32) -> std::result::Result<Vec<u8>, E>,
+    ) -> std::result::Result<Answer, E> {
+        if request.writes() && !self.session.writable {
+            return Ok((failed(&Errno::ROFS.into()), None));
+        }
+        let answer = match request {
+            Request::Put { file, index, len, hash } => {
+                let bytes = landed(*len)?;
+                self.checked(blake3::hash(&bytes) == *hash, |handler| {
+                    Ok((handler.on_part(file, |part| part.put(*index, &bytes, hash))?, None))
+                })
+            }
+            Request::PutBatch { count, len, hash } => {
+                let bytes = landed(*len)?;
+                let records = batch::decode(&bytes, *count)?;
+                let mut files = Vec::with_capacity(records.len());
+                for ((path, content), position) in records.iter().zip(0..) {
+                    match content {
+                        Content::Bytes(meta, bytes) => files.push((position, path, meta, *bytes)),
+                        Content::Failed(_) | Content::TooLarge(_) => {
+                            return Err(WireError::Value { what: "the mark of a record", value: 1 }.into());
+                        }
+                    }
+                }
+                self.checked(blake3::hash(&bytes) == *hash, |handler| {
+                    let session = &handler.session;
+                    let paths = files.iter().map(|(_, path, ..)| RelPath::clone(path)).collect();
+                    let _claim = session.claims.take(paths);
+                    let failures = batch::store(&session.root, files.into_iter(), &session.label);
+                    Ok((Reply::Stored(failures), None))
+                })
+            }
+            other => self.without_bytes(other),
+        };
+        Ok(answer.unwrap_or_else(|error| (failed(&error), None)))
+    }
+
+    fn checked(&self, intact: bool, then: impl FnOnce(&Self) -> Result<Answer>) -> Result<Answer> {
+        if intact { then(self) } else { Err(Error::other("the bytes do not have their hash")) }
+    }
+
+    fn without_bytes(&mut self, request: &Request) -> Result<Answer> {
+        let session = Arc::clone(&self.session);
+        let root = &session.root;
+        let reply = match request {
+            Request::Stat { path } => match root.meta(path) {
+                Ok(meta) => Reply::Found(meta),
+                Err(error) if is_absent(&error) => Reply::Absent,
+                Err(error) => return Err(error),
+            },
+            Request::List { path, after, create } => return self.list(path, after, *create),
+            Request::Open { file } => match session.part(file, true, &self.goes_on)? {
+                Ok(part) => Reply::Missing(part.missing()),
+                Err(reply) => reply,
+            },
+            Request::Hole { file, blocks } => self.on_part(file, |part| part.hole(blocks.clone()))?,
+            Request::Finish { file } => self.finish(file)?,
+            Request::Symlink { path, target, mtime } => {
+                let _claim = session.claims.take(vec![path.clone()]);
+                root.symlink(path, target, *mtime, &session.label)?;
+                Reply::Done
+            }
+            Request::SetDirectory { path, mode, mtime } => {
+                // The share itself is the operator's: a client that copies into it does not change its mode.
+                if !path.is_empty() {
+                    root.set_directory(path, *mode, *mtime)?;
+                }
+                Reply::Done
+            }
+            Request::Get { path, version, index } => return self.get(path, version, *index),
+            Request::GetBatch { paths } => {
+                let mut batch = Batch::default();
+                // What does not fit any more is asked for again.
+                let _ = paths.iter().all(|path| batch.read(root, path));
+                let (count, len) = (batch.count, batch.bytes().len() as u32);
+                let hash = batch.hash();
+                return Ok((Reply::Batch { count, len, hash }, Some(batch.into_bytes())));
+            }
+            Request::Put { .. } | Request::PutBatch { .. } => return Err(Errno::INVAL.into()),
+        };
+        Ok((reply, None))
+    }
+
+    fn on_part(&self, file: &FileHead, on: impl FnOnce(&Part) -> Result<Outcome>) -> Result<Reply> {
+        match self.session.part(file, false, &self.goes_on)? {
+            Ok(part) => Ok(on(&part)?.into()),
+            Err(reply) => Ok(reply),
+        }
+    }
+
+    fn finish(&self, file: &FileHead) -> Result<Reply> {
+        let part = match self.session.part(file, false, &self.goes_on)? {
+            Ok(part) => part,
+            Err(reply) => return Ok(reply),
+        };
+        let outcome = part.finish();
+        // After an error as well: the file is opened again, which looks at what there is of it.
+        if !matches!(outcome, Ok(Outcome::Missing(_))) {
+            let mut parts = self.session.parts();
+            if parts.get(&file.path).is_some_and(|known| Arc::ptr_eq(known, &part)) {
+                parts.remove(&file.path);
+            }
+        }
+        Ok(outcome?.into())
+    }
+
+    fn list(&self, path: &RelPath, after: &[u8], create: Create) -> Result<Answer> {
+        let root = &self.session.root;
+        let (entries, follow) = match root.page(path, after) {
+            Err(error) if is_absent(&error) && create != Create::No => {
+                root.make_directory(path, create == Create::Private)?;
+                Default::default()
+            }
+            Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),
+            page => {
+                if create != Create::No && after.is_empty() {
+                    // It is the user's convenience alone.
+                    let _ = root.remove_abandoned(path, ABANDONED);
+                }
+                page?
+            }
+        };
+        let (bytes, count) = encode_entries(entries.iter());
+        let more = follow || count < entries.len();
+        if more && count == 0 {
+            // Every entry of the page is gone.
+            return Err(Errno::AGAIN.into());
+        }
+        Ok((Reply::Listed { len: bytes.len() as u32, more }, Some(bytes)))
+    }
+
+    fn source(&mut self, path: &RelPath) -> Result<&File> {
+        match self.sources.iter().position(|(known, _)| known == path) {
+            Some(at) => Ok(&self.sources[at].1),
+            None => {
+                let (file, _) = self.session.root.open_file(path)?;
+                if self.sources.len() == MAX_SOURCES {
+                    self.sources.remove(0);
+                }
+                self.sources.push((path.clone(), file));
+                Ok(&self.sources[self.sources.len() - 1].1)
+            }
+        }
+    }
+
+    fn get(&mut self, path: &RelPath, version: &[u8; 16], index: u64) -> Result<Answer> {
+        let before = Meta::of(&rustix::fs::fstat(self.source(path)?)?);
+        if before.version != *version {
+            // The name may stand for another file by now.
+            self.sources.retain(|(known, _)| known != path);
+            let now = Meta::of(&rustix::fs::fstat(self.source(path)?)?);
+            if now.version != *version {
+                return Ok((Reply::Changed(now), None));
+            }
+        }
+        let file = self.source(path)?;
+        match read_block(file, version, index)? {
+            Read::Changed(meta) => Ok((Reply::Changed(meta), None)),
+            Read::HoleUntil(end) => Ok((Reply::HoleUntil(end), None)),
+            Read::Block(bytes) => {
+                let hash = *blake3::hash(&bytes).as_bytes();
+                Ok((Reply::Block { len: bytes.len() as u32, hash }, Some(bytes)))
+            }
+        }
+    }
+}
+
+fn is_absent(error: &Error) -> bool {
+    error.raw_os_error() == Some(Errno::NOENT.raw_os_error())
+}
+
+/// A block of a source.
+pub enum Read {
+    Block(Vec<u8>),
+    /// The block, and those up to this one, lie in a hole.
+    HoleUntil(u64),
+    /// The file is not of that version.
+    Changed(Meta),
+}
+
+/// Reads a block of the version that the caller expects.
+pub fn read_block(file: &File, version: &[u8; 16], index: u64) -> Result<Read> {
+    let meta = Meta::of(&rustix::fs::fstat(file)?);
+    if meta.version != *version {
+        return Ok(Read::Changed(meta));
+    }
+    let blocks = meta.size.div_ceil(BLOCK);
+    if index >= blocks {
+        return Err(Errno::INVAL.into());
+    }
+    let start = index * BLOCK;
+    if meta.sparse {
+        let data = next_data(file, start)?.unwrap_or(u64::MAX);
+        if data >= start + BLOCK {
+            return Ok(Read::HoleUntil((data / BLOCK).min(blocks)));
+        }
+        if data >= meta.size {
+            return Ok(Read::HoleUntil(blocks));
+        }
+    }
+    let mut bytes = vec![0; (meta.size - start).min(BLOCK) as usize];
+    let read = file.read_exact_at(&mut bytes, start);
+    let after = Meta::of(&rustix::fs::fstat(file)?);
+    if after.version != *version {
+        return Ok(Read::Changed(after));
+    }
+    read.map(|()| Read::Block(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::meta::{Kind, Time};
+    use super::super::scratch::Scratch;
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    fn head(name: &str, blocks: u64) -> FileHead {
+        let meta = Meta {
+            kind: Kind::File,
+            mode: 0o600,
+            size: blocks * BLOCK,
+            mtime: Time::default(),
+            version: [1; 16],
+            sparse: true,
+            target: Vec::new(),
+        };
+        FileHead { path: RelPath::new(name.as_bytes()).unwrap(), meta }
+    }
+
+    /// The reply about a file of `blocks` of which nothing is there.
+    fn missing(blocks: u64) -> Reply {
+        Reply::Missing(std::iter::once(0..blocks).collect())
+    }
+
+    /// Sends a request that needs no bytes.
+    fn handle(handler: &mut Handler, request: &Request) -> Reply {
+        let no_bytes = |_| Err(WireError::Value { what: "a slot", value: 0 });
+        handler.handle(request, no_bytes).unwrap().0
+    }
+
+    #[test]
+    fn long_verification_delays_no_other_session() {
+        const RECORDS: u64 = 200;
+        let scratch = Scratch::new();
+        let root = Arc::new(Root::open(scratch.path()).unwrap());
+        let opening = Arc::<Opening>::default();
+        let session = |token| Arc::new(Session::new(Arc::clone(&root), true, token, Arc::clone(&opening)));
+        let long = Request::Open { file: head("long", 2 * RECORDS) };
+        let mut first = Handler::new(session(1), || true);
+        assert_eq!(handle(&mut first, &long), missing(2 * RECORDS));
+        for block in 0..RECORDS {
+            let blocks = 2 * block..2 * block + 1;
+            let hole = Request::Hole { file: head("long", 2 * RECORDS), blocks };
+            assert_eq!(handle(&mut first, &hole), Reply::Done);
+        }
+        drop(first);
+        let (begun, other_is_open) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        std::thread::scope(|scope| {
+            let other = session(2);
+            let (begun, is_open) = (Arc::clone(&begun), Arc::clone(&other_is_open));
+            let wait_for_other = (Arc::clone(&begun), Arc::clone(&is_open));
+            let mut first = Handler::new(session(1), move || {
+                let (begun, is_open) = &wait_for_other;
+                begun.store(true, Ordering::SeqCst);
+                // The verification of each record takes its time, until the other session has been served.
+                if !is_open.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                true
+            });
+            scope.spawn(move || {
+                while !begun.load(Ordering::SeqCst) {
+                    std::thread::yield_now();
+                }
+                let mut other = Handler::new(other, || true);
+                let short = Request::Open { file: head("short", 1) };
+                assert_eq!(handle(&mut other, &short), missing(1));
+                is_open.store(true, Ordering::SeqCst);
+            });
+            assert!(matches!(handle(&mut first, &long), Reply::Missing(_)));
+            assert!(other_is_open.load(Ordering::SeqCst), "the other session waited for all records");
+        });
+    }
+}

@@ -1,0 +1,541 @@
+//! A file that is being received: its bytes in `NAME.uiw-part`, its journal, and how it becomes `NAME`.
+
+use super::journal::{Journal, Record};
+use super::meta::{Kind, Meta};
+use super::names::{Name, RelPath};
+use super::protocol::{BLOCK, FileHead, Hash, MAX_RANGES};
+use super::ranges::RangeSet;
+use super::root::Root;
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, fstat, statat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Error, Result};
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+/// Ranges of verified blocks that one file may have at a time; a sender goes through a file in order, so it has few.
+const MAX_FRAGMENTS: usize = 4096;
+/// Zeros are left out of sparse files in pieces of so many bytes.
+const PAGE: usize = 4096;
+
+/// A file that is being received.
+#[derive(Debug)]
+pub struct Part {
+    head: FileHead,
+    directory: OwnedFd,
+    name: Name,
+    bytes: File,
+    /// Held while bytes are written, so that none are written after the file has its name.
+    phase: RwLock<Phase>,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Receiving,
+    /// It has its name.
+    Finished,
+    /// Its bytes may not have reached the medium: it was removed.
+    Discarded,
+}
+
+#[derive(Debug)]
+struct State {
+    verified: RangeSet,
+    journal: Journal,
+}
+
+/// What there is of a file.
+#[derive(Debug)]
+pub enum Opened {
+    /// All of it, under its name.
+    Complete,
+    /// Perhaps some of it.
+    Part(Part),
+    /// Nothing of this version, and the caller did not ask to begin.
+    Nothing,
+}
+
+/// What a call on an incomplete file came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// It was finished or replaced: it must be opened again.
+    Reopen,
+    /// These blocks are missing, perhaps among others.
+    Missing(Vec<Range<u64>>),
+}
+
+/// Opens a file of this process's own, and refuses anything else that has its name.
+fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
+    let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(directory, OsStr::from_bytes(name), flags, Mode::RUSR | Mode::WUSR)?;
+    let stat = fstat(&file)?;
+    // A link to a file elsewhere would be written through.
+    let is_own = Meta::of(&stat).kind == Kind::File
+        && stat.st_nlink == 1
+        && stat.st_uid == rustix::process::geteuid().as_raw();
+    if is_own {
+        Ok(file.into())
+    } else {
+        let name = String::from_utf8_lossy(name);
+        Err(Error::other(format!("{name} is there and is no incomplete file of this user's")))
+    }
+}
+
+/// Whether `name` is still this file.
+fn is_at(directory: &OwnedFd, name: &[u8], file: impl AsFd) -> Result<bool> {
+    let own = fstat(file)?;
+    match statat(directory, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok((stat.st_dev, stat.st_ino) == (own.st_dev, own.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The journal, locked: two processes never write into one incomplete file.
+fn open_journal(directory: &OwnedFd, name: &Name) -> Result<File> {
+    loop {
+        let file = open_own(directory, &name.journal(), OFlags::CREATE)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // Its holder may have finished and removed it between the two calls.
+            Ok(()) if is_at(directory, &name.journal(), &file)? => return Ok(file),
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(Errno::BUSY.into()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Whether the copy is there already.
+fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool> {
+    match statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => match Meta::of(&stat) {
+            meta if meta.kind == Kind::Directory => Err(Errno::ISDIR.into()),
+            meta => Ok(head.meta.is_copied_by(&meta)),
+        },
+        Err(Errno::NOENT) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Part {
+    /// Continues the incomplete file of the same version, or begins anew if `begin` is set. Verifying what is there takes its time: `goes_on` is
+    /// asked before each block.
+    ///
+    /// # Errors
+    /// ECANCELED when `goes_on` has returned false; those of the file system.
+    pub fn open(root: &Root, head: &FileHead, begin: bool, goes_on: &dyn Fn() -> bool) -> Result<Opened> {
+        let (directory, name) = root.parent(&head.path)?;
+        if is_complete(&directory, &name, head)? {
+            return Ok(Opened::Complete);
+        }
+        let mut journal = Journal::new(open_journal(&directory, &name)?);
+        let resumed = if journal.is_of(&head.meta)? {
+            match open_own(&directory, &name.part(), OFlags::empty()) {
+                Ok(bytes) if bytes.metadata()?.len() == head.meta.size => Some(bytes),
+                Ok(_) => None,
+                Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => None,
+                Err(error) => return Err(error),
+            }
+        } else {
+            None
+        };
+        let mut verified = RangeSet::default();
+        let bytes = match resumed {
+            Some(bytes) => {
+                journal.replay(head, |record| {
+                    if !goes_on() {
+                        return Err(Errno::CANCELED.into());
+                    }
+                    verify(&bytes, head, &record, &mut verified)
+                })?;
+                // What was not verified may be anything after a crash, and neither holes nor, in sparse files, zeros are written. Whether a file counts as sparse
+                // can change while its version stays: the file system decides when it allocates.
+                for gap in verified.missing(head.blocks()) {
+                    punch(&bytes, &gap)?;
+                }
+                bytes
+            }
+            None if !begin => {
+                if journal.is_empty()? {
+                    let _ = rustix::fs::unlinkat(
+                        &directory,
+                        OsStr::from_bytes(&name.journal()),
+                        AtFlags::empty(),
+                    );
+                }
+                return Ok(Opened::Nothing);
+            }
+            None => {
+                let part = name.part();
+                match rustix::fs::unlinkat(&directory, OsStr::from_bytes(&part), AtFlags::empty()) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(error) => return Err(error.into()),
+                }
+                let bytes = open_own(&directory, &part, OFlags::CREATE | OFlags::EXCL)?;
+                bytes.set_len(head.meta.size)?;
+                journal.restart(&head.meta)?;
+                bytes
+            }
+        };
+        let state = Mutex::new(State { verified, journal });
+        let phase = RwLock::new(Phase::Receiving);
+        Ok(Opened::Part(Self { head: head.clone(), directory, name, bytes, phase, state }))
+    }
+
+    /// Whether it is of the version that `head` names.
+    pub fn is_of(&self, head: &FileHead) -> bool {
+        self.head.meta.version == head.meta.version && self.head.meta.size == head.meta.size
+    }
+
+    pub fn path(&self) -> &RelPath {
+        &self.head.path
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A block whose hash the caller has verified.
+    pub fn put(&self, index: u64, bytes: &[u8], hash: &Hash) -> Result<Outcome> {
+        if bytes.is_empty() || bytes.len() as u64 != self.head.block_len(index) {
+            return Err(Error::other(format!("block {index} does not have {} bytes", bytes.len())));
+        }
+        let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
+        if *phase != Phase::Receiving {
+            return Ok(Outcome::Reopen);
+        }
+        // A block that is there needs no other record: the journal, which each opening reads, has one for each block.
+        if self.state().verified.contains(&(index..index + 1)) {
+            return Ok(Outcome::Done);
+        }
+        let at = index * BLOCK;
+        if self.head.meta.sparse {
+            for (number, page) in bytes.chunks(PAGE).enumerate() {
+                if page.iter().any(|byte| *byte != 0) {
+                    self.bytes.write_all_at(page, at + (number * PAGE) as u64)?;
+                }
+            }
+        } else {
+            self.bytes.write_all_at(bytes, at)?;
+        }
+        self.note(index..index + 1, &Record::Block(index, *hash))
+    }
+
+    /// Blocks in a hole.
+    pub fn hole(&self, blocks: Range<u64>) -> Result<Outcome> {
+        if blocks.end > self.head.blocks() {
+            return Err(Error::other(format!("a hole up to block {}", blocks.end)));
+        }
+        let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
+        if *phase != Phase::Receiving {
+            return Ok(Outcome::Reopen);
+        }
+        self.note(blocks.clone(), &Record::Hole(blocks))
+    }
+
+    fn note(&self, blocks: Range<u64>, record: &Record) -> Result<Outcome> {
+        let mut state = self.state();
+        if state.verified.contains(&blocks) {
+            return Ok(Outcome::Done);
+        }
+        if state.verified.ranges() >= MAX_FRAGMENTS {
+            return Err(Error::other("too many pieces of one file"));
+        }
+        state.journal.append(record)?;
+        state.verified.add(blocks);
+        Ok(Outcome::Done)
+    }
+
+    /// The first of the blocks that are missing.
+    pub fn missing(&self) -> Vec<Range<u64>> {
+        self.state().verified.missing(self.head.blocks()).take(MAX_RANGES).collect()
+    }
+
+    /// Bytes that are there already.
+    pub fn verified_bytes(&self) -> u64 {
+        let state = self.state();
+        let missing = state.verified.missing(self.head.blocks());
+        self.head.meta.size - missing.map(|range| self.head.range_len(&range)).sum::<u64>()
+    }
+
+    /// Gives the complete file its mode and time, syncs it, and makes it appear.
+    ///
+    /// # Errors
+    /// Those of the file system. If the file cannot be synced, it is removed: the kernel reports lost bytes once, and would report success
+    /// the second time.
+    pub fn finish(&self) -> Result<Outcome> {
+        self.finish_with(File::sync_all)
+    }
+
+    fn finish_with(&self, sync: impl FnOnce(&File) -> Result<()>) -> Result<Outcome> {
+        let mut phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
+        match *phase {
+            Phase::Receiving => {}
+            Phase::Finished => return Ok(Outcome::Done),
+            Phase::Discarded => return Ok(Outcome::Reopen),
+        }
+        let missing = self.missing();
+        if !missing.is_empty() {
+            return Ok(Outcome::Missing(missing));
+        }
+        set(&self.bytes, &self.head.meta)?;
+        let synced = sync(&self.bytes);
+        let part = self.name.part();
+        if !is_at(&self.directory, &part, &self.bytes)? {
+            return Err(Error::other("the incomplete file was replaced meanwhile"));
+        }
+        if let Err(error) = synced {
+            *phase = Phase::Discarded;
+            self.remove(&part);
+            self.remove(&self.name.journal());
+            return Err(error);
+        }
+        let part = OsStr::from_bytes(&part);
+        rustix::fs::renameat(&self.directory, part, &self.directory, self.name.as_os_str())?;
+        *phase = Phase::Finished;
+        self.remove(&self.name.journal());
+        Ok(Outcome::Done)
+    }
+
+    fn remove(&self, name: &[u8]) {
+        let _ = rustix::fs::unlinkat(&self.directory, OsStr::from_bytes(name), AtFlags::empty());
+    }
+}
+
+/// Mode and time of a file.
+pub(crate) fn set(file: &File, meta: &Meta) -> Result<()> {
+    rustix::fs::fchmod(file, Mode::from_raw_mode(meta.mode.into()))?;
+    Ok(rustix::fs::futimens(file, &Meta::timestamps(meta.mtime))?)
+}
+
+/// Adds what a record says, if the file has it.
+fn verify(bytes: &File, head: &FileHead, record: &Record, verified: &mut RangeSet) -> Result<()> {
+    match record {
+        Record::Block(index, _) if verified.contains(&(*index..index + 1)) => {}
+        Record::Block(index, hash) => {
+            let mut block = vec![0; head.block_len(*index) as usize];
+            bytes.read_exact_at(&mut block, index * BLOCK)?;
+            if blake3::hash(&block) == *hash {
+                verified.add(*index..index + 1);
+            }
+        }
+        Record::Hole(blocks) => {
+            let end = (blocks.end * BLOCK).min(head.meta.size);
+            if next_data(bytes, blocks.start * BLOCK)?.is_none_or(|data| data >= end) {
+                verified.add(blocks.clone());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where the next bytes behind `from` are that do not lie in a hole; `None`: there are none.
+pub fn next_data(file: &File, from: u64) -> Result<Option<u64>> {
+    match rustix::fs::seek(file, SeekFrom::Data(from)) {
+        Ok(at) => Ok(Some(at)),
+        Err(Errno::NXIO) => Ok(None),
+        // A file system without holes.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(from)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes blocks zeros.
+fn punch(bytes: &File, blocks: &Range<u64>) -> Result<()> {
+    let (start, len) = (blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(rustix::fs::fallocate(bytes, flags, start, len)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scratch::Scratch;
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    const SIZE: usize = 2 * BLOCK as usize + 100;
+
+    fn head(version: u8, sparse: bool) -> FileHead {
+        let meta = Meta {
+            kind: Kind::File,
+            mode: 0o640,
+            size: SIZE as u64,
+            mtime: super::super::meta::Time { seconds: 1_000_000, nanos: 5 },
+            version: [version; 16],
+            sparse,
+            target: Vec::new(),
+        };
+        FileHead { path: RelPath::new(b"file").unwrap(), meta }
+    }
+
+    fn open(root: &Root, head: &FileHead) -> Part {
+        match Part::open(root, head, true, &|| true).unwrap() {
+            Opened::Part(part) => part,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn put(part: &Part, index: u64, source: &[u8]) -> Outcome {
+        let start = (index * BLOCK) as usize;
+        let block = &source[start..(start + BLOCK as usize).min(SIZE)];
+        part.put(index, block, blake3::hash(block).as_bytes()).unwrap()
+    }
+
+    fn source() -> Vec<u8> {
+        (0..SIZE as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+    }
+
+    #[test]
+    fn finish_after_failed_sync_starts_over() {
+        let scratch = Scratch::new();
+        let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+        let part = open(&root, &head(1, false));
+        (0..3).for_each(|index| assert_eq!(put(&part, index, &source), Outcome::Done));
+        let failed = part.finish_with(|_| Err(Errno::IO.into())).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(Errno::IO.raw_os_error()));
+        assert_eq!(part.finish().unwrap(), Outcome::Reopen);
+        assert_eq!(put(&part, 0, &source), Outcome::Reopen);
+        drop(part);
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+        assert!(matches!(Part::open(&root, &head(1, false), false, &|| true).unwrap(), Opened::Nothing));
+        assert_eq!(open(&root, &head(1, false)).verified_bytes(), 0);
+    }
+
+    #[test]
+    fn a_file_appears_when_it_is_complete_and_resumes_at_what_is_verified() {
+        let scratch = Scratch::new();
+        let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+        let part = open(&root, &head(1, false));
+        assert_eq!(put(&part, 1, &source), Outcome::Done);
+        assert_eq!(part.finish().unwrap(), Outcome::Missing(vec![0..1, 2..3]));
+        assert!(!scratch.path().join("file").exists());
+        // Another one meanwhile, and afterwards.
+        let busy = Part::open(&root, &head(1, false), true, &|| true).unwrap_err();
+        assert_eq!(busy.raw_os_error(), Some(Errno::BUSY.raw_os_error()));
+        drop(part);
+        let part = open(&root, &head(1, false));
+        assert_eq!((part.missing(), part.verified_bytes()), (vec![0..1, 2..3], BLOCK));
+        put(&part, 2, &source);
+        drop(part);
+        // A block that is not what its record says is missing again.
+        let damaged = File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
+        damaged.write_all_at(b"\0\0\0\0", BLOCK + 5).unwrap();
+        let part = open(&root, &head(1, false));
+        assert_eq!(part.missing(), vec![0..2]);
+        put(&part, 0, &source);
+        put(&part, 1, &source);
+        assert_eq!(part.finish().unwrap(), Outcome::Done);
+        assert_eq!(put(&part, 1, &source), Outcome::Reopen);
+        assert_eq!(std::fs::read(scratch.path().join("file")).unwrap(), source);
+        let data = std::fs::metadata(scratch.path().join("file")).unwrap();
+        assert_eq!(
+            (data.permissions().mode() & 0o7777, data.mtime(), data.mtime_nsec()),
+            (0o640, 1_000_000, 5)
+        );
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "nothing remains");
+        assert!(matches!(Part::open(&root, &head(1, false), true, &|| true).unwrap(), Opened::Complete));
+    }
+
+    #[test]
+    fn repeated_blocks_keep_journal_size() {
+        let scratch = Scratch::new();
+        let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+        let part = open(&root, &head(1, true));
+        let journal = || std::fs::metadata(scratch.path().join("file.uiw-journal")).unwrap().len();
+        put(&part, 0, &source);
+        part.hole(1..2).unwrap();
+        let once = journal();
+        for _ in 0..100 {
+            assert_eq!((put(&part, 0, &source), part.hole(0..2).unwrap()), (Outcome::Done, Outcome::Done));
+        }
+        assert_eq!(journal(), once);
+    }
+
+    #[test]
+    fn verification_ends_without_waiter() {
+        let scratch = Scratch::new();
+        let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+        put(&open(&root, &head(1, false)), 0, &source);
+        let error = Part::open(&root, &head(1, false), true, &|| false).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::CANCELED.raw_os_error()));
+        assert_eq!(open(&root, &head(1, false)).missing(), vec![1..3], "what is there stays");
+    }
+
+    #[test]
+    fn another_version_begins_anew_and_only_when_it_may() {
+        let scratch = Scratch::new();
+        let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+        put(&open(&root, &head(1, false)), 0, &source);
+        assert!(matches!(Part::open(&root, &head(2, false), false, &|| true).unwrap(), Opened::Nothing));
+        let part = open(&root, &head(2, false));
+        assert_eq!(part.missing(), vec![0..3]);
+        assert!(part.is_of(&head(2, false)) && !part.is_of(&head(1, false)));
+    }
+
+    #[test]
+    fn holes_stay_holes() {
+        let scratch = Scratch::new();
+        let root = Root::open(scratch.path()).unwrap();
+        let mut source = vec![0; SIZE];
+        source[BLOCK as usize + 9000] = 7;
+        let part = open(&root, &head(1, true));
+        assert_eq!(part.hole(0..1).unwrap(), Outcome::Done);
+        put(&part, 1, &source);
+        drop(part);
+        let part = open(&root, &head(1, true));
+        assert_eq!(part.missing(), vec![2..3]);
+        part.hole(2..3).unwrap();
+        assert!(part.hole(2..4).is_err());
+        assert_eq!(part.finish().unwrap(), Outcome::Done);
+        assert_eq!(std::fs::read(scratch.path().join("file")).unwrap(), source);
+        let allocated = std::fs::metadata(scratch.path().join("file")).unwrap().blocks() * 512;
+        assert!(allocated < BLOCK, "{allocated}");
+    }
+
+    /// A crash may leave bytes without their record, and the file system may say of the same version first that it is whole, then that it has holes.
+    #[test]
+    fn what_was_not_verified_is_no_part_of_a_hole() {
+        for sparse in [false, true] {
+            let scratch = Scratch::new();
+            let (root, source) = (Root::open(scratch.path()).unwrap(), source());
+            put(&open(&root, &head(1, sparse)), 0, &source);
+            let torn = File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
+            torn.write_all_at(b"torn", BLOCK + 7).unwrap();
+            let part = open(&root, &head(1, sparse));
+            part.hole(1..3).unwrap();
+            assert_eq!(part.finish().unwrap(), Outcome::Done);
+            let bytes = std::fs::read(scratch.path().join("file")).unwrap();
+            assert!(bytes[BLOCK as usize..].iter().all(|byte| *byte == 0), "sparse: {sparse}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_incomplete_file_of_ours_is_not_written() {
+        let scratch = Scratch::new();
+        let root = Root::open(scratch.path()).unwrap();
+        let (victim, journal) = (scratch.path().join("victim"), scratch.path().join("file.uiw-journal"));
+        std::fs::write(&victim, "victim").unwrap();
+        std::os::unix::fs::symlink("victim", &journal).unwrap();
+        assert!(Part::open(&root, &head(1, false), true, &|| true).is_err(), "a symbolic link");
+        std::fs::remove_file(&journal).unwrap();
+        std::fs::hard_link(&victim, &journal).unwrap();
+        assert!(Part::open(&root, &head(1, false), true, &|| true).is_err(), "a hard link");
+        assert_eq!(std::fs::read(&victim).unwrap(), b"victim");
+        std::fs::remove_file(&journal).unwrap();
+        // In the place of the incomplete file itself it is replaced.
+        std::os::unix::fs::symlink("victim", scratch.path().join("file.uiw-part")).unwrap();
+        put(&open(&root, &head(1, false)), 0, &source());
+        assert_eq!(std::fs::read(&victim).unwrap(), b"victim");
+        // A directory is not replaced by a file.
+        std::fs::create_dir(scratch.path().join("sub")).unwrap();
+        let head = FileHead { path: RelPath::new(b"sub").unwrap(), ..head(1, false) };
+        let error = Part::open(&root, &head, true, &|| true).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
+    }
+}

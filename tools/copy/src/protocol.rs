@@ -1,0 +1,634 @@
+//! The protocol of `uiw cp`, version 1.
+//!
+//! A client asks for the service `uiw-cp/1` in the private data of its MPA Request (`CpOrder` of the program): a share, a direction, the
+//! token of its session, a number of slots, and its memory for what the server sends. All connections of one run of `uiw cp` (the stripes) have
+//! one token. The server's private data (`Welcome`) has its memory for what the client sends.
+//!
+//! # Messages
+//!
+//! * The client sends requests, the server sends one reply to each, in any order. Both are Sends of at most [`MESSAGE`] bytes: a slot's number (the
+//!   tag, 16 bits), one byte that names the message, its fields.
+//! * A slot is [`SLOT`] bytes at both ends. A request occupies the slot of its tag from when it is sent until its reply has arrived, so there are never
+//!   more requests under way than slots. The server ends a connection that reuses a slot too early.
+//! * A client that asks for it in its order gets signs of life ([`Reply::Working`]) while the server works on a request or takes the bytes of one, at
+//!   least every second.
+//! * Bytes of files, batches and lists are RDMA Writes into the slot of the other end that has the same number, followed by the message that
+//!   says how many they are. RDMAP delivers that message only when the Write before it is placed (RFC 5040 section 5.5).
+//! * The receiver copies a slot before it looks at it, as the peer could write it again.
+//! * Every message is decoded strictly: an unknown number, a value beyond its range, a name that breaks a rule, a byte too many or too few ends the
+//!   connection. No state of the server depends on the order of requests, and each may be repeated: so a client whose connection broke sends
+//!   again what was not answered, on whatever connection.
+//!
+//! # Files
+//!
+//! * The bytes of files travel in blocks of [`BLOCK`] bytes, each with its BLAKE3 hash, made by the end that read it and verified by the end that
+//!   writes it, or in batches of whole small files with one hash.
+//! * The end that reads a file gives its state a version: a hash of size, times of modification and change, and inode number. Each block is of one version. A
+//!   block of another one is refused, and the file begins anew.
+//! * A file that is written is `NAME.uiw-part` with the journal of its verified blocks, `NAME.uiw-journal` (see `super::journal`), until it is complete;
+//!   then it is synced and renamed. Files of a batch are written under temporary names, synced by one syncfs(2), and renamed.
+//! * A run of blocks in a hole is one message.
+//! * Nothing outside of the share is opened: see `super::root`. Names are validated by both ends: see `super::names`.
+
+use super::meta::{Entry, Kind, Meta, Time, decode_mode};
+use super::names::{RelPath, is_unsafe};
+use super::wire::{Decoder, Encoder, Result, WireError};
+use std::ops::Range;
+
+/// Bytes of a request or reply at most.
+pub const MESSAGE: u32 = 16 << 10;
+/// Bytes of a slot, and of a block of a file.
+pub const SLOT: u32 = 1 << 20;
+/// Bytes of a block; the last one of a file may be shorter.
+pub const BLOCK: u64 = SLOT as u64;
+/// Slots of a connection at most.
+pub const MAX_SLOTS: u16 = 32;
+/// Files of one batch at most.
+pub const MAX_BATCH: u16 = 512;
+/// Ranges that a reply lists at most: what else is missing comes with the next reply.
+pub const MAX_RANGES: usize = 512;
+/// Bytes of the text of a failure.
+const MAX_TEXT: usize = 512;
+
+/// BLAKE3.
+pub type Hash = [u8; 32];
+
+/// A file that is written: its path and what it becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileHead {
+    pub path: RelPath,
+    pub meta: Meta,
+}
+
+/// Whether a directory is made that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Create {
+    No,
+    /// With no rights for others: [`Request::SetDirectory`] will give it its mode.
+    Private,
+    /// As the server's user makes any directory.
+    Usual,
+}
+
+/// What the client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// What there is under a path.
+    Stat { path: RelPath },
+    /// The entries of a directory behind the name `after`.
+    List { path: RelPath, after: Vec<u8>, create: Create },
+    /// Begins a file, or continues one of the same version.
+    Open { file: FileHead },
+    /// A block of a file, whose `len` bytes are in the slot.
+    Put { file: FileHead, index: u64, len: u32, hash: Hash },
+    /// Blocks of a file that lie in a hole.
+    Hole { file: FileHead, blocks: Range<u64> },
+    /// Makes the complete file appear.
+    Finish { file: FileHead },
+    /// `count` whole files, in `len` bytes of the slot.
+    PutBatch { count: u16, len: u32, hash: Hash },
+    /// A symbolic link.
+    Symlink { path: RelPath, target: Vec<u8>, mtime: Time },
+    /// Mode and time of a directory whose entries are all there.
+    SetDirectory { path: RelPath, mode: u16, mtime: Time },
+    /// A block of a file.
+    Get { path: RelPath, version: [u8; 16], index: u64 },
+    /// Whole files, as many of them as fit a slot.
+    GetBatch { paths: Vec<RelPath> },
+}
+
+/// What the server answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    Done,
+    /// There is nothing under that path.
+    Absent,
+    /// What there is.
+    Found(Meta),
+    /// `len` bytes of entries are in the slot; `more` follow behind the last one.
+    Listed {
+        len: u32,
+        more: bool,
+    },
+    /// The file is there already, complete.
+    Complete,
+    /// These blocks are missing, perhaps among others.
+    Missing(Vec<Range<u64>>),
+    /// The file is to be opened again: what is there is of another version, or not open.
+    Reopen,
+    /// `len` bytes of a block are in the slot.
+    Block {
+        len: u32,
+        hash: Hash,
+    },
+    /// The block and those up to this one lie in a hole.
+    HoleUntil(u64),
+    /// The source is not of that version any more, but this.
+    Changed(Meta),
+    /// `count` records are in `len` bytes of the slot.
+    Batch {
+        count: u16,
+        len: u32,
+        hash: Hash,
+    },
+    /// The batch is stored, but for these: the position in the batch and an error number.
+    Stored(Vec<(u16, u16)>),
+    /// The request failed, with an error number of Linux, and what to say of it.
+    Failed {
+        errno: u16,
+        text: String,
+    },
+    /// No reply to a request, but a sign of life: the server works on one, or takes the bytes of one. Sent at least every second to clients that
+    /// have asked for it in their order.
+    Working,
+}
+
+impl FileHead {
+    /// Blocks of the file.
+    pub fn blocks(&self) -> u64 {
+        self.meta.size.div_ceil(BLOCK)
+    }
+
+    /// Bytes of a block.
+    pub fn block_len(&self, index: u64) -> u64 {
+        self.meta.size.saturating_sub(index.saturating_mul(BLOCK)).min(BLOCK)
+    }
+
+    /// Bytes of a run of blocks.
+    pub fn range_len(&self, blocks: &Range<u64>) -> u64 {
+        let at = |block: u64| block.saturating_mul(BLOCK).min(self.meta.size);
+        at(blocks.end).saturating_sub(at(blocks.start))
+    }
+
+    fn encode(&self, out: &mut Encoder) {
+        out.counted(self.path.as_bytes());
+        self.meta.encode(out);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self> {
+        let path = named(from)?;
+        let meta = Meta::decode(from)?;
+        if meta.kind != Kind::File {
+            return Err(WireError::Value { what: "the kind of a file", value: meta.kind as u64 });
+        }
+        Ok(Self { path, meta })
+    }
+}
+
+fn path(from: &mut Decoder<'_>) -> Result<RelPath> {
+    Ok(RelPath::new(from.counted("a path")?)?)
+}
+
+/// A path that is not the share itself.
+fn named(from: &mut Decoder<'_>) -> Result<RelPath> {
+    let path = path(from)?;
+    if path.is_empty() { Err(super::names::NameError::Empty.into()) } else { Ok(path) }
+}
+
+/// Bytes in a slot.
+fn slot_len(from: &mut Decoder<'_>) -> Result<u32> {
+    match from.u32("a length")? {
+        len if len <= SLOT => Ok(len),
+        len => Err(WireError::Value { what: "a length", value: len.into() }),
+    }
+}
+
+fn range(from: &mut Decoder<'_>) -> Result<Range<u64>> {
+    let (start, end) = (from.u64("a range of blocks")?, from.u64("a range of blocks")?);
+    if start < end && end <= super::meta::MAX_SIZE / BLOCK {
+        Ok(start..end)
+    } else {
+        Err(WireError::Value { what: "the end of a range of blocks", value: end })
+    }
+}
+
+fn encode_range(range: &Range<u64>, out: &mut Encoder) {
+    out.u64(range.start).u64(range.end);
+}
+
+/// How many files a batch has.
+fn batch_count(from: &mut Decoder<'_>) -> Result<u16> {
+    match from.u16("the files of a batch")? {
+        count @ 1..=MAX_BATCH => Ok(count),
+        count => Err(WireError::Value { what: "the files of a batch", value: count.into() }),
+    }
+}
+
+impl Request {
+    /// The message for a slot.
+    pub fn encode(&self, tag: u16) -> Vec<u8> {
+        let mut out = Encoder::default();
+        out.u16(tag).u8(self.number());
+        match self {
+            Self::Stat { path } => {
+                out.counted(path.as_bytes());
+            }
+            Self::List { path, after, create } => {
+                out.counted(path.as_bytes()).counted(after).u8(*create as u8);
+            }
+            Self::Open { file } | Self::Finish { file } => file.encode(&mut out),
+            Self::Put { file, index, len, hash } => {
+                file.encode(&mut out);
+                out.u64(*index).u32(*len).fixed(hash);
+            }
+            Self::Hole { file, blocks } => {
+                file.encode(&mut out);
+                encode_range(blocks, &mut out);
+            }
+            Self::PutBatch { count, len, hash } => {
+                out.u16(*count).u32(*len).fixed(hash);
+            }
+            Self::Symlink { path, target, mtime } => {
+                out.counted(path.as_bytes()).counted(target);
+                mtime.encode(&mut out);
+            }
+            Self::SetDirectory { path, mode, mtime } => {
+                out.counted(path.as_bytes()).u16(*mode);
+                mtime.encode(&mut out);
+            }
+            Self::Get { path, version, index } => {
+                out.counted(path.as_bytes()).fixed(version).u64(*index);
+            }
+            Self::GetBatch { paths } => {
+                out.u16(paths.len() as u16);
+                for path in paths {
+                    out.counted(path.as_bytes());
+                }
+            }
+        }
+        out.0
+    }
+
+    fn number(&self) -> u8 {
+        match self {
+            Self::Stat { .. } => 1,
+            Self::List { .. } => 2,
+            Self::Open { .. } => 3,
+            Self::Put { .. } => 4,
+            Self::Hole { .. } => 5,
+            Self::Finish { .. } => 6,
+            Self::PutBatch { .. } => 7,
+            Self::Symlink { .. } => 8,
+            Self::SetDirectory { .. } => 9,
+            Self::Get { .. } => 10,
+            Self::GetBatch { .. } => 11,
+        }
+    }
+
+    /// A request and its tag.
+    pub fn decode(bytes: &[u8]) -> Result<(u16, Self)> {
+        let mut from = Decoder::new(bytes);
+        let tag = from.u16("a tag")?;
+        let request = match from.u8("the number of a request")? {
+            1 => Self::Stat { path: path(&mut from)? },
+            2 => {
+                let path = path(&mut from)?;
+                let after = from.counted("a name")?.to_vec();
+                let create = match from.u8("the mark of a directory to be made")? {
+                    0 => Create::No,
+                    1 => Create::Private,
+                    2 => Create::Usual,
+                    other => {
+                        let what = "the mark of a directory to be made";
+                        return Err(WireError::Value { what, value: other.into() });
+                    }
+                };
+                Self::List { path, after, create }
+            }
+            3 => Self::Open { file: FileHead::decode(&mut from)? },
+            4 => Self::put(&mut from)?,
+            5 => {
+                let file = FileHead::decode(&mut from)?;
+                let blocks = range(&mut from)?;
+                if blocks.end > file.blocks() {
+                    return Err(WireError::Value { what: "the end of a hole", value: blocks.end });
+                }
+                Self::Hole { file, blocks }
+            }
+            6 => Self::Finish { file: FileHead::decode(&mut from)? },
+            7 => {
+                let count = batch_count(&mut from)?;
+                Self::PutBatch { count, len: slot_len(&mut from)?, hash: from.array("a hash")? }
+            }
+            8 => {
+                let path = named(&mut from)?;
+                let target = from.counted("the text of a link")?;
+                if target.is_empty() || target.len() > 4095 || target.contains(&0) {
+                    let value = target.len() as u64;
+                    return Err(WireError::Value { what: "the length of a link's text", value });
+                }
+                Self::Symlink { path, target: target.to_vec(), mtime: Time::decode(&mut from)? }
+            }
+            9 => {
+                let path = path(&mut from)?;
+                let mode = decode_mode(&mut from)?;
+                Self::SetDirectory { path, mode, mtime: Time::decode(&mut from)? }
+            }
+            10 => {
+                let path = named(&mut from)?;
+                Self::Get { path, version: from.array("a version")?, index: from.u64("a block")? }
+            }
+            11 => {
+                let count = batch_count(&mut from)?;
+                let paths: Result<_> = (0..count).map(|_| named(&mut from)).collect();
+                Self::GetBatch { paths: paths? }
+            }
+            other => return Err(WireError::Value { what: "the number of a request", value: other.into() }),
+        };
+        from.end()?;
+        Ok((tag, request))
+    }
+
+    fn put(from: &mut Decoder<'_>) -> Result<Self> {
+        let file = FileHead::decode(from)?;
+        let index = from.u64("a block")?;
+        let len = from.u32("a length")?;
+        if len == 0 || u64::from(len) != file.block_len(index) {
+            return Err(WireError::Value { what: "the length of a block", value: len.into() });
+        }
+        Ok(Self::Put { file, index, len, hash: from.array("a hash")? })
+    }
+
+    /// Whether it changes what is shared.
+    pub fn writes(&self) -> bool {
+        match self {
+            Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } => false,
+            Self::List { create, .. } => *create != Create::No,
+            _ => true,
+        }
+    }
+}
+
+impl Reply {
+    /// The message for a slot.
+    pub fn encode(&self, tag: u16) -> Vec<u8> {
+        let mut out = Encoder::default();
+        out.u16(tag);
+        match self {
+            Self::Done => {
+                out.u8(1);
+            }
+            Self::Absent => {
+                out.u8(2);
+            }
+            Self::Found(meta) => {
+                out.u8(3);
+                meta.encode(&mut out);
+            }
+            Self::Listed { len, more } => {
+                out.u8(4).u32(*len).u8((*more).into());
+            }
+            Self::Complete => {
+                out.u8(5);
+            }
+            Self::Missing(ranges) => {
+                out.u8(6).u16(ranges.len() as u16);
+                ranges.iter().for_each(|range| encode_range(range, &mut out));
+            }
+            Self::Reopen => {
+                out.u8(7);
+            }
+            Self::Block { len, hash } => {
+                out.u8(8).u32(*len).fixed(hash);
+            }
+            Self::HoleUntil(end) => {
+                out.u8(9).u64(*end);
+            }
+            Self::Changed(meta) => {
+                out.u8(10);
+                meta.encode(&mut out);
+            }
+            Self::Batch { count, len, hash } => {
+                out.u8(11).u16(*count).u32(*len).fixed(hash);
+            }
+            Self::Stored(failures) => {
+                out.u8(12).u16(failures.len() as u16);
+                for (position, errno) in failures {
+                    out.u16(*position).u16(*errno);
+                }
+            }
+            Self::Failed { errno, text } => {
+                let mut end = text.len().min(MAX_TEXT);
+                while !text.is_char_boundary(end) {
+                    end -= 1;
+                }
+                out.u8(13).u16(*errno).counted(&text.as_bytes()[..end]);
+            }
+            Self::Working => {
+                out.u8(14);
+            }
+        }
+        out.0
+    }
+
+    /// A reply and its tag.
+    pub fn decode(bytes: &[u8]) -> Result<(u16, Self)> {
+        let mut from = Decoder::new(bytes);
+        let tag = from.u16("a tag")?;
+        let reply = match from.u8("the number of a reply")? {
+            1 => Self::Done,
+            2 => Self::Absent,
+            3 => Self::Found(Meta::decode(&mut from)?),
+            4 => Self::Listed { len: slot_len(&mut from)?, more: from.flag("the mark of a longer list")? },
+            5 => Self::Complete,
+            6 => {
+                let count = from.u16("the number of ranges")?;
+                let ranges: Result<_> = (0..count).map(|_| range(&mut from)).collect();
+                Self::Missing(ranges?)
+            }
+            7 => Self::Reopen,
+            8 => Self::Block { len: slot_len(&mut from)?, hash: from.array("a hash")? },
+            9 => Self::HoleUntil(from.u64("the end of a hole")?),
+            10 => Self::Changed(Meta::decode(&mut from)?),
+            11 => {
+                let count = batch_count(&mut from)?;
+                Self::Batch { count, len: slot_len(&mut from)?, hash: from.array("a hash")? }
+            }
+            12 => {
+                let count = from.u16("the number of failures")?;
+                let failures: Result<_> = (0..count)
+                    .map(|_| Ok((from.u16("a position in a batch")?, from.u16("an error number")?)))
+                    .collect();
+                Self::Stored(failures?)
+            }
+            13 => {
+                let errno = from.u16("an error number")?;
+                let text = String::from_utf8_lossy(from.counted("a text")?);
+                // A peer's text must not drive a terminal.
+                let text = text.chars().filter(|char| !is_unsafe(*char)).take(MAX_TEXT).collect();
+                Self::Failed { errno, text }
+            }
+            14 => Self::Working,
+            other => return Err(WireError::Value { what: "the number of a reply", value: other.into() }),
+        };
+        from.end()?;
+        Ok((tag, reply))
+    }
+}
+
+/// Appends as many of `entries` as fit a slot; returns their bytes and how many they are.
+pub fn encode_entries<'a>(entries: impl Iterator<Item = &'a Entry>) -> (Vec<u8>, usize) {
+    let mut out = Encoder::default();
+    let mut count = 0;
+    for entry in entries {
+        let before = out.0.len();
+        entry.encode(&mut out);
+        if out.0.len() > SLOT as usize {
+            out.0.truncate(before);
+            break;
+        }
+        count += 1;
+    }
+    (out.0, count)
+}
+
+/// Entries that fill these bytes.
+pub fn decode_entries(bytes: &[u8]) -> Result<Vec<Entry>> {
+    let mut from = Decoder::new(bytes);
+    let mut entries = Vec::new();
+    while !from.is_empty() {
+        entries.push(Entry::decode(&mut from)?);
+    }
+    Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::names::Name;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn meta(kind: Kind) -> Meta {
+        Meta {
+            kind,
+            mode: 0o640,
+            size: if kind == Kind::File { 5 << 20 } else { 0 },
+            mtime: Time { seconds: -5, nanos: 999_999_999 },
+            version: [7; 16],
+            sparse: true,
+            target: if kind == Kind::Symlink { b"../x".to_vec() } else { Vec::new() },
+        }
+    }
+
+    fn requests() -> Vec<Request> {
+        let path = RelPath::new(b"dir/file").unwrap();
+        let file = FileHead { path: path.clone(), meta: meta(Kind::File) };
+        let mtime = Time { seconds: 1, nanos: 2 };
+        vec![
+            Request::Stat { path: RelPath::default() },
+            Request::List { path: path.clone(), after: b"x".to_vec(), create: Create::Usual },
+            Request::Open { file: file.clone() },
+            Request::Put { file: file.clone(), index: 4, len: 1 << 20, hash: [1; 32] },
+            Request::Hole { file: file.clone(), blocks: 1..5 },
+            Request::Finish { file },
+            Request::PutBatch { count: 3, len: 99, hash: [2; 32] },
+            Request::Symlink { path: path.clone(), target: b"/etc".to_vec(), mtime },
+            Request::SetDirectory { path: path.clone(), mode: 0o755, mtime },
+            Request::Get { path: path.clone(), version: [3; 16], index: 7 },
+            Request::GetBatch { paths: vec![path.clone(), path] },
+        ]
+    }
+
+    fn replies() -> Vec<Reply> {
+        vec![
+            Reply::Done,
+            Reply::Absent,
+            Reply::Found(meta(Kind::Symlink)),
+            Reply::Listed { len: SLOT, more: true },
+            Reply::Complete,
+            Reply::Missing(vec![0..1, 5..9]),
+            Reply::Reopen,
+            Reply::Block { len: 5, hash: [9; 32] },
+            Reply::HoleUntil(77),
+            Reply::Changed(meta(Kind::Special)),
+            Reply::Batch { count: 1, len: 1, hash: [4; 32] },
+            Reply::Stored(vec![(0, 28), (511, 13)]),
+            Reply::Failed { errno: 13, text: "no".into() },
+        ]
+    }
+
+    #[test]
+    fn messages_come_back_and_no_part_of_one_is_one() {
+        for (tag, request) in requests().into_iter().enumerate() {
+            let bytes = request.encode(tag as u16);
+            assert_eq!(Request::decode(&bytes), Ok((tag as u16, request)));
+            for end in 0..bytes.len() {
+                assert!(Request::decode(&bytes[..end]).is_err(), "{tag} cut at {end}");
+            }
+            assert_eq!(Request::decode(&[bytes, vec![0]].concat()), Err(WireError::Trailing(1)));
+        }
+        for (tag, reply) in replies().into_iter().enumerate() {
+            let bytes = reply.encode(tag as u16);
+            assert_eq!(Reply::decode(&bytes), Ok((tag as u16, reply)));
+            for end in 0..bytes.len() {
+                assert!(Reply::decode(&bytes[..end]).is_err(), "{tag} cut at {end}");
+            }
+            assert_eq!(Reply::decode(&[bytes, vec![0]].concat()), Err(WireError::Trailing(1)));
+        }
+    }
+
+    #[test]
+    fn the_longest_messages_fit() {
+        let path = RelPath::new(&[b"abcdefg/".repeat(383), b"abcdefg".to_vec()].concat()).unwrap();
+        let longest = Request::Symlink { path, target: vec![b'x'; 4095], mtime: Time::default() };
+        assert!(longest.encode(0).len() <= MESSAGE as usize);
+        let ranges = Reply::Missing(vec![0..1; MAX_RANGES]);
+        assert!(ranges.encode(0).len() <= MESSAGE as usize);
+        let failures = Reply::Stored(vec![(0, 0); MAX_BATCH.into()]);
+        assert!(failures.encode(0).len() <= MESSAGE as usize);
+        let text = "ä".repeat(1000);
+        assert!(Reply::Failed { errno: 1, text }.encode(0).len() < 600);
+    }
+
+    #[test]
+    fn values_that_must_not_be_are_refused() {
+        let file = FileHead { path: RelPath::new(b"a").unwrap(), meta: meta(Kind::File) };
+        let mut large = file.clone();
+        large.meta.size = u64::MAX;
+        let mut setuid = file.clone();
+        setuid.meta.mode = 0o4755;
+        let mut directory = file.clone();
+        directory.meta = meta(Kind::Directory);
+        for request in [
+            Request::Open { file: large },
+            Request::Open { file: setuid },
+            Request::Open { file: directory },
+            Request::Open { file: FileHead { path: RelPath::default(), ..file.clone() } },
+            Request::Put { file: file.clone(), index: 5, len: 1, hash: [0; 32] },
+            Request::Put { file: file.clone(), index: u64::MAX, len: 1 << 20, hash: [0; 32] },
+            Request::Put { file: file.clone(), index: 0, len: 5, hash: [0; 32] },
+            Request::Hole { file: file.clone(), blocks: 4..6 },
+            #[expect(clippy::reversed_empty_ranges, reason = "a peer may send one")]
+            Request::Hole { file, blocks: 3..2 },
+            Request::PutBatch { count: 0, len: 1, hash: [0; 32] },
+            Request::PutBatch { count: 1, len: SLOT + 1, hash: [0; 32] },
+            Request::SetDirectory { path: RelPath::default(), mode: 0o1777, mtime: Time::default() },
+            Request::GetBatch { paths: Vec::new() },
+        ] {
+            assert!(Request::decode(&request.encode(0)).is_err(), "{request:?}");
+        }
+    }
+
+    #[test]
+    fn lists_are_cut_at_a_slot() {
+        let name = |number: usize| Name::new(format!("{number:0200}").as_bytes()).unwrap();
+        let entries: Vec<_> =
+            (0..9000).map(|number| Entry { name: name(number), meta: meta(Kind::File) }).collect();
+        let (bytes, count) = encode_entries(entries.iter());
+        assert!(count < 9000 && bytes.len() <= SLOT as usize && bytes.len() > SLOT as usize - 300);
+        assert_eq!(decode_entries(&bytes).unwrap(), entries[..count]);
+        assert!(decode_entries(&bytes[..bytes.len() - 1]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), number in 0u8..15) {
+            let _ = (Request::decode(&bytes), Reply::decode(&bytes), decode_entries(&bytes));
+            let mut named = bytes;
+            if let Some(byte) = named.get_mut(2) {
+                *byte = number;
+            }
+            let _ = (Request::decode(&named), Reply::decode(&named));
+        }
+    }
+}

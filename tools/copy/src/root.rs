@@ -1,0 +1,514 @@
+//! Files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic
+//! link leads out of it, whatever is renamed or replaced meanwhile; what is at the end of a path is looked at before it is opened, so that no device or FIFO is.
+
+use super::meta::{Entry, Kind, Meta, Time};
+use super::names::{self, Name, RelPath, is_reserved};
+use super::protocol::SLOT;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::collections::BinaryHeap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Error, Read, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Entries of a page of a list at most.
+const PAGE: usize = 8192;
+/// Bytes that an entry has in a list beside its name and the text of its link, at most.
+const ENTRY: usize = 64;
+
+/// After how long the temporary file of a batch or a link is one of a session that was killed: a batch takes seconds.
+pub const ABANDONED: Duration = Duration::from_secs(60 * 60);
+
+/// The first names of a directory, as many as fit into a slot.
+#[derive(Default)]
+struct FirstNames {
+    /// The greatest one on top, to be replaced by a less one.
+    names: BinaryHeap<Name>,
+    /// Bytes that they have in a list.
+    bytes: usize,
+    /// Whether others follow.
+    has_more: bool,
+}
+
+impl FirstNames {
+    fn add(&mut self, name: Name) {
+        let len = |name: &Name| ENTRY + name.as_bytes().len();
+        if self.has_more && self.names.peek().is_some_and(|last| *last < name) {
+            return;
+        }
+        self.bytes += len(&name);
+        self.names.push(name);
+        while (self.names.len() > PAGE || self.bytes > SLOT as usize)
+            && let Some(last) = self.names.pop()
+        {
+            self.bytes -= len(&last);
+            self.has_more = true;
+        }
+    }
+}
+
+/// A directory below which files are read or written.
+#[derive(Debug)]
+pub struct Root(OwnedFd, SharedSync);
+
+/// A small file and its bytes, or what it is instead.
+pub type Small = std::result::Result<(Meta, Vec<u8>), Meta>;
+
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
+
+impl Root {
+    /// The path itself may have symbolic links: it is the user's.
+    pub fn open(path: &Path) -> Result<Self> {
+        Ok(Self(rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?, SharedSync::default()))
+    }
+
+    fn at(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        loop {
+            let flags = flags | OFlags::CLOEXEC;
+            match rustix::fs::openat2(&self.0, path.as_path(), flags, Mode::empty(), resolve) {
+                // A rename elsewhere made it impossible to say whether the path stayed below.
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::NOSYS) => {
+                    return Err(Error::other(
+                        "this kernel has no openat2(2), which is in Linux 5.6 and later",
+                    ));
+                }
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// A directory.
+    pub fn directory(&self, path: &RelPath) -> Result<OwnedFd> {
+        self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
+    /// The directory that something is in, and its name there.
+    pub fn parent(&self, path: &RelPath) -> Result<(OwnedFd, Name)> {
+        let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
+        Ok((self.directory(&parent)?, name))
+    }
+
+    /// What there is under a path.
+    pub fn meta(&self, path: &RelPath) -> Result<Meta> {
+        if path.is_empty() {
+            return Ok(Meta::of(&rustix::fs::fstat(&self.0)?));
+        }
+        let (parent, name) = self.parent(path)?;
+        meta_at(&parent, name.as_os_str())
+    }
+
+    /// The first entries of a directory behind the name `after`, in the order of their names, without incomplete files; and whether others
+    /// follow. The directory is read anew for each page, so that a page is all that is kept of a large one.
+    pub fn page(&self, path: &RelPath, after: &[u8]) -> Result<(Vec<Entry>, bool)> {
+        let directory = self.directory(path)?;
+        let mut names = FirstNames::default();
+        for entry in Dir::read_from(&directory)? {
+            let entry = entry?;
+            let bytes = entry.file_name().to_bytes();
+            if matches!(bytes, b"." | b"..") || is_reserved(bytes) || bytes <= after {
+                continue;
+            }
+            if let Ok(name) = Name::new(bytes) {
+                names.add(name);
+            }
+        }
+        let mut more = names.has_more;
+        let mut entries = Vec::new();
+        let mut bytes = 0;
+        for name in names.names.into_sorted_vec() {
+            // A list goes into a slot: texts of links that do not fit any more would be read in vain, at 4 KiB each.
+            if bytes >= SLOT as usize {
+                more = true;
+                break;
+            }
+            match meta_at(&directory, name.as_os_str()) {
+                Ok(meta) => {
+                    bytes += ENTRY + name.as_bytes().len() + meta.target.len();
+                    entries.push(Entry { name, meta });
+                }
+                // It is gone again.
+                Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((entries, more))
+    }
+
+    /// All entries of a directory in the order of their names.
+    pub fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
+        let (mut entries, mut more) = self.page(path, b"")?;
+        while more && let Some(last) = entries.last() {
+            let after = last.name.as_bytes().to_vec();
+            let page;
+            (page, more) = self.page(path, &after)?;
+            more &= !page.is_empty();
+            entries.extend(page);
+        }
+        Ok(entries)
+    }
+
+    /// A regular file for reading, and what it is.
+    pub fn open_file(&self, path: &RelPath) -> Result<(File, Meta)> {
+        let regular = |fd: &OwnedFd| {
+            let stat = rustix::fs::fstat(fd)?;
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => Ok(stat),
+                FileType::Directory => Err(Error::from(Errno::ISDIR)),
+                FileType::Symlink => Err(Errno::LOOP.into()),
+                _ => Err(Error::other("no regular file")),
+            }
+        };
+        // Opening a device may have effects, and opening a FIFO waits: so it is looked at first.
+        regular(&self.at(path, OFlags::PATH | OFlags::NOFOLLOW)?)?;
+        let file = self.at(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let stat = regular(&file)?;
+        Ok((file.into(), Meta::of(&stat)))
+    }
+
+    /// The bytes of a file of at most `limit` bytes, all of one version; what it is, if it is larger.
+    pub fn read_small(&self, path: &RelPath, limit: u64) -> Result<Small> {
+        for _ in 0..5 {
+            let (file, meta) = self.open_file(path)?;
+            if meta.size > limit {
+                return Ok(Err(meta));
+            }
+            let mut bytes = Vec::with_capacity(meta.size as usize + 1);
+            (&file).take(limit + 1).read_to_end(&mut bytes)?;
+            let after = Meta::of(&rustix::fs::fstat(&file)?);
+            if after.version == meta.version && bytes.len() as u64 == meta.size {
+                return Ok(Ok((meta, bytes)));
+            }
+        }
+        // It is written all the time.
+        Err(Errno::AGAIN.into())
+    }
+
+    /// A directory that is made if it is not there. A private one is its owner's alone until [`Root::set_directory`].
+    pub fn make_directory(&self, path: &RelPath, is_private: bool) -> Result<()> {
+        let (parent, name) = self.parent(path)?;
+        let mode = if is_private { Mode::RWXU } else { Mode::RWXU | Mode::RWXG | Mode::RWXO };
+        match rustix::fs::mkdirat(&parent, name.as_os_str(), mode) {
+            Err(Errno::EXIST) => match meta_at(&parent, name.as_os_str())?.kind {
+                Kind::Directory => Ok(()),
+                _ => Err(Errno::NOTDIR.into()),
+            },
+            other => Ok(other?),
+        }
+    }
+
+    /// A symbolic link, which replaces what is not a directory.
+    pub fn symlink(&self, path: &RelPath, target: &[u8], mtime: Time, session: &str) -> Result<()> {
+        let (parent, name) = self.parent(path)?;
+        let part = name.part_of(session);
+        let part = OsStr::from_bytes(&part);
+        let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
+        rustix::fs::symlinkat(OsStr::from_bytes(target), &parent, part)?;
+        let times = Meta::timestamps(mtime);
+        let timed = rustix::fs::utimensat(&parent, part, &times, AtFlags::SYMLINK_NOFOLLOW);
+        let named = timed.and_then(|()| rustix::fs::renameat(&parent, part, &parent, name.as_os_str()));
+        if named.is_err() {
+            let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
+        }
+        Ok(named?)
+    }
+
+    /// Removes temporary files that sessions have left in a directory for at least `age`.
+    pub fn remove_abandoned(&self, path: &RelPath, age: Duration) -> Result<()> {
+        let directory = self.directory(path)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        for entry in Dir::read_from(&directory)? {
+            let entry = entry?;
+            let Some(journal) = names::left_by_session(entry.file_name().to_bytes()) else { continue };
+            let stat = |name: &OsStr| rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW);
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            let is_old = stat(name).is_ok_and(|stat| {
+                let changed = u64::try_from(stat.st_ctime).map_or(Duration::ZERO, Duration::from_secs);
+                now.saturating_sub(changed) >= age
+            });
+            if is_old && stat(OsStr::from_bytes(&journal)).err() == Some(Errno::NOENT) {
+                // A directory may have such a name; the next entry is looked at all the same.
+                let _ = rustix::fs::unlinkat(&directory, name, AtFlags::empty());
+            }
+        }
+        Ok(())
+    }
+
+    /// The mode and time of a directory that is complete.
+    pub fn set_directory(&self, path: &RelPath, mode: u16, mtime: Time) -> Result<()> {
+        let directory = self.directory(path)?;
+        rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode.into()))?;
+        Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
+    }
+
+    /// Writes everything of the file system to its medium. Threads that call it at the same time share a system call.
+    pub fn sync(&self) -> Result<()> {
+        Ok(self.1.run(|| rustix::fs::syncfs(&self.0))?)
+    }
+}
+
+/// Runs one operation at a time, for all who have asked for it before it began: so many small requests cause few system calls, and an error
+/// that the kernel reports once reaches everyone whom it concerns.
+#[derive(Debug, Default)]
+struct SharedSync {
+    state: Mutex<SyncState>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct SyncState {
+    /// Numbers of the last run that has begun, and of the last one that has ended.
+    begun: u64,
+    ended: u64,
+    /// The last run that has failed, and its error.
+    failed: Option<(u64, Errno)>,
+    #[cfg(test)]
+    waiting: usize,
+}
+
+impl SharedSync {
+    fn run(&self, operation: impl FnOnce() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let wanted = state.begun + 1;
+        #[cfg(test)]
+        {
+            state.waiting += 1;
+        }
+        while state.begun > state.ended && state.ended < wanted {
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.ended < wanted {
+            state.begun += 1;
+            drop(state);
+            let result = operation();
+            state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.ended = state.begun;
+            if let Err(error) = result {
+                state.failed = Some((state.ended, error));
+            }
+            self.ended.notify_all();
+        }
+        match state.failed {
+            Some((number, error)) if number >= wanted => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {
+    let mut meta = Meta::of(&rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
+    if meta.kind == Kind::Symlink {
+        meta.target = rustix::fs::readlinkat(&directory, name, Vec::new())?.into_bytes();
+    }
+    Ok(meta)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scratch::Scratch;
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    fn path(text: &str) -> RelPath {
+        RelPath::new(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn no_symbolic_link_is_followed() {
+        let (inside, outside) = (Scratch::new(), Scratch::new());
+        std::fs::write(outside.path().join("secret"), "secret").unwrap();
+        symlink(outside.path(), inside.path().join("out")).unwrap();
+        symlink("/etc/passwd", inside.path().join("passwd")).unwrap();
+        std::fs::create_dir(inside.path().join("d")).unwrap();
+        symlink("d", inside.path().join("within")).unwrap();
+        let root = Root::open(inside.path()).unwrap();
+        for link in ["out/secret", "passwd", "within/x"] {
+            assert!(root.open_file(&path(link)).is_err(), "{link}");
+        }
+        for below in ["out", "within"] {
+            let at = path(&format!("{below}/new"));
+            assert!(root.list(&path(below)).is_err() && root.make_directory(&at, true).is_err(), "{below}");
+            assert!(root.symlink(&at, b"x", Time::default(), "s").is_err(), "{below}");
+            assert!(root.set_directory(&path(below), 0o777, Time::default()).is_err(), "{below}");
+            assert!(root.meta(&at).is_err(), "{below}");
+        }
+        assert!(root.make_directory(&path("passwd"), true).is_err());
+        assert_eq!(root.meta(&path("passwd")).unwrap().target, b"/etc/passwd");
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(inside.path().join("d")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_that_cannot_take_its_place_leaves_nothing() {
+        let scratch = Scratch::new();
+        std::fs::create_dir(scratch.path().join("d")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let error = root.symlink(&path("d"), b"x", Time::default(), "s").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::ISDIR.raw_os_error()));
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn directories_are_listed_in_order_page_by_page() {
+        let scratch = Scratch::new();
+        for number in 0..PAGE + 50 {
+            File::create(scratch.path().join(format!("{number}"))).unwrap();
+        }
+        File::create(scratch.path().join("5.uiw-part")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let (first, more) = root.page(&RelPath::default(), b"").unwrap();
+        assert_eq!((first.len(), more), (PAGE, true));
+        let entries = root.list(&RelPath::default()).unwrap();
+        assert_eq!(entries.len(), PAGE + 50);
+        assert!(entries.is_sorted_by(|a, b| a.name < b.name) && entries.starts_with(&first));
+        assert_eq!(root.page(&RelPath::default(), b"9999").unwrap(), (Vec::new(), false));
+    }
+
+    #[test]
+    fn concurrent_syncs_share_runs_and_errors() {
+        const WAITING: usize = 20;
+        let (sync, runs) = (SharedSync::default(), AtomicUsize::new(0));
+        let (begun, go_on) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let first = sync.run(|| {
+                    begun.wait();
+                    go_on.wait();
+                    Ok(())
+                });
+                assert_eq!(first, Ok(()));
+            });
+            begun.wait();
+            let others: Vec<_> = (0..WAITING)
+                .map(|_| {
+                    scope.spawn(|| {
+                        sync.run(|| {
+                            runs.fetch_add(1, Ordering::SeqCst);
+                            Err(Errno::IO)
+                        })
+                    })
+                })
+                .collect();
+            // All of them want the run after the one that has begun.
+            while sync.state.lock().unwrap().waiting < 1 + WAITING {
+                std::thread::yield_now();
+            }
+            go_on.wait();
+            for other in others {
+                assert_eq!(other.join().unwrap(), Err(Errno::IO));
+            }
+        });
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
+        assert_eq!(sync.run(|| Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn long_names_of_page_fit_slot() {
+        let name = |number: usize| Name::new(format!("{number:0>255}").as_bytes()).unwrap();
+        let mut first = FirstNames::default();
+        for number in (0..2 * PAGE).rev() {
+            first.add(name(number));
+            let bytes: usize = first.names.len() * (ENTRY + 255);
+            assert!(bytes <= SLOT as usize && bytes == first.bytes, "{bytes}");
+        }
+        let names = first.names.into_sorted_vec();
+        assert!(first.has_more && names.len() == SLOT as usize / (ENTRY + 255));
+        assert!(names.iter().enumerate().all(|(number, first)| *first == name(number)));
+    }
+
+    /// 8,192 links of 4 KiB would be 32 MiB.
+    #[test]
+    fn long_links_page_fits_slot() {
+        let scratch = Scratch::new();
+        let target = "x/".repeat(2040);
+        for number in 0..600 {
+            symlink(&target, scratch.path().join(format!("{number:03}"))).unwrap();
+        }
+        let root = Root::open(scratch.path()).unwrap();
+        let (page, more) = root.page(&RelPath::default(), b"").unwrap();
+        let bytes: usize = page.iter().map(|entry| entry.meta.target.len()).sum();
+        assert!(more && bytes <= SLOT as usize + target.len(), "{bytes} bytes");
+        assert_eq!(root.list(&RelPath::default()).unwrap().len(), 600);
+    }
+
+    #[test]
+    fn what_a_killed_session_has_left_is_removed() {
+        let scratch = Scratch::new();
+        // The last two are of a file with the name `b.0123abcd`, which is continued, and of the program's user.
+        let (left, kept) =
+            (["a.0123abcd.uiw-part", "l.89efffff.uiw-part"], ["b.0123abcd.uiw-part", "x.uiw-part"]);
+        for name in [left[0], kept[0], kept[1], "b.0123abcd.uiw-journal"] {
+            File::create(scratch.path().join(name)).unwrap();
+        }
+        symlink("nowhere", scratch.path().join(left[1])).unwrap();
+        std::fs::create_dir(scratch.path().join("d.0123abcd.uiw-part")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let names = || -> Vec<_> {
+            let entries = std::fs::read_dir(scratch.path()).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        root.remove_abandoned(&RelPath::default(), ABANDONED).unwrap();
+        assert_eq!(names().len(), 6, "a session may be at work on them");
+        root.remove_abandoned(&RelPath::default(), Duration::ZERO).unwrap();
+        let rest = names();
+        assert!(rest.len() == 4 && kept.iter().all(|name| rest.contains(&(*name).to_owned())), "{rest:?}");
+    }
+
+    #[test]
+    fn devices_and_fifos_are_never_opened() {
+        let scratch = Scratch::new();
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fifo = scratch.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(scratch.path().join("socket")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let devices = Root::open(Path::new("/dev")).unwrap();
+        // Without a writer, opening the FIFO to read it would wait for ever.
+        for (root, name) in [(&root, "fifo"), (&root, "socket"), (&devices, "null")] {
+            let error = root.open_file(&path(name)).unwrap_err();
+            assert_eq!(error.to_string(), "no regular file", "{name}");
+            assert_eq!(root.meta(&path(name)).unwrap().kind, Kind::Special);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_swapped_for_a_link_leads_nowhere_else() {
+        let (inside, outside) = (Scratch::new(), Scratch::new());
+        for (scratch, text) in [(&inside, "inside"), (&outside, "secret")] {
+            std::fs::create_dir(scratch.path().join("d")).unwrap();
+            std::fs::write(scratch.path().join("d/file"), text).unwrap();
+        }
+        symlink(outside.path().join("d"), inside.path().join("link")).unwrap();
+        let root = Root::open(inside.path()).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let directory = File::open(inside.path()).unwrap();
+                let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                while !stop.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(&directory, "d", &directory, "link", exchange).unwrap();
+                }
+            });
+            let (mut read, mut written) = (0, 0);
+            while read < 200 || written < 200 {
+                if let Ok(Ok((_, bytes))) = root.read_small(&path("d/file"), 100) {
+                    assert_eq!(bytes, b"inside");
+                    read += 1;
+                }
+                if root.symlink(&path("d/new"), b"x", Time::default(), "s").is_ok() {
+                    written += 1;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(std::fs::read_dir(outside.path().join("d")).unwrap().count(), 1);
+    }
+}

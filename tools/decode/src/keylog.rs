@@ -1,0 +1,137 @@
+//! The secrets of TLS connections, as `UIW_KEYLOG`, browsers and OpenSSL write them (NSS key log format).
+
+use std::collections::HashMap;
+use std::path::Path;
+
+/// The client's half of a connection, and the server's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Client,
+    Server,
+}
+
+/// Bytes of a ClientHello's random, by which a connection's lines are found.
+pub(super) const RANDOM_LEN: usize = 32;
+/// Bytes of a secret at most (SHA-512).
+const MAX_SECRET: usize = 64;
+
+/// Secrets by connection.
+#[derive(Debug, Default)]
+pub(super) struct KeyLog(HashMap<[u8; RANDOM_LEN], Secrets>);
+
+/// Which records of a direction a secret protects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Epoch {
+    /// Those of the handshake, behind the ClientHello or ServerHello.
+    Handshake,
+    /// The first ones of application data.
+    Application,
+}
+
+/// The secrets of one connection, by epoch and role.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Secrets([[Option<Vec<u8>>; 2]; 2]);
+
+/// Why a file is no key log.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyLogError {
+    /// It cannot be read.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// A line is none of a key log.
+    #[error("line {line}: {why}")]
+    Line {
+        /// From 1.
+        line: usize,
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+impl KeyLog {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or one of its lines.
+    pub(super) fn read(path: &Path) -> Result<Self, KeyLogError> {
+        Self::parse(&std::fs::read_to_string(path)?)
+    }
+
+    pub(super) fn parse(text: &str) -> Result<Self, KeyLogError> {
+        let mut all: HashMap<_, Secrets> = HashMap::new();
+        for (number, line) in text.lines().enumerate() {
+            let wrong = |why| KeyLogError::Line { line: number + 1, why };
+            let mut words = line.split_whitespace();
+            let Some(label) = words.next().filter(|word| !word.starts_with('#')) else { continue };
+            let (epoch, role) = match label {
+                "CLIENT_HANDSHAKE_TRAFFIC_SECRET" => (Epoch::Handshake, Role::Client),
+                "SERVER_HANDSHAKE_TRAFFIC_SECRET" => (Epoch::Handshake, Role::Server),
+                "CLIENT_TRAFFIC_SECRET_0" => (Epoch::Application, Role::Client),
+                "SERVER_TRAFFIC_SECRET_0" => (Epoch::Application, Role::Server),
+                // Other secrets, and TLS 1.2.
+                _ => continue,
+            };
+            let (Some(random), Some(secret), None) = (words.next(), words.next(), words.next()) else {
+                return Err(wrong("expected a label, a random and a secret"));
+            };
+            let random = bytes(random).and_then(|random| random.try_into().ok());
+            let random: [u8; RANDOM_LEN] =
+                random.ok_or_else(|| wrong("the random is not 64 hexadecimal digits"))?;
+            let secret = bytes(secret).filter(|secret| (1..=MAX_SECRET).contains(&secret.len()));
+            let secret = secret.ok_or_else(|| wrong("the secret is not of hexadecimal digits"))?;
+            all.entry(random).or_default().0[epoch as usize][role as usize] = Some(secret);
+        }
+        Ok(Self(all))
+    }
+
+    pub(super) fn of(&self, random: &[u8; RANDOM_LEN]) -> Option<&Secrets> {
+        self.0.get(random)
+    }
+}
+
+impl Secrets {
+    pub(super) fn of(&self, epoch: Epoch, role: Role) -> Option<&[u8]> {
+        self.0[epoch as usize][role as usize].as_deref()
+    }
+}
+
+/// Hexadecimal digits, two a byte.
+fn bytes(digits: &str) -> Option<Vec<u8>> {
+    if !digits.len().is_multiple_of(2) || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_found_by_random_and_role() {
+        let random = "ab".repeat(32);
+        let text = format!(
+            "# SSL/TLS secrets\n\nCLIENT_RANDOM {random} 00\nCLIENT_TRAFFIC_SECRET_0 {random} 0102\n\
+             SERVER_HANDSHAKE_TRAFFIC_SECRET {random} 03\nEXPORTER_SECRET {random} 04\n"
+        );
+        let log = KeyLog::parse(&text).unwrap();
+        let secrets = log.of(&[0xAB; 32]).unwrap();
+        assert_eq!(secrets.of(Epoch::Application, Role::Client), Some(&[1, 2][..]));
+        assert_eq!(secrets.of(Epoch::Handshake, Role::Server), Some(&[3][..]));
+        assert_eq!(
+            (secrets.of(Epoch::Handshake, Role::Client), secrets.of(Epoch::Application, Role::Server)),
+            (None, None)
+        );
+        assert!(log.of(&[0; 32]).is_none());
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        let of = |line: &str| KeyLog::parse(&format!("# one\n{line}\n")).unwrap_err().to_string();
+        assert!(of("CLIENT_TRAFFIC_SECRET_0 ab cd").contains("line 2: the random"));
+        assert!(of("CLIENT_TRAFFIC_SECRET_0").contains("line 2: expected"));
+        let random = "00".repeat(32);
+        assert!(of(&format!("SERVER_TRAFFIC_SECRET_0 {random} 0")).contains("line 2: the secret"));
+        assert!(of(&format!("SERVER_TRAFFIC_SECRET_0 {random} é0")).contains("line 2: the secret"));
+    }
+}

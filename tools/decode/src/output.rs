@@ -1,0 +1,362 @@
+//! Findings as text or as JSON lines, and the summary.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::event::{Crc, Datagram, Event, Fpdu, Message, Negotiated, Record, Segment};
+use super::select::ConnectionFilter;
+use crate::number::number;
+
+/// What a capture held.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// Packets of the capture.
+    pub packets: u64,
+    /// iWARP connections.
+    pub connections: u32,
+    /// TLS connections whose secrets are not there, of iWARP or not.
+    pub locked: u32,
+    /// MPA Request and Reply Frames.
+    pub startup_frames: u64,
+    /// FPDUs.
+    pub fpdus: u64,
+    /// FPDUs whose CRC matches.
+    pub crc_good: u64,
+    /// FPDUs whose CRC does not match.
+    pub crc_bad: u64,
+    /// FPDUs of connections without CRCs.
+    pub crc_off: u64,
+    /// FPDUs that are not whole in the capture.
+    pub crc_unknown: u64,
+    /// Whole RDMAP messages by name.
+    pub messages: BTreeMap<&'static str, u64>,
+    /// Datagrams between uiw peers.
+    pub datagrams: u64,
+    /// Departures from the RFCs.
+    pub departures: u64,
+    /// Bytes of iWARP connections that are not in the capture.
+    pub missing_bytes: u64,
+    /// Directions that could not be decoded to their end.
+    pub not_followed: u64,
+    /// How often a direction was decoded again behind missing bytes.
+    pub resumed: u64,
+    /// Bytes of iWARP connections that came more than once.
+    pub repeated_bytes: u64,
+    /// IP fragments of TCP segments; they are not put together.
+    pub fragments: u64,
+    /// Packets whose TCP header is damaged or not whole.
+    pub broken_tcp: u64,
+    /// Link types that are not understood.
+    pub unknown_links: BTreeSet<u32>,
+    /// Why the capture could not be read to its end.
+    pub capture_error: Option<String>,
+    /// Connections of the selection, if there is one.
+    #[serde(skip)]
+    pub(super) selected: BTreeSet<u32>,
+}
+
+impl Summary {
+    /// Whether every byte of iWARP could be followed.
+    #[must_use]
+    pub fn followed(&self) -> bool {
+        (self.connections > 0 || self.datagrams > 0)
+            && self.missing_bytes == 0
+            && self.not_followed == 0
+            && self.unknown_links.is_empty()
+            && self.capture_error.is_none()
+    }
+
+    /// Counts a finding and passes it on, if it is of the selection.
+    pub(super) fn take(
+        &mut self,
+        record: &Record,
+        selection: &[ConnectionFilter],
+        sink: &mut dyn FnMut(&Record),
+    ) {
+        if !selection.is_empty() {
+            if !selection.iter().any(|which| which.has(record)) {
+                return;
+            }
+            let is_new = record.connection > 0 && self.selected.insert(record.connection);
+            self.connections += u32::from(is_new);
+        }
+        match &record.event {
+            Event::Startup(_) => self.startup_frames += 1,
+            Event::Fpdu(fpdu) => {
+                self.fpdus += 1;
+                *match fpdu.crc {
+                    Crc::Good => &mut self.crc_good,
+                    Crc::Bad => &mut self.crc_bad,
+                    Crc::Off => &mut self.crc_off,
+                    Crc::Unknown => &mut self.crc_unknown,
+                } += 1;
+            }
+            Event::Message(message) => *self.messages.entry(message.name).or_default() += 1,
+            Event::Datagram(_) => self.datagrams += 1,
+            Event::Departure(_) => self.departures += 1,
+            Event::Missing { bytes, .. } => self.missing_bytes += bytes,
+            Event::NotFollowed { .. } => self.not_followed += 1,
+            Event::Resumed { .. } => self.resumed += 1,
+            Event::Tcp { repeated_bytes, .. } => self.repeated_bytes += repeated_bytes,
+            Event::Negotiated(_) | Event::RawTcp | Event::Closed { .. } | Event::Lost { .. } => {}
+        }
+        sink(record);
+    }
+
+    /// What kept the decoder from following every byte, one reason a line.
+    fn reasons(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.connections == 0 && self.datagrams == 0 {
+            reasons.push(if self.locked > 0 {
+                let connections = number(self.locked.into(), "connection");
+                format!("{connections} of TLS: name the file of their secrets with --keylog")
+            } else {
+                "no MPA Request or Reply Frame in the capture: capture from the connection's start on"
+                    .to_owned()
+            });
+        }
+        if self.missing_bytes > 0 {
+            reasons.push(format!("{} bytes are missing from the capture", self.missing_bytes));
+        }
+        if self.not_followed > 0 {
+            let directions = number(self.not_followed, "direction");
+            reasons.push(format!("{directions} could not be decoded to the end"));
+        }
+        for link in &self.unknown_links {
+            reasons.push(format!("link type {link} is not understood"));
+        }
+        reasons.extend(
+            self.capture_error.iter().map(|error| format!("the capture could not be read on: {error}")),
+        );
+        reasons
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}, {}, {}, {}",
+            number(self.packets, "packet"),
+            number(self.connections.into(), "iWARP connection"),
+            number(self.startup_frames, "startup frame"),
+            number(self.fpdus, "FPDU"),
+        )?;
+        writeln!(
+            f,
+            "CRC: {} good, {} bad, {} off, {} not checkable",
+            self.crc_good, self.crc_bad, self.crc_off, self.crc_unknown
+        )?;
+        if !self.messages.is_empty() {
+            let messages: Vec<_> =
+                self.messages.iter().map(|(name, count)| format!("{count} {name}")).collect();
+            writeln!(f, "messages: {}", messages.join(", "))?;
+        }
+        for (count, what) in [
+            (self.datagrams, "datagrams between uiw peers"),
+            (self.repeated_bytes, "bytes came more than once"),
+            (self.fragments, "IP fragments of TCP were not put together"),
+            (self.broken_tcp, "packets have no whole TCP header"),
+        ] {
+            if count > 0 {
+                writeln!(f, "{count} {what}")?;
+            }
+        }
+        writeln!(f, "{} from the RFCs", number(self.departures, "departure"))?;
+        for reason in self.reasons() {
+            writeln!(f, "not followed: {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Which findings are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Print {
+    Everything,
+    /// Departures and what is missing.
+    Departures,
+}
+
+/// Writes findings as they come.
+pub(super) struct Printer<'a> {
+    out: &'a mut dyn Write,
+    json: bool,
+    print: Print,
+    /// Times are printed relative to the first one.
+    start: Option<u64>,
+    /// The first failure to write; nothing is written after it.
+    failed: Option<io::Error>,
+}
+
+impl<'a> Printer<'a> {
+    pub(super) fn new(out: &'a mut dyn Write, json: bool, print: Print) -> Self {
+        Self { out, json, print, start: None, failed: None }
+    }
+
+    pub(super) fn record(&mut self, record: &Record) {
+        self.start = self.start.or(record.time);
+        let wanted = match self.print {
+            Print::Everything => true,
+            Print::Departures => matches!(
+                record.event,
+                Event::Departure(_)
+                    | Event::Missing { .. }
+                    | Event::Lost { .. }
+                    | Event::Resumed { .. }
+                    | Event::NotFollowed { .. }
+            ),
+        };
+        if !wanted || self.failed.is_some() {
+            return;
+        }
+        let result = if self.json { self.json(record) } else { self.text(record) };
+        self.failed = result.err();
+    }
+
+    pub(super) fn summary(mut self, summary: &Summary) -> io::Result<()> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        if self.json {
+            #[derive(Serialize)]
+            struct Line<'a> {
+                r#type: &'static str,
+                #[serde(flatten)]
+                summary: &'a Summary,
+                followed: bool,
+            }
+            self.json(&Line { r#type: "summary", summary, followed: summary.followed() })?;
+        } else {
+            write!(self.out, "{summary}")?;
+        }
+        self.out.flush()
+    }
+
+    /// Makes what was written visible to the reader.
+    pub(super) fn flush(&mut self) {
+        if self.failed.is_none() {
+            self.failed = self.out.flush().err();
+        }
+    }
+
+    fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.out, value)?;
+        self.out.write_all(b"\n")
+    }
+
+    fn text(&mut self, record: &Record) -> io::Result<()> {
+        let Record { time, packet, connection, from, to, event } = record;
+        let since = time.zip(self.start).map(|(time, start)| time.saturating_sub(start));
+        let Some(text) = text(event) else { return Ok(()) };
+        match since {
+            Some(since) => write!(self.out, "{:>4}.{:06}", since / 1_000_000_000, since / 1000 % 1_000_000)?,
+            None => write!(self.out, "{:>11}", "-")?,
+        }
+        let connection = if *connection == 0 { "UDP".to_owned() } else { connection.to_string() };
+        writeln!(self.out, " #{packet} [{connection}] {from} > {to}  {text}")
+    }
+}
+
+/// One line; `None` for what another line has said already.
+fn text(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::Startup(startup) => startup.text.clone(),
+        Event::Negotiated(negotiated) => negotiated_text(negotiated),
+        Event::Fpdu(fpdu) => fpdu_text(fpdu),
+        Event::Message(message) => return message_text(message),
+        Event::Datagram(datagram) => datagram_text(datagram),
+        Event::Departure(departure) => format!("DEPARTURE ({}): {}", departure.rule, departure.what),
+        Event::Missing { position, bytes } => format!("MISSING: {bytes} bytes after byte {position}"),
+        Event::Lost { position } => {
+            format!("LOST: the length of the FPDU at {position} is missing")
+        }
+        Event::Resumed { position, skipped } => {
+            format!("RESUMED: an FPDU at {position}, behind {skipped} bytes that were not decoded")
+        }
+        Event::NotFollowed { position, why } => format!("NOT FOLLOWED from byte {position} on: {why}"),
+        Event::RawTcp => "raw TCP from here on: a connection of `uiw perf --compare`".into(),
+        Event::Closed { what } => format!("unfinished: {what}"),
+        Event::Tcp { .. } => return None,
+    })
+}
+
+fn datagram_text(datagram: &Datagram) -> String {
+    let Datagram { name, length, order, .. } = datagram;
+    let order = order.as_ref().map_or_else(String::new, |order| format!(" ({order})"));
+    match datagram {
+        Datagram {
+            destination_qpn: Some(to),
+            source_qpn: Some(from),
+            msn: Some(msn),
+            epoch: Some(epoch),
+            ..
+        } => {
+            let imm = datagram.immediate.map_or_else(String::new, |imm| format!(", immediate {imm:#010x}"));
+            let qkey = datagram.qkey.unwrap_or_default();
+            format!(
+                "datagram {name} to QPN {to:#08x} Q_Key {qkey:#010x} from QPN {from:#08x} epoch {epoch:#010x} MSN {msn}, \
+                 {length} bytes{imm}{order}"
+            )
+        }
+        Datagram { transaction, private_data_length, destination_qpn, .. } => {
+            let qpn = destination_qpn.map_or_else(String::new, |qpn| format!(" QPN {qpn:#08x},"));
+            let qkey = datagram.qkey.map_or_else(String::new, |qkey| format!(" Q_Key {qkey:#010x},"));
+            format!(
+                "{name},{qpn}{qkey} transaction {:#018x}, {} bytes of private data",
+                transaction.unwrap_or_default(),
+                private_data_length.unwrap_or_default()
+            )
+        }
+    }
+}
+
+fn negotiated_text(negotiated: &Negotiated) -> String {
+    let on = |on: bool| if on { "on" } else { "off" };
+    let rtr = if negotiated.rtr.is_empty() { "none".into() } else { negotiated.rtr.join(" or ") };
+    format!(
+        "Full Operation: CRC {}, Markers from initiator {}, from responder {}, RTR {rtr}",
+        on(negotiated.crc),
+        on(negotiated.markers_from_initiator),
+        on(negotiated.markers_from_responder)
+    )
+}
+
+fn fpdu_text(fpdu: &Fpdu) -> String {
+    let crc = match fpdu.crc {
+        Crc::Good => "CRC good",
+        Crc::Bad => "CRC BAD",
+        Crc::Off => "CRC off",
+        Crc::Unknown => "CRC not checkable",
+    };
+    let markers = match fpdu.markers {
+        0 => String::new(),
+        1 => ", 1 Marker".into(),
+        count => format!(", {count} Markers"),
+    };
+    let segment = fpdu.segment.as_ref().map_or_else(|| "no DDP segment".into(), segment_text);
+    format!("FPDU at {}, ULPDU of {}, {crc}{markers}: {segment}", fpdu.position, fpdu.ulpdu_length)
+}
+
+fn segment_text(segment: &Segment) -> String {
+    let last = if segment.last { ", last" } else { "" };
+    let place = match segment {
+        Segment { stag: Some(stag), tagged_offset: Some(to), .. } => format!("STag {stag:#010x} TO {to:#x}"),
+        Segment { qn: Some(qn), msn: Some(msn), mo: Some(mo), .. } => format!("QN {qn} MSN {msn} MO {mo}"),
+        _ => String::new(),
+    };
+    format!("{} {place}, {} bytes{last}", segment.name, segment.payload_length)
+}
+
+fn message_text(message: &Message) -> Option<String> {
+    let Message { name, length, segments, details, .. } = message;
+    if *segments == 1 && (details.is_empty() || matches!(message.opcode, 0 | 2)) {
+        return None;
+    }
+    let separator = if details.is_empty() { "" } else { ": " };
+    let segments = if *segments == 1 { String::new() } else { format!(" in {segments} segments") };
+    Some(format!("  message {name}, {length} bytes{segments}{separator}{details}"))
+}

@@ -1,0 +1,60 @@
+//! Which connections are shown.
+
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use super::event::Record;
+
+/// A connection, or all of an address or a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionFilter {
+    /// The connection with this number.
+    Number(u32),
+    /// Those with this address at one end.
+    Address(IpAddr),
+    /// Those with this address and port at one end.
+    End(SocketAddr),
+    /// Those with this port at one end.
+    Port(u16),
+}
+
+impl FromStr for ConnectionFilter {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let port = text.strip_prefix(':').and_then(|port| port.parse().ok()).map(Self::Port);
+        let address = || text.trim_start_matches('[').trim_end_matches(']').parse().ok().map(Self::Address);
+        port.or_else(|| text.parse().ok().map(Self::Number))
+            .or_else(|| text.parse().ok().map(Self::End))
+            .or_else(address)
+            .ok_or("expected the number of a connection, ADDR, ADDR:PORT or :PORT")
+    }
+}
+
+impl ConnectionFilter {
+    /// Whether the finding is about it.
+    pub(super) fn has(&self, record: &Record) -> bool {
+        let ends = [record.from, record.to];
+        match *self {
+            Self::Number(number) => record.connection == number,
+            Self::Address(address) => ends.iter().any(|end| end.ip() == address),
+            Self::End(socket) => ends.contains(&socket),
+            Self::Port(port) => ends.iter().any(|end| end.port() == port),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_named() {
+        assert_eq!("7".parse(), Ok(ConnectionFilter::Number(7)));
+        assert_eq!(":7174".parse(), Ok(ConnectionFilter::Port(7174)));
+        assert_eq!("10.0.0.1".parse(), Ok(ConnectionFilter::Address([10, 0, 0, 1].into())));
+        assert_eq!("10.0.0.1:5".parse(), Ok(ConnectionFilter::End(([10, 0, 0, 1], 5).into())));
+        assert_eq!("[::1]".parse::<ConnectionFilter>(), "::1".parse());
+        assert!("".parse::<ConnectionFilter>().is_err() && "host".parse::<ConnectionFilter>().is_err());
+    }
+}

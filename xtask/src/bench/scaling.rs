@@ -1,0 +1,394 @@
+//! The cost of a second thread, of busy streams beside a small one, of sleeping, and of control calls on a busy device.
+//!
+//! Ceilings are programs on the engine of commit 02b5a5a, which is built from the history of the repository on this machine, by this compiler.
+
+use super::programs::{self, Lab, Slice, TIMEOUT, busy_share, figure, need, object, output, rotate, start};
+use super::{Bar, Line, Row, Spread, Unit, median};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uiw_siw::{Error, Result};
+
+/// One of the programs that alternate.
+#[derive(Clone)]
+struct Variant {
+    program: Program,
+    /// On the engine of [`BASE`].
+    is_base: bool,
+    /// `SECONDS` stands for the length of a slice.
+    args: String,
+    /// The device has one shard.
+    one_shard: bool,
+    /// How many times the usual length its slice is.
+    longer: f64,
+    /// So many run at the same time, and their rates are added.
+    processes: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Program {
+    /// The example `threads` of `uiw-verbs`.
+    Rust,
+    /// One of `programs/`.
+    C(&'static str),
+    /// `load idle` under strace, which counts the bytes that its thread moves.
+    Idle,
+}
+
+/// A figure of the first variant over that of another one; without another one, the figure itself.
+struct Check {
+    what: &'static str,
+    figure: &'static str,
+    over: Option<usize>,
+    bar: Option<Bar>,
+}
+
+/// 64-byte round trips, 64-byte and 64 KiB Sends with 32 under way.
+const PATTERNS: [&str; 3] = ["ping-pong", "send-64", "send-64K"];
+
+/// A row: its name, the programs that alternate, the ratios that are checked.
+type Case = (String, Vec<Variant>, Vec<Check>);
+
+pub(super) fn rows() -> Vec<Row> {
+    let row =
+        |(name, variants, checks): Case| Row::new(name, None, move |lab| measure(lab, &variants, &checks));
+    cases().into_iter().map(row).collect()
+}
+
+fn cases() -> Vec<Case> {
+    let mut rows = Vec::new();
+    for pattern in PATTERNS {
+        rows.extend([1, 2].map(|queues| rust_threads(pattern, queues)));
+    }
+    rows.push(one_thread("one thread, ping-pong", rust("ping-pong SECONDS 1 1 1")));
+    for pattern in PATTERNS {
+        rows.extend(["", "pinned", "asleep"].map(|how| c_threads(pattern, how)));
+    }
+    rows.push(one_thread("C, one thread, ping-pong", c("load", "ping-pong SECONDS 1")));
+    rows.push(idle());
+    rows.push(neighbours());
+    rows.extend([("otherwise idle machine", "", 0.85), ("one core busy", " busy", 0.6)].map(sleepers));
+    for call in ["modify", "resolve", "connect", "query"] {
+        rows.extend([true, false].map(|same| control(call, same)));
+    }
+    rows
+}
+
+fn c(program: &'static str, args: &str) -> Variant {
+    Variant {
+        program: Program::C(program),
+        is_base: false,
+        args: args.to_owned(),
+        one_shard: false,
+        longer: 1.0,
+        processes: 1,
+    }
+}
+
+fn rust(args: &str) -> Variant {
+    Variant { program: Program::Rust, ..c("", args) }
+}
+
+fn base(variant: Variant) -> Variant {
+    Variant { is_base: true, ..variant }
+}
+
+fn check(what: &'static str, figure: &'static str, over: usize, bar: impl Into<Option<Bar>>) -> Check {
+    Check { what, figure, over: Some(over), bar: bar.into() }
+}
+
+/// Two threads on one device, each with `queues` completion queues.
+fn rust_threads(pattern: &str, queues: u32) -> Case {
+    let variants = vec![
+        rust(&format!("{pattern} SECONDS 2 1 {queues}")),
+        rust(&format!("{pattern} SECONDS 1 1 {queues}")),
+        base(rust(&format!("{pattern} SECONDS 2 2 {queues}"))),
+    ];
+    let checks = vec![
+        check("of two devices", "rate", 2, Bar::AtLeast(0.95)),
+        check("times one thread", "rate", 1, Bar::AtLeast(1.9)),
+    ];
+    (format!("two threads, {pattern}{}", if queues == 1 { "" } else { ", a queue an end" }), variants, checks)
+}
+
+fn c_threads(pattern: &str, how: &str) -> Case {
+    let (name, waiting) = match how {
+        "pinned" => ("two vectors", ""),
+        "asleep" => ("a channel a thread", how),
+        _ => ("vector 0", ""),
+    };
+    let variants = vec![
+        c("load", &format!("{pattern} SECONDS 2 {how}")),
+        // A process of one thread needs no second shard.
+        base(Variant { processes: 2, ..c("load", &format!("{pattern} SECONDS 1 {waiting}")) }),
+    ];
+    let checks = vec![check("of two processes", "rate", 1, Bar::AtLeast(0.95))];
+    (format!("C, two threads, {pattern}, {name}"), variants, checks)
+}
+
+fn one_thread(name: &str, variant: Variant) -> Case {
+    (name.to_owned(), vec![variant.clone(), base(variant)], vec![check("of 02b5a5a", "rate", 1, Bar::NoLess)])
+}
+
+fn idle() -> Case {
+    let variant = Variant { program: Program::Idle, ..c("", "idle SECONDS") };
+    let bytes = Check { what: "bytes of others", figure: "bytes", over: None, bar: Some(Bar::AtMost(0.0)) };
+    ("poll of an idle queue pair's queue".to_owned(), vec![variant], vec![bytes])
+}
+
+fn neighbours() -> Case {
+    let beside =
+        |stack| Variant { longer: 2.0, one_shard: true, ..c("requests", &format!("{stack} SECONDS beside")) };
+    let checks = vec![
+        check("p99 of TCP's", "p99_us", 1, Bar::AtMost(2.0)),
+        check("p50 of TCP's", "p50_us", 1, None),
+        check("requests of TCP's", "rate", 1, None),
+        check("bulk of 02b5a5a's", "bytes_per_second", 2, Bar::NoLess),
+        check("bulk of TCP's", "bytes_per_second", 1, None),
+    ];
+    let name = "request and answer beside 8 streams of 1 MiB Writes, one shard";
+    (name.to_owned(), vec![beside("uiw"), beside("tcp"), base(beside("uiw"))], checks)
+}
+
+fn sleepers((name, busy, bar): (&str, &str, f64)) -> Case {
+    let sleepers = |stack: &str| c("requests", &format!("{stack} SECONDS asleep{busy}"));
+    let checks = vec![
+        check("of epoll's requests", "rate", 1, Bar::AtLeast(bar)),
+        check("p99 of epoll's", "p99_us", 1, None),
+    ];
+    (format!("both ends asleep in poll(2), {name}"), vec![sleepers("uiw"), sleepers("tcp")], checks)
+}
+
+/// `same`: the flooders and the queue pair are on one shard.
+fn control(call: &str, same: bool) -> Case {
+    let pinned = if same { "" } else { " pinned" };
+    let control = |load: &str| Variant {
+        one_shard: same,
+        // For a hundred calls at least: one with its set-up takes up to 30 ms.
+        longer: if call == "connect" { 6.0 } else { 2.0 },
+        ..c("load", &format!("{call} SECONDS {load}{pinned}"))
+    };
+    let name = match call {
+        "modify" => "ibv_modify_qp",
+        "resolve" => "rdma_resolve_addr",
+        "connect" => "rdma_connect",
+        _ => "ibv_query_qp",
+    };
+    let checks = vec![
+        check("p99 of beside loops", "p99_us", 1, Bar::AtMost(3.0)),
+        check("p50 of beside loops", "p50_us", 1, None),
+    ];
+    let place = if same { "on the flooders' shard" } else { "on another shard" };
+    (format!("{name} {place}"), vec![control("flooders"), control("arithmetic")], checks)
+}
+
+fn measure(lab: &Lab, variants: &[Variant], checks: &[Check]) -> Result<Vec<Line>> {
+    let seconds = lab.seconds(0.5);
+    let slice = |variant: &Variant| {
+        let command = variant.command(lab, seconds * variant.longer)?;
+        let (processes, is_idle) = (variant.processes, matches!(variant.program, Program::Idle));
+        let trace = lab.folder.join("strace.out");
+        Ok::<_, Error>(move |_: u32| {
+            let busy = busy_share()?;
+            let beside = (1..processes).map(|_| start(&command)).collect::<Result<Vec<_>>>()?;
+            let mut value = object(&output(&command)?)?;
+            for other in beside {
+                let rate = figure(&object(&other.finish(TIMEOUT).out)?, "/rate")?;
+                value["rate"] = json!(figure(&value, "/rate")? + rate);
+            }
+            if is_idle {
+                let trace = fs::read_to_string(&trace).unwrap_or_default();
+                value["bytes"] = json!(bytes(&trace, figure(&value, "/thread")?)?);
+            }
+            value["busy"] = json!(busy);
+            Ok(value)
+        })
+    };
+    let slices: Vec<_> = variants.iter().map(slice).collect::<Result<_>>()?;
+    let slices: Vec<Slice<'_, Value>> = slices.iter().map(|slice| slice as Slice<'_, Value>).collect();
+    let rounds = rotate(lab.rounds, &slices)?;
+    let of = |variant: usize, name: &str| -> Result<Vec<f64>> {
+        rounds[variant].iter().map(|value| figure(value, &format!("/{name}"))).collect()
+    };
+    let busy = rounds.iter().flatten().map(|value| figure(value, "/busy")).collect::<Result<Vec<_>>>()?;
+    let line = |check: &Check| {
+        let ours = of(0, check.figure)?;
+        let line = match check.over {
+            Some(over) => {
+                // Noise changes times and rates, not counts.
+                Line::ratio(check.what, &ours, &of(over, check.figure)?, unit(check.figure))
+                    .noise(1.0 + median(&busy))
+            }
+            None => Line::new(check.what, Spread::new(ours), ""),
+        };
+        Ok(line.bar(check.bar))
+    };
+    checks.iter().map(line).collect()
+}
+
+fn unit(figure: &str) -> Unit {
+    match figure {
+        "rate" => (1e3, "k/s"),
+        "bytes_per_second" => (1e9, "GB/s"),
+        _ => (1.0, "us"),
+    }
+}
+
+impl Variant {
+    fn command(&self, lab: &Lab, seconds: f64) -> Result<Command> {
+        let base = if self.is_base { Some(Baseline::build(lab)?) } else { None };
+        let libraries = base.as_ref().map_or_else(|| lab.libraries(), |base| Ok(base.libraries.clone()))?;
+        let program = match (self.program, &base) {
+            (Program::Rust, Some(base)) => base.threads.clone(),
+            (Program::Rust, None) => lab.example("uiw-verbs", "threads", "")?,
+            (Program::C(name), _) => lab.c_program(name)?,
+            (Program::Idle, _) => lab.c_program("load")?,
+        };
+        let mut command = programs::command(&program, &libraries);
+        if matches!(self.program, Program::Idle) {
+            need(&[("strace", "strace")])?;
+            command = programs::command("strace".as_ref(), &libraries);
+            command.args([
+                "--follow-forks",
+                "--string-limit=0",
+                "-e",
+                CALLS,
+                "-e",
+                "verbose=none",
+                "--output",
+            ]);
+            command.arg(lab.folder.join("strace.out")).arg(program);
+        }
+        command.args(self.args.replace("SECONDS", &seconds.to_string()).split_whitespace());
+        if self.one_shard {
+            command.env("UIW_SHARDS", "1");
+        }
+        Ok(command)
+    }
+}
+
+/// Calls that move bytes of a stream, and the one that begins and ends the phase that counts.
+const CALLS: &str = "trace=sendmsg,sendto,sendmmsg,recvmsg,recvfrom,recvmmsg,readv,writev,getppid";
+const MARK: &str = "getppid";
+
+/// Bytes that the calls of a thread moved between its two marks, by what strace printed.
+fn bytes(trace: &str, thread: f64) -> Result<u64> {
+    let (mut marks, mut moved) = (0, 0);
+    for line in trace.lines() {
+        let Some((number, call)) = line.split_once(' ') else { continue };
+        let call = call.trim_start();
+        if number.parse() != Ok(thread) {
+            continue;
+        }
+        if call.contains(MARK) {
+            // The second line of an interrupted call marks nothing.
+            marks += u32::from(call.starts_with(MARK));
+        } else if marks == 1 {
+            // A call during which another thread makes one has two lines; the second has the result.
+            let result = call.rsplit_once("= ").and_then(|(_, result)| result.split(' ').next());
+            moved += result.and_then(|result| result.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    if marks == 2 {
+        Ok(moved)
+    } else {
+        Err(Error::Failed(format!("strace saw {marks} marks of thread {thread} instead of 2")))
+    }
+}
+
+/// The commit whose engine is the ceiling.
+const BASE: &str = "02b5a5a";
+/// Path of the Rust program in both trees, and what defines `QpInit` in that of [`BASE`].
+const EXAMPLE: &str = "verbs/examples/threads.rs";
+const QP: &str = "verbs/src/qp/handle.rs";
+/// What the program makes a queue pair with, and that commit does not have.
+const CONSTRUCTORS: &str = "
+impl QpInit {
+    /// Queues of the usual depth.
+    #[must_use]
+    pub fn new(send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>) -> Self {
+        let (send_cq, recv_cq) = (Arc::clone(send_cq), Arc::clone(recv_cq));
+        Self { send_cq, recv_cq, srq: None, cap: QpCap::default(), signal_all: true, num: None }
+    }
+
+    /// Other capacities.
+    #[must_use]
+    pub fn cap(self, cap: QpCap) -> Self {
+        Self { cap, ..self }
+    }
+}
+";
+
+/// The program and the libraries of [`BASE`].
+struct Baseline {
+    threads: PathBuf,
+    libraries: PathBuf,
+}
+
+impl Baseline {
+    /// Builds what is not built yet. `git archive` writes the sources: no worktree is registered in the repository, and files have the time of the
+    /// commit, so that Cargo builds them once.
+    fn build(lab: &Lab) -> Result<Self> {
+        let folder = lab.target.join(format!("baseline-{BASE}"));
+        let (tree, target, libraries) = (folder.join("tree"), folder.join("target"), folder.join("lib"));
+        let build = || {
+            if !tree.is_dir() {
+                crate::history::export(BASE, &tree)?;
+            }
+            let read = |path: &Path| {
+                fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+            };
+            let qp = read(&tree.join(QP))?;
+            // The library had another name then.
+            let example = read(&crate::workspace::root().join(EXAMPLE))?.replace("uiw_verbs::", "verbs::");
+            for (path, text) in
+                [(QP, qp.trim_end_matches(CONSTRUCTORS).to_owned() + CONSTRUCTORS), (EXAMPLE, example)]
+            {
+                // Cargo would build again.
+                if read(&tree.join(path)).as_ref() != Ok(&text) {
+                    fs::write(tree.join(path), text).map_err(|error| format!("{path}: {error}"))?;
+                }
+            }
+            programs::cargo_build(&tree, &target, &["-p", "uiw-verbs", "--example", "threads"])?;
+            programs::build_libraries(&tree, &target, &libraries)
+        };
+        build().map_err(Error::Failed)?;
+        Ok(Self { threads: target.join("release/examples/threads"), libraries })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRACE: &str = "\
+7 sendmsg(3, 0x7ffe, 0) = 1000
+7 getppid( <unfinished ...>
+8 sendto(9, \"\"..., 64, 0, NULL, 0) = 64
+7 <... getppid resumed>) = 1
+7 sendto(9, \"\"..., 64, 0, NULL, 0 <unfinished ...>
+8 recvfrom(9, \"\"..., 64, 0, NULL, NULL) = 64
+7 <... sendto resumed>) = 40
+7 recvfrom(9, \"\"..., 64, 0, NULL, NULL) = 24
+7 recvfrom(9, 0x1, 64, 0, NULL, NULL) = -1 EAGAIN (Resource temporarily unavailable)
+7     getppid() = 1
+7 sendmsg(3, 0x7ffe, 0) = 1000
+8 +++ exited with 0 +++
+";
+
+    #[test]
+    fn checks_name_variants_of_their_row() {
+        for (name, variants, checks) in cases() {
+            assert!(checks.iter().any(|check| check.bar.is_some()), "{name}");
+            assert!(checks.iter().all(|check| check.over.unwrap_or(0) < variants.len()), "{name}");
+        }
+    }
+
+    #[test]
+    fn bytes_counted_between_marks_of_thread() {
+        assert_eq!(bytes(TRACE, 7.0).unwrap(), 64);
+        assert!(bytes(TRACE, 8.0).is_err());
+        assert!(bytes(&TRACE.replace("7     getppid() = 1\n", ""), 7.0).is_err());
+    }
+}

@@ -1,0 +1,400 @@
+//! Emulated long paths, where each program of a round meets the same losses: the emulator starts anew with the same seed.
+
+use super::paths::Place;
+use super::programs::{Lab, figure, need, object, output, rotate, start};
+use super::{Bar, Line, Row, Spread};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+use uiw_interop::stock::noise;
+use uiw_siw::shell::Process;
+use uiw_siw::{Error, Result};
+
+/// A path: the delay of one way in milliseconds, the rate, the loss in percent.
+#[derive(Clone, Copy)]
+struct Cell(u32, &'static str, &'static str);
+
+const PATHS: [(u32, &str); 4] = [(5, "1Gbit"), (25, "200Mbit"), (50, "200Mbit"), (100, "50Mbit")];
+const LOSSES: [&str; 4] = ["0", "0.01", "0.1", "1"];
+/// The path of the files, and bits a second of its line.
+const LONG: Cell = Cell(50, "200Mbit", "0.1");
+const LONG_RATE: f64 = 200e6;
+/// The path of many small files, and how many there are.
+const SHORTER: Cell = Cell(20, "200Mbit", "0");
+const FILES: u32 = 10_000;
+
+/// Bytes of a journal of `uiw cp`: its head, and a record for each block of 1 MiB.
+const JOURNAL_HEAD: u64 = 40;
+const JOURNAL_RECORD: u64 = 56;
+
+/// The longest that a copy takes to get to its half.
+const HALF: Duration = Duration::from_secs(900);
+
+impl Cell {
+    fn all() -> impl Iterator<Item = Self> {
+        PATHS.into_iter().flat_map(|(delay, rate)| LOSSES.map(|loss| Self(delay, rate, loss)))
+    }
+
+    fn name(self, congestion: &str) -> String {
+        format!("{congestion}, {} ms, {}, {} % loss", 2 * self.0, self.1, self.2)
+    }
+
+    /// Options of the emulator.
+    fn options(self, seed: u32) -> String {
+        format!("--delay {}ms --rate {} --loss {}% --seed {seed}", self.0, self.1, self.2)
+    }
+}
+
+pub(super) fn rows() -> Vec<Row> {
+    let mut rows = vec![
+        Row::new("file, cubic, beside rclone", Bar::AtLeast(1.1), |lab| file(lab, "cubic")),
+        Row::new("file, bbr, beside rclone", Bar::AtLeast(1.1), |lab| file(lab, "bbr")),
+        Row::new("file, bbr, of the line", Bar::AtLeast(0.85), file_of_line),
+        Row::new("10,000 files of 4 KiB, beside tar", Bar::AtLeast(0.5), files),
+        Row::new("path cut at half", Bar::AtMost(64.0), |lab| interrupted(lab, true)),
+        Row::new("server killed at half", Bar::AtMost(64.0), |lab| interrupted(lab, false)),
+        Row::new("write 1M, bbr, with TLS", Bar::AtLeast(0.97), tls),
+    ];
+    for congestion in ["bbr", "cubic"] {
+        for cell in Cell::all().filter(|cell| congestion == "bbr" || cell.2 == "0") {
+            let run = move |lab: &Lab| {
+                let [ours, bare] = streams(lab, cell, congestion, lab.rounds)?;
+                Ok(vec![Line::ratio("of bare TCP", &ours, &bare, MBIT)])
+            };
+            rows.push(Row::new(cell.name(congestion), Bar::AtLeast(0.9), run));
+        }
+    }
+    rows.push(Row::new("cubic, all paths with loss", Bar::AtLeast(0.85), lossy));
+    rows
+}
+
+const MBIT: (f64, &str) = (1e6, "Mbit/s");
+
+/// Both ends, and files to copy.
+struct Wan<'a> {
+    lab: &'a Lab,
+    place: Place,
+}
+
+impl<'a> Wan<'a> {
+    fn new(lab: &'a Lab) -> Result<Self> {
+        let place = Place::new(lab, true)?;
+        // A connection would begin with what the one before has measured.
+        let no_metrics = || fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
+        let network = &place.network;
+        network.inside_server(no_metrics).and_then(|()| network.inside_client(no_metrics)).map_err(failed)?;
+        Ok(Self { lab, place })
+    }
+
+    /// Congestion control of programs that choose none. By the route, as the default of a namespace is restricted (tcp(7)).
+    fn set_congestion(&self, name: &str) -> Result<()> {
+        self.place.ip(|_| format!("route replace 10.77.0.0/24 dev veth0 congctl {name}"))
+    }
+
+    /// Does something on a path.
+    fn carrying(&self, cell: Cell, seed: u32, what: impl FnOnce() -> Result<f64>) -> Result<f64> {
+        let _path = self.place.carry(&cell.options(seed))?;
+        what()
+    }
+
+    /// Bytes a second of Writes of 1 MiB.
+    fn writes(&self, congestion: &str, tls: &str) -> Result<f64> {
+        let (at, seconds) = (self.place.address(), self.seconds());
+        let client = format!(
+            "{tls} perf {at} --json --op write --size 1M --congestion {congestion} --seconds {seconds}"
+        );
+        self.place.perf(&format!("{tls} serve --listen {at} --congestion {congestion}"), &client)
+    }
+
+    /// Bytes a second of a bare connection.
+    fn bare(&self, congestion: &str) -> Result<f64> {
+        self.place.tcp(&self.place.address(), congestion, "connect", self.seconds(), 1 << 20)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.lab.seconds(10.0).ceil()
+    }
+
+    fn uiw(&self, words: &str) -> Command {
+        self.place.command(&self.place.uiw, words)
+    }
+
+    /// Options of both ends, with one key that each accepts.
+    fn tls(&self) -> Result<&'static str> {
+        if !self.place.home.join("tls.conf").exists() {
+            let public = output(&self.uiw("key new key.pem"))?;
+            output(&self.uiw(&format!("key pin peers {} bench", public.trim())))?;
+            let text = "mode raw\nkey key.pem\npinned peers\n";
+            fs::write(self.place.home.join("tls.conf"), text).map_err(failed)?;
+        }
+        Ok("--tls tls.conf")
+    }
+
+    /// A server of the folder `source`.
+    fn share(&self, source: &Path, at: &str, congestion: &str) -> Result<Process> {
+        let source = source.display();
+        let words =
+            format!("{} serve --listen {at} --congestion {congestion} --share s={source}", self.tls()?);
+        self.place.serve(self.uiw(&words), "listening on")
+    }
+
+    /// The command that copies `what` of that folder.
+    fn copying(&self, at: &str, what: &str, target: &Path, congestion: &str) -> Result<Command> {
+        let target = target.display();
+        Ok(self.uiw(&format!("{} cp --congestion {congestion} {at}:s/{what} {target}", self.tls()?)))
+    }
+
+    /// Seconds of `uiw cp`, of which the target is compared with the source.
+    fn copy(&self, source: &Path, what: &str, congestion: &str) -> Result<f64> {
+        let (target, at) = (self.lab.fresh("target")?, self.place.address());
+        let _server = self.share(source, &at, congestion)?;
+        let client = self.copying(&at, what, &target, congestion)?;
+        timed(source, &target, || self.place.run(client).map(drop))
+    }
+
+    /// Seconds of rclone with eight streams, over webdav.
+    fn rclone(&self, source: &Path) -> Result<f64> {
+        let (target, at) = (self.lab.fresh("target")?, self.place.address());
+        fs::write(self.place.home.join("none"), "").map_err(failed)?;
+        let rclone = |words: &str| self.place.command("rclone".as_ref(), &format!("--config none {words}"));
+        let server = format!("serve webdav --log-file /dev/stdout --addr {at} {}", source.display());
+        let _server = self.place.serve(rclone(&server), "erver started")?;
+        let client = format!(
+            "copyto :webdav:big {}/big --webdav-url http://{at} --ignore-checksum --multi-thread-streams 8 --multi-thread-cutoff 1M",
+            target.display()
+        );
+        timed(source, &target, || self.place.run(rclone(&client)).map(drop))
+    }
+
+    /// Seconds of tar at both ends of a bare connection.
+    fn tar(&self, source: &Path) -> Result<f64> {
+        let (target, network) = (self.lab.fresh("target")?, &self.place.network);
+        let at = (network.server_address(), 0);
+        let listener = network.inside_server(|| TcpListener::bind(at)).map_err(failed)?;
+        let to = listener.local_addr().map_err(failed)?;
+        let to = network.inside_client(|| TcpStream::connect(to)).map_err(failed)?;
+        let (from, _) = listener.accept().map_err(failed)?;
+        let tar = |folder: &Path| {
+            let mut command = Command::new("tar");
+            command.arg("-C").arg(folder);
+            command
+        };
+        timed(source, &target, || {
+            // The command is dropped at once, and the connection ends with its process.
+            let packing = tar(source).args(["-cf", "-", "."]).stdout(OwnedFd::from(from)).spawn();
+            let unpacked =
+                tar(&target).args(["-xf", "-"]).stdin(OwnedFd::from(to)).status().map_err(failed)?;
+            let packed = packing.and_then(|mut child| child.wait()).map_err(failed)?;
+            let is_done = packed.success() && unpacked.success();
+            if is_done { Ok(()) } else { Err(Error::Failed(format!("tar: {packed}, {unpacked}"))) }
+        })
+    }
+
+    /// The folder with the large file, which is made once.
+    fn source(&self) -> Result<PathBuf> {
+        let folder = self.lab.folder.join("source");
+        if !folder.exists() {
+            let mut file = fs::create_dir_all(&folder)
+                .and_then(|()| File::create(folder.join("big")))
+                .map_err(failed)?;
+            let block = noise(1 << 20);
+            for number in 0..u64::from(self.lab.options.mebibytes) {
+                // No two blocks are equal.
+                file.write_all(&number.to_be_bytes())
+                    .and_then(|()| file.write_all(&block[8..]))
+                    .map_err(failed)?;
+            }
+        }
+        Ok(folder)
+    }
+
+    /// Bytes of the large file.
+    fn bytes(&self) -> u64 {
+        u64::from(self.lab.options.mebibytes) << 20
+    }
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::Failed(error.to_string())
+}
+
+/// Seconds of a copy. Every file of the source must be in the target afterwards.
+fn timed(source: &Path, target: &Path, copy: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let begun = Instant::now();
+    copy()?;
+    let took = begun.elapsed().as_secs_f64();
+    output(Command::new("diff").arg("--recursive").args([source, target]))?;
+    Ok(took)
+}
+
+impl Wan<'_> {
+    /// How many times as long as ours theirs takes.
+    fn beside(
+        &self,
+        cell: Cell,
+        rounds: u32,
+        what: &str,
+        ours: impl Fn() -> Result<f64>,
+        theirs: impl Fn() -> Result<f64>,
+    ) -> Result<Vec<Line>> {
+        let carried = |round, copy: &dyn Fn() -> Result<f64>| self.carrying(cell, 100 + round, copy);
+        let seconds = rotate(rounds, &[&|round| carried(round, &ours), &|round| carried(round, &theirs)])?;
+        Ok(vec![Line::ratio(what, &seconds[1], &seconds[0], (1.0, "s"))])
+    }
+}
+
+/// Rounds of whole files.
+fn few(lab: &Lab) -> u32 {
+    lab.rounds.min(3)
+}
+
+fn file(lab: &Lab, congestion: &str) -> Result<Vec<Line>> {
+    need(&[("rclone", "rclone")])?;
+    let wan = Wan::new(lab)?;
+    wan.set_congestion(congestion)?;
+    let source = wan.source()?;
+    let (ours, theirs) = (|| wan.copy(&source, "big", congestion), || wan.rclone(&source));
+    wan.beside(LONG, few(lab), "time of rclone over ours", ours, theirs)
+}
+
+fn file_of_line(lab: &Lab) -> Result<Vec<Line>> {
+    let wan = Wan::new(lab)?;
+    let source = wan.source()?;
+    let took = |round| wan.carrying(LONG, 100 + round, || wan.copy(&source, "big", "bbr"));
+    let seconds = rotate(few(lab), &[&took])?;
+    let shares = seconds.iter().flatten().map(|seconds| wan.bytes() as f64 * 8.0 / seconds / LONG_RATE);
+    Ok(vec![Line::new("of the line", Spread::new(shares), "")])
+}
+
+fn files(lab: &Lab) -> Result<Vec<Line>> {
+    let wan = Wan::new(lab)?;
+    wan.set_congestion("cubic")?;
+    let source = lab.fresh("files")?;
+    let content = noise(4096);
+    for number in 0..FILES {
+        let folder = source.join(format!("{:02}", number % 100));
+        let content = [&number.to_be_bytes()[..], &content[4..]].concat();
+        let made =
+            fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(number.to_string()), content));
+        made.map_err(failed)?;
+    }
+    let (ours, theirs) = (|| wan.copy(&source, "", "cubic"), || wan.tar(&source));
+    wan.beside(SHORTER, lab.rounds, "time of tar over ours", ours, theirs)
+}
+
+/// Bytes that reach the client beyond those of the file, headers included, when the path is cut, or the server killed, at half of the copy.
+fn interrupted(lab: &Lab, is_cut: bool) -> Result<Vec<Line>> {
+    let wan = Wan::new(lab)?;
+    let (source, target, at) = (wan.source()?, lab.fresh("target")?, wan.place.address());
+    let mut server = wan.share(&source, &at, "bbr")?;
+    let mut path = wan.place.carry(&LONG.options(100))?;
+    let mut client = start(&wan.place.network.client(wan.copying(&at, "big", &target, "bbr")?))?;
+    let journal = target.join("big.uiw-journal");
+    let half = JOURNAL_HEAD + (wan.bytes() >> 20) / 2 * JOURNAL_RECORD;
+    let until = Instant::now() + HALF;
+    while fs::metadata(&journal).map_or(0, |data| data.len()) < half {
+        if !client.is_running() || Instant::now() > until {
+            let said = client.finish(Duration::ZERO);
+            return Err(Error::Failed(format!("half of the file has not arrived: {}", said.last_line())));
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let mut arrived = 0.0;
+    if is_cut {
+        arrived = end(path)?;
+        thread::sleep(Duration::from_secs(lab.options.cut_seconds.into()));
+        path = wan.place.carry(&LONG.options(101))?;
+    } else {
+        drop(server);
+        thread::sleep(Duration::from_secs(10));
+        server = wan.share(&source, &at, "bbr")?;
+    }
+    let begun = Instant::now();
+    let ended = client.finish(HALF);
+    if !ended.is_ok() {
+        return Err(Error::Failed(format!("uiw cp: exit code {}: {}", ended.status, ended.last_line())));
+    }
+    let note = format!("done {:.1} s after that", begun.elapsed().as_secs_f64());
+    drop(server);
+    output(Command::new("diff").arg("--recursive").args([source, target]))?;
+    let more = (arrived + end(path)? - wan.bytes() as f64) / f64::from(1 << 20);
+    Ok(vec![Line::new("MiB more than the file", Spread::new([more]), note)])
+}
+
+/// Ends an emulator; returns the bytes that reached the client.
+fn end(emulator: Process) -> Result<f64> {
+    let id = i32::try_from(emulator.id()).ok().and_then(Pid::from_raw);
+    id.and_then(|id| kill_process(id, Signal::INT).ok())
+        .ok_or_else(|| Error::Failed("the emulator is gone".to_owned()))?;
+    let value = object(&emulator.finish(HALF).out)?;
+    let ways = value["ways"].as_array().into_iter().flatten();
+    let way = ways.into_iter().find(|way| way["to"] == "client").cloned().unwrap_or_default();
+    if way["missed"] != 0 {
+        eprintln!("warning: {} frames came faster than the emulator took them", way["missed"]);
+    }
+    figure(&way, "/delivered_bytes")
+}
+
+/// Bits a second of ours and of a bare connection.
+fn streams(lab: &Lab, cell: Cell, congestion: &str, rounds: u32) -> Result<[Vec<f64>; 2]> {
+    let wan = Wan::new(lab)?;
+    let ours = |round| wan.carrying(cell, 11 + round, || wan.writes(congestion, ""));
+    let bare = |round| wan.carrying(cell, 11 + round, || wan.bare(congestion));
+    let rates = rotate(rounds, &[&ours, &bare])?;
+    rates.try_into().map_err(|_| Error::Failed("two slices".to_owned()))
+}
+
+fn tls(lab: &Lab) -> Result<Vec<Line>> {
+    let wan = Wan::new(lab)?;
+    let options = wan.tls()?;
+    let rate = |round, tls| wan.carrying(LONG, 11 + round, || wan.writes("bbr", tls));
+    let rates = rotate(lab.rounds, &[&|round| rate(round, options), &|round| rate(round, "")])?;
+    Ok(vec![Line::ratio("of clear", &rates[0], &rates[1], MBIT)])
+}
+
+/// The geometric mean of all ratios of all paths, with its 95 % interval by the normal approximation of the logarithms. Its lower bound is what the bar is for.
+fn lossy(lab: &Lab) -> Result<Vec<Line>> {
+    let mut logs = Vec::new();
+    for cell in Cell::all().filter(|cell| cell.2 != "0") {
+        let [ours, bare] = streams(lab, cell, "cubic", lab.options.seeds)?;
+        logs.extend(ours.iter().zip(&bare).map(|(ours, bare)| (ours / bare).ln()));
+    }
+    let (mean, half) = interval(&logs);
+    let [low, mean, high] = [mean - half, mean, mean + half].map(f64::exp);
+    let note = format!("of {} pairs; mean {mean:.3}, up to {high:.3}", logs.len());
+    Ok(vec![Line::new("of bare TCP, lower bound", Spread { median: low, q1: low, q3: high }, note)])
+}
+
+/// The mean, and half of its 95 % interval.
+fn interval(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
+    (mean, 1.96 * (variance / count).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interval_shrinks_with_more_values() {
+        let values = [0.5, 2.0, 0.8, 1.25].map(f64::ln);
+        let (mean, half) = interval(&values);
+        assert!(mean.abs() < 1e-12 && half > 0.0);
+        let (_, closer) = interval(&[values, values].concat());
+        assert!(closer < half);
+    }
+
+    #[test]
+    fn matrix_has_each_path_once() {
+        let count = |of: &str| rows().iter().filter(|row| row.name.starts_with(of)).count();
+        assert_eq!((count("bbr"), count("cubic")), (16, 5));
+    }
+}
