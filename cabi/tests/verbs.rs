@@ -325,7 +325,7 @@ fn refused_batch_posts_nothing() {
             (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(1));
         }
     });
-    // SAFETY: as above; the memory lives as long as `a`.
+    // SAFETY: the request that `write` has begun; the memory lives as long as `a`.
     let set = |ex: *mut ibv_qp_ex| unsafe { (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length) };
     for length in [33, 40] {
         let refused = a.build(0, |ex| {

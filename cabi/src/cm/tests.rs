@@ -31,7 +31,7 @@ struct Shared<T>(*mut T);
 
 // SAFETY: the functions may be called from any thread.
 unsafe impl<T> Send for Shared<T> {}
-// SAFETY: as above.
+// SAFETY: the functions may be called from any thread.
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
