@@ -15,10 +15,10 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
-use uiw_llp::Spec;
+use uiw_impair::fault::Faults;
 use uiw_llp::capture::PcapFile;
-use uiw_llp::fault::Faults;
-use uiw_llp::tls::Tls;
+use uiw_smol::Spec;
+use uiw_tls::Tls;
 use uiw_verbs::{ConnConfig, FaultPlan, Revision, StableTx};
 
 use values::{

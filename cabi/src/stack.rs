@@ -7,8 +7,8 @@ use crate::settings::Settings;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use uiw_llp::TransportStack;
-use uiw_llp::capability::refusal;
-use uiw_llp::smol::SmolConfig;
+use uiw_smol::SmolConfig;
+use uiw_smol::capability::refusal;
 
 /// Dynamic ports (RFC 6335 section 6).
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;

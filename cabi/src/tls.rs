@@ -13,7 +13,7 @@
 //! | `allow` | a name, address or fingerprint | the access list, one entry a line; `*` stands for any characters |
 
 use std::path::{Path, PathBuf};
-use uiw_llp::tls::{KeyError, PinnedKeys, SecretKey, TlsConfig, read_certificates, read_protected};
+use uiw_tls::{KeyError, PinnedKeys, SecretKey, TlsConfig, read_certificates, read_protected};
 
 /// The variable that names the file.
 pub const VARIABLE: &str = "UIW_TLS";

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
-use uiw_llp::tls::{KeyError, Tls, TlsConfig};
+use uiw_tls::{KeyError, Tls, TlsConfig};
 
 /// The interval.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -102,7 +102,7 @@ fn stamps(files: &[PathBuf]) -> Vec<Stamp> {
 mod tests {
     use super::*;
     use crate::tls::directory::Directory;
-    use uiw_llp::tls::SecretKey;
+    use uiw_tls::SecretKey;
 
     /// A configuration that accepts one peer, and its watch.
     fn watched() -> (Directory, TlsWatch) {

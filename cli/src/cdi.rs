@@ -3,9 +3,9 @@
 //! The libraries are mounts and an environment variable. Device nodes and sysfs depend on the container's network, which is there when its
 //! runtime calls the hook: it makes both by mounts, as ordinary users cannot make devices.
 
-use crate::fail::{Exit, Failure, Result};
 use crate::run;
-use crate::text;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::text;
 use serde_json::{Value, json};
 use std::env;
 use std::fs;

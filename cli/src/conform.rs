@@ -1,8 +1,8 @@
 //! `uiw conform`: asks a foreign listener everything that can be judged from outside, and gives a verdict for each requirement of the RFCs.
 
-use crate::args::{DEFAULT_PORT, resolve, seconds};
-use crate::fail::{Exit, Failure, Result};
-use crate::text;
+use crate::shared::args::{DEFAULT_PORT, resolve, seconds};
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::text;
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Mutex;

@@ -1,12 +1,12 @@
 //! `uiw devices`: what `ibv_get_device_list` gives to programs here, and the address behind each GID.
 
-use crate::fail::{Failure, Result};
-use crate::open::Global;
-use crate::text;
+use crate::shared::fail::{Failure, Result};
+use crate::shared::open::Global;
+use crate::shared::text;
 use serde_json::json;
 use uiw_cabi::device::{netdev, netdev::NetDev};
 use uiw_cabi::settings::{Settings, Variable};
-use uiw_llp::Spec;
+use uiw_smol::Spec;
 
 /// Show the devices that programs see.
 #[derive(Clone, Debug, clap::Args)]
@@ -22,7 +22,7 @@ fn stack(global: &Global) -> Result<Spec> {
         return Ok(llp.spec.clone());
     }
     let value = |variable: &Variable| std::env::var(variable.name).ok().filter(|value| !value.is_empty());
-    Settings::read(value).map(|settings| settings.llp).map_err(|line| crate::env::wrong(&line))
+    Settings::read(value).map(|settings| settings.llp).map_err(|line| crate::shared::env::wrong(&line))
 }
 
 pub(crate) fn run(args: &Args, global: &Global) -> Result<()> {

@@ -1,6 +1,6 @@
 //! `uiw generate`: man pages and shell completions, from the definition of the command line. Hidden: it is for packagers.
 
-use crate::fail::{Exit, Failure, Result};
+use crate::shared::fail::{Exit, Failure, Result};
 use clap_complete::Shell;
 use std::fs;
 use std::io;

@@ -1,13 +1,13 @@
 //! `uiw key`: keys for TLS with raw public keys.
 
-use crate::fail::{Exit, Failure, Result};
-use crate::text;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::text;
 use serde_json::json;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use uiw_llp::tls::{KeyError, PinnedKeys, PublicKey, SecretKey};
+use uiw_tls::{KeyError, PinnedKeys, PublicKey, SecretKey};
 
 /// Create, show and pin keys.
 #[derive(Clone, Debug, clap::Args)]

@@ -3,39 +3,28 @@
 #[macro_use]
 mod note;
 
-mod args;
 mod cdi;
-mod child;
 mod conform;
 mod cp;
 mod decode;
 mod demo;
 mod devices;
 mod doctor;
-mod env;
-mod fail;
 mod generate;
 mod key;
-mod memory;
-mod msg_conn;
-mod open;
 mod perf;
 mod ping;
-mod qp_setup;
 mod run;
 mod serve;
-mod service;
+mod shared;
 mod siwtest;
-mod spin;
 mod stat;
-mod stop;
-mod text;
-mod trust;
 mod wan;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use fail::{EXIT_CODES, Exit, Failure, Result};
-use open::{Global, Opener};
+use shared::fail::{EXIT_CODES, Exit, Failure, Result};
+use shared::open::{Global, Opener};
+use shared::{env, text};
 use std::process::ExitCode;
 
 /// iWARP in user space.

@@ -4,8 +4,8 @@ mod guard;
 mod report;
 mod tree;
 
-use crate::fail::{Exit, Failure, Result};
-use crate::open::Global;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::open::Global;
 use report::Requirement;
 use std::env;
 use std::ffi::OsString;

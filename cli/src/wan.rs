@@ -1,13 +1,14 @@
 //! `uiw wan`: a long, narrow or lossy path between two interfaces.
 
-use crate::args::large_bytes;
-use crate::fail::{Exit, Failure, Result};
-use crate::stop::Stop;
-use crate::text;
+use crate::shared::args::large_bytes;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::stop::Stop;
+use crate::shared::text;
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
-use uiw_llp::wan::{Bridge, Counts, PortCounts, Profile, Side};
+use uiw_impair::wan::{Counts, Profile};
+use uiw_smol::bridge::{Bridge, PortCounts, Side};
 
 /// What `--help` says behind the options.
 pub(crate) const HELP: &str = "\
@@ -83,7 +84,7 @@ fn split(text: &str) -> (&str, &str) {
 
 pub(crate) fn time(text: &str) -> std::result::Result<Duration, String> {
     let wrong = || "expected a time up to a minute, such as 500us, 5ms or 0.1s".to_owned();
-    let seconds = crate::args::time(text).ok_or_else(wrong)?;
+    let seconds = crate::shared::args::time(text).ok_or_else(wrong)?;
     let time = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
     if time > Duration::from_secs(60) { Err(wrong()) } else { Ok(time) }
 }

@@ -9,8 +9,8 @@ mod peer;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use uiw_llp::sim::{Link, Network, Split};
 use uiw_llp::{ListenConfig, Token, TransportConfig, TransportStack};
+use uiw_testkit::sim::{Link, Network, Split};
 use uiw_verbs::{
     CapabilityExchange, ConnConfig, Device, DeviceConfig, Limits, Progress, Revision, RtrKinds, StableTx,
 };

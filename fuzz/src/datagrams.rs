@@ -7,10 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use uiw_datagram::sidr::{self, Reply, Request};
 use uiw_datagram::{DatagramError, Header, Qpn, crc};
-use uiw_llp::sim::Network;
 use uiw_llp::{
     DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Interest, Outgoing, Token, TransportStack,
 };
+use uiw_testkit::sim::Network;
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrListener};
 use uiw_verbs::{
     Access, Cq, CqConfig, DatagramPort, Device, DeviceConfig, Memory, Progress, Qp, QpInit, QpState, RawMr,

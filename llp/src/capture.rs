@@ -18,8 +18,6 @@ mod file;
 mod packet;
 mod pcapng;
 mod stream;
-#[cfg(test)]
-mod tests;
 
 use std::{
     fmt,

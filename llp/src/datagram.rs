@@ -91,7 +91,9 @@ pub const DATAGRAM_BUFFER: usize = 1 << 16;
 /// A new socket has [`Interest::NONE`].
 ///
 /// ```
-/// use uiw_llp::{DATAGRAM_BUFFER, Outgoing, StackExtensions, Token, sim::Network};
+/// use uiw_llp::{DATAGRAM_BUFFER, Outgoing, StackExtensions, Token};
+/// use uiw_testkit::sim::Network;
+///
 /// let network = Network::new(1);
 /// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
 /// let mut from = one.bind_datagrams(([10, 0, 0, 1], 0).into(), &Default::default(), Token(0))?;

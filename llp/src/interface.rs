@@ -73,8 +73,11 @@ impl Interface {
     }
 }
 
-/// The interface's number.
-pub(crate) fn index_of(name: &str) -> io::Result<u32> {
+/// The number of the interface of this name.
+///
+/// # Errors
+/// `NotFound` when there is none.
+pub fn index_of(name: &str) -> io::Result<u32> {
     let text = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: the name ends with a zero.
     match unsafe { libc::if_nametoindex(text.as_ptr()) } {
@@ -83,7 +86,11 @@ pub(crate) fn index_of(name: &str) -> io::Result<u32> {
     }
 }
 
-pub(crate) fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
+/// Bytes of the longest IP packet of the interface of this name, asked for on `socket`.
+///
+/// # Errors
+/// The system's.
+pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
     let mut request = request(name);
     // SAFETY: the request is readable and writable, and named with a final zero.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) })?;
@@ -92,15 +99,19 @@ pub(crate) fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Any socket will do for questions.
-pub(crate) fn socket() -> io::Result<OwnedFd> {
+/// A socket for requests about interfaces: any socket will do.
+///
+/// # Errors
+/// The system's.
+pub fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     let fd = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
     // SAFETY: the descriptor was just made and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-pub(crate) fn request(name: &str) -> libc::ifreq {
+/// A request about the interface of this name, for ioctl(2). All else is zero, and the name ends with a zero.
+pub fn request(name: &str) -> libc::ifreq {
     // SAFETY: all zeros are a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
@@ -109,7 +120,11 @@ pub(crate) fn request(name: &str) -> libc::ifreq {
     request
 }
 
-pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+/// The result of a system call; the error is in `errno` if it is negative.
+///
+/// # Errors
+/// The system's.
+pub fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 

@@ -4,11 +4,11 @@
 //! thread or parses a byte of MPA. Three stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
-//! * `smol::SmolStack` (feature `smoltcp`): smoltcp over links of Ethernet frames.
-//! * [`sim::SimStack`]: links in one process with a virtual clock, for tests.
-//! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
+//! * `uiw_smol::SmolStack`: smoltcp over links of Ethernet frames.
+//! * `uiw_testkit::sim::SimStack`: links in one process with a virtual clock, for tests.
+//! * `uiw_impair::fault::FaultStack`: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
-//! * `tls::TlsStack` (feature `tls`): TLS 1.3 on top of another stack.
+//! * `uiw_tls::TlsStack`: TLS 1.3 on top of another stack.
 //! * [`wrap`]: for wrappers of your own.
 //!
 //! # A TCP of your own
@@ -16,7 +16,7 @@
 //! Another TCP implements three traits, and is passed to `uiw_verbs::Device::with_stack`; everything else stays the same.
 //!
 //! * The engine calls a stack and its streams from the driving thread, one at a time, and never while a call lasts: state that
-//!   streams and stack share is best behind one mutex (`smol` does so). Nothing may block.
+//!   streams and stack share is best behind one mutex (`uiw_smol` does so). Nothing may block.
 //! * [`TransportStack::poll`] is level-triggered: what is ready is said again with every poll, for what [`TransportStream::set_interest`] asked for, and
 //!   errors always. While few streams are open the engine reads them without asking first, so [`TransportStream::recv`] on a stream without
 //!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
@@ -34,41 +34,29 @@
 //!   stack's: the memory may be used again.
 //! * A stack whose receive buffers are in the process offers [`StreamExtensions::peek`]: FPDUs are then verified where they lie.
 //! * A TCP that ends with its process implements [`StackExtensions::drain`].
-//! * Feature `conformance`: the module `conformance` checks a stack for all of this.
+//! * `uiw_testkit::conformance` checks a stack for all of this.
 //! * Datagrams are optional: a stack with UDP implements [`StackExtensions::bind_datagrams`] and [`DatagramSocket`].
 //! * A stack that several threads can drive at the same time implements [`StackExtensions::shard`], [`StreamExtensions::detach`] and [`StackExtensions::adopt`].
 //!   The defaults say that it cannot.
 //!
-//! `smol` is the example to read; `smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
+//! `uiw_smol` is the example to read; `uiw_smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
 //! crates alone, without the engine, need none of this: see `examples/embed_stream.rs` and `examples/embed_smoltcp.rs`.
 //!
-//! [`wan`] emulates paths, between two interfaces or under smoltcp in one process.
+//! `uiw_impair::wan` emulates paths, between two interfaces or under smoltcp in one process.
 //!
 //! Payload is registered memory and comes as [`uiw_mem::IoVec`]: no stack sees a slice of it.
 
 #![warn(missing_debug_implementations)]
 
-pub mod capability;
 pub mod capture;
 mod clock;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 mod datagram;
-pub mod fault;
 mod identity;
-mod interface;
-mod netlink;
-pub mod sim;
+pub mod interface;
+pub mod netlink;
 mod size;
-#[cfg(feature = "smoltcp")]
-pub mod smol;
 pub mod sock_diag;
-#[cfg(feature = "smoltcp")]
-mod spec;
 pub mod tcp;
-#[cfg(feature = "tls")]
-pub mod tls;
-pub mod wan;
 pub mod wrap;
 
 mod options;
@@ -87,8 +75,7 @@ pub use datagram::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Ou
 pub use identity::{Fingerprint, PeerIdentity};
 pub use interface::{Interface, InterfaceAddresses, InterfaceChange, InterfaceMonitor};
 pub use options::{ListenConfig, Multipath, OptionError, StreamChange, StreamInfo, TransportConfig};
-#[cfg(feature = "smoltcp")]
-pub use spec::{Spec, SpecError};
+pub use size::size;
 
 /// Names a stream or a listener in [`Event`]s; chosen by the creator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -142,7 +129,8 @@ pub enum Readable {
 /// use uiw_llp::{TransportStack, TransportConfig, Token};
 /// use uiw_mem::{IoVec, IoVecMut};
 /// # use std::net::Ipv4Addr;
-/// # use uiw_llp::{ListenConfig, sim::Network};
+/// # use uiw_llp::ListenConfig;
+/// # use uiw_testkit::sim::Network;
 /// # let network = Network::new(1);
 /// # let [one, other] = [1, 2].map(|host| Ipv4Addr::new(10, 0, 0, host));
 /// # let (mut a, mut b) = (network.stack(one), network.stack(other));
@@ -352,7 +340,9 @@ pub trait TransportListener: Send {
 /// A TCP implementation.
 ///
 /// ```
-/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token, sim::Network};
+/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token};
+/// use uiw_testkit::sim::Network;
+///
 /// let network = Network::new(1);
 /// let (mut one, mut other) = (network.stack([10, 0, 0, 1]), network.stack([10, 0, 0, 2]));
 /// let mut listener = other.listen(([10, 0, 0, 2], 7174).into(), &ListenConfig::default(), Token(0))?;
@@ -499,16 +489,16 @@ pub fn is_memory_fault(error: &io::Error) -> bool {
 }
 
 /// What [`StackExtensions::adopt`] answers to a stream of another kind of stack.
-fn foreign_stream() -> io::Error {
+pub fn foreign_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream was made by another kind of stack")
 }
 
 /// What [`StackExtensions::adopt`] answers to a stream that is still in the event set of a stack.
-fn attached_stream() -> io::Error {
+pub fn attached_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
 }
 
 /// What `send` and `recv` say to no bytes: an answer of 0 would look like a FIN.
-fn no_bytes() -> io::Error {
+pub fn no_bytes() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "no bytes to transfer")
 }

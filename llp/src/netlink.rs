@@ -23,7 +23,7 @@ const HEADER: usize = 16;
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn ask(
+pub fn ask(
     protocol: Option<Protocol>,
     kind: u16,
     header: &[u8],
@@ -123,7 +123,7 @@ pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
 }
 
 /// The value of an attribute among others.
-pub(crate) fn attribute(mut bytes: &[u8], name: u16) -> Option<&[u8]> {
+pub fn attribute(mut bytes: &[u8], name: u16) -> Option<&[u8]> {
     while let Some((head, _)) = bytes.split_first_chunk::<4>() {
         let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
         let value = bytes.get(4..len)?;

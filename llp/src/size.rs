@@ -1,7 +1,7 @@
 //! Sizes as people write them.
 
 /// A number of bytes, such as `500`, `64K`, `4M` or `1G`.
-pub(crate) fn size(text: &str) -> Option<u64> {
+pub fn size(text: &str) -> Option<u64> {
     let (digits, unit) = match text.char_indices().next_back()? {
         (at, 'k' | 'K') => (&text[..at], 1 << 10),
         (at, 'm' | 'M') => (&text[..at], 1 << 20),

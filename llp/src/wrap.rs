@@ -1,4 +1,4 @@
-//! Wrappers: stacks that change some methods of a stack that they contain and of its streams, such as [`fault`](crate::fault) and
+//! Wrappers: stacks that change some methods of a stack that they contain and of its streams, such as `uiw_impair::fault` and
 //! [`capture`](crate::capture).
 //!
 //! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of [`TransportStack`] or [`TransportStream`] that has its name, is

@@ -35,19 +35,25 @@
 //! * The root: connections for async programs. They need no runtime; feature `tokio` lets tokio's reactor drive a device.
 //! * [`blocking`]: the same names, for programs without a runtime.
 //! * [`raw`]: verbs one to one: queue pairs, completion queues, work requests, the connection manager.
-//! * [`llp`]: the TCP underneath, exchangeable: the kernel's, smoltcp over AF_XDP or AF_PACKET, a simulated link, one of your own.
+//! * [`llp`]: the TCP underneath, exchangeable: the kernel's, smoltcp over AF_XDP or AF_PACKET (`smol`), one of your own.
+//! * [`impair`]: faults and emulated paths, for tests.
 //! * [`counters`]: what [`Device::counters`] returns, and files of them.
 //! * [`stream`]: one RDMAP stream without I/O, for programs with a network stack and an event loop of their own.
 //!
 //! # Features
 //! * `tokio`: the module `with_tokio`, whose `drive` makes tokio's reactor the driver of a device.
 //! * `mio`: a device is an event source of mio's (`with_mio`).
-//! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (`llp::smol`).
-//! * `tls`: TLS 1.3 below MPA ([`DeviceConfig`]`::tls`, `llp::tls`); both ends authenticate.
+//! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (the module `smol`).
+//! * `tls`: TLS 1.3 below MPA ([`DeviceConfig`]`::tls` and the module `tls`); both ends authenticate.
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
 
+pub use uiw_impair as impair;
 pub use uiw_llp as llp;
+#[cfg(feature = "smoltcp")]
+pub use uiw_smol as smol;
 pub use uiw_stream as stream;
+#[cfg(feature = "tls")]
+pub use uiw_tls as tls;
 pub use uiw_verbs::counters;
 #[cfg(feature = "mio")]
 pub use uiw_verbs::with_mio;

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
+use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
 use uiw_verbs::blocking::{Connection, Listener};
 use uiw_verbs::{Access, ConnectionConfig, Device, DeviceConfig};
 

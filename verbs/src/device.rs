@@ -17,9 +17,9 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use uiw_counters::Snapshot;
+use uiw_impair::fault::FaultHooks;
 use uiw_llp::TransportStack;
 use uiw_llp::capture::{CaptureStack, PcapFile, PcapSink};
-use uiw_llp::fault::FaultStack;
 
 /// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
 ///
@@ -304,11 +304,11 @@ fn assemble(mut stack: Box<dyn TransportStack>, options: &DeviceConfig) -> Resul
         stack = Box::new(CaptureStack::new(stack, sink, "uiw"));
     }
     if let Some((seed, faults)) = &options.transport_faults {
-        stack = Box::new(FaultStack::new(stack, *seed, faults.clone()));
+        stack = Box::new(FaultHooks::wrap(stack, *seed, faults.clone()));
     }
     #[cfg(feature = "tls")]
     if let Some(tls) = &options.tls {
-        stack = Box::new(uiw_llp::tls::TlsStack::new(stack, tls).map_err(Error::io("starting TLS"))?);
+        stack = Box::new(uiw_tls::TlsStack::new(stack, tls).map_err(Error::io("starting TLS"))?);
     }
     Ok(stack)
 }

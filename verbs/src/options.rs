@@ -5,9 +5,9 @@ use crate::faults::FaultPlan;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Publish;
+use uiw_impair::fault::Faults;
 use uiw_llp::TransportConfig;
 use uiw_llp::capture::{PcapFile, PcapSink};
-use uiw_llp::fault::Faults;
 use uiw_mpa::startup::{Revision, RtrKinds, StartupConfig};
 use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
 
@@ -256,7 +256,7 @@ pub struct DeviceConfig {
     pub(crate) counters: Option<Publish>,
     pub(crate) faults: FaultPlan,
     #[cfg(feature = "tls")]
-    pub(crate) tls: Option<uiw_llp::tls::Tls>,
+    pub(crate) tls: Option<uiw_tls::Tls>,
 }
 
 impl DeviceConfig {
@@ -301,7 +301,7 @@ impl DeviceConfig {
     /// Default: none.
     ///
     /// ```
-    /// use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
+    /// use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
     /// use uiw_verbs::{ConnectionConfig, Device, DeviceConfig, blocking::{Connection, Listener}};
     /// let keys = [SecretKey::generate()?, SecretKey::generate()?];
     /// let device = |own: usize, name: &str| {
@@ -323,7 +323,7 @@ impl DeviceConfig {
     /// ```
     #[cfg(feature = "tls")]
     #[must_use]
-    pub fn tls(mut self, tls: impl Into<Option<uiw_llp::tls::Tls>>) -> Self {
+    pub fn tls(mut self, tls: impl Into<Option<uiw_tls::Tls>>) -> Self {
         self.tls = tls.into();
         self
     }

@@ -19,9 +19,9 @@ pub(crate) struct Need {
 pub(crate) const NEEDS: &[Need] = &[
     Need { program: "tshark", package: "tshark", tests: "interop: oracles tshark::*" },
     Need { program: "dumpcap", package: "wireshark-common", tests: "interop: stock ucx::* mpi::*" },
-    Need { program: "openssl", package: "openssl", tests: "llp: tls_peers openssl*" },
-    Need { program: "gnutls-cli", package: "gnutls-bin", tests: "llp: tls_peers gnutls*" },
-    Need { program: "gnutls-serv", package: "gnutls-bin", tests: "llp: tls_peers gnutls*" },
+    Need { program: "openssl", package: "openssl", tests: "tls: tls_peers openssl*" },
+    Need { program: "gnutls-cli", package: "gnutls-bin", tests: "tls: tls_peers gnutls*" },
+    Need { program: "gnutls-serv", package: "gnutls-bin", tests: "tls: tls_peers gnutls*" },
     Need { program: "ip", package: "iproute2", tests: "interop: tests with network namespaces" },
     Need { program: "ethtool", package: "ethtool", tests: "interop: stacks pairings::*" },
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", tests: SIW },

@@ -5,8 +5,8 @@ use crate::denied;
 use crate::settings::Settings;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use uiw_llp::smol::SmolConfig;
 use uiw_llp::{Interface, InterfaceAddresses};
+use uiw_smol::SmolConfig;
 
 /// A network device with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub(crate) fn all() -> io::Result<Vec<NetDev>> {
 ///
 /// # Errors
 /// The system's.
-pub fn all_on(llp: &uiw_llp::Spec) -> io::Result<Vec<NetDev>> {
+pub fn all_on(llp: &uiw_smol::Spec) -> io::Result<Vec<NetDev>> {
     if let Some((name, config)) = llp.own() {
         return own(name, config).map(|netdev| vec![netdev]);
     }

@@ -1,5 +1,5 @@
 use super::*;
-use uiw_llp::fault::Flip;
+use uiw_impair::fault::Flip;
 use uiw_verbs::{CapabilityExchange, FpduSize, RtrKinds};
 
 fn read(name: &str, value: &str) -> std::result::Result<Settings, String> {

@@ -2,7 +2,7 @@
 
 use super::Settings;
 use std::ops::RangeInclusive;
-use uiw_llp::fault::{Faults, Flip, Split};
+use uiw_impair::fault::{Faults, Flip, Split};
 use uiw_verbs::{CapabilityExchange, FaultPlan, FaultPlanError, FpduSize, PeerProfile, RtrKinds, StableTx};
 
 pub(super) fn depth(text: &str) -> Result<u16, &'static str> {

@@ -3,7 +3,7 @@
 use super::client::PAUSES;
 use super::plan::Plan;
 use super::stripe::{Broken, Stripe, Target};
-use crate::fail::Result;
+use crate::shared::fail::Result;
 use uiw_copy::protocol::{Reply, Request};
 
 /// A connection, made again when it breaks.

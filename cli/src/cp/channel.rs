@@ -1,10 +1,10 @@
 //! A connection of this protocol: messages both ways, and a slot of memory for each request.
 
-use crate::fail::{Failure, Result};
-use crate::memory::{Buffer, at};
-use crate::msg_conn::{Event, MsgConn};
-use crate::qp_setup::{Depths, Half, Until, Wait, post};
-use crate::stop::Stop;
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::{Buffer, at};
+use crate::shared::msg_conn::{Event, MsgConn};
+use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
+use crate::shared::stop::Stop;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -4,8 +4,8 @@ use super::caller::Caller;
 use super::direction::Direction;
 use super::plan::Plan;
 use super::stripe::{Broken, CONTINUE, Stripe, Target};
-use crate::fail::{Exit, Failure, Result};
-use crate::text::Progress;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::text::Progress;
 use std::time::{Duration, Instant};
 
 /// Pauses between attempts to connect again.

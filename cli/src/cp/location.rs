@@ -1,6 +1,6 @@
 //! `HOST[:PORT]:SHARE/PATH`, or a path of this machine.
 
-use crate::fail::{Failure, Result};
+use crate::shared::fail::{Failure, Result};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;

@@ -15,11 +15,11 @@ mod sources;
 mod stripe;
 mod transfer;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, PeerConfig, resolve};
-use crate::fail::{Exit, Failure, Refusal, Result};
-use crate::open::Opener;
-use crate::stop::Stop;
-use crate::trust::{Files, Trust};
+use crate::shared::args::{ConnArgs, DEFAULT_PORT, PeerConfig, resolve};
+use crate::shared::fail::{Exit, Failure, Refusal, Result};
+use crate::shared::open::Opener;
+use crate::shared::stop::Stop;
+use crate::shared::trust::{Files, Trust};
 use client::Shape;
 use direction::Direction;
 use location::{Location, Remote};

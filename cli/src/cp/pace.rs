@@ -52,7 +52,7 @@ pub(super) fn rate(text: &str) -> Result<u64, String> {
     let bytes = if text.ends_with("bit") {
         crate::wan::rate(text).map(|bits| bits / 8)
     } else {
-        crate::args::large_bytes(text)
+        crate::shared::args::large_bytes(text)
     };
     match bytes {
         Ok(1..LEAST) => Err("expected at least 64K, as blocks of 1 MiB are copied".to_owned()),

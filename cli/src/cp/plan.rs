@@ -2,8 +2,8 @@
 
 use super::report::Report;
 use super::transfer::{Directory, Item, Place, Transfer};
-use crate::fail::Failure;
-use crate::stop::Stop;
+use crate::shared::fail::Failure;
+use crate::shared::stop::Stop;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

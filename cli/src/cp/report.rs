@@ -1,7 +1,7 @@
 //! What a transfer has come to, for people and programs.
 
 use super::channel::Heard;
-use crate::text;
+use crate::shared::text;
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::io::IsTerminal;

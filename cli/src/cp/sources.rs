@@ -4,7 +4,7 @@ use super::caller::Caller;
 use super::location::Remote;
 use super::plan::Plan;
 use super::transfer::Place;
-use crate::fail::{Exit, Failure, Result};
+use crate::shared::fail::{Exit, Failure, Result};
 use rustix::io::Errno;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;

@@ -1,6 +1,6 @@
 //! The lines of the demo: every way a byte can move, and the ways the wire can be set up.
 
-use crate::args::PeerConfig;
+use crate::shared::args::PeerConfig;
 use uiw_verbs::{ConnConfig, FpduSize};
 
 /// A way to move a file.

@@ -2,10 +2,10 @@
 
 use super::case::{Case, ELEMENTS, Way, blocks};
 use super::talk::{GREETING, Go, TALK_LEN, Verdict};
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
-use crate::msg_conn::{Event, MsgConn};
-use crate::qp_setup::{Depths, Half, Until, Wait, post};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::msg_conn::{Event, MsgConn};
+use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use uiw_verbs::{Device, Pd, Remote, STag, SendFlags, SendOp, Sge};

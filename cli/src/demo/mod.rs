@@ -6,11 +6,11 @@ pub(crate) mod peer;
 mod raw;
 mod talk;
 
-use crate::args::seconds;
-use crate::child::Server;
-use crate::fail::{Exit, Failure, Result};
-use crate::open::Opener;
-use crate::text::{self, Progress};
+use crate::shared::args::seconds;
+use crate::shared::child::Server;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::open::Opener;
+use crate::shared::text::{self, Progress};
 use case::Case;
 use client::{Line, Moved};
 use serde_json::json;

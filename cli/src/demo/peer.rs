@@ -3,12 +3,14 @@
 use super::case::{Case, Way, all, blocks};
 use super::talk::{GREETING, Go, TALK_LEN, Verdict};
 use super::{raw, read_file};
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
-use crate::open::Opener;
-use crate::qp_setup::{Depths, Half, Link, RECV, Until, Wait, completions, post, post_srq, send_copy};
-use crate::stop::Stop;
-use crate::text;
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::open::Opener;
+use crate::shared::qp_setup::{
+    Depths, Half, Link, RECV, Until, Wait, completions, post, post_srq, send_copy,
+};
+use crate::shared::stop::Stop;
+use crate::shared::text;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::Poll;
@@ -214,7 +216,7 @@ impl<'a> Line<'a> {
         });
         match &self.srq {
             Some(srq) => post_srq(srq, receives)?,
-            None => crate::qp_setup::post_recvs(&self.link.qp, receives)?,
+            None => crate::shared::qp_setup::post_recvs(&self.link.qp, receives)?,
         }
         Ok(to)
     }

@@ -1,7 +1,7 @@
 //! The same file over raw TCP, between the same two processes.
 
 use super::client::Moved;
-use crate::fail::{Failure, Result};
+use crate::shared::fail::{Failure, Result};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};

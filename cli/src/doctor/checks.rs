@@ -1,15 +1,15 @@
 //! The checks.
 
-use crate::text::grouped;
+use crate::shared::text::grouped;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use uiw_llp::Interface;
-use uiw_llp::capability::{Capability, refusal};
-use uiw_llp::smol::packet::PacketLink;
-use uiw_llp::smol::xdp::{XdpFeatures, XdpLink};
+use uiw_smol::capability::{Capability, refusal};
+use uiw_smol::packet::PacketLink;
+use uiw_smol::xdp::{XdpFeatures, XdpLink};
 
 /// The check of the kernel's TCP.
 pub(super) const TCP: &str = "kernel TCP";

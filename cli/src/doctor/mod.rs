@@ -5,10 +5,10 @@ mod preload;
 mod sandbox;
 mod startup;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve};
-use crate::fail::{Exit, Failure, Result};
-use crate::open::Opener;
-use crate::text;
+use crate::shared::args::{ConnArgs, DEFAULT_PORT, bytes, resolve};
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::open::Opener;
+use crate::shared::text;
 use crate::wan::{rate, time};
 use checks::{Check, State};
 use serde_json::json;

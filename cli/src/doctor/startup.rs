@@ -1,9 +1,9 @@
 //! Whether a connection to a peer can be set up.
 
 use super::checks::{Check, State};
-use crate::fail::Result;
-use crate::open::Opener;
-use crate::qp_setup::{Depths, Half, Link};
+use crate::shared::fail::Result;
+use crate::shared::open::Opener;
+use crate::shared::qp_setup::{Depths, Half, Link};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn connect(opener: &Opener, peer: SocketAddr, options: &ConnConfig) -> Result<Li
 fn judge(link: Link) -> Check {
     if let Some(ending) = link.wait_ending(FIRST_FPDU).filter(|ending| !ending.orderly) {
         let fix = match ending.suspect {
-            Some(suspect) => crate::fail::suspicion(suspect),
+            Some(suspect) => crate::shared::fail::suspicion(suspect),
             None => "see the peer's messages, or `uiw decode` on the file of `--pcap FILE`".to_owned(),
         };
         let says = format!("established, then the peer ended it: {ending}");

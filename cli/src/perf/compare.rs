@@ -4,8 +4,8 @@
 use super::plan::Plan;
 use super::raw::{Client, Measured};
 use super::run::{Outcome, Run, histogram};
-use crate::fail::{Failure, Result};
-use crate::text::Progress;
+use crate::shared::fail::{Failure, Result};
+use crate::shared::text::Progress;
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;
 use std::time::Duration;

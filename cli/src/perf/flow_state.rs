@@ -3,11 +3,11 @@
 use super::pattern;
 use super::plan::Plan;
 use super::source::Source;
-use crate::fail::{Failure, Result};
-use crate::memory::{Buffer, at};
-use crate::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs};
 use crate::serve::perf::inline;
-use crate::service::{Op, PerfReply, Service, Stats};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::{Buffer, at};
+use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs};
+use crate::shared::service::{Op, PerfReply, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_verbs::{Access, Cq, Device, Pd, RemoteMr, STag, SendFlags, SendOp, Sge, Wc, WcStatus};

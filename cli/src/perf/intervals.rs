@@ -2,8 +2,8 @@
 
 use super::compare::us_at;
 use super::run::{Watch, histogram};
-use crate::fail::Result;
-use crate::text::{self, Progress};
+use crate::shared::fail::Result;
+use crate::shared::text::{self, Progress};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 use std::time::Duration;

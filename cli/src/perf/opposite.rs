@@ -3,10 +3,10 @@
 use super::flow_state::{FLOW_SHIFT, MARK, RECVS, STATS_LEN, last_of, slot_of};
 use super::pattern;
 use super::plan::Plan;
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
-use crate::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs, send_copy};
-use crate::service::{Op, Opposite, Service, Stats};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs, send_copy};
+use crate::shared::service::{Op, Opposite, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_verbs::{Access, Cq, Device, Pd, SendFlags, SendOp, Wc, WcStatus};

@@ -3,11 +3,11 @@
 use super::Args;
 use super::raw::Way;
 use super::source::Messages;
-use crate::args::PeerConfig;
-use crate::fail::{Failure, Result};
-use crate::qp_setup::Wait;
 use crate::serve::perf::{MAX_DEPTH, MAX_MEMORY, MAX_SIZE};
-use crate::service::{Op, Opposite, PerfOrder};
+use crate::shared::args::PeerConfig;
+use crate::shared::fail::{Failure, Result};
+use crate::shared::qp_setup::Wait;
+use crate::shared::service::{Op, Opposite, PerfOrder};
 use std::time::Duration;
 
 /// Bytes under way when nothing else is said. A Write or Send is done when TCP has taken it, so a few are enough to keep TCP

@@ -1,10 +1,10 @@
 //! Raw TCP beside a measurement: the same machines, the same processes, the same kind of thread, as fast as sockets get.
 
-use crate::args::PeerConfig;
-use crate::fail::{Failure, Refusal, Result, printable};
-use crate::qp_setup::{Depths, Half, Wait};
-use crate::service::{RawReply, Service, SliceKind, SliceOrder};
-use crate::spin::Spin;
+use crate::shared::args::PeerConfig;
+use crate::shared::fail::{Failure, Refusal, Result, printable};
+use crate::shared::qp_setup::{Depths, Half, Wait};
+use crate::shared::service::{RawReply, Service, SliceKind, SliceOrder};
+use crate::shared::spin::Spin;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -224,7 +224,7 @@ impl Client {
         pd: &Pd,
         peer: SocketAddr,
         peer_options: &PeerConfig,
-    ) -> Result<(Self, crate::qp_setup::Link)> {
+    ) -> Result<(Self, crate::shared::qp_setup::Link)> {
         let half = Half::new(device, pd, &Depths::new(1, 1))?;
         let (congestion, mss) = (peer_options.congestion.clone(), peer_options.own.stream.max_segment);
         let mut options = ConnConfig::default();

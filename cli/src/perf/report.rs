@@ -3,7 +3,7 @@
 use super::compare::{Comparison, Cpu, Quartiles, us_at};
 use super::plan::Plan;
 use super::run::Outcome;
-use crate::text;
+use crate::shared::text;
 use serde_json::{Value, json};
 use uiw_llp::Multipath;
 

@@ -1,10 +1,10 @@
 //! What one end of a measurement posts on a connection, message by message: the client's, or the server's in the opposite direction.
 
 use super::pattern;
-use crate::fail::Result;
-use crate::memory::{Buffer, at};
-use crate::qp_setup::post_all;
-use crate::service::Op;
+use crate::shared::fail::Result;
+use crate::shared::memory::{Buffer, at};
+use crate::shared::qp_setup::post_all;
+use crate::shared::service::Op;
 use uiw_verbs::{Qp, RemoteMr, SendFlags, SendOp, SendWr, Sge};
 
 /// Messages of one connection.

@@ -3,15 +3,15 @@
 pub(crate) mod rping;
 mod times;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
-use crate::fail::{Failure, Result};
-use crate::memory::{Buffer, at};
-use crate::msg_conn::{Event, MsgConn};
-use crate::open::Opener;
-use crate::qp_setup::{Depths, Half, Until, Wait, post};
-use crate::service::{PingOrder, Service};
-use crate::stop::Stop;
-use crate::text;
+use crate::shared::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::{Buffer, at};
+use crate::shared::msg_conn::{Event, MsgConn};
+use crate::shared::open::Opener;
+use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
+use crate::shared::service::{PingOrder, Service};
+use crate::shared::stop::Stop;
+use crate::shared::text;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -2,11 +2,11 @@
 //! the server writes the bytes back.
 
 use super::Rounds;
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
-use crate::msg_conn::{Event, MsgConn};
-use crate::open::Opener;
-use crate::qp_setup::{Depths, Half, Until, Wait, send_copy};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::msg_conn::{Event, MsgConn};
+use crate::shared::open::Opener;
+use crate::shared::qp_setup::{Depths, Half, Until, Wait, send_copy};
 use std::net::SocketAddr;
 use uiw_verbs::{Access, ConnConfig, Remote, RemoteMr, STag};
 

@@ -1,7 +1,7 @@
 //! Times of round trips. However many there are, they take the same memory.
 
-use crate::fail::Result;
 use crate::perf::histogram;
+use crate::shared::fail::Result;
 use hdrhistogram::Histogram;
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 
 use super::report;
 use super::tree;
-use crate::fail::{Failure, Result};
+use crate::shared::fail::{Failure, Result};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpgrp, getpid, getppid, kill_process, pidfd_open,

@@ -2,9 +2,9 @@
 
 use super::cannot_run;
 use super::guard::{self, Guard};
-use crate::fail::{Failure, Result};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::text::number;
 use crate::stat::{datagrams, operations};
-use crate::text::number;
 use rustix::fs::{FlockOperation, Mode, OFlags, fcntl_lock};
 use rustix::process::{Pid, geteuid};
 use serde_json::json;

@@ -2,11 +2,11 @@
 //! buffer makes this rping's server; anything else is echoed.
 
 use super::{Server, ping};
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
-use crate::msg_conn::{Event, MsgConn};
 use crate::ping::rping::{Info, MAX_SIZE};
-use crate::qp_setup::{Until, Wait, post, send_copy};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::msg_conn::{Event, MsgConn};
+use crate::shared::qp_setup::{Until, Wait, post, send_copy};
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{SendFlags, SendOp};
 

@@ -1,7 +1,7 @@
 //! Ends connections on which nothing moves, so that silent peers do not keep the places of others.
 
-use crate::qp_setup::Link;
-use crate::stop::Stop;
+use crate::shared::qp_setup::Link;
+use crate::shared::stop::Stop;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -1,12 +1,12 @@
 //! The server's end of a connection on which it posts, for `uiw perf --bidirectional`.
 
 use super::Server;
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
 use crate::perf::raw::cpu_ns;
 use crate::perf::source::{Messages, Source};
-use crate::qp_setup::{Depths, Half, Link, RECV, Until, completions, post, post_recvs};
-use crate::service::{Op, Opposite, PerfOrder, PerfReply, Stats};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, completions, post, post_recvs};
+use crate::shared::service::{Op, Opposite, PerfOrder, PerfReply, Stats};
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{RemoteMr, STag, SendFlags, SendOp, Wc, WcStatus};
 

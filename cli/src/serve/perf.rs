@@ -2,14 +2,14 @@
 //! answered with statistics; it marks the beginning and the end of a run.
 
 use super::{Server, opposite};
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
 use crate::perf::{pattern, raw::cpu_ns};
-use crate::qp_setup::{
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::qp_setup::{
     Depths, Half, Link, MAX_INLINE, RECV, Until, Wait, completions, post, post_recvs, send_copy,
 };
-use crate::service::{Op, PerfOrder, PerfReply, Stats};
-use crate::spin::Spin;
+use crate::shared::service::{Op, PerfOrder, PerfReply, Stats};
+use crate::shared::spin::Spin;
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{Access, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 

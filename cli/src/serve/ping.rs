@@ -1,11 +1,11 @@
 //! The peer of `uiw ping`: every message comes back; memory stands open to Writes and Reads.
 
 use super::Server;
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
-use crate::msg_conn::{Event, MsgConn};
-use crate::qp_setup::{Depths, Half, Until, Wait, post};
-use crate::service::PingOrder;
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::msg_conn::{Event, MsgConn};
+use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
+use crate::shared::service::PingOrder;
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{Access, ConnConfig, SendFlags, SendOp};
 

@@ -1,7 +1,7 @@
 //! Where a server listens, and why it cannot.
 
 use super::{BACKLOG, why};
-use crate::fail::{Exit, Failure, Result, option_fix};
+use crate::shared::fail::{Exit, Failure, Result, option_fix};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;

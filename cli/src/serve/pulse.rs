@@ -1,8 +1,8 @@
 //! Signs of life of the server of `uiw cp`: while it works on a request of a connection, or the bytes of one arrive, it says so at least every second. So a
 //! client tells a long operation, such as fsync(2) of a large file, from a server that is stuck.
 
-use crate::qp_setup::{Link, post};
-use crate::stop::Stop;
+use crate::shared::qp_setup::{Link, post};
+use crate::shared::stop::Stop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;

@@ -2,13 +2,13 @@
 
 use super::Server;
 use super::comparisons::Admission;
-use crate::fail::{Failure, Result};
 use crate::perf::raw::{
     MAX_BUFFER, MAX_MEMORY, Ring, TIMEOUT, cpu_ns, prepare, read_message, read_spinning, write_spinning,
     write_until,
 };
-use crate::qp_setup::{Depths, Half, Until, Wait};
-use crate::service::{RawReply, SliceKind, SliceOrder};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::qp_setup::{Depths, Half, Until, Wait};
+use crate::shared::service::{RawReply, SliceKind, SliceOrder};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
         .map_err(|error| Failure::local("cannot get a random number", error))?;
     let reply = serde_json::to_vec(&RawReply { token: running.token }).unwrap_or_default();
     let half = Half::new(&server.device, &server.pd, &Depths::new(1, 1))?;
-    crate::qp_setup::post_recvs(&half.qp, [(0, None)])?;
+    crate::shared::qp_setup::post_recvs(&half.qp, [(0, None)])?;
     let options = server.peer_options.options();
     let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
     let limit = server.idle.as_ref().map(super::Idle::limit);

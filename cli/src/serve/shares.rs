@@ -1,7 +1,7 @@
 //! The directories that `uiw cp` reaches, and which peers reach them.
 
-use crate::fail::{Exit, Failure, Result};
-use crate::open::CheckLine;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::open::CheckLine;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;

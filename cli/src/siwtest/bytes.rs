@@ -1,7 +1,7 @@
 //! The bytes of an order, and where they lie.
 
-use crate::fail::Result;
-use crate::memory::Buffer;
+use crate::shared::fail::Result;
+use crate::shared::memory::Buffer;
 use uiw_conform::partner::{MAX_SGES, Order};
 use uiw_verbs::Sge;
 

@@ -1,8 +1,10 @@
 //! One end of a connection: receives and requests by number, and what became of them.
 
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
-use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post, post_recv, post_recvs, send_copy};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::qp_setup::{
+    Half, Link, RECV, Until, Wait, completions, post, post_recv, post_recvs, send_copy,
+};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

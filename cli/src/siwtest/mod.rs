@@ -6,11 +6,11 @@ mod end;
 mod orders;
 mod passive;
 mod raw;
-pub(crate) use crate::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
-use crate::fail::{Failure, Result};
-use crate::open::Opener;
-use crate::qp_setup::{Depths, Half};
-use crate::text;
+pub(crate) use crate::shared::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::open::Opener;
+use crate::shared::qp_setup::{Depths, Half};
+use crate::shared::text;
 use end::End;
 use serde_json::json;
 use std::net::SocketAddr;
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(value_name = "ORDER", conflicts_with = "listen")]
     orders: Vec<Orders>,
     /// Run as server on ADDR:PORT, ADDR or PORT
-    #[arg(long, value_name = "ADDR:PORT", value_parser = crate::args::listen)]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = crate::shared::args::listen)]
     listen: Option<SocketAddr>,
     /// The peer is stock `rping -s -P`: its protocol, in sizes from 23 to 65,535 bytes
     #[arg(long, conflicts_with_all = ["listen", "orders"])]
@@ -138,7 +138,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     }
     let host = args.host.as_deref().unwrap_or_default();
     if args.rping {
-        let peer = resolve(host, crate::args::DEFAULT_PORT)?;
+        let peer = resolve(host, crate::shared::args::DEFAULT_PORT)?;
         return crate::ping::rping_sizes(opener, peer, &args.options(), args.json);
     }
     let peer = resolve(host, PORT)?;

@@ -3,9 +3,9 @@
 use super::Refused;
 use super::bytes::{Layout, differs, elements, fill};
 use super::end::End;
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
-use crate::text;
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::text;
 use serde_json::json;
 use uiw_conform::partner::{Actor, Kind, Op, Order, Talk};
 use uiw_verbs::{Remote, STag, SendFlags, SendOp, Sge};

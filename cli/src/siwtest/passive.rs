@@ -2,11 +2,11 @@
 
 use super::end::End;
 use super::{Args, DEPTH, Refused, orders, say};
-use crate::fail::{Failure, Result};
-use crate::open::Opener;
-use crate::qp_setup::{Depths, Half, Until};
-use crate::stop::Stop;
-use crate::text;
+use crate::shared::fail::{Failure, Result};
+use crate::shared::open::Opener;
+use crate::shared::qp_setup::{Depths, Half, Until};
+use crate::shared::stop::Stop;
+use crate::shared::text;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Single requests with any peer, which needs no program of ours: `--raw send:64 write:STAG:TO:64 recv`.
 
 use super::{Args, say};
-use crate::fail::{Failure, Result};
-use crate::memory::Buffer;
-use crate::qp_setup::{Depths, Half, Link, RECV, Until, Wait, post, post_recvs};
+use crate::shared::fail::{Failure, Result};
+use crate::shared::memory::Buffer;
+use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, Wait, post, post_recvs};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Reading the counters of all programs.
 
-use crate::fail::{Failure, Result};
+use crate::shared::fail::{Failure, Result};
 use std::path::PathBuf;
 use uiw_cabi::counters;
 use uiw_verbs::counters::{CounterFile, Directory, DirectoryKind, FileError, Owner, Snapshot};

@@ -5,9 +5,9 @@ mod metrics;
 mod responder;
 mod show;
 
-use crate::fail::{Exit, Failure, Result};
-use crate::stop::Stop;
-use crate::text;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::stop::Stop;
+use crate::shared::text;
 use collect::{Collected, Process};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(long)]
     watch: bool,
     /// Seconds over which rates are measured; 0 shows counts alone
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = crate::args::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = crate::shared::args::seconds)]
     interval: f64,
     /// One JSON object a process
     #[arg(long)]

@@ -2,9 +2,9 @@
 //! one more takes the place of the oldest.
 
 use super::{collect, metrics};
-use crate::fail::{Exit, Failure, Result};
-use crate::stop::Stop;
-use crate::text;
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::stop::Stop;
+use crate::shared::text;
 use hyper::body::Incoming;
 use hyper::header::CONTENT_TYPE;
 use hyper::http::HeaderValue;

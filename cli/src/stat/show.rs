@@ -1,8 +1,8 @@
 //! A process's counters as text and as JSON.
 
 use super::Process;
-use crate::text;
-use crate::text::{grouped, number};
+use crate::shared::text;
+use crate::shared::text::{grouped, number};
 use serde_json::{Value, json};
 use std::time::Duration;
 use uiw_verbs::counters::{

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 use uiw_interop::stock::Network;
-use uiw_llp::Spec;
+use uiw_smol::Spec;
 use uiw_verbs::{Device, DeviceConfig, Listener, Pd};
 
 /// A stack at one end of the cable.

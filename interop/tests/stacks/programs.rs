@@ -19,7 +19,7 @@ fn pair(server: Stack, client: Stack, program: &str, port: u16, args: [&[&str]; 
     let libraries = Libraries::get();
     let mut command = at(&libraries, server, 11, program, args[0]);
     // Its own TCP is in no table of the kernel's.
-    command.env("UIW_LOG", "uiw_llp=debug");
+    command.env("UIW_LOG", "uiw_smol=debug");
     let mut there = Running::start(network.server(command));
     if server == Stack::Kernel {
         there.wait_listening(port);

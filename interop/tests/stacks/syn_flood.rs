@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use uiw_interop::stock::{Network, Running, free_port, uiw};
-use uiw_llp::smol::packet::PacketLink;
-use uiw_llp::smol::{Link, SmolConfig};
+use uiw_smol::packet::PacketLink;
+use uiw_smol::{Link, SmolConfig};
 
 /// SYNs in a millisecond.
 const RATE: u32 = 2;

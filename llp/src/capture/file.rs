@@ -1,6 +1,6 @@
 //! Which file a capture is written to, and how much of it.
 
-use crate::size::size;
+use crate::size;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;

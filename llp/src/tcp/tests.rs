@@ -529,26 +529,6 @@ fn peer_known_after_reset_before_accept() {
     }
 }
 
-#[test]
-fn what_cannot_be_adopted() {
-    let mut pair = Pair::new();
-    let mut other = pair.stack.shard().unwrap().unwrap();
-    let mut kind = |stream: &mut Box<dyn TransportStream>| other.adopt(stream, MOVED).unwrap_err().kind();
-    assert_eq!(kind(&mut pair.server), ErrorKind::InvalidInput, "still in its first set");
-    let network = crate::sim::Network::new(1);
-    let mut simulated = network.stack(Ipv4Addr::LOCALHOST);
-    let to = pair.client.peer_addr();
-    let mut foreign = simulated.connect(None, to, &TransportConfig::default(), CLIENT).unwrap();
-    assert_eq!(kind(&mut foreign), ErrorKind::InvalidInput);
-    assert_eq!(foreign.detach().unwrap_err().kind(), ErrorKind::Unsupported);
-    assert_eq!(simulated.adopt(&mut foreign, MOVED).unwrap_err().kind(), ErrorKind::Unsupported);
-    assert!(simulated.shard().unwrap().is_none());
-    pair.server.detach().unwrap();
-    pair.server.abort();
-    assert_eq!(kind(&mut pair.server), ErrorKind::NotConnected);
-    assert_eq!(pair.server.detach().unwrap_err().kind(), ErrorKind::NotConnected);
-}
-
 /// Sockets that the program has connected and accepted by itself: events, bytes and addresses are those of the stack's own.
 #[test]
 fn open_sockets_become_streams() {

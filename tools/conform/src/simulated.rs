@@ -16,9 +16,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use uiw_cases::{Case, Need};
-use uiw_llp::sim::{self, Link, Split};
 use uiw_llp::{Token, TransportConfig, TransportStack as _, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
+use uiw_testkit::sim::{self, Link, Split};
 use uiw_verbs::{ConnConfig, Connection, ConnectionConfig, Device, DeviceConfig, Progress};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));

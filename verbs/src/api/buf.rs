@@ -315,7 +315,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn pd() -> Pd {
-        let stack = uiw_llp::sim::Network::new(1).stack(Ipv4Addr::LOCALHOST);
+        let stack = uiw_testkit::sim::Network::new(1).stack(Ipv4Addr::LOCALHOST);
         let options = DeviceConfig::default().progress(Progress::Manual);
         Device::with_stack(Box::new(stack), options).unwrap().alloc_pd().unwrap()
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use uiw_llp::sim::Random;
+use uiw_impair::Random;
 
 /// Where events are raised: one queue for each handle of the device that has its own.
 type Queues = Arc<Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>>;

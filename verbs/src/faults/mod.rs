@@ -1,7 +1,7 @@
 //! Faults of the verbs: calls that fail, completions with an error status, asynchronous events and slow calls, for tests of a program's
 //! own handling of errors. A plan says which; its rules are counted for each device.
 //!
-//! Faults of the byte stream below are those of `uiw_llp::fault`.
+//! Faults of the byte stream below are those of `uiw_impair::fault`.
 
 mod active;
 mod text;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use uiw_llp::sim::{Link, Split};
+use uiw_testkit::sim::{Link, Split};
 use uiw_verbs::{Access, ByteStream, Connection, ConnectionConfig};
 
 use crate::link::Simulation;

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use uiw_llp::sim::{Link, Split};
+use uiw_testkit::sim::{Link, Split};
 use uiw_verbs::{Access, Connection, ConnectionConfig, Error, Pd, RemoteMr, WcError, WcStatus};
 
 use crate::link::Simulation;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use uiw_llp::sim::Link;
+use uiw_testkit::sim::Link;
 use uiw_verbs::{ConnectionConfig, WcError, WcStatus};
 
 use crate::link::{CLIENT, SERVER, Simulation};

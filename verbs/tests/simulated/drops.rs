@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use uiw_llp::sim::Link;
+use uiw_testkit::sim::Link;
 use uiw_verbs::{Access, ConnectionConfig, IoBuf, Mr, Op, Pd, QpState};
 
 use crate::link::Simulation;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use uiw_llp::sim::{Link, Split};
+use uiw_testkit::sim::{Link, Split};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
     Access, Bind, CapabilityExchange, ConnConfig, Cq, CqConfig, Device, FastMr, FastRegister, Memory, Pd, Qp,

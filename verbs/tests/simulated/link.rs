@@ -7,11 +7,11 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use uiw_llp::sim::{Link, Network};
-use uiw_llp::smol::pipe::{PipeLink, pipe};
-use uiw_llp::smol::{SmolConfig, SmolStack};
-use uiw_llp::wan::{Direction, Profile};
+use uiw_impair::wan::{Direction, Profile};
 use uiw_llp::{Clock, TransportStack};
+use uiw_smol::pipe::{PipeLink, pipe};
+use uiw_smol::{SmolConfig, SmolStack};
+use uiw_testkit::sim::{Link, Network};
 use uiw_verbs::{Connection, ConnectionConfig, Device, DeviceConfig, Limits, Listener, Pd, Progress, Result};
 
 pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));

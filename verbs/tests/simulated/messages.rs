@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use uiw_llp::sim::{Link, Split};
+use uiw_testkit::sim::{Link, Split};
 use uiw_verbs::{Connection, ConnectionConfig, Limits, WcError, WcStatus};
 
 use crate::link::{CLIENT, SERVER, Simulation};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use uiw_llp::wan::Profile;
+use uiw_impair::wan::Profile;
 
 use crate::link::Simulation;
 use crate::splits::{converse_over, variants};

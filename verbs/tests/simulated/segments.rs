@@ -1,7 +1,7 @@
 //! What a change of the path does to segments under way and to come, and when a message counts as sent.
 
 use uiw_ddp::Header;
-use uiw_llp::sim::Link;
+use uiw_testkit::sim::Link;
 use uiw_verbs::RemoteMr;
 use uiw_verbs::STag;
 

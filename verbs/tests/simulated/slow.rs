@@ -9,10 +9,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use uiw_ddp::Header;
-use uiw_llp::sim::Link;
 use uiw_mem::IoVec;
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{Opcode, QN_READ, ReadRequest, tagged_header};
+use uiw_testkit::sim::Link;
 use uiw_verbs::{Connection, Mr, Op, RemoteMr, STag, WcError, WcStatus};
 
 use crate::link::Simulation;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use uiw_llp::sim::{Link, Split};
+use uiw_testkit::sim::{Link, Split};
 use uiw_verbs::{Access, Connection, ConnectionConfig, FpduSize, Mr, Pd, RemoteMr, SharedMr};
 
 use crate::link::Simulation;

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use uiw_llp::sim::Link;
 use uiw_mem::IoVecMut;
+use uiw_testkit::sim::Link;
 use uiw_verbs::{
     CapabilityExchange, Connection, ConnectionConfig, Listener, Revision, STag, SendFlags, SendOp, SendWr,
     Sge, WcError, WcStatus,

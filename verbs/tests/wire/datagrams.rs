@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_datagram::{Grh, Header, Qpn};
-use uiw_llp::sim::DatagramFaults;
+use uiw_testkit::sim::DatagramFaults;
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrHandle, SidrListener};
 use uiw_verbs::{
     AddressHandle, CqConfig, DatagramPort, Destination, Device, Error, Pd, QpCap, QpInit, QpState, SendFlags,

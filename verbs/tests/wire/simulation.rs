@@ -7,9 +7,9 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use uiw_llp::sim::{Link, Network};
 use uiw_llp::{ListenConfig, Token, TransportConfig, TransportListener, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
+use uiw_testkit::sim::{Link, Network};
 use uiw_verbs::{Device, DeviceConfig, Limits, Progress};
 
 /// The address of every device and peer, which share its ports.

@@ -9,8 +9,8 @@ use uiw_datagram::sidr::{Reply, Request, Status};
 use uiw_datagram::{Header, MULTICAST_PORT, Qpn};
 use uiw_decode::{self as decode, Record};
 use uiw_llp::capture::{CaptureStack, PcapSink};
-use uiw_llp::sim::Network;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Outgoing, Token, TransportStack};
+use uiw_testkit::sim::Network;
 
 /// A file in memory.
 #[derive(Clone, Default)]

@@ -1,0 +1,308 @@
+//! How a command ends: its exit code, a line that says what failed and why, and a line that says what to do.
+
+use std::process::ExitCode;
+use std::{fmt, io};
+use uiw_cabi::denied;
+use uiw_copy::names::is_unsafe;
+use uiw_llp::OptionError;
+use uiw_tls::TlsError;
+use uiw_verbs::{ConnConfig, Error, Suspect, Wc, WcStatus};
+
+/// Exit codes of every command. The text is part of `--help`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    /// The run itself failed: bytes differ, or this machine lacks something.
+    Failed = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// No connection: refused, unreachable, timed out, rejected, or the peer does not speak iWARP.
+    Unreachable = 3,
+    /// The peer misbehaved, or the connection was lost.
+    Lost = 4,
+}
+
+/// The exit codes for `--help`.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0  done, and everything verified
+  1  the run failed: bytes differ, or this machine lacks something
+  2  the command line is wrong
+  3  no connection: refused, unreachable, timed out, rejected, or the peer does not speak iWARP
+  4  the peer misbehaved, or the connection was lost
+
+Environment:
+  UIW_LOG  what to log on standard error, for instance `debug` or `uiw_verbs=trace`";
+
+/// Why a command ended. Printed as `error: what: why`, and `hint: fix` on a second line.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) exit: Exit,
+    what: String,
+    why: String,
+    fix: String,
+    /// The connection was refused, which another attempt does not change.
+    pub(crate) refusal: Option<Refusal>,
+}
+
+/// Why a connection was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The server's key is not pinned here.
+    UnknownKey { key: Box<str> },
+    /// The server does not accept the key or certificate of this end.
+    Unaccepted,
+    /// The program there rejected the connection.
+    Rejected,
+}
+
+/// What to do where nothing listens.
+const START_SERVER: &str = "start `uiw serve --listen ADDR:PORT` there, or name its port";
+
+/// What to do where there is no way to the peer.
+const CHECK_ROUTE: &str = "check the address and the route to it";
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn new(
+        exit: Exit,
+        what: impl fmt::Display,
+        why: impl fmt::Display,
+        fix: impl fmt::Display,
+    ) -> Self {
+        // No line breaks, whatever the parts have.
+        let line =
+            |part: &dyn fmt::Display| part.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        Self { exit, what: line(&what), why: line(&why), fix: line(&fix), refusal: None }
+    }
+
+    pub(crate) fn usage(what: impl fmt::Display, why: impl fmt::Display, fix: impl fmt::Display) -> Self {
+        Self::new(Exit::Usage, what, why, fix)
+    }
+
+    /// With something else to do about it.
+    pub(crate) fn with_fix(self, fix: impl fmt::Display) -> Self {
+        Self { fix: fix.to_string(), ..self }
+    }
+
+    /// The peer is not `uiw serve`: what has to be started there, where nothing listens.
+    pub(crate) fn unless_started(self, fix: &str) -> Self {
+        if self.fix == START_SERVER { self.with_fix(fix) } else { self }
+    }
+
+    /// As one that another attempt does not change.
+    pub(crate) fn refused(self, refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal), ..self }
+    }
+
+    /// Something on this machine.
+    pub(crate) fn local(what: impl fmt::Display, why: impl fmt::Display) -> Self {
+        Self::new(Exit::Failed, what, why, "run with UIW_LOG=debug for the events before")
+    }
+
+    /// The peer did what it must not, or went away.
+    pub(crate) fn lost(what: impl fmt::Display, why: impl fmt::Display) -> Self {
+        Self::new(
+            Exit::Lost,
+            what,
+            why,
+            "see the peer's messages, or `uiw decode` on the file of `--pcap FILE`",
+        )
+    }
+
+    /// Bytes differ.
+    pub(crate) fn differs(what: impl fmt::Display, why: impl fmt::Display) -> Self {
+        Self::new(Exit::Failed, what, why, "keep the bytes of the run with `--pcap FILE` and report it")
+    }
+
+    /// A connection with these options could not be set up.
+    pub(crate) fn connecting(to: impl fmt::Display, options: &ConnConfig, error: &Error) -> Self {
+        let failure = Self { refusal: refusal(error), ..Self::unreachable(to, error) };
+        match Suspect::of_connect(options, error) {
+            Some(suspect) => failure.suspecting(suspect),
+            None => failure,
+        }
+    }
+
+    /// With the peer that is suspected, and the options to try.
+    pub(crate) fn suspecting(self, suspect: Suspect) -> Self {
+        Self { fix: suspicion(suspect), ..self }
+    }
+
+    fn unreachable(to: impl fmt::Display, error: &Error) -> Self {
+        let what = format!("cannot connect to {to}");
+        let no = |why: String, fix: &str| Self::new(Exit::Unreachable, &what, why, fix);
+        match error {
+            Error::Refused { .. } => no("connection refused".into(), START_SERVER),
+            Error::TimedOut { after, .. } => {
+                no(format!("no answer within {after:?}"), "check the address and firewalls on the way")
+            }
+            Error::Rejected { private_data, .. } => {
+                let text = printable(private_data);
+                let said = if text.is_empty() { String::new() } else { format!(", saying \"{text}\"") };
+                no(format!("the peer rejected the connection{said}"), "see the peer's messages")
+            }
+            Error::ClosedInStartup { .. } => no(
+                "the peer closed before its MPA Reply".into(),
+                "check that an iWARP program listens on that port, and whether it requires TLS (--tls)",
+            ),
+            Error::PeerStartup { source, .. } => {
+                no(format!("illegal start-up frame: {source}"), "check that an iWARP program listens there")
+            }
+            Error::Startup(error) => Self::usage(what, error, "change the options of the connection"),
+            Error::Lost { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => no(
+                source.to_string(),
+                "`uiw key show` prints this end's key and `uiw key pin` accepts the peer's: see docs/tls.md",
+            ),
+            Error::Io { what: tried, source } => {
+                let fix = option_fix(source).or_else(|| denied::fix(tried, source));
+                no(source.to_string(), fix.unwrap_or(CHECK_ROUTE))
+            }
+            Error::Lost { source, .. } => {
+                let fix = option_fix(source).unwrap_or(CHECK_ROUTE);
+                no(source.to_string(), fix)
+            }
+            error => no(error.to_string(), "see `uiw --help` and UIW_LOG=debug"),
+        }
+    }
+
+    /// The peer, or the path to it, is gone.
+    pub(crate) fn silent(peer: impl fmt::Display, ending: impl fmt::Display) -> Self {
+        let fix = "check the path to the peer; where only small messages pass, it loses long packets: --mss 1220, or net.ipv4.tcp_mtu_probing=1; \
+                   --dead-after or UIW_DEAD_AFTER sets the time";
+        Self::new(Exit::Lost, peer, ending, fix)
+    }
+
+    /// A request that ended in error.
+    pub(crate) fn completion(peer: impl fmt::Display, wc: &Wc) -> Self {
+        let why = match (wc.reason, wc.status) {
+            (Some(reason), _) => reason.to_string(),
+            (None, WcStatus::Flushed) => "the connection ended before the work was done".to_owned(),
+            (None, status) => status.to_string(),
+        };
+        Self::lost(peer, why)
+    }
+}
+
+/// What to do about an option that the system does not take.
+pub(crate) fn option_fix(error: &io::Error) -> Option<&'static str> {
+    let option = error.get_ref()?.downcast_ref::<OptionError>()?;
+    Some(match option {
+        OptionError::Congestion { .. } => {
+            "choose one of these with `--congestion`; as root, `modprobe tcp_NAME` and net.ipv4.tcp_allowed_congestion_control add others"
+        }
+        OptionError::Segment { .. } => "choose a larger `--mss`",
+        _ => "leave the option out",
+    })
+}
+
+pub(crate) use uiw_conform::suspicion;
+
+/// Private data of a peer as text.
+pub(crate) fn printable(private_data: &[u8]) -> String {
+    String::from_utf8_lossy(private_data).chars().filter(|c| !is_unsafe(*c)).collect()
+}
+
+/// What a server says that may accept a little later.
+pub(crate) const BUSY: &str = "busy";
+
+fn refusal(error: &Error) -> Option<Refusal> {
+    match error {
+        Error::Rejected { private_data, .. } if !private_data.starts_with(BUSY.as_bytes()) => {
+            Some(Refusal::Rejected)
+        }
+        Error::Lost { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+            match source.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) {
+                Some(TlsError::UnknownKey { public_key, .. }) => {
+                    Some(Refusal::UnknownKey { key: public_key.as_str().into() })
+                }
+                _ => Some(Refusal::Unaccepted),
+            }
+        }
+        _ => None,
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let failure = Self::local("cannot prepare the run", &error);
+        match &error {
+            Error::Io { what, source } => denied::fix(what, source).into_iter().fold(failure, Self::with_fix),
+            _ => failure,
+        }
+    }
+}
+
+impl From<uiw_verbs::WcError> for Failure {
+    fn from(error: uiw_verbs::WcError) -> Self {
+        match error {
+            uiw_verbs::WcError::Refused(error) => Self::local("cannot prepare the run", error),
+            error => Self::lost("an operation failed", error),
+        }
+    }
+}
+
+impl From<uiw_verbs::PostError> for Failure {
+    fn from(error: uiw_verbs::PostError) -> Self {
+        Self::local("cannot post a request", error)
+    }
+}
+
+impl Failure {
+    /// What to do.
+    pub(crate) fn fix(&self) -> &str {
+        &self.fix
+    }
+
+    /// What failed and why, for a log.
+    pub(crate) fn cause(&self) -> String {
+        format!("{}: {}", self.what, self.why)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}: {}\nhint: {}", self.what, self.why, self.fix)
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_an_error_and_a_hint() {
+        let failure = Failure::usage("a\nb", " c \n d", "e");
+        assert_eq!(failure.to_string(), "error: a b: c d\nhint: e");
+    }
+
+    #[test]
+    fn a_suspect_is_named_with_the_options_to_try() {
+        let peer = "192.0.2.1:9".parse().unwrap();
+        let options = ConnConfig::default().peer_to_peer(false);
+        let failure = Failure::connecting(peer, &options, &Error::ClosedInStartup { peer });
+        assert!(failure.fix.contains("irdma") && failure.fix.contains("--peer-to-peer on --rtr write,read"));
+        let rejected =
+            Error::Rejected { peer, private_data: Vec::new(), peer_ird_ord: None, markers_asked: true };
+        let failure = Failure::connecting(peer, &ConnConfig::default(), &rejected);
+        assert!(failure.fix.contains("try --markers off"), "{failure}");
+    }
+
+    #[test]
+    fn refused_and_timed_out_are_3() {
+        let peer = "192.0.2.1:9".parse().unwrap();
+        for error in
+            [Error::Refused { peer }, Error::TimedOut { peer, after: std::time::Duration::from_secs(1) }]
+        {
+            let failure = Failure::connecting("192.0.2.1:9", &ConnConfig::default(), &error);
+            assert_eq!(failure.exit, Exit::Unreachable);
+        }
+    }
+}

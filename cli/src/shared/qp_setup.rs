@@ -1,0 +1,357 @@
+//! One connection on the raw layer: a queue pair, the queue where it completes, and ways to wait for that queue.
+
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::spin::Spin;
+use crate::shared::stop::Stop;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
+use uiw_verbs::{
+    Arm, ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag, SendFlags, SendOp,
+    SendWr, Sge, Srq, Wc, WcStatus,
+};
+
+/// Set in the number of every receive: the opcode of a completion in error means nothing.
+pub(crate) const RECV: u64 = 1 << 63;
+/// Bytes that go inline at most.
+pub(crate) const MAX_INLINE: u32 = 1024;
+
+/// How a thread waits for completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Wait {
+    /// Polling all the time.
+    Spin,
+    /// Asleep in the device.
+    Sleep,
+    /// Asleep in a poll(2) of the program's own, on the descriptor of the queue's completion channel.
+    Descriptor,
+}
+
+/// Depths of a connection's queues.
+#[derive(Clone)]
+pub(crate) struct Depths {
+    pub(crate) send: u32,
+    pub(crate) recv: u32,
+    pub(crate) sges: u32,
+    pub(crate) srq: Option<Arc<Srq>>,
+}
+
+impl Depths {
+    pub(crate) fn new(send: u32, recv: u32) -> Self {
+        Self { send, recv, sges: 1, srq: None }
+    }
+}
+
+/// A queue pair that is not connected: post its receives, then connect or accept.
+pub(crate) struct Half {
+    pub(crate) device: Device,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) qp: Qp,
+    channel: Arc<CmChannel>,
+}
+
+/// A standing connection.
+pub(crate) struct Link {
+    pub(crate) device: Device,
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) qp: Arc<Qp>,
+    pub(crate) info: ConnInfo,
+    channel: Arc<CmChannel>,
+    ending: OnceLock<CloseReason>,
+}
+
+/// A connection that is being set up.
+pub(crate) struct Connecting {
+    half: Half,
+    peer: SocketAddr,
+    options: Arc<ConnConfig>,
+}
+
+impl Connecting {
+    /// Waits until it is established.
+    pub(crate) fn finish(self, until: Until<'_>) -> Result<Link> {
+        self.half.established(self.peer, &self.options, until)
+    }
+}
+
+/// With a channel, for callers that wait for its descriptor.
+pub(crate) fn cq_options() -> CqConfig {
+    CqConfig { channel: Some(Arc::default()), ..CqConfig::default() }
+}
+
+impl Half {
+    pub(crate) fn new(device: &Device, pd: &Pd, depths: &Depths) -> Result<Self> {
+        let cq = device.create_cq(depths.send + depths.recv + 16, cq_options())?;
+        Self::on(device, pd, &cq, depths)
+    }
+
+    /// As [`Half::new`], completing in `cq`.
+    pub(crate) fn on(device: &Device, pd: &Pd, cq: &Arc<Cq>, depths: &Depths) -> Result<Self> {
+        let cap = QpCap {
+            max_send_wr: depths.send,
+            max_recv_wr: depths.recv,
+            max_send_sge: depths.sges,
+            max_recv_sge: depths.sges,
+            max_inline: MAX_INLINE,
+        };
+        let qp = pd.create_qp(QpInit::new(cq, cq).cap(cap).signal_all(false).srq(depths.srq.clone()))?;
+        let channel = Arc::new(CmChannel::default());
+        Ok(Self { device: device.clone(), pd: pd.clone(), cq: Arc::clone(cq), qp, channel })
+    }
+
+    pub(crate) fn connect(self, peer: SocketAddr, options: &ConnConfig, private_data: &[u8]) -> Result<Link> {
+        self.begin(peer, options, private_data)?.finish(Until::NEVER)
+    }
+
+    /// Begins to connect, so that several connections take the time of one.
+    pub(crate) fn begin(
+        self,
+        peer: SocketAddr,
+        options: &ConnConfig,
+        private_data: &[u8],
+    ) -> Result<Connecting> {
+        let options = Arc::new(options.clone());
+        cm::connect(&self.qp, None, peer, &options, private_data, &self.channel)
+            .map_err(|error| Failure::connecting(peer, &options, &error))?;
+        Ok(Connecting { half: self, peer, options })
+    }
+
+    pub(crate) fn accept(
+        self,
+        request: ConnRequest,
+        options: &ConnConfig,
+        private_data: &[u8],
+        until: Until<'_>,
+    ) -> Result<Link> {
+        let peer = request.peer_addr();
+        let options = Arc::new(options.clone());
+        request
+            .accept(&self.qp, Some(&options), private_data, Some(&self.channel))
+            .map_err(|error| Failure::lost(format!("cannot accept {peer}"), error))?;
+        self.established(peer, &options, until)
+    }
+
+    fn established(self, peer: SocketAddr, options: &ConnConfig, until: Until<'_>) -> Result<Link> {
+        let event = self.device.wait(until.deadline, |cx| match until.poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => self.channel.poll_pop(cx).map(|event| Some(event.kind)),
+        });
+        let info = match event.flatten() {
+            Some(CmEventKind::Established(info)) => info,
+            Some(CmEventKind::Failed(error)) => return Err(Failure::connecting(peer, options, &error)),
+            _ if until.deadline.is_some_and(|at| at <= Instant::now()) => {
+                let (what, fix) =
+                    (format!("cannot connect to {peer}"), "check the address and firewalls on the way");
+                return Err(Failure::new(Exit::Unreachable, what, "no answer in time", fix));
+            }
+            _ => return Err(Failure::lost(peer, "the connection ended while it was set up")),
+        };
+        let Self { device, cq, qp, channel, .. } = self;
+        Ok(Link { device, cq, qp: Arc::new(qp), info, channel, ending: OnceLock::new() })
+    }
+}
+
+/// Receives of the slots `slots`, one element (or none) each.
+pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<Sge>)>) -> Result<()> {
+    slots.into_iter().try_for_each(|(slot, sge)| post_recv(qp, slot, sge.as_slice()))
+}
+
+/// A receive of the slot `slot` with these elements.
+pub(crate) fn post_recv(qp: &Qp, slot: u64, sges: &[Sge]) -> Result<()> {
+    // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::shared::memory::Buffer`).
+    unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
+    Ok(())
+}
+
+/// As [`post_recvs`], to a shared receive queue.
+pub(crate) fn post_srq(srq: &Srq, slots: impl IntoIterator<Item = (u64, Option<Sge>)>) -> Result<()> {
+    for (slot, sge) in slots {
+        let sges = sge.as_slice();
+        // SAFETY: as in `post_recvs`.
+        unsafe { srq.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
+    }
+    Ok(())
+}
+
+/// Posts one request.
+pub(crate) fn post(qp: &Qp, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<()> {
+    // SAFETY: elements lie in a `crate::shared::memory::Buffer`, whose parts the commands touch only after the completion; inline ones
+    // are addresses of bytes that are borrowed or owned by the caller during this call.
+    unsafe { qp.post_send([SendWr { wr_id, op, sges, flags }]) }?;
+    Ok(())
+}
+
+/// Posts a chain of requests.
+pub(crate) fn post_all<'a>(qp: &Qp, wrs: impl Iterator<Item = SendWr<'a>>) -> Result<()> {
+    // SAFETY: as in `post`.
+    unsafe { qp.post_send(wrs) }?;
+    Ok(())
+}
+
+/// Posts a Send of a copy of `bytes`, at most [`MAX_INLINE`] of them.
+pub(crate) fn send_copy(qp: &Qp, wr_id: u64, bytes: &[u8]) -> Result<()> {
+    let sge = Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) };
+    post(qp, wr_id, SendOp::Send, &[sge], SendFlags::SIGNALED | SendFlags::INLINE)
+}
+
+/// Takes up to `max` completions from `cq`, waiting for the first. None are taken when `stop` is set or `deadline` has passed.
+pub(crate) fn completions(
+    device: &Device,
+    cq: &Cq,
+    wait: Wait,
+    until: Until<'_>,
+    max: usize,
+    mut each: impl FnMut(Wc),
+) -> usize {
+    let mut spin = None;
+    loop {
+        let taken = cq.poll_with(max, &mut each);
+        if taken > 0 || until.is_over() {
+            return taken;
+        }
+        match wait {
+            Wait::Descriptor => sleep_on_channel(cq),
+            Wait::Spin if spin.get_or_insert_with(Spin::default).is_permitted() => {
+                spin.as_mut().map(Spin::empty);
+            }
+            Wait::Spin | Wait::Sleep => {
+                // Both are asked: each notes the waker.
+                device.wait(until.deadline, |cx| match (cq.poll_ready(cx), until.poll(cx)) {
+                    (Poll::Pending, Poll::Pending) => Poll::Pending,
+                    _ => Poll::Ready(()),
+                });
+            }
+        }
+    }
+}
+
+/// As a program with an event loop of its own waits: armed, looked once more, asleep on the descriptor. Returns now and then, for
+/// what else the caller waits for.
+fn sleep_on_channel(cq: &Cq) {
+    const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    let Some(channel) = cq.channel() else { return };
+    let Ok(fd) = channel.fd() else { return };
+    cq.arm(Arm::Any);
+    if cq.is_empty() {
+        let _ = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&TICK));
+    }
+    while channel.try_pop().is_some() {}
+}
+
+/// What ends a wait early.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Until<'a> {
+    pub(crate) stop: Option<&'a Stop>,
+    pub(crate) deadline: Option<Instant>,
+    /// The end of this connection: if nothing is posted on it, no completion reports it.
+    pub(crate) ended: Option<&'a Link>,
+}
+
+impl<'a> Until<'a> {
+    pub(crate) const NEVER: Self = Self { stop: None, deadline: None, ended: None };
+
+    pub(crate) fn stop(stop: &'a Stop) -> Self {
+        Self { stop: Some(stop), ..Self::NEVER }
+    }
+
+    pub(crate) fn deadline(at: Instant) -> Self {
+        Self { deadline: Some(at), ..Self::NEVER }
+    }
+
+    pub(crate) fn ended(self, link: &'a Link) -> Self {
+        Self { ended: Some(link), ..self }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.stop.is_some_and(Stop::is_set)
+            || self.deadline.is_some_and(|at| Instant::now() >= at)
+            || self.ended.is_some_and(|link| link.ending.get().is_some())
+    }
+
+    /// Ready when it is over, the deadline apart.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let stop = self.stop.is_some_and(|stop| stop.poll(cx).is_ready());
+        let ended = self.ended.is_some_and(|link| link.poll_ending(cx).is_ready());
+        if stop || ended { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+impl Link {
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.info.peer
+    }
+
+    /// The next completion, which is no error; `None` when `until` came first.
+    pub(crate) fn next(&self, wait: Wait, until: Until<'_>) -> Result<Option<Wc>> {
+        let mut next = None;
+        // One at a time: nothing is left over for a caller that ends in between.
+        completions(&self.device, &self.cq, wait, until, 1, |wc| next = Some(wc));
+        match next {
+            Some(wc) if wc.status != WcStatus::Success => Err(self.failure(&wc)),
+            next => Ok(next),
+        }
+    }
+
+    /// Whether the peer closed in order: how most connections of a server end.
+    pub(crate) fn ended_in_order(&self, wc: &Wc) -> bool {
+        let flushed = wc.status == WcStatus::Flushed && wc.reason.is_none();
+        flushed && self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly)
+    }
+
+    /// How the connection has ended, waiting for that at most `timeout`.
+    pub(crate) fn wait_ending(&self, timeout: Duration) -> Option<CloseReason> {
+        self.device.wait(Instant::now().checked_add(timeout), |cx| self.poll_ending(cx))
+    }
+
+    /// How the connection has ended.
+    fn poll_ending(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
+        loop {
+            if let Some(ending) = self.ending.get() {
+                return Poll::Ready(*ending);
+            }
+            match self.channel.poll_pop(cx) {
+                Poll::Ready(event) => {
+                    if let CmEventKind::Disconnected(ending) = event.kind {
+                        let _ = self.ending.set(ending);
+                    }
+                }
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// What to say of a completion in error.
+    pub(crate) fn failure(&self, wc: &Wc) -> Failure {
+        // A completion in error comes shortly before the event that has the reason.
+        let ending = self.wait_ending(Duration::from_secs(1));
+        match ending {
+            Some(ending) if ending.silent_for.is_some() => Failure::silent(self.peer(), ending),
+            Some(CloseReason { suspect: Some(suspect), .. }) => {
+                Failure::completion(self.peer(), wc).suspecting(suspect)
+            }
+            _ => Failure::completion(self.peer(), wc),
+        }
+    }
+
+    /// Closes in order; waits a moment for the peer to do so too.
+    pub(crate) fn close(self) {
+        Self::close_all([self]);
+    }
+
+    /// As [`Link::close`], in the time of one.
+    pub(crate) fn close_all(links: impl IntoIterator<Item = Self>) {
+        let closing = |link: &Self| link.qp.state() == QpState::Rts && link.qp.disconnect().is_ok();
+        let closing: Vec<_> = links.into_iter().filter(closing).collect();
+        let deadline = Instant::now() + Duration::from_secs(2);
+        for link in closing {
+            let _ = link.wait_ending(deadline.saturating_duration_since(Instant::now()));
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Ending on Ctrl-C, or when a parent process goes away.
+
+use crate::shared::fail::{Failure, Result};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+/// Set once; wakes all waiting threads.
+pub(crate) struct Stop {
+    set: AtomicBool,
+    /// Each with the thread that left it.
+    wakers: Mutex<Vec<(ThreadId, Waker)>>,
+    /// Readable from then on.
+    fd: OwnedFd,
+}
+
+impl Stop {
+    fn new() -> Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|error| Failure::local("cannot make an eventfd", error))?;
+        Ok(Self { set: AtomicBool::new(false), wakers: Mutex::default(), fd })
+    }
+
+    /// One that Ctrl-C, SIGTERM and SIGHUP set.
+    pub(crate) fn on_signal() -> Result<Arc<Self>> {
+        let stop = Arc::new(Self::new()?);
+        let signalled = Arc::clone(&stop);
+        ctrlc::set_handler(move || signalled.set())
+            .map_err(|error| Failure::local("cannot catch Ctrl-C", error))?;
+        Ok(stop)
+    }
+
+    /// One that Ctrl-C and SIGTERM set; with SIGHUP `reload` is called, on a thread of its own.
+    pub(crate) fn on_signal_but_hangup(reload: impl Fn() + Send + 'static) -> Result<Arc<Self>> {
+        let stop = Arc::new(Self::new()?);
+        let signalled = Arc::clone(&stop);
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+            .map_err(|error| Failure::local("cannot catch signals", error))?;
+        std::thread::spawn(move || {
+            for signal in signals.forever() {
+                if signal == SIGHUP { reload() } else { signalled.set() }
+            }
+        });
+        Ok(stop)
+    }
+
+    /// Also set when standard input ends: the parent process holds the other end.
+    pub(crate) fn on_stdin_end(self: &Arc<Self>) {
+        let stop = Arc::clone(self);
+        std::thread::spawn(move || {
+            let mut bytes = [0; 64];
+            while matches!(std::io::stdin().read(&mut bytes), Ok(1..)) {}
+            stop.set();
+        });
+    }
+
+    pub(crate) fn set(&self) {
+        self.set.store(true, Ordering::SeqCst);
+        // A counter of 2^64 - 2 does not overflow.
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        let wakers = std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
+        for (_, waker) in wakers {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.set.load(Ordering::SeqCst)
+    }
+
+    /// Readable once this is set.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Sleeps until `fd` is readable (true) or this is set (false), without driving any device.
+    pub(crate) fn sleep_on(&self, fd: BorrowedFd<'_>) -> bool {
+        while !self.is_set() {
+            let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
+            // A signal interrupts: look again.
+            if poll(&mut fds, None).is_ok() && !fds[0].revents().is_empty() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Sleeps for `time`, or until this is set. True: it is set.
+    pub(crate) fn sleep_for(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        while !self.is_set() {
+            let left = until.saturating_duration_since(Instant::now());
+            // A time that does not fit has no end.
+            let timeout = Timespec::try_from(left).ok();
+            if left.is_zero() {
+                return false;
+            }
+            // A signal interrupts: look again.
+            let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], timeout.as_ref());
+        }
+        true
+    }
+
+    /// The calling thread ends: what it left here, a descriptor each, goes with it.
+    pub(crate) fn forget_this_thread(&self) {
+        let this = std::thread::current().id();
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner).retain(|(thread, _)| *thread != this);
+    }
+
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_set() {
+            return Poll::Ready(());
+        }
+        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        if !wakers.iter().any(|(_, known)| known.will_wake(cx.waker())) {
+            wakers.push((std::thread::current().id(), cx.waker().clone()));
+        }
+        drop(wakers);
+        // Set between the look and the note: the setter may have missed the note.
+        if self.is_set() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_ends_leaves_no_waker() {
+        let stop = Arc::new(Stop::new().unwrap());
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(stop.poll(&mut cx).is_pending());
+        let other = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            struct NoopWake;
+            impl std::task::Wake for NoopWake {
+                fn wake(self: Arc<Self>) {}
+            }
+            let waker = Waker::from(Arc::new(NoopWake));
+            assert!(other.poll(&mut Context::from_waker(&waker)).is_pending());
+            assert_eq!(other.wakers.lock().unwrap().len(), 2);
+            other.forget_this_thread();
+        });
+        thread.join().unwrap();
+        assert_eq!(stop.wakers.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_stop_is_seen_by_checks_before_and_after() {
+        let stop = Stop::new().unwrap();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(stop.poll(&mut cx).is_pending());
+        stop.set();
+        assert!(stop.poll(&mut cx).is_ready());
+        assert!(stop.is_set());
+        assert!(!stop.sleep_on(stop.fd.as_fd()));
+    }
+}

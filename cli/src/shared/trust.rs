@@ -1,0 +1,183 @@
+//! Encryption without a configuration: the keys of a user's own, in `~/.config/uiw`.
+//!
+//! `key.pem` is the private key, made when it is needed first. `known-servers` has the keys of the servers that `uiw cp` accepts, `authorized-clients`
+//! those of the clients that `uiw serve` accepts; `client.conf` and `server.conf` name them as files of `--tls` do.
+
+use crate::key;
+use crate::shared::fail::{Exit, Failure, Refusal, Result};
+use crate::shared::open::Opener;
+use std::fs::{DirBuilder, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use uiw_llp::PeerIdentity;
+use uiw_tls::{PinnedKeys, PublicKey, SecretKey};
+
+/// Which end this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trust {
+    Client,
+    Server,
+}
+
+/// The files of one end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Files {
+    key: PathBuf,
+    pub(crate) pinned: PathBuf,
+}
+
+fn directory() -> Result<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")));
+    base.map(|base| base.join("uiw")).ok_or_else(|| {
+        Failure::usage(
+            "no place for keys",
+            "neither XDG_CONFIG_HOME nor HOME is set",
+            "name a file with --tls",
+        )
+    })
+}
+
+/// Makes a file if it is not there.
+fn make(path: &Path, text: &str) -> Result<()> {
+    let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    match opened.and_then(|mut file| file.write_all(text.as_bytes())) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(unwritable(path, &error)),
+        _ => Ok(()),
+    }
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(Exit::Failed, path.display(), error, "make it writable, or name a file with --tls")
+}
+
+impl Trust {
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Client => ("client.conf", "known-servers"),
+            Self::Server => ("server.conf", "authorized-clients"),
+        }
+    }
+
+    /// Devices with TLS: as `--tls` says, and by the user's own keys otherwise, whose files come along then.
+    pub(crate) fn opener(self, opener: &Opener) -> Result<(Opener, Option<Files>)> {
+        if opener.has_tls() {
+            return Ok((opener.clone(), None));
+        }
+        let directory = directory()?;
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+        made.map_err(|error| unwritable(&directory, &error))?;
+        let (conf, pinned) = self.names();
+        let files = Files { key: directory.join("key.pem"), pinned: directory.join(pinned) };
+        if !files.key.exists() {
+            let new = SecretKey::generate().map_err(key::failure)?;
+            // Another process may make it at the same time: then that one holds.
+            if let Err(error) = new.write(&files.key)
+                && !files.key.exists()
+            {
+                return Err(key::failure(error));
+            }
+        }
+        make(&files.pinned, "")?;
+        let conf = directory.join(conf);
+        make(&conf, &format!("mode raw\nkey key.pem\npinned {pinned}\n"))?;
+        if self == Self::Server {
+            let key = files.public_key()?;
+            note!(
+                "encrypted by the key {key}; `uiw key pin {} KEY NAME` accepts a client",
+                files.pinned.display()
+            );
+        }
+        Ok((opener.clone().or_tls(conf), Some(files)))
+    }
+}
+
+/// Makes a warning stand out.
+const RULE: &str = "@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@";
+
+/// The fingerprint of a key in base64.
+fn fingerprint(key: &str) -> String {
+    key.parse::<PublicKey>().map_or_else(|_| key.to_owned(), |key| key.fingerprint().to_string())
+}
+
+/// Whether `name`, names of one server separated by commas, has `host`.
+fn is_named(name: &str, host: &str) -> bool {
+    name.split(',').any(|name| name.trim() == host)
+}
+
+impl Files {
+    fn public_key(&self) -> Result<String> {
+        Ok(SecretKey::read(&self.key).map_err(key::failure)?.public_key().to_string())
+    }
+
+    fn pinned(&self) -> Result<PinnedKeys> {
+        PinnedKeys::read(&self.pinned).map_err(key::failure)
+    }
+
+    /// Refuses a server that has the key of another one.
+    pub(crate) fn check(&self, host: &str, identity: Option<&PeerIdentity>) -> Result<()> {
+        let Some(PeerIdentity::PublicKey { name, fingerprint, .. }) = identity else { return Ok(()) };
+        if is_named(name, host) {
+            return Ok(());
+        }
+        if let Some(changed) = self.changed(host, &fingerprint.to_string()) {
+            return Err(changed);
+        }
+        let pinned = self.pinned.display();
+        let why =
+            format!("it has the key of another server: {fingerprint} is pinned as `{name}` in {pinned}");
+        let fix = format!("nothing was copied; if they are the same server, make that name `{name},{host}`");
+        Err(Failure::new(Exit::Unreachable, host, why, fix).refused(Refusal::Unaccepted))
+    }
+
+    /// The failure of a server that does not have the key that is pinned under its name, and before it the warning; `None` if none is pinned.
+    fn changed(&self, host: &str, fingerprint: &str) -> Option<Failure> {
+        let pinned = self.pinned().ok()?;
+        let lines: Vec<_> = pinned.lines().filter(|line| is_named(line.name, host)).collect();
+        let first = lines.first()?;
+        let at = |number: usize| format!("{}:{number}", self.pinned.display());
+        note!("{RULE}\nWARNING: THE KEY OF THE SERVER {host} HAS CHANGED\n{RULE}");
+        note!(
+            "Someone may have taken its place, and would read and change what is copied. Or its key was replaced."
+        );
+        note!("its key now:  {fingerprint}");
+        for line in &lines {
+            note!("pinned key:   {} in {}", line.key.fingerprint(), at(line.number));
+        }
+        let why = format!("its key {fingerprint} is not the one that is pinned in {}", at(first.number));
+        let fix = "nothing was copied; ask whoever operates the server whether its key was replaced, and for its fingerprint";
+        Some(Failure::new(Exit::Unreachable, host, why, fix).refused(Refusal::Unaccepted))
+    }
+
+    /// Pins the key of a server of which none is pinned yet.
+    pub(crate) fn accept_new(&self, host: &str, key: &str) -> Result<()> {
+        let fingerprint = fingerprint(key);
+        if let Some(changed) = self.changed(host, &fingerprint) {
+            return Err(changed);
+        }
+        key::pin(&self.pinned, key, host, false)
+    }
+
+    /// What to do about a refused connection.
+    pub(crate) fn explain(&self, host: &str, failure: Failure) -> Failure {
+        match failure.refusal.clone() {
+            Some(Refusal::UnknownKey { key }) => {
+                if let Some(changed) = self.changed(host, &fingerprint(&key)) {
+                    return changed;
+                }
+                let pinned = self.pinned.display();
+                failure.with_fix(format!(
+                    "compare it with `uiw key show` there, then: uiw key pin {pinned} '{key}' {host} (or --accept-new)"
+                ))
+            }
+            Some(Refusal::Unaccepted) => match self.public_key() {
+                Ok(key) => failure.with_fix(format!(
+                    "on the server: uiw key pin ~/.config/uiw/authorized-clients '{key}' NAME, then SIGHUP to `uiw serve`"
+                )),
+                Err(_) => failure,
+            },
+            _ => failure,
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Faults on top of any stack: odd-sized reads and writes, flipped bits, cuts, half-closes, spurious `WouldBlock`.
+//! Everything follows from a seed and from byte positions, nothing from time.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use uiw_mem::{IoVec, IoVecMut};
+
+use crate::Random;
+pub use crate::Split;
+use uiw_llp::{
+    Event, Interest, Token, TransportStack, TransportStream, attached_stream, no_bytes,
+    wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream},
+};
+
+/// What goes wrong on one stream. Positions count the bytes of one direction of that stream, from 0.
+///
+/// ```
+/// use uiw_impair::fault::{FaultHooks, Faults};
+/// use uiw_llp::tcp::TcpStack;
+/// use uiw_llp::{StackExtensions, TransportConfig, Token};
+///
+/// let faults = Faults { cut_sent: Some(3), ..Faults::default() };
+/// let mut stack = FaultHooks::wrap(Box::new(TcpStack::new()?), 1, faults);
+/// let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &TransportConfig::default(), Token(1))?;
+/// while !stream.connect_result()? {}
+/// let bytes = [uiw_mem::IoVec::from(&b"four"[..])];
+/// assert_eq!(stream.send(&bytes)?, 3);
+/// assert_eq!(stream.send(&bytes).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Faults {
+    /// Bytes that one `send` takes.
+    pub send_split: Split,
+    /// Bytes that one `recv` gives.
+    pub recv_split: Split,
+    /// Bytes changed on their way out.
+    pub flip_sent: Vec<Flip>,
+    /// Bytes changed on their way in.
+    pub flip_received: Vec<Flip>,
+    /// The connection is reset once so many bytes were sent.
+    pub cut_sent: Option<u64>,
+    /// The connection is reset once so many bytes were received.
+    pub cut_received: Option<u64>,
+    /// A FIN follows so many bytes sent; `send` says `BrokenPipe` from then on.
+    pub fin_sent: Option<u64>,
+    /// Every so many calls of `send`, and of `recv`, one says `WouldBlock` without need. 1 would be for ever: it counts
+    /// as 2.
+    pub would_block_every: Option<u32>,
+}
+
+/// Changes one byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flip {
+    /// Its position.
+    pub byte: u64,
+    /// Its bits to turn over.
+    pub mask: u8,
+}
+
+/// A stack whose streams have faults: see [`FaultHooks::wrap`].
+pub type FaultStack = WrappedStack<FaultHooks>;
+
+/// What a [`FaultStack`], its listeners and its streams have in common.
+#[derive(Clone)]
+pub struct FaultHooks {
+    plan: Arc<Mutex<Plan>>,
+    shard: Arc<Mutex<ShardState>>,
+}
+
+/// Common to all shards; locked when a stream or a shard is made.
+struct Plan {
+    /// The faults of the next stream, by its origin and its number (from 0).
+    faults: Box<dyn FnMut(Origin, u64) -> Faults + Send>,
+    streams: u64,
+    /// Each shard takes the next one.
+    seed: u64,
+}
+
+struct ShardState {
+    random: Random,
+    /// Streams we cut: the stack below has no event for them.
+    cut: BTreeSet<Token>,
+}
+
+impl FaultHooks {
+    /// Wraps a stack. All streams have these faults; random choices follow from `seed`.
+    pub fn wrap(inner: Box<dyn TransportStack>, seed: u64, faults: Faults) -> FaultStack {
+        Self::wrap_with(inner, seed, move |_, _| faults.clone())
+    }
+
+    /// Wraps a stack. Each stream has the faults that `plan` says, given its origin and its number (from 0). The streams of all shards are
+    /// counted together.
+    pub fn wrap_with(
+        inner: Box<dyn TransportStack>,
+        seed: u64,
+        plan: impl FnMut(Origin, u64) -> Faults + Send + 'static,
+    ) -> FaultStack {
+        let plan = Plan { faults: Box::new(plan), streams: 0, seed };
+        WrappedStack { inner, hooks: Self::next(&Arc::new(Mutex::new(plan))) }
+    }
+
+    /// For the next shard of `plan`.
+    fn next(plan: &Arc<Mutex<Plan>>) -> Self {
+        let mut locked = plan.lock();
+        let seed = locked.seed;
+        locked.seed = seed.wrapping_add(1);
+        let shard = ShardState { random: Random::new(seed), cut: BTreeSet::new() };
+        Self { plan: Arc::clone(plan), shard: Arc::new(Mutex::new(shard)) }
+    }
+}
+
+impl fmt::Debug for FaultHooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultHooks").field("streams", &self.plan.lock().streams).finish_non_exhaustive()
+    }
+}
+
+impl StackHooks for FaultHooks {
+    type Stream = FaultStream;
+
+    fn stream(&self, _inner: &dyn TransportStream, origin: Origin, token: Token) -> FaultStream {
+        let mut plan = self.plan.lock();
+        let number = plan.streams;
+        plan.streams += 1;
+        let faults = (plan.faults)(origin, number);
+        drop(plan);
+        FaultStream {
+            token,
+            faults,
+            shared: self.clone(),
+            sent: 0,
+            received: 0,
+            calls: [0; 2],
+            end: None,
+            detached: false,
+        }
+    }
+
+    fn shard(&self, _inner: &dyn TransportStack) -> Self {
+        Self::next(&self.plan)
+    }
+
+    fn poll(&mut self, inner: &mut dyn TransportStack, events: &mut Vec<Event>) -> io::Result<()> {
+        inner.poll(events)?;
+        let shard = self.shard.lock();
+        events.extend(shard.cut.iter().map(|&token| Event { token, readable: true, writable: true }));
+        Ok(())
+    }
+
+    fn deadline(&self, inner: &dyn TransportStack) -> Option<Instant> {
+        if self.shard.lock().cut.is_empty() { inner.deadline() } else { Some(inner.now()) }
+    }
+
+    fn adopt(
+        &mut self,
+        inner: &mut dyn TransportStack,
+        stream: &mut Box<dyn TransportStream>,
+        token: Token,
+    ) -> io::Result<()> {
+        let WrappedStream { inner: stream, hooks: faulty } = WrappedStream::<FaultStream>::of(&mut **stream)?;
+        if !faulty.detached && faulty.end != Some(End::Aborted) {
+            return Err(attached_stream());
+        }
+        if faulty.end == Some(End::Cut) {
+            // It is reset in the eyes of its user, and known to no stack below.
+            self.shard.lock().cut.insert(token);
+        } else {
+            inner.adopt(stream, token)?;
+        }
+        (faulty.token, faulty.shared, faulty.detached) = (token, self.clone(), false);
+        Ok(())
+    }
+}
+
+/// The state of a stream of a [`FaultStack`].
+#[derive(Debug)]
+pub struct FaultStream {
+    token: Token,
+    faults: Faults,
+    shared: FaultHooks,
+    sent: u64,
+    received: u64,
+    /// Calls of `send` and `recv`.
+    calls: [u32; 2],
+    /// What every call says after a cut, and `send` after a FIN.
+    end: Option<End>,
+    detached: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Cut,
+    Fin,
+    Aborted,
+}
+
+impl FaultStream {
+    /// Whether this call of `send` (0) or `recv` (1) is to block.
+    fn blocks(&mut self, which: usize) -> bool {
+        self.calls[which] = self.calls[which].wrapping_add(1);
+        self.faults.would_block_every.is_some_and(|every| self.calls[which].is_multiple_of(every.max(2)))
+    }
+
+    fn split(&self, split: Split) -> usize {
+        split.next(&mut self.shared.shard.lock().random)
+    }
+
+    fn cut(&mut self, inner: &mut dyn TransportStream) {
+        inner.abort();
+        self.end = Some(End::Cut);
+        self.shared.shard.lock().cut.insert(self.token);
+    }
+
+    /// Its shard reports it no more. Once it is detached, its token may be another stream's there.
+    fn forget_cut(&self) {
+        if !self.detached {
+            self.shared.shard.lock().cut.remove(&self.token);
+        }
+    }
+
+    /// Faults that stand right behind the bytes sent and received so far.
+    fn apply_position(&mut self, inner: &mut dyn TransportStream) {
+        let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
+        if matches!(self.end, None | Some(End::Fin))
+            && (reached(self.faults.cut_sent, self.sent) || reached(self.faults.cut_received, self.received))
+        {
+            self.cut(inner);
+        }
+        if self.end.is_none() && reached(self.faults.fin_sent, self.sent) && inner.shutdown().is_ok() {
+            self.end = Some(End::Fin);
+        }
+    }
+}
+
+/// Bytes from `position` until `at`; none if it is passed.
+fn until(at: impl IntoIterator<Item = u64>, position: u64) -> usize {
+    let next = at.into_iter().filter(|&at| at > position).min();
+    next.map_or(usize::MAX, |at| usize::try_from(at - position).unwrap_or(usize::MAX))
+}
+
+fn first<'a>(bufs: &[IoVec<'a>], mut len: usize) -> Vec<IoVec<'a>> {
+    let mut list = Vec::with_capacity(bufs.len());
+    for buf in bufs {
+        let part = buf.len().min(len);
+        list.push(buf.sub(0..part));
+        len -= part;
+    }
+    list
+}
+
+impl StreamHooks for FaultStream {
+    fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        self.apply_position(inner);
+        match self.end {
+            Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Some(End::Fin) => return Err(io::ErrorKind::BrokenPipe.into()),
+            Some(End::Aborted) => return Err(io::ErrorKind::NotConnected.into()),
+            None => {}
+        }
+        if IoVec::total(bufs) == 0 {
+            return Err(no_bytes());
+        }
+        if self.blocks(0) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let flips = self.faults.flip_sent.iter();
+        let mask = flips.clone().filter(|flip| flip.byte == self.sent).fold(0, |mask, flip| mask ^ flip.mask);
+        let sent = if mask != 0 {
+            // The byte to change goes alone, from a copy: the program's own memory stays as it is.
+            let byte = first(bufs, 1).into_iter().find(|buf| !buf.is_empty()).map(|buf| {
+                let mut byte = [0];
+                buf.copy_to(&mut byte);
+                [byte[0] ^ mask]
+            });
+            inner.send(&[IoVec::from(&byte.unwrap_or_default()[..])])?
+        } else {
+            let stops = flips.map(|flip| flip.byte).chain(self.faults.cut_sent).chain(self.faults.fin_sent);
+            let len = until(stops, self.sent).min(self.split(self.faults.send_split));
+            if len >= IoVec::total(bufs) { inner.send(bufs)? } else { inner.send(&first(bufs, len))? }
+        };
+        self.sent += sent as u64;
+        self.apply_position(inner);
+        Ok(sent)
+    }
+
+    fn recv(&mut self, inner: &mut dyn TransportStream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        self.apply_position(inner);
+        match self.end {
+            Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Some(End::Aborted) => return Err(io::ErrorKind::NotConnected.into()),
+            Some(End::Fin) | None => {}
+        }
+        if IoVecMut::total(bufs) == 0 {
+            return Err(no_bytes());
+        }
+        if self.blocks(1) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut left = until(self.faults.cut_received, self.received).min(self.split(self.faults.recv_split));
+        let mut list = Vec::with_capacity(bufs.len());
+        for buf in bufs.iter_mut() {
+            let part = buf.len().min(left);
+            list.push(buf.sub(0..part));
+            left -= part;
+        }
+        let received = inner.recv(&mut list)?;
+        let mut at = self.received;
+        let end = at + received as u64;
+        for buf in list {
+            let here = at..end.min(at + buf.len() as u64);
+            flip(buf, &here, &self.faults.flip_received);
+            at = here.end;
+        }
+        self.received = end;
+        self.apply_position(inner);
+        Ok(received)
+    }
+
+    fn set_interest(&mut self, inner: &mut dyn TransportStream, interest: Interest) -> io::Result<()> {
+        if self.end == Some(End::Cut) { Ok(()) } else { inner.set_interest(interest) }
+    }
+
+    fn connect_result(&mut self, inner: &mut dyn TransportStream) -> io::Result<bool> {
+        if self.end == Some(End::Cut) { Ok(true) } else { inner.connect_result() }
+    }
+
+    fn shutdown(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
+        match self.end {
+            Some(End::Cut) => Err(io::ErrorKind::NotConnected.into()),
+            Some(End::Fin) => Ok(()),
+            Some(End::Aborted) | None => inner.shutdown(),
+        }
+    }
+
+    fn detach(&mut self, inner: &mut dyn TransportStream) -> io::Result<()> {
+        if self.end != Some(End::Cut) {
+            // Of an aborted stream it says so.
+            inner.detach()?;
+        }
+        self.forget_cut();
+        self.detached = true;
+        Ok(())
+    }
+
+    fn abort(&mut self, inner: &mut dyn TransportStream) {
+        inner.abort();
+        self.end = Some(End::Aborted);
+        self.forget_cut();
+    }
+
+    fn before_drop(&mut self, _inner: &mut dyn TransportStream) {
+        self.forget_cut();
+    }
+}
+
+/// Changes bytes of a buffer that holds the positions `here`.
+fn flip(mut buf: IoVecMut<'_>, here: &std::ops::Range<u64>, flips: &[Flip]) {
+    for flip in flips.iter().filter(|flip| here.contains(&flip.byte)) {
+        let at = (flip.byte - here.start) as usize;
+        let mut byte = [0];
+        let mut place = buf.sub(at..at + 1);
+        place.as_io_vec().copy_to(&mut byte);
+        place.copy_from(&[byte[0] ^ flip.mask]);
+    }
+}

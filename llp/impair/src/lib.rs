@@ -1,0 +1,10 @@
+//! Impairments, all of which follow from a seed: faults on top of a transport ([`fault`]), and emulated paths ([`wan`]).
+
+#![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
+
+pub mod fault;
+mod random;
+pub mod wan;
+
+pub use random::{Random, Split};

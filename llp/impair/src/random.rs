@@ -1,0 +1,51 @@
+//! Random numbers that follow from a seed.
+
+/// How many bytes a call transfers at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Split {
+    /// As many as there are.
+    #[default]
+    Whole,
+    /// So many (at least one).
+    Fixed(usize),
+    /// Another number each time, from 1 to this one.
+    Random(usize),
+}
+
+impl Split {
+    /// The most bytes of the next call.
+    pub fn next(self, random: &mut Random) -> usize {
+        match self {
+            Self::Whole => usize::MAX,
+            Self::Fixed(max) => max.max(1),
+            Self::Random(max) => 1 + random.below(max.max(1)),
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// A sequence of its own for each seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number of the sequence.
+    #[expect(clippy::should_implement_trait, reason = "a sequence without end")]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+
+    /// 0..bound; a bias of bound / 2^64.
+    pub fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+    }
+}

@@ -1,0 +1,93 @@
+//! What is left to chance, each thing with a source of its own: a change of one share leaves the others' frames the same.
+
+use super::Profile;
+use crate::Random;
+use std::time::Duration;
+
+/// The delay's random points are at least this far apart.
+const POINTS: Duration = Duration::from_millis(10);
+
+/// A number in 0..1.
+fn unit(random: &mut Random) -> f64 {
+    (random.next() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// True for a share of calls.
+#[derive(Clone, Debug)]
+pub(super) struct Share {
+    share: f64,
+    random: Random,
+}
+
+impl Share {
+    pub(super) fn new(share: f64, seed: u64, source: u64) -> Self {
+        Self { share, random: Random::new(seed ^ source << 56) }
+    }
+
+    pub(super) fn hits(&mut self) -> bool {
+        self.share > 0.0 && unit(&mut self.random) < self.share
+    }
+
+    /// 0..bound.
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        self.random.below(bound)
+    }
+}
+
+/// Losses, alone or in runs.
+#[derive(Clone, Debug)]
+pub(super) struct Loss {
+    /// To begin a run; while one lasts, to go on with it.
+    begin: f64,
+    go_on: f64,
+    lost_last: bool,
+    random: Random,
+}
+
+impl Loss {
+    pub(super) fn new(profile: &Profile, seed: u64) -> Self {
+        let loss = profile.loss;
+        let (begin, go_on) = match profile.burst {
+            // A run ends with probability 1 / burst a frame. In the long run as many begin as end:
+            // (1 - loss) begin = loss / burst.
+            Some(burst) if loss > 0.0 => ((loss / ((1.0 - loss) * burst)).min(1.0), 1.0 - 1.0 / burst),
+            _ => (loss, loss),
+        };
+        Self { begin, go_on, lost_last: false, random: Random::new(seed ^ 1 << 56) }
+    }
+
+    pub(super) fn hits(&mut self) -> bool {
+        let chance = if self.lost_last { self.go_on } else { self.begin };
+        self.lost_last = chance > 0.0 && unit(&mut self.random) < chance;
+        self.lost_last
+    }
+}
+
+/// The extra random delay.
+#[derive(Clone, Debug)]
+pub(super) struct Jitter {
+    most: Duration,
+    points: Duration,
+    seed: u64,
+}
+
+impl Jitter {
+    pub(super) fn new(most: Duration, seed: u64) -> Self {
+        // It falls at most half as fast as time goes on, so no frame overtakes another.
+        Self { most, points: POINTS.max(2 * most), seed: seed ^ 2 << 56 }
+    }
+
+    /// More than the least delay, at a time.
+    pub(super) fn at(&self, time: Duration) -> Duration {
+        if self.most.is_zero() {
+            return Duration::ZERO;
+        }
+        let step = self.points.as_nanos();
+        let point = (time.as_nanos() / step) as u64;
+        let share = (time.as_nanos() % step) as f64 / step as f64;
+        let value =
+            |point: u64| unit(&mut Random::new(self.seed.wrapping_add(point.wrapping_mul(0x9E37_79B1))));
+        let (before, after) = (value(point), value(point + 1));
+        self.most.mul_f64(before + (after - before) * share)
+    }
+}

@@ -1,0 +1,126 @@
+//! Addresses of our own beside the kernel's, and beside those of other processes here: no other host may have them.
+//!
+//! Two processes with one address would each answer the other's segments with a RST. Processes of one network namespace find each
+//! other by the names of Unix sockets, which are the namespace's and go with the process. Hosts elsewhere on the wire
+//! are not queried.
+
+use super::SmolConfig;
+use crate::netdev::{ethernet, kernels_addresses};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use uiw_llp::interface::index_of;
+
+/// The MAC address and the IP addresses of one stack on one interface, for as long as this lives.
+pub(super) struct Claim {
+    _names: Vec<OwnedFd>,
+}
+
+impl Claim {
+    /// # Errors
+    /// `AddrInUse`: the kernel has one of the addresses, or another process of ours has; and as [`ethernet`].
+    pub(super) fn new(interface: &str, config: &SmolConfig) -> io::Result<Self> {
+        let taken = |what: String, owner: &str| {
+            Err(io::Error::new(
+                ErrorKind::AddrInUse,
+                format!("{what} is {owner}: a TCP of its own needs its own"),
+            ))
+        };
+        let colons = config.mac.map(|byte| format!("{byte:02x}")).join(":");
+        // With this MAC all that is for the kernel would come to us.
+        if ethernet(interface)? == config.mac {
+            return taken(format!("mac={colons}"), "the interface's");
+        }
+        let kernels = kernels_addresses()?;
+        if let Some((address, _)) = config.addresses.iter().find(|(address, _)| kernels.contains(address)) {
+            return taken(format!("ip={address}"), "the kernel's");
+        }
+        let index = index_of(interface)?;
+        let ips = config.addresses.iter().map(|(address, _)| format!("ip={address}"));
+        let mut names = Vec::new();
+        for what in ips.chain([format!("mac={colons}")]) {
+            match name(&format!("uiw/{index}/{what}"))? {
+                Name::Ours(fd) => names.push(fd),
+                Name::Taken(Some(process)) => return taken(what, &format!("that of process {process}")),
+                Name::Taken(None) => return taken(what, "that of another process"),
+                // An engine of before a fork: its process has ended, and its child uses none of it.
+                Name::Left => {}
+            }
+        }
+        Ok(Self { _names: names })
+    }
+}
+
+enum Name {
+    Ours(OwnedFd),
+    Taken(Option<i32>),
+    Left,
+}
+
+/// Takes a name among the Unix sockets of this network namespace.
+fn name(text: &str) -> io::Result<Name> {
+    let socket = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+    };
+    let address = SocketAddrUnix::new_abstract_name(text.as_bytes())?;
+    let ours = socket()?;
+    match bind(&ours, &address) {
+        Ok(()) => {
+            listen(&ours, 8)?;
+            return Ok(Name::Ours(ours));
+        }
+        Err(Errno::ADDRINUSE) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let asking = socket()?;
+    match connect(&asking, &address) {
+        Ok(()) => {
+            let process = socket_peercred(&asking)?.pid;
+            let alive = rustix::process::test_kill_process(process) != Err(Errno::SRCH);
+            Ok(if alive { Name::Taken(Some(process.as_raw_nonzero().get())) } else { Name::Left })
+        }
+        // Not listening yet, or asked too often.
+        Err(Errno::CONNREFUSED | Errno::AGAIN) => Ok(Name::Taken(None)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uiw_interop::stock::Network;
+
+    fn says(config: &SmolConfig) -> String {
+        let error = Claim::new("veth0", config).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AddrInUse, "{error}");
+        error.to_string()
+    }
+
+    #[test]
+    fn one_process_has_an_address() {
+        let Some(network) = Network::veth() else { return };
+        network.inside_server(|| {
+            let of = |address: &str| SmolConfig::new(address.parse().unwrap(), 24);
+            let first = Claim::new("veth0", &of("10.77.0.11")).expect("it is free");
+            let _other = Claim::new("veth0", &of("10.77.0.12")).expect("it is free");
+            let ours = format!("ip=10.77.0.11 is that of process {}", std::process::id());
+            for _ in 0..20 {
+                // The ninth and later ones find a queue of questions that is full.
+                let said = says(&of("10.77.0.11"));
+                assert!(said.contains(&ours) || said.contains("that of another process"), "{said}");
+            }
+            let same_mac = SmolConfig { mac: of("10.77.0.11").mac, ..of("10.77.0.13") };
+            assert!(says(&same_mac).contains("mac=02:75:0a:4d:00:0b is that of"));
+            drop(first);
+            Claim::new("veth0", &of("10.77.0.11")).expect("it is free again");
+            assert!(says(&of("10.77.0.1")).contains("ip=10.77.0.1 is the kernel's"));
+            let mac = ethernet("veth0").unwrap();
+            assert!(says(&SmolConfig { mac, ..of("10.77.0.13") }).contains("is the interface's"));
+        });
+    }
+}

@@ -1,0 +1,729 @@
+//! One link, one smoltcp interface, and the connections over them: everything that is behind a [`super::SmolStack`]'s lock.
+
+mod conn;
+mod datagrams;
+mod ports;
+mod setup;
+mod wake;
+
+use super::SmolConfig;
+use super::flow::{Checksum, Flow, Kind, classify, neighbour};
+use super::link::{Frame, Link, Port, Segmentation, longest_packet};
+use super::mss;
+use conn::{Conn, Owner};
+use datagrams::Datagrams;
+use ports::Ports;
+use slab::Slab;
+use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketSet};
+use smoltcp::time::Instant as Tick;
+use smoltcp::wire::{EthernetAddress, HardwareAddress, IpCidr};
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+use uiw_llp::{Clock, Event, Interest, Rest};
+use uiw_mem::{IoVec, IoVecMut};
+use wake::Wake;
+
+/// smoltcp's clock has milliseconds, and its least retransmission time-out is one second: times of the wide area. Here its clock
+/// goes this many times faster, so that the least time-out is 200 ms, as Linux has it, and a delayed acknowledgement 2 ms. Times
+/// that are given to smoltcp are multiplied.
+pub(super) const CLOCK: u32 = 5;
+/// Frames taken in one go: the link's share of a pump.
+const FRAMES: usize = 128;
+/// Bursts of one connection in one go.
+const BURSTS: usize = 64;
+/// A connection that found the link full tries again after this time.
+const LINK_FULL: i64 = 1000;
+
+/// Connections that wait at a listener or are in set-up there: as many as its backlog says, within this range.
+pub(super) const WAITING: RangeInclusive<usize> = 128..=4096;
+/// A set-up that has lasted for so long makes room for a new one where there is no other: of a flood of SYNs from addresses that never answer
+/// most are older than the one of a peer that does.
+const REPLACED_AFTER: Duration = Duration::from_millis(20);
+/// Limit for the set-up of a connection to a listener.
+const SET_UP: Duration = Duration::from_secs(10);
+
+/// After this time an interface that is down is reported to listeners.
+const STAYS_DOWN: Duration = Duration::from_millis(900);
+
+/// Names a connection of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ConnId(usize);
+
+/// Names a listener of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ListenerId(usize);
+
+pub(super) struct SmolInterface<L: Link> {
+    link: L,
+    iface: Interface,
+    /// No sockets: for frames that are no connection's.
+    no_sockets: SocketSet<'static>,
+    conns: Slab<Conn>,
+    flows: HashMap<Flow, usize>,
+    ports: Ports,
+    datagrams: Datagrams,
+    /// Connections that may have an event at the next poll.
+    hot: Vec<usize>,
+    /// Connections that frames or timers have touched, and that may have something to send.
+    touched: Vec<usize>,
+    /// When each connection is to be polled, in ticks.
+    timers: BTreeSet<(i64, usize)>,
+    time: Clock,
+    base: Instant,
+    wake: Wake,
+    buffer: usize,
+    gateways: Vec<IpAddr>,
+    /// Those of them from which a segment came.
+    resolved: Vec<IpAddr>,
+    gone: Option<Gone>,
+}
+
+/// The link is gone.
+struct Gone {
+    why: io::Error,
+    since: Instant,
+    /// It was reported to listeners.
+    is_told: bool,
+}
+
+impl Gone {
+    fn error(&self) -> io::Error {
+        io::Error::new(self.why.kind(), self.why.to_string())
+    }
+
+    fn is_for_good(&self) -> bool {
+        self.why.kind() == ErrorKind::NotFound
+    }
+}
+
+impl<L: Link> SmolInterface<L> {
+    pub(super) fn new(mut link: L, config: &SmolConfig, time: Clock) -> io::Result<Self> {
+        let wrong = |why: String| io::Error::new(ErrorKind::InvalidInput, why);
+        config.check().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
+        let mut iface = seeded(&mut link, HardwareAddress::Ethernet(EthernetAddress(config.mac)), random()?);
+        for (address, prefix) in &config.addresses {
+            let mut full = false;
+            iface.update_ip_addrs(|list| full = list.push(IpCidr::new((*address).into(), *prefix)).is_err());
+            if full {
+                return Err(wrong(format!("no room for {address}: too many addresses")));
+            }
+        }
+        for gateway in &config.gateways {
+            let added = match gateway {
+                IpAddr::V4(v4) => iface.routes_mut().add_default_ipv4_route(*v4).map(drop),
+                IpAddr::V6(v6) => iface.routes_mut().add_default_ipv6_route(*v6).map(drop),
+            };
+            added.map_err(|_| wrong(format!("no room for the route by {gateway}")))?;
+        }
+        let wake = Wake::new(link.fd())?;
+        Ok(Self {
+            link,
+            iface,
+            no_sockets: SocketSet::new(Vec::new()),
+            conns: Slab::new(),
+            flows: HashMap::new(),
+            ports: Ports::default(),
+            datagrams: Datagrams::new(),
+            hot: Vec::new(),
+            touched: Vec::new(),
+            timers: BTreeSet::new(),
+            base: time.now(),
+            time,
+            wake,
+            buffer: config.buffer,
+            gateways: config.gateways.clone(),
+            resolved: Vec::new(),
+            gone: None,
+        })
+    }
+
+    pub(super) fn wait_fd(&self) -> Arc<OwnedFd> {
+        self.wake.set()
+    }
+
+    fn clock(&self) -> Tick {
+        self.tick_at(self.time.now())
+    }
+
+    fn tick_at(&self, time: Instant) -> Tick {
+        let ticks = (time - self.base).as_micros() * u128::from(CLOCK);
+        Tick::from_micros(i64::try_from(ticks).unwrap_or(i64::MAX))
+    }
+
+    /// When [`SmolInterface::tick`] is wanted without a frame.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let timers = self.timers.first().map(|(at, _)| *at).into_iter().chain(self.datagrams.timer);
+        let timer = timers.min().and_then(|at| {
+            // Never before the tick that is meant.
+            let micros = u64::try_from(at).unwrap_or(0).div_ceil(u64::from(CLOCK));
+            self.base.checked_add(Duration::from_micros(micros))
+        });
+        let watched =
+            !self.conns.is_empty() || !self.ports.listeners.is_empty() || !self.datagrams.sockets.is_empty();
+        let oldest = self.ports.listeners.iter().filter_map(|(_, listener)| listener.opening.front());
+        let set_up = oldest.map(|id| self.conns[*id].began + SET_UP).min();
+        let for_good = self.gone.as_ref().is_some_and(Gone::is_for_good);
+        let watch = if watched && !for_good { self.link.watch() } else { None };
+        timer.into_iter().chain(set_up).chain(self.link.next()).chain(watch).min()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.conns.is_empty() && self.flows.is_empty()
+    }
+
+    /// Connections, those in set-up included.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// Replaces the interface by one whose random numbers the test knows.
+    #[cfg(test)]
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.iface = self.numbering(seed);
+    }
+
+    /// Interface that gives one connection its initial sequence number. smoltcp's generator is not cryptographic: who has seen two
+    /// of its numbers knows all others (RFC 6528), so each connection has a seed of its own.
+    fn fresh_numbering(&mut self) -> io::Result<Interface> {
+        Ok(self.numbering(random()?))
+    }
+
+    fn numbering(&mut self, seed: u64) -> Interface {
+        let mut iface = seeded(&mut self.link, self.iface.hardware_addr(), seed);
+        // The capacity of both lists is the same.
+        iface.update_ip_addrs(|list| list.extend(self.iface.ip_addrs().iter().copied()));
+        iface
+    }
+
+    pub(super) fn mtu(&self) -> usize {
+        longest_packet(self.link.capabilities().mtu)
+    }
+
+    /// Bytes of payload in a segment: without options, as smoltcp sends none after the SYN.
+    pub(super) fn emss(&self, v6: bool) -> usize {
+        self.mtu() - if v6 { 60 } else { 40 }
+    }
+
+    /// Takes what the link has, lets timers run, sends what is due.
+    pub(super) fn tick(&mut self) {
+        let time = self.time.now();
+        if let Some(error) = self.link.failure(time) {
+            self.is_gone(error);
+            return;
+        }
+        // An interface that was down: what was connected is lost, listeners go on.
+        self.gone = None;
+        let now = self.tick_at(time);
+        for _ in 0..FRAMES {
+            let Some(mut frame) = self.link.receive() else { break };
+            self.ingress(now, &mut frame);
+            self.link.recycle(frame);
+        }
+        while let Some((at, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now.total_micros()) {
+            self.timers.remove(&(at, id));
+            self.conns[id].timer = None;
+            self.touched.push(id);
+        }
+        if self.datagrams.timer.is_some_and(|at| at <= now.total_micros()) {
+            self.egress_datagrams(now);
+        }
+        self.end_set_ups(time);
+        self.egress_all(now);
+    }
+
+    /// Removes connections whose set-up takes too long. Their peers get no answer, as those of which nothing was kept.
+    fn end_set_ups(&mut self, time: Instant) {
+        let is_old =
+            |conns: &Slab<Conn>, id: usize| time.saturating_duration_since(conns[id].began) >= SET_UP;
+        let mut old = Vec::new();
+        for (_, listener) in &self.ports.listeners {
+            old.extend(listener.opening.iter().copied().take_while(|id| is_old(&self.conns, *id)));
+        }
+        old.into_iter().for_each(|id| self.remove(id));
+    }
+
+    fn egress_all(&mut self, now: Tick) {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        touched.dedup();
+        for id in touched.drain(..) {
+            self.egress(id, now);
+        }
+        self.touched = touched;
+        self.link.flush();
+    }
+
+    /// One frame, to the connection it is for.
+    fn ingress(&mut self, now: Tick, frame: &mut L::Frame) {
+        let checksum = match (frame.is_checked(), self.link.capabilities().partial_checksums) {
+            (true, _) => Checksum::Trusted,
+            (false, true) => Checksum::WholeOrBegun,
+            (false, false) => Checksum::Whole,
+        };
+        let datagram_size = frame.datagram_size();
+        let bytes = frame.bytes();
+        // For a SYN that begins a connection.
+        let mut numbering = None;
+        let id = match classify(bytes, checksum) {
+            // The checksum is wrong: as if it had not come.
+            None => return,
+            Some(Kind::Udp { flow, payload: (begin, end) }) => {
+                // No socket: nothing is answered, as nothing is to a segment that opens no connection.
+                let size = datagram_size.unwrap_or(usize::MAX);
+                self.datagrams.arrive(flow, &bytes[begin..end], size);
+                return;
+            }
+            Some(Kind::Other) => None,
+            Some(Kind::Tcp { flow, opens }) => match self.flows.get(&flow) {
+                Some(id) => Some(*id),
+                None if opens => self.begin(flow).map(|(id, fresh)| {
+                    numbering = Some(fresh);
+                    id
+                }),
+                None => None,
+            },
+        };
+        let Some(id) = id else {
+            let neighbour = neighbour(bytes);
+            let gateway = neighbour.filter(|address| self.gateways.contains(address));
+            if let Some(gateway) = gateway.filter(|gateway| !self.resolved.contains(gateway)) {
+                self.resolved.push(gateway);
+            }
+            let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: None };
+            self.iface.poll_ingress_single(now, &mut port, &mut self.no_sockets);
+            // A neighbour has answered, perhaps: connections that wait for it go on at once, and not with their next query.
+            if let Some(neighbour) = neighbour {
+                let waits = |conn: &Conn| gateway.is_some() || conn.flow.peer.ip() == neighbour;
+                let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening() && waits(conn));
+                self.touched.extend(waiting.map(|(id, _)| id));
+            }
+            if self.datagrams.timer.is_some() {
+                self.egress_datagrams(now);
+            }
+            return;
+        };
+        let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
+        let (mtu, cuts) = (self.mtu(), self.link.capabilities().segmentation.is_some());
+        let conn = &mut self.conns[id];
+        // The checksum was looked at before, and is not again.
+        if cuts && let Some(size) = mss::limit(bytes, mtu) {
+            conn.segmentation = Some(Segmentation { size });
+        }
+        self.link.send_for(conn.queue);
+        let iface = numbering.as_mut().unwrap_or(&mut self.iface);
+        if let Some(mut parts) = conn.has_come(bytes, emss, now) {
+            while let Some(part) = parts.next() {
+                let (sender, sockets) = conn.sender(now);
+                let mut port = Port { link: &mut self.link, frame: Some(part), sender: Some(sender) };
+                iface.poll_ingress_single(now, &mut port, sockets);
+            }
+        }
+        if let Some(mut duplicates) = conn.duplicates(bytes) {
+            while duplicates.write(bytes) {
+                let (sender, sockets) = conn.sender(now);
+                let mut port = Port { link: &mut self.link, frame: Some(&mut *bytes), sender: Some(sender) };
+                iface.poll_ingress_single(now, &mut port, sockets);
+            }
+        }
+        let (sender, sockets) = conn.sender(now);
+        let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: Some(sender) };
+        let result = iface.poll_ingress_single(now, &mut port, sockets);
+        conn.note_emss(emss);
+        if result == PollIngressSingleResult::SocketStateChanged {
+            self.state_changed(id);
+        }
+    }
+
+    /// A connection in Listen for the SYN that has come, if there is a listener with room, and the interface that is to take the SYN.
+    fn begin(&mut self, flow: Flow) -> Option<(usize, Interface)> {
+        let port = self.ports.find(flow.local)?;
+        let listener = &self.ports.listeners[port];
+        if listener.ready.len() >= listener.backlog {
+            tracing::debug!(%flow.peer, backlog = listener.backlog, "the backlog is full");
+            return None;
+        }
+        let (least, most) = WAITING.into_inner();
+        if listener.ready.len() + listener.opening.len() >= listener.backlog.clamp(least, most) {
+            let now = self.time.now();
+            let is_old = |id: &usize| now.saturating_duration_since(self.conns[*id].began) >= REPLACED_AFTER;
+            let Some(oldest) = listener.opening.front().copied().filter(is_old) else {
+                tracing::debug!(%flow.peer, "too many connections are in set-up");
+                return None;
+            };
+            self.remove(oldest);
+        }
+        let numbering = self.fresh_numbering().ok()?;
+        let conn = Conn::listening(flow, port, &self.ports.listeners[port].stream, self.buffer, &self.time)?;
+        let id = self.conns.insert(conn);
+        self.ports.listeners[port].opening.push_back(id);
+        self.flows.insert(flow, id);
+        Some((id, numbering))
+    }
+
+    /// smoltcp has looked at a connection.
+    fn state_changed(&mut self, id: usize) {
+        self.touched.push(id);
+        let conn = &mut self.conns[id];
+        match conn.owner {
+            Owner::TransportListener { port, ready: false } if conn.is_established() => {
+                let listener = &mut self.ports.listeners[port];
+                if listener.ready.len() >= listener.backlog {
+                    // Others were faster.
+                    self.abort(ConnId(id));
+                    return;
+                }
+                listener.opening.retain(|opening| *opening != id);
+                listener.ready.push_back(id);
+                conn.owner = Owner::TransportListener { port, ready: true };
+            }
+            // Reset before it was accepted, or no connection at all.
+            Owner::TransportListener { ready: false, .. } if !conn.is_opening() => self.remove(id),
+            Owner::TransportListener { .. } => {}
+            Owner::TransportStream => self.heat(id),
+            Owner::Nobody if conn.is_over() => self.remove(id),
+            Owner::Nobody => {}
+        }
+    }
+
+    /// Sends what a connection has to send, and notes when it is to be polled again.
+    fn egress(&mut self, id: usize, now: Tick) {
+        let Some(v6) = self.conns.get(id).map(|conn| conn.flow.peer.is_ipv6()) else { return };
+        let emss = self.emss(v6);
+        let conn = &mut self.conns[id];
+        if conn.outlasts_time_wait(now) {
+            if let Some(before) = conn.timer.take() {
+                self.timers.remove(&(before, id));
+            }
+            return;
+        }
+        if conn.misses_gateway(self.time.now()) {
+            if !conn.gateway.is_some_and(|gateway| self.resolved.contains(&gateway)) {
+                conn.end(ErrorKind::HostUnreachable);
+                self.heat(id);
+                return;
+            }
+            conn.gateway = None;
+        }
+        self.link.send_for(conn.queue);
+        let mut changed = false;
+        for _ in 0..BURSTS {
+            // smoltcp forgets a fast retransmission that finds no room.
+            if !self.link.has_room() {
+                break;
+            }
+            let (sender, sockets) = conn.sender(now);
+            let mut port = Port { link: &mut self.link, frame: None, sender: Some(sender) };
+            if self.iface.poll_egress(now, &mut port, sockets) == PollResult::None {
+                break;
+            }
+            changed = true;
+        }
+        if conn.next_probe().is_some_and(|at| at <= now) && self.link.has_room() {
+            let frame = conn.probe(now);
+            self.link.transmit(frame.len(), &mut |bytes| {
+                bytes.copy_from_slice(frame);
+                None
+            });
+        }
+        let queued = conn.unacknowledged();
+        conn.stretch.has_sent_all(queued, emss);
+        conn.note_emss(emss);
+        let at = self.iface.poll_at(now, &conn.sockets).into_iter().chain(conn.next_probe()).min();
+        let at = at.map(|at| at.total_micros());
+        // "Now", though nothing could be sent: the link has no room.
+        let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
+        if conn.timer != at {
+            if let Some(before) = std::mem::replace(&mut conn.timer, at) {
+                self.timers.remove(&(before, id));
+            }
+            if let Some(at) = at {
+                self.timers.insert((at, id));
+            }
+        }
+        // The end of TIME-WAIT sends nothing, and so counts as no change.
+        if conn.owner == Owner::Nobody && conn.is_over() {
+            self.remove(id);
+        } else if changed {
+            match conn.owner {
+                Owner::TransportListener { ready: false, .. }
+                    if !conn.is_opening() && !conn.is_established() =>
+                {
+                    self.remove(id);
+                }
+                _ => self.heat(id),
+            }
+        }
+    }
+
+    fn remove(&mut self, id: usize) {
+        let conn = self.conns.remove(id);
+        if let Some(at) = conn.timer {
+            self.timers.remove(&(at, id));
+        }
+        if self.flows.get(&conn.flow) == Some(&id) {
+            self.flows.remove(&conn.flow);
+        }
+        self.hot.retain(|hot| *hot != id);
+        self.touched.retain(|touched| *touched != id);
+        if let Owner::TransportListener { port, .. } = conn.owner
+            && let Some(listener) = self.ports.listeners.get_mut(port)
+        {
+            listener.opening.retain(|opening| *opening != id);
+            listener.ready.retain(|ready| *ready != id);
+        }
+    }
+
+    fn heat(&mut self, id: usize) {
+        if let Some(conn) = self.conns.get_mut(id)
+            && !std::mem::replace(&mut conn.hot, true)
+        {
+            self.hot.push(id);
+        }
+    }
+
+    /// The link is gone. An interface that is deleted is down before: that is reported to listeners only when it stays so.
+    fn is_gone(&mut self, why: io::Error) {
+        let now = self.time.now();
+        let (since, is_told) = match &self.gone {
+            Some(before) if before.why.kind() == why.kind() => (before.since, before.is_told),
+            Some(before) => (before.since, false),
+            None => {
+                self.fail(&why);
+                (now, false)
+            }
+        };
+        let mut gone = Gone { why, since, is_told };
+        if !gone.is_told && (gone.is_for_good() || now.saturating_duration_since(since) >= STAYS_DOWN) {
+            gone.is_told = true;
+            self.ports.listeners.iter_mut().for_each(|(_, listener)| listener.is_to_be_told = true);
+            self.wake.kick();
+        }
+        self.gone = Some(gone);
+    }
+
+    /// Every connection ends with the link.
+    fn fail(&mut self, error: &io::Error) {
+        if self.conns.is_empty() {
+            tracing::debug!(%error, "the link is gone");
+        } else {
+            tracing::error!(%error, "the link is gone: its connections are lost");
+        }
+        self.timers.clear();
+        for id in self.conns.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            let conn = &mut self.conns[id];
+            conn.timer = None;
+            conn.end(ErrorKind::NetworkDown);
+            match conn.owner {
+                Owner::TransportStream => self.heat(id),
+                Owner::TransportListener { .. } | Owner::Nobody => self.remove(id),
+            }
+        }
+        self.wake.kick();
+    }
+
+    /// Whether the link is there, or there again.
+    fn standing(&mut self) -> io::Result<()> {
+        if self.gone.is_some() {
+            self.tick();
+        }
+        self.gone.as_ref().map_or(Ok(()), |gone| Err(gone.error()))
+    }
+
+    pub(super) fn poll(&mut self, events: &mut Vec<Event>) {
+        self.tick();
+        let before = events.len();
+        for listener in self.ports.listeners.iter().map(|(_, listener)| listener) {
+            if listener.has_news() {
+                events.push(Event { token: listener.token, readable: true, writable: false });
+            }
+        }
+        events.extend(self.datagrams.events());
+        let mut hot = std::mem::take(&mut self.hot);
+        hot.retain(|id| {
+            let conn = &mut self.conns[*id];
+            let event = conn.event();
+            conn.hot = event.is_some();
+            events.extend(event);
+            conn.hot
+        });
+        // Whatever became hot meanwhile is none of these.
+        hot.append(&mut self.hot);
+        self.hot = hot;
+        // The descriptor is readable as long as a poll has something to report: frames that were taken off the link may stand for it no
+        // more. Two system calls for each time that it begins and ends.
+        if events.len() > before || !self.hot.is_empty() {
+            self.wake.kick();
+        } else {
+            self.wake.unkick();
+        }
+    }
+
+    /// After frames were taken outside of a poll: the thread that sleeps in the descriptor is woken if they are for its streams.
+    fn wake_for_events(&mut self, except: Option<usize>) {
+        let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
+        let ready = |id: &usize| Some(*id) != except && has_event(id);
+        let accepts = self.ports.listeners.iter().any(|(_, listener)| listener.has_news());
+        let has_datagrams = self.datagrams.events().next().is_some();
+        if accepts || has_datagrams || self.hot.iter().any(ready) {
+            self.wake.kick();
+        }
+    }
+
+    pub(super) fn send(&mut self, id: ConnId, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        let conn = &mut self.conns[id.0];
+        let taken = conn.fill(bufs)?;
+        if taken == 0 {
+            // Acknowledgements that wait in the link make room.
+            self.tick();
+            let taken = self.conns[id.0].fill(bufs)?;
+            self.wake_for_events(None);
+            if taken == 0 {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            self.touched.push(id.0);
+            self.egress_all(self.clock());
+            return Ok(taken);
+        }
+        self.touched.push(id.0);
+        self.egress_all(self.clock());
+        Ok(taken)
+    }
+
+    pub(super) fn recv(&mut self, id: ConnId, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        self.tick();
+        let result = self.conns[id.0].drain(bufs);
+        if matches!(result, Ok(1..)) {
+            // The window has opened.
+            self.touched.push(id.0);
+            self.egress_all(self.clock());
+        }
+        self.wake_for_events(None);
+        result
+    }
+
+    /// Takes what the link has, and returns how many bytes of the connection are available in one piece; none behind its end.
+    pub(super) fn peek(&mut self, id: ConnId) -> io::Result<usize> {
+        self.tick();
+        self.wake_for_events(Some(id.0));
+        self.conns[id.0].received().map(|bytes| bytes.len())
+    }
+
+    /// A sleeping thread is woken if the connection has an event now: by another interest, or by what a peek has left.
+    pub(super) fn wake_for(&mut self, id: ConnId) {
+        if self.conns.get(id.0).is_some_and(|conn| conn.event().is_some()) {
+            self.heat(id.0);
+            self.wake.kick();
+        }
+    }
+
+    /// What [`SmolInterface::look`] found.
+    pub(super) fn received(&mut self, id: ConnId) -> &mut [u8] {
+        self.conns[id.0].received().unwrap_or_default()
+    }
+
+    pub(super) fn can_grow(&self, id: ConnId, len: usize, used: usize) -> bool {
+        self.conns[id.0].can_grow(len, used)
+    }
+
+    pub(super) fn consume(&mut self, id: ConnId, used: usize, rest: Rest) {
+        self.conns[id.0].consume(used, rest == Rest::WaitForMore);
+        if used > 0 {
+            // The window has opened.
+            self.touched.push(id.0);
+            self.egress_all(self.clock());
+        }
+    }
+
+    pub(super) fn set_interest(&mut self, id: ConnId, interest: Interest) {
+        self.conns[id.0].interest = interest;
+        self.wake_for(id);
+    }
+
+    pub(super) fn connect_result(&mut self, id: ConnId) -> io::Result<bool> {
+        let now = self.time.now();
+        self.conns[id.0].connect_result(now)
+    }
+
+    pub(super) fn shutdown(&mut self, id: ConnId) -> io::Result<()> {
+        self.conns[id.0].shutdown()?;
+        self.touched.push(id.0);
+        self.egress_all(self.clock());
+        Ok(())
+    }
+
+    pub(super) fn abort(&mut self, id: ConnId) {
+        self.conns[id.0].end(ErrorKind::ConnectionAborted);
+        self.egress(id.0, self.clock());
+        self.link.flush();
+        if self.conns.contains(id.0) {
+            self.remove(id.0);
+        }
+    }
+
+    /// The stream is dropped: a FIN behind what was sent, and its events end.
+    pub(super) fn let_go(&mut self, id: ConnId) {
+        let conn = &mut self.conns[id.0];
+        conn.owner = Owner::Nobody;
+        conn.token = None;
+        let _ = conn.shutdown();
+        if conn.is_over() || self.gone.is_some() {
+            self.remove(id.0);
+            return;
+        }
+        self.touched.push(id.0);
+        self.egress_all(self.clock());
+    }
+
+    /// Closes every stream, though its handle is still there: the process ends.
+    pub(super) fn close_all(&mut self) {
+        for (id, conn) in &mut self.conns {
+            if conn.owner == Owner::TransportStream && conn.shutdown().is_ok() {
+                self.touched.push(id);
+            }
+        }
+        self.egress_all(self.clock());
+    }
+
+    /// Whether a connection that was let go has sent something that is not acknowledged.
+    pub(super) fn is_lingering(&self) -> bool {
+        self.gone.is_none() && self.conns.iter().any(|(_, conn)| conn.is_unacknowledged())
+    }
+
+    pub(super) fn set_congestion(&mut self, id: ConnId, name: &str) -> io::Result<()> {
+        self.conns.get_mut(id.0).ok_or(ErrorKind::NotConnected)?.set_congestion(name)
+    }
+
+    pub(super) fn set_dead_after(&mut self, id: ConnId, after: Option<Duration>) -> io::Result<()> {
+        self.conns.get_mut(id.0).ok_or(ErrorKind::NotConnected)?.set_dead_after(after);
+        Ok(())
+    }
+
+    /// The EMSS of a connection, which follows its path.
+    pub(super) fn emss_of(&self, id: ConnId) -> Arc<AtomicUsize> {
+        let conn = &self.conns[id.0];
+        Arc::clone(conn.note_emss(self.emss(conn.flow.peer.is_ipv6())))
+    }
+
+    pub(super) fn congestion(&self, id: ConnId) -> Option<String> {
+        self.conns.get(id.0).map(|conn| conn.congestion().to_owned())
+    }
+}
+
+fn random() -> io::Result<u64> {
+    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// An interface without addresses.
+fn seeded(link: &mut impl Link, hardware: HardwareAddress, seed: u64) -> Interface {
+    let mut config = Config::new(hardware);
+    config.random_seed = seed;
+    Interface::new(config, &mut Port { link, frame: None, sender: None }, Tick::ZERO)
+}

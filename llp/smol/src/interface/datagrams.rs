@@ -1,0 +1,389 @@
+//! UDP sockets of an interface. smoltcp sends, as it has neighbours and routes; what arrives is kept here, as the kernel of a peer on
+//! the same machine may give several datagrams in one frame.
+
+use super::{BURSTS, CLOCK, LINK_FULL, SmolInterface};
+use crate::addr::{endpoint, plain};
+use crate::flow::Flow;
+use crate::link::{Link, Port};
+use smoltcp::iface::{PollResult, SocketHandle, SocketSet};
+use smoltcp::socket::udp::{PacketBuffer, PacketMetadata, Socket, UdpMetadata};
+use smoltcp::time::Instant as Tick;
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU8;
+use std::ops::Range;
+use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, Event, Incoming, Interest, Outgoing, Token};
+
+/// Datagrams, and their bytes, that wait for a neighbour's address or for room in the link.
+const SEND_DATAGRAMS: usize = 64;
+const SEND_BYTES: usize = 128 << 10;
+/// How long the first datagram of a socket may wait: for a neighbour that answers no request for its address. Then it is lost, with those
+/// behind it; otherwise a datagram to an address that no host has would keep the socket for ever.
+const LONGEST_WAIT: i64 = 2_000_000;
+/// Bytes of datagrams that were not received yet; what finds no room is lost.
+const RECEIVE_BYTES: usize = 512 << 10;
+/// Bytes that a datagram counts beside its own.
+const OVERHEAD: usize = 64;
+/// Bytes of the UDP header.
+const UDP: usize = 8;
+/// Hop limit of datagrams to groups that have none of their own.
+const GROUP_HOPS: u8 = 1;
+/// While groups are joined smoltcp is polled as often as this, in ticks: it reports memberships when it was asked (IGMP, MLD), and does not
+/// say when.
+const REPORTS: i64 = 100_000 * CLOCK as i64;
+
+/// The UDP sockets.
+pub(super) struct Datagrams {
+    /// smoltcp's sockets, which only send.
+    senders: SocketSet<'static>,
+    pub(super) sockets: slab::Slab<UdpSocket>,
+    /// When smoltcp is to be polled for them, in ticks.
+    pub(super) timer: Option<i64>,
+}
+
+pub(super) struct UdpSocket {
+    local: SocketAddr,
+    token: Token,
+    interest: Interest,
+    sender: SocketHandle,
+    /// For datagrams to groups, once there was one: they wait for no neighbour.
+    group_sender: Option<SocketHandle>,
+    /// A datagram waits until a sender is empty, as its hop limit is another one than that of those in front of it.
+    changes_hop_limit: bool,
+    /// Bytes that were ever given to the sender, and how many of them have left.
+    queued: u64,
+    departed: u64,
+    /// Since when the first of those that have not left waits, in ticks.
+    waits_since: Option<i64>,
+    received: VecDeque<(SocketAddr, Vec<u8>)>,
+    /// Bytes in `received`.
+    held: usize,
+}
+
+impl Datagrams {
+    pub(super) fn new() -> Self {
+        Self { senders: SocketSet::new(Vec::new()), sockets: slab::Slab::new(), timer: None }
+    }
+
+    /// What a poll reports.
+    pub(super) fn events(&self) -> impl Iterator<Item = Event> + '_ {
+        self.sockets.iter().filter_map(|(_, socket)| {
+            let readable = socket.interest.read && !socket.received.is_empty();
+            let has_room = |sender| {
+                let sender = self.senders.get::<Socket<'_>>(sender);
+                if socket.changes_hop_limit { sender.send_queue() == 0 } else { sender.can_send() }
+            };
+            let room = || [Some(socket.sender), socket.group_sender].into_iter().flatten().all(has_room);
+            let writable = socket.interest.write && room();
+            (readable || writable).then_some(Event { token: socket.token, readable, writable })
+        })
+    }
+
+    /// Datagrams of `size` bytes each, but the last one, that came in one frame.
+    /// A group may have several sockets, any other address has one.
+    pub(super) fn arrive(&mut self, flow: Flow, bytes: &[u8], size: usize) {
+        for (_, socket) in self.sockets.iter_mut().filter(|(_, socket)| socket.local == flow.local) {
+            socket.arrive(flow.peer, bytes, size);
+        }
+    }
+
+    /// Whether a socket is bound to the group, at any port.
+    fn has_group(&self, group: IpAddr) -> bool {
+        self.sockets.iter().any(|(_, socket)| socket.local.ip() == group)
+    }
+
+    fn has_groups(&self) -> bool {
+        self.sockets.iter().any(|(_, socket)| socket.local.ip().is_multicast())
+    }
+}
+
+impl UdpSocket {
+    fn arrive(&mut self, peer: SocketAddr, bytes: &[u8], size: usize) {
+        // One without a payload is a datagram too.
+        let empty = bytes.is_empty().then_some(bytes);
+        for datagram in bytes.chunks(size.max(1)).chain(empty) {
+            if self.held + datagram.len() + OVERHEAD > RECEIVE_BYTES {
+                return;
+            }
+            self.held += datagram.len() + OVERHEAD;
+            self.received.push_back((peer, datagram.to_vec()));
+        }
+    }
+
+    /// Gives a datagram to `sender`. smoltcp has one hop limit for all that a socket of its sends: another one waits until that is empty.
+    fn queue(
+        &mut self,
+        sender: &mut Socket<'_>,
+        (peer, hop_limit): (SocketAddr, Option<u8>),
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        self.changes_hop_limit = sender.hop_limit() != hop_limit && sender.send_queue() > 0;
+        if self.changes_hop_limit {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        sender.set_hop_limit(hop_limit);
+        let sent = sender.send_slice(bytes, UdpMetadata::from(endpoint(peer)));
+        sent.map_err(|_| ErrorKind::WouldBlock.into())
+    }
+
+    /// Discards what waits if nothing has left for [`LONGEST_WAIT`].
+    fn give_up(&mut self, senders: &mut SocketSet<'static>, now: i64) {
+        let sender = senders.get_mut::<Socket<'_>>(self.sender);
+        let departed = self.queued - sender.send_queue() as u64;
+        if departed == self.queued {
+            self.waits_since = None;
+        } else if departed > self.departed || self.waits_since.is_none() {
+            self.waits_since = Some(now);
+        } else if self.waits_since.is_some_and(|since| now - since >= LONGEST_WAIT) {
+            tracing::debug!(local = %self.local, "datagrams are discarded: their neighbour does not answer");
+            sender.close();
+            let bound = sender.bind(endpoint(self.local));
+            debug_assert!(bound.is_ok(), "it was bound there before");
+            self.waits_since = None;
+            self.departed = self.queued;
+            return;
+        }
+        self.departed = departed;
+    }
+}
+
+impl<L: Link> SmolInterface<L> {
+    pub(crate) fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramConfig,
+        token: Token,
+    ) -> io::Result<(usize, SocketAddr)> {
+        self.standing()?;
+        let ip = plain(local.ip());
+        let is_group = ip.is_multicast();
+        let own = if is_group { member(ip, options)? } else { ip };
+        if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(own)) {
+            return Err(ErrorKind::AddrNotAvailable.into());
+        }
+        let taken = |port| {
+            let at = SocketAddr::new(ip, port);
+            self.datagrams.sockets.iter().any(|(_, socket)| socket.local == at)
+        };
+        let port = match local.port() {
+            0 => self.ports.ephemeral(taken)?,
+            port if taken(port) && !is_group => return Err(ErrorKind::AddrInUse.into()),
+            port => port,
+        };
+        let local = SocketAddr::new(ip, port);
+        let sender = if is_group { silent() } else { sender(local)? };
+        if is_group && !self.datagrams.has_group(ip) {
+            self.join(ip)?;
+        }
+        let socket = UdpSocket {
+            local,
+            token,
+            interest: Interest::NONE,
+            sender: self.datagrams.senders.add(sender),
+            group_sender: None,
+            changes_hop_limit: false,
+            queued: 0,
+            departed: 0,
+            waits_since: None,
+            received: VecDeque::new(),
+            held: 0,
+        };
+        let id = self.datagrams.sockets.insert(socket);
+        self.report_groups();
+        Ok((id, local))
+    }
+
+    /// Joins a group that has no socket yet.
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let is_first = !self.datagrams.has_groups();
+        if is_first && let Some(fd) = self.link.start_groups()? {
+            self.wake.watch(fd)?;
+        }
+        let joined = self.iface.join_multicast_group(smoltcp::wire::IpAddress::from(group));
+        if is_first && joined.is_err() {
+            self.link.stop_groups();
+        }
+        joined.map_err(|error| io::Error::other(format!("{group}: {error}")))
+    }
+
+    /// Reports to neighbours which groups were joined and left.
+    fn report_groups(&mut self) {
+        let now = self.clock();
+        let mut port = Port { link: &mut self.link, frame: None, sender: None };
+        self.iface.poll_egress(now, &mut port, &mut self.no_sockets);
+        self.egress_datagrams(now);
+        self.link.flush();
+    }
+
+    pub(crate) fn close_datagrams(&mut self, id: usize) {
+        let socket = self.datagrams.sockets.remove(id);
+        // What waits for a neighbour is lost with it, as datagrams may be.
+        for sender in [Some(socket.sender), socket.group_sender].into_iter().flatten() {
+            self.datagrams.senders.remove(sender);
+        }
+        let ip = socket.local.ip();
+        if ip.is_multicast() && !self.datagrams.has_group(ip) {
+            // It was joined, so it can be left.
+            let _ = self.iface.leave_multicast_group(smoltcp::wire::IpAddress::from(ip));
+            if self.gone.is_none() {
+                self.report_groups();
+            }
+            if !self.datagrams.has_groups() {
+                self.link.stop_groups();
+            }
+        }
+    }
+
+    pub(crate) fn set_datagram_interest(&mut self, id: usize, interest: Interest) {
+        self.datagrams.sockets[id].interest = interest;
+        if self.datagrams.events().next().is_some() {
+            self.wake.kick();
+        }
+    }
+
+    pub(crate) fn send_datagrams(
+        &mut self,
+        id: usize,
+        bytes: &[u8],
+        datagrams: &[Outgoing],
+    ) -> io::Result<usize> {
+        self.standing()?;
+        let mut sent = self.queue_datagrams(id, bytes, datagrams);
+        if matches!(&sent, Err(error) if error.kind() == ErrorKind::WouldBlock) {
+            // Room may come with what the link has taken since.
+            self.tick();
+            sent = self.queue_datagrams(id, bytes, datagrams);
+            self.wake_for_events(None);
+        }
+        let now = self.clock();
+        self.egress_datagrams(now);
+        self.link.flush();
+        sent
+    }
+
+    fn queue_datagrams(&mut self, id: usize, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
+        let mut taken = 0;
+        for (to, datagram) in Outgoing::each(datagrams, bytes) {
+            match self.queue_datagram(id, to, datagram) {
+                Ok(()) => taken += 1,
+                Err(error) if taken == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(taken)
+    }
+
+    fn queue_datagram(&mut self, id: usize, outgoing: &Outgoing, bytes: &[u8]) -> io::Result<()> {
+        let peer = SocketAddr::new(plain(outgoing.peer.ip()), outgoing.peer.port());
+        let hop_limit = outgoing.hop_limit.map(NonZeroU8::get);
+        let ip_header = if peer.is_ipv4() { 20 } else { 40 };
+        if bytes.len() + UDP + ip_header > self.mtu() {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
+        let local = self.datagrams.sockets[id].local;
+        let goes_nowhere = peer.ip().is_unspecified() || peer.port() == 0 || local.ip().is_multicast();
+        if peer.is_ipv4() != local.is_ipv4() || goes_nowhere {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        if peer.ip().is_multicast() {
+            return self.queue_for_group(id, peer, hop_limit.unwrap_or(GROUP_HOPS), bytes);
+        }
+        if !self.has_route(peer.ip()) {
+            return Err(ErrorKind::NetworkUnreachable.into());
+        }
+        let Datagrams { senders, sockets, .. } = &mut self.datagrams;
+        let socket = &mut sockets[id];
+        socket.queue(senders.get_mut(socket.sender), (peer, hop_limit), bytes)?;
+        socket.queued += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// A datagram to a group, of which members at this interface receive it as well.
+    fn queue_for_group(
+        &mut self,
+        id: usize,
+        group: SocketAddr,
+        hop_limit: u8,
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        let Datagrams { senders, sockets, .. } = &mut self.datagrams;
+        let local = sockets[id].local;
+        let handle = match sockets[id].group_sender {
+            Some(handle) => handle,
+            None => *sockets[id].group_sender.insert(senders.add(sender(local)?)),
+        };
+        sockets[id].queue(senders.get_mut(handle), (group, Some(hop_limit)), bytes)?;
+        self.datagrams.arrive(Flow { local: group, peer: local }, bytes, usize::MAX);
+        self.wake_for_events(None);
+        Ok(())
+    }
+
+    pub(crate) fn recv_datagrams(
+        &mut self,
+        id: usize,
+        buffer: &mut [u8],
+        datagrams: &mut Vec<Incoming>,
+    ) -> io::Result<()> {
+        self.tick();
+        let socket = &mut self.datagrams.sockets[id];
+        let (mut at, before) = (0, datagrams.len());
+        while at + DATAGRAM_BUFFER <= buffer.len()
+            && let Some((peer, bytes)) = socket.received.pop_front()
+        {
+            socket.held -= bytes.len() + OVERHEAD;
+            let range: Range<usize> = at..at + bytes.len();
+            buffer[range.clone()].copy_from_slice(&bytes);
+            at = range.end;
+            datagrams.push(Incoming::one(peer, range));
+        }
+        self.wake_for_events(None);
+        if datagrams.len() > before { Ok(()) } else { Err(ErrorKind::WouldBlock.into()) }
+    }
+
+    /// Sends what waits, as far as neighbours are known and the link has room.
+    pub(super) fn egress_datagrams(&mut self, now: Tick) {
+        if self.datagrams.sockets.is_empty() {
+            self.datagrams.timer = None;
+            return;
+        }
+        let Datagrams { senders, sockets, .. } = &mut self.datagrams;
+        for _ in 0..BURSTS {
+            let mut port = Port { link: &mut self.link, frame: None, sender: None };
+            if self.iface.poll_egress(now, &mut port, senders) == PollResult::None {
+                break;
+            }
+        }
+        let at = self.iface.poll_at(now, senders).map(|at| at.total_micros());
+        for (_, socket) in sockets {
+            socket.give_up(senders, now.total_micros());
+        }
+        // "Now", though nothing could be sent: the link has no room.
+        let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
+        let reports = self.datagrams.has_groups().then(|| now.total_micros() + REPORTS);
+        self.datagrams.timer = at.into_iter().chain(reports).min();
+    }
+}
+
+/// The address at which a group is joined.
+fn member(group: IpAddr, options: &DatagramConfig) -> io::Result<IpAddr> {
+    let member = options.member.map(plain).filter(|member| member.is_ipv4() == group.is_ipv4());
+    member.ok_or_else(|| {
+        io::Error::new(ErrorKind::InvalidInput, "a group is joined at an address of its family")
+    })
+}
+
+/// A socket of smoltcp's that sends from `local`.
+fn sender(local: SocketAddr) -> io::Result<Socket<'static>> {
+    let none = PacketBuffer::new(Vec::new(), Vec::new());
+    let out = PacketBuffer::new(vec![PacketMetadata::EMPTY; SEND_DATAGRAMS], vec![0; SEND_BYTES]);
+    let mut sender = Socket::new(none, out);
+    sender.bind(endpoint(local)).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(sender)
+}
+
+/// One that sends nothing.
+fn silent() -> Socket<'static> {
+    let none = || PacketBuffer::new(Vec::new(), Vec::new());
+    Socket::new(none(), none())
+}

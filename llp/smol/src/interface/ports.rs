@@ -1,0 +1,90 @@
+//! Ports in use.
+
+use slab::Slab;
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use uiw_llp::{ListenConfig, Token, TransportConfig};
+
+/// RFC 6335 section 6: the dynamic ports.
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=65_535;
+
+/// A port with a listener.
+pub(super) struct PortListener {
+    local: SocketAddr,
+    pub(super) token: Token,
+    pub(super) backlog: usize,
+    /// Connections in set-up, oldest first.
+    pub(super) opening: VecDeque<usize>,
+    /// Connections that stand and wait to be accepted, oldest first.
+    pub(super) ready: VecDeque<usize>,
+    /// The link is gone, and it was not reported to its owner yet.
+    pub(super) is_to_be_told: bool,
+    pub(super) stream: TransportConfig,
+}
+
+impl PortListener {
+    /// Whether an accept has an answer.
+    pub(super) fn has_news(&self) -> bool {
+        self.is_to_be_told || !self.ready.is_empty()
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Ports {
+    pub(super) listeners: Slab<PortListener>,
+}
+
+impl Ports {
+    pub(super) fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: &ListenConfig,
+        token: Token,
+    ) -> io::Result<(usize, SocketAddr)> {
+        let taken = |port| {
+            self.listeners
+                .iter()
+                .any(|(_, other)| other.local.port() == port && overlap(other.local.ip(), local.ip()))
+        };
+        let port = match local.port() {
+            0 => self.ephemeral(taken)?,
+            port if taken(port) => return Err(ErrorKind::AddrInUse.into()),
+            port => port,
+        };
+        let local = SocketAddr::new(local.ip(), port);
+        let backlog = usize::try_from(options.backlog.max(1)).unwrap_or(usize::MAX);
+        let stream = options.stream.clone();
+        let (opening, ready) = (VecDeque::new(), VecDeque::new());
+        let listener = PortListener { local, token, backlog, opening, ready, is_to_be_told: false, stream };
+        Ok((self.listeners.insert(listener), local))
+    }
+
+    /// The listener at `local`; an address before a wildcard.
+    pub(super) fn find(&self, local: SocketAddr) -> Option<usize> {
+        let at = |ip: IpAddr| {
+            let found = self.listeners.iter().find(|(_, l)| l.local == SocketAddr::new(ip, local.port()));
+            found.map(|(id, _)| id)
+        };
+        at(local.ip())
+            .or_else(|| local.is_ipv4().then(|| at(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED))).flatten())
+            .or_else(|| {
+                let id = at(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED))?;
+                (local.is_ipv6() || !self.listeners[id].stream.v6_only).then_some(id)
+            })
+    }
+
+    /// A free dynamic port, random: RFC 6056.
+    pub(super) fn ephemeral(&self, taken: impl Fn(u16) -> bool) -> io::Result<u16> {
+        let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
+        let start = getrandom::u32().map_err(|error| io::Error::other(error.to_string()))? % count;
+        (0..count)
+            .map(|step| EPHEMERAL.start() + ((start + step) % count) as u16)
+            .find(|port| !taken(*port))
+            .ok_or_else(|| ErrorKind::AddrInUse.into())
+    }
+}
+
+fn overlap(a: IpAddr, b: IpAddr) -> bool {
+    a == b || a.is_unspecified() || b.is_unspecified()
+}

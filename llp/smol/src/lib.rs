@@ -1,0 +1,187 @@
+//! smoltcp's TCP over links of Ethernet frames: a TCP of its own, with its own MAC and IP addresses, beside the kernel's.
+//!
+//! One [`SmolStack`] is one network interface: one link, one smoltcp interface, and a socket set *per connection*. smoltcp looks
+//! for a segment's socket by a linear scan of the set it is given; here a frame's ports and addresses choose the set first
+//! (`flow`), so the number of connections costs nothing. A listening socket is made when a SYN for it comes, so a backlog is
+//! as long as the user says.
+
+#![warn(missing_debug_implementations)]
+
+mod addr;
+pub mod bridge;
+pub mod capability;
+mod claim;
+mod config;
+mod datagram;
+mod flow;
+mod interface;
+mod link;
+mod listener;
+mod mss;
+mod netdev;
+pub mod packet;
+mod path_mtu;
+pub mod pipe;
+mod probe;
+mod segment;
+mod segments;
+mod spec;
+mod stream;
+mod stretch;
+#[cfg(test)]
+mod tests;
+pub mod xdp;
+
+use interface::SmolInterface;
+use parking_lot::Mutex;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uiw_llp::{
+    Clock, DatagramConfig, DatagramSocket, Event, ListenConfig, StackExtensions, Token, TransportConfig,
+    TransportListener, TransportStack, TransportStream,
+};
+
+pub use config::{ConfigError, SmolConfig};
+pub use link::{Capabilities, Frame, Link, Segmentation};
+pub use spec::{Spec, SpecError};
+
+/// How long a stack that is dropped waits for its peers to acknowledge what was sent.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// smoltcp on one link.
+///
+/// ```
+/// use uiw_smol::{SmolConfig, SmolStack, pipe::pipe};
+/// use uiw_llp::{Clock, ListenConfig, TransportStack, TransportConfig, Token};
+///
+/// // Two hosts in one process, on a clock that only the program moves.
+/// let clock = Clock::virtual_time();
+/// let (a, b) = pipe(1500)?;
+/// let mut client = SmolStack::with_clock(a, &SmolConfig::new("10.1.0.1".parse()?, 24), clock.clone())?;
+/// let mut server = SmolStack::with_clock(b, &SmolConfig::new("10.1.0.2".parse()?, 24), clock)?;
+/// let address = "10.1.0.2:7174".parse()?;
+/// let _listener = server.listen(address, &ListenConfig::default(), Token(1))?;
+/// let mut stream = client.connect(None, address, &TransportConfig::default(), Token(1))?;
+/// let mut events = Vec::new();
+/// while !stream.connect_result()? {
+///     client.poll(&mut events)?;
+///     server.poll(&mut events)?;
+/// }
+/// assert_eq!(stream.peer_addr(), address);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct SmolStack<L: Link> {
+    interface: Arc<Mutex<SmolInterface<L>>>,
+    wait: Arc<OwnedFd>,
+    clock: Clock,
+}
+
+impl<L: Link + 'static> SmolStack<L> {
+    /// A stack on `link`.
+    ///
+    /// # Errors
+    /// `InvalidInput` with a [`ConfigError`] inside, or for too many addresses; the system's.
+    pub fn new(link: L, config: &SmolConfig) -> io::Result<Self> {
+        Self::with_clock(link, config, Clock::system())
+    }
+
+    /// A stack on `link` with a clock of its own. On a virtual one nothing waits for a descriptor, and a stack that is dropped does
+    /// not wait.
+    ///
+    /// # Errors
+    /// As for [`SmolStack::new`].
+    pub fn with_clock(link: L, config: &SmolConfig, clock: Clock) -> io::Result<Self> {
+        let interface = SmolInterface::new(link, config, clock.clone())?;
+        let wait = interface.wait_fd();
+        Ok(Self { interface: Arc::new(Mutex::new(interface)), wait, clock })
+    }
+}
+
+impl<L: Link + 'static> TransportStack for SmolStack<L> {
+    fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: &ListenConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportListener>> {
+        let (id, local) = self.interface.lock().listen(local, options, token)?;
+        tracing::debug!(%local, "listening");
+        Ok(Box::new(listener::SmolListener::new(Arc::clone(&self.interface), id, local)))
+    }
+
+    fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        options: &TransportConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        let (id, local) = self.interface.lock().connect(local, peer, options, token)?;
+        tracing::debug!(%local, %peer, "connecting");
+        Ok(Box::new(stream::SmolStream::new(Arc::clone(&self.interface), id, (local, peer))))
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.interface.lock().poll(events);
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.interface.lock().deadline()
+    }
+
+    fn now(&self) -> Instant {
+        self.clock.now()
+    }
+}
+
+impl<L: Link + 'static> StackExtensions for SmolStack<L> {
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        let (id, local) = self.interface.lock().bind_datagrams(local, options, token)?;
+        Ok(Box::new(datagram::SmolDatagrams::new(Arc::clone(&self.interface), id, local)))
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        (!self.clock.is_virtual()).then(|| Arc::clone(&self.wait))
+    }
+
+    fn drain(&mut self) -> bool {
+        let mut interface = self.interface.lock();
+        interface.close_all();
+        interface.tick();
+        !interface.is_lingering()
+    }
+}
+
+impl<L: Link> Drop for SmolStack<L> {
+    /// A TCP in the process dies with it: what was sent gets a bounded time to be acknowledged.
+    fn drop(&mut self) {
+        if self.clock.is_virtual() {
+            return;
+        }
+        let until = Instant::now() + LINGER;
+        while Instant::now() < until {
+            let mut interface = self.interface.lock();
+            if !interface.is_lingering() {
+                return;
+            }
+            interface.tick();
+            drop(interface);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+impl<L: Link> std::fmt::Debug for SmolStack<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SmolStack").finish_non_exhaustive()
+    }
+}

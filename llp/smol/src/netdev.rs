@@ -1,0 +1,130 @@
+//! What a link of Ethernet frames asks of its network device.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use uiw_llp::interface::{Interface, InterfaceAddresses, check, index_of, mtu_by, request, socket};
+use uiw_llp::netlink::{self, attribute};
+
+/// Whether frames can be had of the interface: it is up, and its frames are Ethernet's. Its MAC address.
+///
+/// # Errors
+/// `NotFound` when there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun, WireGuard, tunnels); the system's.
+pub(crate) fn ethernet(name: &str) -> io::Result<[u8; 6]> {
+    if !Interface::find(name)?.is_up {
+        return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("interface `{name}` is down")));
+    }
+    let mut request = request(name);
+    // SAFETY: the request is readable and writable, and named with a final zero.
+    check(unsafe { libc::ioctl(socket()?.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) })?;
+    // SAFETY: SIOCGIFHWADDR fills this member.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    if ![libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&address.sa_family) {
+        let why = format!("interface `{name}` carries no Ethernet frames");
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    }
+    let mut mac = [0; 6];
+    for (to, from) in mac.iter_mut().zip(address.sa_data) {
+        // A `c_char` is signed on some processors only.
+        [*to] = from.to_ne_bytes();
+    }
+    Ok(mac)
+}
+
+/// The kernel's own IP addresses in this network namespace.
+pub(crate) fn kernels_addresses() -> io::Result<Vec<IpAddr>> {
+    let all = InterfaceAddresses::all()?;
+    Ok(all.iter().flat_map(|interface| &interface.addresses).map(|(address, _)| *address).collect())
+}
+
+/// Bytes of an IP packet on the interface.
+pub(crate) fn mtu_of(name: &str) -> io::Result<usize> {
+    mtu_by(&socket()?, name)
+}
+
+/// Queues of an interface that are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Queues {
+    /// For receiving; one at least.
+    pub(crate) rx: u32,
+    /// For sending; one at least.
+    pub(crate) tx: u32,
+}
+
+/// `struct ethtool_channels`.
+#[repr(C)]
+#[derive(Default)]
+struct Channels {
+    command: u32,
+    /// Of each kind at most: receiving, sending, other, both.
+    most: [u32; 4],
+    rx: u32,
+    tx: u32,
+    other: u32,
+    both: u32,
+}
+
+impl Queues {
+    /// Those of the interface of this name: as its driver says, or where it does not, as many as it was made with.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn of(name: &str) -> io::Result<Self> {
+        const ETHTOOL_GCHANNELS: u32 = 0x3C;
+        let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
+        let mut request = request(name);
+        request.ifr_ifru.ifru_data = (&raw mut channels).cast();
+        // SAFETY: the request is named with a final zero, and its data is what this command fills.
+        let asked = check(unsafe {
+            libc::ioctl(socket()?.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
+        });
+        if asked.is_ok() {
+            let Channels { rx, tx, both, .. } = channels;
+            return Ok(Self { rx: rx.saturating_add(both).max(1), tx: tx.saturating_add(both).max(1) });
+        }
+        let link = link(name)?;
+        let count = |which| {
+            let value = attribute(&link, which).and_then(|value| value.first_chunk::<4>());
+            value.map_or(1, |value| u32::from_ne_bytes(*value)).max(1)
+        };
+        Ok(Self { rx: count(libc::IFLA_NUM_RX_QUEUES), tx: count(libc::IFLA_NUM_TX_QUEUES) })
+    }
+}
+
+/// Whether the interface has no device below it, as a veth or a bridge: the kernel has a kind for it, and no parent.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn is_virtual(name: &str) -> io::Result<bool> {
+    const IFLA_PARENT_DEV_NAME: u16 = 56;
+    const IFLA_INFO_KIND: u16 = 1;
+    let link = link(name)?;
+    let info = attribute(&link, libc::IFLA_LINKINFO).unwrap_or_default();
+    let has_kind =
+        attribute(info, IFLA_INFO_KIND).is_some() && attribute(&link, IFLA_PARENT_DEV_NAME).is_none();
+    Ok(has_kind || Interface::find(name)?.is_loopback)
+}
+
+/// What rtnetlink(7) reports of an interface, as attributes.
+fn link(name: &str) -> io::Result<Vec<u8>> {
+    // `struct ifinfomsg`: family, padding, type, then the index.
+    let mut header = [0; 16];
+    header[4..8].copy_from_slice(&index_of(name)?.to_ne_bytes());
+    // Without another number it is NETLINK_ROUTE.
+    netlink::ask(None, libc::RTM_GETLINK, &header, None, header.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn the_loopback_interface_carries_frames() {
+        let lo = Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
+        if lo.is_up {
+            assert_eq!(ethernet(&lo.name).unwrap(), [0; 6]);
+            assert!(kernels_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The AF_PACKET socket: every system call of this link.
+
+use super::filter;
+use super::virtio::HEADER;
+use crate::netdev::{ethernet, mtu_of};
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use uiw_llp::interface::index_of;
+
+/// Bytes that may wait in the socket: frames come in bursts of whole windows.
+const BUFFER: libc::c_int = 8 << 20;
+
+/// Which frames of the interface a socket takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Takes {
+    /// Those for a MAC of ours, and for groups.
+    For([u8; 6]),
+    /// None before [`PacketSocket::take_groups`].
+    Nothing,
+    /// All that come.
+    All,
+}
+
+pub(crate) struct PacketSocket {
+    fd: OwnedFd,
+}
+
+impl PacketSocket {
+    /// A socket of no interface.
+    pub(crate) fn closed() -> io::Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // Protocol 0: nothing is received until the filter is there and the socket is bound.
+        // SAFETY: no pointer is passed.
+        let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
+        // SAFETY: the descriptor was just made and has no other owner.
+        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// The socket, and bytes of an IP packet on the interface.
+    pub(crate) fn open(interface: &str, takes: Takes) -> io::Result<(Self, usize)> {
+        let index = index_of(interface)? as libc::c_int;
+        let socket = Self::closed()?;
+        ethernet(interface)?;
+        let mtu = mtu_of(interface)?;
+        socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1i32)?;
+        // Older kernels do not have it; smoltcp drops its own frames anyway.
+        let _ = socket.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32);
+        for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
+            let forced = if option == libc::SO_RCVBUF { libc::SO_RCVBUFFORCE } else { libc::SO_SNDBUFFORCE };
+            if socket.set(libc::SOL_SOCKET, forced, &BUFFER).is_err() {
+                socket.set(libc::SOL_SOCKET, option, &BUFFER)?;
+            }
+        }
+        match takes {
+            Takes::For(mac) => {
+                socket.attach(&mut filter::program(mac))?;
+                socket.bind(index)?;
+                socket.receive_for(index, mac)?;
+            }
+            Takes::Nothing => {}
+            Takes::All => {
+                socket.bind(index)?;
+                socket.member(index, libc::PACKET_MR_PROMISC, libc::PACKET_ADD_MEMBERSHIP)?;
+            }
+        }
+        Ok((socket, mtu))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn set<T>(&self, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
+        let len = size_of::<T>() as libc::socklen_t;
+        // SAFETY: `value` is readable for its own size.
+        check(unsafe {
+            libc::setsockopt(self.fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len)
+        })?;
+        Ok(())
+    }
+
+    fn attach(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        self.set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
+    }
+
+    fn bind(&self, index: libc::c_int) -> io::Result<()> {
+        // SAFETY: all zeros are a valid `sockaddr_ll`.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = index;
+        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: the address is readable for `len` bytes.
+        check(unsafe { libc::bind(self.fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) })?;
+        Ok(())
+    }
+
+    /// The interface takes frames for our MAC too. Where it cannot, it takes all.
+    fn receive_for(&self, index: libc::c_int, mac: [u8; 6]) -> io::Result<()> {
+        let mut member = libc::packet_mreq {
+            mr_ifindex: index,
+            mr_type: libc::PACKET_MR_UNICAST as u16,
+            mr_alen: 6,
+            mr_address: [0; 8],
+        };
+        member.mr_address[..6].copy_from_slice(&mac);
+        if self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member).is_ok() {
+            // Groups as well: neighbour discovery asks them.
+            member.mr_type = libc::PACKET_MR_ALLMULTI as u16;
+            return self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member);
+        }
+        self.member(index, libc::PACKET_MR_PROMISC, libc::PACKET_ADD_MEMBERSHIP)
+    }
+
+    /// The interface takes all frames, or all to groups, or not any more.
+    fn member(&self, index: libc::c_int, kind: libc::c_int, change: libc::c_int) -> io::Result<()> {
+        let member =
+            libc::packet_mreq { mr_ifindex: index, mr_type: kind as u16, mr_alen: 0, mr_address: [0; 8] };
+        self.set(libc::SOL_PACKET, change, &member)
+    }
+
+    /// Whether frames to multicast groups of IPv4 and IPv6 come. For a socket that takes nothing else.
+    pub(crate) fn take_groups(&self, index: libc::c_int, taken: bool) -> io::Result<()> {
+        if taken {
+            self.attach(&mut filter::groups())?;
+            self.bind(index)?;
+            self.member(index, libc::PACKET_MR_ALLMULTI, libc::PACKET_ADD_MEMBERSHIP)
+        } else {
+            self.attach(&mut filter::nothing())?;
+            self.member(index, libc::PACKET_MR_ALLMULTI, libc::PACKET_DROP_MEMBERSHIP)
+        }
+    }
+
+    /// Frames that the socket had no room for since the last call.
+    pub(crate) fn missed(&self) -> io::Result<u64> {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        // SAFETY: `stats` is writable for `len` bytes.
+        check(unsafe {
+            let at = std::ptr::from_mut(&mut stats).cast();
+            libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, at, &raw mut len)
+        })?;
+        Ok(u64::from(stats.tp_drops))
+    }
+
+    /// Receives header and frame.
+    pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
+        debug_assert!(into.len() > HEADER);
+        // SAFETY: `into` is writable for its length.
+        let got = unsafe { libc::recv(self.fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) };
+        usize::try_from(got).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Sends a header and a frame that lie apart.
+    pub(crate) fn send_parts(&self, header: &[u8; HEADER], frame: &[u8]) -> io::Result<()> {
+        let mut parts = [header.as_slice(), frame]
+            .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+        // SAFETY: all zeros are a valid `msghdr`.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len();
+        // SAFETY: the message names the two parts, which are readable for their lengths during the call.
+        let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Sends header and frame.
+    pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        // SAFETY: `bytes` is readable for its length.
+        let sent = unsafe {
+            libc::send(self.fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL)
+        };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

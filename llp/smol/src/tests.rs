@@ -1,0 +1,542 @@
+//! The stack over pipes: no root, no interface.
+
+mod congestion;
+mod datagrams;
+mod flood;
+mod path_mtu;
+mod probe;
+
+use super::pipe::{PipeLink, pipe};
+use super::{SmolConfig, SmolStack};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+use uiw_impair::wan::{Direction, Profile};
+use uiw_llp::{
+    Clock, Event, Interest, ListenConfig, Rest, StackExtensions, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream,
+};
+use uiw_mem::{IoVec, IoVecMut};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+struct World {
+    stacks: [SmolStack<PipeLink>; 2],
+    events: [Vec<Event>; 2],
+    v6: bool,
+}
+
+fn address(host: u8, v6: bool) -> IpAddr {
+    if v6 { format!("fd00::{host}").parse().unwrap() } else { IpAddr::from([10, 9, 0, host]) }
+}
+
+impl World {
+    fn new(mtu: usize, v6: bool) -> Self {
+        Self::with(pipe(mtu).unwrap(), v6)
+    }
+
+    fn with((a, b): (PipeLink, PipeLink), v6: bool) -> Self {
+        let stack = |link, host| {
+            let prefix = if v6 { 64 } else { 24 };
+            SmolStack::new(link, &SmolConfig::new(address(host, v6), prefix)).unwrap()
+        };
+        Self { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 }
+    }
+
+    fn step(&mut self) {
+        for (stack, events) in self.stacks.iter_mut().zip(&mut self.events) {
+            events.clear();
+            stack.poll(events).unwrap();
+        }
+    }
+
+    fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
+        let end = Instant::now() + TIMEOUT;
+        while !done(self) {
+            assert!(Instant::now() < end, "nothing happens");
+            self.step();
+            std::thread::yield_now();
+        }
+    }
+
+    fn reported(&self, side: usize, token: u64) -> Option<Event> {
+        self.events[side].iter().copied().find(|event| event.token == Token(token))
+    }
+
+    fn listen(&mut self, port: u16, backlog: u32) -> Box<dyn TransportListener> {
+        let local = SocketAddr::new(address(2, self.v6), port);
+        let options = ListenConfig { backlog, ..ListenConfig::default() };
+        self.stacks[1].listen(local, &options, LISTENER).unwrap()
+    }
+
+    fn connect(&mut self, port: u16, token: u64) -> Box<dyn TransportStream> {
+        let to = SocketAddr::new(address(2, self.v6), port);
+        self.stacks[0].connect(None, to, &TransportConfig::default(), Token(token)).unwrap()
+    }
+
+    fn accept(&mut self, listener: &mut dyn TransportListener, token: u64) -> Box<dyn TransportStream> {
+        let mut accepted = None;
+        self.until(|_| match listener.accept(Token(token)) {
+            Ok(stream) => accepted.insert(stream).local_addr().port() > 0,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                false
+            }
+        });
+        accepted.unwrap()
+    }
+
+    /// A standing connection: client's end, server's end.
+    fn pair(&mut self) -> (Box<dyn TransportStream>, Box<dyn TransportStream>) {
+        let mut listener = self.listen(4791, 8);
+        let mut client = self.connect(4791, 1);
+        let server = self.accept(&mut *listener, 2);
+        self.until(|_| client.connect_result().unwrap());
+        (client, server)
+    }
+
+    /// Moves `bytes` and compares them; interest is set as the engine does.
+    fn carry(&mut self, from: &mut dyn TransportStream, to: &mut dyn TransportStream, bytes: &[u8]) {
+        let (mut sent, mut came) = (0, Vec::with_capacity(bytes.len()));
+        let mut block = vec![0; 100_000];
+        self.until(|_| {
+            if sent < bytes.len() {
+                let end = bytes.len().min(sent + 70_000);
+                match from.send(&[IoVec::from(&bytes[sent..end])]) {
+                    Ok(count) => sent += count,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                }
+            }
+            match to.recv(&mut [IoVecMut::from(&mut block[..])]) {
+                Ok(count) => came.extend_from_slice(&block[..count]),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            came.len() == bytes.len()
+        });
+        assert!(came == bytes, "bytes differ");
+    }
+}
+
+const LISTENER: Token = Token(100);
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + (i >> 8) * 7) as u8).collect()
+}
+
+fn kind<T>(result: io::Result<T>) -> ErrorKind {
+    result.map(drop).expect_err("an error was due").kind()
+}
+
+#[test]
+fn bytes_arrive_over_both_versions_and_any_mtu() {
+    for v6 in [false, true] {
+        for mtu in [1500, 9000] {
+            let mut world = World::new(mtu, v6);
+            let (mut client, mut server) = world.pair();
+            assert_eq!(client.emss(), mtu - if v6 { 60 } else { 40 });
+            assert_eq!(client.local_addr(), server.peer_addr());
+            world.carry(&mut *client, &mut *server, &pattern(3_000_000));
+            world.carry(&mut *server, &mut *client, &pattern(1_000_000));
+        }
+    }
+}
+
+#[test]
+fn lost_doubled_late_and_damaged_frames_cost_only_time() {
+    let rough = Profile { loss: 0.01, duplicate: 0.01, reorder: 0.01, damage: 0.01, ..Profile::default() };
+    let (a, b) = pipe(1500).unwrap();
+    let through = |end: PipeLink, seed| end.through(Direction::new(&rough, seed).unwrap(), &Clock::system());
+    let mut world = World::with((through(a, 1), through(b, 2)), false);
+    let (mut client, mut server) = world.pair();
+    world.carry(&mut *client, &mut *server, &pattern(300_000));
+}
+
+/// On the virtual clock a path takes as long as it should, and no time passes.
+#[test]
+fn a_long_path_on_a_virtual_clock() {
+    let clock = Clock::virtual_time();
+    let profile = Profile { delay: Duration::from_millis(50), rate: Some(1_000_000), ..Profile::default() };
+    let (a, b) = pipe(1500).unwrap();
+    let through = |end: PipeLink| end.through(Direction::new(&profile, 1).unwrap(), &clock);
+    let stack = |link, host| {
+        SmolStack::with_clock(through(link), &SmolConfig::new(address(host, false), 24), clock.clone())
+            .unwrap()
+    };
+    let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let begin = clock.now();
+    let mut listener = world.listen(4791, 1);
+    let mut client = world.connect(4791, 1);
+    assert!(world.stacks[0].wait_fd().is_none());
+    let step = |world: &mut World| {
+        let next = world.stacks.iter().filter_map(TransportStack::deadline).min().expect("something is due");
+        clock.advance(next.saturating_duration_since(clock.now()));
+        world.step();
+    };
+    while !client.connect_result().unwrap() {
+        step(&mut world);
+    }
+    // ARP and SYN, each there and back.
+    let took = clock.now() - begin;
+    assert!((0.2..0.204).contains(&took.as_secs_f64()), "{took:?}");
+    let mut server = loop {
+        match listener.accept(Token(2)) {
+            Ok(stream) => break stream,
+            Err(_) => step(&mut world),
+        }
+    };
+    let begin = clock.now();
+    client.send(&[IoVec::from(&pattern(1000)[..])]).unwrap();
+    let mut block = vec![0; 2000];
+    while server.recv(&mut [IoVecMut::from(&mut block[..])]).is_err() {
+        step(&mut world);
+    }
+    let took = clock.now() - begin;
+    // 1054 bytes at 1 Mbit/s.
+    assert!((0.058..0.059).contains(&took.as_secs_f64()), "{took:?}");
+}
+
+#[test]
+fn a_fin_ends_one_direction_and_then_the_other() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    world.carry(&mut *client, &mut *server, b"last words");
+    client.shutdown().unwrap();
+    let mut block = [0; 10];
+    world.until(|_| matches!(server.recv(&mut [IoVecMut::from(&mut block[..])]), Ok(0)));
+    assert_eq!(kind(client.send(&[IoVec::from(&b"more"[..])])), ErrorKind::BrokenPipe);
+    world.carry(&mut *server, &mut *client, b"answer");
+    server.shutdown().unwrap();
+    world.until(|_| matches!(client.recv(&mut [IoVecMut::from(&mut block[..])]), Ok(0)));
+}
+
+#[test]
+fn a_reset_is_seen_by_the_other_end() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    client.abort();
+    assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NotConnected);
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable && event.writable));
+    let mut block = [0; 10];
+    assert_eq!(kind(server.recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_closed_port_refuses() {
+    let mut world = World::new(1500, false);
+    let mut client = world.connect(9, 1);
+    world.until(|world| world.reported(0, 1).is_some());
+    assert_eq!(kind(client.connect_result()), ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn readiness_is_said_again_until_it_is_used_and_only_when_asked() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    client.send(&[IoVec::from(&b"hello"[..])]).unwrap();
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable && !event.writable));
+    world.step();
+    assert!(world.reported(1, 2).is_some(), "level-triggered");
+    server.set_interest(Interest::NONE).unwrap();
+    world.step();
+    assert!(world.reported(1, 2).is_none());
+    server.set_interest(Interest::BOTH).unwrap();
+    world.step();
+    assert!(world.reported(1, 2).is_some_and(|event| event.readable && event.writable));
+    server.set_interest(Interest::READ).unwrap();
+    let mut block = [0; 10];
+    assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 5);
+    world.step();
+    assert!(world.reported(1, 2).is_none());
+}
+
+#[test]
+fn the_backlog_is_as_long_as_asked_for() {
+    let mut world = World::new(1500, false);
+    let mut listener = world.listen(4791, 150);
+    let mut clients: Vec<_> = (0..200).map(|token| world.connect(4791, token)).collect();
+    world.until(|_| {
+        clients.iter_mut().map(|client| client.connect_result()).filter(|r| !matches!(r, Ok(false))).count()
+            == 200
+    });
+    let results = clients.iter_mut().map(|client| client.connect_result());
+    let stand = results.filter(|result| matches!(result, Ok(true))).count();
+    assert_eq!(stand, 150, "the others were refused");
+    let mut accepted = Vec::new();
+    while let Ok(stream) = listener.accept(Token(1000 + accepted.len() as u64)) {
+        accepted.push(stream);
+    }
+    assert_eq!(accepted.len(), 150);
+    // Every connection is one of its own.
+    for (n, server) in accepted.iter_mut().enumerate().step_by(10) {
+        let peer = server.peer_addr();
+        let client = clients.iter_mut().find(|client| client.local_addr() == peer).unwrap();
+        world.carry(&mut **client, &mut **server, &pattern(1000 + n));
+    }
+}
+
+#[test]
+fn ports_and_addresses_that_cannot_be_had() {
+    let mut world = World::new(1500, false);
+    let _listener = world.listen(4791, 1);
+    let options = ListenConfig::default();
+    let stack = &mut world.stacks[1];
+    assert_eq!(
+        kind(stack.listen("10.9.0.2:4791".parse().unwrap(), &options, Token(9))),
+        ErrorKind::AddrInUse
+    );
+    assert_eq!(kind(stack.listen("0.0.0.0:4791".parse().unwrap(), &options, Token(9))), ErrorKind::AddrInUse);
+    let foreign = "10.9.9.9:1".parse().unwrap();
+    assert_eq!(kind(stack.listen(foreign, &options, Token(9))), ErrorKind::AddrNotAvailable);
+    let peer = "10.9.0.1:5".parse().unwrap();
+    let stream = TransportConfig { congestion: Some("bbr".into()), ..TransportConfig::default() };
+    assert_eq!(kind(stack.connect(None, peer, &stream, Token(9))), ErrorKind::InvalidInput);
+    assert_eq!(
+        kind(stack.connect(Some(foreign), peer, &TransportConfig::default(), Token(9))),
+        ErrorKind::AddrNotAvailable
+    );
+    let options = TransportConfig::default();
+    let mut connect = |peer: &str| kind(stack.connect(None, peer.parse().unwrap(), &options, Token(9)));
+    assert_eq!(connect("10.9.1.1:5"), ErrorKind::NetworkUnreachable);
+    assert_eq!(connect("[fd00::1]:5"), ErrorKind::NetworkUnreachable);
+    for peer in ["0.0.0.0:5", "[::]:5", "224.0.0.1:5"] {
+        assert_eq!(connect(peer), ErrorKind::AddrNotAvailable, "{peer}");
+    }
+    let base = SmolConfig::new(address(1, false), 24);
+    let limited = ("255.255.255.255".parse().unwrap(), 24);
+    for config in [
+        SmolConfig { mac: [1, 0, 0, 0, 0, 1], ..base.clone() },
+        SmolConfig { addresses: vec![limited], ..base.clone() },
+        SmolConfig { gateways: vec!["10.8.0.1".parse().unwrap()], ..base },
+    ] {
+        let (link, _other) = pipe(1500).unwrap();
+        assert_eq!(kind(SmolStack::new(link, &config)), ErrorKind::InvalidInput, "{config:?}");
+    }
+}
+
+/// smoltcp takes windows up to 1 GiB, and panics at more.
+#[test]
+fn buffers_beyond_every_window() {
+    let mut world = World::new(1500, false);
+    let options = TransportConfig {
+        recv_buffer: Some(usize::MAX),
+        send_buffer: Some(usize::MAX),
+        ..TransportConfig::default()
+    };
+    assert!(world.stacks[0].connect(None, "10.9.0.2:5".parse().unwrap(), &options, Token(9)).is_ok());
+}
+
+/// A peer beyond the network is asked by way of the gateway.
+#[test]
+fn a_peer_behind_a_gateway() {
+    let (link, _other) = pipe(1500).unwrap();
+    let gateways = vec![address(2, false)];
+    let config = SmolConfig { gateways, ..SmolConfig::new(address(1, false), 24) };
+    let mut stack = SmolStack::new(link, &config).unwrap();
+    let far = "10.8.0.1:5".parse().unwrap();
+    assert!(stack.connect(None, far, &TransportConfig::default(), Token(9)).is_ok());
+}
+
+#[test]
+fn a_link_that_is_cut_ends_its_connections() {
+    let (a, b) = pipe(1500).unwrap();
+    let scissors = a.scissors();
+    let mut world = World::with((a, b), false);
+    let (mut client, _server) = world.pair();
+    scissors.cut();
+    world.until(|world| world.reported(0, 1).is_some());
+    let mut block = [0; 10];
+    assert_eq!(kind(client.recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::NetworkDown);
+    assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NetworkDown);
+}
+
+#[test]
+fn what_was_sent_before_the_end_arrives() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    let bytes = pattern(500_000);
+    client.send(&[IoVec::from(&bytes[..])]).unwrap();
+    drop(client);
+    let mut came = Vec::new();
+    let mut block = vec![0; 65_536];
+    world.until(|_| match server.recv(&mut [IoVecMut::from(&mut block[..])]) {
+        Ok(0) => true,
+        Ok(count) => {
+            came.extend_from_slice(&block[..count]);
+            false
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            false
+        }
+    });
+    assert!(came == bytes);
+}
+
+/// A thread that sleeps in the descriptor is woken by what another call took off the link.
+#[test]
+fn the_descriptor_reports_frames_taken_by_other_calls() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut world = World::new(1500, false);
+    let mut listener = world.listen(4791, 8);
+    let mut clients = [world.connect(4791, 1), world.connect(4791, 2)];
+    let mut servers = [world.accept(&mut *listener, 11), world.accept(&mut *listener, 12)];
+    clients[0].send(&[IoVec::from(&b"for the one"[..])]).unwrap();
+    // The other one's recv takes the frame.
+    let mut block = [0; 10];
+    let one = usize::from(servers[0].peer_addr() != clients[0].local_addr());
+    assert_eq!(kind(servers[1 - one].recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::WouldBlock);
+    let fd = world.stacks[1].wait_fd().unwrap();
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap(), 1);
+    world.step();
+    assert!(world.reported(1, 11 + one as u64).is_some_and(|event| event.readable));
+}
+
+/// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
+#[test]
+fn peek_returns_bytes_in_the_receive_buffer() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+    client.send(&[IoVec::from(&b"one, tw"[..])]).unwrap();
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
+    let mut buf = server.peek().unwrap().unwrap();
+    assert_eq!(buf.bytes(), b"one, tw");
+    assert!(buf.can_grow(5));
+    buf.consume(5, Rest::WaitForMore);
+    world.step();
+    assert!(world.reported(1, 2).is_none());
+    assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+    client.send(&[IoVec::from(&b"o"[..])]).unwrap();
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
+    let mut buf = server.peek().unwrap().unwrap();
+    assert_eq!(buf.bytes(), b"two");
+    buf.consume(1, Rest::WaitForMore);
+    client.shutdown().unwrap();
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
+    let buf = server.peek().unwrap().unwrap();
+    assert!(!buf.can_grow(0), "nothing comes behind a FIN");
+    drop(buf);
+    let mut block = [0; 10];
+    assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 2, "a peek takes nothing");
+    assert!(server.peek().unwrap().unwrap().bytes().is_empty(), "the FIN");
+}
+
+/// Round and round the buffer: pieces that end where it ends are followed by those at its front.
+#[test]
+fn peeks_pass_the_end_of_the_buffer() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    let bytes = pattern(3_500_000);
+    let (mut sent, mut came, mut ends) = (0, Vec::new(), 0);
+    world.until(|_| {
+        if let Ok(count) = client.send(&[IoVec::from(&bytes[sent..bytes.len().min(sent + 50_000)])]) {
+            sent += count;
+        }
+        if let Ok(Some(mut buf)) = server.peek() {
+            // An odd number of bytes stays.
+            let len = buf.bytes().len();
+            let take = (len.max(8) - 7).min(len);
+            came.extend_from_slice(&buf.bytes()[..take]);
+            ends += usize::from(!buf.can_grow(take));
+            buf.consume(take, Rest::Useful);
+        }
+        came.len() > 3_400_000
+    });
+    assert!(came == bytes[..came.len()]);
+    assert!(ends >= 3, "the buffer has {} bytes", SmolConfig::BUFFER);
+}
+
+/// Two stacks on a virtual clock, with a connection between them.
+fn on_virtual_clock(clock: &Clock) -> (World, Box<dyn TransportStream>, Box<dyn TransportStream>) {
+    let (a, b) = pipe(1500).unwrap();
+    let stack = |link, host| {
+        SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone()).unwrap()
+    };
+    let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let (client, server) = world.pair();
+    (world, client, server)
+}
+
+/// Minutes pass, deadline by deadline.
+fn minutes_pass(world: &mut World, clock: &Clock) {
+    let end = clock.now() + Duration::from_secs(180);
+    while clock.now() < end {
+        world.step();
+        let next = world.stacks.iter().filter_map(TransportStack::deadline).chain([end]).min().unwrap();
+        clock.advance(next.saturating_duration_since(clock.now()));
+    }
+    world.step();
+}
+
+/// smoltcp throws away what it holds when TIME-WAIT ends.
+#[test]
+fn what_came_is_there_long_after_the_connection_ended() {
+    let clock = Clock::virtual_time();
+    let (mut world, mut client, mut server) = on_virtual_clock(&clock);
+    client.shutdown().unwrap();
+    world.step();
+    server.send(&[IoVec::from(&b"last words"[..])]).unwrap();
+    server.shutdown().unwrap();
+    minutes_pass(&mut world, &clock);
+    client.set_interest(Interest::READ).unwrap();
+    world.step();
+    assert!(world.reported(0, 1).is_some_and(|event| event.readable));
+    let mut block = [0; 20];
+    assert_eq!(client.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 10);
+    minutes_pass(&mut world, &clock);
+    for stream in [&mut client, &mut server] {
+        assert_eq!(stream.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 0, "the FIN");
+    }
+}
+
+#[test]
+fn nothing_is_left_of_closed_connections() {
+    let clock = Clock::virtual_time();
+    for read_late in [false, true] {
+        let (mut world, client, server) = on_virtual_clock(&clock);
+        if read_late {
+            // Both FINs are there before the streams are dropped.
+            let [mut one, mut other] = [client, server];
+            one.shutdown().unwrap();
+            other.shutdown().unwrap();
+            minutes_pass(&mut world, &clock);
+            drop((one, other));
+        } else {
+            drop(client);
+            world.step();
+            drop(server);
+        }
+        minutes_pass(&mut world, &clock);
+        for stack in &world.stacks {
+            assert!(stack.interface.lock().is_empty(), "a connection is kept");
+            assert_eq!(stack.deadline(), None);
+        }
+    }
+}
+
+/// A stream that was read in part keeps the descriptor readable, as a poll would report it.
+#[test]
+fn the_descriptor_is_readable_as_long_as_a_poll_reports() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    let fd = world.stacks[1].wait_fd().unwrap();
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let ready = || poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap() == 1;
+    client.send(&[IoVec::from(&b"12"[..])]).unwrap();
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
+    let mut byte = [0];
+    for _ in 0..2 {
+        assert!(ready());
+        assert_eq!(server.recv(&mut [IoVecMut::from(&mut byte[..])]).unwrap(), 1);
+        world.step();
+    }
+    world.until(|_| !ready());
+    client.send(&[IoVec::from(&b"34"[..])]).unwrap();
+    // Taken off the link and left by a peek.
+    world.until(|_| server.peek().is_ok_and(|buf| buf.is_some()));
+    assert!(ready());
+    server.peek().unwrap().unwrap().consume(2, Rest::Useful);
+    world.until(|_| !ready());
+}

@@ -1,0 +1,254 @@
+//! What is sent again where smoltcp forgets it, and what probes carry, on the virtual clock.
+
+use super::{LISTENER, address, pattern};
+use crate::link::{Capabilities, Link, Segmentation};
+use crate::pipe::{PipeFrame, PipeLink, pipe};
+use crate::segment::segment_of;
+use crate::{SmolConfig, SmolStack};
+use parking_lot::Mutex;
+use smoltcp::wire::TcpPacket;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uiw_llp::{Clock, Event, Token, TransportConfig, TransportStack, TransportStream};
+use uiw_mem::{IoVec, IoVecMut};
+
+/// What happens to frames of a link.
+#[derive(Default)]
+struct Fate {
+    /// Segments with bytes that are lost, counted down.
+    lose: usize,
+    /// Segments without bytes are lost.
+    lose_empty: bool,
+    /// How often the link says that it has room before it says once that it has none.
+    room: Option<usize>,
+    /// Lengths of the payloads of segments that left.
+    payloads: Vec<usize>,
+}
+
+/// A pipe that loses frames and runs out of room as a test says.
+struct Gated {
+    inner: PipeLink,
+    fate: Arc<Mutex<Fate>>,
+}
+
+impl Link for Gated {
+    type Frame = PipeFrame;
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn receive(&mut self) -> Option<PipeFrame> {
+        self.inner.receive()
+    }
+
+    fn recycle(&mut self, frame: PipeFrame) {
+        self.inner.recycle(frame);
+    }
+
+    fn has_room(&mut self) -> bool {
+        let mut fate = self.fate.lock();
+        match &mut fate.room {
+            None => true,
+            Some(0) => {
+                fate.room = None;
+                false
+            }
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+        }
+    }
+
+    fn transmit(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> Option<Segmentation>) {
+        let mut frame = vec![0; len];
+        fill(&mut frame);
+        if let Some((at, bytes)) = segment_of(&frame) {
+            let segment = TcpPacket::new_unchecked(&frame[at..at + bytes]);
+            let payload = bytes - usize::from(segment.header_len());
+            let mut fate = self.fate.lock();
+            fate.payloads.push(payload);
+            if payload > 0 && fate.lose > 0 {
+                fate.lose -= 1;
+                return;
+            }
+            if payload == 0 && fate.lose_empty {
+                return;
+            }
+        }
+        self.inner.transmit(len, &mut |bytes| {
+            bytes.copy_from_slice(&frame);
+            None
+        });
+    }
+
+    fn flush(&mut self) {}
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.fd()
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.inner.next()
+    }
+
+    fn failure(&mut self, now: Instant) -> Option<io::Error> {
+        self.inner.failure(now)
+    }
+}
+
+struct World {
+    clock: Clock,
+    client: SmolStack<Gated>,
+    server: SmolStack<Gated>,
+    /// Of frames that the client sends, and of the server's.
+    fate: Arc<Mutex<Fate>>,
+    servers: Arc<Mutex<Fate>>,
+    v6: bool,
+}
+
+impl World {
+    fn new(v6: bool) -> Self {
+        let clock = Clock::virtual_time();
+        let (a, b) = pipe(1500).unwrap();
+        let (fate, servers) = (Arc::default(), Arc::default());
+        let stack = |inner, fate: &Arc<Mutex<Fate>>, host| {
+            let config = SmolConfig::new(address(host, v6), if v6 { 64 } else { 24 });
+            SmolStack::with_clock(Gated { inner, fate: Arc::clone(fate) }, &config, clock.clone()).unwrap()
+        };
+        let (client, server) = (stack(a, &fate, 1), stack(b, &servers, 2));
+        Self { clock, client, server, fate, servers, v6 }
+    }
+
+    /// Both stacks do what is due; the clock moves to what is due next, and no further than `most`.
+    fn step(&mut self, most: Duration) -> Vec<Event> {
+        let mut events = Vec::new();
+        // A frame on the pipe is no deadline: the answer to an answer arrives, too.
+        for _ in 0..2 {
+            self.client.poll(&mut events).unwrap();
+            self.server.poll(&mut events).unwrap();
+        }
+        let next = [self.client.deadline(), self.server.deadline()].into_iter().flatten().min();
+        let until = next.map_or(most, |at| at.saturating_duration_since(self.clock.now()).min(most));
+        self.clock.advance(until);
+        events
+    }
+
+    fn pair(&mut self, options: &TransportConfig) -> (Box<dyn TransportStream>, Box<dyn TransportStream>) {
+        let at = SocketAddr::new(address(2, self.v6), 4791);
+        let mut listener = self.server.listen(at, &uiw_llp::ListenConfig::default(), LISTENER).unwrap();
+        let mut client = self.client.connect(None, at, options, Token(1)).unwrap();
+        loop {
+            self.step(Duration::from_secs(1));
+            let accepted = listener.accept(Token(2));
+            if let (Ok(server), Ok(true)) = (accepted, client.connect_result()) {
+                return (client, server);
+            }
+        }
+    }
+
+    /// How long it takes until `stream` has received `bytes`, each of them checked.
+    fn arrive(&mut self, stream: &mut dyn TransportStream, bytes: &[u8]) -> Duration {
+        let begin = self.clock.now();
+        let (mut came, mut block) = (0, vec![0; 1 << 16]);
+        while came < bytes.len() {
+            self.step(Duration::from_millis(100));
+            assert!(self.clock.now() - begin < Duration::from_secs(60), "{came} bytes came, and no more");
+            while let Ok(count @ 1..) = stream.recv(&mut [IoVecMut::from(&mut block[..])]) {
+                assert!(block[..count] == bytes[came..came + count], "at {came}");
+                came += count;
+            }
+        }
+        self.clock.now() - begin
+    }
+}
+
+/// The first segment is lost; at the third duplicate acknowledgement the link has no room, at each of the times that smoltcp asks for it.
+#[test]
+fn a_fast_retransmission_without_room_is_made_up_for() {
+    for (v6, room) in [false, true].into_iter().flat_map(|v6| (0..8).map(move |room| (v6, room))) {
+        let mut world = World::new(v6);
+        let (mut client, mut server) = world.pair(&TransportConfig::default());
+        // A longer window than that of the beginning.
+        let bytes = pattern(200_000);
+        client.send(&[IoVec::from(&bytes[..])]).unwrap();
+        world.arrive(&mut *server, &bytes);
+        world.fate.lock().lose = 1;
+        let bytes = pattern(8_000);
+        client.send(&[IoVec::from(&bytes[..])]).unwrap();
+        world.fate.lock().room = Some(room);
+        let took = world.arrive(&mut *server, &bytes);
+        assert!(took < Duration::from_secs(15), "IPv6 {v6}, room {room}: {took:?}");
+    }
+}
+
+/// Minutes of silence: probes are sent, carry no byte, and are answered, so that no end takes the other one for dead.
+#[test]
+fn probes_carry_no_byte_and_keep_a_silent_connection() {
+    for v6 in [false, true] {
+        let mut world = World::new(v6);
+        let options =
+            TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
+        let (mut client, mut server) = world.pair(&options);
+        world.fate.lock().payloads.clear();
+        let end = world.clock.now() + Duration::from_secs(120);
+        while world.clock.now() < end {
+            world.step(Duration::from_secs(1));
+        }
+        let payloads = std::mem::take(&mut world.fate.lock().payloads);
+        assert!(payloads.len() >= 100, "a probe a second: {}", payloads.len());
+        assert!(payloads.iter().all(|payload| *payload == 0), "{payloads:?}");
+        client.send(&[IoVec::from(&b"still there"[..])]).unwrap();
+        world.arrive(&mut *server, b"still there");
+    }
+}
+
+/// A peer that has vanished is found dead.
+#[test]
+fn a_vanished_peer_is_dead_in_spite_of_probes() {
+    let mut world = World::new(false);
+    let options = TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
+    let (mut client, _server) = world.pair(&options);
+    client.send(&[IoVec::from(&b"one"[..])]).unwrap();
+    let (begin, mut events) = (world.clock.now(), Vec::new());
+    loop {
+        events.clear();
+        world.client.poll(&mut events).unwrap();
+        if events.iter().any(|event| event.token == Token(1) && event.readable) {
+            break;
+        }
+        assert!(world.clock.now() - begin < Duration::from_secs(10), "it is not found dead");
+        world.clock.advance(Duration::from_millis(50));
+    }
+}
+
+/// Both ends have received everything, and no acknowledgement has arrived: both send again, from the first byte on. Neither takes
+/// a segment with old bytes for an acknowledgement, so what answers those must stand behind all that was sent.
+#[test]
+fn acknowledgements_stand_behind_all_that_was_sent() {
+    for v6 in [false, true] {
+        let mut world = World::new(v6);
+        let (mut client, mut server) = world.pair(&TransportConfig::default());
+        let bytes = pattern(6_000);
+        world.fate.lock().lose_empty = true;
+        world.servers.lock().lose_empty = true;
+        client.send(&[IoVec::from(&bytes[..])]).unwrap();
+        server.send(&[IoVec::from(&bytes[..])]).unwrap();
+        let end = world.clock.now() + Duration::from_secs(2);
+        while world.clock.now() < end {
+            world.step(Duration::from_millis(10));
+        }
+        world.fate.lock().lose_empty = false;
+        world.servers.lock().lose_empty = false;
+        client.send(&[IoVec::from(&b"more"[..])]).unwrap();
+        server.send(&[IoVec::from(&b"more"[..])]).unwrap();
+        let all = [&bytes[..], b"more"].concat();
+        for stream in [&mut client, &mut server] {
+            world.arrive(&mut **stream, &all);
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! AF_XDP: frames between the driver and this process without the kernel's stack. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
+//!
+//! A program on the interface (`xdp::program`) hands us the frames for our MAC and the questions for our addresses; everything else
+//! goes the kernel's way. What is sent to multicast groups does, too: members of the kernel's on the same interface need it, and a program
+//! cannot give a frame to both. While groups are joined an AF_PACKET socket has a copy of it. One AF_XDP socket a receive queue, each with memory of its own (`xdp::umem`). A flow sends by one of them: so all
+//! of the memory serves, and an interface at the other end that keeps the queues apart (a veth does) spreads flows over its own.
+
+mod bpf;
+mod features;
+mod program;
+mod ring;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod umem;
+
+use super::SmolConfig;
+use super::claim::Claim;
+use super::link::{Capabilities, Frame, Gone, Link, Segmentation};
+use super::segment::ETHERNET_HEADER;
+use crate::netdev::{Queues, ethernet, is_virtual, mtu_of};
+use crate::packet::{PacketFrame, PacketLink};
+pub use features::XdpFeatures;
+use rustix::event::epoll;
+use socket::{Received, XdpSocket};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+use uiw_llp::Interface;
+use uiw_llp::interface::index_of;
+
+/// How often it is looked at whether the interface is still there and the program on it: while frames come, and while nothing does.
+const LOOK: Duration = Duration::from_millis(200);
+const LOOK_IDLE: Duration = Duration::from_secs(1);
+
+/// Frames that the kernel left in a ring are given to it again after this time: what it waited for (memory of its own, a queue of the
+/// interface) causes no event when it is there.
+const AGAIN: Duration = Duration::from_micros(200);
+
+/// So many redirected frames are received before it is asked for one to a group: that is a system call each time.
+const GROUPS_TURN: u32 = 64;
+
+/// What no other mode would mend.
+const NO_OTHER_MODE: [io::ErrorKind; 3] =
+    [io::ErrorKind::PermissionDenied, io::ErrorKind::ResourceBusy, io::ErrorKind::AddrInUse];
+
+/// How the program is attached and the frames are moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XdpMode {
+    /// The best that works: zero copy, else native, else generic.
+    #[default]
+    Auto,
+    /// In the driver, frames stay where the card put them.
+    ZeroCopy,
+    /// In the driver, frames are copied.
+    Native,
+    /// In front of the kernel's stack, for every driver. The interface must not merge segments (`gro off`, and at a virtual
+    /// peer `tso off gso off`): larger frames are lost.
+    Generic,
+}
+
+impl FromStr for XdpMode {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "zerocopy" => Ok(Self::ZeroCopy),
+            "native" => Ok(Self::Native),
+            "generic" => Ok(Self::Generic),
+            _ => Err(()),
+        }
+    }
+}
+
+impl fmt::Display for XdpMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::ZeroCopy => "zerocopy",
+            Self::Native => "native",
+            Self::Generic => "generic",
+        })
+    }
+}
+
+/// A link over AF_XDP.
+///
+/// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
+pub struct XdpLink {
+    sockets: Vec<XdpSocket>,
+    /// Of how many of them the queue may send too.
+    senders: usize,
+    /// Which one sends now, and which one is asked first for a frame.
+    sending: usize,
+    turn: usize,
+    /// Receives frames to groups, while there are any: opened with the rest, as the process may have less privileges later. How many redirected
+    /// frames came since it was asked.
+    groups: PacketLink,
+    has_groups: bool,
+    since_groups: u32,
+    /// Of several sockets' descriptors one.
+    set: Option<OwnedFd>,
+    /// Keeps the program attached.
+    attachment: bpf::Attachment,
+    mode: XdpMode,
+    interface: String,
+    index: u32,
+    mtu: usize,
+    is_virtual: bool,
+    looked: Instant,
+    /// When to flush again.
+    again: Option<Instant>,
+    failure: Option<Gone>,
+    /// Frames that are longer than a chunk are built here.
+    scratch: Vec<u8>,
+    _claim: Claim,
+}
+
+impl fmt::Debug for XdpLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("XdpLink")
+            .field("interface", &self.interface)
+            .field("mode", &self.mode)
+            .field("mtu", &self.mtu)
+            .field("failure", &self.failure)
+            .finish_non_exhaustive()
+    }
+}
+
+impl XdpLink {
+    /// Attaches to `interface` for the addresses of `config`.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface, `NetworkDown`, `Unsupported` where it
+    /// has no Ethernet frames; `AddrInUse` for addresses of the kernel's or of another process; `ResourceBusy` when another program
+    /// is attached, `InvalidInput` where the driver lacks the mode, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
+    pub fn open(interface: &str, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
+        let index = index_of(interface)?;
+        let modes: &[XdpMode] = match mode {
+            XdpMode::Auto => &[XdpMode::ZeroCopy, XdpMode::Native, XdpMode::Generic],
+            ref one => std::slice::from_ref(one),
+        };
+        // Missing permissions are reported first.
+        socket::socket()?;
+        ethernet(interface)?;
+        let mut last = None;
+        for mode in modes {
+            match Self::open_as(interface, index, *mode, config) {
+                Ok(link) => {
+                    tracing::info!(interface, %mode, queues = link.sockets.len(), "AF_XDP");
+                    return Ok(link);
+                }
+                Err(error) if NO_OTHER_MODE.contains(&error.kind()) => return Err(error),
+                Err(error) => {
+                    tracing::debug!(interface, %mode, %error, "not in this mode");
+                    last = Some(error);
+                }
+            }
+        }
+        Err(match last {
+            Some(error) if mode != XdpMode::Auto && error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                let why = format!("the interface's driver has no mode={mode}");
+                io::Error::new(io::ErrorKind::InvalidInput, why)
+            }
+            last => last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()),
+        })
+    }
+
+    fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
+        let mtu = mtu_of(interface)?;
+        let layout = umem::Layout::for_frames(mtu + ETHERNET_HEADER);
+        let queues = Queues::of(interface)?;
+        let map = bpf::XskMap::create(queues.rx)?;
+        let instructions = program::redirect(map.fd(), config);
+        let program = bpf::Program::load(&instructions, layout.several)?;
+        let attachment = bpf::Attachment::new(&program, index, mode == XdpMode::Generic)?;
+        let claim = Claim::new(interface, config)?;
+        let mut sockets = Vec::new();
+        for queue in 0..queues.rx {
+            let socket = XdpSocket::open(index, queue, mode == XdpMode::ZeroCopy, &layout)?;
+            map.set(queue, socket.fd())?;
+            sockets.push(socket);
+        }
+        let set = match sockets.len() {
+            1 => None,
+            _ => {
+                let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+                for socket in &sockets {
+                    epoll::add(&set, socket.fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+                }
+                Some(set)
+            }
+        };
+        Ok(Self {
+            senders: sockets.len().min(queues.tx as usize),
+            sending: 0,
+            turn: 0,
+            groups: PacketLink::of_groups(interface)?,
+            has_groups: false,
+            since_groups: 0,
+            sockets,
+            set,
+            attachment,
+            mode,
+            interface: interface.to_owned(),
+            index,
+            mtu,
+            is_virtual: is_virtual(interface)?,
+            looked: Instant::now(),
+            again: None,
+            failure: None,
+            scratch: Vec::new(),
+            _claim: claim,
+        })
+    }
+
+    /// Whether this process may use AF_XDP at all: a socket, a map and a program are made, and nothing is attached.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without the capabilities; the system's.
+    pub fn permitted() -> io::Result<()> {
+        socket::socket()?;
+        let map = bpf::XskMap::create(1)?;
+        let config = SmolConfig::new(std::net::Ipv4Addr::LOCALHOST.into(), 8);
+        bpf::Program::load(&program::redirect(map.fd(), &config), false).map(drop)
+    }
+
+    /// Bytes of memory for frames of an interface. Without CAP_IPC_LOCK they count against the limit of locked memory.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such interface; the system's.
+    pub fn frame_memory(interface: &str) -> io::Result<usize> {
+        let layout = umem::Layout::for_frames(mtu_of(interface)? + ETHERNET_HEADER);
+        Ok(layout.chunk * umem::CHUNKS as usize * Queues::of(interface)?.rx as usize)
+    }
+
+    /// How it is attached.
+    #[must_use]
+    pub fn mode(&self) -> XdpMode {
+        self.mode
+    }
+
+    /// The next frame of the program's.
+    fn redirected(&mut self) -> Option<XdpFrame> {
+        // By turns: a queue that is always busy leaves the others their part.
+        for _ in 0..self.sockets.len() {
+            let queue = self.turn;
+            self.turn = (queue + 1) % self.sockets.len();
+            if let Some(received) = self.sockets[queue].receive() {
+                return Some(XdpFrame(Source::Queue { queue, received }));
+            }
+        }
+        None
+    }
+
+    fn look(&mut self) {
+        match Interface::find(&self.interface) {
+            Ok(now) if now.index != self.index => self.failure = Some(Gone::Deleted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(Gone::Deleted),
+            Ok(_) if !self.attachment.is_attached() => self.failure = Some(Gone::Detached),
+            // It was down.
+            Ok(now) if now.is_up => self.failure = None,
+            _ => {}
+        }
+    }
+}
+
+/// A received frame: in the memory that the driver filled, or put together from several pieces.
+///
+/// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
+pub struct XdpFrame(Source);
+
+/// Where a frame came from.
+enum Source {
+    Queue { queue: usize, received: Received },
+    Groups(PacketFrame),
+}
+
+impl fmt::Debug for XdpFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let queue = match &self.0 {
+            Source::Queue { queue, .. } => Some(queue),
+            Source::Groups(_) => None,
+        };
+        f.debug_struct("XdpFrame").field("queue", &queue).finish_non_exhaustive()
+    }
+}
+
+impl Frame for XdpFrame {
+    fn bytes(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Source::Queue { received, .. } => received.bytes(),
+            Source::Groups(frame) => frame.bytes(),
+        }
+    }
+
+    fn is_checked(&self) -> bool {
+        match &self.0 {
+            Source::Queue { .. } => false,
+            Source::Groups(frame) => frame.is_checked(),
+        }
+    }
+
+    fn datagram_size(&self) -> Option<usize> {
+        match &self.0 {
+            Source::Queue { .. } => None,
+            Source::Groups(frame) => frame.datagram_size(),
+        }
+    }
+}
+
+impl Link for XdpLink {
+    type Frame = XdpFrame;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { mtu: self.mtu, segmentation: None, partial_checksums: self.is_virtual }
+    }
+
+    fn receive(&mut self) -> Option<XdpFrame> {
+        if !self.has_groups {
+            return self.redirected();
+        }
+        let groups_first = self.since_groups >= GROUPS_TURN;
+        if !groups_first && let Some(frame) = self.redirected() {
+            self.since_groups += 1;
+            return Some(frame);
+        }
+        self.since_groups = 0;
+        match self.groups.receive() {
+            Some(frame) => Some(XdpFrame(Source::Groups(frame))),
+            None if groups_first => self.redirected(),
+            None => None,
+        }
+    }
+
+    fn recycle(&mut self, frame: XdpFrame) {
+        match frame.0 {
+            Source::Queue { queue, received } => self.sockets[queue].recycle(received),
+            Source::Groups(frame) => self.groups.recycle(frame),
+        }
+    }
+
+    fn start_groups(&mut self) -> io::Result<Option<BorrowedFd<'_>>> {
+        self.groups.take_groups(true)?;
+        self.has_groups = true;
+        Ok(self.groups.fd())
+    }
+
+    fn stop_groups(&mut self) {
+        // Where the kernel refuses that, they are received and dropped.
+        self.has_groups = self.groups.take_groups(false).is_err();
+    }
+
+    fn send_for(&mut self, flow: u64) {
+        self.sending = (flow % self.senders as u64) as usize;
+    }
+
+    fn has_room(&mut self) -> bool {
+        self.sockets[self.sending].has_room()
+    }
+
+    fn transmit(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8]) -> Option<Segmentation>) {
+        self.sockets[self.sending].transmit(len, &mut self.scratch, &mut |bytes| _ = fill(bytes));
+    }
+
+    fn flush(&mut self) {
+        let mut all = true;
+        for socket in &mut self.sockets {
+            match socket.flush() {
+                Ok(left) => all &= left,
+                Err(error) => {
+                    tracing::debug!(%error, "AF_XDP");
+                    self.looked = Instant::now();
+                    self.failure.get_or_insert(Gone::Down);
+                }
+            }
+        }
+        self.again = if all { None } else { Instant::now().checked_add(AGAIN) };
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.set {
+            Some(set) => Some(set.as_fd()),
+            None => self.sockets.first().map(XdpSocket::fd),
+        }
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.again
+    }
+
+    fn watch(&self) -> Option<Instant> {
+        // Frames of a detached program's go to the kernel, and there is no event.
+        self.looked.checked_add(LOOK_IDLE)
+    }
+
+    fn failure(&mut self, now: Instant) -> Option<io::Error> {
+        if now.saturating_duration_since(self.looked) >= LOOK {
+            self.looked = now;
+            self.look();
+        }
+        self.failure.map(|gone| gone.error(&self.interface))
+    }
+}

@@ -1,0 +1,255 @@
+//! Bytes: order, borders of calls, and what happens when there is no room.
+
+use super::session::{
+    ACCEPTED, CLIENT, CONNECTED, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
+};
+use super::{Check, Stop, Verdict, ensure, unexpected};
+use std::io::ErrorKind;
+use uiw_llp::{Interest, TransportConfig};
+use uiw_mem::{IoVec, IoVecMut};
+
+pub(super) const CHECKS: &[Check] = &[
+    Check::new("bytes_in_order", "a megabyte each way arrives whole and in order", bytes_in_order),
+    Check::new("both_ways_at_once", "the two directions do not disturb each other", both_ways_at_once),
+    Check::new("gathered", "send takes its buffers in order, empty ones among them", gathered),
+    Check::new("scattered", "recv fills its buffers in order, empty ones among them", scattered),
+    Check::new("many_buffers", "however many buffers are given, what is taken is their front", many_buffers),
+    Check::new("small_reads", "what recv leaves is there for the next one", small_reads),
+    Check::new("no_bytes", "no bytes to send or room to receive is InvalidInput, and no FIN", no_bytes),
+    Check::new("memory_is_free_after_send", "what send took may be overwritten", memory_is_free_after_send),
+    Check::new("recv_would_block", "recv says WouldBlock when nothing came", recv_would_block),
+    Check::new(
+        "send_would_block",
+        "send takes what there is room for, then says WouldBlock",
+        send_would_block,
+    ),
+];
+
+const HERE: (usize, uiw_llp::Token) = (CLIENT, CONNECTED);
+const THERE: (usize, uiw_llp::Token) = (SERVER, ACCEPTED);
+
+fn bytes_in_order(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    let bytes = pattern(1 << 20);
+    for _ in 0..2 {
+        carry(s, (&mut *client, CONNECTED, CLIENT), (&mut *server, ACCEPTED, SERVER), &bytes)?;
+        carry(s, (&mut *server, ACCEPTED, SERVER), (&mut *client, CONNECTED, CLIENT), &bytes)?;
+    }
+    Ok(())
+}
+
+/// One end, its token and its stack.
+type End<'a> = (&'a mut dyn uiw_llp::TransportStream, uiw_llp::Token, usize);
+
+/// Moves `bytes`, each end acting only on an event.
+fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
+    let ((from, from_token, from_stack), (to, to_token, to_stack)) = (from, to);
+    from.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
+    to.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
+    let (mut sent, mut got) = (0, Vec::with_capacity(bytes.len()));
+    // Odd lengths, so that borders of calls, segments and buffers do not coincide.
+    let mut step = 1;
+    s.until("all bytes arrive", |s| {
+        if sent < bytes.len() && s.is_writable(from_stack, from_token) {
+            step = step * 5 % 99_991 + 1;
+            match send(&mut *from, &bytes[sent..bytes.len().min(sent + step)]) {
+                Ok(count) => sent += count,
+                Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "send: {error}"),
+            }
+            if sent == bytes.len() {
+                from.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
+            }
+        }
+        if s.is_readable(to_stack, to_token) {
+            let part = recv(&mut *to, 70_001).map_err(unexpected("recv behind a readable event"))?;
+            ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
+            got.extend_from_slice(&part);
+        }
+        Ok(got.len() >= bytes.len())
+    })?;
+    same(&got, bytes)
+}
+
+fn both_ways_at_once(s: &mut Session) -> Verdict {
+    const LEN: usize = 300_000;
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    let there = pattern(LEN);
+    let back: Vec<u8> = there.iter().map(|byte| !byte).collect();
+    let (mut sent, mut got) = ([0; 2], [Vec::new(), Vec::new()]);
+    for stream in [&mut client, &mut server] {
+        stream.set_interest(Interest::BOTH).map_err(unexpected("set_interest"))?;
+    }
+    s.until("all bytes of both directions arrive", |s| {
+        for end in [CLIENT, SERVER] {
+            let (stream, token, bytes) = match end {
+                CLIENT => (&mut client, CONNECTED, &there),
+                _ => (&mut server, ACCEPTED, &back),
+            };
+            if sent[end] < LEN && s.is_writable(end, token) {
+                match send(&mut **stream, &bytes[sent[end]..]) {
+                    Ok(count) => sent[end] += count,
+                    Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "send: {error}"),
+                }
+            }
+            if s.is_readable(end, token) {
+                match recv(&mut **stream, 50_000) {
+                    Ok(part) => got[1 - end].extend_from_slice(&part),
+                    Err(error) => return Err(unexpected("recv behind a readable event")(error)),
+                }
+            }
+            if sent[end] == LEN {
+                stream.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
+            }
+        }
+        Ok(got.iter().all(|got| got.len() >= LEN))
+    })?;
+    same(&got[CLIENT], &there)?;
+    same(&got[SERVER], &back)
+}
+
+fn gathered(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    let parts = [&b""[..], b"one ", b"", b"", b"two ", b"three", b""];
+    let whole = parts.concat();
+    let mut sent = s.send_some(HERE, &mut *client, &parts.map(IoVec::from))?;
+    while sent < whole.len() {
+        sent += s.send_some(HERE, &mut *client, &[IoVec::from(&b""[..]), IoVec::from(&whole[sent..])])?;
+    }
+    s.expect(THERE, &mut *server, &whole)
+}
+
+fn scattered(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    s.send_all(HERE, &mut *client, b"one two three")?;
+    let mut got = Vec::new();
+    while got.len() < 13 {
+        let (mut a, mut b, mut c) = ([0; 5], [0; 2], [0; 20]);
+        let (mut none, mut nothing) = ([0; 0], [0; 0]);
+        let mut into = [&mut none[..], &mut a, &mut nothing, &mut b, &mut c].map(IoVecMut::from);
+        let count = s.recv_some(THERE, &mut *server, &mut into)?;
+        let all = [&a[..], &b, &c].concat();
+        ensure!(count > 0, "a FIN that was not sent");
+        got.extend_from_slice(&all[..count]);
+        ensure!(all[count..].iter().all(|byte| *byte == 0), "recv wrote behind what it gave");
+    }
+    same(&got, b"one two three")
+}
+
+fn many_buffers(s: &mut Session) -> Verdict {
+    const COUNT: usize = 3000;
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    let bytes = pattern(COUNT);
+    let mut sent = 0;
+    while sent < COUNT {
+        let bufs: Vec<_> = bytes[sent..].chunks(1).map(IoVec::from).collect();
+        sent += s.send_some(HERE, &mut *client, &bufs)?;
+    }
+    let mut got = Vec::new();
+    while got.len() < COUNT {
+        let mut block = vec![0; COUNT];
+        let mut into: Vec<_> = block.chunks_mut(1).map(IoVecMut::from).collect();
+        let count = s.recv_some(THERE, &mut *server, &mut into)?;
+        ensure!(count > 0, "a FIN that was not sent");
+        got.extend_from_slice(&block[..count]);
+    }
+    same(&got, &bytes)
+}
+
+fn small_reads(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    let bytes = pattern(2000);
+    s.send_all(HERE, &mut *client, &bytes)?;
+    let mut got = Vec::new();
+    for len in (1..64).cycle() {
+        if got.len() == bytes.len() {
+            break;
+        }
+        let part = s.recv_upto(THERE, &mut *server, len.min(bytes.len() - got.len()))?;
+        ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
+        got.extend(part);
+    }
+    same(&got, &bytes)?;
+    expect_kind("recv of no more", recv(&mut *server, 1), ErrorKind::WouldBlock)
+}
+
+fn no_bytes(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    expect_kind("send of no buffer", client.send(&[]), ErrorKind::InvalidInput)?;
+    expect_kind("send of an empty buffer", send(&mut *client, b""), ErrorKind::InvalidInput)?;
+    s.send_all(HERE, &mut *client, b"x")?;
+    s.until("the byte", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
+    expect_kind("recv into no buffer", server.recv(&mut []), ErrorKind::InvalidInput)?;
+    expect_kind("recv into an empty buffer", recv(&mut *server, 0), ErrorKind::InvalidInput)?;
+    s.expect(THERE, &mut *server, b"x")
+}
+
+fn memory_is_free_after_send(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    let bytes = pattern(4000);
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let mut memory = bytes[sent..bytes.len().min(sent + 700)].to_vec();
+        s.send_all(HERE, &mut *client, &memory)?;
+        sent += memory.len();
+        memory.fill(0xEE);
+    }
+    s.expect(THERE, &mut *server, &bytes)
+}
+
+fn recv_would_block(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    for _ in 0..3 {
+        expect_kind("recv of nothing", recv(&mut *server, 10), ErrorKind::WouldBlock)?;
+        expect_kind("recv of nothing", recv(&mut *client, 10), ErrorKind::WouldBlock)?;
+        s.wait_idle()?;
+    }
+    Ok(())
+}
+
+fn send_would_block(s: &mut Session) -> Verdict {
+    const MOST: usize = 256 << 20;
+    let small = TransportConfig {
+        send_buffer: Some(64 << 10),
+        recv_buffer: Some(64 << 10),
+        ..TransportConfig::default()
+    };
+    let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
+    client.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
+    server.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
+    let block = pattern(1 << 16);
+    let mut sent = 0;
+    // Bytes that the receiver takes leave the sender's buffer.
+    let mut full = 0;
+    while full < 3 {
+        match send(&mut *client, &block[sent % block.len()..]) {
+            Ok(count @ 1..) => (sent, full) = (sent + count, 0),
+            Ok(_) => return Err(Stop::Failed("send took no byte, and says so as success".into())),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                s.wait_idle()?;
+                full += 1;
+            }
+            Err(error) => return Err(unexpected("send")(error)),
+        }
+        ensure!(sent < MOST, "{sent} unread bytes were taken");
+    }
+    client.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
+    s.never("a writable event of a stream without room", |s| {
+        if !s.is_writable(CLIENT, CONNECTED) {
+            return Ok(false);
+        }
+        // Bytes that the receiver took late have made room: then a send takes some.
+        match send(&mut *client, &block[sent % block.len()..]) {
+            Ok(count @ 1..) => sent += count,
+            _ => return Ok(true),
+        }
+        Ok(false)
+    })?;
+    let got = s.recv_upto(THERE, &mut *server, sent)?;
+    let wrong = got.chunks(block.len()).any(|part| *part != block[..part.len()]);
+    ensure!(got.len() == sent && !wrong, "{} of {sent} bytes came, wrong ones: {wrong}", got.len());
+    s.until("a writable event when there is room again", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;
+    match send(&mut *client, b"more") {
+        Ok(1..=4) => Ok(()),
+        other => Err(Stop::Failed(format!("send behind a writable event: {other:?}"))),
+    }
+}

@@ -1,0 +1,143 @@
+//! Datagrams that travel.
+
+use super::{Time, World};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use uiw_llp::{Event, Interest, Token};
+
+/// How much later a datagram comes that others overtake, beside twice the latency.
+const OVERTAKEN: Duration = Duration::from_micros(50);
+const MILLION: usize = 1_000_000;
+
+pub(super) struct Socket {
+    pub(super) stack: u32,
+    token: Token,
+    interest: Interest,
+    local: SocketAddr,
+    /// What travels here or has arrived, in the order of arrival.
+    inbound: VecDeque<Datagram>,
+}
+
+struct Datagram {
+    due: Time,
+    from: SocketAddr,
+    bytes: Vec<u8>,
+}
+
+impl Socket {
+    /// When the next datagram arrives that has not.
+    pub(super) fn next_due(&self, now: Time) -> Option<Time> {
+        self.inbound.iter().map(|datagram| datagram.due).find(|due| *due > now)
+    }
+}
+
+impl World {
+    pub(in crate::sim) fn bind(
+        &mut self,
+        stack: u32,
+        local: SocketAddr,
+        token: Token,
+    ) -> io::Result<(u64, SocketAddr)> {
+        let local = self.with_port(local);
+        if !local.ip().is_multicast() && self.sockets.values().any(|socket| socket.local == local) {
+            return Err(ErrorKind::AddrInUse.into());
+        }
+        let id = self.id();
+        let socket = Socket { stack, token, interest: Interest::NONE, local, inbound: VecDeque::new() };
+        self.sockets.insert(id, socket);
+        Ok((id, local))
+    }
+
+    pub(in crate::sim) fn unbind(&mut self, id: u64) {
+        self.sockets.remove(&id);
+    }
+
+    pub(in crate::sim) fn set_datagram_interest(&mut self, id: u64, interest: Interest) {
+        if let Some(socket) = self.sockets.get_mut(&id) {
+            socket.interest = interest;
+        }
+    }
+
+    /// Bytes of `from` that have not arrived.
+    fn under_way(&self, from: SocketAddr) -> usize {
+        let all = self.sockets.values().flat_map(|socket| &socket.inbound);
+        all.filter(|datagram| datagram.from == from && datagram.due > self.time)
+            .map(|datagram| datagram.bytes.len())
+            .sum()
+    }
+
+    pub(in crate::sim) fn send_datagram(
+        &mut self,
+        id: u64,
+        from: SocketAddr,
+        to: SocketAddr,
+        bytes: &[u8],
+    ) -> io::Result<()> {
+        if to.port() == 0 {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        let link = self.link(from.ip(), to.ip()).clone();
+        if self.under_way(from) >= link.capacity {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let receivers: Vec<u64> = self
+            .sockets
+            .iter()
+            .filter(|(other, socket)| socket.local == to && (**other != id || from == to))
+            .map(|(id, _)| *id)
+            .collect();
+        let faults = link.datagrams;
+        for receiver in receivers {
+            let mut chance = |of: u32| self.random.below(MILLION) < of as usize;
+            let (lost, twice, late) = (chance(faults.loss), chance(faults.duplicate), chance(faults.reorder));
+            if lost || link.stalled {
+                continue;
+            }
+            let late = if late { 2 * link.latency + OVERTAKEN } else { Duration::ZERO };
+            let due = self.time + link.latency + late;
+            for _ in 0..=usize::from(twice) {
+                self.carry_datagram(receiver, due, from, bytes, link.capacity);
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_datagram(&mut self, to: u64, due: Time, from: SocketAddr, bytes: &[u8], capacity: usize) {
+        let Some(socket) = self.sockets.get_mut(&to) else { return };
+        let held: usize = socket.inbound.iter().map(|datagram| datagram.bytes.len()).sum();
+        if held + bytes.len() > 2 * capacity {
+            return;
+        }
+        let at = socket.inbound.partition_point(|other| other.due <= due);
+        socket.inbound.insert(at, Datagram { due, from, bytes: bytes.to_vec() });
+    }
+
+    pub(in crate::sim) fn recv_datagram(&mut self, id: u64) -> Option<(SocketAddr, Vec<u8>)> {
+        let now = self.time;
+        let socket = self.sockets.get_mut(&id)?;
+        socket.inbound.front().filter(|datagram| datagram.due <= now)?;
+        let datagram = socket.inbound.pop_front()?;
+        Some((datagram.from, datagram.bytes))
+    }
+
+    /// The room of the narrowest link from `from`.
+    fn capacity_from(&self, from: IpAddr) -> usize {
+        let own = self.links.iter().filter(|((source, _), _)| *source == from);
+        own.map(|(_, link)| link.capacity).min().unwrap_or(self.default.capacity)
+    }
+
+    pub(super) fn poll_datagrams(&self, stack: u32, events: &mut Vec<Event>) {
+        for socket in self.sockets.values().filter(|socket| socket.stack == stack) {
+            let arrived = socket.inbound.front().is_some_and(|datagram| datagram.due <= self.time);
+            let readable = socket.interest.read && arrived;
+            let ip = socket.local.ip();
+            let room = || self.under_way(socket.local) < self.capacity_from(ip);
+            let writable = socket.interest.write && room();
+            if readable || writable {
+                events.push(Event { token: socket.token, readable, writable });
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! From a TCP connection to an authentic peer, and what is asked of the peer again when the configuration changes.
+
+use super::incoming::Sink;
+use super::{Conn, Failure, Scratch, State};
+use crate::error::TlsError;
+use crate::session::Session;
+use crate::shared::Snapshot;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use uiw_llp::PeerIdentity;
+
+/// What the acceptor sends instead of its handshake to an initiator of the same process. It is no type of a TLS record.
+const SAME_PROCESS: u8 = 0;
+/// The type of a record with handshake messages.
+const HANDSHAKE_RECORD: u8 = 0x16;
+
+impl Conn {
+    /// Whether TCP is connected.
+    pub(super) fn connect_inner(&mut self) -> io::Result<bool> {
+        let connected = self.inner.connect_result()?;
+        if let (true, State::Clear { connecting }) = (connected, &mut self.state) {
+            *connecting = false;
+        }
+        Ok(connected)
+    }
+
+    pub(super) fn on_connect_event(&mut self, scratch: &mut Scratch) {
+        match self.connect_inner() {
+            Ok(false) => return,
+            Ok(true) => {}
+            Err(error) => return self.fail(Failure::from(&error)),
+        }
+        let State::Connecting { name } = std::mem::replace(&mut self.state, State::Aborted) else { return };
+        self.deadline = None;
+        match Session::client(&self.snapshot.client, *name) {
+            Ok(session) => {
+                self.state = State::Handshake(session);
+                self.process(scratch, 0, &mut Sink::new(&mut []));
+                self.flush();
+            }
+            Err(error) => {
+                self.state = State::Accepted;
+                self.fail(Failure::Tls(error));
+            }
+        }
+    }
+
+    /// What stands before a session: the bytes are a ClientHello, or the marker of this process. True if there is none of it to go on
+    /// with.
+    pub(super) fn begin(&mut self, bytes: &[u8], first_bytes: bool, sink: &mut Sink<'_, '_>) -> bool {
+        match &self.state {
+            State::Accepted => {
+                let Some(&first) = bytes.first() else { return true };
+                if first != HANDSHAKE_RECORD {
+                    self.fail(Failure::Tls(TlsError::Clear { first }));
+                    return true;
+                }
+                match Session::server(&self.snapshot.server) {
+                    Ok(session) => self.state = State::Handshake(session),
+                    Err(error) => self.fail(Failure::Tls(error)),
+                }
+                self.failure.is_some()
+            }
+            State::AcceptedOwn => {
+                self.keep(bytes);
+                let length = self.incoming.get(3..5).map(|length| u16::from_be_bytes([length[0], length[1]]));
+                if length.is_some_and(|length| self.incoming.len() >= 5 + usize::from(length)) {
+                    self.incoming = Vec::new();
+                    self.out.push(SAME_PROCESS);
+                    self.open_clear();
+                }
+                true
+            }
+            State::Handshake(Session::Client(_)) if first_bytes && bytes.first() == Some(&SAME_PROCESS) => {
+                // Only if this very connection was accepted by this process.
+                let own = self.own.as_ref().is_some_and(|own| own.is_accepted());
+                if own {
+                    self.incoming = Vec::new();
+                    let taken = sink.put(&bytes[1..]);
+                    self.plain.extend_from_slice(&bytes[1 + taken..]);
+                    self.received += bytes.len() as u64 - 1;
+                    self.open_clear();
+                }
+                own
+            }
+            _ => false,
+        }
+    }
+
+    fn open_clear(&mut self) {
+        self.own = None;
+        self.state = State::Clear { connecting: false };
+        self.identity = Some(Arc::new(PeerIdentity::SameProcess));
+        tracing::debug!(peer = %self.inner.peer_addr(), "the peer is in this process: no TLS");
+        self.flush();
+    }
+
+    pub(super) fn finish_handshake(&mut self) {
+        let State::Handshake(session) = std::mem::replace(&mut self.state, State::Aborted) else { return };
+        self.own = None;
+        let (local, peer) = (self.inner.local_addr(), self.inner.peer_addr());
+        let identity = match session.peer_certificates().first() {
+            Some(own) => self.snapshot.verifier.identify(own),
+            None => Err(TlsError::NoCertificate),
+        };
+        match identity {
+            Ok(identity) => {
+                let parameters = session.parameters();
+                tracing::info!(%local, %peer, %identity, parameters, "TLS 1.3");
+                self.shared.counts.established.fetch_add(1, Ordering::Relaxed);
+                self.identity = Some(Arc::new(identity));
+            }
+            Err(error) => self.fail(Failure::Tls(error)),
+        }
+        self.state = State::Open(session);
+    }
+
+    /// The configuration was loaded again: a peer that it does not accept, or whose key has other options, is cut off.
+    pub(crate) fn recheck(&mut self, snapshot: &Arc<Snapshot>) {
+        self.snapshot = Arc::clone(snapshot);
+        let State::Open(session) = &self.state else { return };
+        let reason = match snapshot.verifier.check(session.peer_certificates(), &self.role) {
+            Ok(now) if self.identity.as_ref().is_some_and(|before| options(before) != options(&now)) => {
+                Some("the options of its key have changed".to_owned())
+            }
+            Ok(_) => None,
+            Err(TlsError::UnknownKey { .. }) => Some("its key is not pinned any more".to_owned()),
+            Err(other) => Some(other.to_string()),
+        };
+        if let Some(reason) = reason {
+            let identity = self.identity.as_ref().map_or_else(String::new, ToString::to_string);
+            (self.plain, self.plain_at) = (Vec::new(), 0);
+            self.fail(Failure::Tls(TlsError::Removed { identity, reason }));
+        }
+        self.update_interest();
+    }
+
+    /// The time is over: that of the handshake.
+    pub(crate) fn on_deadline(&mut self) {
+        if !self.is_open() {
+            self.fail(Failure::Tls(TlsError::HandshakeTimeout));
+        }
+    }
+}
+
+/// The options of a pinned key.
+fn options(identity: &PeerIdentity) -> &str {
+    match identity {
+        PeerIdentity::PublicKey { options, .. } => options,
+        _ => "",
+    }
+}

@@ -1,0 +1,491 @@
+//! The connections and listeners of one shard, and which of them have something to report.
+
+use super::conn::{Conn, Scratch};
+use super::shared::Shared;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use slab::Slab;
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uiw_llp::{Event, ListenConfig, Token, TransportListener, TransportStream};
+
+/// Connections that are accepted by one poll: others have their turn.
+const ACCEPTS: usize = 64;
+/// Handshakes that go on in one poll; each takes some tenths of a millisecond.
+const HANDSHAKES: usize = 8;
+/// How long a dropped connection may take to send what it had.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The key of no slot: the listener of connections that came to none.
+const NO_LISTENER: usize = usize::MAX;
+/// The token that names no stream: see [`uiw_llp::StackExtensions::wait_fd`].
+const NO_STREAM: Token = Token(u64::MAX);
+
+pub(super) struct Shard {
+    pub(super) shared: Arc<Shared>,
+    slots: Slab<(u32, Slot)>,
+    generation: u32,
+    pub(super) scratch: Scratch,
+    /// Those that have an event though the inner stack has none for them, and since when there is one.
+    ready: BTreeSet<usize>,
+    ready_since: Instant,
+    deadlines: BTreeSet<(Instant, usize)>,
+    /// Dropped while they were in no event set, with bytes to be sent.
+    orphans: VecDeque<Box<Conn>>,
+    /// At the last poll.
+    now: Instant,
+    /// In the inner stack's epoll set, if it has one.
+    wake: Option<Arc<OwnedFd>>,
+    is_signalled: bool,
+    /// Of the configuration that connections were checked with.
+    config_generation: u64,
+}
+
+enum Slot {
+    Conn(Box<Conn>),
+    TransportListener(Box<ListenerSlot>),
+    /// A socket for datagrams, which passes.
+    Datagrams(Token),
+}
+
+struct ListenerSlot {
+    inner: Box<dyn TransportListener>,
+    token: Token,
+    backlog: usize,
+    /// In their handshake, the oldest first.
+    handshakes: VecDeque<usize>,
+    /// Done with it.
+    waiting: VecDeque<usize>,
+    error: Option<io::Error>,
+}
+
+impl Shard {
+    pub(super) fn new(shared: Arc<Shared>, wait: Option<&OwnedFd>, now: Instant) -> io::Result<Self> {
+        let wake = match wait {
+            Some(set) => {
+                let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+                let data = epoll::EventData::new_u64(NO_STREAM.0);
+                // A descriptor that is no epoll set: deadlines say the same, unless another thread asks for it.
+                epoll::add(set, &wake, data, epoll::EventFlags::IN).is_ok().then_some(wake)
+            }
+            None => None,
+        };
+        if let Some(wake) = &wake {
+            shared.add_wake(wake);
+        }
+        let config_generation = shared.generation();
+        Ok(Self {
+            shared,
+            slots: Slab::new(),
+            generation: 0,
+            scratch: Scratch::new(),
+            ready: BTreeSet::new(),
+            ready_since: now,
+            deadlines: BTreeSet::new(),
+            orphans: VecDeque::new(),
+            now,
+            wake,
+            is_signalled: false,
+            config_generation,
+        })
+    }
+
+    /// The token of the next slot in the inner stack.
+    pub(super) fn next_token(&mut self) -> Token {
+        self.generation = self.generation.wrapping_add(1) & (u32::MAX >> 1);
+        Token(self.slots.vacant_key() as u64 | u64::from(self.generation) << 32)
+    }
+
+    fn insert(&mut self, slot: Slot) -> usize {
+        self.slots.insert((self.generation, slot))
+    }
+
+    pub(super) fn insert_conn(&mut self, conn: Box<Conn>) -> usize {
+        let deadline = conn.deadline;
+        let key = self.insert(Slot::Conn(conn));
+        self.deadlines.extend(deadline.map(|at| (at, key)));
+        self.update_ready(key);
+        key
+    }
+
+    /// A connection that the user has accepted before its handshake, whose token is `outer`.
+    pub(super) fn insert_accepted(&mut self, inner: Box<dyn TransportStream>, outer: Token) -> usize {
+        let mut conn = Box::new(Conn::accepted(inner, &self.shared));
+        conn.listener = Some(NO_LISTENER);
+        conn.deadline = Some(self.now + self.shared.snapshot().config.handshake_timeout);
+        conn.hand_over(outer);
+        self.insert_conn(conn)
+    }
+
+    pub(super) fn insert_listener(
+        &mut self,
+        inner: Box<dyn TransportListener>,
+        token: Token,
+        options: &ListenConfig,
+    ) -> usize {
+        self.insert(Slot::TransportListener(Box::new(ListenerSlot {
+            inner,
+            token,
+            backlog: options.backlog.max(1) as usize,
+            handshakes: VecDeque::new(),
+            waiting: VecDeque::new(),
+            error: None,
+        })))
+    }
+
+    pub(super) fn insert_datagrams(&mut self, token: Token) -> usize {
+        self.insert(Slot::Datagrams(token))
+    }
+
+    pub(super) fn remove_datagrams(&mut self, key: usize) {
+        self.slots.try_remove(key);
+    }
+
+    pub(super) fn conn(&mut self, key: usize) -> Option<&mut Conn> {
+        match self.slots.get_mut(key) {
+            Some((_, Slot::Conn(conn))) => Some(conn),
+            _ => None,
+        }
+    }
+
+    /// Calls a connection with the shard's buffers.
+    pub(super) fn with_conn<R>(
+        &mut self,
+        key: usize,
+        call: impl FnOnce(&mut Conn, &mut Scratch) -> R,
+    ) -> Option<R> {
+        let Some((_, Slot::Conn(conn))) = self.slots.get_mut(key) else { return None };
+        let result = call(conn, &mut self.scratch);
+        let is_ready = conn.is_ready();
+        if is_ready != self.ready.contains(&key) {
+            self.update_ready(key);
+        }
+        Some(result)
+    }
+
+    pub(super) fn remove_conn(&mut self, key: usize) -> Option<Box<Conn>> {
+        self.ready.remove(&key);
+        self.clear_wake();
+        match self.slots.try_remove(key)?.1 {
+            Slot::Conn(conn) => {
+                if let Some(at) = conn.deadline {
+                    self.deadlines.remove(&(at, key));
+                }
+                Some(conn)
+            }
+            _ => None,
+        }
+    }
+
+    /// The user has dropped a stream: it stays until what it sent has left.
+    pub(super) fn close_conn(&mut self, key: usize) {
+        let now = self.now;
+        let Some(conn) = self.conn(key) else { return };
+        if conn.close() {
+            self.remove_conn(key);
+        } else {
+            let at = now + CLOSE_TIMEOUT;
+            conn.deadline = Some(at);
+            self.deadlines.insert((at, key));
+            self.update_ready(key);
+        }
+    }
+
+    /// The user has dropped a detached stream.
+    pub(super) fn adopt_orphan(&mut self, mut conn: Box<Conn>) {
+        if !conn.close() {
+            self.orphans.push_back(conn);
+            self.signal();
+        }
+    }
+
+    pub(super) fn take_orphans(&mut self) -> VecDeque<Box<Conn>> {
+        std::mem::take(&mut self.orphans)
+    }
+
+    /// An orphan is in the event set again.
+    pub(super) fn insert_orphan(&mut self, mut conn: Box<Conn>) {
+        conn.deadline = Some(self.now + CLOSE_TIMEOUT);
+        self.insert_conn(conn);
+    }
+
+    // ---- listeners -----------------------------------------------------------------------------------------
+
+    fn listener(&mut self, key: usize) -> Option<&mut ListenerSlot> {
+        match self.slots.get_mut(key) {
+            Some((_, Slot::TransportListener(listener))) => Some(listener),
+            _ => None,
+        }
+    }
+
+    /// The next connection that is past its handshake.
+    pub(super) fn accept(&mut self, key: usize, token: Token) -> io::Result<usize> {
+        let listener = self.listener(key).ok_or(ErrorKind::NotConnected)?;
+        if let Some(error) = listener.error.take() {
+            self.update_ready(key);
+            return Err(error);
+        }
+        let conn = listener.waiting.pop_front().ok_or(ErrorKind::WouldBlock)?;
+        self.with_conn(conn, |conn, _| conn.hand_over(token));
+        self.update_ready(conn);
+        self.update_ready(key);
+        Ok(conn)
+    }
+
+    /// Its connections, in their handshake or not accepted, are cut.
+    pub(super) fn remove_listener(&mut self, key: usize) {
+        let Some((_, Slot::TransportListener(listener))) = self.slots.try_remove(key) else { return };
+        self.ready.remove(&key);
+        for conn in listener.handshakes.into_iter().chain(listener.waiting) {
+            if let Some(mut conn) = self.remove_conn(conn) {
+                conn.abort();
+            }
+        }
+        self.clear_wake();
+    }
+
+    /// Takes the connections that wait at a listener, and begins their handshakes.
+    fn accept_all(&mut self, key: usize) {
+        let config = self.shared.snapshot();
+        for _ in 0..ACCEPTS {
+            let token = self.next_token();
+            let Some(listener) = self.listener(key) else { return };
+            let inner = match listener.inner.accept(token) {
+                Ok(inner) => inner,
+                Err(error) => {
+                    if error.kind() != ErrorKind::WouldBlock {
+                        listener.error = Some(error);
+                    }
+                    return;
+                }
+            };
+            let evicted = if listener.handshakes.len() >= config.config.max_handshakes {
+                listener.handshakes.pop_front()
+            } else {
+                None
+            };
+            let mut conn = Box::new(Conn::accepted(inner, &self.shared));
+            conn.listener = Some(key);
+            conn.deadline = Some(self.now + config.config.handshake_timeout);
+            let conn = self.insert_conn(conn);
+            if let Some(listener) = self.listener(key) {
+                listener.handshakes.push_back(conn);
+            }
+            if let Some(mut conn) = evicted.and_then(|evicted| self.remove_conn(evicted)) {
+                tracing::warn!(peer = %conn.inner().peer_addr(), "TLS: too many handshakes: the oldest is cut");
+                conn.abort();
+            }
+        }
+    }
+
+    /// The handshake of a connection may be over: then it waits to be accepted, or ends.
+    fn sort_handshake(&mut self, key: usize) {
+        let Some(conn) = self.conn(key) else { return };
+        let Some(at) = conn.listener.filter(|_| conn.is_decided()) else { return };
+        let (deadline, failed) = (conn.deadline, conn.failure().is_some());
+        conn.leave_listener();
+        if let Some(deadline) = deadline {
+            self.deadlines.remove(&(deadline, key));
+        }
+        let Some(listener) = self.listener(at) else { return };
+        listener.handshakes.retain(|conn| *conn != key);
+        if failed {
+            // Closed, not cut: an alert is to reach the peer.
+            self.remove_conn(key);
+        } else if listener.waiting.len() >= listener.backlog {
+            if let Some(mut conn) = self.remove_conn(key) {
+                let peer = conn.inner().peer_addr();
+                tracing::warn!(%peer, "TLS: more connections wait than the backlog has room for: the newest is cut");
+                conn.abort();
+            }
+        } else {
+            listener.waiting.push_back(key);
+            self.update_ready(at);
+        }
+    }
+
+    // ---- events --------------------------------------------------------------------------------------------
+
+    fn is_ready(&self, key: usize) -> bool {
+        match self.slots.get(key) {
+            Some((_, Slot::Conn(conn))) => conn.is_ready(),
+            Some((_, Slot::TransportListener(listener))) => {
+                !listener.waiting.is_empty() || listener.error.is_some()
+            }
+            _ => false,
+        }
+    }
+
+    /// Enters a slot among those that have an event, or takes it out, outside of a poll: a thread that sleeps in the descriptor wakes.
+    pub(super) fn update_ready(&mut self, key: usize) {
+        if self.note_ready(key) {
+            self.signal();
+        } else {
+            self.clear_wake();
+        }
+    }
+
+    /// The same within a poll, whose caller gets the event: true if it has an event.
+    fn note_ready(&mut self, key: usize) -> bool {
+        let is_ready = self.is_ready(key);
+        if !is_ready {
+            self.ready.remove(&key);
+        } else if self.ready.insert(key) && self.ready.len() == 1 {
+            self.ready_since = self.now;
+        }
+        is_ready
+    }
+
+    fn signal(&mut self) {
+        if let (Some(wake), false) = (&self.wake, self.is_signalled) {
+            write_wake(wake);
+            self.is_signalled = true;
+        }
+    }
+
+    /// Nothing is left to wake for.
+    fn clear_wake(&mut self) {
+        if self.is_signalled && self.ready.is_empty() && self.orphans.is_empty() {
+            self.is_signalled = false;
+            if let Some(wake) = &self.wake {
+                read_wake(wake);
+            }
+        }
+    }
+
+    /// Takes the events of the inner stack, and appends those of the user.
+    pub(super) fn poll(&mut self, now: Instant, inner: &[Event], events: &mut Vec<Event>) {
+        self.now = now;
+        self.check_config();
+        let mut reported = BTreeSet::new();
+        let mut handshakes = 0;
+        for event in inner {
+            let key = (event.token.0 & u64::from(u32::MAX)) as usize;
+            let generation = (event.token.0 >> 32) as u32;
+            match self.slots.get_mut(key) {
+                Some((found, _)) if *found != generation => {}
+                Some((_, Slot::Conn(conn))) => {
+                    if conn.listener.is_some() {
+                        handshakes += 1;
+                        if handshakes > HANDSHAKES {
+                            // It is reported again with the next poll.
+                            continue;
+                        }
+                    }
+                    conn.on_event(*event, &mut self.scratch);
+                    if conn.outer.is_none()
+                        && conn.listener.is_none()
+                        && conn.is_finished()
+                        && conn.deadline.is_some()
+                    {
+                        // Dropped by the user, and everything has left.
+                        self.remove_conn(key);
+                        continue;
+                    }
+                    events.extend(conn.event(Some(*event)));
+                    reported.insert(key);
+                    self.sort_handshake(key);
+                    self.note_ready(key);
+                }
+                Some((_, Slot::TransportListener(_))) => {
+                    self.accept_all(key);
+                    self.note_ready(key);
+                }
+                Some((_, Slot::Datagrams(token))) => events.push(Event { token: *token, ..*event }),
+                None => {}
+            }
+        }
+        self.expire();
+        for key in &self.ready {
+            match self.slots.get(*key) {
+                Some((_, Slot::Conn(conn))) if !reported.contains(key) => events.extend(conn.event(None)),
+                Some((_, Slot::TransportListener(listener))) => {
+                    events.push(Event { token: listener.token, readable: true, writable: false });
+                }
+                _ => {}
+            }
+        }
+        self.clear_wake();
+    }
+
+    /// Ends what has taken too long.
+    fn expire(&mut self) {
+        while let Some(&(at, key)) = self.deadlines.first()
+            && at <= self.now
+        {
+            self.deadlines.pop_first();
+            let Some(conn) = self.conn(key) else { continue };
+            conn.deadline = None;
+            if conn.listener.is_some() {
+                conn.on_deadline();
+                self.sort_handshake(key);
+            } else if conn.outer.is_none() {
+                conn.abort();
+                self.remove_conn(key);
+            }
+        }
+    }
+
+    /// After another configuration was loaded: peers that are not accepted any more are cut off.
+    fn check_config(&mut self) {
+        let generation = self.shared.generation();
+        if generation == self.config_generation {
+            return;
+        }
+        self.config_generation = generation;
+        let snapshot = self.shared.snapshot();
+        let mut changed = Vec::new();
+        for (key, (_, slot)) in &mut self.slots {
+            if let Slot::Conn(conn) = slot {
+                conn.recheck(&snapshot);
+                if conn.failure().is_some() {
+                    changed.push(key);
+                }
+            }
+        }
+        for key in changed {
+            self.note_ready(key);
+        }
+        if let Some(wake) = &self.wake {
+            // It was written from outside.
+            read_wake(wake);
+            self.is_signalled = false;
+        }
+        if !self.ready.is_empty() {
+            self.signal();
+        }
+    }
+
+    /// When a poll is wanted.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let ready = (!self.ready.is_empty() || !self.orphans.is_empty()).then_some(self.ready_since);
+        ready.into_iter().chain(self.deadlines.first().map(|(at, _)| *at)).min()
+    }
+
+    /// Closes every stream as a drop would, and returns whether all has left.
+    pub(super) fn drain(&mut self) -> bool {
+        let keys: Vec<_> = self.slots.iter().map(|(key, _)| key).collect();
+        let mut done = self.orphans.is_empty();
+        for key in keys {
+            if let Some(conn) = self.conn(key) {
+                if conn.failure().is_none() {
+                    // Of one that is not connected there is nothing to send.
+                    let _ = conn.shutdown();
+                }
+                done &= conn.is_finished();
+            }
+        }
+        done
+    }
+}
+
+pub(super) fn write_wake(wake: &OwnedFd) {
+    // It cannot be full: it is 1 at most.
+    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+}
+
+fn read_wake(wake: &OwnedFd) {
+    let mut count = [0; 8];
+    let _ = rustix::io::read(wake, &mut count);
+}

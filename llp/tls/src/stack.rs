@@ -1,0 +1,474 @@
+//! The stack, its streams and its listeners.
+
+use super::conn::Conn;
+use super::shard::Shard;
+use super::shared::{Shared, Tls, bad_name};
+use parking_lot::Mutex;
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+use uiw_llp::{
+    DatagramConfig, DatagramSocket, Event, Incoming, Interest, ListenConfig, Outgoing, PeerIdentity,
+    StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig, TransportListener,
+    TransportStack, TransportStream, attached_stream, foreign_stream,
+};
+use uiw_mem::{IoVec, IoVecMut};
+
+/// A stack whose streams are encrypted.
+///
+/// ```
+/// use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
+/// use uiw_llp::{ListenConfig, TransportStack, TransportConfig, Token, tcp::TcpStack};
+///
+/// // One key for both ends.
+/// let key = SecretKey::generate()?;
+/// let mut pinned = PinnedKeys::default();
+/// pinned.add(key.public_key(), "this host");
+/// let tls = Tls::new(TlsConfig::raw_keys(&key, pinned)?)?;
+/// let mut stack = TlsStack::new(Box::new(TcpStack::new()?), &tls)?;
+/// let any = ([127, 0, 0, 1], 0).into();
+/// let mut listener = stack.listen(any, &ListenConfig::default(), Token(1))?;
+/// let _client = stack.connect(None, listener.local_addr(), &TransportConfig::default(), Token(2))?;
+/// let mut events = Vec::new();
+/// let accepted = loop {
+///     stack.poll(&mut events)?;
+///     match listener.accept(Token(3)) {
+///         Ok(stream) => break stream,
+///         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+///         Err(error) => return Err(error.into()),
+///     }
+/// };
+/// assert!(accepted.peer_identity().is_some());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct TlsStack {
+    inner: Box<dyn TransportStack>,
+    shared: Arc<Shared>,
+    shard: Arc<Mutex<Shard>>,
+    /// Events of the inner stack; kept to save allocations.
+    events: Vec<Event>,
+}
+
+impl fmt::Debug for TlsStack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsStack")
+    }
+}
+
+impl TlsStack {
+    /// Encrypts the streams of `inner`, and those of its shards.
+    ///
+    /// # Errors
+    /// The system's: out of descriptors.
+    pub fn new(inner: Box<dyn TransportStack>, tls: &Tls) -> io::Result<Self> {
+        Self::with(inner, Arc::clone(&tls.0))
+    }
+
+    fn with(inner: Box<dyn TransportStack>, shared: Arc<Shared>) -> io::Result<Self> {
+        let shard = Shard::new(Arc::clone(&shared), inner.wait_fd().as_deref(), inner.now())?;
+        Ok(Self { inner, shared, shard: Arc::new(Mutex::new(shard)), events: Vec::new() })
+    }
+
+    fn stream(&self, key: usize, addresses: (SocketAddr, SocketAddr)) -> Box<dyn TransportStream> {
+        Box::new(TlsStream { place: Place::Shard(Arc::clone(&self.shard), key), addresses })
+    }
+
+    /// Begins to connect by `connect` of the inner stack.
+    fn connect_by(
+        &mut self,
+        peer: SocketAddr,
+        options: &TransportConfig,
+        token: Token,
+        connect: impl FnOnce(&mut dyn TransportStack, Token) -> io::Result<Box<dyn TransportStream>>,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        let snapshot = self.shared.snapshot();
+        let name =
+            snapshot.config.name_for(options.peer_name.as_deref(), peer).map_err(|error| bad_name(&error))?;
+        let mut shard = self.shard.lock();
+        let inner_token = shard.next_token();
+        // An acceptor of this process looks for it as soon as TCP is connected.
+        let mut own = self.shared.own();
+        let inner = connect(&mut *self.inner, inner_token)?;
+        let addresses = (inner.local_addr(), inner.peer_addr());
+        let own = own.begin(addresses.0, addresses.1);
+        let conn = Conn::connecting(inner, &self.shared, token, name, Some(own));
+        let key = shard.insert_conn(Box::new(conn));
+        drop(shard);
+        Ok(self.stream(key, addresses))
+    }
+
+    /// Takes the orphans back into the event set.
+    fn adopt_orphans(&mut self, shard: &mut Shard) {
+        for mut conn in shard.take_orphans() {
+            let token = shard.next_token();
+            // Otherwise it is cut.
+            if self.inner.adopt(conn.inner_mut(), token).is_ok() {
+                shard.insert_orphan(conn);
+            }
+        }
+    }
+}
+
+impl TransportStack for TlsStack {
+    fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: &ListenConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportListener>> {
+        let mut shard = self.shard.lock();
+        let inner_token = shard.next_token();
+        let inner = self.inner.listen(local, options, inner_token)?;
+        let local = inner.local_addr();
+        let key = shard.insert_listener(inner, token, options);
+        drop(shard);
+        Ok(Box::new(TlsListener { shard: Arc::clone(&self.shard), key, local }))
+    }
+
+    fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        options: &TransportConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        self.connect_by(peer, options, token, |inner, token| inner.connect(local, peer, options, token))
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        let mut inner = std::mem::take(&mut self.events);
+        inner.clear();
+        let polled = self.inner.poll(&mut inner);
+        let shard = Arc::clone(&self.shard);
+        let mut shard = shard.lock();
+        self.adopt_orphans(&mut shard);
+        shard.poll(self.inner.now(), &inner, events);
+        self.events = inner;
+        polled
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let own = self.shard.lock().deadline();
+        own.into_iter().chain(self.inner.deadline()).min()
+    }
+
+    fn now(&self) -> Instant {
+        self.inner.now()
+    }
+}
+
+impl StackExtensions for TlsStack {
+    /// The handshake of an accepted connection goes on while the stream is the caller's.
+    fn open_socket(
+        &mut self,
+        socket: OwnedFd,
+        peer: Option<SocketAddr>,
+        options: &TransportConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        if let Some(to) = peer {
+            let open =
+                |inner: &mut dyn TransportStack, token| inner.open_socket(socket, peer, options, token);
+            return self.connect_by(to, options, token, open);
+        }
+        let mut shard = self.shard.lock();
+        let inner_token = shard.next_token();
+        let inner = self.inner.open_socket(socket, None, options, inner_token)?;
+        let addresses = (inner.local_addr(), inner.peer_addr());
+        let key = shard.insert_accepted(inner, token);
+        drop(shard);
+        Ok(self.stream(key, addresses))
+    }
+
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &TransportConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn TransportStream>> {
+        let mut shard = self.shard.lock();
+        let inner_token = shard.next_token();
+        let inner = self.inner.connect_self(local, options, inner_token)?;
+        let addresses = (inner.local_addr(), inner.peer_addr());
+        let key = shard.insert_conn(Box::new(Conn::to_itself(inner, &self.shared, token)));
+        drop(shard);
+        Ok(self.stream(key, addresses))
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramConfig,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        if !self.shared.snapshot().config.clear_datagrams {
+            tracing::warn!(%local, "TLS is required, and it does not protect datagrams: they are refused");
+            return Err(io::Error::new(
+                ErrorKind::Unsupported,
+                "TLS is required, and it does not protect datagrams",
+            ));
+        }
+        let mut shard = self.shard.lock();
+        let inner_token = shard.next_token();
+        let inner = self.inner.bind_datagrams(local, options, inner_token)?;
+        let key = shard.insert_datagrams(token);
+        drop(shard);
+        Ok(Box::new(ClearDatagrams { inner, shard: Arc::clone(&self.shard), key }))
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        self.inner.wait_fd()
+    }
+
+    /// Shards share the configuration, and a lock that is held while a connection begins.
+    fn shard(&self) -> io::Result<Option<Box<dyn TransportStack>>> {
+        let Some(inner) = self.inner.shard()? else { return Ok(None) };
+        Ok(Some(Box::new(Self::with(inner, Arc::clone(&self.shared))?)))
+    }
+
+    fn adopt(&mut self, stream: &mut Box<dyn TransportStream>, token: Token) -> io::Result<()> {
+        let stream = stream.downcast_mut::<TlsStream>().ok_or_else(foreign_stream)?;
+        let mut shard = self.shard.lock();
+        let inner_token = shard.next_token();
+        let conn = match &mut stream.place {
+            Place::Detached(conn, _) => conn.as_mut().ok_or_else(attached_stream)?,
+            Place::Shard(of, key) if Arc::ptr_eq(of, &self.shard) => {
+                return Err(refusal(shard.conn(*key), &mut *self.inner, inner_token));
+            }
+            Place::Shard(of, key) => {
+                return Err(refusal(of.lock().conn(*key), &mut *self.inner, inner_token));
+            }
+        };
+        self.inner.adopt(conn.inner_mut(), inner_token)?;
+        let Place::Detached(conn, _) = &mut stream.place else { return Err(attached_stream()) };
+        let Some(mut conn) = conn.take() else { return Err(attached_stream()) };
+        conn.outer = Some(token);
+        conn.on_adopted(&self.shared);
+        let key = shard.insert_conn(conn);
+        stream.place = Place::Shard(Arc::clone(&self.shard), key);
+        Ok(())
+    }
+
+    /// Every stream is closed with its close_notify, as the kernel closes those of a process that ends.
+    fn drain(&mut self) -> bool {
+        let own = self.shard.lock().drain();
+        own && self.inner.drain()
+    }
+}
+
+/// Why a stream that is not detached cannot be adopted: the inner stack says it.
+fn refusal(conn: Option<&mut Conn>, stack: &mut dyn TransportStack, token: Token) -> io::Error {
+    match conn {
+        Some(conn) if conn.is_aborted() => ErrorKind::NotConnected.into(),
+        Some(conn) => stack.adopt(conn.inner_mut(), token).err().unwrap_or_else(attached_stream),
+        None => attached_stream(),
+    }
+}
+
+/// A stream of a [`TlsStack`].
+struct TlsStream {
+    place: Place,
+    /// The local and the peer's address, as they were when it was made.
+    addresses: (SocketAddr, SocketAddr),
+}
+
+/// Where its connection is.
+enum Place {
+    Shard(Arc<Mutex<Shard>>, usize),
+    /// Out of its shard, to be adopted by another one, or to be dropped.
+    Detached(Option<Box<Conn>>, Arc<Mutex<Shard>>),
+}
+
+impl TlsStream {
+    /// Looks at the connection.
+    fn look<R>(&self, look: impl FnOnce(&Conn) -> R) -> Option<R> {
+        match &self.place {
+            Place::Shard(shard, key) => shard.lock().conn(*key).map(|conn| look(conn)),
+            Place::Detached(conn, _) => conn.as_deref().map(look),
+        }
+    }
+
+    /// Calls the connection with its shard's buffers.
+    fn call<R>(
+        &mut self,
+        call: impl FnOnce(&mut Conn, &mut super::conn::Scratch) -> io::Result<R>,
+    ) -> io::Result<R> {
+        match &mut self.place {
+            Place::Shard(shard, key) => {
+                shard.lock().with_conn(*key, call).unwrap_or_else(|| Err(ErrorKind::NotConnected.into()))
+            }
+            Place::Detached(..) => Err(ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+impl TransportStream for TlsStream {
+    fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        self.call(|conn, scratch| conn.send(bufs, scratch))
+    }
+
+    fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        self.call(|conn, scratch| conn.recv(bufs, scratch))
+    }
+
+    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
+        self.call(|conn, _| conn.set_interest(interest))
+    }
+
+    fn connect_result(&mut self) -> io::Result<bool> {
+        self.call(Conn::connect_result)
+    }
+
+    fn shutdown(&mut self) -> io::Result<()> {
+        self.call(|conn, _| conn.shutdown())
+    }
+
+    fn abort(&mut self) {
+        match &mut self.place {
+            Place::Shard(shard, key) => {
+                let key = *key;
+                shard.lock().with_conn(key, |conn, _| conn.abort());
+            }
+            Place::Detached(conn, _) => {
+                if let Some(conn) = conn {
+                    conn.abort();
+                }
+            }
+        }
+    }
+
+    fn emss(&self) -> usize {
+        self.look(|conn| conn.inner().emss()).unwrap_or(536)
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.look(|conn| conn.inner().local_addr()).unwrap_or(self.addresses.0)
+    }
+
+    fn peer_addr(&self) -> SocketAddr {
+        self.addresses.1
+    }
+}
+
+impl StreamExtensions for TlsStream {
+    /// TCP's, whose counts of bytes are of records: they are left out, and what was received is plaintext.
+    fn info(&self) -> StreamInfo {
+        let info = self.look(|conn| StreamInfo {
+            bytes_acked: None,
+            bytes_received: Some(conn.received()),
+            ..conn.inner().info()
+        });
+        info.unwrap_or_default()
+    }
+
+    fn configure(&mut self, change: &StreamChange<'_>) -> io::Result<()> {
+        self.call(|conn, _| conn.inner_mut().configure(change))
+    }
+
+    fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
+        self.look(Conn::identity).flatten()
+    }
+
+    fn detach(&mut self) -> io::Result<()> {
+        let (shard, key) = match &self.place {
+            Place::Shard(shard, key) => (Arc::clone(shard), *key),
+            Place::Detached(Some(conn), _) if conn.is_aborted() => return Err(ErrorKind::NotConnected.into()),
+            Place::Detached(..) => return Ok(()),
+        };
+        let mut locked = shard.lock();
+        let conn = locked.conn(key).ok_or(ErrorKind::NotConnected)?;
+        if conn.is_aborted() {
+            return Err(ErrorKind::NotConnected.into());
+        }
+        conn.inner_mut().detach()?;
+        let conn = locked.remove_conn(key);
+        drop(locked);
+        self.place = Place::Detached(conn, shard);
+        Ok(())
+    }
+}
+
+impl Drop for TlsStream {
+    fn drop(&mut self) {
+        match &mut self.place {
+            Place::Shard(shard, key) => shard.lock().close_conn(*key),
+            Place::Detached(conn, shard) => {
+                if let Some(conn) = conn.take().filter(|conn| !conn.is_aborted()) {
+                    shard.lock().adopt_orphan(conn);
+                }
+            }
+        }
+    }
+}
+
+struct TlsListener {
+    shard: Arc<Mutex<Shard>>,
+    key: usize,
+    local: SocketAddr,
+}
+
+impl TransportListener for TlsListener {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn TransportStream>> {
+        let mut shard = self.shard.lock();
+        let key = shard.accept(self.key, token)?;
+        let addresses = shard.conn(key).map(|conn| conn.addresses()).ok_or(ErrorKind::WouldBlock)?;
+        drop(shard);
+        Ok(Box::new(TlsStream { place: Place::Shard(Arc::clone(&self.shard), key), addresses }))
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+impl Drop for TlsListener {
+    fn drop(&mut self) {
+        self.shard.lock().remove_listener(self.key);
+    }
+}
+
+/// A socket for datagrams, which are not protected.
+struct ClearDatagrams {
+    inner: Box<dyn DatagramSocket>,
+    shard: Arc<Mutex<Shard>>,
+    key: usize,
+}
+
+impl DatagramSocket for ClearDatagrams {
+    fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
+        self.inner.send(bytes, datagrams)
+    }
+
+    fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()> {
+        self.inner.recv(buffer, datagrams)
+    }
+
+    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
+        self.inner.set_interest(interest)
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+}
+
+impl Drop for ClearDatagrams {
+    fn drop(&mut self) {
+        self.shard.lock().remove_datagrams(self.key);
+    }
+}
+
+/// Makes the keys of a stream's direction anew.
+#[cfg(test)]
+pub(super) fn update_keys(stream: &mut dyn TransportStream) {
+    let stream = stream.downcast_mut::<TlsStream>().unwrap();
+    stream
+        .call(|conn, _| {
+            conn.update_keys();
+            Ok(())
+        })
+        .unwrap();
+}

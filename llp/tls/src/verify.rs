@@ -1,0 +1,286 @@
+//! Which peers are accepted.
+
+use super::error::TlsError;
+use super::keys::{KeyError, PinnedKeys, PublicKey};
+use super::{fingerprint, provider};
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{verify_tls13_signature, verify_tls13_signature_with_raw_key};
+use rustls::pki_types::{CertificateDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme};
+use std::sync::Arc;
+use uiw_llp::PeerIdentity;
+
+/// What makes a peer authentic.
+#[derive(Debug)]
+pub(super) enum Trust {
+    Pinned(PinnedKeys),
+    Authorities {
+        roots: Arc<RootCertStore>,
+        clients: Arc<dyn ClientCertVerifier>,
+        servers: Arc<WebPkiServerVerifier>,
+    },
+}
+
+impl Trust {
+    pub(super) fn authorities(roots: Arc<RootCertStore>) -> Result<Self, KeyError> {
+        let refused = |error: rustls::server::VerifierBuilderError| KeyError::Refused(error.to_string());
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider());
+        let servers = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), provider());
+        Ok(Self::Authorities {
+            roots,
+            clients: clients.build().map_err(refused)?,
+            servers: servers.build().map_err(refused)?,
+        })
+    }
+}
+
+/// The role of the peer.
+#[derive(Clone, Debug)]
+pub(super) enum Peer {
+    Client,
+    /// Under this name.
+    Server(ServerName<'static>),
+}
+
+/// Verifies peers for rustls.
+#[derive(Debug, Clone)]
+pub(super) struct Verifier {
+    pub(super) trust: Arc<Trust>,
+    pub(super) allow: Vec<Pattern>,
+}
+
+impl Verifier {
+    /// The identity of a peer that presented `certificates`; with raw public keys that is one key.
+    pub(super) fn identify(&self, certificate: &CertificateDer<'_>) -> Result<PeerIdentity, TlsError> {
+        let identity = match &*self.trust {
+            Trust::Pinned(pinned) => {
+                let key = PublicKey::from_der(certificate)
+                    .map_err(|error| TlsError::Certificate(error.to_string().into()))?;
+                let fingerprint = key.fingerprint();
+                let Some(name) = pinned.name_of(&key) else {
+                    return Err(TlsError::UnknownKey { fingerprint, public_key: key.to_string() });
+                };
+                let options = pinned.options_of(&key).unwrap_or_default().to_owned();
+                PeerIdentity::PublicKey { name: name.to_owned(), fingerprint, options }
+            }
+            Trust::Authorities { .. } => {
+                let parsed = webpki::EndEntityCert::try_from(certificate)
+                    .map_err(|error| TlsError::Certificate(error.to_string().into()))?;
+                let names = parsed.valid_dns_names().chain(parsed.valid_uri_names()).map(str::to_owned);
+                PeerIdentity::Certificate { names: names.collect(), fingerprint: fingerprint(certificate) }
+            }
+        };
+        let listed = self.allow.is_empty()
+            || self.allow.iter().any(|pattern| pattern.fits(&identity) || pattern.is_address_of(certificate));
+        if listed { Ok(identity) } else { Err(TlsError::NotAllowed { identity: identity.to_string() }) }
+    }
+
+    /// The identity that a peer that was accepted would have now.
+    ///
+    /// # Errors
+    /// It would not be accepted.
+    pub(super) fn check(&self, chain: &[CertificateDer<'_>], peer: &Peer) -> Result<PeerIdentity, TlsError> {
+        let (own, intermediates) = chain.split_first().ok_or(TlsError::NoCertificate)?;
+        self.check_authentic(own, intermediates, peer, UnixTime::now())?;
+        self.identify(own)
+    }
+
+    fn check_authentic(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        peer: &Peer,
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        let Trust::Authorities { roots, clients, servers } = &*self.trust else { return Ok(()) };
+        match peer {
+            Peer::Client => clients.verify_client_cert(own, intermediates, now).map(drop),
+            // With an access list an address says nothing more than the list: see `TlsConfig::x509`.
+            Peer::Server(ServerName::IpAddress(_)) if !self.allow.is_empty() => {
+                rustls::client::verify_server_cert_signed_by_trust_anchor(
+                    &ParsedCertificate::try_from(own)?,
+                    roots,
+                    intermediates,
+                    now,
+                    provider().signature_verification_algorithms.all,
+                )
+            }
+            Peer::Server(name) => servers.verify_server_cert(own, intermediates, name, &[], now).map(drop),
+        }
+    }
+
+    fn signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &provider().signature_verification_algorithms;
+        match &*self.trust {
+            Trust::Pinned(_) => {
+                let key = SubjectPublicKeyInfoDer::from(certificate.as_ref());
+                verify_tls13_signature_with_raw_key(message, &key, signed, algorithms)
+            }
+            Trust::Authorities { .. } => verify_tls13_signature(message, certificate, signed, algorithms),
+        }
+    }
+
+    fn schemes() -> Vec<SignatureScheme> {
+        provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// What rustls asks of the verifier of a server and of a client alike.
+macro_rules! either_verifier {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _certificate: &CertificateDer<'_>,
+            _signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            // TLS 1.2 is never negotiated.
+            Err(Error::PeerIncompatible(rustls::PeerIncompatible::Tls12NotOffered))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.signature(message, certificate, signed)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            Self::schemes()
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            matches!(&*self.trust, Trust::Pinned(_))
+        }
+    };
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        _ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.check_authentic(own, intermediates, &Peer::Server(name.to_owned()), now)?;
+        self.identify(own)?;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    either_verifier!();
+}
+
+impl ClientCertVerifier for Verifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        match &*self.trust {
+            Trust::Pinned(_) => &[],
+            Trust::Authorities { clients, .. } => clients.root_hint_subjects(),
+        }
+    }
+
+    fn verify_client_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check_authentic(own, intermediates, &Peer::Client, now)?;
+        self.identify(own)?;
+        Ok(ClientCertVerified::assertion())
+    }
+
+    either_verifier!();
+}
+
+/// An entry of the access list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pattern(String);
+
+impl Pattern {
+    pub(super) fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    fn fits(&self, identity: &PeerIdentity) -> bool {
+        match identity {
+            PeerIdentity::PublicKey { name, fingerprint, .. } => {
+                !name.is_empty() && glob(&self.0, name) || self.0 == fingerprint.to_string()
+            }
+            PeerIdentity::Certificate { names, fingerprint } => {
+                names.iter().any(|name| glob(&self.0, name)) || self.0 == fingerprint.to_string()
+            }
+            PeerIdentity::SameProcess => true,
+            // This crate makes no other kind of identity, and what is not known is not allowed.
+            _ => false,
+        }
+    }
+
+    /// Whether it is an IP address that the certificate is valid for.
+    fn is_address_of(&self, certificate: &CertificateDer<'_>) -> bool {
+        let Ok(address) = self.0.parse::<std::net::IpAddr>() else { return false };
+        let name = ServerName::IpAddress(address.into());
+        webpki::EndEntityCert::try_from(certificate)
+            .is_ok_and(|parsed| parsed.verify_is_valid_for_subject_name(&name).is_ok())
+    }
+}
+
+/// Whether `pattern` fits the whole of `text`, where `*` stands for any characters; letters of either case are equal, as in DNS names.
+fn glob(pattern: &str, text: &str) -> bool {
+    let (pattern, text) = (pattern.to_ascii_lowercase(), text.to_ascii_lowercase());
+    let mut parts = pattern.split('*');
+    let Some(first) = parts.next() else { return false };
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let mut parts = parts.peekable();
+    if parts.peek().is_none() {
+        return rest.is_empty();
+    }
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs() {
+        for (pattern, text) in [
+            ("node1", "node1"),
+            ("NODE*", "node1"),
+            ("*", ""),
+            ("*.example", "a.b.example"),
+            ("a*b*c", "a-b-b-c"),
+        ] {
+            assert!(glob(pattern, text), "{pattern} {text}");
+        }
+        for (pattern, text) in [
+            ("node1", "node12"),
+            ("node", "anode"),
+            ("*.example", "example"),
+            ("a*b*c", "acb"),
+            ("a*a", "a"),
+            ("", "a"),
+        ] {
+            assert!(!glob(pattern, text), "{pattern} {text}");
+        }
+    }
+}
