@@ -142,7 +142,6 @@ impl Chained for ibv_send_wr {
         self.next
     }
 
-    #[inline]
     unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
         // SAFETY: the caller ensures that the elements and objects stay.
         let (op, sges) = unsafe { (send_op(self)?, sges(self.sg_list, self.num_sge, copies)?) };
@@ -165,7 +164,6 @@ impl Chained for ibv_recv_wr {
         self.next
     }
 
-    #[inline]
     unsafe fn convert<'a>(&self, _ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
         // SAFETY: the caller ensures that the elements stay.
         Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge, copies) }? })
