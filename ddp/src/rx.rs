@@ -70,6 +70,7 @@ impl UntaggedRx {
 
     /// Bytes of the message in progress placed so far.
     #[must_use]
+    #[inline]
     pub fn received(&self) -> u32 {
         self.message.map_or(0, |message| message.received)
     }

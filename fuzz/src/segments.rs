@@ -209,7 +209,7 @@ fn deliver(opcode: Opcode, message: &[u8]) -> Result<(), Fault> {
         Opcode::AtomicRequest => atomic(AtomicRequest::parse(message)?, message),
         Opcode::AtomicResponse => assert_eq!(AtomicResponse::parse(message)?.emit(), *message),
         Opcode::Immediate | Opcode::ImmediateSe => {
-            assert_eq!(ImmediateData::parse(message)?.emit(), *message)
+            assert_eq!(ImmediateData::parse(message)?.emit(), *message);
         }
         Opcode::Terminate => terminate(message),
         _ => {}

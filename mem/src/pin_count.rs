@@ -47,6 +47,7 @@ impl PinCount {
     }
 
     /// Gives a pin back. Release: the accesses made under it happen before `drain` returns.
+    #[inline]
     pub(crate) fn leave(&self) {
         let before = self.state.fetch_sub(PIN, Release);
         debug_assert!(before & PINS != 0, "a pin was given back twice");
@@ -78,6 +79,7 @@ impl PinCount {
         self.state.fetch_or(REVOKED, SeqCst);
     }
 
+    #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.state.load(Relaxed) & REVOKED == 0
     }

@@ -176,6 +176,7 @@ impl Region {
     }
 
     /// False after deregistration, invalidation or another binding.
+    #[inline]
     pub fn is_live(&self) -> bool {
         self.pin_count.is_open()
     }

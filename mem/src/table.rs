@@ -155,6 +155,7 @@ impl Region {
     }
 
     /// The offset of `addr`, if an element of ours may name `len` bytes there.
+    #[inline]
     fn check_local(&self, pd: PdId, addr: u64, len: u32, write: bool) -> Result<usize, LocalError> {
         self.check_local_use(pd, write)?;
         self.check_local_range(addr, len.into())

@@ -373,6 +373,7 @@ impl Cq {
     }
 
     /// Whether no completion is queued.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -382,6 +383,7 @@ impl Cq {
     }
 
     /// Completions have left the ring.
+    #[inline]
     fn note_left(&self, inner: &mut Inner) {
         let queued = inner.ring.len();
         if queued == 0 {

@@ -16,6 +16,7 @@ impl PendingCrc {
     const MAX_BYTES: usize = 16 << 10;
 
     /// Makes an FPDU of `staging[start..]`. [`PendingCrc::finalize`] must follow before anything is sent.
+    #[inline]
     pub(super) fn frame(&mut self, fpdu: &mut FpduTx, staging: &mut Vec<u8>, start: usize) {
         fpdu.frame(staging, start);
         self.fpdus.push(start..staging.len());

@@ -60,6 +60,7 @@ impl Shard {
     }
 
     /// An application thread polls: see [`State::hint_poll`].
+    #[inline]
     pub(crate) fn note_poll(&self) {
         self.progress.hint_poll();
     }

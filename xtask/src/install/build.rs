@@ -22,12 +22,12 @@ impl Built {
     /// Builds for this machine.
     pub(crate) fn make(debug: bool) -> Result<Self, String> {
         // What tests install is what they package, so that it is built once.
-        Self::native(debug, if debug { &PYTHON } else { &[] })
+        Self::native(debug, if debug { &PYTHON } else { &[] }, &[])
     }
 
-    fn native(debug: bool, more: &[&str]) -> Result<Self, String> {
+    fn native(debug: bool, more: &[&str], environment: &[(&str, &str)]) -> Result<Self, String> {
         let mut build = cargo();
-        build.arg("build").args(PACKAGES).args(more);
+        build.arg("build").args(PACKAGES).args(more).envs(environment.iter().copied());
         if debug {
             // A crate in C is built again whenever it changes, and the packages' time is not in what is built.
             build.env_remove("SOURCE_DATE_EPOCH");
@@ -43,14 +43,14 @@ impl Built {
     /// Builds, the Python module too, for systems with an older glibc as well, if cargo-zigbuild is here; otherwise, and for debugging, for this machine.
     pub(crate) fn portable(debug: bool, arch: Arch) -> Result<Self, String> {
         if debug {
-            return Self::native(debug, &PYTHON);
+            return Self::native(debug, &PYTHON, &[]);
         }
         let hint = "`pip install cargo-zigbuild ziglang`";
         match (crate::packages::on_path("cargo-zigbuild"), arch.is_here()) {
             (true, _) => {}
             (false, true) => {
                 eprintln!("xtask: no cargo-zigbuild ({hint}): the packages need the glibc of this system");
-                return Self::native(debug, &PYTHON);
+                return Self::native(debug, &PYTHON, &PACKAGED);
             }
             (false, false) => {
                 return Err(format!("packages for {} need cargo-zigbuild: {hint}", arch.name()));
@@ -61,6 +61,7 @@ impl Built {
             .args(["zigbuild", "--release"])
             .args(PACKAGES)
             .args(PYTHON)
+            .envs(PACKAGED)
             .arg(format!("--target={}.2.{OLDEST_GLIBC}", arch.target()));
         if let Some(compiler) = toolchain::compiler(arch)? {
             build.env("RUSTC", compiler);
@@ -115,6 +116,9 @@ impl Drop for Built {
 
 /// The minor version of glibc 2 of manylinux_2_28, Debian 10 and RHEL 8.
 const OLDEST_GLIBC: u32 = 28;
+
+/// Settings of the release profile for packages, which are built once and installed often.
+const PACKAGED: [(&str, &str); 1] = [("CARGO_PROFILE_RELEASE_LTO", "thin")];
 
 /// What is packaged beside that.
 pub(crate) const PYTHON: [&str; 2] = ["-p", "uiw-python"];
