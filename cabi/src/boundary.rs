@@ -32,14 +32,12 @@ pub(crate) const PROGRESS_HOOKS: ProgressHooks = ProgressHooks { enter: uncancel
 
 fn uncancelled() -> i32 {
     let mut before = 0;
-    // SAFETY: `before` can be written; a thread may always change its own state.
-    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, Some(&mut before));
     before
 }
 
 fn as_before(before: i32) {
-    // SAFETY: as above; the state before is not asked for.
-    unsafe { pthread_setcancelstate(before, ptr::null_mut()) };
+    pthread_setcancelstate(before, None);
 }
 
 /// While it lives this thread is not cancelled: a `pthread_cancel` that came to one of the engine's system calls would unwind from
@@ -60,8 +58,9 @@ impl Drop for Uncancelled {
 
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
+// A thread may always change its own state.
 unsafe extern "C" {
-    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    safe fn pthread_setcancelstate(state: c_int, before: Option<&mut c_int>) -> c_int;
 }
 
 fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -144,15 +143,46 @@ pub unsafe fn read_token(fd: c_int) -> bool {
         fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     }
     let mut token = [0u8; 8];
-    // SAFETY: eight bytes, as a semaphore's token has; the declaration is the C library's own, except that it declares that a
-    // cancelled thread unwinds.
+    // SAFETY: there is room for eight bytes, as a semaphore's token has. A cancelled thread unwinds through frames without destructors, as the
+    // caller ensures.
     unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
+}
+
+/// The outcome of an attempt to take an event.
+pub(crate) enum Attempt<T> {
+    Taken(T),
+    /// There is none: the thread sleeps at this descriptor.
+    Sleep(c_int),
+}
+
+/// Makes attempts until one takes an event, and sleeps between them; an attempt is told whether a token was taken. Nothing when one fails; `errno`
+/// has the reason.
+///
+/// # Safety
+/// As for [`read_token`].
+#[inline]
+pub(crate) unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy) -> Option<T> {
+    let mut has_token = false;
+    loop {
+        match guarded(|| attempt(has_token)) {
+            Ok(Attempt::Taken(event)) => return Some(event),
+            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+            Ok(Attempt::Sleep(fd)) => has_token = unsafe { read_token(fd) },
+            Err(errno) => {
+                errno.set();
+                return None;
+            }
+        }
+        if !has_token {
+            return None;
+        }
+    }
 }
 
 /// Whether the program made `fd` non-blocking.
 #[must_use]
 pub fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: asks about a number; a bad one is answered with an error.
+    // SAFETY: takes integers alone; a number of no descriptor is answered with an error.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }

@@ -1,8 +1,9 @@
 //! Completion channels: completion queues announce there that something has completed.
 
-use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
-use crate::boundary::{self, Result, is_nonblocking, read_token};
-use crate::context::Context;
+use crate::abi::{ibv_comp_channel, ibv_cq};
+use crate::arguments::{Handle, OutPtr, OwnedHandle};
+use crate::boundary::{self, Attempt, Result, is_nonblocking, take_event};
+use crate::context::{Context, OpenContext};
 use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::signals::Held;
@@ -43,8 +44,8 @@ struct Queue {
     events: Arc<Unacknowledged>,
 }
 
-// SAFETY: the pointer is handed to C, and not read through here, except while an event of the queue is delivered: until that is
-// acknowledged the queue is not freed.
+// SAFETY: the pointer is given to C, and read through only while an event of the queue is delivered: until that is acknowledged,
+// `ibv_destroy_cq` waits.
 unsafe impl Send for Queue {}
 
 impl CompEvents {
@@ -101,6 +102,7 @@ impl CompEvents {
 
 impl Body for CompChannel {
     type Abi = ibv_comp_channel;
+    type C = ibv_comp_channel;
     const KIND: u32 = 0x7569_6306;
 }
 
@@ -108,116 +110,71 @@ impl Body for CompChannel {
 /// thread. Only the read of that is a cancellation point and is ended by signals.
 const DRIVE: Duration = Duration::from_millis(5);
 
-/// The result of one attempt to take an event.
-enum Attempt {
-    Taken,
-    Failed,
-    Sleep(c_int),
+/// `ibv_create_comp_channel`.
+pub extern "C" fn ibv_create_comp_channel(context: Handle<'_, OpenContext>) -> *mut ibv_comp_channel {
+    boundary::pointer(|| CompChannel::create(context.get()?))
 }
 
-/// `ibv_create_comp_channel`.
-///
-/// # Safety
-/// `context` is NULL or one of ours.
-pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    boundary::pointer(|| {
-        // SAFETY: the caller's promise.
-        let open = unsafe { Context::get(context) }?;
+impl CompChannel {
+    pub(crate) fn create(context: &Object<OpenContext>) -> Result<*mut ibv_comp_channel> {
         let engine = Arc::<uiw_verbs::CompChannel>::default();
         engine.set_direct(false);
         let fd = engine.fd()?.as_raw_fd();
         let events = Arc::new(CompEvents { engine, queues: Mutex::default(), arms: AtomicU32::new(0) });
-        let channel = CompChannel { context: Arc::clone(open), events, users: Users::default() };
-        Ok(Object::create(ibv_comp_channel { context, fd, refcnt: 0 }, channel))
-    })
+        let channel = Self { context: context.share(), events, users: Users::default() };
+        Ok(Object::create(ibv_comp_channel { context: context.abi(), fd, refcnt: 0 }, channel))
+    }
 }
 
 /// `ibv_destroy_comp_channel`; EBUSY while a queue uses it.
-///
-/// # Safety
-/// `channel` is NULL or one of ours, and no thread uses it any more.
-pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+pub extern "C" fn ibv_destroy_comp_channel(channel: OwnedHandle<'_, CompChannel>) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Object::<CompChannel>::get_any(channel) }?;
-        if !object.is_inherited() && object.users.any() {
-            return Err(Errno::BUSY.because("completion queues use the channel"));
-        }
-        // SAFETY: as above.
-        unsafe { Object::<CompChannel>::free(channel) };
-        Ok(())
+        channel.destroy(|channel| match channel.users.any() {
+            true => Err(Errno::BUSY.because("completion queues use the channel")),
+            false => Ok(()),
+        })
     })
 }
 
 /// `ibv_get_cq_event`: waits unless the program made the descriptor non-blocking.
-///
-/// # Safety
-/// `channel` is NULL or one of ours and stays while this waits; `cq` and `cq_context` are NULL or writable.
-pub unsafe extern "C-unwind" fn ibv_get_cq_event(
-    channel: *mut ibv_comp_channel,
-    cq: *mut *mut ibv_cq,
-    cq_context: *mut *mut c_void,
+pub extern "C-unwind" fn ibv_get_cq_event(
+    channel: Handle<'_, CompChannel>,
+    cq: OutPtr<'_, *mut ibv_cq>,
+    cq_context: OutPtr<'_, *mut c_void>,
 ) -> c_int {
-    let mut has_token = false;
-    loop {
-        // SAFETY: the caller's promise. Nothing here has a destructor, so a thread may be cancelled while it waits.
-        unsafe {
-            match attempt(channel, has_token, cq, cq_context) {
-                Attempt::Taken => return 0,
-                Attempt::Failed => return -1,
-                Attempt::Sleep(fd) => has_token = read_token(fd),
-            }
-        }
-        if !has_token {
-            return -1;
-        }
-    }
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    let taken = unsafe { take_event(|has_token| attempt(channel, has_token, &cq, &cq_context)) };
+    let Some(found) = taken else { return -1 };
+    // SAFETY: `ibv_destroy_cq` waits until the program has acknowledged the event that was just delivered.
+    let context = unsafe { (*found).cq_context };
+    boundary::minus_one(|| cq.write(found).and(cq_context.write(context)))
 }
 
-/// # Safety
-/// As for [`ibv_get_cq_event`].
-unsafe fn attempt(
-    channel: *mut ibv_comp_channel,
+fn attempt(
+    channel: Handle<'_, CompChannel>,
     has_token: bool,
-    cq: *mut *mut ibv_cq,
-    cq_context: *mut *mut c_void,
-) -> Attempt {
-    let body = || -> Result<Attempt> {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Object::<CompChannel>::get(channel) }?;
-        if cq.is_null() || cq_context.is_null() {
-            return Err(Errno::INVAL.null());
-        }
-        // SAFETY: as above.
-        let fd = unsafe { (*channel).fd };
-        let taken = match object.events.try_get(has_token) {
-            None if is_nonblocking(fd) => return Err(Errno::AGAIN),
-            None => {
-                let held = Held::new();
-                let found = object.get_driving();
-                if found.is_none() && held.interrupts() {
-                    return Err(Errno::INTR);
-                }
-                found
+    cq: &OutPtr<'_, *mut ibv_cq>,
+    cq_context: &OutPtr<'_, *mut c_void>,
+) -> Result<Attempt<*mut ibv_cq>> {
+    let object = channel.get()?;
+    cq.check().and(cq_context.check())?;
+    let fd = object.abi.get(|abi| &abi.fd);
+    let taken = match object.events.try_get(has_token) {
+        None if is_nonblocking(fd) => return Err(Errno::AGAIN),
+        None => {
+            let held = Held::new();
+            let found = object.get_driving();
+            if found.is_none() && held.interrupts() {
+                return Err(Errno::INTR);
             }
-            some => some,
-        };
-        let Some(found) = taken else {
-            return Ok(Attempt::Sleep(object.events.engine.token_fd()?.as_raw_fd()));
-        };
-        // SAFETY: as above; the queue cannot be destroyed before this event is acknowledged.
-        unsafe {
-            *cq = found;
-            *cq_context = (*found).cq_context;
+            found
         }
-        Ok(Attempt::Taken)
+        some => some,
     };
-    boundary::value(Attempt::Failed, || {
-        Ok(body().unwrap_or_else(|errno| {
-            errno.set();
-            Attempt::Failed
-        }))
-    })
+    match taken {
+        Some(found) => Ok(Attempt::Taken(found)),
+        None => Ok(Attempt::Sleep(object.events.engine.token_fd()?.as_raw_fd())),
+    }
 }
 
 impl CompChannel {

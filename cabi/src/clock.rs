@@ -12,7 +12,7 @@ pub(crate) fn realtime_ns() -> u64 {
 
 fn now(id: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec.
+    // SAFETY: there is room for a time.
     unsafe { libc::clock_gettime(id, &raw mut now) };
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

@@ -1,6 +1,6 @@
 //! Open devices. Every context is a view of the one engine, with asynchronous events of its own.
 
-use crate::abi::{ibv_context, ibv_cq_ex, ibv_qp_ex, ibv_srq, verbs_context};
+use crate::abi::{ibv_context, ibv_cq, ibv_qp, ibv_srq, verbs_context};
 use crate::boundary::Result;
 use crate::denied;
 use crate::device::Device;
@@ -8,13 +8,15 @@ use crate::device_events;
 use crate::errno::Errno;
 use crate::object::{self, Body, Object};
 use crate::persona::Persona;
+use crate::rsocket::sys;
 use crate::settings::Settings;
 use crate::users::Unacknowledged;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// What a context and everything made in it share.
@@ -37,8 +39,8 @@ pub struct Context {
 /// One lock a context: it is held for look-ups alone, and messages and completion events do not use it.
 #[derive(Default)]
 pub(crate) struct Numbers {
-    pub(crate) cqs: HashMap<u32, Numbered<ibv_cq_ex>>,
-    pub(crate) qps: HashMap<u32, Numbered<ibv_qp_ex>>,
+    pub(crate) cqs: HashMap<u32, Numbered<ibv_cq>>,
+    pub(crate) qps: HashMap<u32, Numbered<ibv_qp>>,
     pub(crate) srqs: HashMap<u32, Numbered<ibv_srq>>,
 }
 
@@ -68,16 +70,31 @@ impl<T> Numbered<T> {
 // SAFETY: the pointers are used under the lock, and objects leave the maps before they are freed.
 unsafe impl Send for Numbers {}
 
-/// The body of a `verbs_context`.
-pub(crate) struct Opened(Arc<Context>);
+/// A context as C holds it: objects made in it keep what they need of it.
+pub struct OpenContext(Arc<Context>);
 
-impl Body for Opened {
+impl Body for OpenContext {
     type Abi = verbs_context;
+    /// The tail of the `verbs_context`.
+    type C = ibv_context;
+    const OFFSET: usize = offset_of!(verbs_context, context);
     const KIND: u32 = 0x7569_6301;
 }
 
-/// The offset of the `ibv_context` that C has in its `verbs_context`.
-const TAIL: usize = offset_of!(verbs_context, context);
+impl OpenContext {
+    /// What objects that are made in the context keep of it.
+    pub(crate) fn share(&self) -> Arc<Context> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl Deref for OpenContext {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.0
+    }
+}
 
 impl Context {
     /// A new context of `device` on `engine`. `abi` is C's structure as far as the caller fills it; the device's pointer and the
@@ -99,60 +116,17 @@ impl Context {
         let context = Self { device, engine, persona, _command: command, numbers: Mutex::default() };
         let context = Arc::new(context);
         device_events::add(&context);
-        let opened = Object::<Opened>::create(abi, Opened(context));
-        // SAFETY: the tail of the structure just made.
-        Ok(unsafe { &raw mut (*opened).context })
-    }
-
-    /// Frees C's structure. Objects made in the context keep what they need of it.
-    ///
-    /// # Safety
-    /// `context` is NULL or one of ours, and no thread uses it any more.
-    ///
-    /// # Errors
-    /// EINVAL for NULL and for what is none.
-    pub(crate) unsafe fn free(context: *mut ibv_context) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            Object::<Opened>::get_any(whole(context))?;
-            Object::<Opened>::free(whole(context));
-        }
-        Ok(())
-    }
-
-    /// The context behind C's pointer.
-    ///
-    /// # Safety
-    /// `context` is NULL or one of ours, and no thread closes it during `'a`.
-    ///
-    /// # Errors
-    /// EINVAL for NULL and for what is none; EIO for one that came through a fork.
-    pub unsafe fn get<'a>(context: *mut ibv_context) -> Result<&'a Arc<Self>> {
-        // SAFETY: the caller's promise.
-        unsafe { Ok(&Object::<Opened>::get(whole(context))?.0) }
+        Ok(Object::create(abi, OpenContext(context)))
     }
 }
 
 fn empty_descriptor() -> Result<OwnedFd> {
-    // SAFETY: makes a descriptor, which has no other owner.
-    unsafe {
-        match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
-            -1 => {
-                let error = io::Error::last_os_error();
-                denied::report("opening a device", &error);
-                Err(error.into())
-            }
-            fd => Ok(OwnedFd::from_raw_fd(fd)),
-        }
-    }
+    sys::eventfd(libc::EFD_NONBLOCK).inspect_err(|errno| {
+        denied::report("opening a device", &io::Error::from_raw_os_error(errno.0));
+    })
 }
 
 /// Whether an open context of ours, which C's pointer names by its tail, is at `address`.
 pub(crate) fn lives(address: usize) -> bool {
-    object::lives(address.wrapping_sub(TAIL), Opened::KIND)
-}
-
-/// The structure that ends with C's `ibv_context`, if the pointer names one.
-fn whole<T>(context: *mut ibv_context) -> *mut T {
-    context.wrapping_byte_sub(TAIL).cast()
+    object::lives(address.wrapping_sub(OpenContext::OFFSET), OpenContext::KIND)
 }

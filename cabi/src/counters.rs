@@ -1,9 +1,9 @@
 //! Where a process publishes its counters: for programs on the libraries, and for uiw's own.
 
+use crate::abi::zeroed;
 use crate::environment::{self, Privileged};
 use crate::settings::Settings;
 use std::ffi::CStr;
-use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use uiw_verbs::counters::{Directory, Publish};
 
@@ -74,16 +74,15 @@ pub(crate) fn report_unpublished(settings: &Settings, is_published: bool) {
 
 /// The file that this code is in: the library, which a program may also have loaded from a place of its own.
 fn library() -> String {
-    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    let mut found: libc::Dl_info = zeroed();
     let code = of_library as *const () as *const libc::c_void;
-    // SAFETY: an address of this code, and room for the answer.
-    let is_found = unsafe { libc::dladdr(code, found.as_mut_ptr()) } != 0;
-    // SAFETY: pointers, zeroed before the call.
-    let name = unsafe { found.assume_init() }.dli_fname;
+    // SAFETY: there is room for the answer; any address may be asked about.
+    let is_found = unsafe { libc::dladdr(code, &raw mut found) } != 0;
+    let name = found.dli_fname;
     if !is_found || name.is_null() {
         return String::new();
     }
-    // SAFETY: the name of a loaded object, which ends in NUL and lives as long as the object, to which this code belongs.
+    // SAFETY: the loader's name of an object ends in NUL and lives as long as the object, which is the one of this code.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     std::fs::canonicalize(&name).map_or(name, |path| path.to_string_lossy().into_owned())
 }

@@ -1,15 +1,18 @@
 //! Completion queues.
 
 use crate::abi::wr::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV};
-use crate::abi::{self, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
+use crate::abi::{ibv_cq, ibv_cq_ex, ibv_wc, zeroed};
+use crate::arguments::{ArrayMutPtr, Count, Handle, OwnedHandle, TableHandle};
 use crate::boundary::{self, Result};
+use crate::call_lock::CallLock;
 use crate::channel::{CompChannel, CompEvents};
-use crate::context::{Context, Numbered};
+use crate::context::{Context, Numbered, OpenContext};
 use crate::cursor::Cursor;
 use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::users::{Unacknowledged, Used, Users};
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -28,7 +31,7 @@ pub struct Cq {
     pub events: Arc<Unacknowledged>,
     /// Asynchronous events that the program holds.
     pub async_events: Arc<Unacknowledged>,
-    pub(crate) cursor: Cursor,
+    pub(crate) cursor: CallLock<Cursor>,
     /// Polls that found nothing since the last one that found something.
     empty_polls: AtomicU32,
 }
@@ -38,58 +41,40 @@ const POLLS_BEFORE_YIELD: u32 = 32;
 
 impl Body for Cq {
     type Abi = ibv_cq_ex;
+    type C = ibv_cq;
     const KIND: u32 = 0x7569_6307;
 }
 
-impl Cq {
-    /// The queue behind C's pointer.
-    ///
-    /// # Safety
-    /// `cq` is NULL or one of ours, and no thread frees it during `'a`.
-    ///
-    /// # Errors
-    /// As [`Object::get`].
-    pub unsafe fn get<'a>(cq: *mut ibv_cq) -> Result<&'a Object<Self>> {
-        // SAFETY: the caller's promise; every queue of ours is an `ibv_cq_ex`.
-        unsafe { Object::get(cq.cast()) }
-    }
-}
-
-/// How a queue is made.
-pub struct CqInit {
+/// Attributes of a new queue.
+pub(crate) struct CqInit<'a> {
     /// Completions it holds.
     pub depth: u32,
     /// The program's own.
     pub cq_context: *mut c_void,
-    /// The channel of its events, or NULL.
-    pub channel: *mut ibv_comp_channel,
+    /// The channel of its events.
+    pub channel: Option<&'a Object<CompChannel>>,
     /// 0: the engine chooses the shard of the connections whose receives complete here; another one names it, counted from 1.
     pub vector: u32,
     /// Whether completions carry the time.
     pub timestamps: bool,
 }
 
-/// Makes a queue.
-///
-/// # Safety
-/// `context` and the channel are NULL or ours.
+/// Makes a queue, whose structure `fill` changes before C has it.
 ///
 /// # Errors
 /// EINVAL for invalid values and for more than the device can.
-pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ibv_cq_ex> {
-    // SAFETY: the caller's promise, here and below.
-    let open = unsafe { Context::get(context) }?;
+pub(crate) fn create(
+    open: &Object<OpenContext>,
+    init: &CqInit<'_>,
+    fill: fn(&mut ibv_cq_ex),
+) -> Result<*mut ibv_cq> {
     let shard = match (init.vector as usize).checked_sub(1) {
         Some(shard) if shard >= open.engine.shards() => {
             return Err(Errno::INVAL.because("a completion vector that the context does not have"));
         }
         shard => shard,
     };
-    let channel = match init.channel.is_null() {
-        true => None,
-        // SAFETY: as above.
-        false => Some(unsafe { Object::<CompChannel>::get(init.channel) }?),
-    };
+    let channel = init.channel;
     let options = CqConfig {
         channel: channel.map(|c| Arc::clone(c.events.engine())),
         timestamps: init.timestamps,
@@ -97,86 +82,63 @@ pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ib
     };
     let engine = open.engine.create_cq(init.depth, options)?;
     let number = engine.num();
-    // SAFETY: integers, pointers and optional functions.
-    let mut abi: ibv_cq_ex = unsafe { abi::zeroed() };
-    abi.cq.context = context;
-    abi.cq.channel = init.channel;
+    let mut abi: ibv_cq_ex = zeroed();
+    fill(&mut abi);
+    abi.cq.context = open.abi();
+    abi.cq.channel = channel.map_or(ptr::null_mut(), Object::abi);
     abi.cq.cq_context = init.cq_context;
     abi.cq.handle = number;
     abi.cq.cqe = c_int::try_from(init.depth).map_err(|_| Errno::INVAL.out_of_range())?;
     let cq = Cq {
-        context: Arc::clone(open),
+        context: open.share(),
         engine,
         channel: channel.map(|c| Arc::clone(&c.events)),
         _in_channel: channel.map(|c| c.users.add()),
         users: Users::default(),
         events: Arc::default(),
         async_events: Arc::default(),
-        cursor: Cursor::default(),
+        cursor: CallLock::default(),
         empty_polls: AtomicU32::new(0),
     };
     let (events, async_events) = (Arc::clone(&cq.events), Arc::clone(&cq.async_events));
     let cq = Object::create(abi, cq);
     open.numbers.lock().cqs.insert(number, Numbered::new(cq, &async_events));
     if let Some(channel) = channel {
-        channel.events.add(number, cq.cast(), &events);
+        channel.events.add(number, cq, &events);
     }
     Ok(cq)
 }
 
 /// `ibv_create_cq`.
-///
-/// # Safety
-/// `context` and `channel` are NULL or ours.
-pub unsafe extern "C" fn ibv_create_cq(
-    context: *mut ibv_context,
+pub extern "C" fn ibv_create_cq(
+    context: Handle<'_, OpenContext>,
     cqe: c_int,
     cq_context: *mut c_void,
-    channel: *mut ibv_comp_channel,
+    channel: Handle<'_, CompChannel>,
     vector: c_int,
 ) -> *mut ibv_cq {
     boundary::pointer(|| {
         let depth = u32::try_from(cqe).map_err(|_| Errno::INVAL.out_of_range())?;
         let vector = u32::try_from(vector).map_err(|_| Errno::INVAL.out_of_range())?;
-        let init = CqInit { depth, cq_context, channel, vector, timestamps: false };
-        // SAFETY: the caller's promise.
-        unsafe { create(context, &init) }.map(<*mut _>::cast)
+        let context = context.get()?;
+        let channel = if channel.is_null() { None } else { Some(channel.get()?) };
+        create(context, &CqInit { depth, cq_context, channel, vector, timestamps: false }, |_| {})
     })
 }
 
 /// `ibv_resize_cq`.
-///
-/// # Safety
-/// `cq` is NULL or one of ours.
-pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+pub extern "C" fn ibv_resize_cq(cq: Handle<'_, Cq>, cqe: c_int) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Cq::get(cq) }?;
-        object.engine.resize(u32::try_from(cqe).map_err(|_| Errno::INVAL.out_of_range())?)?;
-        // SAFETY: as above.
-        unsafe { (*cq).cqe = cqe };
+        let cq = cq.get()?;
+        cq.engine.resize(u32::try_from(cqe).map_err(|_| Errno::INVAL.out_of_range())?)?;
+        cq.abi.set(|abi| &abi.cq.cqe, cqe);
         Ok(())
     })
 }
 
 /// `ibv_destroy_cq`: waits until every delivered event is acknowledged; EBUSY while queue pairs use it.
-///
-/// # Safety
-/// `cq` is NULL or one of ours, and no other thread uses it any more.
-pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Object::<Cq>::get_any(cq.cast()) }?;
-        if !object.is_inherited() {
-            if object.users.any() {
-                return Err(Errno::BUSY.because("queue pairs use the completion queue"));
-            }
-            object.leave();
-        }
-        // SAFETY: as above.
-        unsafe { Object::<Cq>::free(cq.cast()) };
-        Ok(())
-    })
+pub extern "C" fn ibv_destroy_cq(cq: OwnedHandle<'_, Cq>) -> c_int {
+    boundary::code(|| cq.destroy(|cq| cq.leave()))
 }
 
 impl Cq {
@@ -197,7 +159,10 @@ impl Cq {
     }
 
     /// From here on no event names it, and the program holds none.
-    fn leave(&self) {
+    fn leave(&self) -> Result<()> {
+        if self.users.any() {
+            return Err(Errno::BUSY.because("queue pairs use the completion queue"));
+        }
         let number = self.engine.num();
         self.context.numbers.lock().cqs.remove(&number);
         if let Some(channel) = &self.channel {
@@ -207,61 +172,55 @@ impl Cq {
         drop(self.context.engine.async_events().remove_if(about));
         self.events.wait();
         self.async_events.wait();
+        Ok(())
     }
 }
 
 /// `ibv_ack_cq_events`.
-///
-/// # Safety
-/// `cq` is NULL or one of ours.
-pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
+pub extern "C" fn ibv_ack_cq_events(cq: Handle<'_, Cq>, events: c_uint) {
     boundary::value_fast((), || {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Cq::get(cq) }?;
-        // SAFETY: as above. Programs do not write the field, some show it.
-        unsafe { (*cq).comp_events_completed = (*cq).comp_events_completed.wrapping_add(events) };
-        object.events.acknowledge(events);
+        let cq = cq.get()?;
+        // Not exact where several threads acknowledge: the field is only shown.
+        let before = cq.abi.get(|abi| &abi.cq.comp_events_completed);
+        cq.abi.set(|abi| &abi.cq.comp_events_completed, before.wrapping_add(events));
+        cq.events.acknowledge(events);
         Ok(())
     });
 }
 
 /// `ibv_req_notify_cq`.
-///
-/// # Safety
-/// `cq` is NULL or one of ours.
-pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
+pub(crate) extern "C" fn req_notify_cq(cq: TableHandle<'_, Cq>, solicited: c_int) -> c_int {
     boundary::code_fast(|| {
-        // SAFETY: the caller's promise.
-        let object = unsafe { Object::<Cq>::get_called(cq.cast()) }?;
-        if let Some(channel) = &object.channel {
+        let cq = cq.get()?;
+        if let Some(channel) = &cq.channel {
             channel.note_arm();
         }
-        object.engine.arm(if solicited == 0 { Arm::Any } else { Arm::Solicited });
+        cq.engine.arm(if solicited == 0 { Arm::Any } else { Arm::Solicited });
         Ok(())
     })
 }
 
 /// `ibv_poll_cq`: the number of completions, or a negative number.
-///
-/// # Safety
-/// `cq` is NULL or one of ours; `max` completions can be written to `wc`.
-pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, max: c_int, wc: *mut ibv_wc) -> c_int {
+pub(crate) extern "C" fn poll_cq<'a>(
+    cq: TableHandle<'_, Cq>,
+    max: Count<'a, c_int>,
+    wc: ArrayMutPtr<'a, ibv_wc>,
+) -> c_int {
     boundary::value_fast(-libc::EIO, || {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Object::<Cq>::get_called(cq.cast()) }?;
-        let Ok(max @ 1..) = usize::try_from(max) else { return Ok(if max == 0 { 0 } else { -libc::EINVAL }) };
-        if wc.is_null() {
-            return Ok(-libc::EINVAL);
+        let cq = cq.get()?;
+        let Ok(Some(room)) = wc.get_uninit(max) else { return Ok(-libc::EINVAL) };
+        if room.is_empty() {
+            return Ok(0);
         }
-        let mut to = wc;
-        let taken = object.engine.poll_with(max, |completion| {
-            // SAFETY: called at most `max` times.
+        let mut to = room.as_mut_ptr().cast::<ibv_wc>();
+        let taken = cq.engine.poll_with(room.len(), |completion| {
+            // SAFETY: the engine calls this at most once for each element of the room.
             unsafe {
                 to.write(convert(&completion));
                 to = to.add(1);
             }
         });
-        object.yield_if_empty(taken);
+        cq.yield_if_empty(taken);
         Ok(c_int::try_from(taken).unwrap_or(c_int::MAX))
     })
 }

@@ -1,168 +1,137 @@
 //! Completion queues that are read field by field.
 
 use crate::abi::cq as flags;
-use crate::abi::{ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr};
+use crate::abi::{ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr};
+use crate::arguments::{Handle, InPtr, TableHandle, c1, c2};
 use crate::boundary::{self, Result};
+use crate::call_lock::{BatchHandle, Batched, CallLock};
 use crate::clock::{monotonic_ns, realtime_ns};
+use crate::context::OpenContext;
 use crate::cq::{self, Cq, CqInit, imm_and_flags};
+use crate::cursor::Cursor;
 use crate::errno::Errno;
 use crate::object::Object;
 use std::ffi::{c_int, c_uint};
 use uiw_verbs::Wc;
 
 /// `ibv_create_cq_ex`.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `attr` is NULL or readable with pointers of ours in it.
-pub(crate) unsafe extern "C" fn create_cq_ex(
-    context: *mut ibv_context,
-    attr: *mut ibv_cq_init_attr_ex,
+pub(crate) extern "C" fn create_cq_ex(
+    context: Handle<'_, OpenContext>,
+    attr: InPtr<'_, ibv_cq_init_attr_ex>,
 ) -> *mut ibv_cq_ex {
     boundary::pointer(|| {
-        // SAFETY: the caller's promise, here and below.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| Errno::INVAL.null())?;
+        let given = attr.get()?;
         let timestamps =
             flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         let masks = flags::IBV_CQ_INIT_ATTR_MASK_FLAGS | flags::IBV_CQ_INIT_ATTR_MASK_PD;
-        if attr.comp_mask & !masks != 0 {
+        if given.comp_mask & !masks != 0 {
             return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
         let known = flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
-        let asked = attr.comp_mask & flags::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
-        if asked && attr.flags & !known != 0
-            || attr.wc_flags & !(flags::IBV_WC_STANDARD_FLAGS | timestamps) != 0
+        let asked = given.comp_mask & flags::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
+        if asked && given.flags & !known != 0
+            || given.wc_flags & !(flags::IBV_WC_STANDARD_FLAGS | timestamps) != 0
         {
             return Err(
                 Errno::UNSUPPORTED.because("completion fields that are not offered (wc_flags, flags)")
             );
         }
+        let context = context.get()?;
+        let channel = if given.channel.is_null() { None } else { Some(attr.object(|attr| &attr.channel)?) };
         let init = CqInit {
-            depth: attr.cqe,
-            cq_context: attr.cq_context,
-            channel: attr.channel,
-            vector: attr.comp_vector,
-            timestamps: attr.wc_flags & timestamps != 0,
+            depth: given.cqe,
+            cq_context: given.cq_context,
+            channel,
+            vector: given.comp_vector,
+            timestamps: given.wc_flags & timestamps != 0,
         };
-        // SAFETY: as above.
-        let cq = unsafe { cq::create(context, &init) }?;
-        // SAFETY: made just now.
-        fill(unsafe { &mut *cq });
-        Ok(cq)
+        cq::create(context, &init, fill).map(<*mut _>::cast)
     })
 }
 
 fn fill(cq: &mut ibv_cq_ex) {
-    cq.start_poll = Some(start_poll);
-    cq.next_poll = Some(next_poll);
-    cq.end_poll = Some(end_poll);
-    cq.read_opcode = Some(read_opcode);
-    cq.read_vendor_err = Some(read_vendor_err);
-    cq.read_byte_len = Some(read_byte_len);
-    cq.read_imm_data = Some(read_imm_data);
-    cq.read_qp_num = Some(read_qp_num);
-    cq.read_src_qp = Some(read_src_qp);
-    cq.read_wc_flags = Some(read_wc_flags);
-    cq.read_slid = Some(nothing_u32);
-    cq.read_sl = Some(nothing_u8);
-    cq.read_dlid_path_bits = Some(nothing_u8);
-    cq.read_completion_ts = Some(read_completion_ts);
-    cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+    cq.start_poll = c2(start_poll);
+    cq.next_poll = c1(next_poll);
+    cq.end_poll = c1(end_poll);
+    cq.read_opcode = c1(read_opcode);
+    cq.read_vendor_err = c1(read_vendor_err);
+    cq.read_byte_len = c1(read_byte_len);
+    cq.read_imm_data = c1(read_imm_data);
+    cq.read_qp_num = c1(read_qp_num);
+    cq.read_src_qp = c1(read_src_qp);
+    cq.read_wc_flags = c1(read_wc_flags);
+    cq.read_slid = c1(nothing_u32);
+    cq.read_sl = c1(nothing_u8);
+    cq.read_dlid_path_bits = c1(nothing_u8);
+    cq.read_completion_ts = c1(read_completion_ts);
+    cq.read_completion_wallclock_ns = c1(read_completion_wallclock_ns);
+}
+
+impl Batched for Cq {
+    type State = Cursor;
+
+    fn state(&self) -> Result<&CallLock<Cursor>> {
+        Ok(&self.cursor)
+    }
 }
 
 /// `ibv_start_poll`: 0, or ENOENT when nothing has completed.
-///
-/// # Safety
-/// `cq` is one of ours.
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+extern "C" fn start_poll(cq: TableHandle<'_, Cq, ibv_cq_ex>, attr: InPtr<'_, ibv_poll_cq_attr>) -> c_int {
     boundary::code_fast(|| {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Object::<Cq>::get_called(cq) }?;
-        // SAFETY: `attr` is NULL or one number.
-        if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+        let cq = cq.get()?;
+        if attr.as_ref().is_some_and(|attr| attr.comp_mask != 0) {
             return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
-        object.cursor.lock();
-        // SAFETY: locked.
-        let taken = unsafe { take(object, cq) };
-        // SAFETY: locked above, on this thread.
-        unsafe {
-            match taken {
-                Ok(()) => object.cursor.begin_batch(object.engine.len()),
-                Err(_) => object.cursor.unlock(),
-            }
-        }
-        taken
+        let mut cursor = cq.cursor.lock();
+        take(cq, &mut cursor)?;
+        cursor.left = Some(cq.engine.len());
+        // Until `ibv_end_poll`.
+        std::mem::forget(cursor);
+        Ok(())
     })
 }
 
 /// `ibv_next_poll`.
-///
-/// # Safety
-/// `cq` is one of ours, between a successful `ibv_start_poll` and `ibv_end_poll`.
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+extern "C" fn next_poll(mut cq: BatchHandle<'_, Cq>) -> c_int {
     boundary::code_fast(|| {
-        // SAFETY: `cq` is one of ours, and `ibv_start_poll` has locked its cursor on this thread (`ibv_start_poll(3)`).
-        unsafe {
-            let object = Object::<Cq>::get_called(cq)?;
-            if object.cursor.continues() { take(object, cq) } else { Err(Errno(libc::ENOENT)) }
-        }
+        cq.with(|cq, cursor| if cursor.continues() { take(cq, cursor) } else { Err(Errno(libc::ENOENT)) })
     })
 }
 
 /// `ibv_end_poll`.
-///
-/// # Safety
-/// `cq` is one of ours, behind a successful `ibv_start_poll`.
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    boundary::value_fast((), || {
-        // SAFETY: the caller's promise: locked by `start_poll`.
-        unsafe { Object::<Cq>::get_called(cq)?.cursor.unlock() };
-        Ok(())
-    });
+extern "C" fn end_poll(cq: BatchHandle<'_, Cq>) {
+    boundary::value_fast((), || cq.unlock());
 }
 
 /// Takes the next completion.
-///
-/// # Safety
-/// The cursor is locked by this thread.
-unsafe fn take(object: &Object<Cq>, cq: *mut ibv_cq_ex) -> Result<()> {
+fn take(cq: &Object<Cq>, cursor: &mut Cursor) -> Result<()> {
     let mut next = None;
-    let taken = object.engine.poll_with(1, |wc| next = Some(wc));
-    object.yield_if_empty(taken);
+    let taken = cq.engine.poll_with(1, |wc| next = Some(wc));
+    cq.yield_if_empty(taken);
     let wc = next.ok_or(Errno(libc::ENOENT))?;
-    // SAFETY: the caller's promise.
-    unsafe {
-        (*cq).status = wc.status as c_int;
-        (*cq).wr_id = wc.wr_id;
-        object.cursor.set(wc);
-    }
+    cq.abi.set(|abi| &abi.status, wc.status as c_int);
+    cq.abi.set(|abi| &abi.wr_id, wc.wr_id);
+    cursor.wc = Some(wc);
     Ok(())
 }
 
 /// A field of the completion that is being read.
-///
-/// # Safety
-/// `cq` is one of ours, between a successful `ibv_start_poll` and `ibv_end_poll`.
-unsafe fn field<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Wc) -> T) -> T {
+#[inline]
+fn field<T: Default>(mut cq: BatchHandle<'_, Cq>, read: impl FnOnce(&Wc) -> T) -> T {
     boundary::value_fast(T::default(), || {
-        // SAFETY: the caller's promise: the cursor is locked by this thread.
-        let wc = unsafe { Object::<Cq>::get_called(cq)?.cursor.get() };
-        wc.map(read).ok_or_else(|| {
-            Errno::INVAL.because("a completion is read outside of ibv_start_poll and ibv_end_poll")
+        cq.with(|_, cursor| {
+            cursor.wc.as_ref().map(read).ok_or_else(|| {
+                Errno::INVAL.because("a completion is read outside of ibv_start_poll and ibv_end_poll")
+            })
         })
     })
 }
 
 macro_rules! fields {
     ($($name:ident: $type:ty = $read:expr;)*) => {
-        $(
-            /// # Safety
-            /// As for [`field`].
-            unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
-                // SAFETY: the caller's promise.
-                unsafe { field(cq, $read) }
-            }
-        )*
+        $(extern "C" fn $name(cq: BatchHandle<'_, Cq>) -> $type {
+            field(cq, $read)
+        })*
     };
 }
 

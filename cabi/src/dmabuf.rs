@@ -1,16 +1,19 @@
 //! Memory of a DMA-buf: a buffer of another device that a processor can map, as those of udmabuf, of DMA heaps and of most display drivers.
 
 use crate::abi::mr as flags;
-use crate::abi::{ibv_mr, ibv_pd};
+use crate::abi::{ibv_mr, zeroed};
+use crate::arguments::Handle;
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::fault_handler;
-use crate::mapping::Registered;
+use crate::mapping::{Registered, page_size};
 use crate::mr::{self, Place};
-use crate::pd;
+use crate::object::Object;
+use crate::pd::Pd;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::fs::File;
+use std::io::{Seek as _, SeekFrom};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use uiw_verbs::{Access, Memory};
 
@@ -23,12 +26,12 @@ const SYNC_END: u64 = 1 << 2;
 
 /// A part of a DMA-buf that is mapped, and that processors may access: between the two ends of `DMA_BUF_IOCTL_SYNC`.
 struct Mapped {
-    file: OwnedFd,
+    file: File,
     at: *mut c_void,
     len: usize,
 }
 
-// SAFETY: an address and a length; the bytes are accessed as those of a region alone.
+// SAFETY: only `drop` uses the address, to unmap it; the bytes are accessed through the region that owns the value.
 unsafe impl Send for Mapped {}
 
 impl Drop for Mapped {
@@ -36,14 +39,14 @@ impl Drop for Mapped {
         if let Err(error) = sync(self.file.as_raw_fd(), SYNC_READ_WRITE | SYNC_END) {
             tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see what was written");
         }
-        // SAFETY: made by mmap with this length, and no region stands on it any more.
+        // SAFETY: `memory` has mapped it with this length, and the region that owns this value is deregistered.
         unsafe { libc::munmap(self.at, self.len) };
     }
 }
 
 fn sync(fd: RawFd, what: u64) -> Result<()> {
     loop {
-        // SAFETY: reads a number of 64 bits.
+        // SAFETY: the request reads a number of 64 bits, which is there during the call.
         if unsafe { libc::ioctl(fd, SYNC, &raw const what) } == 0 {
             return Ok(());
         }
@@ -54,37 +57,45 @@ fn sync(fd: RawFd, what: u64) -> Result<()> {
     }
 }
 
-/// Bytes of the DMA-buf behind `fd`.
+/// Bytes of a DMA-buf.
 ///
 /// # Errors
-/// EBADF; EINVAL for another file.
-fn size(fd: RawFd) -> Result<u64> {
-    let mut stat = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: writes a structure of the kernel's.
-    if unsafe { libc::fstatfs(fd, stat.as_mut_ptr()) } != 0 {
-        return Err(Errno::last().because(format_args!("descriptor {fd} of a DMA-buf")));
+/// EINVAL for another file.
+fn size(file: &File) -> Result<u64> {
+    let mut stat: libc::statfs = zeroed();
+    // SAFETY: there is room for the structure.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) } != 0 {
+        return Err(Errno::last().because("the kind of a DMA-buf"));
     }
-    // SAFETY: as above: it was written.
-    if unsafe { stat.assume_init() }.f_type != MAGIC {
-        return Err(Errno::INVAL.because(format_args!("descriptor {fd} is no DMA-buf")));
+    if stat.f_type != MAGIC {
+        return Err(Errno::INVAL.because("a descriptor of no DMA-buf"));
     }
-    // SAFETY: a DMA-buf has no position; its end says how long it is.
-    let end = unsafe { libc::lseek64(fd, 0, libc::SEEK_END) };
-    u64::try_from(end).map_err(|_| Errno::last().because(format_args!("the size of DMA-buf {fd}")))
+    // A DMA-buf has no position; its end says how long it is.
+    let mut file = file;
+    file.seek(SeekFrom::End(0)).map_err(|error| Errno::from(error).because("the size of a DMA-buf"))
 }
 
-/// Bytes of a page.
-fn page() -> u64 {
-    // SAFETY: a number.
-    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+/// Another descriptor of the program's file.
+///
+/// # Errors
+/// EBADF, EMFILE
+fn duplicate(fd: RawFd) -> Result<File> {
+    if fd < 0 {
+        return Err(Errno(libc::EBADF).because(format_args!("descriptor {fd} of a DMA-buf")));
+    }
+    // SAFETY: the program has the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
+    let own = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+    own.map(File::from)
+        .map_err(|error| Errno::from(error).because(format_args!("descriptor {fd} of a DMA-buf")))
 }
 
 /// The `length` bytes from `offset` on, mapped until nothing stands on them.
 ///
 /// # Errors
-/// Those of [`size`]; EINVAL for bytes that it does not have, EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
+/// Those of [`duplicate`] and [`size`]; EINVAL for bytes that it does not have, EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
 fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
-    let size = size(fd)?;
+    let file = duplicate(fd)?;
+    let size = size(&file)?;
     let len = offset.checked_add(length as u64).filter(|end| length > 0 && *end <= size);
     let (Some(Ok(len)), Ok(skip)) = (len.map(usize::try_from), usize::try_from(offset)) else {
         return Err(Errno::INVAL.because(format_args!(
@@ -92,14 +103,8 @@ fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memor
         )));
     };
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-    // SAFETY: a descriptor of the caller's; another one of the same file, which `Mapped` closes.
-    let file = match unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) } {
-        -1 => return Err(Errno::last().because("another descriptor of a DMA-buf")),
-        // SAFETY: it is new.
-        own => unsafe { OwnedFd::from_raw_fd(own) },
-    };
     // From its beginning on: some drivers (Linux's DRM shmem helper) ignore the offset of a mapping.
-    // SAFETY: a new mapping, of nothing that was there.
+    // SAFETY: the kernel chooses an address where nothing is mapped.
     let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
     if at == libc::MAP_FAILED {
         return Err(not_mapped(fd, Errno::last()));
@@ -107,7 +112,8 @@ fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memor
     let mapped = Mapped { file, at, len };
     sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
     let first = at.cast::<u8>().wrapping_add(skip);
-    // SAFETY: they are mapped as long as `mapped` lives. `ibv_reg_mr`'s contract with its caller: requests in flight own what they name.
+    // SAFETY: the bytes stay mapped while `mapped` lives, and the program leaves those that its requests name to the device until they
+    // complete (ibv_post_send(3)).
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
 }
 
@@ -121,24 +127,20 @@ fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
 }
 
 /// As [`ibv_reg_dmabuf_mr`].
-///
-/// # Safety
-/// As for `ibv_reg_mr`.
-pub(crate) unsafe fn register(
-    pd: *mut ibv_pd,
+pub(crate) fn register(
+    domain: &Object<Pd>,
     (fd, offset): (RawFd, u64),
     length: usize,
     iova: u64,
     access: c_uint,
 ) -> Result<*mut ibv_mr> {
-    // SAFETY: the caller's promise.
-    unsafe { pd::get(pd) }?;
     let rights = mr::access(access)?;
     if access & flags::IBV_ACCESS_ON_DEMAND != 0 || rights.contains(Access::ZERO_BASED) {
         return Err(Errno::INVAL.because("a DMA-buf has neither on-demand paging nor a base of zero"));
     }
     // As the kernel, which maps whole pages.
-    if offset % page() != iova % page() {
+    let page = page_size() as u64;
+    if offset % page != iova % page {
         return Err(
             Errno::INVAL.because(format_args!("{offset:#x} and {iova:#x} are not at one place of a page"))
         );
@@ -148,24 +150,19 @@ pub(crate) unsafe fn register(
     // rdma-core gives the offset as the address.
     let addr = ptr::without_provenance_mut(usize::try_from(offset).map_err(|_| Errno::INVAL.out_of_range())?);
     let place = Place { addr, length, base: iova };
-    // SAFETY: the caller's promise.
-    unsafe { mr::add(pd, memory, Registered::on_demand(), place, rights) }
+    mr::add(domain, memory, Registered::on_demand(), place, rights)
 }
 
 /// `ibv_reg_dmabuf_mr`: `length` bytes from `offset` on of the DMA-buf `fd`, which begin at `iova` for peers and elements.
-///
-/// # Safety
-/// As for `ibv_reg_mr`.
-pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
-    pd: *mut ibv_pd,
+pub extern "C" fn ibv_reg_dmabuf_mr(
+    pd: Handle<'_, Pd>,
     offset: u64,
     length: usize,
     iova: u64,
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { register(pd, (fd, offset), length, iova, access.cast_unsigned()) })
+    boundary::pointer(|| register(pd.get()?, (fd, offset), length, iova, access.cast_unsigned()))
 }
 
 #[cfg(test)]

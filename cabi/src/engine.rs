@@ -155,7 +155,7 @@ pub(crate) fn before_exit(close: fn(Instant)) {
 fn flush_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: a handler without arguments that lives as long as the program.
+        // SAFETY: the handler has no arguments, and lives as long as the program: the library is never unloaded, as its threads run in it.
         unsafe { libc::atexit(at_exit) };
     });
 }

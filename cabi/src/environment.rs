@@ -25,7 +25,7 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// Whether the process has more rights than the user that started it.
 pub(crate) fn is_privileged() -> bool {
-    // SAFETY: reads a number that the kernel gave the process when it began.
+    // SAFETY: takes an integer alone.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 

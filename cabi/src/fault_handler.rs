@@ -4,23 +4,28 @@
 //! handler that the program has, or would have: `libibverbs.so.1` exports `sigaction` and `signal`, which remember the program's handler
 //! of these two signals here, and leave this one installed.
 
-use crate::c_library;
+use crate::abi::zeroed;
+use crate::arguments::{InPtr, OutPtr, argument};
+use crate::c_library::{Next, Passed};
+use crate::call;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked, generation};
-use crate::signals::Held;
-use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
+use crate::signals::{Held, change_mask, no_signals, without};
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use uiw_mem::recover;
 
 type Action = libc::sigaction;
-/// `sigaction` of the C library.
-pub type SigAction = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
+/// `pthread_sigmask` or `sigprocmask`.
+pub type ChangeMask =
+    for<'a> extern "C" fn(c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
 
 /// What the program has requested for one signal. Written under a lock; a handler may read at any time, without one, and
 /// what it reads stays valid until the program has changed its handler so many times more.
 struct Wanted {
-    actions: std::cell::UnsafeCell<[MaybeUninit<Action>; Self::KEPT]>,
+    actions: UnsafeCell<[Action; Self::KEPT]>,
     newest: AtomicUsize,
     /// [`FREE`], or the generation of the process whose thread has the lock.
     locked: AtomicU32,
@@ -29,7 +34,7 @@ struct Wanted {
 /// No generation: those are counted from 1.
 const FREE: u32 = 0;
 
-// SAFETY: an action is written under the lock, in a place that is not the newest one, and read once it is.
+// SAFETY: a thread writes an action under the lock, in a place that is not the newest one, and others read it once it is.
 unsafe impl Sync for Wanted {}
 
 impl Wanted {
@@ -37,7 +42,7 @@ impl Wanted {
 
     const fn new() -> Self {
         Self {
-            actions: std::cell::UnsafeCell::new([const { MaybeUninit::uninit() }; Self::KEPT]),
+            actions: UnsafeCell::new([zeroed(); Self::KEPT]),
             newest: AtomicUsize::new(0),
             locked: AtomicU32::new(FREE),
         }
@@ -45,8 +50,9 @@ impl Wanted {
 
     fn get(&self) -> Action {
         let newest = self.newest.load(Ordering::Acquire);
-        // SAFETY: written before it became the newest; `install` has written the first.
-        unsafe { (*self.actions.get())[newest % Self::KEPT].assume_init() }
+        // SAFETY: `set` writes an action before it makes it the newest, and writes to the place again only when the program has changed its
+        // handler so many times more. All bytes of the array are initialized.
+        unsafe { (*self.actions.get())[newest % Self::KEPT] }
     }
 
     /// Replaces it, and returns what it was.
@@ -77,8 +83,8 @@ impl Wanted {
 
     fn set(&self, action: Action) {
         let next = self.newest.load(Ordering::Relaxed).wrapping_add(1);
-        // SAFETY: this thread has the lock, or is the only one; the place is not the newest.
-        unsafe { (*self.actions.get())[next % Self::KEPT].write(action) };
+        // SAFETY: this thread has the lock, or is the only one, and nothing reads the place, which is not the newest.
+        unsafe { (*self.actions.get())[next % Self::KEPT] = action };
         self.newest.store(next, Ordering::Release);
     }
 }
@@ -96,19 +102,34 @@ fn wanted(signal: c_int) -> Option<&'static Wanted> {
 }
 
 /// The C library's `sigaction`, also where this library exports one.
-fn system_sigaction() -> SigAction {
-    static FOUND: AtomicUsize = AtomicUsize::new(0);
-    let mut found = FOUND.load(Ordering::Relaxed);
-    if found == 0 {
-        found = c_library::function(c"sigaction");
-        FOUND.store(found, Ordering::Relaxed);
+struct SystemSigaction;
+
+// SAFETY: the declaration is that of sigaction(2).
+unsafe impl Next for SystemSigaction {
+    const NAME: &CStr = c"sigaction";
+    type Type = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
+
+    fn found() -> &'static AtomicUsize {
+        static FOUND: AtomicUsize = AtomicUsize::new(0);
+        &FOUND
     }
-    if found == 0 {
-        // The C library is linked statically, and so is this one, which exports none.
-        return libc::sigaction;
-    }
-    // SAFETY: the C library's function has this type.
-    unsafe { std::mem::transmute::<usize, SigAction>(found) }
+}
+
+/// # Safety
+/// As for sigaction(2).
+unsafe fn system_sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+    // Where there is none the C library is linked statically, and so is this one, which exports none.
+    let sigaction = SystemSigaction::get().unwrap_or(libc::sigaction);
+    // SAFETY: the caller ensures what sigaction(2) asks.
+    unsafe { sigaction(signal, new, old) }
+}
+
+/// Replaces the action of one of the two signals, if another one is given, and returns what it was.
+fn exchange(signal: c_int, new: Option<&Action>) -> Action {
+    let mut old: Action = zeroed();
+    // SAFETY: the actions are there; a new one is the default, or `on_fault`, which may be called at any time.
+    unsafe { system_sigaction(signal, new.map_or(ptr::null(), ptr::from_ref), &raw mut old) };
+    old
 }
 
 /// The handler is installed by one thread; a fork waits for it.
@@ -133,150 +154,116 @@ pub(crate) fn install() {
         return;
     }
     recover::prepare();
-    // SAFETY: a structure of zeros but for what is set; the handler touches the context of its signal alone.
-    unsafe {
-        let mut action: Action = std::mem::zeroed();
-        action.sa_sigaction = on_fault as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        for (signal, wanted) in [(libc::SIGSEGV, &SEGV), (libc::SIGBUS, &BUS)] {
-            let mut old: Action = std::mem::zeroed();
-            system_sigaction()(signal, std::ptr::null(), &raw mut old);
-            wanted.set(old);
-            system_sigaction()(signal, &raw const action, std::ptr::null_mut());
-        }
+    let mut action: Action = zeroed();
+    action.sa_sigaction = on_fault as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    for (signal, wanted) in [(libc::SIGSEGV, &SEGV), (libc::SIGBUS, &BUS)] {
+        wanted.set(exchange(signal, None));
+        exchange(signal, Some(&action));
     }
     INSTALLED.store(true, Ordering::Release);
 }
 
-extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the arguments of the handler of a signal with SA_SIGINFO. A signal that was sent has a code that is not positive.
-    unsafe {
-        let sent = (*info).si_code <= 0;
-        if !sent && recover::recover(context) {
-            return;
-        }
-        let errno = Errno::last();
-        hand_on(signal, info, context, sent);
-        errno.set();
+unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // A signal that was sent has a code that is not positive.
+    // SAFETY: the system gives a handler with SA_SIGINFO the information of the signal.
+    let sent = unsafe { (*info).si_code } <= 0;
+    // SAFETY: the system gives a handler with SA_SIGINFO the context that the signal interrupted.
+    if !sent && unsafe { recover::recover(context) } {
+        return;
     }
+    let errno = Errno::last();
+    // SAFETY: the system has called this handler with these arguments.
+    unsafe { hand_on(signal, info, context, sent) };
+    errno.set();
 }
 
 /// Does what the program, or the system, does with the signal.
 ///
 /// # Safety
-/// As for a handler.
+/// The system has called a handler with these arguments.
 unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, sent: bool) {
-    let Some(action) = wanted(signal).map(Wanted::get) else { return };
-    // SAFETY: the program's own handler, with the arguments and the mask that it asked for; the kernel restores the mask when this
-    // handler returns.
-    unsafe {
-        match action.sa_sigaction {
-            libc::SIG_IGN if sent => {}
-            libc::SIG_DFL | libc::SIG_IGN => {
-                // The fault is repeated, and ends the process, with the right reason.
-                let mut default: Action = std::mem::zeroed();
-                default.sa_sigaction = libc::SIG_DFL;
-                system_sigaction()(signal, &raw const default, std::ptr::null_mut());
-                if sent {
-                    libc::raise(signal);
-                }
+    let Some((action, wanted)) = wanted(signal).map(|wanted| (wanted.get(), wanted)) else { return };
+    match action.sa_sigaction {
+        libc::SIG_IGN if sent => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // The fault is repeated, and ends the process, with the right reason.
+            exchange(signal, Some(&zeroed()));
+            if sent {
+                // SAFETY: takes an integer alone.
+                unsafe { libc::raise(signal) };
             }
-            handler => {
-                if action.sa_flags & libc::SA_RESETHAND != 0
-                    && let Some(wanted) = wanted(signal)
-                {
-                    let mut default: Action = std::mem::zeroed();
-                    default.sa_sigaction = libc::SIG_DFL;
-                    wanted.replace(Some(default));
-                }
-                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const action.sa_mask, std::ptr::null_mut());
-                if action.sa_flags & libc::SA_NODEFER != 0 {
-                    let mut own: libc::sigset_t = std::mem::zeroed();
-                    libc::sigemptyset(&raw mut own);
-                    libc::sigaddset(&raw mut own, signal);
-                    libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const own, std::ptr::null_mut());
-                }
-                if action.sa_flags & libc::SA_SIGINFO != 0 {
-                    let handler = std::mem::transmute::<
-                        usize,
-                        unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void),
-                    >(handler);
-                    handler(signal, info, context);
-                } else {
-                    let handler = std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(handler);
-                    handler(signal);
-                }
+        }
+        handler => {
+            if action.sa_flags & libc::SA_RESETHAND != 0 {
+                wanted.replace(Some(zeroed()));
+            }
+            // The kernel restores the mask when this handler returns.
+            change_mask(libc::SIG_BLOCK, &action.sa_mask);
+            if action.sa_flags & libc::SA_NODEFER != 0 {
+                let now = change_mask(libc::SIG_BLOCK, &no_signals());
+                change_mask(libc::SIG_SETMASK, &without(now, &[signal]));
+            }
+            if action.sa_flags & libc::SA_SIGINFO != 0 {
+                type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+                // SAFETY: the program has given a handler of this type, with SA_SIGINFO, and gets the arguments of the system.
+                unsafe { std::mem::transmute::<usize, Handler>(handler)(signal, info, context) };
+            } else {
+                // SAFETY: the program has given a handler of this type, without SA_SIGINFO.
+                unsafe { std::mem::transmute::<usize, unsafe extern "C" fn(c_int)>(handler)(signal) };
             }
         }
     }
 }
 
 /// `sigaction`, as `libibverbs.so.1` exports it.
-///
-/// # Safety
-/// As for the C library's.
-pub unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
+pub extern "C" fn sigaction(signal: c_int, new: InPtr<'_, Action>, old: OutPtr<'_, Action>) -> c_int {
     match wanted(signal).filter(|_| INSTALLED.load(Ordering::Acquire)) {
         Some(wanted) => {
-            // SAFETY: the caller's promise: NULL or a structure.
-            let before = wanted.replace(unsafe { new.as_ref() }.copied());
+            let before = wanted.replace(new.as_ref().copied());
             if !old.is_null() {
-                // SAFETY: as above.
-                unsafe { old.write(before) };
+                // Not NULL, so that there is no error.
+                let _ = old.write(before);
             }
             0
         }
-        // SAFETY: the caller's promise.
-        None => unsafe { system_sigaction()(signal, new, old) },
+        // SAFETY: the program calls sigaction(2) with these arguments.
+        None => unsafe { system_sigaction(signal, new.as_ptr(), old.as_ptr()) },
     }
 }
 
 /// `pthread_sigmask` and `sigprocmask`, as `libibverbs.so.1` exports them: `system` is the C library's. The two signals stay unblocked:
 /// where they are blocked the kernel ends the process at a fault.
-///
-/// # Safety
-/// As for the C library's.
-pub unsafe extern "C" fn mask(
-    system: unsafe extern "C" fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int,
+pub fn mask<'a>(
+    system: ChangeMask,
     how: c_int,
-    set: *const libc::sigset_t,
-    old: *mut libc::sigset_t,
+    set: InPtr<'a, libc::sigset_t>,
+    old: OutPtr<'a, libc::sigset_t>,
 ) -> c_int {
-    if set.is_null() || how == libc::SIG_UNBLOCK || !INSTALLED.load(Ordering::Acquire) {
-        // SAFETY: the caller's promise.
-        return unsafe { system(how, set, old) };
-    }
-    // SAFETY: as above; a copy of the set.
-    unsafe {
-        let mut without = *set;
-        for signal in [libc::SIGSEGV, libc::SIGBUS] {
-            libc::sigdelset(&raw mut without, signal);
+    match set.as_ref() {
+        Some(blocked) if how != libc::SIG_UNBLOCK && INSTALLED.load(Ordering::Acquire) => {
+            let blocked = without(*blocked, &[libc::SIGSEGV, libc::SIGBUS]);
+            // SAFETY: the set is there during the call.
+            system(how, unsafe { argument(&raw const blocked) }, old)
         }
-        system(how, &raw const without, old)
+        _ => system(how, set, old),
     }
 }
 
 /// `signal`, as `libibverbs.so.1` exports it: the C library's would not call the `sigaction` that is exported.
-///
-/// # Safety
-/// As for the C library's.
-pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
-    // SAFETY: a structure of zeros but for what is set; BSD's meaning, which glibc has: calls are restarted, the signal is
-    // blocked in its handler.
-    unsafe {
-        let mut action: Action = std::mem::zeroed();
-        action.sa_sigaction = handler;
-        action.sa_flags = libc::SA_RESTART;
-        libc::sigemptyset(&raw mut action.sa_mask);
-        let mut old: Action = std::mem::zeroed();
-        if handler == libc::SIG_ERR {
-            Errno::INVAL.set();
-            return libc::SIG_ERR;
-        }
-        match sigaction(signal, &raw const action, &raw mut old) {
-            0 => old.sa_sigaction,
-            _ => libc::SIG_ERR,
-        }
+pub extern "C" fn signal(signal: c_int, handler: Passed<'_, libc::sighandler_t>) -> libc::sighandler_t {
+    if handler.get() == libc::SIG_ERR {
+        Errno::INVAL.set();
+        return libc::SIG_ERR;
+    }
+    // BSD's meaning, which glibc has: calls are restarted, the signal is blocked in its handler.
+    let (mut action, mut old): (Action, Action) = (zeroed(), zeroed());
+    action.sa_sigaction = handler.get();
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: the actions are there during the call, and the program has given signal(2) the handler.
+    match unsafe { call!(sigaction(signal, &raw const action, &raw mut old)) } {
+        0 => old.sa_sigaction,
+        _ => libc::SIG_ERR,
     }
 }
 
@@ -288,8 +275,7 @@ mod tests {
     #[test]
     fn a_lock_of_the_parent_process_is_taken_over() {
         let wanted = Wanted::new();
-        // SAFETY: a structure of zeros is that of the default action.
-        wanted.set(unsafe { std::mem::zeroed() });
+        wanted.set(zeroed());
         wanted.locked.store(generation() + 1, Ordering::Relaxed);
         assert_eq!(wanted.replace(None).sa_sigaction, libc::SIG_DFL);
         assert_eq!(wanted.locked.load(Ordering::Relaxed), FREE);
@@ -310,7 +296,7 @@ mod tests {
             WANTED.set(std::mem::zeroed());
             let mut action: Action = std::mem::zeroed();
             action.sa_sigaction = handler;
-            libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut());
+            libc::sigaction(libc::SIGUSR2, &raw const action, ptr::null_mut());
             let this = libc::pthread_self();
             let sender = std::thread::spawn(move || {
                 for _ in 0..2000 {

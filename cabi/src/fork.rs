@@ -82,8 +82,8 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
             return;
         }
         if list.is_empty() {
-            // SAFETY: three handlers without arguments that live as long as the program; the library is never unloaded, as its
-            // threads run in it.
+            // SAFETY: the handlers have no arguments, and live as long as the program: the library is never unloaded, as its threads run
+            // in it.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
         }
         list.push(self);

@@ -1,9 +1,9 @@
 //! A child of a fork closes its copies of the parent's sockets. Otherwise a port would stay in LISTEN, and a connection that the
 //! parent has reset would stay established, as long as a child lives.
 
+use crate::abi::zeroed;
 use std::ffi::c_int;
 use std::fs;
-use std::mem::MaybeUninit;
 
 /// A socket, of an epoll set or alone: its descriptor, and the inode that distinguishes it from a later file with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,7 @@ impl Member {
     pub(crate) fn close(self) {
         // Another thread of the parent may have closed it just before the fork, and the program may have got its number.
         if self.is_open() {
-            // SAFETY: the descriptor is the library's, whose owner in this process is forgotten: nothing else closes or uses it.
-            unsafe { libc::close(self.fd) };
+            close_copy(self.fd);
         }
     }
 }
@@ -43,14 +42,19 @@ pub(crate) fn members(set: c_int) -> Vec<Member> {
 /// Closes this process's copies, and the set's.
 pub(crate) fn close(members: &[Member], set: c_int) {
     members.iter().for_each(|member| member.close());
-    // SAFETY: as above; the set lives as long as the engine.
-    unsafe { libc::close(set) };
+    close_copy(set);
+}
+
+/// Closes the copy that a child of a fork has of a descriptor of this library, and whose owner in the child is forgotten.
+pub(crate) fn close_copy(fd: c_int) {
+    // SAFETY: takes an integer alone. The owner is forgotten, so nothing else in this process closes or uses the number.
+    unsafe { libc::close(fd) };
 }
 
 fn inode(fd: c_int) -> Option<u64> {
-    let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: room for the answer, which is complete when the call succeeds.
-    unsafe { (libc::fstat(fd, status.as_mut_ptr()) == 0).then(|| status.assume_init().st_ino) }
+    let mut status: libc::stat = zeroed();
+    // SAFETY: there is room for the structure.
+    (unsafe { libc::fstat(fd, &raw mut status) } == 0).then_some(status.st_ino)
 }
 
 /// A line of an epoll set's information, `tfd: NUMBER events: .. ino:HEX sdev:HEX` for each member.

@@ -2,16 +2,19 @@
 //!
 //! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions.
 //!
-//! C's pointers come from outside, so almost everything is `unsafe`, with one contract: *a pointer is NULL, or an object that this
-//! library gave out and that has not been freed, or memory that C may read and write as the man page says*. NULL and objects of
-//! another kind are answered with an error.
+//! C's pointers come from outside, with one contract: *a pointer is NULL, or an object that this library gave out and that has not been freed, or
+//! memory that C may read and write as the man page says*. The types of the functions' arguments ([`arguments`]) carry it, so that the functions
+//! are safe code. NULL and objects of another kind are answered with an error.
 
 pub mod abi;
+mod abi_cell;
 pub mod ah;
+pub mod arguments;
 pub mod async_events;
 pub mod boundary;
 pub mod buf;
 pub mod c_library;
+mod call_lock;
 pub mod calls;
 pub mod channel;
 mod clock;

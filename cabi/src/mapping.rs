@@ -14,6 +14,7 @@ use once_cell::race::OnceBool;
 use parking_lot::{Mutex, MutexGuard};
 use ranges::{Key, Range as Registration, Ranges, Room};
 use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use uiw_mem::{PageState, recover};
@@ -47,7 +48,8 @@ impl Drop for Owner {
 impl Table {
     /// `None` if this thread has the lock.
     fn lock(&'static self) -> Option<Locked> {
-        // SAFETY: reads a register; no thread is 0.
+        // No thread is 0.
+        // SAFETY: has no arguments, and reads a register.
         let this = unsafe { libc::pthread_self() } as usize;
         loop {
             match self.owner.compare_exchange(0, this, Ordering::Acquire, Ordering::Relaxed) {
@@ -61,7 +63,7 @@ impl Table {
 
 /// Of this process; NULL before the first registration. Never freed: a child of a fork leaves its parent's alone, whose lock may be held by a
 /// thread that the child does not have.
-static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
 /// Ranges in [`TABLE`]: as long as there is none, a change of a mapping costs one load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Its lock is not the table's: a fork that waits for an allocator's locks holds this one alone.
@@ -75,13 +77,13 @@ impl Forked for Forks {
     /// The regions of the parent are inert here.
     fn in_child(&mut self) {
         COUNT.store(0, Ordering::SeqCst);
-        TABLE.store(std::ptr::null_mut(), Ordering::SeqCst);
+        TABLE.store(ptr::null_mut(), Ordering::SeqCst);
     }
 }
 
 /// The table, if anything was registered.
 fn table() -> Option<&'static Table> {
-    // SAFETY: NULL, or a box that was leaked.
+    // SAFETY: NULL, or a table that `table_or_new` has leaked.
     unsafe { TABLE.load(Ordering::Acquire).as_ref() }
 }
 
@@ -90,18 +92,13 @@ fn table_or_new() -> &'static Table {
         return table;
     }
     drop(FORKS.read());
-    let new =
-        Box::into_raw(Box::new(Table { owner: AtomicUsize::new(0), ranges: Mutex::new(Ranges::new()) }));
-    match TABLE.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: leaked.
-        Ok(_) => unsafe { &*new },
-        Err(other) => {
-            // SAFETY: made above, and no other thread has it; the other one is leaked.
-            unsafe {
-                drop(Box::from_raw(new));
-                &*other
-            }
-        }
+    // Of two threads that come here at once the table of one stays unused.
+    let new: &Table =
+        Box::leak(Box::new(Table { owner: AtomicUsize::new(0), ranges: Mutex::new(Ranges::new()) }));
+    let shared = ptr::from_ref(new).cast_mut();
+    match TABLE.compare_exchange(ptr::null_mut(), shared, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => new,
+        Err(_) => table().unwrap_or(new),
     }
 }
 
@@ -198,7 +195,7 @@ pub fn page_size() -> usize {
     static SIZE: AtomicUsize = AtomicUsize::new(0);
     match SIZE.load(Ordering::Relaxed) {
         0 => {
-            // SAFETY: reads a number.
+            // SAFETY: takes an integer alone.
             let size = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
             SIZE.store(size, Ordering::Relaxed);
             size
@@ -229,8 +226,7 @@ pub(crate) fn check(start: usize, len: usize, write: bool) -> Result<()> {
         return if found { Ok(()) } else { Err(refused("a page is unmapped or protected")) };
     }
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    // SAFETY: makes pages present, and changes nothing in them; addresses that are not mapped are an error.
-    if unsafe { madvise(first, end - first, advice) } == 0 {
+    if populate(first, end - first, advice) {
         return Ok(());
     }
     match Errno::last().0 {
@@ -243,12 +239,12 @@ pub(crate) fn check(start: usize, len: usize, write: bool) -> Result<()> {
     }
 }
 
-/// # Safety
-/// The advice changes no content.
-unsafe fn madvise(start: usize, len: usize, advice: i32) -> i32 {
+/// Makes pages present by one of the two advices for that.
+fn populate(start: usize, len: usize, advice: i32) -> bool {
+    debug_assert!(matches!(advice, libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE));
     // Not by the C library's function, which may be the one that this library exports.
-    // SAFETY: the caller's promise.
-    unsafe { libc::syscall(libc::SYS_madvise, start, len, advice) as i32 }
+    // SAFETY: the advice changes no content; addresses that are not mapped are an error.
+    unsafe { libc::syscall(libc::SYS_madvise, start, len, advice) == 0 }
 }
 
 /// Whether the kernel can make pages present (Linux 5.14).
@@ -257,14 +253,14 @@ fn has_populate(page: usize) -> bool {
     KNOWN.get_or_init(|| {
         let on_stack = 0u8;
         let at = (&raw const on_stack).addr() & !(page - 1);
-        // SAFETY: a page of this stack, which is present.
-        unsafe { madvise(at, page, libc::MADV_POPULATE_READ) == 0 }
+        populate(at, page, libc::MADV_POPULATE_READ)
     })
 }
 
 /// By msync(2), as seccomp filters permit it (systemd's `@system-service`), other than mincore(2).
 fn is_mapped(range: Range<usize>) -> bool {
-    // SAFETY: on Linux this only looks whether all of the range is mapped. By its number it is no cancellation point.
+    // By its number it is no cancellation point.
+    // SAFETY: on Linux the call changes nothing, and only looks whether all of the range is mapped.
     unsafe { libc::syscall(libc::SYS_msync, range.start, range.len(), libc::MS_ASYNC) == 0 }
 }
 
@@ -278,7 +274,7 @@ mod tests {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping, of which the page in the middle is taken out; nothing else is in it.
         unsafe {
-            let start = libc::mmap(std::ptr::null_mut(), 3 * page, libc::PROT_NONE, flags, -1, 0);
+            let start = libc::mmap(ptr::null_mut(), 3 * page, libc::PROT_NONE, flags, -1, 0);
             assert_ne!(start, libc::MAP_FAILED);
             let first = start.addr();
             assert!(is_mapped(first..first + 3 * page));

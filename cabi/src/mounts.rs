@@ -14,12 +14,12 @@ use std::ptr;
 /// # Errors
 /// The system's: no namespaces for this user.
 pub(crate) fn enter() -> io::Result<()> {
-    // SAFETY: two calls without arguments.
+    // SAFETY: the calls have no arguments.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    // SAFETY: takes flags only; here and below.
-    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
-        // SAFETY: as above.
-        if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) } != 0 {
+    // SAFETY: takes an integer alone.
+    let enters = |namespaces| unsafe { libc::unshare(namespaces) } == 0;
+    if !enters(libc::CLONE_NEWNS) {
+        if !enters(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) {
             return Err(refused("no new namespaces", &io::Error::last_os_error()));
         }
         let map = || {
@@ -42,7 +42,7 @@ fn mount(source: &OsStr, target: &Path, kind: Option<&str>, flags: libc::c_ulong
     let (source, target) = (CString::new(source.as_bytes())?, CString::new(target.as_os_str().as_bytes())?);
     let kind = kind.map(CString::new).transpose()?;
     let kind = kind.as_ref().map_or(ptr::null(), |kind| kind.as_ptr());
-    // SAFETY: names with their NUL, and no options.
+    // SAFETY: the names end in NUL, and there are no options.
     match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, ptr::null()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,14 +1,14 @@
 //! Memory regions.
 
 use crate::abi::mr as flags;
-use crate::abi::{ibv_mr, ibv_pd, ibv_sge};
+use crate::abi::{ibv_mr, ibv_sge};
+use crate::arguments::{ArrayPtr, Count, Handle, OwnedHandle};
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::fault_handler;
 use crate::mapping::{self, Registered};
 use crate::object::{Body, Object};
-use crate::pd;
-use crate::post::{self, AlignedLists};
+use crate::pd::Pd;
 use crate::users::Used;
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
@@ -25,6 +25,7 @@ pub struct Mr {
 
 impl Body for Mr {
     type Abi = ibv_mr;
+    type C = ibv_mr;
     const KIND: u32 = 0x7569_6304;
 }
 
@@ -83,7 +84,8 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
     fault_handler::install();
     if on_demand && start == 0 && length == usize::MAX {
         let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
-        // SAFETY: as below.
+        // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); every access
+        // finds out whether they are mapped.
         let memory = unsafe { Memory::on_demand(lowest, all) };
         return Ok(Bytes { memory, registered: Registered::on_demand(), start: LOWEST as u64 });
     }
@@ -92,15 +94,16 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
             .because(format_args!("{length} bytes at {addr:p} are none, or run past the last address")));
     }
     if on_demand {
-        // SAFETY: as below.
+        // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); every access
+        // finds out whether they are mapped.
         let memory = unsafe { Memory::on_demand(addr.cast(), length) };
         return Ok(Bytes { memory, registered: Registered::on_demand(), start: start as u64 });
     }
     // As the kernel: with any of these rights pages are pinned for writing.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
-    // SAFETY: `ibv_reg_mr`'s contract with its caller: requests in flight own what they name. What is unmapped meanwhile is
-    // discarded by the functions that the library exports.
+    // SAFETY: the program leaves the bytes that its requests name to the device until they complete (ibv_post_send(3)); what it unmaps
+    // before that is discarded by the functions of the C library that this library exports (`mapping`).
     let memory = unsafe { Memory::foreign(addr.cast(), length) };
     let registered = memory
         .page_state()
@@ -122,17 +125,14 @@ pub(crate) fn program_memory(
     bytes(addr, length, flags).map(|bytes| (bytes.memory, bytes.registered))
 }
 
-/// # Safety
-/// As for `ibv_reg_mr`. `iova`, if given, is where the region begins for peers and elements.
-pub(crate) unsafe fn register(
-    pd: *mut ibv_pd,
+/// Registers memory of the program. `iova`, if given, is where the region begins for peers and elements.
+pub(crate) fn register(
+    domain: &Object<Pd>,
     addr: *mut c_void,
     length: usize,
     iova: Option<u64>,
     flags: c_uint,
 ) -> Result<*mut ibv_mr> {
-    // SAFETY: the caller's promise.
-    unsafe { pd::get(pd) }?;
     let access = access(flags)?;
     let Bytes { memory, registered, start } = bytes(addr, length, flags)?;
     // A region of all memory begins behind its address.
@@ -141,8 +141,7 @@ pub(crate) unsafe fn register(
         Some(iova) => iova.saturating_add(start - addr.addr() as u64),
         None => start,
     };
-    // SAFETY: the caller's promise.
-    unsafe { add(pd, memory, registered, Place { addr, length, base }, access) }
+    add(domain, memory, registered, Place { addr, length, base }, access)
 }
 
 /// What a program sees of a region, and where it begins for peers and elements.
@@ -152,22 +151,18 @@ pub(crate) struct Place {
     pub(crate) base: u64,
 }
 
-/// # Safety
-/// As for `ibv_reg_mr`.
-pub(crate) unsafe fn add(
-    pd: *mut ibv_pd,
+/// Makes a region of `memory`.
+pub(crate) fn add(
+    domain: &Object<Pd>,
     memory: Memory,
     registered: Registered,
     place: Place,
     access: Access,
 ) -> Result<*mut ibv_mr> {
     let Place { addr, length, base } = place;
-    // SAFETY: the caller's promise.
-    let domain = unsafe { pd::get(pd) }?;
     let engine = domain.engine.register_raw(memory, base, access)?;
     let (lkey, rkey) = (engine.lkey(), engine.rkey());
-    // SAFETY: the caller's promise.
-    let context = unsafe { (*pd).context };
+    let (context, pd) = (domain.abi.get(|pd| &pd.context), domain.abi());
     let abi = ibv_mr { context, pd, addr, length, handle: rkey.0 >> 8, lkey: lkey.0, rkey: rkey.0 };
     let mr = Mr {
         engine: Mutex::new(Some(engine)),
@@ -178,59 +173,42 @@ pub(crate) unsafe fn add(
 }
 
 /// `ibv_reg_mr`.
-///
-/// # Safety
-/// `pd` is NULL or one of ours; requests in flight own the bytes that they name.
-pub unsafe extern "C" fn ibv_reg_mr(
-    pd: *mut ibv_pd,
+pub extern "C" fn ibv_reg_mr(
+    pd: Handle<'_, Pd>,
     addr: *mut c_void,
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { register(pd, addr, length, None, access.cast_unsigned()) })
+    boundary::pointer(|| register(pd.get()?, addr, length, None, access.cast_unsigned()))
 }
 
 /// `ibv_reg_mr_iova`: the region begins at `iova` for peers and elements.
-///
-/// # Safety
-/// As for [`ibv_reg_mr`].
-pub unsafe extern "C" fn ibv_reg_mr_iova(
-    pd: *mut ibv_pd,
+pub extern "C" fn ibv_reg_mr_iova(
+    pd: Handle<'_, Pd>,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { register(pd, addr, length, Some(iova), access.cast_unsigned()) })
+    boundary::pointer(|| register(pd.get()?, addr, length, Some(iova), access.cast_unsigned()))
 }
 
 /// `ibv_reg_mr_iova2`.
-///
-/// # Safety
-/// As for [`ibv_reg_mr`].
-pub unsafe extern "C" fn ibv_reg_mr_iova2(
-    pd: *mut ibv_pd,
+pub extern "C" fn ibv_reg_mr_iova2(
+    pd: Handle<'_, Pd>,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
-    // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { register(pd, addr, length, Some(iova), access) })
+    boundary::pointer(|| register(pd.get()?, addr, length, Some(iova), access))
 }
 
 /// `ibv_dereg_mr`; EBUSY while windows are bound to it.
-///
-/// # Safety
-/// `mr` is NULL or one of ours, and no thread uses it any more.
-pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+pub extern "C" fn ibv_dereg_mr(mr: OwnedHandle<'_, Mr>) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Object::<Mr>::get_any(mr) }?;
-        if !object.is_inherited() {
-            let mut engine = object.engine.lock();
+        mr.destroy(|mr| {
+            let mut engine = mr.engine.lock();
             let region = engine
                 .take()
                 .ok_or_else(|| Errno::INVAL.because("the region is deregistered by another call"))?;
@@ -238,10 +216,8 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
                 *engine = Some(region);
                 return Err(error.into());
             }
-        }
-        // SAFETY: as above.
-        unsafe { Object::<Mr>::free(mr) };
-        Ok(())
+            Ok(())
+        })
     })
 }
 
@@ -250,20 +226,16 @@ const IBV_REREG_MR_ERR_INPUT: c_int = -1;
 const IBV_REREG_MR_ERR_CMD: c_int = -4;
 
 /// `ibv_rereg_mr`: the keys change, the object stays.
-///
-/// # Safety
-/// `mr` is NULL or one of ours and no other thread uses it meanwhile; what is changed is as for [`ibv_reg_mr`].
-pub unsafe extern "C" fn ibv_rereg_mr(
-    mr: *mut ibv_mr,
+pub extern "C" fn ibv_rereg_mr(
+    mr: Handle<'_, Mr>,
     what: c_int,
-    pd: *mut ibv_pd,
+    pd: Handle<'_, Pd>,
     addr: *mut c_void,
     length: usize,
     access: c_int,
 ) -> c_int {
     boundary::value(IBV_REREG_MR_ERR_INPUT, || {
-        // SAFETY: the caller's promise.
-        Ok(match unsafe { rereg(mr, what, pd, addr, length, access) } {
+        Ok(match rereg(mr, what, pd, addr, length, access) {
             Ok(()) => 0,
             Err((code, errno)) => {
                 errno.set();
@@ -273,12 +245,10 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     })
 }
 
-/// # Safety
-/// As for [`ibv_rereg_mr`].
-unsafe fn rereg(
-    mr: *mut ibv_mr,
+fn rereg(
+    mr: Handle<'_, Mr>,
     what: c_int,
-    pd: *mut ibv_pd,
+    pd: Handle<'_, Pd>,
     addr: *mut c_void,
     length: usize,
     flags: c_int,
@@ -290,12 +260,10 @@ unsafe fn rereg(
     if what == 0 || what & !all != 0 {
         return Err(input(Errno::INVAL.because("nothing, or something unknown, is to change")));
     }
-    // SAFETY: the caller's promise, here and below.
-    let object = unsafe { Object::<Mr>::get(mr) }.map_err(input)?;
+    let object = mr.get().map_err(input)?;
     let domain = match what & flags::IBV_REREG_MR_CHANGE_PD {
         0 => None,
-        // SAFETY: as above.
-        _ => Some(unsafe { pd::get(pd) }.map_err(input)?),
+        _ => Some(pd.get().map_err(input)?),
     };
     let memory = match what & flags::IBV_REREG_MR_CHANGE_TRANSLATION {
         0 => None,
@@ -319,43 +287,34 @@ unsafe fn rereg(
             .because(error);
         (IBV_REREG_MR_ERR_CMD, errno)
     })?;
+    object.abi.set(|mr| &mr.lkey, region.lkey().0);
+    object.abi.set(|mr| &mr.rkey, region.rkey().0);
     if let Some(domain) = domain {
         *object.in_pd.lock() = domain.users.add();
+        object.abi.set(|mr| &mr.pd, domain.abi());
     }
-    // SAFETY: the object lives, and C orders its own calls, so no other thread writes it during this one.
-    unsafe {
-        (*mr).lkey = region.lkey().0;
-        (*mr).rkey = region.rkey().0;
-        if domain.is_some() {
-            (*mr).pd = pd;
-        }
-        if let Some(registered) = registered {
-            *object.registered.lock() = registered;
-            (*mr).addr = addr;
-            (*mr).length = length;
-        }
+    if let Some(registered) = registered {
+        *object.registered.lock() = registered;
+        object.abi.set(|mr| &mr.addr, addr);
+        object.abi.set(|mr| &mr.length, length);
     }
     Ok(())
 }
 
 /// `ibv_advise_mr`: makes pages of on-demand regions present. Without the flag to flush it is a hint, and an error is none.
-///
-/// # Safety
-/// `pd` is NULL or one of ours; `count` elements at `list` can be read.
-pub(crate) unsafe extern "C" fn advise_mr(
-    pd: *mut ibv_pd,
+pub(crate) extern "C" fn advise_mr<'a>(
+    pd: Handle<'_, Pd>,
     advice: c_int,
     flags: u32,
-    list: *mut ibv_sge,
-    count: u32,
+    list: ArrayPtr<'a, ibv_sge>,
+    count: Count<'a, u32>,
 ) -> c_int {
     const FLUSH: u32 = 1;
     const PREFETCH: c_int = 0;
     const PREFETCH_WRITE: c_int = 1;
     const PREFETCH_NO_FAULT: c_int = 2;
     boundary::code(|| {
-        // SAFETY: the caller's promise.
-        unsafe { pd::get(pd) }?;
+        pd.get()?;
         let write = match advice {
             PREFETCH => false,
             PREFETCH_WRITE => true,
@@ -366,10 +325,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
         if flags & !FLUSH != 0 {
             return Err(Errno::INVAL.because(format_args!("flags {flags:#x} are not known")));
         }
-        let mut copies = AlignedLists::default();
-        let count = c_int::try_from(count).map_err(|_| Errno::INVAL.out_of_range())?;
-        // SAFETY: the caller's promise.
-        for sge in unsafe { post::sges(list, count, &mut copies) }? {
+        for sge in list.copies(count)? {
             let start = usize::try_from(sge.addr).map_err(|_| Errno::INVAL.out_of_range())?;
             let checked = mapping::check(start, sge.length as usize, write);
             if flags & FLUSH != 0 {

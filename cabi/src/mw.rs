@@ -1,12 +1,13 @@
 //! Memory windows of both types.
 
 use crate::abi::mr::{IBV_MW_TYPE_1, IBV_MW_TYPE_2};
-use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
+use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info};
+use crate::arguments::{Handle, InPtr, OwnedHandle};
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::mr::{self, Mr};
 use crate::object::{Body, Object};
-use crate::pd;
+use crate::pd::Pd;
 use crate::qp::Qp;
 use crate::users::Used;
 use std::ffi::c_int;
@@ -20,17 +21,14 @@ pub struct Mw {
 
 impl Body for Mw {
     type Abi = ibv_mw;
+    type C = ibv_mw;
     const KIND: u32 = 0x7569_6305;
 }
 
 /// `ibv_alloc_mw`.
-///
-/// # Safety
-/// `pd` is NULL or one of ours.
-pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
+pub(crate) extern "C" fn alloc_mw(pd: Handle<'_, Pd>, kind: c_int) -> *mut ibv_mw {
     boundary::pointer(|| {
-        // SAFETY: the caller's promise.
-        let domain = unsafe { pd::get(pd) }?;
+        let domain = pd.get()?;
         let window = match kind {
             IBV_MW_TYPE_1 => WindowType::One,
             IBV_MW_TYPE_2 => WindowType::Two,
@@ -38,45 +36,33 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut i
         };
         let engine = domain.engine.alloc_window(window)?;
         let rkey = engine.stag().0;
-        // SAFETY: as above.
-        let context = unsafe { (*pd).context };
-        let abi = ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind };
+        let context = domain.abi.get(|pd| &pd.context);
+        let abi = ibv_mw { context, pd: domain.abi(), rkey, handle: rkey >> 8, r#type: kind };
         Ok(Object::create(abi, Mw { engine, _in_pd: domain.users.add() }))
     })
 }
 
 /// `ibv_dealloc_mw`.
-///
-/// # Safety
-/// `mw` is NULL or one of ours, and no thread uses it any more.
-pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    boundary::code(|| {
-        // SAFETY: the caller's promise.
-        unsafe {
-            Object::<Mw>::get_any(mw)?;
-            Object::<Mw>::free(mw);
-        }
-        Ok(())
-    })
+pub(crate) extern "C" fn dealloc_mw(mw: OwnedHandle<'_, Mw>) -> c_int {
+    boundary::code(|| mw.destroy(|_| Ok(())))
 }
 
-/// The request that binds `mw`; `rkey` is the key it gets.
-///
-/// # Safety
-/// `mw` and the region in `info` are NULL or ours.
+/// The request that binds `window`; `rkey` is the key it gets, and `region` finds the region in `info`.
 ///
 /// # Errors
 /// EINVAL for NULL, EIO for what came through a fork, those of [`mr::access`].
-pub(crate) unsafe fn bind_op(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp> {
-    // SAFETY: the caller's promise, here and below.
-    let window = unsafe { Object::<Mw>::get(mw) }?;
+pub(crate) fn bind_op<'a>(
+    window: &Mw,
+    rkey: u32,
+    info: &ibv_mw_bind_info,
+    region: impl FnOnce() -> Result<&'a Object<Mr>>,
+) -> Result<SendOp> {
     // Local rights have no meaning for a window; some programs set them.
     let access = mr::access(info.mw_access_flags)? & (Access::REMOTE | Access::ZERO_BASED);
     let (region, length) = match (info.length, info.mr.is_null()) {
         // Nothing is bound: a type 1 window is revoked.
         (0, true) => (STag(0), 0),
-        // SAFETY: as above.
-        (length, _) => unsafe { Object::<Mr>::get(info.mr) }?.window(info.addr, length)?,
+        (length, _) => region()?.window(info.addr, length)?,
     };
     Ok(SendOp::Bind(Bind {
         window: window.engine.stag(),
@@ -89,27 +75,25 @@ pub(crate) unsafe fn bind_op(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info
 }
 
 /// `ibv_bind_mw`, for windows of type 1: the window has its new key at once.
-///
-/// # Safety
-/// All pointers are NULL or ours; `bind` is NULL or readable.
-pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+pub(crate) extern "C" fn bind_mw(
+    qp: Handle<'_, Qp>,
+    mw: Handle<'_, Mw>,
+    bind: InPtr<'_, ibv_mw_bind>,
+) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        let (qp, request) = unsafe { (Qp::get(qp)?, bind.as_ref().ok_or_else(|| Errno::INVAL.null())?) };
-        // SAFETY: as above.
-        let window = unsafe { mw.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
-        if window.r#type != IBV_MW_TYPE_1 {
+        let (qp, request, window) = (qp.get()?, bind.get()?, mw.get()?);
+        if window.abi.get(|mw| &mw.r#type) != IBV_MW_TYPE_1 {
             return Err(Errno::INVAL.because("ibv_bind_mw of a window of type 2"));
         }
-        let rkey = next_key(window.rkey);
-        // SAFETY: as above.
-        let op = unsafe { bind_op(mw, rkey, &request.bind_info) }?;
+        let rkey = next_key(window.abi.get(|mw| &mw.rkey));
+        let region = || bind.object(|bind| &bind.bind_info.mr);
+        let op = bind_op(window, rkey, &request.bind_info, region)?;
         let flags = SendFlags::from_bits_truncate(request.send_flags) - SendFlags::INLINE;
         let wr = SendWr { wr_id: request.wr_id, op, sges: &[], flags };
-        // SAFETY: a bind names no memory of its own.
+        // SAFETY: a request to bind names no memory that the device reads or writes.
         unsafe { qp.engine.post_send([wr]) }.map_err(|refused| Errno::from(refused.error))?;
         // The engine increments the key byte with every bind, as `ibv_inc_rkey` does.
-        window.rkey = rkey;
+        window.abi.set(|mw| &mw.rkey, rkey);
         Ok(())
     })
 }

@@ -1,10 +1,11 @@
 //! Objects that C holds: C's structure first, the Rust value behind it, in one box. A table has the address of each living one:
 //! a pointer to anything else, freed or never given out by this library, is answered with an error and not read through.
 
+use crate::abi::Plain;
+use crate::abi_cell::AbiCell;
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::fork::{self, ForkSafe, Forked};
-use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -47,7 +48,11 @@ pub(crate) fn is_known(address: usize) -> bool {
 /// The Rust value behind C's structure.
 pub trait Body {
     /// C's structure.
-    type Abi;
+    type Abi: Plain;
+    /// The structure to which C has pointers: `Abi`, or a part of it.
+    type C;
+    /// Where that part is.
+    const OFFSET: usize = 0;
     /// Distinguishes kinds of object, and existing ones from freed ones.
     const KIND: u32;
 }
@@ -55,29 +60,29 @@ pub trait Body {
 /// One object. The pointer that C has is to its first field.
 #[repr(C)]
 pub struct Object<B: Body> {
-    abi: UnsafeCell<B::Abi>,
+    pub(crate) abi: AbiCell<B::Abi>,
     kind: AtomicU32,
     generation: u32,
     body: B,
 }
 
-// SAFETY: the bodies are shared between threads by type; C's own fields are read and written through raw pointers, as C does.
-unsafe impl<B: Body + Sync> Sync for Object<B> {}
-// SAFETY: as above.
-unsafe impl<B: Body + Send> Send for Object<B> {}
-
 impl<B: Body> Object<B> {
-    /// A new object of this process; C gets the pointer.
-    pub fn create(abi: B::Abi, body: B) -> *mut B::Abi {
+    /// Makes an object of this process. C gets the pointer.
+    pub fn create(abi: B::Abi, body: B) -> *mut B::C {
         let object = Self {
-            abi: UnsafeCell::new(abi),
+            abi: AbiCell::new(abi),
             kind: AtomicU32::new(B::KIND),
             generation: fork::generation(),
             body,
         };
-        let abi = Box::into_raw(Box::new(object)).cast::<B::Abi>();
-        enter(abi.addr(), B::KIND);
-        abi
+        let object = Box::into_raw(Box::new(object));
+        enter(object.addr(), B::KIND);
+        object.wrapping_byte_add(B::OFFSET).cast()
+    }
+
+    /// The object at C's pointer, which need not be one.
+    fn whole(pointer: *mut B::C) -> *mut Self {
+        pointer.wrapping_byte_sub(B::OFFSET).cast()
     }
 
     /// The object behind C's pointer, if it is one of these, alive, and of this process.
@@ -87,75 +92,81 @@ impl<B: Body> Object<B> {
     ///
     /// # Errors
     /// EINVAL for NULL and for what is no such object; EIO for one that came through a fork.
-    pub unsafe fn get<'a>(abi: *mut B::Abi) -> Result<&'a Self> {
-        // SAFETY: the caller's promise.
-        let object = unsafe { Self::get_any(abi) }?;
-        if object.is_inherited() {
-            Err(Errno::INHERITED.because("the object was made in the parent, before a fork"))
-        } else {
-            Ok(object)
-        }
+    pub unsafe fn get<'a>(pointer: *mut B::C) -> Result<&'a Self> {
+        // SAFETY: no thread frees the object during `'a`, as the caller ensures.
+        let object = unsafe { Self::get_any(pointer) }?;
+        object.check_inherited()
     }
 
-    /// As [`Object::get`], without the table, for what is called with every message: only for functions that are called through the
-    /// structure itself (`ibv_post_send` is `qp->context->ops.post_send`), where the program has already read through the pointer.
+    /// Like [`Object::get`], but without the table, for functions that are called with every message. Only for functions that C calls through
+    /// the structure itself (`ibv_post_send` is `qp->context->ops.post_send`), when it has already read through the pointer.
     ///
     /// # Safety
-    /// `abi` is NULL or points to readable memory as large as this object, and no thread frees the object during `'a`.
+    /// `pointer` is NULL or points to readable memory as large as this object, and no thread frees the object during `'a`.
     ///
     /// # Errors
     /// As [`Object::get`].
-    pub unsafe fn get_called<'a>(abi: *mut B::Abi) -> Result<&'a Self> {
-        let object = abi.cast::<Self>();
-        if object.is_null() || !object.is_aligned() {
+    #[inline]
+    pub unsafe fn get_called<'a>(pointer: *mut B::C) -> Result<&'a Self> {
+        let object = Self::whole(pointer);
+        if pointer.is_null() || !object.is_aligned() {
             return Err(Errno::INVAL.because("a pointer that is NULL or unaligned"));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: aligned, readable and not freed during `'a`, as the caller ensures.
         let object = unsafe { &*object };
-        match object.kind.load(Ordering::Acquire) == B::KIND {
-            true if object.is_inherited() => {
-                Err(Errno::INHERITED.because("the object was made in the parent, before a fork"))
-            }
-            true => Ok(object),
-            false => Err(Errno::INVAL.because("a pointer to an object of another kind, or to a freed one")),
+        if object.kind.load(Ordering::Acquire) == B::KIND {
+            object.check_inherited()
+        } else {
+            Err(Errno::INVAL.because("a pointer to an object of another kind, or to a freed one"))
         }
     }
 
-    /// As [`Object::get`], also for an object that came through a fork.
+    #[inline]
+    fn check_inherited(&self) -> Result<&Self> {
+        if self.is_inherited() {
+            return Err(Errno::INHERITED.because("the object was made in the parent, before a fork"));
+        }
+        Ok(self)
+    }
+
+    /// Like [`Object::get`], but also returns an object that came through a fork.
     ///
     /// # Safety
     /// As for [`Object::get`].
     ///
     /// # Errors
     /// EINVAL.
-    pub unsafe fn get_any<'a>(abi: *mut B::Abi) -> Result<&'a Self> {
-        if !lives(abi.addr(), B::KIND) {
+    pub unsafe fn get_any<'a>(pointer: *mut B::C) -> Result<&'a Self> {
+        let object = Self::whole(pointer);
+        if !lives(object.addr(), B::KIND) {
             return Err(
                 Errno::INVAL.because("a pointer to no such object: NULL, freed, or of another library")
             );
         }
-        // SAFETY: it lives, and no thread frees it by the caller's promise.
-        Ok(unsafe { &*abi.cast::<Self>() })
+        // SAFETY: the table has a living object of this kind there, and the caller ensures that no thread frees it during `'a`.
+        Ok(unsafe { &*object })
     }
 
     /// Whether it was made before a fork, in the parent.
+    #[inline]
     pub fn is_inherited(&self) -> bool {
         self.generation != fork::generation()
     }
 
     /// C's pointer to it.
-    pub fn abi(&self) -> *mut B::Abi {
-        self.abi.get()
+    pub fn abi(&self) -> *mut B::C {
+        self.abi.as_ptr().wrapping_byte_add(B::OFFSET).cast()
     }
 
-    /// Frees it. What came through a fork is forgotten, not dropped: its engine's threads and locks stayed in the parent.
+    /// Frees it. An object that came through a fork is forgotten, not dropped: the threads and locks of its engine stayed in the parent.
     ///
     /// # Safety
-    /// `abi` is an object that [`Object::create`] made and no thread uses any more.
-    pub unsafe fn free(abi: *mut B::Abi) {
-        leave(abi.addr());
-        // SAFETY: the caller's promise: made by `create`, and no other thread has it.
-        let object = unsafe { Box::from_raw(abi.cast::<Self>()) };
+    /// [`Object::create`] made the object, and no thread uses it any more.
+    pub unsafe fn free(pointer: *mut B::C) {
+        let object = Self::whole(pointer);
+        leave(object.addr());
+        // SAFETY: `create` made it from a box, and no thread has a reference to it, as the caller ensures.
+        let object = unsafe { Box::from_raw(object) };
         object.kind.store(0, Ordering::Release);
         if object.is_inherited() {
             std::mem::forget(object);

@@ -1,8 +1,9 @@
 //! Opening and closing devices. This file fills the function tables of a context and is the only one that refers to every verb.
 
-use crate::abi::{self, ibv_context, ibv_device, verbs_context};
+use crate::abi::{ibv_context, ibv_device, verbs_context, zeroed};
+use crate::arguments::{OwnedHandle, c1, c2, c3, c4, c5};
 use crate::boundary::{self, Result};
-use crate::context::Context;
+use crate::context::{Context, OpenContext};
 use crate::device::{self, Device};
 use crate::{cq, cq_ex, engine, mr, mw, pd, post, qp, srq};
 use std::ffi::{c_int, c_void};
@@ -27,29 +28,28 @@ pub(crate) fn open_on(device: &'static Device, engine: &uiw_verbs::Device) -> Re
 
 /// The function tables through which programs call the verbs of a context, which has so many completion vectors.
 fn functions(vectors: c_int) -> verbs_context {
-    // SAFETY: integers, pointers and optional functions.
-    let mut abi: verbs_context = unsafe { abi::zeroed() };
-    abi.query_port = Some(device::port::query_port_long);
-    abi.advise_mr = Some(mr::advise_mr);
-    abi.alloc_parent_domain = Some(pd::alloc_parent_domain);
-    abi.alloc_td = Some(pd::alloc_td);
-    abi.dealloc_td = Some(pd::dealloc_td);
-    abi.query_rt_values = Some(device::attributes::query_rt_values);
-    abi.create_cq_ex = Some(cq_ex::create_cq_ex);
-    abi.query_device_ex = Some(device::attributes::query_device_ex);
-    abi.create_qp_ex = Some(qp::create_qp_ex);
-    abi.get_srq_num = Some(srq::get_srq_num);
-    abi.create_srq_ex = Some(srq::create_srq_ex);
+    let mut abi: verbs_context = zeroed();
+    abi.query_port = c4(device::port::query_port_long);
+    abi.advise_mr = c5(mr::advise_mr);
+    abi.alloc_parent_domain = c2(pd::alloc_parent_domain);
+    abi.alloc_td = c2(pd::alloc_td);
+    abi.dealloc_td = c1(pd::dealloc_td);
+    abi.query_rt_values = c2(device::attributes::query_rt_values);
+    abi.create_cq_ex = c2(cq_ex::create_cq_ex);
+    abi.query_device_ex = c4(device::attributes::query_device_ex);
+    abi.create_qp_ex = c2(qp::create_qp_ex);
+    abi.get_srq_num = c2(srq::get_srq_num);
+    abi.create_srq_ex = c2(srq::create_srq_ex);
     abi.sz = size_of::<verbs_context>();
     let context = &mut abi.context;
-    context.ops.alloc_mw = Some(mw::alloc_mw);
-    context.ops.bind_mw = Some(mw::bind_mw);
-    context.ops.dealloc_mw = Some(mw::dealloc_mw);
-    context.ops.poll_cq = Some(cq::poll_cq);
-    context.ops.req_notify_cq = Some(cq::req_notify_cq);
-    context.ops.post_srq_recv = Some(post::post_srq_recv);
-    context.ops.post_send = Some(post::post_send);
-    context.ops.post_recv = Some(post::post_recv);
+    context.ops.alloc_mw = c2(mw::alloc_mw);
+    context.ops.bind_mw = c3(mw::bind_mw);
+    context.ops.dealloc_mw = c1(mw::dealloc_mw);
+    context.ops.poll_cq = c3(cq::poll_cq);
+    context.ops.req_notify_cq = c2(cq::req_notify_cq);
+    context.ops.post_srq_recv = c3(post::post_srq_recv);
+    context.ops.post_send = c3(post::post_send);
+    context.ops.post_recv = c3(post::post_recv);
     context.num_comp_vectors = vectors;
     context.abi_compat = usize::MAX;
     abi
@@ -61,12 +61,8 @@ pub extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 }
 
 /// `ibv_close_device`.
-///
-/// # Safety
-/// `context` is NULL or one of ours, and no thread uses it any more.
-pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: the caller's promise.
-    boundary::minus_one(|| unsafe { Context::free(context) })
+pub extern "C" fn ibv_close_device(context: OwnedHandle<'_, OpenContext>) -> c_int {
+    boundary::minus_one(|| context.destroy(|_| Ok(())))
 }
 
 /// `ibv_fork_init`: nothing is pinned and no hardware writes, so there is nothing to prepare.

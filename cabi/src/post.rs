@@ -1,16 +1,18 @@
 //! Posting: C's chains of requests, given to the engine one by one without a copy.
 
 use crate::abi::wr as op;
-use crate::abi::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
-use crate::ah;
+use crate::abi::{ibv_pd, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::ah::{self, Ah};
+use crate::arguments::{Argument, OutPtr, TableHandle};
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
-use crate::mw;
+use crate::mw::{self, Mw};
 use crate::object::Object;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use std::ffi::c_int;
 use std::mem::offset_of;
+use std::{iter, ptr};
 use uiw_verbs::{Destination, PostError, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge};
 
 const _: () = {
@@ -29,11 +31,11 @@ impl AlignedLists {
     /// `count` elements at `list` can be read, and `self` lives during `'a`.
     #[cold]
     unsafe fn add<'a>(&mut self, list: *const Sge, count: usize) -> &'a [Sge] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller ensures that there are so many elements, which `read_unaligned` takes from any address.
         let copy = (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Box<[Sge]>>();
         let (at, len) = (copy.as_ptr(), copy.len());
         self.0.push(copy);
-        // SAFETY: the box stays where it is, unchanged, while `self` lives.
+        // SAFETY: the box stays where it is, unchanged, while `self` lives, which the caller ensures for `'a`.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 }
@@ -55,7 +57,7 @@ pub(crate) unsafe fn sges<'a>(
         Ok(0) => Ok(&[]),
         Ok(count) if !list.is_null() => {
             let list = list.cast::<Sge>();
-            // SAFETY: the caller's promise; the layouts are the same, as asserted above.
+            // SAFETY: the caller ensures that there are so many elements during `'a`; the layouts are the same, as asserted above.
             Ok(unsafe {
                 if list.is_aligned() {
                     std::slice::from_raw_parts(list, count)
@@ -68,15 +70,20 @@ pub(crate) unsafe fn sges<'a>(
     }
 }
 
+/// An element of C's.
+pub(crate) fn sge(sge: ibv_sge) -> Sge {
+    Sge { addr: sge.addr, length: sge.length, lkey: STag(sge.lkey) }
+}
+
 /// A compare and swap of all eight bytes.
 pub(crate) fn cmp_swap(remote: Remote, compare: u64, swap: u64) -> SendOp {
     SendOp::CmpSwap { remote, compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX }
 }
 
 /// # Safety
-/// The request is as for `ibv_post_send`.
+/// The program does not destroy the window and the region of a request to bind during the call.
 unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
-    // SAFETY: every variant of the union is integers; the opcode names the one that is set.
+    // SAFETY: both variants of the union are integers, and C has initialized the structure.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let remote = Remote { addr: rdma.remote_addr, rkey: STag(rdma.rkey) };
     let cell = Remote { addr: atomic.remote_addr, rkey: STag(atomic.rkey) };
@@ -93,10 +100,12 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
         }
         op::IBV_WR_LOCAL_INV => SendOp::LocalInvalidate { stag: STag(wr.imm) },
         op::IBV_WR_BIND_MW => {
-            // SAFETY: the caller's promise: of a bind this variant is set.
+            // SAFETY: with this opcode the variant is set, and the caller ensures that both objects stay.
             unsafe {
                 let bind = wr.tail.bind_mw;
-                mw::bind_op(bind.mw, bind.rkey, &bind.bind_info)?
+                mw::bind_op(Object::<Mw>::get(bind.mw)?, bind.rkey, &bind.bind_info, || {
+                    Object::get(bind.bind_info.mr)
+                })?
             }
         }
         op::IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate { stag: STag(wr.imm) },
@@ -117,12 +126,13 @@ pub(crate) fn to_datagram(op: SendOp, to: Destination) -> Result<SendOp> {
 }
 
 /// A request in a chain of C's.
-trait Chained: Copy {
+pub(crate) trait Chained: Copy {
     type Wr<'a>;
     fn next(&self) -> *mut Self;
     /// # Safety
-    /// What the request names can be read during `'a`, and `copies` lives so long. `of` is NULL, or the UD queue pair that it is posted to.
-    unsafe fn convert<'a>(&self, of: *mut ibv_qp, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
+    /// The elements and objects that the request names stay during `'a`, and so does `copies`. `ud` is the protection domain of the queue pair,
+    /// if that is UD, otherwise NULL.
+    unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
 }
 
 impl Chained for ibv_send_wr {
@@ -132,15 +142,16 @@ impl Chained for ibv_send_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self, of: *mut ibv_qp, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
-        // SAFETY: the caller's promise; a queue pair that is named here is UD, and its requests have a destination.
-        let (op, sges) = unsafe {
-            let op = send_op(self)?;
-            let op = match of.is_null() {
-                true => op,
-                false => to_datagram(op, ah::destination(self.wr.ud, (*of).pd)?)?,
-            };
-            (op, sges(self.sg_list, self.num_sge, copies)?)
+    unsafe fn convert<'a>(&self, ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
+        // SAFETY: the caller ensures that the elements and objects stay.
+        let (op, sges) = unsafe { (send_op(self)?, sges(self.sg_list, self.num_sge, copies)?) };
+        let op = match ud.is_null() {
+            true => op,
+            false => {
+                // SAFETY: the variant of a UD queue pair, whose address handle the caller ensures to stay.
+                let (ah, to) = unsafe { (Object::<Ah>::get_called(self.wr.ud.ah)?, self.wr.ud) };
+                to_datagram(op, ah::destination(ah, ud, to.remote_qpn, to.remote_qkey)?)?
+            }
         };
         Ok(SendWr { wr_id: self.wr_id, op, sges, flags: SendFlags::from_bits_truncate(self.send_flags) })
     }
@@ -153,8 +164,8 @@ impl Chained for ibv_recv_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self, _of: *mut ibv_qp, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
-        // SAFETY: the caller's promise.
+    unsafe fn convert<'a>(&self, _ud: *mut ibv_pd, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
+        // SAFETY: the caller ensures that the elements stay.
         Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge, copies) }? })
     }
 }
@@ -167,14 +178,8 @@ struct Chain<W> {
     last: *mut W,
     failed: Option<Errno>,
     copies: AlignedLists,
-    /// The queue pair, if it is UD.
-    ud: *mut ibv_qp,
-}
-
-impl<W> Chain<W> {
-    fn new(first: *mut W, ud: *mut ibv_qp) -> Self {
-        Self { next: first, last: first, failed: None, copies: AlignedLists::default(), ud }
-    }
+    /// The protection domain of the queue pair, if that is UD.
+    ud: *mut ibv_pd,
 }
 
 /// One step.
@@ -188,10 +193,10 @@ unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
     }
     chain.last = chain.next;
     if !chain.next.is_aligned() {
-        // SAFETY: as below.
+        // SAFETY: the rest of the chain can be read during `'a`, and `chain` lives so long, as the caller ensures.
         return unsafe { step_unaligned(chain) };
     }
-    // SAFETY: the caller's promise: it is a request.
+    // SAFETY: the caller ensures that there is a request, whose pointer is aligned here, and that what it names stays.
     unsafe {
         let wr = &*chain.next;
         convert(chain, wr)
@@ -204,7 +209,7 @@ unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
 /// As for [`step`].
 #[cold]
 unsafe fn step_unaligned<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
-    // SAFETY: the caller's promise: it is a request.
+    // SAFETY: the caller ensures that there is a request, and that what it names stays.
     unsafe {
         let wr = chain.next.read_unaligned();
         convert(chain, &wr)
@@ -215,7 +220,7 @@ unsafe fn step_unaligned<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'
 /// As for [`step`]; `wr` is the request at `chain.next`, or a copy of it.
 #[inline]
 unsafe fn convert<'a, W: Chained>(chain: &mut Chain<W>, wr: &W) -> Option<W::Wr<'a>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller ensures that the elements and objects of the chain, and `chain.copies`, stay during `'a`.
     match unsafe { wr.convert(chain.ud, &mut chain.copies) } {
         Ok(converted) => {
             chain.next = wr.next();
@@ -228,90 +233,80 @@ unsafe fn convert<'a, W: Chained>(chain: &mut Chain<W>, wr: &W) -> Option<W::Wr<
     }
 }
 
-/// Posts a chain by `post` and reports the request that was refused.
-///
-/// # Safety
-/// The chain at `first` can be read, `bad` is NULL or writable.
-unsafe fn chain<W: Chained>(
-    first: *mut W,
-    bad: *mut *mut W,
-    ud: *mut ibv_qp,
-    post: impl FnOnce(&mut Chain<W>) -> std::result::Result<(), PostError>,
-) -> Result<()> {
-    let mut chain = Chain::new(first, ud);
-    let errno = match post(&mut chain) {
-        // The engine pulls one request at a time, so the last one is the one it refused.
-        Err(refused) => Errno::from(refused.error),
-        Ok(()) => match chain.failed {
-            Some(errno) => errno,
-            None => return Ok(()),
-        },
-    };
-    if !bad.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe { *bad = chain.last };
+/// NULL, or the first request of a chain. C does not change the requests and their lists during the call, nor destroy the objects that they name,
+/// and leaves the memory that they name to the device until they complete.
+#[repr(transparent)]
+pub(crate) struct ChainPtr<W>(*mut W);
+
+// SAFETY: the structure is transparent.
+unsafe impl<W> Argument for ChainPtr<W> {
+    type C = *mut W;
+}
+
+impl<W: Chained> ChainPtr<W> {
+    /// Posts the chain by `post` and reports the request that was refused.
+    #[inline]
+    fn post(
+        self,
+        bad: OutPtr<'_, *mut W>,
+        ud: *mut ibv_pd,
+        post: impl FnOnce(&mut Chain<W>) -> std::result::Result<(), PostError>,
+    ) -> Result<()> {
+        let mut chain =
+            Chain { next: self.0, last: self.0, failed: None, copies: AlignedLists::default(), ud };
+        let errno = match post(&mut chain) {
+            // The engine pulls one request at a time, so the last one is the one it refused.
+            Err(refused) => Errno::from(refused.error),
+            Ok(()) => match chain.failed {
+                Some(errno) => errno,
+                None => return Ok(()),
+            },
+        };
+        if !bad.is_null() {
+            bad.write(chain.last)?;
+        }
+        Err(errno)
     }
-    Err(errno)
 }
 
 /// `ibv_post_send`.
-///
-/// # Safety
-/// `qp` is NULL or one of ours; the chain can be read, and the memory that it names is the engine's until it completes.
-pub(crate) unsafe extern "C" fn post_send(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
+pub(crate) extern "C" fn post_send(
+    qp: TableHandle<'_, Qp>,
+    wr: ChainPtr<ibv_send_wr>,
+    bad: OutPtr<'_, *mut ibv_send_wr>,
 ) -> c_int {
     boundary::code_fast(|| {
-        // SAFETY: the caller's promise, for all of it.
-        unsafe {
-            let object = Object::<Qp>::get_called(qp.cast())?;
-            let ud = if object.is_ud() { qp } else { std::ptr::null_mut() };
-            let posted =
-                chain(wr, bad, ud, |chain| object.engine.post_send(std::iter::from_fn(|| step(chain))));
-            object.note_post();
-            posted
-        }
+        let qp = qp.get()?;
+        let ud = if qp.is_ud() { qp.abi.get(|abi| &abi.qp_base.pd) } else { ptr::null_mut() };
+        // SAFETY: the chain, and what it names, is as [`ChainPtr`] says; `chain` outlives the call.
+        let posted = wr.post(bad, ud, |chain| unsafe { qp.engine.post_send(iter::from_fn(|| step(chain))) });
+        qp.note_post();
+        posted
     })
 }
 
 /// `ibv_post_recv`.
-///
-/// # Safety
-/// As for [`post_send`].
-pub(crate) unsafe extern "C" fn post_recv(
-    qp: *mut ibv_qp,
-    wr: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
+pub(crate) extern "C" fn post_recv(
+    qp: TableHandle<'_, Qp>,
+    wr: ChainPtr<ibv_recv_wr>,
+    bad: OutPtr<'_, *mut ibv_recv_wr>,
 ) -> c_int {
     boundary::code_fast(|| {
-        // SAFETY: the caller's promise, for all of it.
-        unsafe {
-            let object = Object::<Qp>::get_called(qp.cast())?;
-            chain(wr, bad, std::ptr::null_mut(), |chain| {
-                object.engine.post_recv(std::iter::from_fn(|| step(chain)))
-            })
-        }
+        let qp = qp.get()?;
+        // SAFETY: the chain, and what it names, is as [`ChainPtr`] says; `chain` outlives the call.
+        wr.post(bad, ptr::null_mut(), |chain| unsafe { qp.engine.post_recv(iter::from_fn(|| step(chain))) })
     })
 }
 
 /// `ibv_post_srq_recv`.
-///
-/// # Safety
-/// As for [`post_send`].
-pub(crate) unsafe extern "C" fn post_srq_recv(
-    srq: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
-    bad: *mut *mut ibv_recv_wr,
+pub(crate) extern "C" fn post_srq_recv(
+    srq: TableHandle<'_, Srq>,
+    wr: ChainPtr<ibv_recv_wr>,
+    bad: OutPtr<'_, *mut ibv_recv_wr>,
 ) -> c_int {
     boundary::code_fast(|| {
-        // SAFETY: the caller's promise, for all of it.
-        unsafe {
-            let object = Object::<Srq>::get_called(srq)?;
-            chain(wr, bad, std::ptr::null_mut(), |chain| {
-                object.engine.post_recv(std::iter::from_fn(|| step(chain)))
-            })
-        }
+        let srq = srq.get()?;
+        // SAFETY: the chain, and what it names, is as [`ChainPtr`] says; `chain` outlives the call.
+        wr.post(bad, ptr::null_mut(), |chain| unsafe { srq.engine.post_recv(iter::from_fn(|| step(chain))) })
     })
 }

@@ -4,8 +4,8 @@
 //! while the thread drives the engine would be handled there, unnoticed, and the `read` behind it would sleep without end. So signals are
 //! blocked meanwhile, and the signals that are pending afterwards decide.
 
+use crate::abi::zeroed;
 use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::ptr;
 
 /// Raised by the thread's own instructions: these are not blocked.
@@ -15,6 +15,42 @@ const OWN_FAULTS: [c_int; 7] =
 /// Signals have numbers from 1 to this one.
 const LAST: c_int = 64;
 
+/// A set of no signals.
+pub(crate) fn no_signals() -> libc::sigset_t {
+    zeroed()
+}
+
+/// Every signal but these.
+fn all_but(signals: &[c_int]) -> libc::sigset_t {
+    let mut all = no_signals();
+    // SAFETY: there is room for a set.
+    unsafe { libc::sigfillset(&raw mut all) };
+    without(all, signals)
+}
+
+/// The set without these.
+pub(crate) fn without(set: libc::sigset_t, signals: &[c_int]) -> libc::sigset_t {
+    let mut set = set;
+    for signal in signals {
+        // SAFETY: the set is a local one; a number that is no signal's is answered with an error.
+        unsafe { libc::sigdelset(&raw mut set, *signal) };
+    }
+    set
+}
+
+fn contains(set: &libc::sigset_t, signal: c_int) -> bool {
+    // SAFETY: the set is borrowed; a number that is no signal's is answered with an error.
+    unsafe { libc::sigismember(set, signal) == 1 }
+}
+
+/// Changes the calling thread's mask, and returns what it was. Handlers of signals that waited may run inside.
+pub(crate) fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
+    let mut before = no_signals();
+    // SAFETY: the sets are there; a thread may always change its own mask.
+    unsafe { libc::pthread_sigmask(how, set, &raw mut before) };
+    before
+}
+
 /// While it lives the calling thread handles no signals.
 pub(crate) struct Held {
     before: libc::sigset_t,
@@ -22,55 +58,31 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn new() -> Self {
-        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-        let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: sets that can be written, filled before they are read; a thread may always change its own mask. An all-zero set is
-        // the empty one, should the call fail.
-        unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            for signal in OWN_FAULTS {
-                libc::sigdelset(all.as_mut_ptr(), signal);
-            }
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-            Self { before: before.assume_init() }
-        }
+        Self { before: change_mask(libc::SIG_SETMASK, &all_but(&OWN_FAULTS)) }
     }
 
     /// Whether a signal waits that would end a `read` with EINTR.
     pub(crate) fn interrupts(&self) -> bool {
-        let mut pending = MaybeUninit::<libc::sigset_t>::zeroed();
-        // SAFETY: a set that can be written.
-        if unsafe { libc::sigpending(pending.as_mut_ptr()) } != 0 {
-            return false;
-        }
-        // SAFETY: filled by the call.
-        let pending = unsafe { pending.assume_init() };
-        (1..=LAST).any(|signal| {
-            // SAFETY: two sets, and a number that is a signal's or answered with an error.
-            let comes = unsafe {
-                libc::sigismember(&raw const pending, signal) == 1
-                    && libc::sigismember(&raw const self.before, signal) == 0
-            };
-            comes && ends_calls(signal)
-        })
+        let mut pending = no_signals();
+        // SAFETY: there is room for a set.
+        unsafe { libc::sigpending(&raw mut pending) };
+        (1..=LAST)
+            .any(|signal| contains(&pending, signal) && !contains(&self.before, signal) && ends_calls(signal))
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // SAFETY: the set that was there before. Handlers of what waits run inside this call.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut()) };
+        change_mask(libc::SIG_SETMASK, &self.before);
     }
 }
 
 /// Whether the program has a handler for `signal` that does not restart calls.
 fn ends_calls(signal: c_int) -> bool {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: asks only, into a structure that can be written.
-    if unsafe { libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) } != 0 {
-        return false;
-    }
-    // SAFETY: filled by the call.
-    let action = unsafe { action.assume_init() };
-    !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) && action.sa_flags & libc::SA_RESTART == 0
+    let mut action: libc::sigaction = zeroed();
+    // SAFETY: there is room for the action, and none is set.
+    let known = unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) } == 0;
+    known
+        && !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+        && action.sa_flags & libc::SA_RESTART == 0
 }

@@ -45,7 +45,7 @@ pub fn in_child(what: impl FnOnce() -> i32) -> io::Result<Outcome> {
         Side::Parent(child) => {
             let mut status = 0;
             loop {
-                // SAFETY: a child of this process, and room for its status.
+                // SAFETY: there is room for the status.
                 if unsafe { libc::waitpid(child.get(), &raw mut status, 0) } != -1 {
                     break;
                 }
@@ -61,7 +61,7 @@ pub fn in_child(what: impl FnOnce() -> i32) -> io::Result<Outcome> {
         }
         Side::Child => {
             let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            // SAFETY: a limit of this process, which ends without handlers of its parent.
+            // SAFETY: the limit is there to be read. The copy has one thread, and ends here without handlers of its parent.
             unsafe {
                 libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
                 libc::_exit(what());

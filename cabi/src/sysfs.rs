@@ -139,11 +139,8 @@ fn put(file: &Path, text: &str) -> io::Result<()> {
 fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     let name = format!("uiw_{}", netdev.name);
     let folder = Path::new(CLASSES).join("infiniband").join(&name);
-    let words: Vec<String> = attributes::guid(netdev)
-        .to_ne_bytes()
-        .chunks(2)
-        .map(|w| format!("{:02x}{:02x}", w[0], w[1]))
-        .collect();
+    let words: Vec<String> =
+        netdev.guid().to_ne_bytes().chunks(2).map(|w| format!("{:02x}{:02x}", w[0], w[1])).collect();
     let guid = words.join(":");
     let node = if persona == Persona::Iwarp { "4: RNIC" } else { "1: CA" };
     put(&folder.join("node_type"), node)?;

@@ -41,7 +41,7 @@ pub struct Slot {
     theirs: AtomicPtr<c_void>,
 }
 
-// SAFETY: names in read-only memory, and the address of a function.
+// SAFETY: nothing changes the names and the first address, and the other one is atomic.
 unsafe impl Sync for Slot {}
 
 /// What this library calls of the system's by itself.
@@ -72,18 +72,17 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<System, String> {
     let name = CString::new(path.as_bytes()).map_err(|error| error.to_string())?;
     // By its own path: the name alone is this library's. Its calls of its own functions are to reach these, which the search from the
     // library itself does.
-    // SAFETY: a path with its NUL; the library's constructors are the system's.
+    // SAFETY: the path ends in NUL. The user of the program has named the library, whose constructors run here.
     let library =
         unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND) };
     if library.is_null() {
         return Err(dl_error());
     }
     let find = |name: &CStr, node: &CStr| {
-        // SAFETY: an open library, names with their NUL.
+        // SAFETY: the library is open, and is never closed; the names end in NUL.
         unsafe { libc::dlvsym(library, name.as_ptr(), node.as_ptr()) }
     };
-    // SAFETY: as above.
-    if !unsafe { libc::dlsym(library, c"uiw_sockets_loaded".as_ptr()) }.is_null() {
+    if !find(c"uiw_sockets_loaded", c"UIW_SOCKETS_1").is_null() {
         return Err("this is uiw's own library".to_owned());
     }
     let needed = |name: &CStr| match find(name, c"IBVERBS_1.1") {
@@ -106,7 +105,7 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<System, String> {
         }
     };
     for slot in slots {
-        // SAFETY: the slots' names are strings that live as long as the library.
+        // SAFETY: the names of the slots end in NUL and live as long as this library (`slot!` in `cabi/ibverbs/src/export.rs`).
         let (name, node) = unsafe { (CStr::from_ptr(slot.name), CStr::from_ptr(slot.node)) };
         let theirs = find(name, node);
         if !theirs.is_null() {
@@ -118,7 +117,7 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<System, String> {
 
 /// What the loader says of its last failure.
 fn dl_error() -> String {
-    // SAFETY: a string of this thread, or NULL.
+    // SAFETY: the loader returns NULL, or a text of this thread that lives until its next call, which is not before the copy.
     unsafe {
         match libc::dlerror() {
             error if error.is_null() => "it cannot be loaded".to_owned(),
@@ -178,7 +177,7 @@ pub(crate) struct Devices {
 /// As [`system`]. A list that cannot be made is empty, as of a machine without a kernel of RDMA.
 pub(crate) fn devices() -> Result<Option<Devices>> {
     let Some(system) = system()? else { return Ok(None) };
-    // SAFETY: the number is not asked for.
+    // SAFETY: the function is the system's, which permits NULL where the number is not asked for.
     let list = unsafe { (system.get_device_list)(ptr::null_mut()) };
     // Not `then_some`: a `Devices` that is made and not used would free a list that the library did not make.
     Ok((!list.is_null()).then(|| Devices { list, free: system.free_device_list }))
@@ -187,7 +186,7 @@ pub(crate) fn devices() -> Result<Option<Devices>> {
 impl Devices {
     /// Each of them, in the library's order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = *mut ibv_device> {
-        // SAFETY: the list ends in NULL.
+        // SAFETY: `ibv_get_device_list` has made the list, which ends in NULL; nothing is read behind that.
         (0..).map(|at| unsafe { *self.list.add(at) }).take_while(|device| !device.is_null())
     }
 
@@ -200,7 +199,7 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
-        // SAFETY: the library's own list, which is freed once.
+        // SAFETY: the library has made the list, which this value owns and frees once.
         unsafe { (self.free)(self.list) };
     }
 }
@@ -220,16 +219,16 @@ pub(crate) fn free_with(list: *mut *mut ibv_device) {
 ///
 /// # Safety
 /// `event` is an event of either library, not acknowledged yet.
-pub(crate) unsafe fn acknowledge(event: *mut ibv_async_event) -> bool {
-    if !LOADED.load(Ordering::Acquire) || event.is_null() {
+pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
+    if !LOADED.load(Ordering::Acquire) {
         return false;
     }
     // An event of a port has a number there, and nothing to acknowledge in either library.
-    // SAFETY: the caller's promise; either is an address.
-    let element = unsafe { (*event).element.cq };
+    // SAFETY: the variants of the union are pointers and an integer, and the library that filled the event has initialized all bytes.
+    let element = unsafe { event.element.cq };
     match (system(), is_ours(element.cast())) {
         (Ok(Some(system)), false) => {
-            // SAFETY: the caller's promise: it is the system's.
+            // SAFETY: the event is of the system's library, as its object is none of ours, and the caller ensures that it is not acknowledged.
             unsafe { (system.ack_async_event)(event) };
             true
         }

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 use uiw_cabi::abi::cm::RDMA_PS_TCP;
 use uiw_cabi::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use uiw_cabi::call;
 use uiw_cabi::cm;
 use uiw_cabi::errno::Errno;
 
@@ -31,7 +32,7 @@ impl Channel {
     fn get_none(self) -> Errno {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: the event has room.
-        assert_eq!(unsafe { cm::rdma_get_cm_event(self.0, &raw mut event) }, -1);
+        assert_eq!(unsafe { call!(cm::rdma_get_cm_event(self.0, &raw mut event)) }, -1);
         Errno::last()
     }
 
@@ -40,12 +41,12 @@ impl Channel {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: the event has room; one that was read has an id of its own.
         unsafe {
-            if cm::rdma_get_cm_event(self.0, &raw mut event) == -1 {
+            if call!(cm::rdma_get_cm_event(self.0, &raw mut event)) == -1 {
                 return false;
             }
             let request = (*event).id;
-            cm::rdma_ack_cm_event(event);
-            cm::rdma_destroy_id(request);
+            call!(cm::rdma_ack_cm_event(event));
+            call!(cm::rdma_destroy_id(request));
         }
         true
     }
@@ -60,7 +61,7 @@ impl Channel {
 
     fn destroy(self) {
         // SAFETY: any pointer may be given.
-        unsafe { cm::rdma_destroy_event_channel(self.0) };
+        unsafe { call!(cm::rdma_destroy_event_channel(self.0)) };
     }
 }
 
@@ -140,13 +141,13 @@ fn listen(channel: Channel) -> (*mut rdma_cm_id, u16) {
     let mut id = ptr::null_mut();
     // SAFETY: the id has room, and the address is one of IPv4.
     unsafe {
-        assert_eq!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP), 0);
+        assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)), 0);
         let mut address: libc::sockaddr_in = std::mem::zeroed();
         address.sin_family = libc::AF_INET as libc::sa_family_t;
         address.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
-        assert_eq!(cm::rdma_bind_addr(id, (&raw mut address).cast()), 0);
-        assert_eq!(cm::rdma_listen(id, 8), 0);
-        (id, u16::from_be(cm::rdma_get_src_port(id)))
+        assert_eq!(call!(cm::rdma_bind_addr(id, (&raw const address).cast())), 0);
+        assert_eq!(call!(cm::rdma_listen(id, 8)), 0);
+        (id, u16::from_be(call!(cm::rdma_get_src_port(id))))
     }
 }
 
@@ -198,6 +199,6 @@ fn a_request_whose_peer_is_gone_leaves_the_listener_as_it_was() {
     }
     assert!(gone > 0, "every request was read before its reset was known");
     // SAFETY: the id has no event that was read.
-    assert_eq!(unsafe { cm::rdma_destroy_id(id) }, 0);
+    assert_eq!(unsafe { call!(cm::rdma_destroy_id(id)) }, 0);
     channel.destroy();
 }

@@ -1,8 +1,9 @@
 //! rsockets whose peer breaks their protocol: the program gets an errno or the end of the stream, whatever the peer sends.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use uiw_cabi::call;
 use uiw_cabi::errno::Errno;
 use uiw_cabi::rsocket::exports::{raccept, rbind, rclose, rgetsockname, rlisten, rpoll, rsocket};
 use uiw_cabi::rsocket::transfer::{rrecv, rsend};
@@ -29,9 +30,9 @@ impl Listening {
             addr.sin_family = libc::AF_INET as libc::sa_family_t;
             addr.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
             let mut len = size_of_val(&addr) as libc::socklen_t;
-            assert_eq!(rbind(fd, (&raw const addr).cast(), len), 0);
-            assert_eq!(rlisten(fd, 8), 0);
-            assert_eq!(rgetsockname(fd, (&raw mut addr).cast(), &raw mut len), 0);
+            assert_eq!(call!(rbind(fd, (&raw const addr).cast(), len)), 0);
+            assert_eq!(call!(rlisten(fd, 8)), 0);
+            assert_eq!(call!(rgetsockname(fd, (&raw mut addr).cast(), &raw mut len)), 0);
             u16::from_be(addr.sin_port)
         };
         Self(fd, (Ipv4Addr::LOCALHOST, port).into())
@@ -39,7 +40,7 @@ impl Listening {
 
     fn accept(&self) -> Socket {
         // SAFETY: no address is asked for.
-        let fd = unsafe { raccept(self.0, std::ptr::null_mut(), std::ptr::null_mut()) };
+        let fd = unsafe { call!(raccept(self.0, std::ptr::null_mut(), std::ptr::null_mut())) };
         assert!(fd >= 0, "{}", Errno::last());
         Socket(fd)
     }
@@ -59,7 +60,7 @@ impl Socket {
     fn receive(&self, len: usize) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0u8; len];
         // SAFETY: that many bytes.
-        match unsafe { rrecv(self.0, bytes.as_mut_ptr().cast::<c_void>(), len, 0) } {
+        match unsafe { call!(rrecv(self.0, bytes.as_mut_ptr(), len, 0)) } {
             -1 => Err(Errno::last()),
             got => {
                 bytes.truncate(got as usize);
@@ -72,7 +73,7 @@ impl Socket {
     fn send_until_error(&self) -> Errno {
         let bytes = vec![7u8; 10_000];
         // SAFETY: that many bytes.
-        while unsafe { rsend(self.0, bytes.as_ptr().cast::<c_void>(), bytes.len(), 0) } >= 0 {}
+        while unsafe { call!(rsend(self.0, bytes.as_ptr(), bytes.len(), 0)) } >= 0 {}
         Errno::last()
     }
 
@@ -80,7 +81,7 @@ impl Socket {
     fn ready(&self) -> i16 {
         let mut fd = libc::pollfd { fd: self.0, events: libc::POLLIN, revents: 0 };
         // SAFETY: one structure.
-        unsafe { rpoll(&raw mut fd, 1, 0) };
+        unsafe { call!(rpoll(&raw mut fd, 1, 0)) };
         fd.revents
     }
 }

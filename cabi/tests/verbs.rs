@@ -8,6 +8,7 @@ use uiw_cabi::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
 use uiw_cabi::abi::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
 };
+use uiw_cabi::call;
 use uiw_cabi::{async_events, buf, channel, cq, device, mr, open, pd, qp, srq};
 
 const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
@@ -16,14 +17,14 @@ const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
 fn open() -> *mut ibv_context {
     // SAFETY: the list is ours, and ends in NULL.
     unsafe {
-        let list = device::ibv_get_device_list(ptr::null_mut());
+        let list = call!(device::ibv_get_device_list(ptr::null_mut()));
         assert!(!list.is_null());
         let mut at = list;
-        while CStr::from_ptr(device::ibv_get_device_name(*at)) != c"uiw_lo" {
+        while CStr::from_ptr(call!(device::ibv_get_device_name(*at))) != c"uiw_lo" {
             at = at.add(1);
         }
-        let opened = open::ibv_open_device(*at);
-        device::ibv_free_device_list(list);
+        let opened = call!(open::ibv_open_device(*at));
+        call!(device::ibv_free_device_list(list));
         assert!(!opened.is_null());
         opened
     }
@@ -44,7 +45,7 @@ impl End {
         // SAFETY: pointers that the library gave out, and structures of zeros for what is not set; memory in the box stays where
         // it is until `drop`.
         unsafe {
-            let pd = pd::ibv_alloc_pd(context);
+            let pd = call!(pd::ibv_alloc_pd(context));
             let mut attr: abi::ibv_cq_init_attr_ex = abi::zeroed();
             attr.cqe = 64;
             attr.wc_flags = cqf::IBV_WC_STANDARD_FLAGS | cqf::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
@@ -55,7 +56,8 @@ impl End {
                 srq_context: ptr::null_mut(),
                 attr: abi::ibv_srq_attr { max_wr: 16, max_sge: 2, srq_limit: 0 },
             };
-            let srq = if with_srq { srq::ibv_create_srq(pd, &raw mut srq_init) } else { ptr::null_mut() };
+            let srq =
+                if with_srq { call!(srq::ibv_create_srq(pd, &raw mut srq_init)) } else { ptr::null_mut() };
             let mut init: abi::ibv_qp_init_attr_ex = abi::zeroed();
             (init.send_cq, init.recv_cq, init.srq) = (cq.cast(), cq.cast(), srq);
             init.cap.max_send_wr = 32;
@@ -68,7 +70,7 @@ impl End {
             let qp = create_qp_ex(context, &raw mut init);
             assert!(!qp.is_null());
             let mut memory = Box::new([0u64; 64]);
-            let mr = mr::ibv_reg_mr(pd, memory.as_mut_ptr().cast(), 512, ACCESS);
+            let mr = call!(mr::ibv_reg_mr(pd, memory.as_mut_ptr().cast(), 512, ACCESS));
             assert!(!mr.is_null());
             Self { context, pd, cq, qp, mr, srq, memory }
         }
@@ -96,19 +98,18 @@ impl End {
 
     fn modify(&self, attr: &mut abi::ibv_qp_attr, mask: c_int) {
         // SAFETY: a queue pair of ours.
-        assert_eq!(unsafe { qp::ibv_modify_qp(self.qp, attr, mask) }, 0);
+        assert_eq!(unsafe { call!(qp::ibv_modify_qp(self.qp, attr as *const _, mask)) }, 0);
     }
 
     fn connect(&self, peer: &Self) {
-        // SAFETY: integers.
-        let mut attr: abi::ibv_qp_attr = unsafe { abi::zeroed() };
+        let mut attr: abi::ibv_qp_attr = abi::zeroed();
         (attr.qp_state, attr.port_num, attr.qp_access_flags) = (1, 1, ACCESS.cast_unsigned());
         let init =
             flags::IBV_QP_STATE | flags::IBV_QP_PORT | flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_ACCESS_FLAGS;
         self.modify(&mut attr, init);
         let mut gid = ibv_gid::default();
         // SAFETY: writes a GID.
-        assert_eq!(unsafe { device::port::ibv_query_gid(self.context, 1, 0, &raw mut gid) }, 0);
+        assert_eq!(unsafe { call!(device::port::ibv_query_gid(self.context, 1, 0, &raw mut gid)) }, 0);
         attr.qp_state = 2;
         (attr.dest_qp_num, attr.path_mtu) = (peer.number(), 3);
         attr.ah_attr.is_global = 1;
@@ -151,7 +152,7 @@ impl End {
     fn build(&self, id: u64, request: impl FnOnce(*mut ibv_qp_ex)) -> c_int {
         // SAFETY: a queue pair made for it; one thread.
         unsafe {
-            let ex = qp::ibv_qp_to_qp_ex(self.qp);
+            let ex = call!(qp::ibv_qp_to_qp_ex(self.qp));
             (*ex).wr_start.unwrap()(ex);
             ((*ex).wr_id, (*ex).wr_flags) = (id, 2);
             request(ex);
@@ -182,15 +183,15 @@ impl Drop for End {
     fn drop(&mut self) {
         // SAFETY: each once, users before what they use.
         unsafe {
-            assert_eq!(pd::ibv_dealloc_pd(self.pd), libc::EBUSY);
-            assert_eq!(cq::ibv_destroy_cq(self.cq.cast()), libc::EBUSY);
-            assert_eq!(qp::ibv_destroy_qp(self.qp), 0);
+            assert_eq!(call!(pd::ibv_dealloc_pd(self.pd)), libc::EBUSY);
+            assert_eq!(call!(cq::ibv_destroy_cq(self.cq.cast())), libc::EBUSY);
+            assert_eq!(call!(qp::ibv_destroy_qp(self.qp)), 0);
             if !self.srq.is_null() {
-                assert_eq!(srq::ibv_destroy_srq(self.srq), 0);
+                assert_eq!(call!(srq::ibv_destroy_srq(self.srq)), 0);
             }
-            assert_eq!(mr::ibv_dereg_mr(self.mr), 0);
-            assert_eq!(cq::ibv_destroy_cq(self.cq.cast::<ibv_cq>()), 0);
-            assert_eq!(pd::ibv_dealloc_pd(self.pd), 0);
+            assert_eq!(call!(mr::ibv_dereg_mr(self.mr)), 0);
+            assert_eq!(call!(cq::ibv_destroy_cq(self.cq.cast::<ibv_cq>())), 0);
+            assert_eq!(call!(pd::ibv_dealloc_pd(self.pd)), 0);
         }
     }
 }
@@ -307,7 +308,7 @@ fn every_request_by_ibv_wr() {
     }
     drop((a, b));
     // SAFETY: it is not used any more.
-    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
 /// `ibv_wr_post(3)`: no request is executed unless `ibv_wr_complete` succeeds.
@@ -324,7 +325,7 @@ fn refused_batch_posts_nothing() {
             (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(1));
         }
     });
-    // SAFETY: as above; the memory lives as long as `a`.
+    // SAFETY: the request that `write` has begun; the memory lives as long as `a`.
     let set = |ex: *mut ibv_qp_ex| unsafe { (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length) };
     for length in [33, 40] {
         let refused = a.build(0, |ex| {
@@ -347,7 +348,7 @@ fn refused_batch_posts_nothing() {
     }
     drop((a, b));
     // SAFETY: it is not used any more.
-    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
 #[test]
@@ -386,7 +387,7 @@ fn completions_are_read_field_by_field() {
     }
     drop((a, b));
     // SAFETY: it is not used any more.
-    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
 #[test]
@@ -395,8 +396,8 @@ fn asynchronous_events_are_of_their_context_and_wait_for_acknowledgement() {
     let (a, b) = (End::new(opened, false), End::new(opened, true));
     // SAFETY: pointers of ours; the event is acknowledged once, before its queue is destroyed.
     unsafe {
-        let mut attr = abi::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 2 };
-        assert_eq!(srq::ibv_modify_srq(b.srq, &raw mut attr, 2), 0);
+        let attr = abi::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 2 };
+        assert_eq!(call!(srq::ibv_modify_srq(b.srq, &raw const attr, 2)), 0);
         b.receive(1, 0);
         b.receive(2, 1);
         a.connect(&b);
@@ -404,19 +405,19 @@ fn asynchronous_events_are_of_their_context_and_wait_for_acknowledgement() {
         assert_eq!(a.build(1, |ex| (*ex).wr_send.unwrap()(ex)), 0);
         b.done(1);
         let mut event: abi::ibv_async_event = abi::zeroed();
-        assert_eq!(async_events::ibv_get_async_event(opened, &raw mut event), 0);
+        assert_eq!(call!(async_events::ibv_get_async_event(opened, &raw mut event)), 0);
         assert_eq!((event.event_type, event.element.srq), (kinds::IBV_EVENT_SRQ_LIMIT_REACHED, b.srq));
         let fd = (*other).async_fd;
         libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
         let mut none: abi::ibv_async_event = abi::zeroed();
-        assert_eq!(async_events::ibv_get_async_event(other, &raw mut none), -1);
-        async_events::ibv_ack_async_event(&raw mut event);
+        assert_eq!(call!(async_events::ibv_get_async_event(other, &raw mut none)), -1);
+        call!(async_events::ibv_ack_async_event(&raw mut event));
     }
     drop((a, b));
     // SAFETY: they are not used any more.
     unsafe {
-        assert_eq!(open::ibv_close_device(opened), 0);
-        assert_eq!(open::ibv_close_device(other), 0);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+        assert_eq!(call!(open::ibv_close_device(other)), 0);
     }
 }
 
@@ -425,16 +426,16 @@ fn completion_events_have_a_descriptor() {
     let opened = open();
     // SAFETY: pointers of ours, each destroyed once.
     unsafe {
-        let announced = channel::ibv_create_comp_channel(opened);
-        let cq = cq::ibv_create_cq(opened, 8, ptr::null_mut(), announced, 0);
+        let announced = call!(channel::ibv_create_comp_channel(opened));
+        let cq = call!(cq::ibv_create_cq(opened, 8, ptr::null_mut(), announced, 0));
         libc::fcntl((*announced).fd, libc::F_SETFL, libc::O_NONBLOCK);
         let (mut which, mut what) = (ptr::null_mut(), ptr::null_mut());
-        assert_eq!(channel::ibv_get_cq_event(announced, &raw mut which, &raw mut what), -1);
+        assert_eq!(call!(channel::ibv_get_cq_event(announced, &raw mut which, &raw mut what)), -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
-        assert_eq!(channel::ibv_destroy_comp_channel(announced), libc::EBUSY);
-        assert_eq!(cq::ibv_destroy_cq(cq), 0);
-        assert_eq!(channel::ibv_destroy_comp_channel(announced), 0);
-        assert_eq!(open::ibv_close_device(opened), 0);
+        assert_eq!(call!(channel::ibv_destroy_comp_channel(announced)), libc::EBUSY);
+        assert_eq!(call!(cq::ibv_destroy_cq(cq)), 0);
+        assert_eq!(call!(channel::ibv_destroy_comp_channel(announced)), 0);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
     }
 }
 
@@ -499,7 +500,7 @@ fn requests_and_elements_may_be_at_any_address() {
     }
     drop((a, b));
     // SAFETY: it is not used any more.
-    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }
 
 /// A region without access for peers, which its program rewrites meanwhile, as a machine that migrates does: each CRC is right, and the peer
@@ -516,8 +517,8 @@ fn a_source_may_be_rewritten_while_it_is_written_to_the_peer() {
     let mut target = vec![0u8; LENGTH];
     // SAFETY: both stay until the regions are deregistered; nothing here looks at the target meanwhile.
     let (from, to) = unsafe {
-        let from = mr::ibv_reg_mr(a.pd, source.as_ptr().cast_mut().cast(), LENGTH, 0);
-        let to = mr::ibv_reg_mr(b.pd, target.as_mut_ptr().cast(), LENGTH, ACCESS);
+        let from = call!(mr::ibv_reg_mr(a.pd, source.as_ptr().cast_mut().cast(), LENGTH, 0));
+        let to = call!(mr::ibv_reg_mr(b.pd, target.as_mut_ptr().cast(), LENGTH, ACCESS));
         assert!(!from.is_null() && !to.is_null());
         (from, to)
     };
@@ -560,9 +561,9 @@ fn a_source_may_be_rewritten_while_it_is_written_to_the_peer() {
     });
     // SAFETY: each once.
     unsafe {
-        assert_eq!((mr::ibv_dereg_mr(from), mr::ibv_dereg_mr(to)), (0, 0));
+        assert_eq!((call!(mr::ibv_dereg_mr(from)), call!(mr::ibv_dereg_mr(to))), (0, 0));
         drop((a, b));
-        assert_eq!(open::ibv_close_device(opened), 0);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
     }
 }
 
@@ -571,23 +572,23 @@ fn buffers_are_page_aligned_and_regions_lie_inside() {
     let opened = open();
     // SAFETY: pointers of ours, each destroyed once.
     unsafe {
-        let (domain, other) = (pd::ibv_alloc_pd(opened), pd::ibv_alloc_pd(opened));
+        let (domain, other) = (call!(pd::ibv_alloc_pd(opened)), call!(pd::ibv_alloc_pd(opened)));
         let mut handle = ptr::null_mut();
-        let addr = buf::ibv_alloc_buf(domain, 10_000, &raw mut handle);
+        let addr = call!(buf::ibv_alloc_buf(domain, 10_000, &raw mut handle));
         assert!(!addr.is_null() && addr.addr().is_multiple_of(4096));
         addr.cast::<u8>().write_bytes(7, 10_000);
-        let inside = buf::ibv_reg_buf_mr(domain, handle, addr.byte_add(16), 9_984, ACCESS);
+        let inside = call!(buf::ibv_reg_buf_mr(domain, handle, addr.byte_add(16), 9_984, ACCESS));
         assert!(!inside.is_null() && (*inside).length == 9_984);
         for (pd, start, length) in
             [(other, addr, 8), (domain, addr.byte_add(16), 9_985), (domain, addr.byte_sub(1), 8)]
         {
-            assert!(buf::ibv_reg_buf_mr(pd, handle, start, length, ACCESS).is_null());
+            assert!(call!(buf::ibv_reg_buf_mr(pd, handle, start, length, ACCESS)).is_null());
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
         }
         let mut attr: abi::ibv_mr_init_attr = abi::zeroed();
         (attr.length, attr.access, attr.addr, attr.iova) = (512, ACCESS, addr, 0x1000);
         attr.comp_mask = 1 | 2;
-        let with_iova = buf::ibv_reg_mr_ex(domain, &raw mut attr);
+        let with_iova = call!(buf::ibv_reg_mr_ex(domain, &raw const attr));
         assert!(!with_iova.is_null());
         attr.fd = -1;
         // A DMA-buf has no address, and needs an offset; there is none.
@@ -601,16 +602,16 @@ fn buffers_are_page_aligned_and_regions_lie_inside() {
         attr.iova = 0;
         for (mask, errno) in refused {
             attr.comp_mask = mask;
-            assert!(buf::ibv_reg_mr_ex(domain, &raw mut attr).is_null());
+            assert!(call!(buf::ibv_reg_mr_ex(domain, &raw const attr)).is_null());
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
         }
-        assert_eq!(buf::ibv_export_buf_dmabuf_fd(handle), -1);
+        assert_eq!(call!(buf::ibv_export_buf_dmabuf_fd(handle)), -1);
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENODATA));
-        assert_eq!((mr::ibv_dereg_mr(inside), mr::ibv_dereg_mr(with_iova)), (0, 0));
-        buf::ibv_free_buf(handle);
-        assert!(buf::ibv_reg_buf_mr(domain, handle, addr, 8, ACCESS).is_null(), "it is freed");
-        assert_eq!((pd::ibv_dealloc_pd(domain), pd::ibv_dealloc_pd(other)), (0, 0));
-        assert_eq!(open::ibv_close_device(opened), 0);
+        assert_eq!((call!(mr::ibv_dereg_mr(inside)), call!(mr::ibv_dereg_mr(with_iova))), (0, 0));
+        call!(buf::ibv_free_buf(handle));
+        assert!(call!(buf::ibv_reg_buf_mr(domain, handle, addr, 8, ACCESS)).is_null(), "it is freed");
+        assert_eq!((call!(pd::ibv_dealloc_pd(domain)), call!(pd::ibv_dealloc_pd(other))), (0, 0));
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
     }
 }
 
@@ -625,10 +626,10 @@ fn every_call_states_the_same_speed() {
         // Four lanes of 25 Gbit/s.
         assert_eq!((attr.active_width, attr.active_speed, attr.active_speed_ex), (2, 32, 32));
         let mut speed = 0;
-        assert_eq!(device::speed::ibv_query_port_speed(opened, 1, &raw mut speed), 0);
+        assert_eq!(call!(device::speed::ibv_query_port_speed(opened, 1, &raw mut speed)), 0);
         assert_eq!(speed, 1000);
-        assert_eq!(device::speed::ibv_query_port_speed(opened, 2, &raw mut speed), libc::EINVAL);
-        assert_eq!(open::ibv_close_device(opened), 0);
+        assert_eq!(call!(device::speed::ibv_query_port_speed(opened, 2, &raw mut speed)), libc::EINVAL);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
     }
 }
 
@@ -639,41 +640,44 @@ fn null_is_an_error_and_nothing_more() {
     }
     // SAFETY: NULL everywhere: what every function promises to refuse.
     unsafe {
-        assert!(open::ibv_open_device(none()).is_null());
-        assert_eq!(open::ibv_close_device(none()), -1);
-        assert!(device::ibv_get_device_name(none()).is_null());
-        assert_eq!(device::ibv_get_device_guid(none()), 0);
-        device::ibv_free_device_list(none());
-        assert_eq!(device::attributes::ibv_query_device(none(), none()), libc::EINVAL);
-        assert_eq!(device::port::ibv_query_port(none(), 1, none()), libc::EINVAL);
-        assert_eq!(device::port::ibv_query_gid(none(), 1, 0, none()), -1);
-        assert_eq!(device::port::_ibv_query_gid_ex(none(), 1, 0, none(), 0, 32), libc::EINVAL);
-        assert_eq!(device::port::_ibv_query_gid_table(none(), none(), 1, 0, 32), -(libc::EINVAL as isize));
-        assert_eq!(device::port::ibv_query_pkey(none(), 1, 0, none()), -1);
-        assert!(pd::ibv_alloc_pd(none()).is_null());
-        assert_eq!(pd::ibv_dealloc_pd(none()), libc::EINVAL);
-        assert!(mr::ibv_reg_mr(none(), none(), 1, 0).is_null());
-        assert!(mr::ibv_reg_mr_iova2(none(), none(), 1, 0, c_uint::MAX).is_null());
-        assert_eq!(mr::ibv_dereg_mr(none()), libc::EINVAL);
-        assert_eq!(mr::ibv_rereg_mr(none(), 1, none(), none(), 1, 0), -1);
-        assert!(channel::ibv_create_comp_channel(none()).is_null());
-        assert_eq!(channel::ibv_destroy_comp_channel(none()), libc::EINVAL);
-        assert_eq!(channel::ibv_get_cq_event(none(), none(), none()), -1);
-        assert!(cq::ibv_create_cq(none(), 1, none(), none(), 0).is_null());
-        assert_eq!(cq::ibv_resize_cq(none(), 1), libc::EINVAL);
-        assert_eq!(cq::ibv_destroy_cq(none()), libc::EINVAL);
-        cq::ibv_ack_cq_events(none(), 1);
-        assert!(srq::ibv_create_srq(none(), none()).is_null());
-        assert_eq!(srq::ibv_modify_srq(none(), none(), 0), libc::EINVAL);
-        assert_eq!(srq::ibv_query_srq(none(), none()), libc::EINVAL);
-        assert_eq!(srq::ibv_destroy_srq(none()), libc::EINVAL);
-        assert!(qp::ibv_create_qp(none(), none()).is_null());
-        assert_eq!(qp::ibv_modify_qp(none(), none(), 0), libc::EINVAL);
-        assert_eq!(qp::ibv_query_qp(none(), none(), 0, none()), libc::EINVAL);
-        assert_eq!(qp::ibv_destroy_qp(none()), libc::EINVAL);
-        assert!(qp::ibv_qp_to_qp_ex(none()).is_null());
-        assert_eq!(async_events::ibv_get_async_event(none(), none()), -1);
-        async_events::ibv_ack_async_event(none());
+        assert!(call!(open::ibv_open_device(none())).is_null());
+        assert_eq!(call!(open::ibv_close_device(none())), -1);
+        assert!(call!(device::ibv_get_device_name(none())).is_null());
+        assert_eq!(call!(device::ibv_get_device_guid(none())), 0);
+        call!(device::ibv_free_device_list(none()));
+        assert_eq!(call!(device::attributes::ibv_query_device(none(), none())), libc::EINVAL);
+        assert_eq!(call!(device::port::ibv_query_port(none(), 1, none())), libc::EINVAL);
+        assert_eq!(call!(device::port::ibv_query_gid(none(), 1, 0, none())), -1);
+        assert_eq!(call!(device::port::_ibv_query_gid_ex(none(), 1, 0, none(), 0, 32)), libc::EINVAL);
+        assert_eq!(
+            call!(device::port::_ibv_query_gid_table(none(), none(), 1, 0, 32)),
+            -(libc::EINVAL as isize)
+        );
+        assert_eq!(call!(device::port::ibv_query_pkey(none(), 1, 0, none())), -1);
+        assert!(call!(pd::ibv_alloc_pd(none())).is_null());
+        assert_eq!(call!(pd::ibv_dealloc_pd(none())), libc::EINVAL);
+        assert!(call!(mr::ibv_reg_mr(none(), none(), 1, 0)).is_null());
+        assert!(call!(mr::ibv_reg_mr_iova2(none(), none(), 1, 0, c_uint::MAX)).is_null());
+        assert_eq!(call!(mr::ibv_dereg_mr(none())), libc::EINVAL);
+        assert_eq!(call!(mr::ibv_rereg_mr(none(), 1, none(), none(), 1, 0)), -1);
+        assert!(call!(channel::ibv_create_comp_channel(none())).is_null());
+        assert_eq!(call!(channel::ibv_destroy_comp_channel(none())), libc::EINVAL);
+        assert_eq!(call!(channel::ibv_get_cq_event(none(), none(), none())), -1);
+        assert!(call!(cq::ibv_create_cq(none(), 1, none(), none(), 0)).is_null());
+        assert_eq!(call!(cq::ibv_resize_cq(none(), 1)), libc::EINVAL);
+        assert_eq!(call!(cq::ibv_destroy_cq(none())), libc::EINVAL);
+        call!(cq::ibv_ack_cq_events(none(), 1));
+        assert!(call!(srq::ibv_create_srq(none(), none())).is_null());
+        assert_eq!(call!(srq::ibv_modify_srq(none(), ptr::null(), 0)), libc::EINVAL);
+        assert_eq!(call!(srq::ibv_query_srq(none(), none())), libc::EINVAL);
+        assert_eq!(call!(srq::ibv_destroy_srq(none())), libc::EINVAL);
+        assert!(call!(qp::ibv_create_qp(none(), none())).is_null());
+        assert_eq!(call!(qp::ibv_modify_qp(none(), ptr::null(), 0)), libc::EINVAL);
+        assert_eq!(call!(qp::ibv_query_qp(none(), none(), 0, none())), libc::EINVAL);
+        assert_eq!(call!(qp::ibv_destroy_qp(none())), libc::EINVAL);
+        assert!(call!(qp::ibv_qp_to_qp_ex(none())).is_null());
+        assert_eq!(call!(async_events::ibv_get_async_event(none(), none())), -1);
+        call!(async_events::ibv_ack_async_event(none()));
     }
 }
 
@@ -689,59 +693,62 @@ fn wild_pointers_are_errors_and_nothing_more() {
         fn at<T>(address: usize) -> *mut T {
             ptr::without_provenance_mut(address)
         }
-        let mut srq_attr = abi::ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 };
+        let srq_attr = abi::ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 };
         // SAFETY: what every function promises to refuse without a look; results have room.
         unsafe {
             let (mut attr, mut init): (abi::ibv_qp_attr, abi::ibv_qp_init_attr) =
                 (abi::zeroed(), abi::zeroed());
             let (mut event_cq, mut event_context) = (ptr::null_mut(), ptr::null_mut());
-            assert!(device::ibv_get_device_name(at(address)).is_null());
-            assert_eq!(device::ibv_get_device_guid(at(address)), 0);
-            assert!(open::ibv_open_device(at(address)).is_null());
-            assert_eq!(open::ibv_close_device(at(address)), -1);
-            assert_eq!(device::port::ibv_query_gid(at(address), 1, 0, ptr::null_mut()), -1);
-            assert!(pd::ibv_alloc_pd(at(address)).is_null());
-            assert_eq!(pd::ibv_dealloc_pd(at(address)), libc::EINVAL);
-            assert!(mr::ibv_reg_mr(at(address), at(address), 1, 0).is_null());
-            assert_eq!(mr::ibv_dereg_mr(at(address)), libc::EINVAL);
-            assert_eq!(mr::ibv_rereg_mr(at(address), 4, at(address), at(address), 1, 0), -1);
-            assert!(channel::ibv_create_comp_channel(at(address)).is_null());
-            assert_eq!(channel::ibv_destroy_comp_channel(at(address)), libc::EINVAL);
+            assert!(call!(device::ibv_get_device_name(at(address))).is_null());
+            assert_eq!(call!(device::ibv_get_device_guid(at(address))), 0);
+            assert!(call!(open::ibv_open_device(at(address))).is_null());
+            assert_eq!(call!(open::ibv_close_device(at(address))), -1);
+            assert_eq!(call!(device::port::ibv_query_gid(at(address), 1, 0, ptr::null_mut())), -1);
+            assert!(call!(pd::ibv_alloc_pd(at(address))).is_null());
+            assert_eq!(call!(pd::ibv_dealloc_pd(at(address))), libc::EINVAL);
+            assert!(call!(mr::ibv_reg_mr(at(address), at(address), 1, 0)).is_null());
+            assert_eq!(call!(mr::ibv_dereg_mr(at(address))), libc::EINVAL);
+            assert_eq!(call!(mr::ibv_rereg_mr(at(address), 4, at(address), at(address), 1, 0)), -1);
+            assert!(call!(channel::ibv_create_comp_channel(at(address))).is_null());
+            assert_eq!(call!(channel::ibv_destroy_comp_channel(at(address))), libc::EINVAL);
             let (to_cq, to_context) = (&raw mut event_cq, &raw mut event_context);
-            assert_eq!(channel::ibv_get_cq_event(at(address), to_cq, to_context), -1);
-            assert!(cq::ibv_create_cq(opened, 1, ptr::null_mut(), at(address), 0).is_null());
-            assert_eq!(cq::ibv_resize_cq(at(address), 1), libc::EINVAL);
-            assert_eq!(cq::ibv_destroy_cq(at(address)), libc::EINVAL);
-            cq::ibv_ack_cq_events(at(address), 1);
-            assert_eq!(srq::ibv_modify_srq(at(address), &raw mut srq_attr, 1), libc::EINVAL);
-            assert_eq!(srq::ibv_destroy_srq(at(address)), libc::EINVAL);
+            assert_eq!(call!(channel::ibv_get_cq_event(at(address), to_cq, to_context)), -1);
+            assert!(call!(cq::ibv_create_cq(opened, 1, ptr::null_mut(), at(address), 0)).is_null());
+            assert_eq!(call!(cq::ibv_resize_cq(at(address), 1)), libc::EINVAL);
+            assert_eq!(call!(cq::ibv_destroy_cq(at(address))), libc::EINVAL);
+            call!(cq::ibv_ack_cq_events(at(address), 1));
+            assert_eq!(call!(srq::ibv_modify_srq(at(address), &raw const srq_attr, 1)), libc::EINVAL);
+            assert_eq!(call!(srq::ibv_destroy_srq(at(address))), libc::EINVAL);
             (init.qp_type, init.send_cq, init.recv_cq) = (flags::IBV_QPT_RC, end.cq.cast(), at(address));
-            assert!(qp::ibv_create_qp(end.pd, &raw mut init).is_null());
+            assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
             (init.recv_cq, init.srq) = (end.cq.cast(), at(address));
-            assert!(qp::ibv_create_qp(end.pd, &raw mut init).is_null());
+            assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
             let state = flags::IBV_QP_STATE;
-            assert_eq!(qp::ibv_modify_qp(at(address), &raw mut attr, state), libc::EINVAL);
-            assert_eq!(qp::ibv_query_qp(at(address), &raw mut attr, state, &raw mut init), libc::EINVAL);
-            assert_eq!(qp::ibv_destroy_qp(at(address)), libc::EINVAL);
-            assert!(qp::ibv_qp_to_qp_ex(at(address)).is_null());
+            assert_eq!(call!(qp::ibv_modify_qp(at(address), &raw const attr, state)), libc::EINVAL);
+            assert_eq!(
+                call!(qp::ibv_query_qp(at(address), &raw mut attr, state, &raw mut init)),
+                libc::EINVAL
+            );
+            assert_eq!(call!(qp::ibv_destroy_qp(at(address))), libc::EINVAL);
+            assert!(call!(qp::ibv_qp_to_qp_ex(at(address))).is_null());
             for event_type in 0..20 {
                 let element = abi::ibv_async_element { qp: at(address) };
                 let mut event = abi::ibv_async_event { element, event_type };
-                async_events::ibv_ack_async_event(&raw mut event);
+                call!(async_events::ibv_ack_async_event(&raw mut event));
             }
         }
     }
     // SAFETY: pointers of ours, and their destruction once more, which is to be refused.
     unsafe {
-        let domain = pd::ibv_alloc_pd(opened);
-        assert_eq!(pd::ibv_dealloc_pd(domain), 0);
-        assert_eq!(pd::ibv_dealloc_pd(domain), libc::EINVAL);
+        let domain = call!(pd::ibv_alloc_pd(opened));
+        assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
+        assert_eq!(call!(pd::ibv_dealloc_pd(domain)), libc::EINVAL);
     }
     drop(end);
     // SAFETY: it is not used any more.
     unsafe {
-        assert_eq!(open::ibv_close_device(opened), 0);
-        assert_eq!(open::ibv_close_device(opened), -1);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+        assert_eq!(call!(open::ibv_close_device(opened)), -1);
     }
 }
 
@@ -752,27 +759,29 @@ fn arguments_without_a_meaning_are_refused() {
     // SAFETY: pointers of ours; what is wrong with them is their kind or the numbers beside them.
     unsafe {
         // An object of another kind.
-        assert_eq!(mr::ibv_dereg_mr(end.qp.cast()), libc::EINVAL);
-        assert_eq!(cq::ibv_destroy_cq(end.qp.cast()), libc::EINVAL);
+        assert_eq!(call!(mr::ibv_dereg_mr(end.qp.cast())), libc::EINVAL);
+        assert_eq!(call!(cq::ibv_destroy_cq(end.qp.cast())), libc::EINVAL);
         let mut word = 0u64;
         let at = (&raw mut word).cast();
-        assert!(mr::ibv_reg_mr(end.pd, at, 0, 1).is_null());
-        assert!(mr::ibv_reg_mr(end.pd, at, usize::MAX, 1).is_null());
+        assert!(call!(mr::ibv_reg_mr(end.pd, at, 0, 1)).is_null());
+        assert!(call!(mr::ibv_reg_mr(end.pd, at, usize::MAX, 1)).is_null());
         // Remote writing needs local writing, and there is no right 1 << 8.
-        assert!(mr::ibv_reg_mr(end.pd, at, 8, 2).is_null());
-        assert!(mr::ibv_reg_mr(end.pd, at, 8, 1 << 8).is_null());
+        assert!(call!(mr::ibv_reg_mr(end.pd, at, 8, 2)).is_null());
+        assert!(call!(mr::ibv_reg_mr(end.pd, at, 8, 1 << 8)).is_null());
         let vectors = (*opened).num_comp_vectors;
         for (cqe, vector) in [(0, 0), (-1, 0), (c_int::MAX, 0), (8, vectors), (8, -1)] {
-            assert!(cq::ibv_create_cq(opened, cqe, ptr::null_mut(), ptr::null_mut(), vector).is_null());
+            assert!(
+                call!(cq::ibv_create_cq(opened, cqe, ptr::null_mut(), ptr::null_mut(), vector)).is_null()
+            );
         }
         let mut gid = ibv_gid::default();
-        assert_eq!(device::port::ibv_query_gid(opened, 2, 0, &raw mut gid), -1);
-        assert_eq!(device::port::ibv_query_gid(opened, 1, 99, &raw mut gid), -1);
+        assert_eq!(call!(device::port::ibv_query_gid(opened, 2, 0, &raw mut gid)), -1);
+        assert_eq!(call!(device::port::ibv_query_gid(opened, 1, 99, &raw mut gid)), -1);
         let mut init: abi::ibv_qp_init_attr = abi::zeroed();
         (init.send_cq, init.recv_cq) = (end.cq.cast(), end.cq.cast());
         for (kind, errno) in [(4, libc::EOPNOTSUPP), (77, libc::EINVAL)] {
             init.qp_type = kind;
-            assert!(qp::ibv_create_qp(end.pd, &raw mut init).is_null());
+            assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
             assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
         }
         // No such request, and one whose elements are not there: the second of the chain is named.
@@ -784,11 +793,11 @@ fn arguments_without_a_meaning_are_refused() {
         right.next = &raw mut wrong;
         let mut attr: abi::ibv_qp_attr = abi::zeroed();
         attr.qp_state = 9;
-        assert_eq!(qp::ibv_modify_qp(end.qp, &raw mut attr, flags::IBV_QP_STATE), libc::EINVAL);
+        assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)), libc::EINVAL);
         attr.qp_state = 3;
-        assert_eq!(qp::ibv_modify_qp(end.qp, &raw mut attr, flags::IBV_QP_STATE), libc::EINVAL);
+        assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)), libc::EINVAL);
         attr.qp_state = 6;
-        assert_eq!(qp::ibv_modify_qp(end.qp, &raw mut attr, flags::IBV_QP_STATE), 0);
+        assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)), 0);
         let post = (*opened).ops.post_send.unwrap();
         assert_eq!(post(end.qp, &raw mut right, &raw mut bad), libc::EINVAL);
         assert_eq!(bad, &raw mut wrong);
@@ -797,5 +806,5 @@ fn arguments_without_a_meaning_are_refused() {
     }
     drop(end);
     // SAFETY: it is not used any more.
-    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
 }

@@ -4,7 +4,7 @@ use crate::shared::fail::{Failure, Result};
 use crate::shared::open::Global;
 use crate::shared::text;
 use serde_json::json;
-use uiw_cabi::device::{attributes, netdev, netdev::NetDev};
+use uiw_cabi::device::{netdev, netdev::NetDev};
 use uiw_cabi::settings::{Settings, Variable};
 use uiw_smol::Spec;
 
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> Result<()> {
     let netdevs = netdev::all_on(&stack(global)?)
         .map_err(|error| Failure::local("cannot list the network devices", error))?;
     for netdev in netdevs {
-        let guid = u64::from_be(attributes::guid(&netdev));
+        let guid = u64::from_be(netdev.guid());
         if args.json {
             let gids: Vec<_> = netdev.addresses.iter().map(|(address, _)| address.to_string()).collect();
             text::json(&json!({

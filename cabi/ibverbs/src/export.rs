@@ -3,8 +3,8 @@
 //! rustc hides symbols that are not its own, and gives no versions to what it does. A symbol of `global_asm!` it does not see; the
 //! version script of `build.rs` defines the nodes that the names here refer to.
 //!
-//! A jump is of one of three kinds. `exports!` goes to our function always. The other two have a slot each (`uiw_cabi::system`), which names
-//! the function of the system's libibverbs once that is loaded: `forwarded!` goes to that one then, and `by_object!` does where the first
+//! A jump is of one of three kinds. `own!` goes to our function always. The other two have a slot each (`uiw_cabi::system`), which names
+//! the function of the system's libibverbs once that is loaded: `system!` goes to that one then, and `object!` does where the first
 //! argument is no object of ours. Registers of arguments are the caller's in each.
 
 /// Unconditional jump.
@@ -201,15 +201,15 @@ macro_rules! slot {
 pub(crate) use slot;
 
 /// Exports functions: `"name" "NODE" default|compat path;`.
-macro_rules! exports {
+macro_rules! own {
     ($($name:literal $node:literal $kind:ident $path:path;)*) => {
         $($crate::export::exported!($name $node $kind, $crate::export::jump!(), f = sym $path,);)*
     };
 }
-pub(crate) use exports;
+pub(crate) use own;
 
-/// As [`exports!`]; the system's function once its library is loaded.
-macro_rules! forwarded {
+/// As [`own!`]; the system's function once its library is loaded.
+macro_rules! system {
     ($($name:literal $node:literal $kind:ident $path:path;)*) => {
         $(
             $crate::export::slot!($name $node $path);
@@ -219,10 +219,10 @@ macro_rules! forwarded {
         )*
     };
 }
-pub(crate) use forwarded;
+pub(crate) use system;
 
-/// As [`exports!`]; the system's function where the first argument is an object of its library.
-macro_rules! by_object {
+/// As [`own!`]; the system's function where the first argument is an object of its library.
+macro_rules! object {
     ($($name:literal $node:literal $kind:ident $path:path;)*) => {
         $(
             $crate::export::slot!($name $node $path);
@@ -233,13 +233,13 @@ macro_rules! by_object {
         )*
     };
 }
-pub(crate) use by_object;
+pub(crate) use object;
 
-/// Exports `verbs_allow_disassociate_destroy` in a node: `"NODE" default|compat`. The one export that is no function: a flag that
-/// vendors' libraries set, and nothing here reads.
-macro_rules! export_flag {
-    ($node:literal $kind:ident) => {
-        core::arch::global_asm!(
+/// Exports `verbs_allow_disassociate_destroy`: the one export that is no function, but a flag that vendors' libraries set, and nothing here
+/// reads.
+macro_rules! flag {
+    ($($name:literal $node:literal $kind:ident -;)*) => {
+        $(core::arch::global_asm!(
             ".pushsection .data.uiw_exports,\"aw\",@progbits",
             concat!(".globl __uiw_flag_", $node),
             concat!(".type __uiw_flag_", $node, ",@object"),
@@ -247,11 +247,11 @@ macro_rules! export_flag {
             ".byte 0",
             concat!(".size __uiw_flag_", $node, ", 1"),
             concat!(
-                ".symver __uiw_flag_", $node, ", verbs_allow_disassociate_destroy",
+                ".symver __uiw_flag_", $node, ", ", $name,
                 $crate::export::exported!(@at $kind), $node, ", remove"
             ),
             ".popsection",
-        );
+        );)*
     };
 }
-pub(crate) use export_flag;
+pub(crate) use flag;

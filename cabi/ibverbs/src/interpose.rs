@@ -2,219 +2,224 @@
 //! handlers of faults.
 //! They have no version, as a loader takes such a name for every version of it.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use uiw_cabi::{c_library, fault_handler, mapping};
+use std::sync::atomic::AtomicUsize;
+use uiw_cabi::arguments::{InPtr, OutPtr};
+use uiw_cabi::c_library::{Next, Passed};
+use uiw_cabi::errno::Errno;
+use uiw_cabi::{fault_handler, mapping};
 
-/// The C library's function of this name; 0 where there is none.
-fn next(found: &AtomicUsize, name: &std::ffi::CStr) -> usize {
-    match found.load(Ordering::Relaxed) {
-        0 => {
-            let address = c_library::function(name);
-            found.store(address, Ordering::Relaxed);
-            address
-        }
-        address => address,
-    }
-}
-
-/// The next function of a name and its type. The C library has them all.
+/// The C library's functions, by their names and types.
 macro_rules! next {
-    ($name:literal as $type:ty) => {{
-        static FOUND: AtomicUsize = AtomicUsize::new(0);
-        // SAFETY: the C library's function of this name has this type; where there is none (0), `None` is that.
-        unsafe { std::mem::transmute::<usize, Option<$type>>(next(&FOUND, $name)) }
-    }};
+    ($($name:ident = $c:literal ($($type:ty),*) -> $result:ty;)*) => {
+        /// The functions by their names.
+        #[expect(non_camel_case_types, reason = "C's names")]
+        mod next {
+            use super::*;
+            $(
+                pub(super) struct $name;
+                // SAFETY: the declaration is the C library's, and its arguments carry the promises of the manual page.
+                unsafe impl Next for $name {
+                    const NAME: &CStr = $c;
+                    type Type = for<'a> extern "C" fn($($type),*) -> $result;
+
+                    fn found() -> &'static AtomicUsize {
+                        static FOUND: AtomicUsize = AtomicUsize::new(0);
+                        &FOUND
+                    }
+                }
+            )*
+        }
+    };
 }
 
+next! {
+    munmap = c"munmap" (Address<'a>, Len<'a>) -> c_int;
+    mmap = c"mmap" (Address<'a>, Len<'a>, c_int, Flags<'a>, c_int, libc::off_t) -> *mut c_void;
+    mremap = c"mremap" (Address<'a>, Len<'a>, Len<'a>, Flags<'a>, Address<'a>) -> *mut c_void;
+    madvise = c"madvise" (Address<'a>, Len<'a>, Flags<'a>) -> c_int;
+    mprotect = c"mprotect" (Address<'a>, Len<'a>, Flags<'a>) -> c_int;
+    pkey_mprotect = c"pkey_mprotect" (Address<'a>, Len<'a>, Flags<'a>, c_int) -> c_int;
+    brk = c"brk" (Address<'a>) -> c_int;
+    sbrk = c"sbrk" (Passed<'a, isize>) -> *mut c_void;
+    pthread_sigmask = c"pthread_sigmask" (c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
+    sigprocmask = c"sigprocmask" (c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
+}
+
+type Address<'a> = Passed<'a, *mut c_void>;
+type Len<'a> = Passed<'a, usize>;
+/// What is done to a mapping.
+type Flags<'a> = Passed<'a, c_int>;
+
+/// The C library has no such function.
 fn absent() -> c_int {
-    // SAFETY: `errno` of this thread.
-    unsafe { *libc::__errno_location() = libc::ENOSYS };
+    Errno::NOSYS.set();
     -1
 }
 
-/// # Safety
-/// As for the C library's, here and below.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn munmap(addr: *mut c_void, len: usize) -> c_int {
-    mapping::discard(addr.addr(), len);
-    let next = next!(c"munmap" as unsafe extern "C" fn(*mut c_void, usize) -> c_int);
-    // SAFETY: the caller's promise.
-    next.map_or_else(absent, |next| unsafe { next(addr, len) })
+/// The same, where the result is an address.
+fn no_address() -> *mut c_void {
+    absent();
+    libc::MAP_FAILED
 }
 
-type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, libc::off_t) -> *mut c_void;
+#[unsafe(no_mangle)]
+extern "C" fn munmap<'a>(addr: Address<'a>, len: Len<'a>) -> c_int {
+    mapping::discard(addr.get().addr(), len.get());
+    next::munmap::get().map_or_else(absent, |next| next(addr, len))
+}
 
-fn about_to_map(addr: *mut c_void, len: usize, flags: c_int) {
-    if flags & libc::MAP_FIXED != 0 {
-        mapping::discard(addr.addr(), len);
+#[unsafe(no_mangle)]
+extern "C" fn mmap<'a>(
+    addr: Address<'a>,
+    len: Len<'a>,
+    protection: c_int,
+    flags: Flags<'a>,
+    fd: c_int,
+    offset: libc::off_t,
+) -> *mut c_void {
+    if flags.get() & libc::MAP_FIXED != 0 {
+        mapping::discard(addr.get().addr(), len.get());
     }
+    next::mmap::get().map_or_else(no_address, |next| next(addr, len, protection, flags, fd, offset))
 }
 
+/// On these processors offsets have 64 bits either way.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mmap(
-    addr: *mut c_void,
-    len: usize,
+extern "C" fn mmap64<'a>(
+    addr: Address<'a>,
+    len: Len<'a>,
     protection: c_int,
-    flags: c_int,
+    flags: Flags<'a>,
     fd: c_int,
     offset: libc::off_t,
 ) -> *mut c_void {
-    about_to_map(addr, len, flags);
-    let next = next!(c"mmap" as Mmap);
-    let failed = || absent() as isize as *mut c_void;
-    // SAFETY: the caller's promise.
-    next.map_or_else(failed, |next| unsafe { next(addr, len, protection, flags, fd, offset) })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn mmap64(
-    addr: *mut c_void,
-    len: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: libc::off_t,
-) -> *mut c_void {
-    // SAFETY: the caller's promise; on these processors offsets have 64 bits either way.
-    unsafe { mmap(addr, len, protection, flags, fd, offset) }
+    mmap(addr, len, protection, flags, fd, offset)
 }
 
 /// The fifth argument is there with some flags only; in the calling conventions of these processors it is in a register either way.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mremap(
-    old: *mut c_void,
-    old_len: usize,
-    new_len: usize,
-    flags: c_int,
-    new: *mut c_void,
+extern "C" fn mremap<'a>(
+    old: Address<'a>,
+    old_len: Len<'a>,
+    new_len: Len<'a>,
+    flags: Flags<'a>,
+    new: Address<'a>,
 ) -> *mut c_void {
-    type Mremap = unsafe extern "C" fn(*mut c_void, usize, usize, c_int, *mut c_void) -> *mut c_void;
-    let Some(next) = next!(c"mremap" as Mremap) else { return absent() as isize as *mut c_void };
-    if new_len < old_len {
-        mapping::discard(old.addr() + new_len, old_len - new_len);
+    let Some(next) = next::mremap::get() else { return no_address() };
+    let (from, len, to) = (old.get().addr(), old_len.get(), new_len.get());
+    if to < len {
+        mapping::discard(from + to, len - to);
     }
-    let is_chosen = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
-    if flags & libc::MREMAP_MAYMOVE != 0 {
+    let is_chosen = flags.get() & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
+    if flags.get() & libc::MREMAP_MAYMOVE != 0 {
         if !is_chosen {
             // What can stay where it is stays registered.
-            // SAFETY: the caller's promise, with less freedom.
-            let stayed = unsafe { next(old, old_len, new_len, 0, ptr::null_mut()) };
+            // SAFETY: the program permits that its mapping moves, so it permits as well that it changes where it is.
+            let (in_place, nowhere) = unsafe { (Passed::new(0), Passed::new(ptr::null_mut())) };
+            let stayed = next(old, old_len, new_len, in_place, nowhere);
             if stayed != libc::MAP_FAILED {
                 return stayed;
             }
         }
-        mapping::discard(old.addr(), old_len);
-        if flags & libc::MREMAP_FIXED != 0 {
-            mapping::discard(new.addr(), new_len);
+        mapping::discard(from, len);
+        if flags.get() & libc::MREMAP_FIXED != 0 {
+            mapping::discard(new.get().addr(), to);
         }
     }
-    // SAFETY: the caller's promise.
-    unsafe { next(old, old_len, new_len, flags, new) }
+    next(old, old_len, new_len, flags, new)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn madvise(addr: *mut c_void, len: usize, advice: c_int) -> c_int {
+extern "C" fn madvise<'a>(addr: Address<'a>, len: Len<'a>, advice: Flags<'a>) -> c_int {
     if matches!(
-        advice,
+        advice.get(),
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED
     ) {
-        mapping::discard(addr.addr(), len);
+        mapping::discard(addr.get().addr(), len.get());
     }
-    let next = next!(c"madvise" as unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int);
-    // SAFETY: the caller's promise.
-    next.map_or_else(absent, |next| unsafe { next(addr, len, advice) })
+    next::madvise::get().map_or_else(absent, |next| next(addr, len, advice))
 }
 
-fn about_to_protect(addr: *mut c_void, len: usize, protection: c_int, key: c_int) {
+fn about_to_protect(addr: Address<'_>, len: Len<'_>, protection: Flags<'_>, key: c_int) {
     const ALL: c_int = libc::PROT_READ | libc::PROT_WRITE;
     // Every thread has other rights by the keys; 0 and -1 are none.
-    if protection & ALL != ALL || key > 0 {
-        mapping::protect(addr.addr(), len);
+    if protection.get() & ALL != ALL || key > 0 {
+        mapping::protect(addr.get().addr(), len.get());
     }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mprotect(addr: *mut c_void, len: usize, protection: c_int) -> c_int {
+extern "C" fn mprotect<'a>(addr: Address<'a>, len: Len<'a>, protection: Flags<'a>) -> c_int {
     about_to_protect(addr, len, protection, 0);
-    let next = next!(c"mprotect" as unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int);
-    // SAFETY: the caller's promise.
-    next.map_or_else(absent, |next| unsafe { next(addr, len, protection) })
+    next::mprotect::get().map_or_else(absent, |next| next(addr, len, protection))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pkey_mprotect(addr: *mut c_void, len: usize, protection: c_int, key: c_int) -> c_int {
+extern "C" fn pkey_mprotect<'a>(addr: Address<'a>, len: Len<'a>, protection: Flags<'a>, key: c_int) -> c_int {
     about_to_protect(addr, len, protection, key);
-    let next = next!(c"pkey_mprotect" as unsafe extern "C" fn(*mut c_void, usize, c_int, c_int) -> c_int);
-    // SAFETY: the caller's promise.
-    next.map_or_else(absent, |next| unsafe { next(addr, len, protection, key) })
+    next::pkey_mprotect::get().map_or_else(absent, |next| next(addr, len, protection, key))
+}
+
+/// The end of the heap.
+fn end_of_heap() -> *mut c_void {
+    // SAFETY: an increment of 0 changes nothing.
+    next::sbrk::get().map_or_else(no_address, |sbrk| sbrk(unsafe { Passed::new(0) }))
 }
 
 /// The end of the heap is about to become `end`.
-fn about_to_shrink(end: *mut c_void) {
-    let now = next!(c"sbrk" as unsafe extern "C" fn(isize) -> *mut c_void);
-    // SAFETY: asks for the present end.
-    let Some(now) = now.map(|sbrk| unsafe { sbrk(0) }) else { return };
-    // The page that the end is in stays.
-    let first = end.addr().next_multiple_of(mapping::page_size());
-    mapping::discard(first, now.addr().saturating_sub(first));
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
-    about_to_shrink(end);
-    let next = next!(c"brk" as unsafe extern "C" fn(*mut c_void) -> c_int);
-    // SAFETY: the caller's promise.
-    next.map_or_else(absent, |next| unsafe { next(end) })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
-    let Some(next) = next!(c"sbrk" as unsafe extern "C" fn(isize) -> *mut c_void) else {
-        return absent() as isize as *mut c_void;
-    };
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        if increment < 0 {
-            about_to_shrink(next(0).wrapping_byte_offset(increment));
-        }
-        next(increment)
+fn about_to_shrink(end: usize) {
+    let now = end_of_heap();
+    if now != libc::MAP_FAILED {
+        // The page that the end is in stays.
+        let first = end.next_multiple_of(mapping::page_size());
+        mapping::discard(first, now.addr().saturating_sub(first));
     }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sigaction(
+extern "C" fn brk(end: Address<'_>) -> c_int {
+    about_to_shrink(end.get().addr());
+    next::brk::get().map_or_else(absent, |next| next(end))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn sbrk(increment: Passed<'_, isize>) -> *mut c_void {
+    if increment.get() < 0 {
+        about_to_shrink(end_of_heap().addr().wrapping_add_signed(increment.get()));
+    }
+    next::sbrk::get().map_or_else(no_address, |next| next(increment))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn sigaction(
     signal: c_int,
-    new: *const libc::sigaction,
-    old: *mut libc::sigaction,
+    new: InPtr<'_, libc::sigaction>,
+    old: OutPtr<'_, libc::sigaction>,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { fault_handler::sigaction(signal, new, old) }
+    fault_handler::sigaction(signal, new, old)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn signal(number: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
-    // SAFETY: the caller's promise.
-    unsafe { fault_handler::signal(number, handler) }
+extern "C" fn signal(number: c_int, handler: Passed<'_, libc::sighandler_t>) -> libc::sighandler_t {
+    fault_handler::signal(number, handler)
 }
 
-type Mask = unsafe extern "C" fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int;
-
 #[unsafe(no_mangle)]
-unsafe extern "C" fn pthread_sigmask(
+extern "C" fn pthread_sigmask<'a>(
     how: c_int,
-    set: *const libc::sigset_t,
-    old: *mut libc::sigset_t,
+    set: InPtr<'a, libc::sigset_t>,
+    old: OutPtr<'a, libc::sigset_t>,
 ) -> c_int {
-    let next = next!(c"pthread_sigmask" as Mask);
-    // SAFETY: the caller's promise.
-    next.map_or(libc::ENOSYS, |next| unsafe { fault_handler::mask(next, how, set, old) })
+    next::pthread_sigmask::get().map_or(libc::ENOSYS, |next| fault_handler::mask(next, how, set, old))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sigprocmask(how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
-    let next = next!(c"sigprocmask" as Mask);
-    // SAFETY: the caller's promise.
-    next.map_or_else(absent, |next| unsafe { fault_handler::mask(next, how, set, old) })
+extern "C" fn sigprocmask<'a>(
+    how: c_int,
+    set: InPtr<'a, libc::sigset_t>,
+    old: OutPtr<'a, libc::sigset_t>,
+) -> c_int {
+    next::sigprocmask::get().map_or_else(absent, |next| fault_handler::mask(next, how, set, old))
 }

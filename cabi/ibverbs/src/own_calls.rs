@@ -20,6 +20,6 @@ core::arch::global_asm!(
 
 /// socket(2).
 extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: three integers; a descriptor or -1 fits the result.
+    // SAFETY: takes integers alone; a descriptor or -1 fits the result.
     unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) as c_int }
 }

@@ -11,8 +11,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Asks `libibverbs.so.1` where the bits are.
 pub(crate) fn find() {
     let mut count = 0;
-    // SAFETY: a number that can be written.
-    let bits = unsafe { sockets::uiw_sockets_bits(&raw mut count) };
+    let bits = sockets::uiw_sockets_bits(&mut count);
     COUNT.store(count, Ordering::Relaxed);
     BITS.store(bits.cast_mut().cast(), Ordering::Release);
 }
@@ -25,7 +24,7 @@ pub(crate) fn is_set(fd: c_int) -> bool {
     if bits.is_null() || at >= COUNT.load(Ordering::Relaxed) {
         return false;
     }
-    // SAFETY: so many bits are there, for ever, and each 64-bit word is only changed by atomic instructions.
+    // SAFETY: `libibverbs.so.1` has so many bits there, for ever, in 64-bit words that it changes by atomic instructions alone.
     let word = unsafe { &*bits.add(at / 64) };
     word.load(Ordering::Acquire) >> (at % 64) & 1 == 1
 }
@@ -33,13 +32,11 @@ pub(crate) fn is_set(fd: c_int) -> bool {
 /// The C library's function or the rsockets': an accepted connection becomes an rsocket before its first use.
 #[inline]
 pub(crate) fn is_rsocket(fd: c_int) -> bool {
-    // SAFETY: a number.
-    is_set(fd) && unsafe { sockets::uiw_sockets_enter(fd) } == sockets::RSOCKET
+    is_set(fd) && sockets::uiw_sockets_enter(fd) == sockets::RSOCKET
 }
 
 /// As [`is_rsocket`], without a change of an accepted connection.
 #[inline]
 pub(crate) fn is_rsocket_already(fd: c_int) -> bool {
-    // SAFETY: a number.
-    is_set(fd) && unsafe { sockets::uiw_sockets_kind(fd) } == sockets::RSOCKET && is_rsocket(fd)
+    is_set(fd) && sockets::uiw_sockets_kind(fd) == sockets::RSOCKET && is_rsocket(fd)
 }

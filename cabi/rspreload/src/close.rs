@@ -1,117 +1,91 @@
 //! Closing and duplicating descriptors.
 
+use crate::argument::{In, Out};
 use crate::bits::is_set;
 use crate::{errno, fail, next, sockets};
 use libc::FILE;
 use std::ffi::{c_char, c_int, c_uint};
 
-/// # Safety
-/// As for the C library's, here and below.
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        if is_set(fd) {
-            sockets::uiw_sockets_closing(fd);
-        }
-        next::close(fd)
+extern "C-unwind" fn close(fd: c_int) -> c_int {
+    if is_set(fd) {
+        sockets::uiw_sockets_closing(fd);
     }
+    next::close(fd)
 }
 
 /// The C library closes the number of `stream` without a call of `close` that is seen.
-///
-/// # Safety
-/// As for fclose(3).
-unsafe fn closing(stream: *mut FILE) {
+fn closing(stream: Out<'_, FILE>) {
     let before = errno();
-    // SAFETY: the caller's promise. A stream without a number has -1.
-    let fd = unsafe { libc::fileno(stream) };
+    // SAFETY: the program has the stream open until the call closes it. A stream without a number has -1.
+    let fd = unsafe { libc::fileno(stream.get()) };
     if is_set(fd) {
-        // SAFETY: a number.
-        unsafe { sockets::uiw_sockets_closing(fd) };
+        sockets::uiw_sockets_closing(fd);
     }
     fail(before);
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        closing(stream);
-        next::fclose(stream)
-    }
+extern "C-unwind" fn fclose(stream: Out<'_, FILE>) -> c_int {
+    closing(stream);
+    next::fclose(stream)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn freopen(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
+extern "C-unwind" fn freopen<'a>(
+    path: In<'a, c_char>,
+    mode: In<'a, c_char>,
+    stream: Out<'a, FILE>,
 ) -> *mut FILE {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        closing(stream);
-        next::freopen(path, mode, stream)
-    }
+    closing(stream);
+    next::freopen(path, mode, stream)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn freopen64(
-    path: *const c_char,
-    mode: *const c_char,
-    stream: *mut FILE,
+extern "C-unwind" fn freopen64<'a>(
+    path: In<'a, c_char>,
+    mode: In<'a, c_char>,
+    stream: Out<'a, FILE>,
 ) -> *mut FILE {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        closing(stream);
-        next::freopen64(path, mode, stream)
-    }
+    closing(stream);
+    next::freopen64(path, mode, stream)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // Marking them for exec(3) closes none; CLOSE_RANGE_UNSHARE is for threads with descriptors of their own, which rsockets have not.
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
     if flags & CLOSE_RANGE_CLOEXEC == 0 && first <= last {
-        // SAFETY: numbers.
-        unsafe { sockets::uiw_sockets_close_range(first, last) };
+        sockets::uiw_sockets_close_range(first, last);
     }
-    // SAFETY: the caller's promise.
-    unsafe { next::close_range(first, last, flags) }
+    next::close_range(first, last, flags)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn closefrom(first: c_int) {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        sockets::uiw_sockets_close_range(first.max(0).cast_unsigned(), c_uint::MAX);
-        next::closefrom(first);
-    }
+extern "C-unwind" fn closefrom(first: c_int) {
+    sockets::uiw_sockets_close_range(first.max(0).cast_unsigned(), c_uint::MAX);
+    next::closefrom(first);
 }
 
 /// `new` is what `old` is.
 pub(crate) fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0 && (is_set(old) || is_set(new)) {
-        // SAFETY: numbers.
-        unsafe { sockets::uiw_sockets_duplicated(old, new) };
+        sockets::uiw_sockets_duplicated(old, new);
     }
     new
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    // SAFETY: the caller's promise.
-    duplicated(fd, unsafe { next::dup(fd) })
+extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    duplicated(fd, next::dup(fd))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
-    // SAFETY: the caller's promise.
-    duplicated(old, unsafe { next::dup2(old, new) })
+extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    duplicated(old, next::dup2(old, new))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    // SAFETY: the caller's promise.
-    duplicated(old, unsafe { next::dup3(old, new, flags) })
+extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    duplicated(old, next::dup3(old, new, flags))
 }

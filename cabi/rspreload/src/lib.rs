@@ -10,6 +10,7 @@
 //! * Nothing is allocated and no lock is taken for a descriptor whose bit is not set, so signal handlers may call what they may call of
 //!   the C library's. The C library's functions are looked up when this library is loaded.
 
+mod argument;
 mod bits;
 mod close;
 mod connect;
@@ -27,8 +28,7 @@ extern "C" fn load() {
     next::find_all();
     bits::find();
     waiting::find();
-    // SAFETY: nothing is passed.
-    unsafe { sockets::uiw_sockets_loaded() };
+    sockets::uiw_sockets_loaded();
 }
 
 #[used]
@@ -36,12 +36,12 @@ extern "C" fn load() {
 static LOAD: extern "C" fn() = load;
 
 fn errno() -> c_int {
-    // SAFETY: `errno` of this thread.
+    // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
     unsafe { *libc::__errno_location() }
 }
 
 fn fail(errno: c_int) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
     unsafe { *libc::__errno_location() = errno };
     -1
 }

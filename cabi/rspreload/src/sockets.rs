@@ -1,5 +1,6 @@
 //! The functions of `libibverbs.so.1`: those that `uiw_cabi::rsocket::preload::exports` describes, and the API of rsockets.
 
+use crate::argument::{Argument, In, Len, Out};
 use libc::{
     epoll_event, fd_set, iovec, msghdr, nfds_t, off64_t, pollfd, sigset_t, sockaddr, socklen_t, timespec,
 };
@@ -12,117 +13,57 @@ pub(crate) const SYSTEM: isize = -2;
 /// It is an rsocket.
 pub(crate) const RSOCKET: c_int = 2;
 
-unsafe extern "C" {
-    pub(crate) fn uiw_sockets_bits(count: *mut usize) -> *const u64;
-    pub(crate) fn uiw_sockets_waiting(count: *mut usize) -> *const u32;
-    pub(crate) fn uiw_sockets_loaded();
-    pub(crate) fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int;
-    pub(crate) fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int;
-    pub(crate) fn uiw_sockets_sendto(
-        fd: c_int,
-        buffer: *const c_void,
-        len: usize,
-        flags: c_int,
-        addr: *const sockaddr,
-        addr_len: socklen_t,
-    ) -> isize;
-    pub(crate) fn uiw_sockets_enter(fd: c_int) -> c_int;
-    pub(crate) fn uiw_sockets_read(fd: c_int, list: *const iovec, count: c_int) -> isize;
-    pub(crate) fn uiw_sockets_receive(fd: c_int, list: *const iovec, count: c_int, flags: c_int) -> isize;
-    pub(crate) fn uiw_sockets_send(fd: c_int, list: *const iovec, count: c_int, flags: c_int) -> isize;
-    pub(crate) fn uiw_sockets_kind(fd: c_int) -> c_int;
-    pub(crate) fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    pub(crate) fn uiw_sockets_listening(fd: c_int);
-    pub(crate) fn uiw_sockets_accepted(
-        listening: c_int,
-        fd: c_int,
-        addr: *mut sockaddr,
-        len: *mut socklen_t,
-        room: socklen_t,
-    ) -> c_int;
-    pub(crate) fn uiw_sockets_target(
-        fd: c_int,
-        addr: *const sockaddr,
-        len: socklen_t,
-        real: *mut c_void,
-    ) -> c_int;
-    pub(crate) fn uiw_sockets_connected(
-        fd: c_int,
-        addr: *const sockaddr,
-        len: socklen_t,
-        outcome: c_int,
-    ) -> c_int;
-    pub(crate) fn uiw_sockets_on_tcp(fd: c_int, addr: *const sockaddr, len: socklen_t);
-    pub(crate) fn uiw_sockets_close_range(first: c_uint, last: c_uint);
-    pub(crate) fn uiw_sockets_closing(fd: c_int);
-    pub(crate) fn uiw_sockets_duplicated(old: c_int, new: c_int);
-    pub(crate) fn uiw_sockets_address(
-        fd: c_int,
-        addr: *mut sockaddr,
-        len: *mut socklen_t,
-        of_peer: c_int,
-    ) -> c_int;
-    pub(crate) fn uiw_sockets_enter_all(fds: *const pollfd, count: nfds_t) -> c_int;
-    pub(crate) fn uiw_sockets_poll(
-        fds: *mut pollfd,
-        count: nfds_t,
-        timeout: *const timespec,
-        mask: *const sigset_t,
-    ) -> c_int;
-    pub(crate) fn uiw_sockets_select(
-        count: c_int,
-        read: *mut fd_set,
-        write: *mut fd_set,
-        except: *mut fd_set,
-        timeout: *const timespec,
-        mask: *const sigset_t,
-    ) -> c_int;
-    pub(crate) fn uiw_sockets_epoll_ctl(
-        set_fd: c_int,
-        op: c_int,
-        fd: c_int,
-        event: *mut epoll_event,
-    ) -> c_int;
-    pub(crate) fn uiw_sockets_epoll_wait(
-        set_fd: c_int,
-        events: *mut epoll_event,
-        most: c_int,
-        timeout: *const timespec,
-        mask: *const sigset_t,
-    ) -> c_int;
-    pub(crate) fn uiw_sockets_ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
-    pub(crate) fn uiw_sockets_sendfile(to: c_int, file: c_int, offset: *mut off64_t, count: usize) -> isize;
+/// Room for every address.
+#[repr(C, align(8))]
+pub(crate) struct Address(pub(crate) [u8; 128]);
 
-    pub(crate) fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    pub(crate) fn rlisten(fd: c_int, backlog: c_int) -> c_int;
-    pub(crate) fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    pub(crate) fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
-    pub(crate) fn rshutdown(fd: c_int, how: c_int) -> c_int;
-    pub(crate) fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    pub(crate) fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    pub(crate) fn rgetsockopt(
-        fd: c_int,
-        level: c_int,
-        name: c_int,
-        value: *mut c_void,
-        len: *mut socklen_t,
-    ) -> c_int;
-    pub(crate) fn rsetsockopt(
-        fd: c_int,
-        level: c_int,
-        name: c_int,
-        value: *const c_void,
-        len: socklen_t,
-    ) -> c_int;
-    pub(crate) fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int;
-    pub(crate) fn rrecvfrom(
-        fd: c_int,
-        buffer: *mut c_void,
-        len: usize,
-        flags: c_int,
-        addr: *mut sockaddr,
-        addr_len: *mut socklen_t,
-    ) -> isize;
-    pub(crate) fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize;
-    pub(crate) fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize;
+// The functions have these types, but for the arguments, which carry the same promises there. One line a function.
+#[rustfmt::skip]
+unsafe extern "C" {
+    pub(crate) safe fn uiw_sockets_bits(count: &mut usize) -> *const u64;
+    pub(crate) safe fn uiw_sockets_waiting(count: &mut usize) -> *const u32;
+    pub(crate) safe fn uiw_sockets_loaded();
+    pub(crate) safe fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int;
+    pub(crate) safe fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int;
+    pub(crate) safe fn uiw_sockets_sendto<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, flags: c_int, addr: In<'a, sockaddr>, addr_len: Argument<'a, socklen_t>) -> isize;
+    pub(crate) safe fn uiw_sockets_enter(fd: c_int) -> c_int;
+    pub(crate) safe fn uiw_sockets_read<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>) -> isize;
+    pub(crate) safe fn uiw_sockets_receive<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>, flags: c_int) -> isize;
+    pub(crate) safe fn uiw_sockets_send<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>, flags: c_int) -> isize;
+    pub(crate) safe fn uiw_sockets_kind(fd: c_int) -> c_int;
+    pub(crate) safe fn uiw_sockets_bind<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>) -> c_int;
+    pub(crate) safe fn uiw_sockets_listening(fd: c_int);
+    pub(crate) safe fn uiw_sockets_accepted<'a>(listening: c_int, fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>, room: Argument<'a, socklen_t>) -> c_int;
+    pub(crate) safe fn uiw_sockets_target<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>, real: &mut Address) -> c_int;
+    pub(crate) safe fn uiw_sockets_connected<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>, outcome: c_int) -> c_int;
+    pub(crate) safe fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>);
+    pub(crate) safe fn uiw_sockets_close_range(first: c_uint, last: c_uint);
+    pub(crate) safe fn uiw_sockets_closing(fd: c_int);
+    pub(crate) safe fn uiw_sockets_duplicated(old: c_int, new: c_int);
+    pub(crate) safe fn uiw_sockets_address<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>, of_peer: c_int) -> c_int;
+    pub(crate) safe fn uiw_sockets_enter_all<'a>(fds: In<'a, pollfd>, count: Argument<'a, nfds_t>) -> c_int;
+    pub(crate) safe fn uiw_sockets_poll<'a>(fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: In<'_, timespec>, mask: In<'_, sigset_t>) -> c_int;
+    pub(crate) safe fn uiw_sockets_select<'a>(count: Argument<'a, c_int>, read: Out<'a, fd_set>, write: Out<'a, fd_set>, except: Out<'a, fd_set>, timeout: In<'_, timespec>, mask: In<'_, sigset_t>) -> c_int;
+    pub(crate) safe fn uiw_sockets_epoll_ctl<'a>(set_fd: c_int, op: c_int, fd: c_int, event: Out<'a, epoll_event>) -> c_int;
+    pub(crate) safe fn uiw_sockets_epoll_wait<'a>(set_fd: c_int, events: Out<'a, epoll_event>, most: Argument<'a, c_int>, timeout: In<'_, timespec>, mask: In<'_, sigset_t>) -> c_int;
+    pub(crate) safe fn uiw_sockets_ioctl<'a>(fd: c_int, request: c_ulong, argument: Out<'a, c_void>)
+    -> c_int;
+    pub(crate) safe fn uiw_sockets_sendfile<'a>(to: c_int, file: c_int, offset: Out<'a, off64_t>, count: Len<'a>) -> isize;
+
+    pub(crate) safe fn rbind<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>) -> c_int;
+    pub(crate) safe fn rlisten(fd: c_int, backlog: c_int) -> c_int;
+    pub(crate) safe fn raccept<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>) -> c_int;
+    pub(crate) safe fn rconnect<'a>(fd: c_int, addr: In<'a, sockaddr>, len: Argument<'a, socklen_t>)
+    -> c_int;
+    pub(crate) safe fn rshutdown(fd: c_int, how: c_int) -> c_int;
+    pub(crate) safe fn rgetsockname<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>)
+    -> c_int;
+    pub(crate) safe fn rgetpeername<'a>(fd: c_int, addr: Out<'a, sockaddr>, len: Out<'a, socklen_t>)
+    -> c_int;
+    pub(crate) safe fn rgetsockopt<'a>(fd: c_int, level: c_int, name: c_int, value: Out<'a, c_void>, len: Out<'a, socklen_t>) -> c_int;
+    pub(crate) safe fn rsetsockopt<'a>(fd: c_int, level: c_int, name: c_int, value: In<'a, c_void>, len: Argument<'a, socklen_t>) -> c_int;
+    pub(crate) safe fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int;
+    pub(crate) safe fn rrecvfrom<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, flags: c_int, addr: Out<'a, sockaddr>, addr_len: Out<'a, socklen_t>) -> isize;
+    pub(crate) safe fn rrecvmsg<'a>(fd: c_int, message: Out<'a, msghdr>, flags: c_int) -> isize;
+    pub(crate) safe fn rsendmsg<'a>(fd: c_int, message: In<'a, msghdr>, flags: c_int) -> isize;
 }

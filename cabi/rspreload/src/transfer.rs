@@ -1,5 +1,6 @@
 //! Moving bytes.
 
+use crate::argument::{Argument, In, Len, Out};
 use crate::bits::{is_rsocket, is_set};
 use crate::{fail, next, sockets};
 use libc::{iovec, mmsghdr, msghdr, off_t, off64_t, sockaddr, socklen_t, timespec};
@@ -8,8 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 /// One of two calls.
 macro_rules! of {
     ($fd:expr, $rsocket:expr, $next:expr) => {
-        // SAFETY: the caller's promise: what the C library's function has.
-        unsafe { if is_rsocket($fd) { $rsocket } else { $next } }
+        if is_rsocket($fd) { $rsocket } else { $next }
     };
 }
 
@@ -17,79 +17,88 @@ macro_rules! of {
 macro_rules! tried {
     ($fd:expr, $tried:expr, $next:expr) => {{
         if is_set($fd) {
-            // SAFETY: the caller's promise, here and below.
-            let done = unsafe { $tried };
+            let done = $tried;
             if done != sockets::SYSTEM {
                 return done;
             }
         }
-        // SAFETY: as above.
-        unsafe { $next }
+        $next
     }};
 }
 
-/// The list of one buffer.
-fn one(base: *const c_void, len: usize) -> iovec {
-    iovec { iov_base: base.cast_mut(), iov_len: len }
+/// Calls `call` with a list of one buffer.
+#[inline]
+fn with_one<'a>(
+    base: In<'a, c_void>,
+    len: Len<'a>,
+    call: impl for<'b> FnOnce(In<'b, iovec>, Argument<'b, c_int>) -> isize,
+) -> isize {
+    let one = iovec { iov_base: base.get().cast_mut(), iov_len: len.get() };
+    // SAFETY: the list has one buffer, which is the one of a call that reads or fills it as the list is.
+    let (list, count) = unsafe { (In::new(&raw const one), Argument::new(1)) };
+    call(list, count)
 }
 
-/// # Safety
-/// As for the C library's, here and below.
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
-    tried!(fd, sockets::uiw_sockets_read(fd, &one(buffer, len), 1), next::read(fd, buffer, len))
+extern "C-unwind" fn read<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>) -> isize {
+    tried!(
+        fd,
+        with_one(buffer.as_in(), len, |list, count| sockets::uiw_sockets_read(fd, list, count)),
+        next::read(fd, buffer, len)
+    )
 }
 
 /// A call of a program that was compiled with checks of its buffers (`_FORTIFY_SOURCE`), here and below: where `len` is more than `room` the C
 /// library's function ends the program.
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __read_chk(fd: c_int, buffer: *mut c_void, len: usize, room: usize) -> isize {
-    if len <= room {
-        // SAFETY: the caller's promise.
-        return unsafe { read(fd, buffer, len) };
+extern "C-unwind" fn __read_chk<'a>(
+    fd: c_int,
+    buffer: Out<'a, c_void>,
+    len: Len<'a>,
+    room: Len<'a>,
+) -> isize {
+    if len.get() <= room.get() {
+        return read(fd, buffer, len);
     }
-    // SAFETY: as above.
-    unsafe { next::read_chk(fd, buffer, len, room) }
+    next::read_chk(fd, buffer, len, room)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn readv(fd: c_int, list: *const iovec, count: c_int) -> isize {
+extern "C-unwind" fn readv<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>) -> isize {
     tried!(fd, sockets::uiw_sockets_read(fd, list, count), next::readv(fd, list, count))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn recv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
+extern "C-unwind" fn recv<'a>(fd: c_int, buffer: Out<'a, c_void>, len: Len<'a>, flags: c_int) -> isize {
     tried!(
         fd,
-        sockets::uiw_sockets_receive(fd, &one(buffer, len), 1, flags),
+        with_one(buffer.as_in(), len, |list, count| sockets::uiw_sockets_receive(fd, list, count, flags)),
         next::recv(fd, buffer, len, flags)
     )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __recv_chk(
+extern "C-unwind" fn __recv_chk<'a>(
     fd: c_int,
-    buffer: *mut c_void,
-    len: usize,
-    room: usize,
+    buffer: Out<'a, c_void>,
+    len: Len<'a>,
+    room: Len<'a>,
     flags: c_int,
 ) -> isize {
-    if len <= room {
-        // SAFETY: the caller's promise.
-        return unsafe { recv(fd, buffer, len, flags) };
+    if len.get() <= room.get() {
+        return recv(fd, buffer, len, flags);
     }
-    // SAFETY: as above.
-    unsafe { next::recv_chk(fd, buffer, len, room, flags) }
+    next::recv_chk(fd, buffer, len, room, flags)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn recvfrom(
+extern "C-unwind" fn recvfrom<'a>(
     fd: c_int,
-    buffer: *mut c_void,
-    len: usize,
+    buffer: Out<'a, c_void>,
+    len: Len<'a>,
     flags: c_int,
-    addr: *mut sockaddr,
-    addr_len: *mut socklen_t,
+    addr: Out<'a, sockaddr>,
+    addr_len: Out<'a, socklen_t>,
 ) -> isize {
     of!(
         fd,
@@ -99,60 +108,56 @@ unsafe extern "C-unwind" fn recvfrom(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __recvfrom_chk(
+extern "C-unwind" fn __recvfrom_chk<'a>(
     fd: c_int,
-    buffer: *mut c_void,
-    len: usize,
-    room: usize,
+    buffer: Out<'a, c_void>,
+    len: Len<'a>,
+    room: Len<'a>,
     flags: c_int,
-    addr: *mut sockaddr,
-    addr_len: *mut socklen_t,
+    addr: Out<'a, sockaddr>,
+    addr_len: Out<'a, socklen_t>,
 ) -> isize {
-    if len <= room {
-        // SAFETY: the caller's promise.
-        return unsafe { recvfrom(fd, buffer, len, flags, addr, addr_len) };
+    if len.get() <= room.get() {
+        return recvfrom(fd, buffer, len, flags, addr, addr_len);
     }
-    // SAFETY: as above.
-    unsafe { next::recvfrom_chk(fd, buffer, len, room, flags, addr, addr_len) }
+    next::recvfrom_chk(fd, buffer, len, room, flags, addr, addr_len)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+extern "C-unwind" fn recvmsg<'a>(fd: c_int, message: Out<'a, msghdr>, flags: c_int) -> isize {
     of!(fd, sockets::rrecvmsg(fd, message, flags), next::recvmsg(fd, message, flags))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn recvmmsg(
+extern "C-unwind" fn recvmmsg<'a>(
     fd: c_int,
-    messages: *mut mmsghdr,
-    count: c_uint,
+    messages: Out<'a, mmsghdr>,
+    count: Argument<'a, c_uint>,
     flags: c_int,
-    timeout: *mut timespec,
+    timeout: Out<'a, timespec>,
 ) -> c_int {
     of!(fd, receive_all(fd, messages, count, flags), next::recvmmsg(fd, messages, count, flags, timeout))
 }
 
 /// The messages one after the other, as the system does it: an error behind the first one is left for the next call.
-///
-/// # Safety
-/// As for recvmmsg(2).
-unsafe fn receive_all(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+fn receive_all<'a>(
+    fd: c_int,
+    messages: Out<'a, mmsghdr>,
+    count: Argument<'a, c_uint>,
+    flags: c_int,
+) -> c_int {
     let mut done = 0;
-    while done < count {
+    while done < count.get() {
         let later = flags & libc::MSG_WAITFORONE != 0 && done > 0;
         let flags = flags & !libc::MSG_WAITFORONE | if later { libc::MSG_DONTWAIT } else { 0 };
-        // SAFETY: the caller's promise.
-        let len = unsafe {
-            let message = messages.add(done as usize);
-            let len = sockets::rrecvmsg(fd, &raw mut (*message).msg_hdr, flags);
-            if len >= 0 {
-                (*message).msg_len = len as c_uint;
-            }
-            len
-        };
+        // SAFETY: this is the only reference to the message.
+        let message = unsafe { messages.element(done, count).as_mut() };
+        // SAFETY: the message is one of the call's, as of recvmsg(2).
+        let len = sockets::rrecvmsg(fd, unsafe { Out::new(&raw mut message.msg_hdr) }, flags);
         if len < 0 {
             return if done > 0 { done as c_int } else { -1 };
         }
+        message.msg_len = len as c_uint;
         done += 1;
         if len == 0 {
             break;
@@ -162,18 +167,26 @@ unsafe fn receive_all(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, len: usize) -> isize {
-    tried!(fd, sockets::uiw_sockets_send(fd, &one(buffer, len), 1, 0), next::write(fd, buffer, len))
+extern "C-unwind" fn write<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>) -> isize {
+    tried!(
+        fd,
+        with_one(buffer, len, |list, count| sockets::uiw_sockets_send(fd, list, count, 0)),
+        next::write(fd, buffer, len)
+    )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn writev(fd: c_int, list: *const iovec, count: c_int) -> isize {
+extern "C-unwind" fn writev<'a>(fd: c_int, list: In<'a, iovec>, count: Argument<'a, c_int>) -> isize {
     tried!(fd, sockets::uiw_sockets_send(fd, list, count, 0), next::writev(fd, list, count))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn send(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
-    tried!(fd, sockets::uiw_sockets_send(fd, &one(buffer, len), 1, flags), next::send(fd, buffer, len, flags))
+extern "C-unwind" fn send<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, flags: c_int) -> isize {
+    tried!(
+        fd,
+        with_one(buffer, len, |list, count| sockets::uiw_sockets_send(fd, list, count, flags)),
+        next::send(fd, buffer, len, flags)
+    )
 }
 
 /// Whether a call would connect a socket that may become an rsocket: by TCP, past `connect`. It is refused as by a system
@@ -183,13 +196,13 @@ fn connects(fd: c_int, flags: c_int) -> bool {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn sendto(
+extern "C-unwind" fn sendto<'a>(
     fd: c_int,
-    buffer: *const c_void,
-    len: usize,
+    buffer: In<'a, c_void>,
+    len: Len<'a>,
     flags: c_int,
-    addr: *const sockaddr,
-    addr_len: socklen_t,
+    addr: In<'a, sockaddr>,
+    addr_len: Argument<'a, socklen_t>,
 ) -> isize {
     if connects(fd, flags) {
         return fail(libc::EOPNOTSUPP) as isize;
@@ -202,7 +215,7 @@ unsafe extern "C-unwind" fn sendto(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+extern "C-unwind" fn sendmsg<'a>(fd: c_int, message: In<'a, msghdr>, flags: c_int) -> isize {
     if connects(fd, flags) {
         return fail(libc::EOPNOTSUPP) as isize;
     }
@@ -210,10 +223,10 @@ unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn sendmmsg(
+extern "C-unwind" fn sendmmsg<'a>(
     fd: c_int,
-    messages: *mut mmsghdr,
-    count: c_uint,
+    messages: Out<'a, mmsghdr>,
+    count: Argument<'a, c_uint>,
     flags: c_int,
 ) -> c_int {
     if connects(fd, flags) {
@@ -223,26 +236,26 @@ unsafe extern "C-unwind" fn sendmmsg(
 }
 
 /// The messages one after the other.
-///
-/// # Safety
-/// As for sendmmsg(2).
-unsafe fn send_all(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+fn send_all<'a>(fd: c_int, messages: Out<'a, mmsghdr>, count: Argument<'a, c_uint>, flags: c_int) -> c_int {
     let mut done = 0;
-    while done < count {
-        // SAFETY: the caller's promise.
-        let (len, all) = unsafe {
-            let message = messages.add(done as usize);
-            let len = sockets::rsendmsg(fd, &raw const (*message).msg_hdr, flags);
-            if len >= 0 {
-                (*message).msg_len = len as c_uint;
-            }
-            let header = &(*message).msg_hdr;
-            let parts = (0..header.msg_iovlen).map(|part| (*header.msg_iov.add(part)).iov_len);
-            (len, parts.sum::<usize>())
+    while done < count.get() {
+        // SAFETY: this is the only reference to the message.
+        let message = unsafe { messages.element(done, count).as_mut() };
+        let header = &message.msg_hdr;
+        // SAFETY: the message is one of the call's, as of sendmsg(2), and has so many buffers.
+        let (header, list, parts) = unsafe {
+            (
+                In::new(&raw const *header),
+                In::new(header.msg_iov.cast_const()),
+                Argument::new(header.msg_iovlen),
+            )
         };
+        let len = sockets::rsendmsg(fd, header, flags);
         if len < 0 {
             return if done > 0 { done as c_int } else { -1 };
         }
+        let all: usize = list.elements(parts).iter().map(|part| part.iov_len).sum();
+        message.msg_len = len as c_uint;
         done += 1;
         if len.cast_unsigned() < all {
             break;
@@ -252,38 +265,40 @@ unsafe fn send_all(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_in
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn sendfile(to: c_int, file: c_int, offset: *mut off_t, count: usize) -> isize {
+extern "C-unwind" fn sendfile<'a>(to: c_int, file: c_int, offset: Out<'a, off_t>, count: Len<'a>) -> isize {
     of!(to, send_file(to, file, offset, count), next::sendfile(to, file, offset, count))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn sendfile64(to: c_int, file: c_int, offset: *mut off64_t, count: usize) -> isize {
+extern "C-unwind" fn sendfile64<'a>(
+    to: c_int,
+    file: c_int,
+    offset: Out<'a, off64_t>,
+    count: Len<'a>,
+) -> isize {
     of!(to, send_file(to, file, offset, count), next::sendfile64(to, file, offset, count))
 }
 
-/// # Safety
-/// As for sendfile(2).
-unsafe fn send_file(to: c_int, file: c_int, offset: *mut off64_t, count: usize) -> isize {
+/// sendfile(2) to an rsocket.
+fn send_file<'a>(to: c_int, file: c_int, offset: Out<'a, off64_t>, count: Len<'a>) -> isize {
     if is_rsocket(file) {
         return fail(libc::EINVAL) as isize;
     }
-    // SAFETY: the caller's promise.
-    unsafe { sockets::uiw_sockets_sendfile(to, file, offset, count) }
+    sockets::uiw_sockets_sendfile(to, file, offset, count)
 }
 
 /// Refused for rsockets: a program that uses it has another way for files that do not have it.
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn splice(
+extern "C-unwind" fn splice<'a>(
     from: c_int,
-    from_offset: *mut off64_t,
+    from_offset: Out<'a, off64_t>,
     to: c_int,
-    to_offset: *mut off64_t,
-    len: usize,
+    to_offset: Out<'a, off64_t>,
+    len: Len<'a>,
     flags: c_uint,
 ) -> isize {
     if is_rsocket(from) || is_rsocket(to) {
         return fail(libc::EINVAL) as isize;
     }
-    // SAFETY: the caller's promise.
-    unsafe { next::splice(from, from_offset, to, to_offset, len, flags) }
+    next::splice(from, from_offset, to, to_offset, len, flags)
 }

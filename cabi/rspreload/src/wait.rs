@@ -1,18 +1,18 @@
 //! Waiting for descriptors.
 
+use crate::argument::{Argument, In, Len, Out};
 use crate::bits::{is_rsocket, is_set};
 use crate::{next, sockets, waiting};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::ffi::c_int;
-use std::ptr;
-use std::slice;
 
 /// Nanoseconds of a second.
 const SECOND: i64 = 1_000_000_000;
 
 fn now() -> timespec {
     let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for a time. It makes no system call where the C library has the clock.
+    // It makes no system call where the C library has the clock.
+    // SAFETY: there is room for a time.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now
 }
@@ -26,8 +26,8 @@ impl Time {
         Self((ms >= 0).then_some(time))
     }
 
-    fn as_ptr(&self) -> *const timespec {
-        self.0.as_ref().map_or(ptr::null(), ptr::from_ref)
+    fn argument(&self) -> In<'_, timespec> {
+        In::from_option(self.0.as_ref())
     }
 
     /// As poll(2) has it: a part of a millisecond counts as one.
@@ -72,91 +72,68 @@ impl Time {
 }
 
 /// Whether the list has an rsocket.
-///
-/// # Safety
-/// `fds` has `count` structures.
-unsafe fn has_rsocket(fds: *const pollfd, count: nfds_t) -> bool {
-    if fds.is_null() || count == 0 {
-        return false;
-    }
-    // SAFETY: the caller's promise.
-    let list = unsafe { slice::from_raw_parts(fds, count as usize) };
-    // SAFETY: as above.
-    list.iter().any(|fd| is_set(fd.fd)) && unsafe { sockets::uiw_sockets_enter_all(fds, count) } != 0
+fn has_rsocket<'a>(fds: In<'a, pollfd>, count: Argument<'a, nfds_t>) -> bool {
+    fds.elements(count).iter().any(|fd| is_set(fd.fd)) && sockets::uiw_sockets_enter_all(fds, count) != 0
 }
 
-/// # Safety
-/// As for the C library's, here and below.
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        if has_rsocket(fds, count) {
-            let time = Time::of_milliseconds(timeout);
-            return sockets::uiw_sockets_poll(fds, count, time.as_ptr(), ptr::null());
-        }
-        next::poll(fds, count, timeout)
+extern "C-unwind" fn poll<'a>(fds: Out<'a, pollfd>, count: Argument<'a, nfds_t>, timeout: c_int) -> c_int {
+    if has_rsocket(fds.as_in(), count) {
+        let time = Time::of_milliseconds(timeout);
+        return sockets::uiw_sockets_poll(fds, count, time.argument(), In::from_option(None));
     }
+    next::poll(fds, count, timeout)
 }
 
 /// A call of a program that was compiled with checks of its buffers, here and below: where there is no room the C library's function ends the
 /// program.
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __poll_chk(
-    fds: *mut pollfd,
-    count: nfds_t,
+extern "C-unwind" fn __poll_chk<'a>(
+    fds: Out<'a, pollfd>,
+    count: Argument<'a, nfds_t>,
     timeout: c_int,
-    room: usize,
+    room: Len<'a>,
 ) -> c_int {
-    if room / size_of::<pollfd>() >= count as usize {
-        // SAFETY: the caller's promise.
-        return unsafe { poll(fds, count, timeout) };
+    if room.get() / size_of::<pollfd>() >= count.get() as usize {
+        return poll(fds, count, timeout);
     }
-    // SAFETY: as above.
-    unsafe { next::poll_chk(fds, count, timeout, room) }
+    next::poll_chk(fds, count, timeout, room)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn ppoll(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
+extern "C-unwind" fn ppoll<'a>(
+    fds: Out<'a, pollfd>,
+    count: Argument<'a, nfds_t>,
+    timeout: In<'a, timespec>,
+    mask: In<'a, sigset_t>,
 ) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        if has_rsocket(fds, count) {
-            return sockets::uiw_sockets_poll(fds, count, timeout, mask);
-        }
-        next::ppoll(fds, count, timeout, mask)
+    if has_rsocket(fds.as_in(), count) {
+        return sockets::uiw_sockets_poll(fds, count, timeout, mask);
     }
+    next::ppoll(fds, count, timeout, mask)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __ppoll_chk(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
-    room: usize,
+extern "C-unwind" fn __ppoll_chk<'a>(
+    fds: Out<'a, pollfd>,
+    count: Argument<'a, nfds_t>,
+    timeout: In<'a, timespec>,
+    mask: In<'a, sigset_t>,
+    room: Len<'a>,
 ) -> c_int {
-    if room / size_of::<pollfd>() >= count as usize {
-        // SAFETY: the caller's promise.
-        return unsafe { ppoll(fds, count, timeout, mask) };
+    if room.get() / size_of::<pollfd>() >= count.get() as usize {
+        return ppoll(fds, count, timeout, mask);
     }
-    // SAFETY: as above.
-    unsafe { next::ppoll_chk(fds, count, timeout, mask, room) }
+    next::ppoll_chk(fds, count, timeout, mask, room)
 }
 
 /// Whether a set has an rsocket.
-///
-/// # Safety
-/// Each is NULL or has `count` bits.
-unsafe fn sets_have_rsocket(count: c_int, sets: [*mut fd_set; 3]) -> bool {
+fn sets_have_rsocket<'a>(count: Argument<'a, c_int>, sets: [Out<'a, fd_set>; 3]) -> bool {
     let mut any = false;
-    for fd in 0..count.min(libc::FD_SETSIZE as c_int) {
-        // SAFETY: the caller's promise; a number of the set.
-        let is_in = || unsafe { sets.iter().any(|set| !set.is_null() && libc::FD_ISSET(fd, *set)) };
+    for fd in 0..count.get().min(libc::FD_SETSIZE as c_int) {
+        // SAFETY: the program gives NULL or sets, which have FD_SETSIZE bits; the number is lower.
+        let is_in =
+            || sets.iter().any(|set| !set.get().is_null() && unsafe { libc::FD_ISSET(fd, set.get()) });
         // Each is used, so each accepted connection becomes an rsocket.
         if is_set(fd) && is_in() && is_rsocket(fd) {
             any = true;
@@ -166,69 +143,59 @@ unsafe fn sets_have_rsocket(count: c_int, sets: [*mut fd_set; 3]) -> bool {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn select(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *mut timeval,
+extern "C-unwind" fn select<'a>(
+    count: Argument<'a, c_int>,
+    read: Out<'a, fd_set>,
+    write: Out<'a, fd_set>,
+    except: Out<'a, fd_set>,
+    timeout: Out<'a, timeval>,
 ) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        if !sets_have_rsocket(count, [read, write, except]) {
-            return next::select(count, read, write, except, timeout);
-        }
-        // More microseconds than a second has are taken, as the system takes them.
-        let time = timeout.as_ref().map(|time| timespec {
-            tv_sec: time.tv_sec + time.tv_usec / 1_000_000,
-            tv_nsec: time.tv_usec % 1_000_000 * 1000,
-        });
-        sockets::uiw_sockets_select(count, read, write, except, Time(time).as_ptr(), ptr::null())
+    if !sets_have_rsocket(count, [read, write, except]) {
+        return next::select(count, read, write, except, timeout);
     }
+    // More microseconds than a second has are taken, as the system takes them.
+    let time = timeout.as_in().as_ref().map(|time| timespec {
+        tv_sec: time.tv_sec + time.tv_usec / 1_000_000,
+        tv_nsec: time.tv_usec % 1_000_000 * 1000,
+    });
+    sockets::uiw_sockets_select(count, read, write, except, Time(time).argument(), In::from_option(None))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn pselect(
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *const timespec,
-    mask: *const sigset_t,
+extern "C-unwind" fn pselect<'a>(
+    count: Argument<'a, c_int>,
+    read: Out<'a, fd_set>,
+    write: Out<'a, fd_set>,
+    except: Out<'a, fd_set>,
+    timeout: In<'a, timespec>,
+    mask: In<'a, sigset_t>,
 ) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        if !sets_have_rsocket(count, [read, write, except]) {
-            return next::pselect(count, read, write, except, timeout, mask);
-        }
-        sockets::uiw_sockets_select(count, read, write, except, timeout, mask)
+    if !sets_have_rsocket(count, [read, write, except]) {
+        return next::pselect(count, read, write, except, timeout, mask);
     }
+    sockets::uiw_sockets_select(count, read, write, except, timeout, mask)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        if is_set(set) || is_set(fd) {
-            let done = sockets::uiw_sockets_epoll_ctl(set, op, fd, event);
-            if done != sockets::ORDINARY {
-                return done;
-            }
+extern "C-unwind" fn epoll_ctl<'a>(set: c_int, op: c_int, fd: c_int, event: Out<'a, epoll_event>) -> c_int {
+    if is_set(set) || is_set(fd) {
+        let done = sockets::uiw_sockets_epoll_ctl(set, op, fd, event);
+        if done != sockets::ORDINARY {
+            return done;
         }
-        next::epoll_ctl(set, op, fd, event)
     }
+    next::epoll_ctl(set, op, fd, event)
 }
 
 /// Waits for a set: by the system's call, or where it has rsockets, also from when it gets one.
 ///
-/// # Safety
-/// As for epoll_pwait2(2); `system` is the system's call for the time that it gets.
-unsafe fn wait(
+/// `system` is the system's call for the time that it gets.
+fn wait<'a>(
     set: c_int,
-    events: *mut epoll_event,
-    most: c_int,
+    events: Out<'a, epoll_event>,
+    most: Argument<'a, c_int>,
     time: Time,
-    mask: *const sigset_t,
+    mask: In<'_, sigset_t>,
     system: impl Fn(&Time) -> c_int,
 ) -> c_int {
     let end = time.end();
@@ -237,15 +204,16 @@ unsafe fn wait(
         // A call that does not wait needs no count.
         let counted = if time.is_none() { None } else { waiting::begin(set) };
         if counted.is_none() && is_set(set) {
-            // SAFETY: the caller's promise, here and below.
-            return unsafe { sockets::uiw_sockets_epoll_wait(set, events, most, time.as_ptr(), mask) };
+            return sockets::uiw_sockets_epoll_wait(set, events, most, time.argument(), mask);
         }
         let found = match counted {
             Some(count) => waiting::counted(count, || system(&time)),
             None => system(&time),
         };
-        // SAFETY: as above: the system has filled so many.
-        let (had_marker, found) = unsafe { waiting::without_marker(events, found) };
+        // SAFETY: the system has filled so many of the events.
+        let filled = unsafe { Argument::new(found.max(0).cast_unsigned()) };
+        let had_marker = waiting::take_marker(events, filled);
+        let found = found - c_int::from(had_marker);
         if found != 0 || !had_marker {
             return found;
         }
@@ -254,48 +222,39 @@ unsafe fn wait(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn epoll_wait(
+extern "C-unwind" fn epoll_wait<'a>(
     set: c_int,
-    events: *mut epoll_event,
-    most: c_int,
+    events: Out<'a, epoll_event>,
+    most: Argument<'a, c_int>,
     timeout: c_int,
 ) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        wait(set, events, most, Time::of_milliseconds(timeout), ptr::null(), |time| {
-            next::epoll_wait(set, events, most, time.milliseconds())
-        })
-    }
+    wait(set, events, most, Time::of_milliseconds(timeout), In::from_option(None), |time| {
+        next::epoll_wait(set, events, most, time.milliseconds())
+    })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn epoll_pwait(
+extern "C-unwind" fn epoll_pwait<'a>(
     set: c_int,
-    events: *mut epoll_event,
-    most: c_int,
+    events: Out<'a, epoll_event>,
+    most: Argument<'a, c_int>,
     timeout: c_int,
-    mask: *const sigset_t,
+    mask: In<'a, sigset_t>,
 ) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        wait(set, events, most, Time::of_milliseconds(timeout), mask, |time| {
-            next::epoll_pwait(set, events, most, time.milliseconds(), mask)
-        })
-    }
+    wait(set, events, most, Time::of_milliseconds(timeout), mask, |time| {
+        next::epoll_pwait(set, events, most, time.milliseconds(), mask)
+    })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn epoll_pwait2(
+extern "C-unwind" fn epoll_pwait2<'a>(
     set: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    timeout: *const timespec,
-    mask: *const sigset_t,
+    events: Out<'a, epoll_event>,
+    most: Argument<'a, c_int>,
+    timeout: In<'a, timespec>,
+    mask: In<'a, sigset_t>,
 ) -> c_int {
-    // SAFETY: the caller's promise, here and below.
-    unsafe {
-        wait(set, events, most, Time(timeout.as_ref().copied()), mask, |time| {
-            next::epoll_pwait2(set, events, most, time.as_ptr(), mask)
-        })
-    }
+    wait(set, events, most, Time(timeout.as_ref().copied()), mask, |time| {
+        next::epoll_pwait2(set, events, most, time.argument(), mask)
+    })
 }

@@ -1,5 +1,6 @@
 //! Waits for epoll sets by the system's call, until a set has rsockets: `uiw_cabi::rsocket::preload::waiting` says how they end then.
 
+use crate::argument::{Argument, Out};
 use crate::bits::is_set;
 use crate::{next, sockets};
 use libc::epoll_event;
@@ -13,8 +14,7 @@ static LEN: AtomicUsize = AtomicUsize::new(1);
 /// Asks `libibverbs.so.1` where the counts are.
 pub(crate) fn find() {
     let mut len = 0;
-    // SAFETY: a number that can be written.
-    let counts = unsafe { sockets::uiw_sockets_waiting(&raw mut len) };
+    let counts = sockets::uiw_sockets_waiting(&mut len);
     LEN.store(len, Ordering::Relaxed);
     COUNTS.store(counts.cast_mut().cast(), Ordering::Release);
 }
@@ -27,7 +27,7 @@ pub(crate) fn begin(set: c_int) -> Option<&'static AtomicU32> {
     let count = if counts.is_null() {
         &EARLY
     } else {
-        // SAFETY: so many counts are there, for ever, and each is only changed by atomic instructions.
+        // SAFETY: `libibverbs.so.1` has so many counts there, for ever, and changes them by atomic instructions alone.
         unsafe { &*counts.add(set as u32 as usize % LEN.load(Ordering::Relaxed)) }
     };
     count.fetch_add(1, Ordering::AcqRel);
@@ -56,10 +56,8 @@ pub(crate) struct Cleanup {
 /// Such a handler.
 pub(crate) type Routine = unsafe extern "C" fn(*mut c_void);
 
-/// # Safety
-/// A count.
 unsafe extern "C" fn leave(count: *mut c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the C library calls it with the argument of `cleanup_push`, which is a count.
     end(unsafe { &*count.cast::<AtomicU32>() });
 }
 
@@ -69,32 +67,30 @@ pub(crate) fn counted(count: &'static AtomicU32, system: impl FnOnce() -> c_int)
         Cleanup { routine: None, argument: ptr::null_mut(), cancel_type: 0, before: ptr::null_mut() };
     let has_handlers = next::has_cleanup();
     if has_handlers {
-        // SAFETY: it is in this frame, and is taken back below unless the frame is left by force, where the C library calls it.
-        unsafe { next::cleanup_push(&raw mut handler, leave, ptr::from_ref(count).cast_mut().cast()) };
+        let count = ptr::from_ref(count).cast_mut().cast();
+        // SAFETY: the handler is in this frame, and is taken back below unless the frame is left by force, where the C library calls it
+        // with the count, as it expects.
+        unsafe { next::cleanup_push(Out::new(&raw mut handler), Argument::new(leave), Out::new(count)) };
     }
     let found = system();
     if has_handlers {
-        // SAFETY: as above; it is not called.
-        unsafe { next::cleanup_pop(&raw mut handler, 0) };
+        // SAFETY: the handler is the one that was pushed last.
+        next::cleanup_pop(unsafe { Out::new(&raw mut handler) }, 0);
     }
     end(count);
     found
 }
 
-/// Takes the event out that is not the program's. Whether it was there, and how many events are left.
-///
-/// # Safety
-/// `events` has `found` structures.
-pub(crate) unsafe fn without_marker(events: *mut epoll_event, found: c_int) -> (bool, c_int) {
+/// Takes the event out that is not the program's, if it is there: the events behind it move up.
+pub(crate) fn take_marker<'a>(events: Out<'a, epoll_event>, found: Argument<'a, u32>) -> bool {
     let marker = COUNTS.load(Ordering::Acquire).addr() as u64;
-    for at in 0..usize::try_from(found).unwrap_or(0) {
-        // SAFETY: the caller's promise, here and below.
-        unsafe {
-            if (*events.add(at)).u64 == marker {
-                ptr::copy(events.add(at + 1), events.add(at), found as usize - at - 1);
-                return (true, found - 1);
-            }
-        }
+    let Some(at) = events.as_in().elements(found).iter().position(|event| event.u64 == marker) else {
+        return false;
+    };
+    for at in at as u32..found.get() - 1 {
+        let (to, from) = (events.element(at, found), events.element(at + 1, found));
+        // SAFETY: both are elements of the list, and there are no references to them.
+        unsafe { to.get().write_unaligned(from.get().read_unaligned()) };
     }
-    (false, found)
+    true
 }

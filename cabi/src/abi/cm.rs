@@ -148,6 +148,7 @@ pub struct rdma_cm_event {
 layout!(rdma_cm_event: 80 { id: 0, listen_id: 8, event: 16, status: 20, param: 24 });
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct rdma_addrinfo {
     pub ai_flags: c_int,
     pub ai_family: c_int,

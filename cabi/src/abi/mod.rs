@@ -63,11 +63,33 @@ macro_rules! layout {
 }
 pub(crate) use layout;
 
-/// A structure of C that is all zeros.
+/// Structures of C that may be all zeros.
 ///
 /// # Safety
-/// Zeros are a value of `T`: integers, pointers, and optional functions.
-pub unsafe fn zeroed<T>() -> T {
-    // SAFETY: the caller's promise.
+/// All fields are integers, raw pointers, optional functions, or structures, unions and arrays of these.
+pub unsafe trait Plain: Sized {}
+
+macro_rules! plain {
+    ($($name:ty),* $(,)?) => {
+        $(
+            // SAFETY: the declaration has nothing but integers, raw pointers, optional functions, and structures, unions and arrays of these.
+            unsafe impl Plain for $name {}
+        )*
+    };
+}
+
+plain! {
+    ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr, verbs_context, ibv_async_event,
+    ibv_pd, ibv_td, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_ah, ibv_ah_attr, ibv_buf, ibv_ece,
+    ibv_comp_channel, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_wc, ibv_send_wr, ibv_recv_wr, ibv_srq,
+    ibv_qp_ex, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    rdma_addrinfo, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_event_param,
+    libc::addrinfo, libc::ifreq, libc::msghdr, libc::sigaction, libc::sigset_t, libc::stat, libc::statfs, libc::Dl_info,
+}
+
+/// A structure of C that is all zeros.
+#[must_use]
+pub const fn zeroed<T: Plain>() -> T {
+    // SAFETY: zeros are an integer, a raw pointer (NULL) and an absent function, and a `Plain` type has no other fields.
     unsafe { core::mem::MaybeUninit::zeroed().assume_init() }
 }

@@ -40,14 +40,14 @@ pub struct ibv_qp_ex {
     pub wr_send_tso: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, u16, u16)>,
     pub wr_set_ud_addr: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_ah, u32, u32)>,
     pub wr_set_xrc_srqn: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
-    pub wr_set_inline_data: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, usize)>,
+    pub wr_set_inline_data: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *const u8, usize)>,
     pub wr_set_inline_data_list: Option<unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_data_buf)>,
     pub wr_set_sge: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u32)>,
     pub wr_set_sge_list: Option<unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_sge)>,
     pub wr_start: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
     pub wr_complete: Option<unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int>,
     pub wr_abort: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
-    pub wr_atomic_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, *const c_void)>,
+    pub wr_atomic_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, *const [u8; 8])>,
     /// `wr_flush` of newer headers, and room for what comes after it.
     pub later: [*mut c_void; 8],
 }
@@ -73,6 +73,17 @@ pub struct ibv_qp_init_attr {
     pub cap: ibv_qp_cap,
     pub qp_type: c_int,
     pub sq_sig_all: c_int,
+}
+impl ibv_qp_init_attr {
+    /// The same attributes for `ibv_create_qp_ex`.
+    #[must_use]
+    pub fn extended(&self) -> ibv_qp_init_attr_ex {
+        let mut long: ibv_qp_init_attr_ex = zeroed();
+        long.qp_context = self.qp_context;
+        (long.send_cq, long.recv_cq, long.srq) = (self.send_cq, self.recv_cq, self.srq);
+        (long.cap, long.qp_type, long.sq_sig_all) = (self.cap, self.qp_type, self.sq_sig_all);
+        long
+    }
 }
 layout!(ibv_qp_init_attr: 64 { send_cq: 8, recv_cq: 16, srq: 24, cap: 32, qp_type: 52, sq_sig_all: 56 });
 

@@ -1,43 +1,83 @@
 //! Socket addresses as C has them, the port offset, and the source address for a peer.
 
 use crate::abi::cm::rdma_sockaddr;
+use crate::arguments::Argument;
 use crate::boundary::Result;
 use crate::denied;
 use crate::errno::Errno;
 use crate::settings::Settings;
 use crate::stack;
 use socket2::{SockAddr, SockAddrStorage};
+use std::marker::PhantomData;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::ptr;
+use std::{ptr, slice};
 
-/// An address of C.
-///
-/// # Safety
-/// `addr` is NULL or points to an address as long as its family's.
-///
-/// # Errors
-/// EINVAL for NULL and for families other than IPv4 and IPv6.
-pub(crate) unsafe fn read(addr: *const libc::sockaddr) -> Result<SocketAddr> {
-    if addr.is_null() {
-        return Err(Errno::INVAL.because("an address is NULL"));
-    }
-    // SAFETY: the caller's promise; every address begins with its family. C need not have aligned it.
-    let len = match c_int_of(unsafe { (&raw const (*addr).sa_family).read_unaligned() }) {
-        libc::AF_INET => size_of::<libc::sockaddr_in>(),
-        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
-        _ => return Err(Errno::INVAL.because("an address is neither IPv4 nor IPv6")),
-    };
-    let mut storage = SockAddrStorage::zeroed();
-    // SAFETY: the caller's promise: that many bytes are there, and they fit the storage.
-    let address = unsafe {
-        ptr::copy_nonoverlapping(addr.cast::<u8>(), (&raw mut storage).cast::<u8>(), len);
-        SockAddr::new(storage, len as libc::socklen_t)
-    };
-    address.as_socket().ok_or_else(|| Errno::INVAL.because("an address is neither IPv4 nor IPv6"))
+/// NULL, or an address as long as its family's, at any alignment.
+#[repr(transparent)]
+pub struct AddressPtr<'a>(*const libc::sockaddr, PhantomData<&'a libc::sockaddr>);
+
+// SAFETY: the structure is transparent.
+unsafe impl Argument for AddressPtr<'_> {
+    type C = *const libc::sockaddr;
 }
 
-fn c_int_of(family: libc::sa_family_t) -> i32 {
-    family.into()
+impl AddressPtr<'_> {
+    /// The address; `None` for NULL.
+    ///
+    /// # Errors
+    /// EINVAL for families other than IPv4 and IPv6.
+    pub(crate) fn get(&self) -> Result<Option<SocketAddr>> {
+        if self.0.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: every address begins with its family.
+        let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
+        let len = length(family).ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
+        // SAFETY: the address is as long as its family's, as the type says.
+        parse(unsafe { slice::from_raw_parts(self.0.cast(), len) }).map(Some)
+    }
+
+    /// The address.
+    ///
+    /// # Errors
+    /// EINVAL for NULL, and for families other than IPv4 and IPv6.
+    pub(crate) fn read(&self) -> Result<SocketAddr> {
+        self.get()?.ok_or_else(|| no_address("an address is NULL"))
+    }
+}
+
+fn no_address(reason: &str) -> Errno {
+    Errno::INVAL.because(reason)
+}
+
+/// Bytes of the addresses of a family.
+pub(crate) fn length(family: libc::sa_family_t) -> Option<usize> {
+    match family.into() {
+        libc::AF_INET => Some(size_of::<libc::sockaddr_in>()),
+        libc::AF_INET6 => Some(size_of::<libc::sockaddr_in6>()),
+        _ => None,
+    }
+}
+
+/// The family of an address, if it is long enough to have one.
+pub(crate) fn family(address: &[u8]) -> Option<libc::sa_family_t> {
+    address.first_chunk().map(|family| libc::sa_family_t::from_ne_bytes(*family))
+}
+
+/// The address that the bytes begin with.
+///
+/// # Errors
+/// EINVAL for families other than IPv4 and IPv6, and for fewer bytes than those have.
+pub(crate) fn parse(bytes: &[u8]) -> Result<SocketAddr> {
+    let known = family(bytes).and_then(length).and_then(|len| bytes.get(..len));
+    let known = known.ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
+    let mut storage = SockAddrStorage::zeroed();
+    // SAFETY: the bytes fit the storage, which may have any bytes, and they are as many as their family has.
+    let address = unsafe {
+        ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut storage).cast::<u8>(), known.len());
+        SockAddr::new(storage, known.len() as libc::socklen_t)
+    };
+    address.as_socket().ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))
 }
 
 /// An address as C reads it, in room for any.
@@ -45,7 +85,7 @@ pub(crate) fn write(address: SocketAddr) -> rdma_sockaddr {
     let from = SockAddr::from(address);
     let mut to = rdma_sockaddr([0; 128]);
     let len = (from.len() as usize).min(to.0.len());
-    // SAFETY: both are that long.
+    // SAFETY: `SockAddr` has `len` bytes, and so has the room.
     unsafe { ptr::copy_nonoverlapping(from.as_ptr().cast::<u8>(), to.0.as_mut_ptr(), len) };
     to
 }
@@ -61,12 +101,7 @@ pub(crate) fn shown(address: SocketAddr) -> rdma_sockaddr {
 
 /// The bytes of an address that matter.
 pub(crate) fn bytes(address: &rdma_sockaddr) -> &[u8] {
-    let family = u16::from_ne_bytes([address.0[0], address.0[1]]);
-    let len = if c_int_of(family) == libc::AF_INET6 {
-        size_of::<libc::sockaddr_in6>()
-    } else {
-        size_of::<libc::sockaddr_in>()
-    };
+    let len = family(&address.0).and_then(length).unwrap_or(size_of::<libc::sockaddr_in>());
     &address.0[..len]
 }
 
@@ -154,6 +189,7 @@ pub(crate) fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arguments::argument;
 
     #[test]
     fn offsets_do_not_wrap_and_both_ends_agree() {
@@ -178,7 +214,8 @@ mod tests {
             let address: SocketAddr = text.parse().unwrap();
             let written = write(address);
             // SAFETY: an address just written, and as long as any.
-            assert_eq!(unsafe { read(written.0.as_ptr().cast()) }.unwrap(), address);
+            let written: AddressPtr<'_> = unsafe { argument(written.0.as_ptr().cast()) };
+            assert_eq!(written.read().unwrap(), address);
         }
     }
 
@@ -192,11 +229,11 @@ mod tests {
 
     #[test]
     fn other_families_and_nothing_are_refused() {
-        // SAFETY: NULL is allowed; a family is all that is read of an unknown one.
-        unsafe {
-            assert_eq!(read(ptr::null()), Err(Errno::INVAL));
-            let infiniband = rdma_sockaddr([27; 128]);
-            assert_eq!(read(infiniband.0.as_ptr().cast()), Err(Errno::INVAL));
+        let infiniband = rdma_sockaddr([27; 128]);
+        for address in [ptr::null(), infiniband.0.as_ptr().cast()] {
+            // SAFETY: NULL is allowed; a family is all that is read of an unknown one.
+            let address: AddressPtr<'_> = unsafe { argument(address) };
+            assert_eq!(address.read(), Err(Errno::INVAL));
         }
     }
 }

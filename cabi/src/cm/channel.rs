@@ -1,10 +1,10 @@
 //! Event channels, as C holds them.
 
 use crate::abi::rdma_event_channel;
+use crate::abi_cell::AbiCell;
 use crate::boundary::{Result, is_nonblocking};
 use crate::cm::id::{Id, Phase};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
@@ -14,7 +14,7 @@ use uiw_verbs::cm::{CmChannel, ConnHandle};
 /// `rdma_event_channel`: C's structure first, the engine's queue behind it.
 #[repr(C)]
 pub(crate) struct Channel {
-    abi: UnsafeCell<rdma_event_channel>,
+    abi: AbiCell<rdma_event_channel>,
     queue: Arc<CmChannel>,
     /// The thread that read it last.
     reader: Mutex<Option<ThreadId>>,
@@ -29,11 +29,6 @@ pub(crate) struct Channel {
 /// How many of them: a peer that connects when its connection before is established has one.
 const ACCEPTED: usize = 8;
 
-// SAFETY: C's structure is one number that is written before any other thread has it.
-unsafe impl Sync for Channel {}
-// SAFETY: as above.
-unsafe impl Send for Channel {}
-
 impl Channel {
     /// A new channel, which C cannot name yet.
     ///
@@ -43,7 +38,7 @@ impl Channel {
         let queue = Arc::new(CmChannel::default());
         let fd = queue.fd()?.as_raw_fd();
         Ok(Arc::new(Self {
-            abi: UnsafeCell::new(rdma_event_channel { fd }),
+            abi: AbiCell::new(rdma_event_channel { fd }),
             queue,
             reader: Mutex::default(),
             openings: Mutex::default(),
@@ -54,7 +49,7 @@ impl Channel {
 
     /// C's pointer.
     pub(crate) fn abi(&self) -> *mut rdma_event_channel {
-        self.abi.get()
+        self.abi.as_ptr()
     }
 
     /// The engine's queue.

@@ -3,7 +3,8 @@
 //! These calls hold the id's `control` while the engine works, and neither its state nor any lock that other ids use: events of this
 //! and of every other id are delivered meanwhile.
 
-use crate::abi::{self, ibv_qp, rdma_cm_id, rdma_conn_param};
+use crate::abi::{ibv_qp_attr, rdma_cm_id, rdma_conn_param, zeroed};
+use crate::arguments::{AnyPtr, ArrayPtr, Count, InOutPtr, InPtr, OutPtr};
 use crate::boundary::{self, Result};
 use crate::cm::channel::Channel;
 use crate::cm::id::{Id, Options, Phase};
@@ -12,29 +13,21 @@ use crate::cm::placeholder::Placeholder;
 use crate::cm::ports::Reservation;
 use crate::cm::private_data::CmMessage;
 use crate::cm::routes::{self, Source};
-use crate::cm::{failure, registry, sidr, sync};
-use crate::context::Context;
+use crate::cm::{failure, sidr, sync};
 use crate::device::{gid, port};
 use crate::errno::Errno;
 use crate::object::Object;
 use crate::persona::Persona;
 use crate::qp::Qp;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_verbs::cm;
 use uiw_verbs::{Error, QpState};
 
-/// Whether the program moves the queue pair of the connection itself, and gives its number.
-fn has_foreign_qp(id: &Id) -> bool {
-    // SAFETY: the structure is alive, and C orders its own calls.
-    unsafe { (*id.abi()).qp.is_null() }
-}
-
-/// That of the id's device.
+/// The persona of the id's device.
 fn persona(id: &Id) -> Result<Persona> {
-    // SAFETY: the structure is alive, and a context stays while ids have it.
-    Ok(unsafe { Context::get((*id.abi()).verbs) }?.persona)
+    Ok(id.verbs()?.persona)
 }
 
 /// What the engine connects.
@@ -54,16 +47,11 @@ impl QueuePair<'_> {
 
 /// The queue pair of an id, or the one of its device that the program names by number, ready to be connected. On other transports than
 /// iWARP a connection needs none.
-fn queue_pair<'a>(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair<'a>> {
-    // SAFETY: the structure is alive; a queue pair stays while a call of its id uses it, as C orders its own calls.
-    let (qp, context) = unsafe {
-        let (own, verbs): (*mut ibv_qp, _) = ((*id.abi()).qp, (*id.abi()).verbs);
-        let qp = if own.is_null() { Qp::numbered(verbs, qp_num) } else { Qp::get(own) };
-        (qp, Context::get(verbs)?)
-    };
-    let qp = match qp {
+fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair<'_>> {
+    let context = id.verbs()?;
+    let qp = match id.queue_pair(qp_num) {
         Ok(qp) if !qp.is_ud() => qp,
-        _ if has_foreign_qp(id) && context.persona != Persona::Iwarp => {
+        _ if id.has_foreign_qp() && context.persona != Persona::Iwarp => {
             let placeholder = Arc::new(Placeholder::new(context)?);
             id.lock().placeholder = Some(Arc::clone(&placeholder));
             return Ok(QueuePair::Placeholder(placeholder));
@@ -82,22 +70,16 @@ fn queue_pair<'a>(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<Queue
 }
 
 /// `rdma_connect`.
-///
-/// # Safety
-/// `param` is NULL or readable, and so is its private data.
-pub unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
-    // SAFETY: the caller's promise.
-    let result = boundary::minus_one(|| unsafe {
-        let id = registry::id(id)?;
-        if id.is_ud() { sidr::connect(&id, param) } else { connect(&id, param) }
+pub extern "C-unwind" fn rdma_connect(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rdma_conn_param>) -> c_int {
+    let result = boundary::minus_one(|| {
+        let id = id.get()?;
+        if id.is_ud() { sidr::connect(&id, &param) } else { connect(&id, &param) }
     });
-    // SAFETY: nothing on this stack frame has a destructor.
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
-/// # Safety
-/// As for [`rdma_connect`].
-unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
+fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
     let (channel, local, peer, params, set) = {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
@@ -108,10 +90,9 @@ unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
             return Err(Errno::INVAL.because("rdma_connect to port 0"));
         }
         state.active = true;
-        // SAFETY: the caller's promise.
-        let params = unsafe { params::read(param, &state) }?;
+        let params = params::read(param, &state)?;
         CmMessage::Request.check(&params.private_data)?;
-        state.two_steps = has_foreign_qp(id) && persona(id)? != Persona::Iwarp;
+        state.two_steps = id.has_foreign_qp() && persona(id)? != Persona::Iwarp;
         // Now, as events of the connection are delivered before this call ends.
         state.phase = Phase::Connecting;
         (Arc::clone(&state.channel), local, peer, params, state.options)
@@ -177,35 +158,28 @@ fn begin(
 }
 
 /// `rdma_accept`.
-///
-/// # Safety
-/// As for [`rdma_connect`].
-pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+pub extern "C-unwind" fn rdma_accept(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rdma_conn_param>) -> c_int {
     let mut event_follows = true;
-    // SAFETY: the caller's promise.
-    let result = boundary::minus_one(|| unsafe {
-        let id = registry::id(id)?;
+    let result = boundary::minus_one(|| {
+        let id = id.get()?;
         event_follows = !id.is_ud();
-        if id.is_ud() { sidr::accept(&id, param) } else { accept(&id, param) }
+        if id.is_ud() { sidr::accept(&id, &param) } else { accept(&id, &param) }
     });
     if !event_follows {
         return result;
     }
-    // SAFETY: nothing on this stack frame has a destructor.
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
-/// # Safety
-/// As for [`rdma_connect`].
-unsafe fn accept(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
+fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
     let (channel, params, set) = {
         let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Requested(_)) {
             return Err(Errno::INVAL.because("rdma_accept of an id that is no connection request"));
         }
-        // SAFETY: the caller's promise.
-        let params = unsafe { params::read(param, &state) }?;
+        let params = params::read(param, &state)?;
         CmMessage::Reply.check(&params.private_data)?;
         (Arc::clone(&state.channel), params, state.options)
     };
@@ -247,14 +221,16 @@ fn peer_is_gone(error: Error) -> Errno {
 }
 
 /// `rdma_reject`, and `rdma_reject_ece`: there are no vendor options to negotiate.
-///
-/// # Safety
-/// `data` is NULL or `len` readable bytes.
-pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
+pub extern "C" fn rdma_reject<'a>(
+    id: AnyPtr<rdma_cm_id>,
+    data: ArrayPtr<'a, u8>,
+    len: Count<'a, u8>,
+) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
-        // SAFETY: the caller's promise.
-        let data = unsafe { params::bytes(data, len) }?;
+        let id = id.get()?;
+        let data = data.get(len)?;
+        let data =
+            data.ok_or_else(|| Errno::INVAL.because("private data is NULL, and its length is not 0"))?;
         let message = if id.is_ud() { CmMessage::SidrReply } else { CmMessage::Reject };
         message.check(data)?;
         let request = {
@@ -276,12 +252,9 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
 }
 
 /// `rdma_establish`: behind CONNECT_RESPONSE it lets the peer see the connection established. Elsewhere that needs no call.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+pub extern "C" fn rdma_establish(id: AnyPtr<rdma_cm_id>) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         if id.own_qp().is_some() {
             return Err(Errno::INVAL.because("rdma_establish of an id with a queue pair of its own"));
         }
@@ -306,31 +279,25 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 }
 
 /// `rdma_notify`: communication needs no help to be established.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: c_int) -> c_int {
+pub extern "C" fn rdma_notify(id: AnyPtr<rdma_cm_id>, _event: c_int) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         let known = id.lock().conn.is_some();
         if known { Ok(()) } else { Err(Errno::INVAL.because("rdma_notify of an id without a connection")) }
     })
 }
 
 /// `rdma_disconnect`: what was posted is sent, then the connection closes from both sides.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+pub extern "C-unwind" fn rdma_disconnect(id: AnyPtr<rdma_cm_id>) -> c_int {
     let mut event_follows = false;
     let result = boundary::minus_one(|| {
-        event_follows = disconnect(&*registry::id(id)?)?;
+        event_follows = disconnect(&*id.get()?)?;
         Ok(())
     });
     if !event_follows {
         return result;
     }
-    // SAFETY: nothing on this stack frame has a destructor.
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
@@ -363,13 +330,10 @@ fn disconnect(id: &Id) -> Result<bool> {
 
 /// `rdma_init_qp_attr`, for programs that move a queue pair of their own: the kernel's answer for an iWARP device, as the engine moves the
 /// queue pair. On other transports the structure has the path to the peer as well, which UCX reads without changing a queue pair.
-///
-/// # Safety
-/// `attr` and `mask` are NULL or readable and writable.
-pub unsafe extern "C" fn rdma_init_qp_attr(
-    id: *mut rdma_cm_id,
-    attr: *mut abi::ibv_qp_attr,
-    mask: *mut c_int,
+pub extern "C" fn rdma_init_qp_attr(
+    id: AnyPtr<rdma_cm_id>,
+    attr: InOutPtr<'_, ibv_qp_attr>,
+    mask: OutPtr<'_, c_int>,
 ) -> c_int {
     use crate::abi::qp::{IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_STATE};
     const REMOTE_WRITE_AND_READ: u32 = 2 | 4;
@@ -377,13 +341,11 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
     const RTR: c_int = 2;
     const RTS: c_int = 3;
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
-        if attr.is_null() || mask.is_null() {
-            return Err(Errno::INVAL.null());
-        }
-        // SAFETY: the caller's promise, here and below; the structure of the id is alive.
-        let (state, bound) = unsafe { ((*attr).qp_state, !(*id.abi()).verbs.is_null()) };
-        if !bound {
+        let id = id.get()?;
+        let attr = attr.get()?;
+        mask.check()?;
+        let state = attr.qp_state;
+        if id.verbs().is_err() {
             return Err(Errno::INVAL.because("the id has no device yet"));
         }
         let set = match state {
@@ -392,33 +354,25 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
             RTS => 0,
             _ => return Err(Errno::INVAL.because("a state other than INIT, RTR and RTS")),
         };
-        // SAFETY: as above.
-        unsafe {
-            let mut new: abi::ibv_qp_attr = abi::zeroed();
-            new.qp_state = state;
-            new.port_num = 1;
-            if id.is_ud() {
-                new.qkey = sidr::QKEY;
-            } else if set != 0 {
-                new.qp_access_flags = REMOTE_WRITE_AND_READ;
-                if state == RTR {
-                    set_path(&id, &mut new)?;
-                }
+        let mut new: ibv_qp_attr = zeroed();
+        new.qp_state = state;
+        new.port_num = 1;
+        if id.is_ud() {
+            new.qkey = sidr::QKEY;
+        } else if set != 0 {
+            new.qp_access_flags = REMOTE_WRITE_AND_READ;
+            if state == RTR {
+                set_path(&id, &mut new)?;
             }
-            *attr = new;
-            *mask = set;
         }
-        Ok(())
+        *attr = new;
+        mask.write(set)
     })
 }
 
 /// The path to the peer, once there is one.
-///
-/// # Safety
-/// The id has a device.
-unsafe fn set_path(id: &Id, attr: &mut abi::ibv_qp_attr) -> Result<()> {
-    // SAFETY: the caller's promise.
-    let context = unsafe { Context::get((*id.abi()).verbs) }?;
+fn set_path(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
+    let context = id.verbs()?;
     let (local, peer) = {
         let state = id.lock();
         (state.local, state.peer)

@@ -1,9 +1,8 @@
 //! Events of the engine become C's, with the order and the status codes of librdmacm on iWARP.
 
 use crate::abi::cm::*;
-use crate::abi::rdma_cm_event;
 use crate::boundary::Result;
-use crate::cm::event::{Draft, give, give_note, reads_in_one_byte};
+use crate::cm::event::{Delivered, Draft, give, give_note, reads_in_one_byte};
 use crate::cm::failure::{event_and_status, flush_if_rejected};
 use crate::cm::id::{Id, Phase};
 use crate::cm::private_data::{CmMessage, PrivateData};
@@ -17,7 +16,7 @@ use uiw_verbs::Error;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
 
 /// An event about `id` as C's; nothing when the id is being destroyed.
-pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<*mut rdma_cm_event> {
+pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<Delivered> {
     match event.kind {
         CmEventKind::Posted(_) => {
             let note = id.lock_alive()?.notes.pop_front()?;
@@ -47,7 +46,7 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<*mut rdma_cm_event
 }
 
 /// A request becomes an id of its own, with the listener's context and, if that is synchronous, a channel of its own.
-fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<*mut rdma_cm_event> {
+fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<Delivered> {
     let private_data = request.private_data().to_vec();
     let (peer_ird, peer_ord) = request.peer_ird_ord().unwrap_or((u16::MAX, u16::MAX));
     let draft = Draft {
@@ -92,7 +91,7 @@ fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Re
     Ok(id)
 }
 
-fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
+fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<Delivered> {
     let (active, event) = {
         let mut state = id.lock_alive()?;
         if !matches!(state.phase, Phase::Disconnecting) {
@@ -115,7 +114,7 @@ fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
     give(id, id, &draft)
 }
 
-fn failed(id: &Arc<Id>, error: &Error) -> Option<*mut rdma_cm_event> {
+fn failed(id: &Arc<Id>, error: &Error) -> Option<Delivered> {
     let peer = {
         let mut state = id.lock_alive()?;
         state.phase = Phase::Over;

@@ -1,15 +1,19 @@
 //! The connection manager's devices: one context and one protection domain each, the same for every id.
 
 use crate::abi::{ibv_context, ibv_pd};
+use crate::arguments::{HeapPtr, OutPtr, OwnedHandle, argument};
 use crate::boundary::{self, Result};
+use crate::c_library;
 use crate::cm::id::Id;
 use crate::cm::registry;
-use crate::context::Context;
+use crate::context::OpenContext;
 use crate::device::{self, Device, netdev};
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
+use crate::object::Object;
+use crate::open;
+use crate::pd::{self, Pd};
 use crate::settings::Settings;
-use crate::{open, pd};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -22,9 +26,9 @@ struct Shared {
     domain: *mut ibv_pd,
 }
 
-// SAFETY: pointers to objects that any thread may use.
+// SAFETY: the objects may be used by any thread, and are never closed.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: the objects may be used by any thread, and are never closed.
 unsafe impl Sync for Shared {}
 
 /// By name of the network device.
@@ -48,25 +52,24 @@ fn shared(device: &'static Device) -> Result<Shared> {
         return Ok(*known);
     }
     let context = open::open(device)?;
-    // SAFETY: a context of ours, made above.
-    let domain = unsafe { pd::ibv_alloc_pd(context) };
-    if domain.is_null() {
-        let error = Errno::last();
-        // SAFETY: made above, and no other thread has it.
-        unsafe { Context::free(context) }?;
-        return Err(error);
-    }
+    // SAFETY: the context is new: nothing else closes it.
+    let domain = Pd::alloc(unsafe { Object::get(context) }?).inspect_err(|_| close(context))?;
     let new = Shared { context, domain };
     let kept = *OPENED.write().0.entry(name.to_owned()).or_insert(new);
     if kept.context != new.context {
         // Another thread was faster.
-        // SAFETY: made above, and no other thread has them.
-        unsafe {
-            pd::ibv_dealloc_pd(new.domain);
-            Context::free(new.context)?;
-        }
+        // SAFETY: the domain is new, and no other thread has it.
+        pd::ibv_dealloc_pd(unsafe { argument(new.domain) });
+        close(new.context);
     }
     Ok(kept)
+}
+
+/// Closes a context that nothing else has.
+fn close(context: *mut ibv_context) {
+    // SAFETY: the caller has just opened it, and has given it to no other thread.
+    let context: OwnedHandle<'_, OpenContext> = unsafe { argument(context) };
+    open::ibv_close_device(context);
 }
 
 /// Ties an id to the device that has `address`: its context and its default protection domain.
@@ -76,12 +79,9 @@ fn shared(device: &'static Device) -> Result<Shared> {
 pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
     let shared = shared(device::with_address(address)?)?;
     let _ordered = id.lock();
-    // SAFETY: the structure is alive, and the lock orders this library's threads.
-    unsafe {
-        (*id.abi()).verbs = shared.context;
-        (*id.abi()).pd = shared.domain;
-        (*id.abi()).port_num = 1;
-    }
+    id.abi.set(|id| &id.verbs, shared.context);
+    id.abi.set(|id| &id.pd, shared.domain);
+    id.abi.set(|id| &id.port_num, 1);
     Ok(())
 }
 
@@ -108,8 +108,7 @@ pub(crate) fn is_bound(id: &Id) -> bool {
 /// The context of the id's device, or NULL.
 fn context_of(id: &Id) -> *mut ibv_context {
     let _ordered = id.lock();
-    // SAFETY: the structure is alive, and the lock orders this library's threads.
-    unsafe { (*id.abi()).verbs }
+    id.abi.get(|id| &id.verbs)
 }
 
 /// Reports an event about a device as a whole to its ids.
@@ -123,10 +122,7 @@ pub(crate) fn report_device_event(netdev: &str, event: c_int) {
 }
 
 /// `rdma_get_devices`.
-///
-/// # Safety
-/// `count` is NULL or writable.
-pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+pub extern "C" fn rdma_get_devices(count: OutPtr<'_, c_int>) -> *mut *mut ibv_context {
     boundary::pointer(|| {
         let devices = device::list()?;
         if devices.is_empty() {
@@ -137,27 +133,18 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
             list.push(shared(device)?.context);
         }
         if !count.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { *count = list.len() as c_int };
+            count.write(list.len() as c_int)?;
         }
         list.push(ptr::null_mut());
-        // SAFETY: memory of C's heap, large enough for the copy; `rdma_free_devices` frees it.
-        unsafe {
-            let array = libc::malloc(size_of_val(list.as_slice())).cast::<*mut ibv_context>();
-            if array.is_null() {
-                return Err(Errno::NOMEM.because("no memory for the list"));
-            }
-            ptr::copy_nonoverlapping(list.as_ptr(), array, list.len());
-            Ok(array)
+        let array = c_library::copy_to_heap(&list);
+        if array.is_null() {
+            return Err(Errno::NOMEM.because("no memory for the list"));
         }
+        Ok(array)
     })
 }
 
 /// `rdma_free_devices`. The devices stay open.
-///
-/// # Safety
-/// `list` is NULL or came out of [`rdma_get_devices`].
-pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    // SAFETY: the caller's promise.
-    unsafe { libc::free(list.cast()) };
+pub extern "C" fn rdma_free_devices(list: HeapPtr<'_, *mut ibv_context>) {
+    list.free();
 }

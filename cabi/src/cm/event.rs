@@ -2,8 +2,9 @@
 
 use crate::abi::cm::*;
 use crate::abi::{
-    self, ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param,
+    ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param, zeroed,
 };
+use crate::arguments::AnyPtr;
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Note};
 use crate::cm::private_data::{MAX_PRIVATE_DATA, PrivateData};
@@ -22,6 +23,16 @@ struct Event {
     private_data: [u8; MAX_PRIVATE_DATA],
     /// The id whose acknowledgements are counted.
     owner: Arc<Id>,
+}
+
+/// An event that C is about to hold. Plain values only: it is held while a thread may be cancelled.
+#[derive(Clone, Copy)]
+pub(crate) struct Delivered {
+    pub(crate) event: *mut rdma_cm_event,
+    pub(crate) id: AnyPtr<rdma_cm_id>,
+    /// `RDMA_CM_EVENT_*`
+    pub(crate) kind: c_int,
+    pub(crate) status: c_int,
 }
 
 /// The content of an event about a connection.
@@ -60,9 +71,8 @@ pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
 
 /// An event about a connection of `id`, which `owner` counts: for a request that is the listener. Nothing when the owner is being
 /// destroyed.
-pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut rdma_cm_event> {
-    // SAFETY: integers and a pointer.
-    let mut conn: rdma_conn_param = unsafe { abi::zeroed() };
+pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<Delivered> {
+    let mut conn: rdma_conn_param = zeroed();
     conn.responder_resources = draft.responder_resources;
     conn.initiator_depth = draft.initiator_depth;
     let listener = if std::ptr::eq(Arc::as_ptr(owner), id) { std::ptr::null_mut() } else { owner.abi() };
@@ -89,12 +99,12 @@ pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut r
 }
 
 /// An event of the connection manager itself.
-pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> {
+pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<Delivered> {
     if let Some(group) = note.group {
         return give_group(id, note, group);
     }
-    // SAFETY: integers and pointers. Programs may read any member of the union.
-    let mut param: rdma_event_param = unsafe { abi::zeroed() };
+    // Programs may read any member of the union.
+    let mut param: rdma_event_param = zeroed();
     param.arg = note.arg;
     let abi = rdma_cm_event {
         id: id.abi(),
@@ -108,7 +118,7 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> 
 }
 
 /// An event about a multicast group.
-fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<*mut rdma_cm_event> {
+fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<Delivered> {
     let local = id.lock().local.map(|local| local.ip());
     let ah = local.and_then(|local| sidr::address_vector(local, gid::from_address(group)).ok());
     let ud = Ud {
@@ -124,16 +134,17 @@ fn give_raw(
     owner: &Arc<Id>,
     abi: rdma_cm_event,
     private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
-) -> Option<*mut rdma_cm_event> {
+) -> Option<Delivered> {
     if !owner.delivers() {
         return None;
     }
+    let (id, kind, status) = (abi.id.into(), abi.event, abi.status);
     let mut event = Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA], owner: Arc::clone(owner) });
     let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
     let event = Box::into_raw(event);
     if len > 0 {
-        // SAFETY: the box just made; the bytes stay where they are until the event is acknowledged. Pointer and length are at the same
-        // place in both structures of the union.
+        // Pointer and length are at the same place in both structures of the union.
+        // SAFETY: the box was just made, and nobody else has it. Its bytes stay where they are until the event is acknowledged.
         unsafe {
             (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
             (*event).abi.param.conn.private_data_len = len as u8;
@@ -141,7 +152,7 @@ fn give_raw(
     }
     let event = event.cast();
     registry::add_event(event);
-    Some(event)
+    Some(Delivered { event, id, kind, status })
 }
 
 /// Takes back an event that C acknowledges.
@@ -156,26 +167,20 @@ pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
             Err(Errno::INVAL.because("an event that is none, or acknowledged"))
         };
     }
-    // SAFETY: `give_raw` made it, and it was in the registry until just now: no other thread takes it back.
+    // SAFETY: `give_raw` made it from a box, and the registry had it until just now, so no other thread takes it back.
     let event = unsafe { Box::from_raw(event.cast::<Event>()) };
     event.owner.acknowledged();
     Ok(())
 }
 
 /// `rdma_ack_cm_event`.
-///
-/// # Safety
-/// None: what is no event of ours is refused.
-pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+pub extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     boundary::minus_one(|| acknowledge(event))
 }
 
 /// `rdma_write_cm_event`: an event of the program's own.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C" fn rdma_write_cm_event(
-    id: *mut rdma_cm_id,
+pub extern "C" fn rdma_write_cm_event(
+    id: AnyPtr<rdma_cm_id>,
     event: c_int,
     status: c_int,
     arg: u64,
@@ -184,7 +189,7 @@ pub unsafe extern "C" fn rdma_write_cm_event(
         if event != RDMA_CM_EVENT_USER {
             return Err(Errno::INVAL.because("only RDMA_CM_EVENT_USER is written by programs"));
         }
-        registry::id(id)?.post(Note { event, status, arg, group: None })
+        id.get()?.post(Note { event, status, arg, group: None })
     })
 }
 

@@ -1,13 +1,14 @@
 //! Event channels: creating and destroying them, and the one wait of the connection manager.
 
 use crate::abi::{rdma_cm_event, rdma_event_channel};
+use crate::arguments::{AnyPtr, OutPtr};
 use crate::boundary::{self, is_nonblocking, read_token};
 use crate::cm::channel::Channel;
+use crate::cm::event::Delivered;
 use crate::cm::{deliver, orphaned, registry, routes};
 use crate::errno::Errno;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
-use std::ptr;
 use std::thread;
 
 /// `rdma_create_event_channel`.
@@ -21,93 +22,84 @@ pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
 
 /// `rdma_destroy_event_channel`. Ids that still use the channel keep its descriptor open until they are destroyed. A thread that
 /// sleeps in [`rdma_get_cm_event`] sleeps on, and one that is about to does, too.
-///
-/// # Safety
-/// None: a pointer that is no channel of ours is ignored.
-pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+pub extern "C" fn rdma_destroy_event_channel(channel: AnyPtr<rdma_event_channel>) {
     boundary::value((), || {
-        if registry::forget_inherited(channel) {
+        if registry::forget_inherited(channel.as_ptr()) {
             return Ok(());
         }
         // Orphaned before the pointer is invalid: the reader finds the channel valid, or itself among the orphans' readers.
-        if let Some(reader) = registry::channel(channel)?.sleeper() {
-            orphaned::add(channel.addr(), reader);
+        if let Some(reader) = channel.get()?.sleeper() {
+            orphaned::add(channel.as_ptr().addr(), reader);
         }
-        drop(registry::remove_channel(channel));
+        drop(registry::remove_channel(channel.as_ptr()));
         Ok(())
     });
 }
 
 /// `rdma_get_cm_event`.
-///
-/// # Safety
-/// `event` is NULL or writable.
-pub unsafe extern "C-unwind" fn rdma_get_cm_event(
-    channel: *mut rdma_event_channel,
-    event: *mut *mut rdma_cm_event,
+pub extern "C-unwind" fn rdma_get_cm_event(
+    channel: AnyPtr<rdma_event_channel>,
+    event: OutPtr<'_, *mut rdma_cm_event>,
 ) -> c_int {
-    if event.is_null() {
-        Errno::INVAL.null().set();
+    if let Err(errno) = event.check() {
+        errno.set();
         return -1;
     }
-    // SAFETY: nothing on this stack frame has a destructor.
-    let next = unsafe { wait(channel) };
-    if next.is_null() {
-        return -1;
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    match unsafe { wait(channel) } {
+        Some(next) => boundary::minus_one(|| event.write(next.event)),
+        None => -1,
     }
-    // SAFETY: the caller's promise.
-    unsafe { *event = next };
-    0
 }
 
-/// The channel's next event, or NULL and `errno`. Sleeps unless the descriptor is one that does not block.
+/// The channel's next event, or nothing and `errno`. Sleeps unless the descriptor is one that does not block.
 ///
 /// # Safety
 /// No caller on the stack up to C holds a value with a destructor: a thread may be cancelled while it sleeps here.
 #[inline]
-pub(crate) unsafe fn wait(channel: *mut rdma_event_channel) -> *mut rdma_cm_event {
+pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Delivered> {
     let mut has_token = false;
     loop {
         match next(channel, has_token) {
-            Next::Event(event) => return event,
-            Next::Failed => return ptr::null_mut(),
-            // SAFETY: the caller's promise, and nothing here has a destructor either.
+            Next::Event(event) => return Some(event),
+            Next::Failed => return None,
+            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
             Next::Sleep(fd) => match unsafe { read_token(fd) } {
                 true => has_token = true,
                 false if is_gone(channel) => has_token = false,
-                false => return ptr::null_mut(),
+                false => return None,
             },
             Next::SleepForever => {
-                // SAFETY: as above.
+                // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
                 unsafe { orphaned::sleep() };
-                return ptr::null_mut();
+                return None;
             }
         }
     }
 }
 
 /// Whether the channel was destroyed, and its descriptor closed, between the attempt and the sleep that has just failed.
-fn is_gone(channel: *mut rdma_event_channel) -> bool {
+fn is_gone(channel: AnyPtr<rdma_event_channel>) -> bool {
     let closed = Errno::last() == Errno(libc::EBADF);
-    closed && boundary::value(false, || Ok(registry::channel(channel).is_err()))
+    closed && boundary::value(false, || Ok(channel.get().is_err()))
 }
 
 /// The result of one attempt to take an event. Plain values only: they are held while the thread may be cancelled.
 #[derive(Clone, Copy)]
 enum Next {
-    Event(*mut rdma_cm_event),
+    Event(Delivered),
     Sleep(c_int),
     /// The channel is destroyed, and in rdma-core this thread would sleep in it.
     SleepForever,
     Failed,
 }
 
-fn next(channel: *mut rdma_event_channel, has_token: bool) -> Next {
+fn next(channel: AnyPtr<rdma_event_channel>, has_token: bool) -> Next {
     let mut next = Next::Failed;
     boundary::minus_one(|| {
         let reader = thread::current().id();
-        let channel = registry::channel(channel).inspect_err(|_| {
-            if orphaned::contains(channel.addr(), reader) {
+        let channel = channel.get().inspect_err(|_| {
+            if orphaned::contains(channel.as_ptr().addr(), reader) {
                 next = Next::SleepForever;
             }
         })?;

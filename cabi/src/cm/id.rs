@@ -2,19 +2,20 @@
 
 use crate::abi::cm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
 use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
-use crate::abi::{self, ibv_pd, ibv_qp_init_attr, rdma_cm_id};
+use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_cm_id, zeroed};
+use crate::abi_cell::AbiCell;
 use crate::boundary::Result;
 use crate::cm::address;
 use crate::cm::channel::Channel;
 use crate::cm::placeholder::Placeholder;
 use crate::cm::ports::Reservation;
 use crate::cm::resolved::Resolved;
+use crate::context::OpenContext;
 use crate::errno::Errno;
 use crate::object::Object;
 use crate::qp::Qp;
 use crate::users::Unacknowledged;
 use parking_lot::{Mutex, MutexGuard};
-use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
@@ -26,18 +27,13 @@ use uiw_verbs::cm::{
 /// An id: C's structure first, its state behind it.
 #[repr(C)]
 pub(crate) struct Id {
-    abi: UnsafeCell<rdma_cm_id>,
+    pub(crate) abi: AbiCell<rdma_cm_id>,
     /// Held by calls that change the id's connection or listener, while the engine does. Events are delivered without it.
     control: Mutex<()>,
     state: Mutex<State>,
     /// Events that the program holds.
     events: Unacknowledged,
 }
-
-// SAFETY: the state is behind its lock; C's structure is read and written through raw pointers, as C does.
-unsafe impl Sync for Id {}
-// SAFETY: as above.
-unsafe impl Send for Id {}
 
 /// How far an id is.
 pub(crate) enum Phase {
@@ -136,11 +132,13 @@ pub(crate) struct Endpoint {
     pub(crate) attr: ibv_qp_init_attr,
 }
 
+// SAFETY: the pointers are C's, and are looked up before they are used.
+unsafe impl Send for Endpoint {}
+
 impl Id {
     /// A new id, which C cannot name yet.
     pub(crate) fn new(channel: &Arc<Channel>, sync: bool, context: *mut c_void) -> Arc<Self> {
-        // SAFETY: integers and pointers.
-        let mut abi: rdma_cm_id = unsafe { abi::zeroed() };
+        let mut abi: rdma_cm_id = zeroed();
         abi.channel = channel.abi();
         abi.context = context;
         abi.ps = RDMA_PS_TCP;
@@ -170,7 +168,7 @@ impl Id {
             gone: false,
         };
         Arc::new(Self {
-            abi: UnsafeCell::new(abi),
+            abi: AbiCell::new(abi),
             control: Mutex::default(),
             state: Mutex::new(state),
             events: Unacknowledged::default(),
@@ -179,22 +177,18 @@ impl Id {
 
     /// C's pointer.
     pub(crate) fn abi(&self) -> *mut rdma_cm_id {
-        self.abi.get()
+        self.abi.as_ptr()
     }
 
     /// Sets the port space of a new id.
     pub(crate) fn set_port_space(&self, ps: c_int) {
-        // SAFETY: the structure is alive, and C does not use it yet.
-        unsafe {
-            (*self.abi()).ps = ps;
-            (*self.abi()).qp_type = if self.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC };
-        }
+        self.abi.set(|id| &id.ps, ps);
+        self.abi.set(|id| &id.qp_type, if self.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC });
     }
 
     /// `RDMA_PS_*`
     pub(crate) fn port_space(&self) -> c_int {
-        // SAFETY: the structure is alive; C does not write the field.
-        unsafe { (*self.abi()).ps }
+        self.abi.get(|id| &id.ps)
     }
 
     /// Whether it resolves UD queue pairs instead of connecting.
@@ -220,16 +214,42 @@ impl Id {
 
     /// The program's own pointer.
     pub(crate) fn context(&self) -> *mut c_void {
-        // SAFETY: the structure is alive; C writes the field, if at all, before it calls.
-        unsafe { (*self.abi()).context }
+        self.abi.get(|id| &id.context)
+    }
+
+    /// The context of its device.
+    ///
+    /// # Errors
+    /// EINVAL where it has none yet.
+    pub(crate) fn verbs(&self) -> Result<&Object<OpenContext>> {
+        // SAFETY: the contexts of ids are those of `devices`, which are never closed.
+        unsafe { Object::get(self.abi.get(|id| &id.verbs)) }
     }
 
     /// The queue pair that `rdma_create_qp` made.
     pub(crate) fn own_qp(&self) -> Option<&Object<Qp>> {
-        // SAFETY: as above; programs destroy the queue pair of an id before the id, by `rdma_destroy_qp`, which clears it.
+        // SAFETY: the program destroys the queue pair of an id by `rdma_destroy_qp`, which clears the field, when no other call on the
+        // id is in progress (rdma_destroy_qp(3)).
+        unsafe { Object::get(self.abi.get(|id| &id.qp)) }.ok()
+    }
+
+    /// Whether the program has given the id no queue pair: it moves one itself, which it names by number.
+    pub(crate) fn has_foreign_qp(&self) -> bool {
+        self.abi.get(|id| &id.qp).is_null()
+    }
+
+    /// The queue pair of the id, or the one of its device that the program names by number.
+    ///
+    /// # Errors
+    /// EINVAL where there is none.
+    pub(crate) fn queue_pair(&self, number: u32) -> Result<&Object<Qp>> {
+        // SAFETY: the program does not destroy a queue pair during a call on the id that it belongs to or is connected by
+        // (rdma_destroy_qp(3), rdma_connect(3)).
         unsafe {
-            let qp = (*self.abi()).qp;
-            if qp.is_null() { None } else { Qp::get(qp).ok() }
+            match self.abi.get(|id| &id.qp) {
+                own if own.is_null() => Qp::numbered(self.verbs()?, number),
+                own => Object::get(own),
+            }
         }
     }
 
@@ -238,12 +258,11 @@ impl Id {
         let mut state = self.lock();
         state.local = local.or(state.local);
         state.peer = peer.or(state.peer);
-        // SAFETY: the structure is alive, and the lock orders this library's threads; C reads it between its own calls.
-        let addr = unsafe { &mut (*self.abi()).route.addr };
-        for (to, from) in [(&mut addr.src, local), (&mut addr.dst, peer)] {
-            if let Some(from) = from {
-                *to = address::shown(from);
-            }
+        if let Some(local) = local {
+            self.abi.set(|id| &id.route.addr.src, address::shown(local));
+        }
+        if let Some(peer) = peer {
+            self.abi.set(|id| &id.route.addr.dst, address::shown(peer));
         }
     }
 

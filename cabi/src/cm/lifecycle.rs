@@ -2,6 +2,7 @@
 
 use crate::abi::cm::{RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
 use crate::abi::{rdma_cm_id, rdma_event_channel};
+use crate::arguments::{AnyPtr, OutPtr};
 use crate::boundary::{self, Result};
 use crate::cm::channel::Channel;
 use crate::cm::id::{Id, Phase};
@@ -74,8 +75,7 @@ pub(crate) fn discard(id: &Id) {
 
 /// Acknowledges the event that a synchronous id shows.
 pub(crate) fn acknowledge_shown(id: &Id) {
-    // SAFETY: the structure is alive.
-    let event = unsafe { ptr::replace(&raw mut (*id.abi()).event, ptr::null_mut()) };
+    let event = id.abi.replace(|id| &id.event, ptr::null_mut());
     if !event.is_null() {
         let _ = event::acknowledge(event);
     }
@@ -111,8 +111,7 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
             }
         }
     }
-    // SAFETY: the structure is alive, and the lock orders this library's threads.
-    unsafe { (*id.abi()).channel = to.abi() };
+    id.abi.set(|id| &id.channel, to.abi());
     drop(state);
     drop(control);
     if was_sync {
@@ -123,29 +122,22 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
 }
 
 /// `rdma_create_id`; without a channel it is synchronous, and gets one of its own.
-///
-/// # Safety
-/// `id` is NULL or writable.
-pub unsafe extern "C" fn rdma_create_id(
-    channel: *mut rdma_event_channel,
-    id: *mut *mut rdma_cm_id,
+pub extern "C" fn rdma_create_id(
+    channel: AnyPtr<rdma_event_channel>,
+    id: OutPtr<'_, *mut rdma_cm_id>,
     context: *mut c_void,
     ps: c_int,
 ) -> c_int {
     boundary::minus_one(|| {
-        if id.is_null() {
-            return Err(Errno::INVAL.null());
-        }
+        id.check()?;
         check_port_space(ps)?;
         let new = if channel.is_null() {
             create(&own_channel()?, true, context)
         } else {
-            create(&registry::channel(channel)?, false, context)
+            create(&channel.get()?, false, context)
         };
         new.set_port_space(ps);
-        // SAFETY: the caller's promise.
-        unsafe { *id = new.abi() };
-        Ok(())
+        id.write(new.abi())
     })
 }
 
@@ -163,30 +155,24 @@ pub(crate) fn check_port_space(ps: c_int) -> Result<()> {
 }
 
 /// `rdma_destroy_id`: in any state; waits until its events are acknowledged.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+pub extern "C" fn rdma_destroy_id(id: AnyPtr<rdma_cm_id>) -> c_int {
     boundary::minus_one(|| {
-        if registry::forget_inherited(id) {
+        if registry::forget_inherited(id.as_ptr()) {
             return Ok(());
         }
-        destroy(&*registry::id(id)?);
+        destroy(&*id.get()?);
         Ok(())
     })
 }
 
 /// `rdma_migrate_id`; without a channel the id becomes synchronous.
-///
-/// # Safety
-/// None: what is no id or channel of ours is refused.
-pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+pub extern "C" fn rdma_migrate_id(id: AnyPtr<rdma_cm_id>, channel: AnyPtr<rdma_event_channel>) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         if channel.is_null() {
             migrate(&id, &own_channel()?, true)
         } else {
-            migrate(&id, &registry::channel(channel)?, false)
+            migrate(&id, &channel.get()?, false)
         }
     })
 }

@@ -1,11 +1,12 @@
 //! Listening, on one address or on all.
 
 use crate::abi::rdma_cm_id;
+use crate::arguments::AnyPtr;
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Phase};
 use crate::cm::ports::Reservation;
 use crate::cm::routes::{self, Source};
-use crate::cm::{params, registry, resolve, sidr};
+use crate::cm::{params, resolve, sidr};
 use crate::engine::{self, MAX_RD_ATOMIC};
 use crate::errno::Errno;
 use std::ffi::c_int;
@@ -17,12 +18,9 @@ use uiw_verbs::cm::Listener;
 const MAX_BACKLOG: u32 = 1024;
 
 /// `rdma_listen`. An id without an address listens on a free port of every device.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+pub extern "C" fn rdma_listen(id: AnyPtr<rdma_cm_id>, backlog: c_int) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         if matches!(id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.phase, Phase::Idle) {
             resolve::bind(&id, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         }

@@ -2,9 +2,11 @@
 
 use crate::abi::cm::{RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN};
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
+use crate::arguments::{AnyPtr, InPtr, argument};
 use crate::boundary::{self, Result};
+use crate::cm::address::AddressPtr;
 use crate::cm::id::{Id, Note};
-use crate::cm::{address, registry, sync};
+use crate::cm::{address, sync};
 use crate::device;
 use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
@@ -18,54 +20,44 @@ const FULL_MEMBER: u32 = 0;
 const SEND_ONLY: u32 = 1;
 
 /// `rdma_join_multicast`: the event comes at once.
-///
-/// # Safety
-/// `addr` is NULL or an address as long as its family's.
-pub unsafe extern "C-unwind" fn rdma_join_multicast(
-    id: *mut rdma_cm_id,
-    addr: *mut libc::sockaddr,
+pub extern "C-unwind" fn rdma_join_multicast(
+    id: AnyPtr<rdma_cm_id>,
+    addr: AddressPtr<'_>,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    let result = boundary::minus_one(|| unsafe { join(&*registry::id(id)?, addr, context, FULL_MEMBER) });
-    // SAFETY: nothing on this stack frame has a destructor.
+    let result = boundary::minus_one(|| join(&*id.get()?, &addr, context, FULL_MEMBER));
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
 /// `rdma_join_multicast_ex`.
-///
-/// # Safety
-/// `attr` is NULL or readable, with an address as [`rdma_join_multicast`] takes it.
-pub unsafe extern "C-unwind" fn rdma_join_multicast_ex(
-    id: *mut rdma_cm_id,
-    attr: *mut rdma_cm_join_mc_attr_ex,
+pub extern "C-unwind" fn rdma_join_multicast_ex(
+    id: AnyPtr<rdma_cm_id>,
+    attr: InPtr<'_, rdma_cm_join_mc_attr_ex>,
     context: *mut c_void,
 ) -> c_int {
     let result = boundary::minus_one(|| {
-        // SAFETY: the caller's promise, here and below.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| Errno::INVAL.because("no attributes are given"))?;
+        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes are given"))?;
         if attr.comp_mask & !(WITH_ADDRESS | WITH_FLAGS) != 0 || attr.comp_mask & WITH_ADDRESS == 0 {
             return Err(Errno::INVAL.because("the attributes of the join are not valid"));
         }
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
-        // SAFETY: as above.
-        unsafe { join(&*registry::id(id)?, attr.addr, context, flags) }
+        // SAFETY: the address of the attributes is one that `rdma_join_multicast` takes (rdma_join_multicast_ex(3)).
+        let addr: AddressPtr<'_> = unsafe { argument(attr.addr.cast_const()) };
+        join(&*id.get()?, &addr, context, flags)
     });
-    // SAFETY: nothing on this stack frame has a destructor.
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
-/// # Safety
-/// As for [`rdma_join_multicast`].
-unsafe fn join(id: &Id, addr: *mut libc::sockaddr, context: *mut c_void, flags: u32) -> Result<()> {
+fn join(id: &Id, addr: &AddressPtr<'_>, context: *mut c_void, flags: u32) -> Result<()> {
     if !id.is_ud() {
         return Err(Errno::NOSYS.because("only an id of RDMA_PS_UDP or RDMA_PS_IPOIB joins groups"));
     }
     if flags > SEND_ONLY {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
-    // SAFETY: the caller's promise.
-    let group = address::plain(unsafe { address::read(addr) }?).ip();
+    let group = address::plain(addr.read()?).ip();
     let local = id
         .lock_alive()
         .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
@@ -95,14 +87,10 @@ fn interface(local: IpAddr) -> Result<u32> {
 }
 
 /// `rdma_leave_multicast`.
-///
-/// # Safety
-/// As for [`rdma_join_multicast`].
-pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
+pub extern "C" fn rdma_leave_multicast(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
     boundary::minus_one(|| {
-        let id = registry::id(id)?;
-        // SAFETY: the caller's promise.
-        let group = address::plain(unsafe { address::read(addr) }?).ip();
+        let id = id.get()?;
+        let group = address::plain(addr.read()?).ip();
         let local = id
             .lock_alive()
             .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?

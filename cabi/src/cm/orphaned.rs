@@ -56,6 +56,6 @@ pub(crate) unsafe fn sleep() {
     unsafe extern "C-unwind" {
         fn pause() -> c_int;
     }
-    // SAFETY: no arguments; the declaration is the C library's own, except that it declares that a cancelled thread unwinds.
+    // SAFETY: the caller ensures that no frame up to C has a destructor, so a thread that is cancelled here may unwind.
     unsafe { pause() };
 }

@@ -2,6 +2,7 @@
 
 use crate::abi::cm::RDMA_MAX_RESOURCES;
 use crate::abi::rdma_conn_param;
+use crate::arguments::InPtr;
 use crate::boundary::Result;
 use crate::cm::id::{Options, State};
 use crate::engine::MAX_RD_ATOMIC;
@@ -9,7 +10,7 @@ use crate::errno::Errno;
 use crate::oob::{acknowledgement_time, receive_time};
 use crate::persona::Persona;
 use crate::settings::Settings;
-use std::ffi::c_void;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::ConnConfig;
@@ -74,11 +75,12 @@ impl Params {
     }
 }
 
-/// # Safety
-/// `param` is NULL or readable, and so is its private data.
-pub(crate) unsafe fn read(param: *const rdma_conn_param, state: &State) -> Result<Params> {
-    // SAFETY: the caller's promise.
-    let given = unsafe { param.as_ref() };
+/// Reads the parameters; a program may leave them out.
+///
+/// # Errors
+/// EINVAL for private data at NULL.
+pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<Params> {
+    let given = param.as_ref();
     let of = |given: Option<u8>, offered: u8| match given {
         // As many as the device has; of a request, as many as the peer takes.
         None | Some(RDMA_MAX_RESOURCES) if state.active => MAX_RD_ATOMIC as u8,
@@ -89,8 +91,12 @@ pub(crate) unsafe fn read(param: *const rdma_conn_param, state: &State) -> Resul
     if let Some(given) = given
         && given.private_data_len > 0
     {
-        // SAFETY: the caller's promise.
-        private_data.extend_from_slice(unsafe { bytes(given.private_data, given.private_data_len) }?);
+        if given.private_data.is_null() {
+            return Err(Errno::INVAL.because("private data is NULL, and its length is not 0"));
+        }
+        let len = given.private_data_len.into();
+        // SAFETY: the program does not change its private data during the call (rdma_connect(3)).
+        private_data.extend_from_slice(unsafe { slice::from_raw_parts(given.private_data.cast(), len) });
     }
     Ok(Params {
         private_data,
@@ -99,17 +105,4 @@ pub(crate) unsafe fn read(param: *const rdma_conn_param, state: &State) -> Resul
         rnr_retry: given.map_or(RETRIES, |g| g.rnr_retry_count.min(RETRIES)),
         qp_num: given.map_or(0, |g| g.qp_num),
     })
-}
-
-/// # Safety
-/// `data` is NULL or `len` readable bytes.
-pub(crate) unsafe fn bytes<'a>(data: *const c_void, len: u8) -> Result<&'a [u8]> {
-    if len == 0 {
-        return Ok(&[]);
-    }
-    if data.is_null() {
-        return Err(Errno::INVAL.because("private data is NULL, and its length is not 0"));
-    }
-    // SAFETY: the caller's promise.
-    Ok(unsafe { std::slice::from_raw_parts(data.cast(), len.into()) })
 }

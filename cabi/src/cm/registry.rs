@@ -2,6 +2,7 @@
 //! this library, is answered with EINVAL and not read through.
 
 use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use crate::arguments::AnyPtr;
 use crate::boundary::Result;
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;
@@ -93,14 +94,17 @@ pub(crate) fn ids() -> Vec<Arc<Id>> {
     ids
 }
 
-/// The id behind C's pointer.
-///
-/// # Errors
-/// EINVAL when there is none; EIO when it came through a fork.
-pub(crate) fn id(pointer: *mut rdma_cm_id) -> Result<Arc<Id>> {
-    match shard(pointer.addr()).read().0.get(&pointer.addr()) {
-        Some(Known::Id(id)) => Ok(Arc::clone(id)),
-        other => Err(invalid(other)),
+impl AnyPtr<rdma_cm_id> {
+    /// The id behind C's pointer.
+    ///
+    /// # Errors
+    /// EINVAL when there is none; EIO when it came through a fork.
+    pub(crate) fn get(self) -> Result<Arc<Id>> {
+        let address = self.as_ptr().addr();
+        match shard(address).read().0.get(&address) {
+            Some(Known::Id(id)) => Ok(Arc::clone(id)),
+            other => Err(invalid(other)),
+        }
     }
 }
 
@@ -118,14 +122,17 @@ pub(crate) fn remove_channel(channel: *mut rdma_event_channel) -> Option<Arc<Cha
     }
 }
 
-/// The channel behind C's pointer.
-///
-/// # Errors
-/// As [`id`].
-pub(crate) fn channel(pointer: *mut rdma_event_channel) -> Result<Arc<Channel>> {
-    match shard(pointer.addr()).read().0.get(&pointer.addr()) {
-        Some(Known::Channel(channel)) => Ok(Arc::clone(channel)),
-        other => Err(invalid(other)),
+impl AnyPtr<rdma_event_channel> {
+    /// The channel behind C's pointer.
+    ///
+    /// # Errors
+    /// EINVAL when there is none; EIO when it came through a fork.
+    pub(crate) fn get(self) -> Result<Arc<Channel>> {
+        let address = self.as_ptr().addr();
+        match shard(address).read().0.get(&address) {
+            Some(Known::Channel(channel)) => Ok(Arc::clone(channel)),
+            other => Err(invalid(other)),
+        }
     }
 }
 

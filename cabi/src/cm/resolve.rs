@@ -5,9 +5,11 @@ use crate::abi::cm::{
     RDMA_CM_EVENT_ROUTE_RESOLVED,
 };
 use crate::abi::rdma_cm_id;
+use crate::arguments::AnyPtr;
 use crate::boundary::{self, Result};
+use crate::cm::address::AddressPtr;
 use crate::cm::id::{Id, Note, Phase};
-use crate::cm::{address, devices, ports, registry, sync};
+use crate::cm::{address, devices, ports, sync};
 use crate::engine;
 use crate::errno::Errno;
 use crate::stack;
@@ -16,15 +18,8 @@ use std::net::SocketAddr;
 use uiw_verbs::CmCall;
 
 /// `rdma_bind_addr`.
-///
-/// # Safety
-/// `addr` is NULL or an address as long as its family's.
-pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
-    boundary::minus_one(|| {
-        let id = registry::id(id)?;
-        // SAFETY: the caller's promise.
-        bind(&id, unsafe { address::read(addr) }?)
-    })
+pub extern "C" fn rdma_bind_addr(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
+    boundary::minus_one(|| bind(&*id.get()?, addr.read()?))
 }
 
 /// Gives an id the local address `addr` in the program's numbers.
@@ -64,23 +59,14 @@ fn not_available(errno: Errno) -> Errno {
 }
 
 /// `rdma_resolve_addr`: the result is there at once, so the time-out never passes.
-///
-/// # Safety
-/// The addresses are NULL or as long as their families'.
-pub unsafe extern "C-unwind" fn rdma_resolve_addr(
-    id: *mut rdma_cm_id,
-    src: *mut libc::sockaddr,
-    dst: *mut libc::sockaddr,
+pub extern "C-unwind" fn rdma_resolve_addr(
+    id: AnyPtr<rdma_cm_id>,
+    src: AddressPtr<'_>,
+    dst: AddressPtr<'_>,
     _timeout_ms: c_int,
 ) -> c_int {
-    let result = boundary::minus_one(|| {
-        let id = registry::id(id)?;
-        // SAFETY: the caller's promise.
-        let (src, dst) =
-            unsafe { (if src.is_null() { None } else { Some(address::read(src)?) }, address::read(dst)?) };
-        resolve(&id, src, dst)
-    });
-    // SAFETY: nothing on this stack frame has a destructor.
+    let result = boundary::minus_one(|| resolve(&*id.get()?, src.get()?, dst.read()?));
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
@@ -131,12 +117,9 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
 }
 
 /// `rdma_resolve_route`: on iWARP the address is the route.
-///
-/// # Safety
-/// None: what is no id of ours is refused.
-pub unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
-    let result = boundary::minus_one(|| route(&*registry::id(id)?));
-    // SAFETY: nothing on this stack frame has a destructor.
+pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms: c_int) -> c_int {
+    let result = boundary::minus_one(|| route(&*id.get()?));
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
     unsafe { sync::complete(id, result) }
 }
 
@@ -165,24 +148,18 @@ pub(crate) fn route(id: &Id) -> Result<()> {
 }
 
 /// `rdma_get_src_port`, in network order.
-///
-/// # Safety
-/// None: what is no id of ours has port 0.
-pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+pub extern "C" fn rdma_get_src_port(id: AnyPtr<rdma_cm_id>) -> u16 {
     port(id, |id| id.lock().local)
 }
 
 /// `rdma_get_dst_port`, in network order.
-///
-/// # Safety
-/// As [`rdma_get_src_port`].
-pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+pub extern "C" fn rdma_get_dst_port(id: AnyPtr<rdma_cm_id>) -> u16 {
     port(id, |id| id.lock().peer)
 }
 
-fn port(id: *mut rdma_cm_id, of: impl FnOnce(&Id) -> Option<SocketAddr>) -> u16 {
+fn port(id: AnyPtr<rdma_cm_id>, of: impl FnOnce(&Id) -> Option<SocketAddr>) -> u16 {
     boundary::value(0, || {
-        let id = registry::id(id)?;
+        let id = id.get()?;
         let real = of(&id).map_or(0, |address| address.port());
         Ok(if real == 0 { 0 } else { address::program_port(real).to_be() })
     })

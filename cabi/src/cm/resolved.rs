@@ -1,20 +1,21 @@
 //! Address information on C's heap.
 
 use crate::abi::rdma_addrinfo;
+use crate::arguments::{HeapPtr, argument};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
 /// The result of a look-up: the head of a list, or an error of the C library (`EAI_*`).
 pub(crate) struct Resolved(Result<*mut rdma_addrinfo, c_int>);
 
-// SAFETY: the list is on C's heap and belongs to this value, on whatever thread that is.
+// SAFETY: the list is on C's heap, and this value owns it on whatever thread it is.
 unsafe impl Send for Resolved {}
 
 impl Drop for Resolved {
     fn drop(&mut self) {
         if let Ok(list) = self.0 {
-            // SAFETY: the list that `new` was given, and not handed out.
-            unsafe { rdma_freeaddrinfo(list) };
+            // SAFETY: the value owns the list, which it has not given out.
+            rdma_freeaddrinfo(unsafe { argument(list) });
         }
     }
 }
@@ -41,23 +42,19 @@ impl Resolved {
 }
 
 /// `rdma_freeaddrinfo`.
-///
-/// # Safety
-/// `res` is NULL or a list of `rdma_getaddrinfo`.
-pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
-    let mut next = res;
+pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
+    let mut next = list.as_ptr();
     while !next.is_null() {
-        // SAFETY: the caller's promise: every part is on C's heap or NULL.
+        // SAFETY: the list is of `rdma_getaddrinfo`, and the program does not use it any more. Each part is NULL or memory of C's heap; a
+        // program that has freed or replaced one itself leaves it so.
         unsafe {
             let one = ptr::read(next);
-            for part in
-                [one.ai_route, one.ai_connect, one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()]
+            let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];
+            let names = [one.ai_src_canonname.cast(), one.ai_dst_canonname.cast()];
+            for part in addresses.into_iter().chain(names).chain([one.ai_route, one.ai_connect, next.cast()])
             {
                 libc::free(part);
             }
-            libc::free(one.ai_src_canonname.cast());
-            libc::free(one.ai_dst_canonname.cast());
-            libc::free(next.cast());
             next = one.ai_next;
         }
     }

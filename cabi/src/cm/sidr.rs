@@ -1,9 +1,10 @@
 //! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair, `rdma_accept` names one.
 
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED};
-use crate::abi::{ibv_ah_attr, ibv_gid, rdma_cm_event, rdma_conn_param};
+use crate::abi::{ibv_ah_attr, ibv_gid, rdma_conn_param};
+use crate::arguments::InPtr;
 use crate::boundary::Result;
-use crate::cm::event::{Draft, Ud, give};
+use crate::cm::event::{Delivered, Draft, Ud, give};
 use crate::cm::id::{Id, Phase};
 use crate::cm::ports::Reservation;
 use crate::cm::private_data::{CmMessage, PrivateData};
@@ -83,20 +84,13 @@ fn all_addresses(any: SocketAddr, v6_only: bool) -> Result<Vec<SocketAddr>> {
 ///
 /// # Errors
 /// EINVAL where there is none, or it is not UD.
-fn queue_pair<'a>(id: &Id, qp_num: u32) -> Result<&'a Object<Qp>> {
-    // SAFETY: the structure is alive; a queue pair stays while a call of its id uses it, as C orders its own calls.
-    let qp = unsafe {
-        let own = (*id.abi()).qp;
-        if own.is_null() { Qp::numbered((*id.abi()).verbs, qp_num) } else { Qp::get(own) }
-    }?;
+fn queue_pair(id: &Id, qp_num: u32) -> Result<&Object<Qp>> {
+    let qp = id.queue_pair(qp_num)?;
     if qp.is_ud() { Ok(qp) } else { Err(Errno::INVAL) }
 }
 
 /// `rdma_connect`.
-///
-/// # Safety
-/// `param` is NULL or readable, and so is its private data.
-pub(crate) unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
+pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
     let (channel, local, peer, params, bound) = {
@@ -104,8 +98,7 @@ pub(crate) unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Res
         let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
             return Err(Errno::INVAL.because("the id is in another state"));
         };
-        // SAFETY: the caller's promise.
-        let params = unsafe { params::read(param, &state) }?;
+        let params = params::read(param, &state)?;
         CmMessage::SidrRequest.check(&params.private_data)?;
         state.active = true;
         state.phase = Phase::Connecting;
@@ -132,14 +125,10 @@ pub(crate) unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Res
 }
 
 /// `rdma_accept`: no event follows.
-///
-/// # Safety
-/// As for [`connect`].
-pub(crate) unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
+pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     let _control = id.control();
     let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
-    // SAFETY: the caller's promise.
-    let params = unsafe { params::read(param, &state) }?;
+    let params = params::read(param, &state)?;
     CmMessage::SidrReply.check(&params.private_data)?;
     if !matches!(state.phase, Phase::SidrRequested(_)) {
         return Err(Errno::INVAL.because("the id is in another state"));
@@ -154,7 +143,7 @@ pub(crate) unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()
 }
 
 /// A request becomes an id of its own, as for connections.
-pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<*mut rdma_cm_event> {
+pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<Delivered> {
     let private_data = request.private_data().to_vec();
     let peer = request.peer_addr();
     let id = match request_id(listener, request) {
@@ -184,7 +173,7 @@ fn request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
 }
 
 /// The responder has named its queue pair.
-pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<*mut rdma_cm_event> {
+pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<Delivered> {
     let handle = {
         let mut state = id.lock_alive()?;
         state.phase = Phase::Connected;

@@ -2,99 +2,78 @@
 //! in the id, where the program can read it.
 
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
-use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use crate::abi::{rdma_cm_id, rdma_event_channel};
+use crate::arguments::{AnyPtr, OutPtr};
 use crate::boundary::{self, Result};
-use crate::cm::{event_channel, lifecycle, qp, registry};
+use crate::cm::event::Delivered;
+use crate::cm::{event_channel, lifecycle, qp};
 use crate::errno::Errno;
 use std::ffi::c_int;
-use std::ptr;
 
 /// Completes a call that began with `result`: a synchronous id waits for the event, any other id for nothing.
 ///
 /// # Safety
 /// As for [`event_channel::wait`].
 #[inline]
-pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
+pub(crate) unsafe fn complete(id: AnyPtr<rdma_cm_id>, result: c_int) -> c_int {
     if result != 0 {
         return result;
     }
-    let own = own_channel(id);
-    if own.is_null() {
-        return 0;
+    let Some(own) = own_channel(id) else { return 0 };
+    // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+    match unsafe { event_channel::wait(own) } {
+        Some(event) => boundary::minus_one(|| keep(id, event)),
+        None => -1,
     }
-    // SAFETY: the caller's promise.
-    let event = unsafe { event_channel::wait(own) };
-    if event.is_null() {
-        return -1;
-    }
-    boundary::minus_one(|| keep(id, event))
 }
 
-/// The channel to wait on, or NULL when the id is not synchronous. The event shown before is acknowledged.
-fn own_channel(id: *mut rdma_cm_id) -> *mut rdma_event_channel {
-    boundary::value(ptr::null_mut(), || {
-        let id = registry::id(id)?;
+/// The channel to wait on, if the id is synchronous. The event shown before is acknowledged.
+fn own_channel(id: AnyPtr<rdma_cm_id>) -> Option<AnyPtr<rdma_event_channel>> {
+    boundary::value(None, || {
+        let id = id.get()?;
         let (sync, channel) = {
             let state = id.lock();
             (state.sync, state.channel.abi())
         };
         if !sync {
-            return Ok(ptr::null_mut());
+            return Ok(None);
         }
         lifecycle::acknowledge_shown(&id);
-        Ok(channel)
+        Ok(Some(channel.into()))
     })
 }
 
 /// Shows an event to the program; an error for an event that reports one.
-fn keep(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<()> {
-    let id = registry::id(id)?;
-    // SAFETY: the structure is alive, and the event is not acknowledged before the id lets it go.
-    let (kind, status) = unsafe {
-        (*id.abi()).event = event;
-        ((*event).event, (*event).status)
-    };
-    match status {
+fn keep(id: AnyPtr<rdma_cm_id>, shown: Delivered) -> Result<()> {
+    id.get()?.abi.set(|id| &id.event, shown.event);
+    match shown.status {
         0 => Ok(()),
-        _ if kind == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
+        _ if shown.kind == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
         status => Err(Errno(status.abs())),
     }
 }
 
 /// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if `rdma_create_ep` was given its attributes.
-///
-/// # Safety
-/// `id` is NULL or writable.
-pub unsafe extern "C-unwind" fn rdma_get_request(
-    listener: *mut rdma_cm_id,
-    id: *mut *mut rdma_cm_id,
+pub extern "C-unwind" fn rdma_get_request(
+    listener: AnyPtr<rdma_cm_id>,
+    id: OutPtr<'_, *mut rdma_cm_id>,
 ) -> c_int {
-    let own = own_channel(listener);
-    if own.is_null() || id.is_null() {
+    let (Some(own), false) = (own_channel(listener), id.is_null()) else {
         Errno::INVAL.null().set();
         return -1;
-    }
-    // SAFETY: nothing on this stack frame has a destructor.
-    let event = unsafe { event_channel::wait(own) };
-    if event.is_null() {
+    };
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    let Some(Delivered { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
         return -1;
-    }
+    };
     boundary::minus_one(|| {
-        // SAFETY: events stay as they are until they are acknowledged.
-        let (kind, new) = unsafe { ((*event).event, (*event).id) };
         let made = match kind {
             RDMA_CM_EVENT_CONNECT_REQUEST => qp::for_request(listener, new),
             _ => Err(Errno::INVAL.because("the listener has an event that is no connection request")),
         };
         let shown = if made.is_ok() { new } else { listener };
-        let shown = registry::id(shown)?;
-        // SAFETY: the structure is alive; the caller's promise.
-        unsafe {
-            (*shown.abi()).event = event;
-            if made.is_ok() {
-                *id = new;
-            }
-        }
-        made
+        shown.get()?.abi.set(|id| &id.event, event);
+        made?;
+        id.write(new.as_ptr())
     })
 }

@@ -7,6 +7,7 @@ use crate::abi::{
     self, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc, rdma_cm_event, rdma_cm_id,
     rdma_event_channel,
 };
+use crate::call;
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;
 use crate::cm::routes::Source;
@@ -30,7 +31,7 @@ struct Shared<T>(*mut T);
 
 // SAFETY: the functions may be called from any thread.
 unsafe impl<T> Send for Shared<T> {}
-// SAFETY: as above.
+// SAFETY: the functions may be called from any thread.
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T> Shared<T> {
@@ -62,7 +63,7 @@ impl StackHooks for SlowConnect {
 fn new_id(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
     let mut id = ptr_null();
     // SAFETY: the id has room.
-    assert_eq!(unsafe { rdma_create_id(channel, &raw mut id, ptr_null(), RDMA_PS_TCP) }, 0);
+    assert_eq!(unsafe { call!(rdma_create_id(channel, &raw mut id, ptr_null(), RDMA_PS_TCP)) }, 0);
     id
 }
 
@@ -75,22 +76,21 @@ fn next(channel: *mut rdma_event_channel) -> (c_int, *mut rdma_cm_id) {
     let mut event: *mut rdma_cm_event = ptr_null();
     // SAFETY: the event has room, and is valid until it is acknowledged.
     unsafe {
-        assert_eq!(rdma_get_cm_event(channel, &raw mut event), 0);
+        assert_eq!(call!(rdma_get_cm_event(channel, &raw mut event)), 0);
         let found = ((*event).event, (*event).id);
-        assert_eq!(rdma_ack_cm_event(event), 0);
+        assert_eq!(call!(rdma_ack_cm_event(event)), 0);
         found
     }
 }
 
 fn resolve_addr(id: *mut rdma_cm_id, peer: SocketAddr) {
-    let mut to = address::write(peer);
+    let to = address::write(peer);
     // SAFETY: an address just written.
-    assert_eq!(unsafe { rdma_resolve_addr(id, ptr_null(), to.0.as_mut_ptr().cast(), 1000) }, 0);
+    assert_eq!(unsafe { call!(rdma_resolve_addr(id, std::ptr::null(), to.0.as_ptr().cast(), 1000)) }, 0);
 }
 
 fn queue_pair_attributes() -> ibv_qp_init_attr {
-    // SAFETY: integers and pointers.
-    let mut init: ibv_qp_init_attr = unsafe { abi::zeroed() };
+    let mut init: ibv_qp_init_attr = abi::zeroed();
     (init.cap.max_send_wr, init.cap.max_recv_wr) = (4, 4);
     (init.cap.max_send_sge, init.cap.max_recv_sge) = (1, 1);
     (init.qp_type, init.sq_sig_all) = (IBV_QPT_RC, 1);
@@ -104,10 +104,10 @@ fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
     let mut init = queue_pair_attributes();
     // SAFETY: objects just made.
     unsafe {
-        let domain = pd::ibv_alloc_pd(context);
-        let queue = cq::ibv_create_cq(context, 16, ptr_null(), ptr_null(), 0);
+        let domain = call!(pd::ibv_alloc_pd(context));
+        let queue = call!(cq::ibv_create_cq(context, 16, ptr_null(), ptr_null(), 0));
         (init.send_cq, init.recv_cq) = (queue, queue);
-        let qp = crate::qp::ibv_create_qp(domain, &raw mut init);
+        let qp = call!(crate::qp::ibv_create_qp(domain, &raw mut init));
         assert!(!qp.is_null());
         qp
     }
@@ -118,11 +118,11 @@ fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc
     let (mut found, mut context) = (ptr_null(), ptr_null());
     // SAFETY: objects of ours; a completion of zeros is written before it is read.
     unsafe {
-        assert_eq!(comp_channel::ibv_get_cq_event(channel, &raw mut found, &raw mut context), 0);
+        assert_eq!(call!(comp_channel::ibv_get_cq_event(channel, &raw mut found, &raw mut context)), 0);
         assert_eq!(found, queue);
-        cq::ibv_ack_cq_events(queue, 1);
+        call!(cq::ibv_ack_cq_events(queue, 1));
         let mut wc: ibv_wc = abi::zeroed();
-        assert_eq!(cq::poll_cq(queue, 1, &raw mut wc), 1);
+        assert_eq!(call!(cq::poll_cq(queue, 1, &raw mut wc)), 1);
         wc
     }
 }
@@ -133,40 +133,46 @@ fn connect_and_send(channel: *mut rdma_event_channel) {
     let listener = new_id(passive);
     // SAFETY: ids, channels and queue pairs of ours, all destroyed in the end; requests without elements.
     unsafe {
-        assert_eq!(rdma_listen(listener, 4), 0);
-        let port = u16::from_be(rdma_get_src_port(listener));
+        assert_eq!(call!(rdma_listen(listener, 4)), 0);
+        let port = u16::from_be(call!(rdma_get_src_port(listener)));
         let id = new_id(channel);
         resolve_addr(id, (Ipv4Addr::LOCALHOST, port).into());
         assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, id));
-        assert_eq!(rdma_resolve_route(id, 1000), 0);
+        assert_eq!(call!(rdma_resolve_route(id, 1000)), 0);
         assert_eq!(next(channel), (RDMA_CM_EVENT_ROUTE_RESOLVED, id));
-        assert_eq!(rdma_create_qp(id, ptr_null(), &mut queue_pair_attributes()), 0);
-        assert_eq!(rdma_connect(id, ptr_null()), 0);
+        assert_eq!(
+            call!(rdma_create_qp(id, ptr_null(), std::ptr::from_mut(&mut queue_pair_attributes()))),
+            0
+        );
+        assert_eq!(call!(rdma_connect(id, std::ptr::null())), 0);
 
         let (event, accepted) = next(passive);
         assert_eq!(event, RDMA_CM_EVENT_CONNECT_REQUEST);
-        assert_eq!(rdma_create_qp(accepted, ptr_null(), &mut queue_pair_attributes()), 0);
+        assert_eq!(
+            call!(rdma_create_qp(accepted, ptr_null(), std::ptr::from_mut(&mut queue_pair_attributes()))),
+            0
+        );
         let mut receive = ibv_recv_wr { wr_id: 7, next: ptr_null(), sg_list: ptr_null(), num_sge: 0 };
-        assert_eq!(post::post_recv((*accepted).qp, &raw mut receive, &mut ptr_null()), 0);
-        assert_eq!(cq::req_notify_cq((*accepted).recv_cq, 0), 0);
-        assert_eq!(rdma_accept(accepted, ptr_null()), 0);
+        assert_eq!(call!(post::post_recv((*accepted).qp, &raw mut receive, ptr_null())), 0);
+        assert_eq!(call!(cq::req_notify_cq((*accepted).recv_cq, 0)), 0);
+        assert_eq!(call!(rdma_accept(accepted, std::ptr::null())), 0);
         assert_eq!(next(channel), (RDMA_CM_EVENT_ESTABLISHED, id));
         assert_eq!(next(passive), (RDMA_CM_EVENT_ESTABLISHED, accepted));
 
         let mut send: ibv_send_wr = abi::zeroed();
         send.opcode = abi::wr::IBV_WR_SEND;
-        assert_eq!(post::post_send((*id).qp, &raw mut send, &mut ptr_null()), 0);
+        assert_eq!(call!(post::post_send((*id).qp, &raw mut send, ptr_null())), 0);
         let wc = completion((*accepted).recv_cq, (*accepted).recv_cq_channel);
         assert_eq!((wc.wr_id, wc.status), (7, 0));
 
-        assert_eq!(rdma_disconnect(id), 0);
+        assert_eq!(call!(rdma_disconnect(id)), 0);
         assert_eq!(next(channel), (RDMA_CM_EVENT_DISCONNECTED, id));
         for id in [id, accepted] {
-            rdma_destroy_qp(id);
-            assert_eq!(rdma_destroy_id(id), 0);
+            call!(rdma_destroy_qp(id));
+            assert_eq!(call!(rdma_destroy_id(id)), 0);
         }
-        assert_eq!(rdma_destroy_id(listener), 0);
-        rdma_destroy_event_channel(passive);
+        assert_eq!(call!(rdma_destroy_id(listener)), 0);
+        call!(rdma_destroy_event_channel(passive));
     }
 }
 
@@ -183,12 +189,12 @@ fn an_id_inside_of_the_engine_stops_no_other_one() {
     assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, slow));
     // SAFETY: an id of ours, which C may give a queue pair of its own.
     unsafe {
-        assert_eq!(rdma_resolve_route(slow, 1000), 0);
+        assert_eq!(call!(rdma_resolve_route(slow, 1000)), 0);
         (*slow).qp = qp;
     }
     let shared = Shared(slow);
     // SAFETY: no parameters.
-    let connecting = thread::spawn(move || unsafe { rdma_connect(shared.get(), ptr_null()) });
+    let connecting = thread::spawn(move || unsafe { call!(rdma_connect(shared.get(), std::ptr::null())) });
     is_entered.recv().unwrap();
     drop(is_entered);
 
@@ -208,13 +214,13 @@ fn an_id_inside_of_the_engine_stops_no_other_one() {
     assert_eq!(connecting.join().unwrap(), 0);
     // SAFETY: objects of ours, which no thread uses any more.
     unsafe {
-        assert_eq!(rdma_destroy_id(slow), 0);
+        assert_eq!(call!(rdma_destroy_id(slow)), 0);
         let (context, domain, queue) = ((*qp).context, (*qp).pd, (*qp).send_cq);
-        assert_eq!(crate::qp::ibv_destroy_qp(qp), 0);
-        assert_eq!(cq::ibv_destroy_cq(queue), 0);
-        assert_eq!(pd::ibv_dealloc_pd(domain), 0);
-        assert_eq!(open::ibv_close_device(context), 0);
-        rdma_destroy_event_channel(channel);
+        assert_eq!(call!(crate::qp::ibv_destroy_qp(qp)), 0);
+        assert_eq!(call!(cq::ibv_destroy_cq(queue)), 0);
+        assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
+        assert_eq!(call!(open::ibv_close_device(context)), 0);
+        call!(rdma_destroy_event_channel(channel));
     }
 }
 

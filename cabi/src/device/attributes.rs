@@ -3,10 +3,11 @@
 use super::netdev::NetDev;
 use super::write_text;
 use crate::abi::device::{self as dev, ibv_device_attr, ibv_device_attr_ex};
-use crate::abi::{self, ibv_context, ibv_values_ex};
+use crate::abi::{ibv_values_ex, zeroed};
+use crate::arguments::{Count, Handle, InOutPtr, InPtr, OutPtr, PrefixPtr};
 use crate::boundary::{self, Result};
 use crate::clock::monotonic_ns;
-use crate::context::Context;
+use crate::context::{Context, OpenContext};
 use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
 use crate::settings::Settings;
@@ -19,12 +20,6 @@ pub(crate) const VENDOR_ID: u32 = 0x62_6d74;
 /// Multicast groups that a queue pair may be attached to.
 const MAX_GROUPS: c_int = 64;
 
-/// As [`NetDev::guid`].
-#[must_use]
-pub fn guid(netdev: &NetDev) -> u64 {
-    netdev.guid()
-}
-
 fn int(value: u32) -> c_int {
     c_int::try_from(value).unwrap_or(c_int::MAX)
 }
@@ -32,8 +27,7 @@ fn int(value: u32) -> c_int {
 /// `ibv_device_attr` of a device on `netdev`.
 #[must_use]
 pub fn of(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
-    // SAFETY: integers.
-    let mut attr: ibv_device_attr = unsafe { abi::zeroed() };
+    let mut attr: ibv_device_attr = zeroed();
     write_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
     attr.node_guid = netdev.guid();
     attr.sys_image_guid = attr.node_guid;
@@ -78,44 +72,34 @@ fn now(context: &Context) -> Result<ibv_device_attr> {
 }
 
 /// `ibv_query_device`.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `attr` is NULL or writable.
-pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+pub extern "C" fn ibv_query_device(
+    context: Handle<'_, OpenContext>,
+    attr: OutPtr<'_, ibv_device_attr>,
+) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise.
-        let context = unsafe { Context::get(context) }?;
-        if attr.is_null() {
-            return Err(Errno::INVAL.null());
-        }
-        // SAFETY: as above.
-        unsafe { attr.write(now(context)?) };
-        Ok(())
+        let context = context.get()?;
+        attr.check()?;
+        attr.write(now(context)?)
     })
 }
 
 /// `ibv_query_device_ex`, by `verbs_context`: as much of the structure as the caller's version has.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `attr` is NULL or `size` bytes can be written there.
-pub(crate) unsafe extern "C" fn query_device_ex(
-    context: *mut ibv_context,
-    input: *const c_uint,
-    attr: *mut ibv_device_attr_ex,
-    size: usize,
+pub(crate) extern "C" fn query_device_ex<'a>(
+    context: Handle<'_, OpenContext>,
+    input: InPtr<'_, c_uint>,
+    attr: PrefixPtr<'a, ibv_device_attr_ex>,
+    size: Count<'a>,
 ) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        let context = unsafe { Context::get(context) }?;
-        if attr.is_null() || size < size_of::<ibv_device_attr>() {
+        let context = context.get()?;
+        if attr.is_null() || size.get()? < size_of::<ibv_device_attr>() {
             return Err(Errno::INVAL.because("no place for the attributes, or too little"));
         }
-        // SAFETY: `input` is one number, a mask of further requests, of which none is defined.
-        if !input.is_null() && unsafe { *input } != 0 {
+        // A mask of further requests, of which none is defined.
+        if input.as_ref().is_some_and(|mask| *mask != 0) {
             return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
-        // SAFETY: integers.
-        let mut full: ibv_device_attr_ex = unsafe { abi::zeroed() };
+        let mut full: ibv_device_attr_ex = zeroed();
         full.orig_attr = now(context)?;
         // On-demand paging, of ranges and of all memory, for every operation of reliable connections.
         full.odp_caps = [3, 0x3F, 0];
@@ -125,30 +109,19 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
         full.pci_atomic_caps = [0; 3];
         full.phys_port_cnt_ex = 1;
-        let known = size.min(size_of::<ibv_device_attr_ex>());
-        // SAFETY: `known` bytes fit both; the rest of the caller's structure is zeroed.
-        unsafe {
-            attr.cast::<u8>().write_bytes(0, size);
-            std::ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), known);
-        }
-        Ok(())
+        attr.write(size, &full)
     })
 }
 
 /// `ibv_query_rt_values_ex`: the clock that completion timestamps are taken from.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `values` is NULL or writable.
-pub(crate) unsafe extern "C" fn query_rt_values(
-    context: *mut ibv_context,
-    values: *mut ibv_values_ex,
+pub(crate) extern "C" fn query_rt_values(
+    context: Handle<'_, OpenContext>,
+    values: InOutPtr<'_, ibv_values_ex>,
 ) -> c_int {
     const IBV_VALUES_MASK_RAW_CLOCK: u32 = 1;
     boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        unsafe { Context::get(context) }?;
-        // SAFETY: as above.
-        let values = unsafe { values.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
+        context.get()?;
+        let values = values.get()?;
         if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
             let ns = monotonic_ns();
             // As mlx5 does: the raw clock's number, in a timespec.

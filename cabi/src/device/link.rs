@@ -1,6 +1,10 @@
 //! What the kernel says of a network interface of this network namespace, by ioctl(2): /sys may be another namespace's.
 
+use crate::abi::{Plain, zeroed};
+use socket2::{Domain, Socket, Type};
 use std::ffi::c_ulong;
+use std::os::fd::AsRawFd;
+use std::ptr;
 
 /// `struct ethtool_cmd` of linux/ethtool.h.
 #[repr(C)]
@@ -34,14 +38,38 @@ struct EthtoolDriver {
 }
 const _: () = assert!(size_of::<EthtoolDriver>() == 196);
 
-const ETHTOOL_GSET: u32 = 1;
-const ETHTOOL_GDRVINFO: u32 = 3;
+/// Structure of linux/ethtool.h.
+///
+/// # Safety
+/// A new one has the number of a question that the kernel answers in a structure of this type, whose fields are integers.
+unsafe trait Question {
+    fn new() -> Self;
+}
+
+// SAFETY: `ETHTOOL_GSET` is answered in a `struct ethtool_cmd`.
+unsafe impl Question for EthtoolCmd {
+    fn new() -> Self {
+        Self { cmd: 1, ..zeroed() }
+    }
+}
+
+// SAFETY: `ETHTOOL_GDRVINFO` is answered in a `struct ethtool_drvinfo`.
+unsafe impl Question for EthtoolDriver {
+    fn new() -> Self {
+        Self { cmd: 3, ..zeroed() }
+    }
+}
+
+// SAFETY: the fields are integers and arrays of them.
+unsafe impl Plain for EthtoolCmd {}
+// SAFETY: the fields are integers and arrays of them.
+unsafe impl Plain for EthtoolDriver {}
+
 const SIOCETHTOOL: c_ulong = 0x8946;
 
 /// A request of linux/if.h about the interface `name`.
 fn request(name: &str) -> libc::ifreq {
-    // SAFETY: integers and pointers.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let mut request: libc::ifreq = zeroed();
     for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
         // A `c_char` is signed on some processors only.
         *to = libc::c_char::from_ne_bytes([from]);
@@ -50,55 +78,37 @@ fn request(name: &str) -> libc::ifreq {
 }
 
 /// # Safety
-/// The request is as `code` needs it.
+/// The request is one that `code` needs: its data points to the structure of the question, if there is one.
 unsafe fn ask(code: c_ulong, request: &mut libc::ifreq) -> bool {
-    // SAFETY: a new socket, closed below; the caller's promise.
-    unsafe {
-        let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
-        if fd < 0 {
-            return false;
-        }
-        let answered = libc::ioctl(fd, code as _, std::ptr::from_mut(request)) == 0;
-        libc::close(fd);
-        answered
-    }
+    let Ok(socket) = Socket::new(Domain::IPV4, Type::DGRAM, None) else { return false };
+    // SAFETY: the request is as the caller ensures, and is there during the call.
+    unsafe { libc::ioctl(socket.as_raw_fd(), code as _, ptr::from_mut(request)) == 0 }
 }
 
-/// Asks the driver of `name`; `T` begins with the number of the question.
-///
-/// # Safety
-/// `question` is the structure of its number.
-unsafe fn ask_driver<T>(name: &str, question: &mut T) -> bool {
+/// Asks the driver of `name`.
+fn ask_driver<T: Question>(name: &str) -> Option<T> {
+    let mut question = T::new();
     let mut request = request(name);
-    request.ifr_ifru.ifru_data = std::ptr::from_mut(question).cast();
-    // SAFETY: the caller's promise.
-    unsafe { ask(SIOCETHTOOL, &mut request) }
+    request.ifr_ifru.ifru_data = ptr::from_mut(&mut question).cast();
+    // SAFETY: the data points to a structure of this question, as the trait says.
+    unsafe { ask(SIOCETHTOOL, &mut request) }.then_some(question)
 }
 
 /// Bytes of the longest packet.
 pub(super) fn mtu(name: &str) -> Option<u32> {
     let mut request = request(name);
-    // SAFETY: the kernel writes one number.
-    unsafe {
-        let answered = ask(libc::SIOCGIFMTU as c_ulong, &mut request);
-        answered.then(|| u32::try_from(request.ifr_ifru.ifru_mtu).unwrap_or(1500))
-    }
+    // SAFETY: the request has no data, and the kernel answers in the request.
+    let answered = unsafe { ask(libc::SIOCGIFMTU as c_ulong, &mut request) };
+    // SAFETY: any bytes are an integer.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    answered.then(|| u32::try_from(mtu).unwrap_or(1500))
 }
 
 /// Megabit a second; `None` for a virtual interface, which has no bus, and for one whose speed is unknown.
 pub(super) fn mbps(name: &str) -> Option<u32> {
-    // SAFETY: integers; structures of the numbers' own.
-    unsafe {
-        let mut driver: EthtoolDriver = std::mem::zeroed();
-        driver.cmd = ETHTOOL_GDRVINFO;
-        let is_physical = ask_driver(name, &mut driver) && has_bus(&driver.bus);
-        let mut link: EthtoolCmd = std::mem::zeroed();
-        link.cmd = ETHTOOL_GSET;
-        if !is_physical || !ask_driver(name, &mut link) {
-            return None;
-        }
-        known(u32::from(link.speed_high) << 16 | u32::from(link.speed))
-    }
+    ask_driver::<EthtoolDriver>(name).filter(|driver| has_bus(&driver.bus))?;
+    let link: EthtoolCmd = ask_driver(name)?;
+    known(u32::from(link.speed_high) << 16 | u32::from(link.speed))
 }
 
 /// Virtual drivers give no bus, "N/A", or a word such as "tap"; physical ones an address on it.

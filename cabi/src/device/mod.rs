@@ -7,8 +7,10 @@ pub mod netdev;
 pub mod port;
 pub mod speed;
 
-use crate::abi::{self, ibv_device};
+use crate::abi::{ibv_device, zeroed};
+use crate::arguments::{ArrayMutPtr, Count, HeapPtr, OutPtr, TextPtr};
 use crate::boundary::{self, Result};
+use crate::c_library;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::object;
@@ -17,7 +19,7 @@ use crate::settings::Settings;
 use crate::system;
 use netdev::NetDev;
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::net::IpAddr;
 use std::ptr;
 
@@ -30,10 +32,10 @@ pub struct Device {
     netdev: String,
 }
 
-// SAFETY: nothing in it changes once it is made; its only pointers are two that are always NULL.
-unsafe impl Sync for Device {}
-// SAFETY: as above.
+// SAFETY: the only pointers are two that are always NULL.
 unsafe impl Send for Device {}
+// SAFETY: nothing in it changes once it is made.
+unsafe impl Sync for Device {}
 
 /// The devices found so far, by name of their network device. They are never freed, and a child of a fork has the same.
 struct Devices(BTreeMap<String, &'static Device>);
@@ -50,17 +52,13 @@ fn find(netdev: &NetDev, persona: Persona) -> &'static Device {
     if let Some(known) = DEVICES.read().0.get(&netdev.name) {
         return known;
     }
-    let made = Box::into_raw(Box::new(Device::new(netdev, persona)));
-    // SAFETY: the box just made; it is freed below or never.
-    let new: &'static Device = unsafe { &*made };
+    let new: &Device = Box::leak(Box::new(Device::new(netdev, persona)));
     // Before other threads can find it and give it to C.
     object::enter(new.abi().addr(), Device::KIND);
     let kept = *DEVICES.write().0.entry(netdev.name.clone()).or_insert(new);
     if !ptr::eq(kept, new) {
         // Another thread was faster.
         object::leave(new.abi().addr());
-        // SAFETY: made above, in no table, and no other reference to it exists.
-        drop(unsafe { Box::from_raw(made) });
     }
     kept
 }
@@ -70,8 +68,7 @@ impl Device {
 
     fn new(netdev: &NetDev, persona: Persona) -> Self {
         let name = format!("uiw_{}", netdev.name);
-        // SAFETY: integers and two unused pointers.
-        let mut abi: ibv_device = unsafe { abi::zeroed() };
+        let mut abi: ibv_device = zeroed();
         abi.node_type = persona.node_type();
         abi.transport_type = persona.transport_type();
         write_text(&mut abi.name, &name);
@@ -111,7 +108,7 @@ impl Device {
         if !object::lives(abi.addr(), Self::KIND) {
             return Err(Errno::INVAL.because("a pointer to no device of the list"));
         }
-        // SAFETY: it is one of ours, and they are never freed.
+        // SAFETY: the table has a device there, which `find` has leaked.
         Ok(unsafe { &*abi.cast::<Self>() })
     }
 }
@@ -148,44 +145,31 @@ pub fn with_address(address: IpAddr) -> Result<&'static Device> {
 }
 
 /// `ibv_get_device_list`: those of the system's library in front, where it is loaded.
-///
-/// # Safety
-/// `count` is NULL or writable.
-pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+pub extern "C" fn ibv_get_device_list(count: OutPtr<'_, c_int>) -> *mut *mut ibv_device {
     boundary::pointer(|| {
         let ours = list()?;
         let theirs = system::devices()?;
         let mut devices: Vec<_> = theirs.iter().flat_map(system::Devices::iter).collect();
         devices.extend(ours.into_iter().map(Device::abi));
         if !count.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { *count = c_int::try_from(devices.len()).unwrap_or(c_int::MAX) };
+            count.write(c_int::try_from(devices.len()).unwrap_or(c_int::MAX))?;
         }
         devices.push(ptr::null_mut());
-        let bytes = devices.len() * size_of::<*mut ibv_device>();
-        // SAFETY: memory of C's heap, large enough for the copy; `ibv_free_device_list` frees it.
-        unsafe {
-            let array = libc::malloc(bytes).cast::<*mut ibv_device>();
-            if array.is_null() {
-                return Err(Errno::NOMEM.because("no memory for the list"));
-            }
-            ptr::copy_nonoverlapping(devices.as_ptr(), array, devices.len());
-            if let Some(theirs) = theirs {
-                theirs.belong_to(array);
-            }
-            Ok(array)
+        let array = c_library::copy_to_heap(&devices);
+        if array.is_null() {
+            return Err(Errno::NOMEM.because("no memory for the list"));
         }
+        if let Some(theirs) = theirs {
+            theirs.belong_to(array);
+        }
+        Ok(array)
     })
 }
 
 /// `ibv_free_device_list`.
-///
-/// # Safety
-/// `list` is NULL or came out of [`ibv_get_device_list`].
-pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
-    system::free_with(list);
-    // SAFETY: the caller's promise.
-    unsafe { libc::free(list.cast()) };
+pub extern "C" fn ibv_free_device_list(list: HeapPtr<'_, *mut ibv_device>) {
+    system::free_with(list.as_ptr());
+    list.free();
 }
 
 /// `ibv_get_device_name`.
@@ -209,29 +193,23 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 }
 
 /// `ibv_read_sysfs_file`: reads `dir/file` and cuts a newline at the end.
-///
-/// # Safety
-/// `dir` and `file` are NULL or end in NUL; `buffer` holds `size` bytes.
-pub unsafe extern "C" fn ibv_read_sysfs_file(
-    dir: *const c_char,
-    file: *const c_char,
-    buffer: *mut c_char,
-    size: usize,
+pub extern "C" fn ibv_read_sysfs_file<'a>(
+    dir: TextPtr<'_>,
+    file: TextPtr<'_>,
+    buffer: ArrayMutPtr<'a, u8>,
+    size: Count<'a>,
 ) -> c_int {
     boundary::number(|| {
-        if dir.is_null() || file.is_null() || buffer.is_null() || size == 0 {
+        let (Some(dir), Some(file), Some(room @ [_, ..])) = (dir.get(), file.get(), buffer.get_uninit(size)?)
+        else {
             return Err(Errno::INVAL.null());
-        }
-        // SAFETY: the caller's promise.
-        let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
+        };
         let path = format!("{}/{}", dir.to_string_lossy(), file.to_string_lossy());
         let bytes = std::fs::read(path)?;
         let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
-        let len = bytes.len().min(size - 1);
-        // SAFETY: `len` + 1 bytes fit `size`.
-        unsafe {
-            ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), len);
-            *buffer.add(len) = 0;
+        let len = bytes.len().min(room.len() - 1);
+        for (to, from) in room.iter_mut().zip(bytes[..len].iter().chain(&[0])) {
+            to.write(*from);
         }
         Ok(c_int::try_from(len).unwrap_or(c_int::MAX))
     })

@@ -4,9 +4,10 @@ use super::gid;
 use super::netdev::NetDev;
 use super::speed::PortSpeed;
 use crate::abi::device::{self as dev, ibv_gid_entry, ibv_port_attr};
-use crate::abi::{self, ibv_context, ibv_gid};
+use crate::abi::{_compat_ibv_port_attr, ibv_gid, zeroed};
+use crate::arguments::{Count, Handle, OutPtr, PrefixPtr};
 use crate::boundary::{self, Result};
-use crate::context::Context;
+use crate::context::{Context, OpenContext};
 use crate::errno::Errno;
 use crate::persona::Persona;
 use crate::settings::Settings;
@@ -22,8 +23,7 @@ const INFINIBAND_MAX_MESSAGE: u32 = 1 << 31;
 /// `ibv_port_attr` of the port of `netdev`.
 #[must_use]
 pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
-    // SAFETY: integers.
-    let mut attr: ibv_port_attr = unsafe { abi::zeroed() };
+    let mut attr: ibv_port_attr = zeroed();
     attr.state = if netdev.running { dev::IBV_PORT_ACTIVE } else { dev::IBV_PORT_DOWN };
     // As siw: the values of the InfiniBand link's "LinkUp" and "Disabled".
     attr.phys_state = if netdev.running { 5 } else { 3 };
@@ -79,70 +79,49 @@ pub(super) fn of_context(context: &Context, port: u32) -> Result<NetDev> {
 }
 
 /// `ibv_query_port` of programs compiled with the larger structure; by `verbs_context`.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `attr` is NULL or `len` bytes can be written there.
-pub(crate) unsafe extern "C" fn query_port_long(
-    context: *mut ibv_context,
+pub(crate) extern "C" fn query_port_long<'a>(
+    context: Handle<'_, OpenContext>,
     port: u8,
-    attr: *mut ibv_port_attr,
-    len: usize,
+    attr: PrefixPtr<'a, ibv_port_attr>,
+    len: Count<'a>,
 ) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise.
-        let context = unsafe { Context::get(context) }?;
-        if attr.is_null() {
-            return Err(Errno::INVAL.null());
-        }
-        let full = of(&of_context(context, port.into())?, Settings::get()?.persona);
-        let known = len.min(size_of::<ibv_port_attr>());
-        // SAFETY: the caller's promise for `len`; the source has `known` bytes.
-        unsafe {
-            attr.cast::<u8>().write_bytes(0, len);
-            std::ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), known);
-        }
-        Ok(())
+        let netdev = of_context(context.get()?, port.into())?;
+        attr.write(len, &of(&netdev, Settings::get()?.persona))
     })
 }
 
 /// `ibv_query_port` as exported: the structure of 2006.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `attr` is NULL or 48 bytes can be written there.
-pub unsafe extern "C" fn ibv_query_port(
-    context: *mut ibv_context,
+pub extern "C" fn ibv_query_port(
+    context: Handle<'_, OpenContext>,
     port: u8,
-    attr: *mut abi::_compat_ibv_port_attr,
+    attr: OutPtr<'_, _compat_ibv_port_attr>,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { query_port_long(context, port, attr.cast(), size_of::<abi::_compat_ibv_port_attr>()) }
+    boundary::code(|| {
+        let netdev = of_context(context.get()?, port.into())?;
+        attr.write_prefix(&of(&netdev, Settings::get()?.persona))
+    })
+}
+
+/// The address behind the GID of an index.
+///
+/// # Errors
+/// EINVAL where there is none.
+fn address(netdev: &NetDev, index: usize) -> Result<IpAddr> {
+    netdev.address(index).ok_or_else(|| Errno::INVAL.because("the device has no such GID"))
 }
 
 /// `ibv_query_gid`.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `gid` is NULL or writable.
-pub unsafe extern "C" fn ibv_query_gid(
-    context: *mut ibv_context,
+pub extern "C" fn ibv_query_gid(
+    context: Handle<'_, OpenContext>,
     port: u8,
     index: c_int,
-    gid: *mut ibv_gid,
+    gid: OutPtr<'_, ibv_gid>,
 ) -> c_int {
     boundary::minus_one(|| {
-        // SAFETY: the caller's promise.
-        let context = unsafe { Context::get(context) }?;
-        let netdev = of_context(context, port.into())?;
-        let address = usize::try_from(index).ok().and_then(|index| netdev.address(index));
-        if gid.is_null() {
-            return Err(Errno::INVAL.null());
-        }
-        // SAFETY: as above; C's union needs no alignment of eight.
-        unsafe {
-            gid.write_unaligned(gid::from_address(
-                address.ok_or_else(|| Errno::INVAL.because("the device has no such GID"))?,
-            ));
-        };
-        Ok(())
+        let netdev = of_context(context.get()?, port.into())?;
+        let index = usize::try_from(index).map_err(|_| Errno::INVAL.out_of_range())?;
+        gid.write(gid::from_address(address(&netdev, index)?))
     })
 }
 
@@ -157,20 +136,16 @@ fn entry(netdev: &NetDev, index: usize, persona: Persona) -> Option<ibv_gid_entr
 }
 
 /// `_ibv_query_gid_ex`: one entry, of the caller's size.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `to` is NULL or `size` bytes can be written there.
-pub unsafe extern "C" fn _ibv_query_gid_ex(
-    context: *mut ibv_context,
+pub extern "C" fn _ibv_query_gid_ex<'a>(
+    context: Handle<'_, OpenContext>,
     port: u32,
     index: u32,
-    to: *mut ibv_gid_entry,
+    to: PrefixPtr<'a, ibv_gid_entry>,
     flags: u32,
-    size: usize,
+    size: Count<'a>,
 ) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise.
-        let context = unsafe { Context::get(context) }?;
+        let context = context.get()?;
         if to.is_null() || flags != 0 {
             return Err(Errno::INVAL.because("no place for the entry, or flags that are not known"));
         }
@@ -178,41 +153,31 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
         // An index without an address: as rdma-core for an empty entry.
         let entry = entry(&netdev, index as usize, Settings::get()?.persona)
             .ok_or_else(|| Errno(libc::ENODATA).because("the device has no such GID"))?;
-        // SAFETY: as above.
-        unsafe { write_entry(to, &entry, size) };
-        Ok(())
+        to.write(size, &entry)
     })
 }
 
 /// `_ibv_query_gid_table`: every entry; the number of them, or a negative error number.
-///
-/// # Safety
-/// `context` is NULL or one of ours; `max` entries of `size` bytes can be written to `to`.
-pub unsafe extern "C" fn _ibv_query_gid_table(
-    context: *mut ibv_context,
-    to: *mut ibv_gid_entry,
-    max: usize,
+pub extern "C" fn _ibv_query_gid_table<'a>(
+    context: Handle<'_, OpenContext>,
+    to: PrefixPtr<'a, ibv_gid_entry>,
+    max: Count<'a>,
     flags: u32,
-    size: usize,
+    size: Count<'a>,
 ) -> isize {
     let table = || -> Result<isize> {
-        // SAFETY: the caller's promise.
-        let context = unsafe { Context::get(context) }?;
+        let context = context.get()?;
         if to.is_null() || flags != 0 {
             return Err(Errno::INVAL.because("no place for the entries, or flags that are not known"));
         }
         let netdev = of_context(context, 1)?;
         let persona = Settings::get()?.persona;
-        if max < netdev.addresses.len() {
+        if max.get()? < netdev.addresses.len() {
             return Err(Errno::INVAL.because("fewer entries than the device has GIDs"));
         }
-        let mut count = 0;
-        while let Some(entry) = (count < max).then(|| entry(&netdev, count, persona)).flatten() {
-            // SAFETY: the caller's promise: `count` is below `max`.
-            unsafe { write_entry(to.byte_add(count * size), &entry, size) };
-            count += 1;
-        }
-        Ok(count.cast_signed())
+        let entries: Vec<_> = (0..max.get()?).map_while(|index| entry(&netdev, index, persona)).collect();
+        to.write_table(max, size, &entries)?;
+        Ok(entries.len().cast_signed())
     };
     boundary::value(-(libc::EIO as isize), || {
         table().or_else(|errno| {
@@ -222,73 +187,40 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     })
 }
 
-/// # Safety
-/// `size` bytes can be written to `to`.
-unsafe fn write_entry(to: *mut ibv_gid_entry, entry: &ibv_gid_entry, size: usize) {
-    // SAFETY: the caller's promise; the source has its own size.
-    unsafe {
-        to.cast::<u8>().write_bytes(0, size);
-        let known = size.min(size_of::<ibv_gid_entry>());
-        std::ptr::copy_nonoverlapping(std::ptr::from_ref(entry).cast::<u8>(), to.cast(), known);
-    }
-}
-
 /// `ibv_query_gid_type`, which `ibv_devinfo` and pyverbs use though it is private: 0 for InfiniBand and RoCE v1 alike, 1 for
 /// RoCE v2.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `to` is NULL or writable.
-pub unsafe extern "C" fn ibv_query_gid_type(
-    context: *mut ibv_context,
+pub extern "C" fn ibv_query_gid_type(
+    context: Handle<'_, OpenContext>,
     port: u8,
     index: c_uint,
-    to: *mut c_uint,
+    to: OutPtr<'_, c_uint>,
 ) -> c_int {
     boundary::minus_one(|| {
-        // SAFETY: the caller's promise.
-        let context = unsafe { Context::get(context) }?;
-        let netdev = of_context(context, port.into())?;
-        netdev.address(index as usize).ok_or_else(|| Errno::INVAL.because("the device has no such GID"))?;
-        // SAFETY: as above.
-        let to = unsafe { to.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
-        *to = c_uint::from(Settings::get()?.persona == Persona::Roce);
-        Ok(())
+        address(&of_context(context.get()?, port.into())?, index as usize)?;
+        to.write(c_uint::from(Settings::get()?.persona == Persona::Roce))
     })
 }
 
 /// `ibv_query_pkey`: the key, big-endian.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `pkey` is NULL or writable.
-pub unsafe extern "C" fn ibv_query_pkey(
-    context: *mut ibv_context,
+pub extern "C" fn ibv_query_pkey(
+    context: Handle<'_, OpenContext>,
     port: u8,
     index: c_int,
-    pkey: *mut u16,
+    pkey: OutPtr<'_, u16>,
 ) -> c_int {
     boundary::minus_one(|| {
-        // SAFETY: the caller's promise.
-        let context = unsafe { Context::get(context) }?;
-        of_context(context, port.into())?;
-        // SAFETY: as above.
-        let to = unsafe { pkey.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
+        of_context(context.get()?, port.into())?;
         if index != 0 {
             return Err(Errno::INVAL.because("the device has one partition key"));
         }
-        *to = DEFAULT_PKEY;
-        Ok(())
+        pkey.write(DEFAULT_PKEY)
     })
 }
 
 /// `ibv_get_pkey_index`: the index of a big-endian key.
-///
-/// # Safety
-/// `context` is NULL or one of ours.
-pub unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_int {
+pub extern "C" fn ibv_get_pkey_index(context: Handle<'_, OpenContext>, port: u8, pkey: u16) -> c_int {
     boundary::number(|| {
-        // SAFETY: the caller's promise.
-        let context = unsafe { Context::get(context) }?;
-        of_context(context, port.into())?;
+        of_context(context.get()?, port.into())?;
         if pkey == DEFAULT_PKEY {
             Ok(0)
         } else {

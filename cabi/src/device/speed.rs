@@ -4,10 +4,9 @@
 //! virtual or its speed is unknown: memory is its limit then.
 
 use super::netdev::NetDev;
-use crate::abi::ibv_context;
+use crate::arguments::{Handle, OutPtr};
 use crate::boundary;
-use crate::context::Context;
-use crate::errno::Errno;
+use crate::context::OpenContext;
 use std::ffi::c_int;
 use std::fmt;
 
@@ -71,22 +70,14 @@ impl fmt::Display for PortSpeed {
 }
 
 /// `ibv_query_port_speed`, in 100 Mbit/s.
-///
-/// # Safety
-/// `context` is NULL or one of ours, `speed` is NULL or writable.
-pub unsafe extern "C" fn ibv_query_port_speed(
-    context: *mut ibv_context,
+pub extern "C" fn ibv_query_port_speed(
+    context: Handle<'_, OpenContext>,
     port: u32,
-    speed: *mut u64,
+    speed: OutPtr<'_, u64>,
 ) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise.
-        let context = unsafe { Context::get(context) }?;
-        let netdev = super::port::of_context(context, port)?;
-        // SAFETY: as above.
-        let to = unsafe { speed.as_mut() }.ok_or_else(|| Errno::INVAL.because("no place for the speed"))?;
-        *to = PortSpeed::of(&netdev).total.into();
-        Ok(())
+        let netdev = super::port::of_context(context.get()?, port)?;
+        speed.write(PortSpeed::of(&netdev).total.into())
     })
 }
 

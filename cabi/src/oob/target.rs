@@ -135,8 +135,7 @@ mod tests {
     }
 
     fn ah(peer: &str) -> ibv_ah_attr {
-        // SAFETY: integers.
-        let mut ah: ibv_ah_attr = unsafe { abi::zeroed() };
+        let mut ah: ibv_ah_attr = abi::zeroed();
         ah.is_global = 1;
         ah.grh.dgid = gid::from_address(peer.parse::<IpAddr>().unwrap());
         ah

@@ -2,7 +2,8 @@
 
 use super::{Qp, QpType, transitions, ud};
 use crate::abi::qp as flags;
-use crate::abi::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
+use crate::abi::{ibv_qp_attr, ibv_qp_init_attr, zeroed};
+use crate::arguments::{Handle, InPtr, OutPtr};
 use crate::boundary::{self, Result};
 use crate::device::port;
 use crate::errno::Errno;
@@ -18,23 +19,17 @@ use uiw_verbs::{Access, Call, QpState};
 const KNOWN: c_int = 0x3F_FFFF | 1 << 25;
 
 /// `ibv_modify_qp`.
-///
-/// # Safety
-/// `qp` is NULL or one of ours, `attr` is NULL or readable.
-pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+pub extern "C" fn ibv_modify_qp(qp: Handle<'_, Qp>, attr: InPtr<'_, ibv_qp_attr>, mask: c_int) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Qp::get(qp) }?;
-        // SAFETY: as above.
-        let attr = unsafe { attr.as_ref() }.ok_or_else(|| Errno::INVAL.null())?;
+        let (object, attr) = (qp.get()?, attr.get()?);
         if mask & !KNOWN != 0 {
             return Err(Errno::INVAL.because("attributes that are not known (attr_mask)"));
         }
         object.context.engine.inject(Call::ModifyQp)?;
         modify(object, attr, mask)?;
         if mask & flags::IBV_QP_STATE != 0 {
-            // SAFETY: as above; rdma-core writes it here as well.
-            unsafe { (*qp).state = shown_state(object) as c_int };
+            // rdma-core writes it here as well.
+            object.abi.set(|abi| &abi.qp_base.state, shown_state(object) as c_int);
         }
         Ok(())
     })
@@ -196,45 +191,35 @@ fn state(raw: c_int) -> Option<QpState> {
 }
 
 /// `ibv_query_qp`: everything, whatever the mask asks for.
-///
-/// # Safety
-/// `qp` is NULL or one of ours, `attr` and `init` are NULL or writable.
-pub unsafe extern "C" fn ibv_query_qp(
-    qp: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
+pub extern "C" fn ibv_query_qp(
+    qp: Handle<'_, Qp>,
+    attr: OutPtr<'_, ibv_qp_attr>,
     _mask: c_int,
-    init: *mut ibv_qp_init_attr,
+    init: OutPtr<'_, ibv_qp_init_attr>,
 ) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Qp::get(qp) }?;
-        if attr.is_null() || init.is_null() {
-            return Err(Errno::INVAL.null());
-        }
+        let object = qp.get()?;
+        attr.check().and(init.check())?;
         let state = shown_state(object) as c_int;
-        // SAFETY: as above.
-        unsafe {
-            (*qp).state = state;
-            attr.write(query(object, state)?);
-            init.write(ibv_qp_init_attr {
-                qp_context: (*qp).qp_context,
-                send_cq: (*qp).send_cq,
-                recv_cq: (*qp).recv_cq,
-                srq: (*qp).srq,
-                cap: object.cap,
-                qp_type: (*qp).qp_type,
-                sq_sig_all: object.signal_all.into(),
-            });
-        }
-        Ok(())
+        let abi = &object.abi;
+        abi.set(|abi| &abi.qp_base.state, state);
+        attr.write(query(object, state)?)?;
+        init.write(ibv_qp_init_attr {
+            qp_context: abi.get(|abi| &abi.qp_base.qp_context),
+            send_cq: abi.get(|abi| &abi.qp_base.send_cq),
+            recv_cq: abi.get(|abi| &abi.qp_base.recv_cq),
+            srq: abi.get(|abi| &abi.qp_base.srq),
+            cap: object.cap,
+            qp_type: abi.get(|abi| &abi.qp_base.qp_type),
+            sq_sig_all: object.signal_all.into(),
+        })
     })
 }
 
 fn query(object: &Object<Qp>, state: c_int) -> Result<ibv_qp_attr> {
     let engine = object.engine.query();
     let kept = *object.attributes.lock();
-    // SAFETY: integers.
-    let mut attr: ibv_qp_attr = unsafe { abi::zeroed() };
+    let mut attr: ibv_qp_attr = zeroed();
     attr.qp_state = state;
     attr.cur_qp_state = state;
     attr.path_mtu = match kept.path_mtu {

@@ -9,26 +9,28 @@ mod transitions;
 mod ud;
 
 pub use attr::{ibv_modify_qp, ibv_query_qp};
-pub(crate) use create::create_qp_ex;
+pub(crate) use create::{create_extended, create_qp_ex};
 pub use create::{ibv_create_qp, ibv_destroy_qp};
 pub use ex::ibv_qp_to_qp_ex;
 pub use ud::{ibv_attach_mcast, ibv_detach_mcast};
 
 use crate::abi::qp as flags;
-use crate::abi::{self, ibv_context, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr};
+use crate::abi::{ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr_ex, zeroed};
+use crate::arguments::InOutPtr;
 use crate::boundary::Result;
+use crate::call_lock::CallLock;
 use crate::context::{Context, Numbered};
 use crate::cq::Cq;
 use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::oob::QpnReservation;
-use crate::pd;
+use crate::pd::Pd;
 use crate::persona::Persona;
 use crate::settings::Settings;
 use crate::srq::Srq;
 use crate::users::{Unacknowledged, Used};
 use attributes::Attributes;
-use builder::Builder;
+use builder::Batch;
 use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -52,28 +54,17 @@ pub struct Qp {
     /// Asynchronous events that the program holds.
     pub async_events: Arc<Unacknowledged>,
     /// Only of queue pairs that were made for `ibv_wr_*`.
-    builder: Option<Builder>,
+    builder: Option<CallLock<Batch>>,
     _uses: [Option<Used>; 4],
 }
 
 impl Body for Qp {
     type Abi = ibv_qp_ex;
+    type C = ibv_qp;
     const KIND: u32 = 0x7569_6308;
 }
 
 impl Qp {
-    /// The queue pair behind C's pointer.
-    ///
-    /// # Safety
-    /// `qp` is NULL or one of ours, and no thread frees it during `'a`.
-    ///
-    /// # Errors
-    /// As [`Object::get`].
-    pub unsafe fn get<'a>(qp: *mut ibv_qp) -> Result<&'a Object<Self>> {
-        // SAFETY: the caller's promise; every queue pair of ours is an `ibv_qp_ex`.
-        unsafe { Object::get(qp.cast()) }
-    }
-
     /// Called after a post: the time-out of an out-of-band connection that is being made begins.
     pub(crate) fn note_post(&self) {
         if self.oob_connecting.load(Ordering::Relaxed) && !self.reservation.posted() {
@@ -84,21 +75,19 @@ impl Qp {
     /// The queue pair of a context that has `number`: programs name queue pairs of their own to rdma_cm by number.
     ///
     /// # Safety
-    /// `context` is NULL or one of ours; the queue pair stays during `'a`.
+    /// The program does not destroy the queue pair during `'a`.
     ///
     /// # Errors
     /// EINVAL when there is none.
-    pub unsafe fn numbered<'a>(context: *mut ibv_context, number: u32) -> Result<&'a Object<Self>> {
-        // SAFETY: the caller's promise, here and below.
-        let open = unsafe { Context::get(context) }?;
-        let qp = open
+    pub unsafe fn numbered<'a>(context: &Context, number: u32) -> Result<&'a Object<Self>> {
+        let qp = context
             .numbers
             .lock()
             .qps
             .get(&number)
             .ok_or_else(|| Errno::INVAL.because("no queue pair of the context has the number"))?
             .object();
-        // SAFETY: as above.
+        // SAFETY: the caller ensures that the queue pair stays.
         unsafe { Object::get(qp) }
     }
 
@@ -122,29 +111,24 @@ impl Qp {
 /// Bytes of inline data that every queue pair takes at least: some programs ask for none and use it.
 const INLINE: u32 = 256;
 
-/// Makes a queue pair. `init.cap` becomes what it really has. `with_builder`: for `ibv_wr_*`.
-///
-/// # Safety
-/// `pd` and the pointers in `init` are NULL or ours.
+/// Makes a queue pair. `init.cap` becomes what it really has. With `send_ops` it has these functions for `ibv_wr_*`.
 ///
 /// # Errors
 /// EINVAL for invalid values and for more than the device can, EOPNOTSUPP for types that the persona does not have.
-unsafe fn create_qp(
-    pd: *mut ibv_pd,
-    init: &mut ibv_qp_init_attr,
-    with_builder: bool,
-) -> Result<*mut ibv_qp_ex> {
-    // SAFETY: the caller's promise, here and below.
-    let domain = unsafe { pd::get(pd) }?;
+fn create_qp(
+    domain: &Object<Pd>,
+    init: InOutPtr<'_, ibv_qp_init_attr_ex>,
+    send_ops: Option<u64>,
+) -> Result<*mut ibv_qp> {
     let persona = domain.context.persona;
-    let qp_type = checked_type(init.qp_type, persona)?;
-    // SAFETY: as above.
-    let (send_cq, recv_cq) = unsafe { (Cq::get(init.send_cq)?, Cq::get(init.recv_cq)?) };
-    let srq = match init.srq.is_null() {
+    let qp_type = checked_type(init.given()?.qp_type, persona)?;
+    let send_cq: &Object<Cq> = init.object(|init| &init.send_cq)?;
+    let recv_cq: &Object<Cq> = init.object(|init| &init.recv_cq)?;
+    let srq: Option<&Object<Srq>> = match init.given()?.srq.is_null() {
         true => None,
-        // SAFETY: as above.
-        false => Some(unsafe { Object::<Srq>::get(init.srq) }?),
+        false => Some(init.object(|init| &init.srq)?),
     };
+    let init = init.get()?;
     init.cap.max_inline_data = init.cap.max_inline_data.max(INLINE);
     if srq.is_some() {
         // The shared queue has its own.
@@ -178,13 +162,14 @@ unsafe fn create_qp(
         engine.modify(QpState::Reset)?;
     }
     let number = engine.num();
-    // SAFETY: integers, pointers and optional functions.
-    let mut abi: ibv_qp_ex = unsafe { abi::zeroed() };
+    let mut abi: ibv_qp_ex = zeroed();
+    if let Some(ops) = send_ops {
+        ex::fill(&mut abi, ops);
+    }
     let base = &mut abi.qp_base;
-    // SAFETY: the domain lives.
-    base.context = unsafe { (*pd).context };
+    base.context = domain.abi.get(|pd| &pd.context);
     base.qp_context = init.qp_context;
-    base.pd = pd;
+    base.pd = domain.abi();
     (base.send_cq, base.recv_cq, base.srq) = (init.send_cq, init.recv_cq, init.srq);
     (base.handle, base.qp_num) = (number, number);
     // RESET whatever the real state is: rdma-core shows that until the first change or query.
@@ -206,7 +191,7 @@ unsafe fn create_qp(
         signal_all: init.sq_sig_all != 0,
         attributes: Mutex::default(),
         async_events: Arc::default(),
-        builder: with_builder.then(Builder::default),
+        builder: send_ops.map(|_| CallLock::default()),
         _uses: uses,
     };
     let events = Arc::clone(&qp.async_events);
@@ -237,7 +222,7 @@ fn checked_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
 
 impl Qp {
     /// From here on no event names it, and the program holds none.
-    fn leave(&self) {
+    fn leave(&self) -> Result<()> {
         self.reservation.forget();
         let number = self.engine.num();
         self.context.numbers.lock().qps.remove(&number);
@@ -251,5 +236,6 @@ impl Qp {
         };
         drop(self.context.engine.async_events().remove_if(about));
         self.async_events.wait();
+        Ok(())
     }
 }

@@ -2,7 +2,8 @@
 
 use super::Qp;
 use crate::abi::qp as flags;
-use crate::abi::{ibv_gid, ibv_qp, ibv_qp_attr};
+use crate::abi::{ibv_gid, ibv_qp_attr};
+use crate::arguments::{Handle, InPtr};
 use crate::boundary::{self, Result};
 use crate::device::{gid, netdev::NetDev};
 use crate::errno::Errno;
@@ -43,48 +44,34 @@ fn member(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
         .ok_or_else(|| Errno::INVAL.because("the device has no address of the group's version"))
 }
 
-/// # Safety
-/// `qp` is NULL or one of ours, `gid` is NULL or readable.
-unsafe fn with_group(
-    qp: *mut ibv_qp,
-    gid: *const ibv_gid,
+fn with_group(
+    qp: Handle<'_, Qp>,
+    gid: &InPtr<'_, ibv_gid>,
     change: impl FnOnce(&uiw_verbs::Qp, IpAddr, IpAddr, u32) -> uiw_verbs::Result<()>,
 ) -> c_int {
     boundary::code(|| {
-        // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Qp::get(qp) }?;
-        if gid.is_null() || !object.is_ud() {
-            return Err(Errno::INVAL.because("no group is given, or the queue pair is not UD"));
-        }
-        // SAFETY: as above; C's union needs no alignment of eight.
-        let group = gid::to_group(unsafe { gid.read_unaligned() })
-            .ok_or_else(|| Errno::INVAL.because("the GID is no multicast group"))?;
-        let netdev = object.context.device.netdev()?;
-        change(&object.engine, group, member(&netdev, group)?, netdev.index).map_err(Into::into)
+        let qp = qp.get()?;
+        let gid = gid.read().filter(|_| qp.is_ud());
+        let gid =
+            gid.ok_or_else(|| Errno::INVAL.because("no group is given, or the queue pair is not UD"))?;
+        let group =
+            gid::to_group(gid).ok_or_else(|| Errno::INVAL.because("the GID is no multicast group"))?;
+        let netdev = qp.context.device.netdev()?;
+        change(&qp.engine, group, member(&netdev, group)?, netdev.index).map_err(Into::into)
     })
 }
 
 /// `ibv_attach_mcast`.
-///
-/// # Safety
-/// `qp` is NULL or one of ours, `gid` is NULL or readable.
-pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { with_group(qp, gid, uiw_verbs::Qp::attach_multicast) }
+pub extern "C" fn ibv_attach_mcast(qp: Handle<'_, Qp>, gid: InPtr<'_, ibv_gid>, _lid: u16) -> c_int {
+    with_group(qp, &gid, uiw_verbs::Qp::attach_multicast)
 }
 
 /// `ibv_detach_mcast`.
-///
-/// # Safety
-/// As for [`ibv_attach_mcast`].
-pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe {
-        with_group(qp, gid, |qp, group, member, index| match qp.detach_multicast(group, member, index) {
-            Err(uiw_verbs::Error::NotConnected) => {
-                Err(uiw_verbs::Error::Misuse("the queue pair is not attached to this group"))
-            }
-            other => other,
-        })
-    }
+pub extern "C" fn ibv_detach_mcast(qp: Handle<'_, Qp>, gid: InPtr<'_, ibv_gid>, _lid: u16) -> c_int {
+    with_group(qp, &gid, |qp, group, member, index| match qp.detach_multicast(group, member, index) {
+        Err(uiw_verbs::Error::NotConnected) => {
+            Err(uiw_verbs::Error::Misuse("the queue pair is not attached to this group"))
+        }
+        other => other,
+    })
 }

@@ -1,55 +1,22 @@
 //! Addresses that C gives and takes, and the program's name.
 
+use crate::arguments::{ArrayMutPtr, ArrayPtr, Count, RoomPtr, write_bytes};
 use crate::boundary::Result;
 use crate::cm::address;
 use crate::errno::Errno;
-use libc::{sockaddr, socklen_t};
-use std::ffi::{CStr, c_char, c_int};
+use libc::socklen_t;
+use std::ffi::{CStr, c_char};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::ptr;
 
 /// An address of C, `len` bytes long.
-///
-/// # Safety
-/// `addr` is NULL or `len` readable bytes.
-pub(crate) unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr> {
-    if !addr.is_null() && (len as usize) < size_of::<libc::sa_family_t>() {
-        return Err(Errno::INVAL.because("an address that is shorter than its family"));
-    }
-    // SAFETY: the caller's promise; the family is there.
-    let family = if addr.is_null() { 0 } else { unsafe { (&raw const (*addr).sa_family).read_unaligned() } };
-    let least = match c_int::from(family) {
-        libc::AF_INET => size_of::<libc::sockaddr_in>(),
-        // Programs of before RFC 2553 leave out the scope.
-        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
-        _ => 0,
-    };
-    if (len as usize) < least {
-        return Err(Errno::INVAL.because("an address that is shorter than its family's"));
-    }
-    // SAFETY: as long as its family's.
-    unsafe { address::read(addr) }
+pub(crate) fn read_address<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<SocketAddr> {
+    address::parse(addr.get(len)?.ok_or_else(|| Errno::INVAL.because("an address is NULL"))?)
 }
 
 /// Gives C an address, as much as fits, and its length.
-///
-/// # Safety
-/// `len` is NULL or readable and writable; `addr` is NULL or has `*len` bytes.
-pub(crate) unsafe fn write_address(real: SocketAddr, addr: *mut sockaddr, len: *mut socklen_t) -> Result<()> {
-    if len.is_null() {
-        return Err(Errno(libc::EFAULT).null());
-    }
-    let bytes = address::shown(real);
-    let full = if real.is_ipv4() { size_of::<libc::sockaddr_in>() } else { size_of::<libc::sockaddr_in6>() };
-    // SAFETY: the caller's promise.
-    unsafe {
-        let room = (*len as usize).min(full);
-        if !addr.is_null() {
-            ptr::copy_nonoverlapping(bytes.0.as_ptr().cast::<u8>(), addr.cast::<u8>(), room);
-        }
-        *len = full as socklen_t;
-    }
-    Ok(())
+pub(crate) fn write_address<'a>(real: SocketAddr, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> Result<()> {
+    let shown = address::shown(real);
+    write_bytes(addr, len, address::bytes(&shown))
 }
 
 /// The name by which the program was started, without folders.
@@ -57,7 +24,7 @@ pub(crate) fn program_name() -> &'static str {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
-    // SAFETY: a text that the C library makes before any other code runs, and that stays.
+    // SAFETY: the C library sets it before any other code runs, to NULL or a text that stays.
     unsafe {
         if program_invocation_short_name.is_null() {
             return "";

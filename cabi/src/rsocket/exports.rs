@@ -1,6 +1,8 @@
 //! The functions of `rdma/rsocket.h`: descriptors, addresses, connections, options. [`transfer`](super::transfer) has those that move bytes.
 
+use crate::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
 use crate::boundary::{self, Result};
+use crate::cm::address;
 use crate::engine;
 use crate::errno::Errno;
 use crate::rsocket::addresses::{program_name, reachable, read_address, write_address};
@@ -16,12 +18,10 @@ use crate::rsocket::table::{self, Entry};
 use crate::rsocket::wait::Limit;
 use crate::rsocket::{acceptor, connect, sys};
 use crate::settings::Settings;
-use libc::{sockaddr, socklen_t};
-use std::ffi::{c_int, c_long, c_void};
+use libc::socklen_t;
+use std::ffi::{c_int, c_long};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::ptr;
-use std::slice;
 
 /// `rsocket`.
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -92,14 +92,10 @@ fn new_datagram(domain: c_int) -> Result<c_int> {
 }
 
 /// `rbind`.
-///
-/// # Safety
-/// `addr` is NULL or `len` readable bytes.
-pub unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+pub extern "C" fn rbind<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> c_int {
     boundary::minus_one(|| {
         let socket = table::socket(fd)?;
-        // SAFETY: the caller's promise.
-        let to = unsafe { read_address(addr, len) }?;
+        let to = read_address(&addr, len)?;
         match socket {
             AnySocket::Stream(socket) => connect::bind(&socket, to),
             AnySocket::Datagram(socket) => socket.bind(to),
@@ -113,10 +109,7 @@ pub extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
 }
 
 /// `raccept`.
-///
-/// # Safety
-/// `addr` and `len` are NULL or as for accept(2).
-pub unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> c_int {
     boundary::number(|| {
         let socket = table::stream(fd)?;
         let nonblocking = socket.is_nonblocking(0);
@@ -142,26 +135,20 @@ pub unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut sockl
             && !addr.is_null()
             && !len.is_null()
         {
-            // SAFETY: the caller's promise.
-            unsafe { write_address(peer, addr, len) }?;
+            write_address(peer, addr, len)?;
         }
         Ok(given)
     })
 }
 
 /// `rconnect`.
-///
-/// # Safety
-/// `addr` is NULL or `len` readable bytes.
-pub unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> c_int {
     boundary::minus_one(|| {
         let socket = match table::socket(fd)? {
             AnySocket::Stream(socket) => socket,
-            // SAFETY: the caller's promise, here and below.
-            AnySocket::Datagram(socket) => return socket.connect(unsafe { peer_of_datagrams(addr, len) }?),
+            AnySocket::Datagram(socket) => return socket.connect(peer_of_datagrams(&addr, len)?),
         };
-        // SAFETY: as above.
-        let to = reachable(unsafe { read_address(addr, len) }?);
+        let to = reachable(read_address(&addr, len)?);
         if Settings::get()?.stays_on_tcp(&to.port().to_string()) {
             return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP has the port"));
         }
@@ -180,21 +167,11 @@ pub unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen
 }
 
 /// The peer that a datagram socket is to have; none for AF_UNSPEC.
-///
-/// # Safety
-/// `addr` is NULL or `len` readable bytes.
-unsafe fn peer_of_datagrams(addr: *const sockaddr, len: socklen_t) -> Result<Option<SocketAddr>> {
-    // SAFETY: the caller's promise, here and below; the family is there.
-    let family = unsafe {
-        if addr.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
-            return Err(Errno::INVAL.because("an address that is shorter than its family"));
-        }
-        (&raw const (*addr).sa_family).read_unaligned()
-    };
-    match c_int::from(family) {
-        libc::AF_UNSPEC => Ok(None),
-        // SAFETY: as above.
-        _ => unsafe { read_address(addr, len) }.map(Some),
+fn peer_of_datagrams<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
+    match addr.get(len)?.and_then(address::family).map(c_int::from) {
+        None => Err(Errno::INVAL.because("an address that is shorter than its family")),
+        Some(libc::AF_UNSPEC) => Ok(None),
+        Some(_) => read_address(addr, len).map(Some),
     }
 }
 
@@ -229,10 +206,7 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
 }
 
 /// `rgetpeername`.
-///
-/// # Safety
-/// As for getpeername(2).
-pub unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub extern "C" fn rgetpeername<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> c_int {
     boundary::minus_one(|| {
         let peer = match table::socket(fd)? {
             AnySocket::Datagram(socket) => socket.address(true)?,
@@ -244,16 +218,12 @@ pub unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut 
                 peer.ok_or_else(|| Errno(libc::ENOTCONN).because("the rsocket has no peer"))?
             }
         };
-        // SAFETY: the caller's promise.
-        unsafe { write_address(peer, addr, len) }
+        write_address(peer, addr, len)
     })
 }
 
 /// `rgetsockname`.
-///
-/// # Safety
-/// As for getsockname(2).
-pub unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub extern "C" fn rgetsockname<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> c_int {
     boundary::minus_one(|| {
         let local = match table::socket(fd)? {
             AnySocket::Datagram(socket) => socket.address(false)?,
@@ -263,29 +233,24 @@ pub unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut 
                 state.shown(state.local.unwrap_or(SocketAddr::new(any, 0)))
             }),
         };
-        // SAFETY: the caller's promise.
-        unsafe { write_address(local, addr, len) }
+        write_address(local, addr, len)
     })
 }
 
 /// `rsetsockopt`.
-///
-/// # Safety
-/// `value` is NULL or `len` readable bytes.
-pub unsafe extern "C" fn rsetsockopt(
+pub extern "C" fn rsetsockopt<'a>(
     fd: c_int,
     level: c_int,
     name: c_int,
-    value: *const c_void,
-    len: socklen_t,
+    value: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
 ) -> c_int {
     boundary::minus_one(|| {
         let socket = table::socket(fd)?;
         if value.is_null() {
             return Err(Errno(libc::EFAULT).null());
         }
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { slice::from_raw_parts(value.cast::<u8>(), len as usize) };
+        let bytes = value.get(len)?.unwrap_or_default();
         let time = options::time_of(level, name, bytes)?;
         let socket = match socket {
             AnySocket::Stream(socket) => socket,
@@ -308,30 +273,23 @@ pub unsafe extern "C" fn rsetsockopt(
 }
 
 /// `rgetsockopt`.
-///
-/// # Safety
-/// `len` is NULL or readable and writable, and `value` has `*len` bytes.
-pub unsafe extern "C" fn rgetsockopt(
+pub extern "C" fn rgetsockopt<'a>(
     fd: c_int,
     level: c_int,
     name: c_int,
-    value: *mut c_void,
-    len: *mut socklen_t,
+    value: InOutArrayPtr<'a, u8>,
+    len: RoomPtr<'a>,
 ) -> c_int {
     boundary::minus_one(|| {
         let socket = table::socket(fd)?;
-        if value.is_null() || len.is_null() {
+        if value.is_null() {
             return Err(Errno(libc::EFAULT).null());
         }
+        let to = value.get(len.count()?)?.unwrap_or_default();
         let socket = match socket {
             AnySocket::Stream(socket) => socket,
             AnySocket::Datagram(socket) => {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let to = slice::from_raw_parts_mut(value.cast::<u8>(), *len as usize);
-                    *len = datagram::option(&socket, level, name, to)? as socklen_t;
-                }
-                return Ok(());
+                return len.finish(datagram::option(&socket, level, name, to)?);
             }
         };
         let answer = options::get(&socket, level, name)?;
@@ -356,13 +314,9 @@ pub unsafe extern "C" fn rgetsockopt(
                 bytes.len()
             }
         };
-        // SAFETY: the caller's promise.
-        unsafe {
-            let room = (*len as usize).min(full);
-            ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast::<u8>(), room);
-            *len = room as socklen_t;
-        }
-        Ok(())
+        let full = full.min(to.len());
+        to[..full].copy_from_slice(&bytes[..full]);
+        len.finish(full)
     })
 }
 
@@ -389,38 +343,28 @@ pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
 }
 
 /// `rpoll`.
-///
-/// # Safety
-/// `fds` has `count` structures.
-pub unsafe extern "C" fn rpoll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int {
+pub extern "C" fn rpoll<'a>(
+    fds: InOutArrayPtr<'a, libc::pollfd>,
+    count: Count<'a, libc::nfds_t>,
+    timeout_ms: c_int,
+) -> c_int {
     boundary::number(|| {
-        let fds = match count {
-            0 => &mut [],
-            _ if fds.is_null() => return Err(Errno(libc::EFAULT).null()),
-            // SAFETY: the caller's promise.
-            _ => unsafe { slice::from_raw_parts_mut(fds, count as usize) },
-        };
+        let fds = fds.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
         Ok(poll::poll_all(fds, &Limit::of_milliseconds(timeout_ms))? as c_int)
     })
 }
 
 /// `rselect`.
-///
-/// # Safety
-/// As for select(2).
-pub unsafe extern "C" fn rselect(
+pub extern "C" fn rselect(
     count: c_int,
-    read: *mut libc::fd_set,
-    write: *mut libc::fd_set,
-    except: *mut libc::fd_set,
-    timeout: *const libc::timeval,
+    read: InOutPtr<'_, libc::fd_set>,
+    write: InOutPtr<'_, libc::fd_set>,
+    except: InOutPtr<'_, libc::fd_set>,
+    timeout: InPtr<'_, libc::timeval>,
 ) -> c_int {
     boundary::number(|| {
-        // SAFETY: the caller's promise, here and below.
-        let mut sets =
-            unsafe { Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() } };
-        // SAFETY: as above.
-        let timeout_ms = match unsafe { timeout.as_ref() } {
+        let mut sets = Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() };
+        let timeout_ms = match timeout.as_ref() {
             None => -1,
             Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => {
                 return Err(Errno::INVAL.because("a time-out that is negative"));
@@ -454,44 +398,32 @@ fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
 }
 
 /// `repoll_ctl`. -1 and `errno`, as epoll_ctl(2) has it; rdma-core returns the number.
-///
-/// # Safety
-/// `event` is NULL or readable.
-pub unsafe extern "C" fn repoll_ctl(
+pub extern "C" fn repoll_ctl(
     set_fd: c_int,
     op: c_int,
     fd: c_int,
-    event: *mut libc::epoll_event,
+    event: InPtr<'_, libc::epoll_event>,
 ) -> c_int {
     boundary::minus_one(|| {
         if set_fd == fd {
             return Err(Errno::INVAL.because("a set cannot contain itself"));
         }
-        // SAFETY: the caller's promise.
-        let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
-        set(set_fd)?.control(op, fd, event)
+        set(set_fd)?.control(op, fd, event.read())
     })
 }
 
 /// `repoll_wait`.
-///
-/// # Safety
-/// `events` has room for `most` structures.
-pub unsafe extern "C" fn repoll_wait(
+pub extern "C" fn repoll_wait<'a>(
     set_fd: c_int,
-    events: *mut libc::epoll_event,
-    most: c_int,
+    events: InOutArrayPtr<'a, libc::epoll_event>,
+    most: Count<'a, c_int>,
     timeout_ms: c_int,
 ) -> c_int {
     boundary::number(|| {
-        let Ok(most @ 1..) = usize::try_from(most) else {
+        let events = events.get(most)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        if events.is_empty() {
             return Err(Errno::INVAL.because("no room for an event"));
-        };
-        if events.is_null() {
-            return Err(Errno(libc::EFAULT).null());
         }
-        // SAFETY: the caller's promise.
-        let events = unsafe { slice::from_raw_parts_mut(events, most) };
         Ok(set(set_fd)?.wait(events, &Limit::of_milliseconds(timeout_ms))? as c_int)
     })
 }

@@ -37,7 +37,7 @@ mod service;
 mod settings;
 mod socket;
 mod stream;
-mod sys;
+pub(crate) mod sys;
 mod table;
 pub mod transfer;
 mod wait;

@@ -146,7 +146,7 @@ pub(crate) struct Sets<'a> {
 }
 
 fn contains(set: Option<&libc::fd_set>, fd: i32) -> bool {
-    // SAFETY: a number below FD_SETSIZE, which `select` checks.
+    // SAFETY: the number is below FD_SETSIZE, as `select` checks.
     set.is_some_and(|set| unsafe { libc::FD_ISSET(fd, set) })
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Resu
         return Err(Errno(libc::EBADF).because("rselect of a descriptor that is closed"));
     }
     for set in [&mut sets.read, &mut sets.write, &mut sets.except].into_iter().flatten() {
-        // SAFETY: a set that the caller lent.
+        // SAFETY: the set is borrowed, and may be changed.
         unsafe { libc::FD_ZERO(*set) };
     }
     let mut ready = 0;

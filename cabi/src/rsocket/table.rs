@@ -8,6 +8,7 @@ use crate::rsocket::datagram::Datagram;
 use crate::rsocket::epoll::Epoll;
 use crate::rsocket::preload::{BITMAP, Behind, Plain, process, waiting};
 use crate::rsocket::socket::Socket;
+use crate::rsocket::sys;
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -100,13 +101,8 @@ fn shard(fd: RawFd) -> &'static crate::lock::RwLock<Table> {
 
 /// A descriptor with nothing behind it. Polling it, which only a program does that takes it for an ordinary one, never finds it ready.
 fn placeholder() -> Result<OwnedFd> {
-    // SAFETY: makes a descriptor, which has no other owner. A child of exec has no rsockets.
-    unsafe {
-        match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
-            -1 => Err(Errno::last()),
-            fd => Ok(OwnedFd::from_raw_fd(fd)),
-        }
-    }
+    // A child of exec has no rsockets.
+    sys::eventfd(libc::EFD_NONBLOCK)
 }
 
 /// Gives `entry` a descriptor.
@@ -243,7 +239,8 @@ pub(crate) fn close(fd: RawFd) -> Result<()> {
     let removed = shard(fd).write().0.remove(&fd);
     let entry = removed.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))?;
     end(entry);
-    // SAFETY: it was the entry's. After the connection, so that the number is not another's while it ends.
+    // After the connection, so that the number is not another's while it ends.
+    // SAFETY: the descriptor was the entry's, which the table does not have any more.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The functions of `rdma/rsocket.h` that move bytes.
 
+use crate::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutPtr, InPtr, RoomPtr, argument};
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::mr;
@@ -9,8 +10,9 @@ use crate::rsocket::datagram::{Datagram, Taken};
 use crate::rsocket::early::ANSWER_TIMEOUT;
 use crate::rsocket::socket::{Phase, Socket, State};
 use crate::rsocket::table;
-use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
+use libc::{iovec, msghdr, off_t, socklen_t};
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::slice;
 use std::sync::Arc;
@@ -19,92 +21,127 @@ use uiw_verbs::Access;
 /// More buffers than any call may have.
 const MAX_BUFFERS: usize = 1024;
 
-/// The buffers of a program.
-///
-/// # Safety
-/// `list` is NULL or has `count` elements, whose bytes are readable, and writable for a call that receives.
-pub(super) unsafe fn buffers<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec]> {
-    match count {
-        0 => Ok(&[]),
-        1..=MAX_BUFFERS if !list.is_null() => {
-            // SAFETY: the caller's promise.
-            let list = unsafe { slice::from_raw_parts(list, count) };
-            let total = list
-                .iter()
-                .try_fold(0isize, |sum, part| sum.checked_add(isize::try_from(part.iov_len).ok()?));
-            total.map(|_| list).ok_or_else(|| Errno::INVAL.out_of_range())
+/// Buffer of a program, of a direction that `D` says.
+#[repr(transparent)]
+pub struct Vector<D>(iovec, PhantomData<D>);
+
+/// Buffer that a call reads: NULL, or so many bytes that C does not change during the call.
+pub type InVec<'a> = Vector<&'a [u8]>;
+/// Buffer that a call fills: NULL, or so many bytes that nothing else reads or writes during the call.
+pub type OutVec<'a> = Vector<&'a mut [u8]>;
+
+impl<D> Vector<D> {
+    /// A buffer whose length fits the result of a call.
+    fn new(base: *mut u8, len: Count<'_>) -> Result<Self> {
+        let iov_len = len.get().ok().filter(|len| isize::try_from(*len).is_ok());
+        let iov_len = iov_len.ok_or_else(|| Errno::INVAL.out_of_range())?;
+        Ok(Self(iovec { iov_base: base.cast(), iov_len }, PhantomData))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iov_len == 0 || self.0.iov_base.is_null()
+    }
+}
+
+impl<'a> InVec<'a> {
+    fn one(buffer: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result<[Self; 1]> {
+        Self::new(buffer.as_ptr().cast_mut(), len).map(|one| [one])
+    }
+
+    fn bytes(&self) -> &'a [u8] {
+        if self.is_empty() {
+            return &[];
         }
-        1..=MAX_BUFFERS => Err(Errno(libc::EFAULT).null()),
-        _ => Err(Errno(libc::EMSGSIZE).because("more buffers than a call may have")),
+        // SAFETY: the pointer is not NULL, so there are so many bytes that C does not change during the call, as the type says.
+        unsafe { slice::from_raw_parts(self.0.iov_base.cast(), self.0.iov_len) }
     }
 }
 
-/// The bytes of a buffer.
-///
-/// # Safety
-/// They are readable, and `base` may be NULL only if there are none.
-unsafe fn bytes<'a>(base: *const c_void, len: usize) -> &'a [u8] {
-    if len == 0 || base.is_null() {
-        return &[];
+/// Buffers that a call fills.
+pub(crate) struct OutBuffers<'a>(&'a [OutVec<'a>]);
+
+impl<'a> OutBuffers<'a> {
+    /// The buffers of a program.
+    pub(super) fn new(
+        list: ArrayPtr<'a, OutVec<'a>>,
+        count: Count<'a, impl TryInto<usize> + Copy>,
+    ) -> Result<Self> {
+        elements(list, count).map(Self)
     }
-    // SAFETY: the caller's promise.
-    unsafe { slice::from_raw_parts(base.cast(), len) }
+
+    /// Calls `body` with one buffer.
+    fn with_one<R>(
+        buffer: ArrayMutPtr<'a, u8>,
+        len: Count<'a>,
+        body: impl FnOnce(&mut OutBuffers<'_>) -> Result<R>,
+    ) -> Result<R> {
+        body(&mut OutBuffers(&[Vector::new(buffer.into_ptr(), len)?]))
+    }
+
+    /// Their bytes, one buffer after the other.
+    fn each(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.0.iter().map(|part| {
+            if part.is_empty() {
+                return &mut [][..];
+            }
+            // SAFETY: the pointer is not NULL, so there are so many bytes that nothing else uses during the call, as the type says;
+            // `self` is borrowed as long as they are used here.
+            unsafe { slice::from_raw_parts_mut(part.0.iov_base.cast(), part.0.iov_len) }
+        })
+    }
 }
 
-/// As [`bytes`], for a call that receives.
-///
-/// # Safety
-/// They are writable, and nothing else uses them during the call.
-unsafe fn bytes_mut<'a>(base: *mut c_void, len: usize) -> &'a mut [u8] {
-    if len == 0 || base.is_null() {
-        return &mut [];
+/// The buffers of a program.
+pub(super) fn elements<'a, D>(
+    list: ArrayPtr<'a, Vector<D>>,
+    count: Count<'a, impl TryInto<usize> + Copy>,
+) -> Result<&'a [Vector<D>]> {
+    if count.get()? > MAX_BUFFERS {
+        return Err(Errno(libc::EMSGSIZE).because("more buffers than a call may have"));
     }
-    // SAFETY: the caller's promise.
-    unsafe { slice::from_raw_parts_mut(base.cast(), len) }
+    let list = list.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+    sum(list).map(|_| list)
 }
 
-/// The bytes of a list of buffers.
-fn length(list: &[iovec]) -> Result<usize> {
-    if list.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
-        return Err(Errno(libc::EFAULT).null());
-    }
-    // readv(2): the sum fits the result.
+/// The bytes of a list of buffers: the sum fits the result of a call, as readv(2) has it.
+fn sum<D>(list: &[Vector<D>]) -> Result<usize> {
     list.iter()
-        .try_fold(0usize, |sum, part| sum.checked_add(part.iov_len))
+        .try_fold(0usize, |sum, part| sum.checked_add(part.0.iov_len))
         .filter(|sum| isize::try_from(*sum).is_ok())
         .ok_or_else(|| Errno::INVAL.because("the sum of the buffers' lengths exceeds SSIZE_MAX"))
 }
 
-/// Receives into buffers.
+/// The bytes of a list of buffers.
 ///
-/// # Safety
-/// As for [`buffers`].
-pub(super) unsafe fn receive(socket: &AnySocket, list: &[iovec], flags: c_int) -> Result<isize> {
+/// # Errors
+/// EFAULT where one of them is NULL; EINVAL.
+fn length<D>(list: &[Vector<D>]) -> Result<usize> {
+    if list.iter().any(|part| part.0.iov_base.is_null() && part.0.iov_len > 0) {
+        return Err(Errno(libc::EFAULT).null());
+    }
+    sum(list)
+}
+
+/// Receives into buffers.
+pub(super) fn receive(socket: &AnySocket, list: &mut OutBuffers<'_>, flags: c_int) -> Result<isize> {
     match socket {
-        // SAFETY: the caller's promise, here and below.
-        AnySocket::Stream(socket) => unsafe { receive_bytes(socket, list, flags) },
+        AnySocket::Stream(socket) => receive_bytes(socket, list, flags),
         AnySocket::Datagram(socket) => {
-            // SAFETY: as above.
-            unsafe { receive_datagram(socket, list, flags) }.map(|taken| taken.returned(flags))
+            receive_datagram(socket, list, flags).map(|taken| taken.returned(flags))
         }
     }
 }
 
 /// Receives bytes of a stream into buffers.
-///
-/// # Safety
-/// As for [`buffers`].
-unsafe fn receive_bytes(socket: &Socket, list: &[iovec], flags: c_int) -> Result<isize> {
+fn receive_bytes(socket: &Socket, list: &mut OutBuffers<'_>, flags: c_int) -> Result<isize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
     }
-    let total = length(list)?;
+    let total = length(list.0)?;
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let mut done = 0;
     loop {
-        // SAFETY: the caller's promise.
-        let taken = unsafe { receive_some(socket, list, done, flags) };
-        match taken {
+        match receive_some(socket, list, done, flags) {
             Ok(0) => break,
             Ok(taken) => done += taken,
             Err(_) if done > 0 => break,
@@ -118,22 +155,14 @@ unsafe fn receive_bytes(socket: &Socket, list: &[iovec], flags: c_int) -> Result
 }
 
 /// Receives a datagram into buffers.
-///
-/// # Safety
-/// As for [`buffers`].
-unsafe fn receive_datagram(socket: &Datagram, list: &[iovec], flags: c_int) -> Result<Taken> {
-    length(list)?;
-    // SAFETY: the caller's promise.
-    let parts = list.iter().map(|part| unsafe { bytes_mut(part.iov_base, part.iov_len) });
-    socket.receive(flags, &mut parts.collect::<Vec<_>>())
+fn receive_datagram(socket: &Datagram, list: &mut OutBuffers<'_>, flags: c_int) -> Result<Taken> {
+    length(list.0)?;
+    socket.receive(flags, &mut list.each().collect::<Vec<_>>())
 }
 
 /// Receives what there is, behind the first `skip` bytes of the buffers; waits for the first byte.
-///
-/// # Safety
-/// As for [`buffers`].
-unsafe fn receive_some(socket: &Socket, list: &[iovec], skip: usize, flags: c_int) -> Result<usize> {
-    let total: usize = list.iter().map(|part| part.iov_len).sum();
+fn receive_some(socket: &Socket, list: &mut OutBuffers<'_>, skip: usize, flags: c_int) -> Result<usize> {
+    let total = sum(list.0)?;
     let mut changed = false;
     let how = |state: &State| (state.is_nonblocking(flags), state.set.receive_timeout);
     let answer = socket.complete_as(how, |state| {
@@ -151,11 +180,9 @@ unsafe fn receive_some(socket: &Socket, list: &[iovec], skip: usize, flags: c_in
             return Ok(0);
         }
         let (mut skip, mut done) = (skip, 0);
-        for part in list {
-            let before = skip.min(part.iov_len);
+        for part in list.each() {
+            let before = skip.min(part.len());
             skip -= before;
-            // SAFETY: the caller's promise.
-            let part = unsafe { bytes_mut(part.iov_base, part.iov_len) };
             let taken = stream.copy_out(done as u64, &mut part[before..])?;
             done += taken;
             if before + taken < part.len() {
@@ -174,23 +201,15 @@ unsafe fn receive_some(socket: &Socket, list: &[iovec], skip: usize, flags: c_in
 }
 
 /// Sends buffers: all of them, unless the call does not wait.
-///
-/// # Safety
-/// As for [`buffers`].
-pub(super) unsafe fn send(socket: &AnySocket, list: &[iovec], flags: c_int) -> Result<isize> {
+pub(super) fn send(socket: &AnySocket, list: &[InVec<'_>], flags: c_int) -> Result<isize> {
     match socket {
-        // SAFETY: the caller's promise, here and below.
-        AnySocket::Stream(socket) => unsafe { send_on_stream(socket, list, flags) },
-        // SAFETY: as above.
-        AnySocket::Datagram(socket) => unsafe { send_datagram(socket, list, flags, None) },
+        AnySocket::Stream(socket) => send_on_stream(socket, list, flags),
+        AnySocket::Datagram(socket) => send_datagram(socket, list, flags, None),
     }
 }
 
 /// Sends buffers on a stream.
-///
-/// # Safety
-/// As for [`buffers`].
-unsafe fn send_on_stream(socket: &Arc<Socket>, list: &[iovec], flags: c_int) -> Result<isize> {
+fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Result<isize> {
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
     }
@@ -198,8 +217,7 @@ unsafe fn send_on_stream(socket: &Arc<Socket>, list: &[iovec], flags: c_int) -> 
     let (mut nonblocking, mut early) = (false, None);
     let (mut done, mut begun) = (0usize, false);
     let sent = loop {
-        // SAFETY: the caller's promise.
-        let parts = list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) });
+        let parts = list.iter().map(InVec::bytes);
         let how = |state: &State| {
             nonblocking = state.is_nonblocking(flags);
             let early = *early.get_or_insert_with(|| state.is_beginning());
@@ -249,19 +267,14 @@ unsafe fn send_on_stream(socket: &Arc<Socket>, list: &[iovec], flags: c_int) -> 
 }
 
 /// Sends buffers as one datagram, to `to` or the socket's peer.
-///
-/// # Safety
-/// As for [`buffers`].
-unsafe fn send_datagram(
+fn send_datagram(
     socket: &Datagram,
-    list: &[iovec],
+    list: &[InVec<'_>],
     flags: c_int,
     to: Option<SocketAddr>,
 ) -> Result<isize> {
     let total = length(list)?;
-    // SAFETY: the caller's promise.
-    let parts = list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) });
-    socket.send(parts, total, flags, to).map(usize::cast_signed)
+    socket.send(list.iter().map(InVec::bytes), total, flags, to).map(usize::cast_signed)
 }
 
 /// As write(2).
@@ -269,9 +282,8 @@ unsafe fn send_datagram(
 /// # Errors
 /// Its errors.
 pub(crate) fn send_bytes(fd: c_int, bytes: &[u8]) -> Result<usize> {
-    let list = [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
-    // SAFETY: these bytes.
-    unsafe { send(&table::socket(fd)?, &list, 0) }.map(isize::cast_unsigned)
+    let one = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    send(&table::socket(fd)?, &[Vector(one, PhantomData)], 0).map(isize::cast_unsigned)
 }
 
 /// Buffers without their first bytes.
@@ -292,20 +304,12 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for Rest<I> {
     }
 }
 
-fn one(base: *mut c_void, len: usize) -> Result<[iovec; 1]> {
-    if isize::try_from(len).is_err() {
-        return Err(Errno::INVAL.out_of_range());
-    }
-    Ok([iovec { iov_base: base, iov_len: len }])
-}
-
 /// `rrecv`.
-///
-/// # Safety
-/// `buffer` has `len` writable bytes.
-pub unsafe extern "C" fn rrecv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
-    // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { receive(&table::socket(fd)?, &one(buffer, len)?, flags) })
+pub extern "C" fn rrecv<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
+    boundary::size(|| {
+        let socket = table::socket(fd)?;
+        OutBuffers::with_one(buffer, len, |list| receive(&socket, list, flags))
+    })
 }
 
 /// The peer of a stream.
@@ -315,71 +319,61 @@ fn peer_of(socket: &Socket) -> Option<SocketAddr> {
 }
 
 /// `rrecvfrom`.
-///
-/// # Safety
-/// As for [`rrecv`]; the address as for recvfrom(2).
-pub unsafe extern "C" fn rrecvfrom(
+pub extern "C" fn rrecvfrom<'a, 'b>(
     fd: c_int,
-    buffer: *mut c_void,
-    len: usize,
+    buffer: ArrayMutPtr<'a, u8>,
+    len: Count<'a>,
     flags: c_int,
-    addr: *mut sockaddr,
-    addr_len: *mut socklen_t,
+    addr: ArrayMutPtr<'b, u8>,
+    addr_len: RoomPtr<'b>,
 ) -> isize {
     boundary::size(|| {
-        let list = one(buffer, len)?;
-        let (taken, from) = match table::socket(fd)? {
-            AnySocket::Stream(socket) => {
-                // SAFETY: the caller's promise, here and below.
-                let taken = unsafe { receive_bytes(&socket, &list, flags) }?;
-                (taken, peer_of(&socket))
-            }
-            AnySocket::Datagram(socket) => {
-                // SAFETY: as above.
-                let taken = unsafe { receive_datagram(&socket, &list, flags) }?;
-                (taken.returned(flags), taken.from)
-            }
-        };
+        let (taken, from) = OutBuffers::with_one(buffer, len, |list| {
+            Ok(match table::socket(fd)? {
+                AnySocket::Stream(socket) => (receive_bytes(&socket, list, flags)?, peer_of(&socket)),
+                AnySocket::Datagram(socket) => {
+                    let taken = receive_datagram(&socket, list, flags)?;
+                    (taken.returned(flags), taken.from)
+                }
+            })
+        })?;
         if !addr.is_null()
             && !addr_len.is_null()
             && let Some(from) = from
         {
-            // SAFETY: as above.
-            unsafe { write_address(from, addr, addr_len) }?;
+            write_address(from, addr, addr_len)?;
         }
         Ok(taken)
     })
 }
 
 /// `rrecvmsg`. There are no control messages.
-///
-/// # Safety
-/// As for recvmsg(2).
-pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
-        // SAFETY: the caller's promise, here and below.
-        let message = unsafe { message.as_mut() }.ok_or_else(|| Errno(libc::EFAULT).null())?;
-        // SAFETY: as above.
-        let list = unsafe { buffers(message.msg_iov, message.msg_iovlen) }?;
+        let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null())?;
+        // SAFETY: the message has so many buffers, which nothing else uses during the call (recvmsg(2)).
+        let (list, count) =
+            unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
+        let mut list = OutBuffers::new(list, count)?;
         let socket = match table::socket(fd)? {
             AnySocket::Stream(socket) => {
-                // SAFETY: as above.
-                let taken = unsafe { receive_bytes(&socket, list, flags) }?;
+                let taken = receive_bytes(&socket, &mut list, flags)?;
                 (message.msg_controllen, message.msg_namelen, message.msg_flags) = (0, 0, 0);
                 return Ok(taken);
             }
             AnySocket::Datagram(socket) => socket,
         };
-        // SAFETY: as above.
-        let taken = unsafe { receive_datagram(&socket, list, flags) }?;
+        let taken = receive_datagram(&socket, &mut list, flags)?;
         (message.msg_controllen, message.msg_flags) = (0, 0);
         if taken.copied < taken.len {
             message.msg_flags = libc::MSG_TRUNC;
         }
         match taken.from {
             Some(from) if !message.msg_name.is_null() => {
-                // SAFETY: as above.
-                unsafe { write_address(from, message.msg_name.cast(), &raw mut message.msg_namelen) }?;
+                // SAFETY: the message has room for a name of so many bytes, which nothing else uses during the call (recvmsg(2)).
+                let (name, len) =
+                    unsafe { (argument(message.msg_name.cast()), argument(&raw mut message.msg_namelen)) };
+                write_address(from, name, len)?;
             }
             _ => message.msg_namelen = 0,
         }
@@ -388,135 +382,98 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int)
 }
 
 /// Receives as read(2): into no room nothing, at once, where recv(2) waits.
-///
-/// # Safety
-/// As for [`buffers`].
-pub(super) unsafe fn read(socket: &AnySocket, list: &[iovec]) -> Result<isize> {
+pub(super) fn read(socket: &AnySocket, list: &mut OutBuffers<'_>) -> Result<isize> {
     // A datagram is taken whatever the room.
-    if length(list)? == 0 && matches!(socket, AnySocket::Stream(_)) {
+    if length(list.0)? == 0 && matches!(socket, AnySocket::Stream(_)) {
         return Ok(0);
     }
-    // SAFETY: the caller's promise.
-    unsafe { receive(socket, list, 0) }
+    receive(socket, list, 0)
 }
 
 /// `rread`.
-///
-/// # Safety
-/// As for [`rrecv`].
-pub unsafe extern "C" fn rread(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
-    // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { read(&table::socket(fd)?, &one(buffer, len)?) })
-}
-
-/// The number of elements of a list.
-pub(super) fn count(count: c_int) -> Result<usize> {
-    usize::try_from(count).map_err(|_| Errno::INVAL.out_of_range())
+pub extern "C" fn rread<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'a>) -> isize {
+    boundary::size(|| {
+        let socket = table::socket(fd)?;
+        OutBuffers::with_one(buffer, len, |list| read(&socket, list))
+    })
 }
 
 /// `rreadv`.
-///
-/// # Safety
-/// As for readv(2).
-pub unsafe extern "C" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> isize {
-    // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { read(&table::socket(fd)?, buffers(list, count(len)?)?) })
+pub extern "C" fn rreadv<'a>(fd: c_int, list: ArrayPtr<'a, OutVec<'a>>, len: Count<'a, c_int>) -> isize {
+    boundary::size(|| read(&table::socket(fd)?, &mut OutBuffers::new(list, len)?))
 }
 
 /// `rsend`. There is no SIGPIPE, as rdma-core has none.
-///
-/// # Safety
-/// `buffer` has `len` readable bytes.
-pub unsafe extern "C" fn rsend(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
-    // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { send(&table::socket(fd)?, &one(buffer.cast_mut(), len)?, flags) })
+pub extern "C" fn rsend<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
+    boundary::size(|| send(&table::socket(fd)?, &InVec::one(&buffer, len)?, flags))
 }
 
 /// An address that a call of datagrams may leave out.
-///
-/// # Safety
-/// `addr` is NULL or `len` readable bytes.
-unsafe fn destination(addr: *const sockaddr, len: socklen_t) -> Result<Option<SocketAddr>> {
-    // SAFETY: the caller's promise.
-    if addr.is_null() { Ok(None) } else { unsafe { read_address(addr, len) }.map(Some) }
+fn destination<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
+    if addr.is_null() { Ok(None) } else { read_address(addr, len).map(Some) }
 }
 
 /// `rsendto`: an address is for datagrams. A stream is connected, so it is refused there.
-///
-/// # Safety
-/// As for [`rsend`].
-pub unsafe extern "C" fn rsendto(
+pub extern "C" fn rsendto<'a, 'b>(
     fd: c_int,
-    buffer: *const c_void,
-    len: usize,
+    buffer: ArrayPtr<'a, u8>,
+    len: Count<'a>,
     flags: c_int,
-    addr: *const sockaddr,
-    addr_len: socklen_t,
+    addr: ArrayPtr<'b, u8>,
+    addr_len: Count<'b, socklen_t>,
 ) -> isize {
     boundary::size(|| {
-        let list = one(buffer.cast_mut(), len)?;
+        let list = InVec::one(&buffer, len)?;
         match table::socket(fd)? {
-            AnySocket::Stream(_) if !addr.is_null() || addr_len != 0 => {
+            AnySocket::Stream(_) if !addr.is_null() || addr_len.get()? != 0 => {
                 Err(Errno(libc::EISCONN).because("rsendto with an address"))
             }
-            // SAFETY: the caller's promise, here and below.
-            AnySocket::Stream(socket) => unsafe { send_on_stream(&socket, &list, flags) },
-            // SAFETY: as above.
-            AnySocket::Datagram(socket) => unsafe {
-                send_datagram(&socket, &list, flags, destination(addr, addr_len)?)
-            },
+            AnySocket::Stream(socket) => send_on_stream(&socket, &list, flags),
+            AnySocket::Datagram(socket) => {
+                send_datagram(&socket, &list, flags, destination(&addr, addr_len)?)
+            }
         }
     })
 }
 
 /// `rsendmsg`. Control messages are refused.
-///
-/// # Safety
-/// As for sendmsg(2).
-pub unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) -> isize {
     boundary::size(|| {
-        // SAFETY: the caller's promise, here and below.
-        let message = unsafe { message.as_ref() }.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        let message = message.as_ref().ok_or_else(|| Errno(libc::EFAULT).null())?;
         if !message.msg_control.is_null() && message.msg_controllen > 0 {
             return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
         }
-        // SAFETY: as above.
-        let list = unsafe { buffers(message.msg_iov, message.msg_iovlen) }?;
+        // SAFETY: the message has so many buffers, which C does not change during the call (sendmsg(2)).
+        let (list, count) =
+            unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
+        let list = elements(list, count)?;
         match table::socket(fd)? {
-            // SAFETY: as above.
-            AnySocket::Stream(socket) => unsafe { send_on_stream(&socket, list, flags) },
-            // SAFETY: as above.
-            AnySocket::Datagram(socket) => unsafe {
-                let to = destination(message.msg_name.cast(), message.msg_namelen)?;
-                send_datagram(&socket, list, flags, to)
-            },
+            AnySocket::Stream(socket) => send_on_stream(&socket, list, flags),
+            AnySocket::Datagram(socket) => {
+                // SAFETY: the message has a name of so many bytes, which C does not change during the call (sendmsg(2)).
+                let (name, len) = unsafe {
+                    (argument(message.msg_name.cast_const().cast()), argument(message.msg_namelen))
+                };
+                send_datagram(&socket, list, flags, destination(&name, len)?)
+            }
         }
     })
 }
 
 /// `rwrite`.
-///
-/// # Safety
-/// As for [`rsend`].
-pub unsafe extern "C" fn rwrite(fd: c_int, buffer: *const c_void, len: usize) -> isize {
-    // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { send(&table::socket(fd)?, &one(buffer.cast_mut(), len)?, 0) })
+pub extern "C" fn rwrite<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>) -> isize {
+    rsend(fd, buffer, len, 0)
 }
 
 /// `rwritev`.
-///
-/// # Safety
-/// As for writev(2).
-pub unsafe extern "C" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> isize {
-    // SAFETY: the caller's promise.
-    boundary::size(|| unsafe { send(&table::socket(fd)?, buffers(list, count(len)?)?, 0) })
+pub extern "C" fn rwritev<'a>(fd: c_int, list: ArrayPtr<'a, InVec<'a>>, len: Count<'a, c_int>) -> isize {
+    boundary::size(|| send(&table::socket(fd)?, elements(list, len)?, 0))
 }
 
 /// `riomap`: with PROT_WRITE the peer's program may write the buffer, by `riowrite` at `offset`, or at the buffer's address if that is -1.
 ///
-/// # Safety
 /// The buffer is memory of the program until it is unmapped.
-pub unsafe extern "C" fn riomap(
+pub extern "C" fn riomap(
     fd: c_int,
     buffer: *mut c_void,
     len: usize,
@@ -558,23 +515,19 @@ pub extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: usize) -> c_int 
 }
 
 /// `riowrite`: writes to what the peer has mapped at `offset`; the peer's program is not notified. Returns the bytes written.
-///
-/// # Safety
-/// As for [`rsend`].
-pub unsafe extern "C" fn riowrite(
+pub extern "C" fn riowrite<'a>(
     fd: c_int,
-    buffer: *const c_void,
-    len: usize,
+    buffer: ArrayPtr<'a, u8>,
+    len: Count<'a>,
     offset: off_t,
     flags: c_int,
 ) -> usize {
     let written = boundary::size(|| {
         let socket = table::stream(fd)?;
         let nonblocking = socket.is_nonblocking(flags);
-        // SAFETY: the caller's promise.
-        let bytes = unsafe { bytes(buffer, len) };
+        let bytes = buffer.get(len)?.unwrap_or_default();
         let (mut done, mut begun) = (0, false);
-        while done < len {
+        while done < bytes.len() {
             let written = socket.complete(nonblocking, |state| {
                 let stream = state.connected()?;
                 stream.publish_mappings()?;

@@ -9,8 +9,10 @@ use crate::rsocket::settings::polling_time;
 use crate::rsocket::sys;
 use crate::signals::Held;
 use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -71,22 +73,16 @@ thread_local! {
 
 /// What a sleeping thread is woken by: an eventfd of its own.
 struct Sleeper {
-    fd: OwnedFd,
+    event: File,
     generation: u32,
 }
 
 impl Sleeper {
     fn new() -> Result<Arc<Self>> {
-        // SAFETY: makes a descriptor, which has no other owner.
-        let fd = unsafe {
-            match libc::eventfd(0, libc::EFD_CLOEXEC) {
-                -1 => return Err(Errno::last()),
-                fd => OwnedFd::from_raw_fd(fd),
-            }
-        };
+        let fd = sys::eventfd(0)?;
         // The number is free again, for the program.
         let fd = sys::duplicate(fd.as_raw_fd())?;
-        Ok(Arc::new(Self { fd, generation: fork::generation() }))
+        Ok(Arc::new(Self { event: fd.into(), generation: fork::generation() }))
     }
 
     /// This thread's, taken out of its place for a wait, as a [`Waiter`]: a wait of a signal's handler has another one, and takes neither the tokens nor
@@ -105,19 +101,14 @@ impl Sleeper {
     /// Sleeps until it is woken. A read, as that is the one wait that signals restart or interrupt as the program said.
     fn sleep(&self) -> Result<()> {
         let mut token = [0u8; 8];
-        // SAFETY: eight bytes, as an eventfd has. The calling function has disabled cancellation.
-        match unsafe { libc::read(self.fd.as_raw_fd(), token.as_mut_ptr().cast(), token.len()) } {
-            8 => Ok(()),
-            _ => Err(Errno::last()),
-        }
+        (&self.event).read(&mut token).map(drop).map_err(Errno::from)
     }
 }
 
 impl Wake for Sleeper {
     fn wake(self: Arc<Self>) {
-        let token = 1u64.to_ne_bytes();
-        // SAFETY: eight bytes. It fails only where 2^64 wake-ups were not read.
-        unsafe { libc::write(self.fd.as_raw_fd(), token.as_ptr().cast(), token.len()) };
+        // It fails only where 2^64 wake-ups were not read.
+        let _ = (&self.event).write(&1u64.to_ne_bytes());
     }
 }
 
@@ -183,7 +174,7 @@ impl Waiter {
 impl Drop for Waiter {
     fn drop(&mut self) {
         if self.generation == fork::generation() {
-            // SAFETY: dropped once, here.
+            // SAFETY: nothing else drops the value, and it is not used after this.
             unsafe { ManuallyDrop::drop(&mut self.inner) };
         }
     }
@@ -241,7 +232,7 @@ fn sleep_without_engine<T>(
     let sleeper = Sleeper::take()?;
     let waker = Waker::from(Arc::clone(&sleeper));
     let others = fds.len();
-    fds.push(libc::pollfd { fd: sleeper.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    fds.push(libc::pollfd { fd: sleeper.event.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     let result = loop {
         if let Poll::Ready(value) = poll(&mut Context::from_waker(&waker)) {
             break Ok(Some(value));

@@ -3,6 +3,7 @@
 use crate::boundary::Result;
 use crate::cm::{address, ports};
 use crate::errno::Errno;
+use crate::inherited::close_copy;
 use crate::lock::{Mutex, MutexGuard};
 use crate::rsocket::addresses::reachable;
 use crate::rsocket::attempts::Attempts;
@@ -146,8 +147,8 @@ impl Datagram {
     pub(crate) fn leave_to_parent(&self) {
         let own = self.own.load(Ordering::Relaxed);
         if own >= 0 {
-            // SAFETY: the child's copy of a descriptor of this library, which nothing in the child uses or closes: the socket is forgotten.
-            unsafe { libc::close(own) };
+            // Nothing else in the child uses it: the socket is forgotten.
+            close_copy(own);
         }
     }
 

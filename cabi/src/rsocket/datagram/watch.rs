@@ -3,11 +3,12 @@
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
+use crate::inherited::close_copy;
 use crate::rsocket::datagram::Datagram;
 use crate::rsocket::sys;
 use crate::signals::Held;
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::thread;
 
@@ -23,8 +24,8 @@ impl Forked for Watch {
 
     fn in_child(&mut self) {
         if let Some(set) = self.set.take() {
-            // SAFETY: the child's copy, which nothing else in the child uses: the thread is the parent's.
-            unsafe { libc::close(set.as_raw_fd()) };
+            // The child's copy, which nothing else in the child uses: the thread is the parent's.
+            close_copy(set.as_raw_fd());
             std::mem::forget(set);
         }
         std::mem::forget(std::mem::replace(self, Self::NEW));
@@ -42,13 +43,7 @@ fn set() -> Result<Arc<OwnedFd>> {
     if let Some(set) = &watch.set {
         return Ok(Arc::clone(set));
     }
-    // SAFETY: makes a descriptor, which has no other owner.
-    let made = unsafe {
-        match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
-            -1 => return Err(Errno::last()),
-            fd => OwnedFd::from_raw_fd(fd),
-        }
-    };
+    let made = sys::epoll_create(0)?;
     // The low numbers are the program's.
     let set = Arc::new(sys::duplicate(made.as_raw_fd())?);
     let own = Arc::clone(&set);
@@ -97,7 +92,7 @@ pub(super) fn remove(number: u64, udp: RawFd) {
 fn run(set: &OwnedFd) {
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
     loop {
-        let found = match sys::epoll_wait(set.as_raw_fd(), &mut events) {
+        let found = match sys::epoll_wait(set.as_raw_fd(), &mut events, -1) {
             Ok(found) => found,
             Err(Errno::INTR) => continue,
             Err(error) => {

@@ -22,7 +22,7 @@ use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
 use member::{Asked, Member, Members, Woken};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_short};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
@@ -59,13 +59,7 @@ impl Epoll {
     /// # Errors
     /// EMFILE, EINVAL.
     pub(crate) fn new(flags: c_int) -> Result<(Arc<Self>, OwnedFd)> {
-        // SAFETY: makes a descriptor, which has no other owner.
-        let program = unsafe {
-            match libc::epoll_create1(flags | libc::EPOLL_CLOEXEC) {
-                -1 => return Err(Errno::last()),
-                fd => OwnedFd::from_raw_fd(fd),
-            }
-        };
+        let program = sys::epoll_create(flags)?;
         Ok((Self::of_program(program.as_raw_fd())?, program))
     }
 
@@ -372,7 +366,7 @@ impl Epoll {
         if events.is_empty() {
             return Ok(0);
         }
-        let found = sys::epoll_now(self.fd.as_raw_fd(), events)?;
+        let found = sys::epoll_wait(self.fd.as_raw_fd(), events, 0)?;
         let is_marker = |event: &epoll_event| event.u64 == WAITING.marker();
         let Some(at) = events[..found].iter().position(is_marker) else { return Ok(found) };
         events.copy_within(at + 1..found, at);

@@ -61,26 +61,33 @@ pub(super) fn sizes() -> Sizes {
 
 /// What the program has set on the socket of the kernel.
 fn set_of(fd: RawFd) -> Set {
-    let flag = |level, name| sys::option::<c_int>(fd, level, name).is_some_and(|value| value != 0);
+    let flag = |level, name| sys::int_option(fd, level, name).is_some_and(|value| value != 0);
     let time = |name| {
-        let [seconds, micros] = sys::option::<[i64; 2]>(fd, libc::SOL_SOCKET, name)?;
+        let bytes = sys::option::<{ size_of::<libc::timeval>() }>(fd, libc::SOL_SOCKET, name)?;
+        let (seconds, micros) =
+            (i64::from_ne_bytes(*bytes.first_chunk()?), i64::from_ne_bytes(*bytes.last_chunk()?));
         let time =
             Duration::from_secs(seconds.try_into().ok()?) + Duration::from_micros(micros.try_into().ok()?);
         (!time.is_zero()).then_some(time)
     };
-    let linger = sys::option::<[c_int; 2]>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
+    let linger = || {
+        let bytes = sys::option::<{ size_of::<libc::linger>() }>(fd, libc::SOL_SOCKET, libc::SO_LINGER)?;
+        let (on, seconds) =
+            (c_int::from_ne_bytes(*bytes.first_chunk()?), c_int::from_ne_bytes(*bytes.last_chunk()?));
+        (on != 0).then_some(seconds)
+    };
     Set {
         sizes: sizes(),
         reuse: flag(libc::SOL_SOCKET, libc::SO_REUSEADDR),
         v6_only: flag(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
         tos: None,
         keep_alive: flag(libc::SOL_SOCKET, libc::SO_KEEPALIVE),
-        keep_idle: sys::option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE).unwrap_or(KEEP_IDLE),
+        keep_idle: sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE).unwrap_or(KEEP_IDLE),
         no_delay: flag(libc::IPPROTO_TCP, libc::TCP_NODELAY),
         oob_inline: flag(libc::SOL_SOCKET, libc::SO_OOBINLINE),
-        orphan_timeout: sys::option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2)
+        orphan_timeout: sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2)
             .map_or(ORPHAN_TIMEOUT, options::orphan_timeout),
-        linger: linger.filter(|[on, _]| *on != 0).map(|[_, seconds]| seconds),
+        linger: linger(),
         receive_timeout: time(libc::SO_RCVTIMEO),
         send_timeout: time(libc::SO_SNDTIMEO),
     }
@@ -211,10 +218,11 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
 
 /// Makes the engine's options the program's again.
 fn restore(fd: RawFd, flags: c_int, set: &Set) {
-    let linger = [set.linger.is_some().into(), set.linger.unwrap_or(0)];
+    let linger: [c_int; 2] = [set.linger.is_some().into(), set.linger.unwrap_or(0)];
+    let linger = linger.map(c_int::to_ne_bytes).concat();
     let flag = |level, name, on: bool| sys::set_option(fd, level, name, c_int::from(on));
     let done = [
-        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger),
+        sys::set_option_bytes(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger),
         flag(libc::SOL_SOCKET, libc::SO_KEEPALIVE, set.keep_alive),
         flag(libc::IPPROTO_TCP, libc::TCP_NODELAY, set.no_delay),
         sys::set_status_flags(fd, flags),

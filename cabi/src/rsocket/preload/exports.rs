@@ -1,6 +1,8 @@
 //! The functions that `librspreload.so` calls, which are not for programs. A descriptor whose bit is not set is never passed to them but
 //! by `uiw_sockets_made` and `uiw_sockets_accepted`.
 
+use crate::abi::cm::rdma_sockaddr;
+use crate::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
 use crate::boundary::{self, Result};
 use crate::cm::address;
 use crate::errno::Errno;
@@ -15,12 +17,10 @@ use crate::rsocket::preload::waiting::{WAITING, Waiting};
 use crate::rsocket::preload::{BITMAP, datagrams, exec, fall_back, ioctl, plain, sendfile};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
-use crate::rsocket::transfer;
+use crate::rsocket::transfer::{self, InVec, OutBuffers, OutVec};
 use crate::rsocket::wait::Limit;
-use libc::{epoll_event, fd_set, iovec, nfds_t, off64_t, pollfd, sigset_t, sockaddr, socklen_t, timespec};
-use std::ffi::{c_int, c_uint, c_ulong, c_void};
-use std::ptr;
-use std::slice;
+use libc::{epoll_event, fd_set, nfds_t, off64_t, pollfd, sigset_t, socklen_t, timespec};
+use std::ffi::{c_int, c_uint, c_ulong};
 use std::time::Duration;
 
 /// The descriptor is the system's: the caller calls the C library's function.
@@ -33,23 +33,15 @@ const EPOLL: c_int = 3;
 const SYSTEM: isize = -2;
 
 /// The bits of the descriptors, one after the other in 64-bit words, and how many there are.
-///
-/// # Safety
-/// `count` can be written.
-pub unsafe extern "C" fn uiw_sockets_bits(count: *mut usize) -> *const u64 {
-    // SAFETY: the caller's promise.
-    unsafe { *count = size_of::<Bitmap>() * 8 };
+pub extern "C" fn uiw_sockets_bits(count: &mut usize) -> *const u64 {
+    *count = size_of::<Bitmap>() * 8;
     (&raw const BITMAP).cast()
 }
 
 /// How many threads wait for an epoll set by the system's call, for the caller to count, by the number of the set modulo their own number. Their address is what
 /// an event has that is not the program's.
-///
-/// # Safety
-/// `count` can be written.
-pub unsafe extern "C" fn uiw_sockets_waiting(count: *mut usize) -> *const u32 {
-    // SAFETY: the caller's promise.
-    unsafe { *count = Waiting::len() };
+pub extern "C" fn uiw_sockets_waiting(count: &mut usize) -> *const u32 {
+    *count = Waiting::len();
     (&raw const WAITING).cast()
 }
 
@@ -74,21 +66,18 @@ pub extern "C" fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int {
 }
 
 /// sendto(2) of an rsocket. The address of a stream means nothing, as it is connected.
-///
-/// # Safety
-/// As for sendto(2).
-pub unsafe extern "C" fn uiw_sockets_sendto(
+pub extern "C" fn uiw_sockets_sendto<'a, 'b>(
     fd: c_int,
-    buffer: *const c_void,
-    len: usize,
+    buffer: ArrayPtr<'a, u8>,
+    len: Count<'a>,
     flags: c_int,
-    addr: *const sockaddr,
-    addr_len: socklen_t,
+    addr: ArrayPtr<'b, u8>,
+    addr_len: Count<'b, socklen_t>,
 ) -> isize {
-    let is_datagram = matches!(table::get(fd), Some(Entry::Datagram(_)));
-    let (addr, addr_len) = if is_datagram { (addr, addr_len) } else { (ptr::null(), 0) };
-    // SAFETY: the caller's promise.
-    unsafe { transfer::rsendto(fd, buffer, len, flags, addr, addr_len) }
+    match table::get(fd) {
+        Some(Entry::Datagram(_)) => transfer::rsendto(fd, buffer, len, flags, addr, addr_len),
+        _ => transfer::rsend(fd, buffer, len, flags),
+    }
 }
 
 /// Before any use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
@@ -136,58 +125,41 @@ fn enter_socket(fd: c_int) -> Result<Option<AnySocket>> {
     }
 }
 
-/// A call on the rsocket that the descriptor is, or becomes, with a list of buffers. [`SYSTEM`] where it is none.
-///
-/// # Safety
-/// As for readv(2), or writev(2) for a call that sends.
-unsafe fn transfer(
-    fd: c_int,
-    list: *const iovec,
-    count: c_int,
-    call: impl FnOnce(&AnySocket, &[iovec]) -> Result<isize>,
-) -> isize {
-    boundary::size(|| {
-        let Some(socket) = enter_socket(fd)? else { return Ok(SYSTEM) };
-        // SAFETY: the caller's promise.
-        call(&socket, unsafe { transfer::buffers(list, transfer::count(count)?) }?)
+/// A call on the rsocket that the descriptor is, or becomes. [`SYSTEM`] where it is none.
+fn transfer(fd: c_int, call: impl FnOnce(&AnySocket) -> Result<isize>) -> isize {
+    boundary::size(|| match enter_socket(fd)? {
+        Some(socket) => call(&socket),
+        None => Ok(SYSTEM),
     })
 }
 
 /// read(2) and readv(2) into buffers. -2 where the descriptor is the system's: the caller calls the C library's function.
-///
-/// # Safety
-/// As for readv(2).
-pub unsafe extern "C" fn uiw_sockets_read(fd: c_int, list: *const iovec, count: c_int) -> isize {
-    // SAFETY: the caller's promise, here and below.
-    unsafe { transfer(fd, list, count, |socket, list| transfer::read(socket, list)) }
+pub extern "C" fn uiw_sockets_read<'a>(
+    fd: c_int,
+    list: ArrayPtr<'a, OutVec<'a>>,
+    count: Count<'a, c_int>,
+) -> isize {
+    transfer(fd, |socket| transfer::read(socket, &mut OutBuffers::new(list, count)?))
 }
 
 /// As [`uiw_sockets_read`], for recv(2).
-///
-/// # Safety
-/// As for readv(2).
-pub unsafe extern "C" fn uiw_sockets_receive(
+pub extern "C" fn uiw_sockets_receive<'a>(
     fd: c_int,
-    list: *const iovec,
-    count: c_int,
+    list: ArrayPtr<'a, OutVec<'a>>,
+    count: Count<'a, c_int>,
     flags: c_int,
 ) -> isize {
-    // SAFETY: the caller's promise, here and below.
-    unsafe { transfer(fd, list, count, |socket, list| transfer::receive(socket, list, flags)) }
+    transfer(fd, |socket| transfer::receive(socket, &mut OutBuffers::new(list, count)?, flags))
 }
 
 /// As [`uiw_sockets_read`], for write(2), writev(2) and send(2).
-///
-/// # Safety
-/// As for writev(2).
-pub unsafe extern "C" fn uiw_sockets_send(
+pub extern "C" fn uiw_sockets_send<'a>(
     fd: c_int,
-    list: *const iovec,
-    count: c_int,
+    list: ArrayPtr<'a, InVec<'a>>,
+    count: Count<'a, c_int>,
     flags: c_int,
 ) -> isize {
-    // SAFETY: the caller's promise, here and below.
-    unsafe { transfer(fd, list, count, |socket, list| transfer::send(socket, list, flags)) }
+    transfer(fd, |socket| transfer::send(socket, transfer::elements(list, count)?, flags))
 }
 
 /// What a descriptor is, without a change: as [`uiw_sockets_enter`], which is asked next where it may be an rsocket.
@@ -202,13 +174,13 @@ pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
 }
 
 /// bind(2); 1 where the caller is to do it.
-///
-/// # Safety
-/// `addr` is NULL or `len` readable bytes.
-pub unsafe extern "C" fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+pub extern "C" fn uiw_sockets_bind<'a>(
+    fd: c_int,
+    addr: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+) -> c_int {
     boundary::number(|| {
-        // SAFETY: the caller's promise.
-        let Ok(addr) = (unsafe { read_address(addr, len) }) else { return Ok(ORDINARY) };
+        let Ok(addr) = read_address(&addr, len) else { return Ok(ORDINARY) };
         match table::present(fd) {
             Some(Entry::Plain(_)) => Ok(if plain::bind(fd, addr)? { 0 } else { ORDINARY }),
             _ => Ok(ORDINARY),
@@ -227,25 +199,19 @@ pub extern "C" fn uiw_sockets_listening(fd: c_int) {
 }
 
 /// The system has accepted `fd`; the peer's address becomes the program's. -1 and `errno` where the program is not to have the connection.
-///
-/// # Safety
-/// `addr` and `len` are NULL or what accept(2) has filled, `room` bytes at most.
-pub unsafe extern "C" fn uiw_sockets_accepted(
+pub extern "C" fn uiw_sockets_accepted<'a>(
     listening: c_int,
     fd: c_int,
-    addr: *mut sockaddr,
-    len: *mut socklen_t,
-    room: socklen_t,
+    addr: ArrayMutPtr<'a, u8>,
+    len: RoomPtr<'a>,
+    room: Count<'a, socklen_t>,
 ) -> c_int {
     boundary::minus_one(|| {
         if let Some(Entry::Plain(listening)) = table::present(listening) {
             plain::accepted(&listening, fd)?;
             if let (false, false, Ok(peer)) = (addr.is_null(), len.is_null(), sys::address_as_is(fd, true)) {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    *len = room;
-                    write_address(peer, addr, len)?;
-                }
+                // accept(2) has replaced the number by the length of another address.
+                write_address(peer, addr, len.restored(room)?)?;
             }
         }
         Ok(())
@@ -254,19 +220,14 @@ pub unsafe extern "C" fn uiw_sockets_accepted(
 
 /// The address that the system is to connect to in the place of `addr`, as the bytes of `real` (128). Its length, 0 where the socket stays
 /// one of TCP, or -1 and `errno`.
-///
-/// # Safety
-/// `addr` is NULL or `len` readable bytes, `real` has 128 writable ones.
-pub unsafe extern "C" fn uiw_sockets_target(
+pub extern "C" fn uiw_sockets_target<'a>(
     fd: c_int,
-    addr: *const sockaddr,
-    len: socklen_t,
-    real: *mut c_void,
+    addr: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+    real: &mut rdma_sockaddr,
 ) -> c_int {
     boundary::number(|| {
-        // SAFETY: the caller's promise.
-        let (Ok(to), Some(Entry::Plain(plain))) = (unsafe { read_address(addr, len) }, table::present(fd))
-        else {
+        let (Ok(to), Some(Entry::Plain(plain))) = (read_address(&addr, len), table::present(fd)) else {
             return Ok(0);
         };
         if to.port() == 0 && plain::must_encrypt() {
@@ -275,28 +236,21 @@ pub unsafe extern "C" fn uiw_sockets_target(
         // Until TCP is connected the socket stays one that may become an rsocket, by another attempt.
         let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else { return Ok(0) };
         plain::limit_attempt(fd, &plain);
-        let written = address::write(to);
-        let bytes = address::bytes(&written);
-        // SAFETY: the caller's promise: more than any address has.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), real.cast(), bytes.len()) };
-        Ok(bytes.len() as c_int)
+        *real = address::write(to);
+        Ok(address::bytes(real).len() as c_int)
     })
 }
 
 /// The system has connected the socket, with the error number `outcome` (0: none). 0: the call is over; 1: the caller is to connect by TCP.
-///
-/// # Safety
-/// `addr` is NULL or `len` readable bytes.
-pub unsafe extern "C" fn uiw_sockets_connected(
+pub extern "C" fn uiw_sockets_connected<'a>(
     fd: c_int,
-    addr: *const sockaddr,
-    len: socklen_t,
+    addr: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
     outcome: c_int,
 ) -> c_int {
     boundary::number(|| {
         let Some(Entry::Plain(plain)) = table::get(fd) else { return Ok(ORDINARY) };
-        // SAFETY: the caller's promise.
-        let to = unsafe { read_address(addr, len) }?;
+        let to = read_address(&addr, len)?;
         match outcome {
             0 => plain::connected(fd, &plain, to, false).map(|()| 0),
             libc::EINPROGRESS | libc::EINTR => {
@@ -318,13 +272,10 @@ pub unsafe extern "C" fn uiw_sockets_connected(
 }
 
 /// A socket that could have become an rsocket is connected, or connects, by TCP, and is the system's from now on.
-///
-/// # Safety
-/// `addr` is NULL or `len` readable bytes.
-pub unsafe extern "C" fn uiw_sockets_on_tcp(fd: c_int, addr: *const sockaddr, len: socklen_t) {
+pub extern "C" fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) {
     boundary::value((), || {
-        // SAFETY: the caller's promise. An address of another family, which is none, ends a connection.
-        let address = address::plain(unsafe { read_address(addr, len) }?);
+        // An address of another family, which is none, ends a connection.
+        let address = address::plain(read_address(&addr, len)?);
         table::forget(fd);
         connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
         Ok(())
@@ -371,32 +322,24 @@ pub extern "C" fn uiw_sockets_duplicated(old: c_int, new: c_int) {
 }
 
 /// getsockname(2) and getpeername(2); 1 where the caller is to do it.
-///
-/// # Safety
-/// As for these calls.
-pub unsafe extern "C" fn uiw_sockets_address(
+pub extern "C" fn uiw_sockets_address<'a>(
     fd: c_int,
-    addr: *mut sockaddr,
-    len: *mut socklen_t,
+    addr: ArrayMutPtr<'a, u8>,
+    len: RoomPtr<'a>,
     of_peer: c_int,
 ) -> c_int {
     boundary::number(|| match table::present(fd) {
         Some(Entry::Plain(_)) => {
             let real = sys::address_as_is(fd, of_peer != 0)?;
-            // SAFETY: the caller's promise.
-            unsafe { write_address(real, addr, len) }.map(|()| 0)
+            write_address(real, addr, len).map(|()| 0)
         }
         _ => Ok(ORDINARY),
     })
 }
 
 /// How long `timeout` says.
-///
-/// # Safety
-/// NULL or readable.
-unsafe fn limit<'a>(timeout: *const timespec, mask: *const sigset_t) -> Result<Limit<'a>> {
-    // SAFETY: the caller's promise, here and below.
-    let limit = match unsafe { timeout.as_ref() } {
+fn limit<'a>(timeout: &InPtr<'a, timespec>, mask: &InPtr<'a, sigset_t>) -> Result<Limit<'a>> {
+    let limit = match timeout.as_ref() {
         None => Limit::default(),
         Some(time) => {
             let (Ok(seconds), Ok(nanos @ 0..1_000_000_000)) =
@@ -407,18 +350,13 @@ unsafe fn limit<'a>(timeout: *const timespec, mask: *const sigset_t) -> Result<L
             Limit::within(Duration::new(seconds, nanos))
         }
     };
-    // SAFETY: as above.
-    Ok(limit.with_mask(unsafe { mask.as_ref() }))
+    Ok(limit.with_mask(mask.as_ref()))
 }
 
 /// Uses every descriptor of a list: whether any is an rsocket, and the system cannot wait for them.
-///
-/// # Safety
-/// `fds` has `count` structures.
-pub unsafe extern "C" fn uiw_sockets_enter_all(fds: *const pollfd, count: nfds_t) -> c_int {
+pub extern "C" fn uiw_sockets_enter_all<'a>(fds: ArrayPtr<'a, pollfd>, count: Count<'a, nfds_t>) -> c_int {
     boundary::value(0, || {
-        // SAFETY: the caller's promise.
-        let fds = unsafe { slice::from_raw_parts(fds, count as usize) };
+        let fds = fds.get(count)?.unwrap_or_default();
         // Every one is used, whatever those before it are.
         let found = fds.iter().filter(|fd| BITMAP.is_set(fd.fd)).filter(|fd| enter(fd.fd) == RSOCKET).count();
         Ok((found > 0).into())
@@ -426,55 +364,40 @@ pub unsafe extern "C" fn uiw_sockets_enter_all(fds: *const pollfd, count: nfds_t
 }
 
 /// poll(2), with an exact time and a mask.
-///
-/// # Safety
-/// As for ppoll(2).
-pub unsafe extern "C" fn uiw_sockets_poll(
-    fds: *mut pollfd,
-    count: nfds_t,
-    timeout: *const timespec,
-    mask: *const sigset_t,
+pub extern "C" fn uiw_sockets_poll<'a>(
+    fds: InOutArrayPtr<'a, pollfd>,
+    count: Count<'a, nfds_t>,
+    timeout: InPtr<'_, timespec>,
+    mask: InPtr<'_, sigset_t>,
 ) -> c_int {
     boundary::number(|| {
-        // SAFETY: the caller's promise, here and below.
-        let limit = unsafe { limit(timeout, mask) }?;
-        // SAFETY: as above.
-        let fds = unsafe { slice::from_raw_parts_mut(fds, count as usize) };
-        Ok(poll::poll_all(fds, &limit)? as c_int)
+        let limit = limit(&timeout, &mask)?;
+        Ok(poll::poll_all(fds.get(count)?.unwrap_or_default(), &limit)? as c_int)
     })
 }
 
 /// select(2), with an exact time and a mask.
-///
-/// # Safety
-/// As for pselect(2).
-pub unsafe extern "C" fn uiw_sockets_select(
+pub extern "C" fn uiw_sockets_select(
     count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *const timespec,
-    mask: *const sigset_t,
+    read: InOutPtr<'_, fd_set>,
+    write: InOutPtr<'_, fd_set>,
+    except: InOutPtr<'_, fd_set>,
+    timeout: InPtr<'_, timespec>,
+    mask: InPtr<'_, sigset_t>,
 ) -> c_int {
     boundary::number(|| {
-        // SAFETY: the caller's promise, here and below.
-        let limit = unsafe { limit(timeout, mask) }?;
-        // SAFETY: as above.
-        let mut sets =
-            unsafe { Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() } };
+        let limit = limit(&timeout, &mask)?;
+        let mut sets = Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() };
         Ok(poll::select(count, &mut sets, &limit)? as c_int)
     })
 }
 
 /// epoll_ctl(2); 1 where the caller is to do it. A set of the system's is followed from its first rsocket on.
-///
-/// # Safety
-/// `event` is NULL or readable.
-pub unsafe extern "C" fn uiw_sockets_epoll_ctl(
+pub extern "C" fn uiw_sockets_epoll_ctl(
     set_fd: c_int,
     op: c_int,
     fd: c_int,
-    event: *mut epoll_event,
+    event: InPtr<'_, epoll_event>,
 ) -> c_int {
     boundary::number(|| {
         let set = match table::get(set_fd) {
@@ -496,8 +419,7 @@ pub unsafe extern "C" fn uiw_sockets_epoll_ctl(
         if set_fd == fd {
             return Ok(ORDINARY);
         }
-        // SAFETY: the caller's promise.
-        let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
+        let event = event.read();
         // A member's number was checked when it was added. redis-benchmark removes and adds a connection with each message.
         if op != libc::EPOLL_CTL_ADD
             && let Some(done) = set.control_member(op, fd, event)
@@ -510,50 +432,35 @@ pub unsafe extern "C" fn uiw_sockets_epoll_ctl(
 }
 
 /// epoll_wait(2), with an exact time and a mask; of a set that is followed.
-///
-/// # Safety
-/// `events` has room for `most` structures.
-pub unsafe extern "C" fn uiw_sockets_epoll_wait(
+pub extern "C" fn uiw_sockets_epoll_wait<'a>(
     set_fd: c_int,
-    events: *mut epoll_event,
-    most: c_int,
-    timeout: *const timespec,
-    mask: *const sigset_t,
+    events: InOutArrayPtr<'a, epoll_event>,
+    most: Count<'a, c_int>,
+    timeout: InPtr<'_, timespec>,
+    mask: InPtr<'_, sigset_t>,
 ) -> c_int {
     boundary::number(|| {
-        let Ok(most @ 1..) = usize::try_from(most) else {
+        let Some(events @ [_, ..]) = events.get(most)? else {
             return Err(Errno::INVAL.because("no room for an event"));
         };
         let Some(Entry::Epoll(set)) = table::get(set_fd) else {
             return Err(Errno(libc::EBADF).because("a set that was closed"));
         };
-        // SAFETY: the caller's promise, here and below.
-        let limit = unsafe { limit(timeout, mask) }?;
-        // SAFETY: as above.
-        let events = unsafe { slice::from_raw_parts_mut(events, most) };
-        Ok(set.wait(events, &limit)? as c_int)
+        Ok(set.wait(events, &limit(&timeout, &mask)?)? as c_int)
     })
 }
 
 /// ioctl(2) of an rsocket.
-///
-/// # Safety
-/// `argument` is what the request has.
-pub unsafe extern "C" fn uiw_sockets_ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    // SAFETY: the caller's promise.
-    boundary::minus_one(|| unsafe { ioctl::request(&table::socket(fd)?, request, argument) })
+pub extern "C" fn uiw_sockets_ioctl(fd: c_int, request: c_ulong, argument: InOutPtr<'_, [u8; 4]>) -> c_int {
+    boundary::minus_one(|| ioctl::request(&table::socket(fd)?, request, argument.as_mut()))
 }
 
 /// sendfile(2) to an rsocket.
-///
-/// # Safety
-/// `offset` is NULL, or can be read and written.
-pub unsafe extern "C" fn uiw_sockets_sendfile(
+pub extern "C" fn uiw_sockets_sendfile(
     to: c_int,
     file: c_int,
-    offset: *mut off64_t,
+    offset: InOutPtr<'_, off64_t>,
     count: usize,
 ) -> isize {
-    // SAFETY: the caller's promise.
-    boundary::size(|| sendfile::send(to, file, unsafe { offset.as_mut() }, count))
+    boundary::size(|| sendfile::send(to, file, offset.as_mut(), count))
 }

@@ -142,7 +142,7 @@ pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
 /// enough for TCP. With TLS there is no other way.
 pub(crate) fn limit_attempt(fd: RawFd, plain: &Plain) {
     let asked = Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
-    let own = sys::option::<c_int>(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT);
+    let own = sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT);
     if let (Some(asked), Some(own)) = (asked, own)
         && own > asked
         && sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, asked).is_ok()
