@@ -3,10 +3,10 @@
 //! The two libraries report failures in three ways: the error number as the result, -1 with `errno`, and NULL with `errno`.
 
 use crate::errno::Errno;
+use crate::log;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use uiw_verbs::ProgressHooks;
 
 /// Result of a call of C.
@@ -21,11 +21,8 @@ fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 /// than the message, so only the engine's own work is protected from cancellation ([`PROGRESS_HOOKS`]); the rest makes no system call
 /// through the C library, unless there is a log.
 fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    if LOGGING.load(Ordering::Relaxed) { guarded(body) } else { caught(body) }
+    if log::is_on() { guarded(body) } else { caught(body) }
 }
-
-/// Whether any call may write to standard error.
-pub(crate) static LOGGING: AtomicBool = AtomicBool::new(false);
 
 /// A thread of the program is not cancelled while it does the engine's work.
 pub(crate) const PROGRESS_HOOKS: ProgressHooks = ProgressHooks { enter: uncancelled, leave: as_before };

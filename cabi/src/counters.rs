@@ -2,7 +2,6 @@
 
 use crate::abi::zeroed;
 use crate::environment::{self, Privileged};
-use crate::settings::Settings;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use uiw_verbs::counters::{Directory, Publish};
@@ -55,13 +54,13 @@ pub fn user() -> Directory {
 }
 
 /// As the libraries publish.
-pub(crate) fn of_library(settings: &Settings) -> Option<Publish> {
-    settings.counters.publish(library())
+pub(crate) fn of_library(counters: &Counters) -> Option<Publish> {
+    counters.publish(library())
 }
 
 /// Where `uiw run` counts what a process moves, a process that cannot publish says so: it would be reported as one that moved nothing.
-pub(crate) fn report_unpublished(settings: &Settings, is_published: bool) {
-    let Counters::In(path) = &settings.counters else { return };
+pub(crate) fn report_unpublished(counters: &Counters, is_published: bool) {
+    let Counters::In(path) = counters else { return };
     if !is_published {
         let why =
             Directory::given(path).check().map_or_else(|error| format!(": {error}"), |()| String::new());

@@ -114,14 +114,14 @@ impl Engine {
                 .capture_to(sink)
                 .transport_faults(settings.faults.clone())
                 .tls(tls.clone())
-                .counters(counters::of_library(settings))
+                .counters(counters::of_library(&settings.counters))
                 .faults(settings.plan.clone()),
         )?;
         if let (Some(watch), Some(tls)) = (watch, tls) {
             watch.start(tls)?;
         }
         drop(held);
-        counters::report_unpublished(settings, device.publishes_counters());
+        counters::report_unpublished(&settings.counters, device.publishes_counters());
         self.sockets = device.wait_fds().to_vec();
         // As siw: peers may invalidate a plain region with Send with Invalidate.
         self.device = Some(device.clone());

@@ -1,7 +1,7 @@
 //! Error numbers of C.
 
 use crate::denied;
-use crate::settings::Settings;
+use crate::log;
 use std::ffi::c_int;
 use std::fmt;
 use uiw_verbs::Error;
@@ -45,7 +45,7 @@ impl Errno {
     #[must_use]
     pub fn because(self, reason: impl fmt::Display) -> Self {
         // Starts the log, if this is the first call of the process.
-        let _ = Settings::get();
+        log::start_by_variable();
         tracing::debug!("call refused with {}: {reason}", self.name());
         self
     }

@@ -178,7 +178,7 @@ pub const VARIABLES: &[Variable] = &[
         }),
     Variable::new(Scope::Connection, crate::system::path::VARIABLE, "the path of the system's libibverbs.so.1", "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it", |_, v| crate::system::path::check(v)),
     Variable::new(Scope::Process, crate::counters::VARIABLE, "off, or the absolute path of a directory", "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)", |s, v| Counters::parse(v).map(|counters| s.counters = counters)),
-    Variable::new(Scope::Process, "UIW_LOG", "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace", "log to standard error", |s, v| {
+    Variable::new(Scope::Process, log::VARIABLE, "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace", "log to standard error", |s, v| {
             s.log = Some(v.to_owned());
             Ok(())
         }).privileged(Privileged::LevelOnly),

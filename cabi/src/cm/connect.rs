@@ -13,7 +13,7 @@ use crate::cm::placeholder::Placeholder;
 use crate::cm::ports::Reservation;
 use crate::cm::private_data::CmMessage;
 use crate::cm::routes::{self, Source};
-use crate::cm::{failure, sidr, sync};
+use crate::cm::{address_vector, failure, sidr, sync};
 use crate::device::{gid, port};
 use crate::errno::Errno;
 use crate::object::Object;
@@ -358,7 +358,7 @@ pub extern "C" fn rdma_init_qp_attr(
         new.qp_state = state;
         new.port_num = 1;
         if id.is_ud() {
-            new.qkey = sidr::QKEY;
+            new.qkey = address_vector::QKEY;
         } else if set != 0 {
             new.qp_access_flags = REMOTE_WRITE_AND_READ;
             if state == RTR {
@@ -382,7 +382,7 @@ fn set_path(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
         return Ok(());
     }
     attr.path_mtu = port::of(&context.device.netdev()?, context.persona).active_mtu;
-    attr.ah_attr = sidr::address_vector(local.ip(), gid::from_address(peer.ip()))?;
+    attr.ah_attr = address_vector::address_vector(local.ip(), gid::from_address(peer.ip()))?;
     if let (Persona::Ib, IpAddr::V4(peer)) = (context.persona, peer.ip()) {
         attr.ah_attr.dlid = (peer.to_bits() & 0xFFFF) as u16;
     }

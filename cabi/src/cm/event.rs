@@ -8,7 +8,7 @@ use crate::arguments::AnyPtr;
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Note};
 use crate::cm::private_data::{MAX_PRIVATE_DATA, PrivateData};
-use crate::cm::{registry, sidr};
+use crate::cm::{address_vector, registry};
 use crate::device::gid;
 use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
@@ -120,11 +120,11 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<Delivered> {
 /// An event about a multicast group.
 fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<Delivered> {
     let local = id.lock().local.map(|local| local.ip());
-    let ah = local.and_then(|local| sidr::address_vector(local, gid::from_address(group)).ok());
+    let ah = local.and_then(|local| address_vector::address_vector(local, gid::from_address(group)).ok());
     let ud = Ud {
         ah: ah.unwrap_or_default(),
         qp_num: uiw_datagram::Qpn::MULTICAST.raw(),
-        qkey: sidr::QKEY,
+        qkey: address_vector::QKEY,
         context: note.arg,
     };
     give(id, id, &Draft { status: note.status, ud: Some(ud), ..Draft::new(note.event) })

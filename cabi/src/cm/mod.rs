@@ -11,6 +11,7 @@
 //! shards, each with a lock that is held for a look-up alone; no two of them are held together.
 
 pub(crate) mod address;
+pub(crate) mod address_vector;
 mod addrinfo;
 mod channel;
 mod connect;

@@ -9,8 +9,8 @@ use crate::abi::{
 use crate::arguments::{AnyPtr, Handle, InOutPtr, argument};
 use crate::boundary::{self, Result};
 use crate::channel::{self, CompChannel};
+use crate::cm::address_vector;
 use crate::cm::id::Id;
-use crate::cm::sidr;
 use crate::cq::{self, CqInit};
 use crate::errno::Errno;
 use crate::object::Object;
@@ -114,7 +114,7 @@ fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
     if engine.state() == QpState::Reset {
         engine.modify(QpState::Init)?;
         if engine.qkey().is_some() {
-            engine.set_qkey(sidr::QKEY)?;
+            engine.set_qkey(address_vector::QKEY)?;
             engine.modify(QpState::Rtr)?;
             engine.modify(QpState::Rts)?;
         }

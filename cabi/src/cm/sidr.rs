@@ -1,9 +1,10 @@
 //! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair, `rdma_accept` names one.
 
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED};
-use crate::abi::{ibv_ah_attr, ibv_gid, rdma_conn_param};
+use crate::abi::rdma_conn_param;
 use crate::arguments::InPtr;
 use crate::boundary::Result;
+use crate::cm::address_vector::{QKEY, address_vector};
 use crate::cm::event::{Delivered, Draft, Ud, give};
 use crate::cm::id::{Id, Phase};
 use crate::cm::ports::Reservation;
@@ -11,7 +12,7 @@ use crate::cm::private_data::{CmMessage, PrivateData};
 use crate::cm::routes::{self, Source};
 use crate::cm::{address, failure, lifecycle, params, request_id};
 use crate::device::netdev::{self, NetDev};
-use crate::device::{self, gid};
+use crate::device::gid;
 use crate::engine;
 use crate::errno::Errno;
 use crate::object::Object;
@@ -19,29 +20,6 @@ use crate::qp::Qp;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_verbs::cm::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
-
-/// The Q_Key of queue pairs of these port spaces: `RDMA_UDP_QKEY`.
-pub(crate) const QKEY: u32 = 0x0123_4567;
-
-/// The address vector from an address of ours to a GID.
-pub(crate) fn address_vector(local: IpAddr, to: ibv_gid) -> Result<ibv_ah_attr> {
-    let netdev = device::with_address(local)?.netdev()?;
-    let mut attr = ibv_ah_attr { is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
-    attr.grh.dgid = to;
-    attr.grh.sgid_index = index_of(&netdev, local)
-        .ok_or_else(|| Errno::INVAL.because("the address is not one of the device"))?;
-    // Groups do not leave the network unless the program says so; the way to a host may lead through routers.
-    attr.grh.hop_limit = u8::from(gid::to_group(to).is_some());
-    Ok(attr)
-}
-
-/// The entry of the GID table for `local`, or for another address of its family.
-fn index_of(netdev: &NetDev, local: IpAddr) -> Option<u8> {
-    let addresses = &netdev.addresses;
-    let own = addresses.iter().position(|(own, _)| *own == local);
-    let index = own.or_else(|| addresses.iter().position(|(own, _)| own.is_ipv4() == local.is_ipv4()))?;
-    u8::try_from(index).ok()
-}
 
 /// `rdma_listen`.
 pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The UD side of datagram rsockets: a queue pair at each network device that is used, and the memory that they share.
 
 use crate::boundary::Result;
-use crate::cm::sidr::QKEY;
+use crate::cm::address_vector::QKEY;
 use crate::device;
 use crate::engine;
 use crate::errno::Errno;

@@ -1,6 +1,7 @@
 //! Connections that end with exec(3): the next program of the process has their numbers, and no memory of theirs.
 
 use crate::environment::{self, Privileged};
+use crate::log;
 use crate::rsocket::sys;
 use crate::settings::Settings;
 use std::fs;
@@ -9,7 +10,7 @@ use std::os::fd::RawFd;
 /// Logs the numbers that were rsockets of the process's program before. Called when the library is loaded; it looks at them only where
 /// there is a log.
 pub(super) fn report_lost() {
-    if environment::variable("UIW_LOG", Privileged::LevelOnly).is_none() || Settings::get().is_err() {
+    if environment::variable(log::VARIABLE, Privileged::LevelOnly).is_none() || Settings::get().is_err() {
         return;
     }
     let Ok(files) = fs::read_dir("/proc/self/fd") else { return };
