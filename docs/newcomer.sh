@@ -87,11 +87,11 @@ cargo add uiw
 cat > src/main.rs <<'END'
 use std::error::Error;
 use uiw::blocking::{Connection, Listener};
-use uiw::{ConnSettings, Device};
+use uiw::{ConnectionConfig, Device};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let pd = Device::open()?.alloc_pd()?;
-    let settings = ConnSettings::default();
+    let settings = ConnectionConfig::default();
     match std::env::args().nth(1) {
         // A server: answers every message of one client.
         None => {
