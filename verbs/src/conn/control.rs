@@ -21,7 +21,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 impl Conn {
     /// The stack has news of a connection attempt.
     pub(super) fn on_connect_event(&mut self, services: &mut Services) {
-        let connected = match self.socket.connect_result() {
+        // Log lines of the transport name the peer and the queue pair, which the span has.
+        let connected = match self.span.in_scope(|| self.socket.connect_result()) {
             // The system chose the port of the peer, which has no listener, as the local one: a simultaneous open with itself.
             Ok(true) if !self.stream.is_loopback() && self.socket.local_addr() == self.socket.peer_addr() => {
                 Err(io::ErrorKind::ConnectionRefused.into())
@@ -251,7 +252,8 @@ impl Conn {
             StreamChange { congestion, dead_after: (dead_after != self.dead_after).then_some(dead_after) };
         if change != StreamChange::default() {
             let peer = self.socket.peer_addr();
-            self.socket.configure(&change).map_err(|source| connect_error(peer, source))?;
+            let changed = self.span.in_scope(|| self.socket.configure(&change));
+            changed.map_err(|source| connect_error(peer, source))?;
             self.dead_after = dead_after;
         }
         Ok(())

@@ -287,7 +287,12 @@ impl Conn {
         if self.stream.is_starting() {
             return self.fail_startup(self.startup_lost(error), services);
         }
-        tracing::debug!(parent: &self.span, %error, "the transport is lost");
+        if error.get_ref().is_some() {
+            // An error of TLS, which says more than that the connection is gone.
+            tracing::warn!(parent: &self.span, %error, "the transport is lost");
+        } else {
+            tracing::debug!(parent: &self.span, %error, "the transport is lost");
+        }
         if error.kind() == io::ErrorKind::TimedOut {
             // Only this time-out is set in the stack.
             self.silent_for = self.dead_after;

@@ -330,7 +330,13 @@ impl Conn {
         }
         if let Failure::Tls(error) = &failure {
             self.shared.counts.failed.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(local = %self.inner.local_addr(), peer = %self.inner.peer_addr(), %error, "TLS: the connection ends");
+            let (local, peer) = (self.inner.local_addr(), self.inner.peer_addr());
+            if matches!(self.state, State::Open(_)) {
+                // The engine reports it with the queue pair.
+                tracing::debug!(%local, %peer, %error, "TLS: the connection ends");
+            } else {
+                tracing::warn!(%local, %peer, %error, "TLS: the connection ends");
+            }
         }
         self.failure = Some(failure);
         self.own = None;
