@@ -38,14 +38,6 @@ static const char *const endings[ENDINGS] = {
 
 static const struct setup setup = { .window = 64, .memory = MESSAGES * BYTES };
 
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec * 1e-9;
-}
-
 static struct queues one_queue(struct ibv_context *verbs)
 {
 	struct ibv_cq *cq = make_queue(verbs, 256, NULL, 0);
