@@ -92,7 +92,18 @@ impl Crates {
 
 fn members() -> Result<Vec<Member>, String> {
     let mut tree = crate::workspace::cargo();
-    tree.args(["tree", "--package", FACADE, "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
+    tree.args([
+        "tree",
+        "--package",
+        FACADE,
+        "--edges",
+        "normal",
+        "--all-features",
+        "--prefix",
+        "none",
+        "--format",
+        "{p}",
+    ]);
     let output = tree.output().map_err(|error| format!("cannot run cargo: {error}"))?;
     if !output.status.success() {
         return Err(format!("{tree:?}: {}", String::from_utf8_lossy(&output.stderr)));
