@@ -122,7 +122,7 @@ pub extern "C" fn ibv_create_ah_from_wc(
     })
 }
 
-/// Where the request of a UD queue pair of domain `pd` goes.
+/// Returns the destination of a request of a UD queue pair that belongs to domain `pd`.
 ///
 /// # Errors
 /// EINVAL for the handle of another protection domain.

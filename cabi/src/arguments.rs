@@ -227,7 +227,7 @@ impl<'a, B: Body, P> TableHandle<'a, B, P> {
     /// Like [`Handle::get`], but reads the kind from the object itself instead of the table of living objects.
     ///
     /// # Errors
-    /// As for [`Handle::get`].
+    /// The errors are those of [`Handle::get`].
     #[inline]
     pub fn get(&self) -> Result<&'a Object<B>> {
         // SAFETY: the pointer is NULL or a living object, and C does not destroy the object during the call, as the type says.

@@ -156,7 +156,7 @@ pub(crate) enum Attempt<T> {
 /// has the reason.
 ///
 /// # Safety
-/// As for [`read_token`].
+/// The requirements are those of [`read_token`].
 #[inline]
 pub(crate) unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy) -> Option<T> {
     let mut has_token = false;

@@ -34,7 +34,7 @@ impl<T: Copy> Passed<'_, T> {
 pub unsafe trait Next {
     /// Its name.
     const NAME: &CStr;
-    /// Its type, a pointer to a function.
+    /// Type of the function pointer.
     type Type;
 
     /// The address, once it is found.

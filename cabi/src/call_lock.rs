@@ -28,7 +28,7 @@ impl<T> CallLock<T> {
 pub(crate) trait Batched: Body {
     /// The state.
     type State;
-    /// Its lock.
+    /// Returns the lock of the state.
     ///
     /// # Errors
     /// EINVAL for an object that was made without it.

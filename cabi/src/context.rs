@@ -82,7 +82,7 @@ impl Body for OpenContext {
 }
 
 impl OpenContext {
-    /// What objects that are made in the context keep of it.
+    /// Returns the reference to the context that objects made in it keep.
     pub(crate) fn share(&self) -> Arc<Context> {
         Arc::clone(&self.0)
     }

@@ -116,7 +116,7 @@ unsafe impl Next for SystemSigaction {
 }
 
 /// # Safety
-/// As for sigaction(2).
+/// The arguments fulfil the requirements of sigaction(2).
 unsafe fn system_sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int {
     // Where there is none the C library is linked statically, and so is this one, which exports none.
     let sigaction = SystemSigaction::get().unwrap_or(libc::sigaction);

@@ -51,7 +51,7 @@ pub trait Body {
     type Abi: Plain;
     /// The structure to which C has pointers: `Abi`, or a part of it.
     type C;
-    /// Where that part is.
+    /// Byte offset of `C` in `Abi`.
     const OFFSET: usize = 0;
     /// Distinguishes kinds of object, and existing ones from freed ones.
     const KIND: u32;

@@ -39,7 +39,7 @@ pub struct Variable {
     pub what: &'static str,
     /// The programs that obey it.
     pub scope: Scope,
-    /// Its treatment in programs with more rights than their user.
+    /// Treatment of the variable in programs with more rights than their user.
     pub privileged: Privileged,
     set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
 }

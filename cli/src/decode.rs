@@ -44,7 +44,7 @@ pub(crate) fn run(args: Args, keylog: Option<PathBuf>) -> ExitCode {
     }
 }
 
-/// What the user can do about an error.
+/// Hint for the user about an error.
 fn hint(error: &DecodeError) -> &'static str {
     match error {
         DecodeError::Capture(Error::Compressed(_)) => "decompress it first",

@@ -125,14 +125,14 @@ impl Count {
     }
 }
 
-/// How often connections waited: see [`Wait`].
+/// Number of times that connections waited, by reason ([`Wait`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// For an answer, as many Reads and atomics were outstanding as ORD allows.
+    /// Waits for an answer while ORD allows no more outstanding Reads and atomics.
     pub credit: u64,
-    /// For a receive, which a Send of the peer needed.
+    /// Waits of a peer's Send for a receive.
     pub receive: u64,
-    /// For room in the receive memory budget.
+    /// Waits for room in the receive memory budget.
     pub memory: u64,
 }
 

@@ -160,7 +160,7 @@ pub trait TransportStream: StreamExtensions + Any + Send {
     /// Receives into `bufs` what is there. `Ok(0)` is the peer's FIN.
     ///
     /// # Errors
-    /// As for [`TransportStream::send`].
+    /// The errors are those of [`TransportStream::send`].
     fn recv(&mut self, bufs: &mut [uiw_mem::IoVecMut<'_>]) -> io::Result<usize>;
 
     /// Says what to be woken for. It is remembered; a system call is made only on a change.
@@ -203,14 +203,15 @@ pub trait StreamExtensions {
     /// While the look lives, nothing but [`TransportStream::emss`] and the addresses may be asked of any stream of this stack.
     ///
     /// # Errors
-    /// As for [`TransportStream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
+    /// Those of [`TransportStream::send`]; also `WouldBlock` if nothing came after bytes that were left with
     /// [`Rest::WaitForMore`].
     fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
         Ok(None)
     }
 
-    /// What [`TransportStream::recv`] finds at least. Until it is asked again, the stack has room for `wanted` bytes and may report fewer than these
-    /// as not readable, unless they are all. `Ok(None)`, always the same for a stream: the stack cannot say, and `wanted` has no effect.
+    /// Returns the least that [`TransportStream::recv`] finds. Until the next call the stack has room for `wanted` bytes, and may report the
+    /// stream as not readable while fewer have come, unless no more can come. A stream whose stack cannot tell always returns `Ok(None)`,
+    /// and `wanted` has no effect.
     ///
     /// # Errors
     /// The system's.
@@ -372,7 +373,7 @@ pub trait TransportStack: StackExtensions + Send {
     /// Begins to connect. A writable event reports that [`TransportStream::connect_result`] has an answer.
     ///
     /// # Errors
-    /// As for [`TransportStack::listen`], and those of an attempt that failed at once.
+    /// The errors are those of [`TransportStack::listen`], and those of an attempt that failed at once.
     fn connect(
         &mut self,
         local: Option<SocketAddr>,
@@ -488,12 +489,12 @@ pub fn is_memory_fault(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
 }
 
-/// What [`StackExtensions::adopt`] answers to a stream of another kind of stack.
+/// Error of [`StackExtensions::adopt`] for a stream of another kind of stack.
 pub fn foreign_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream was made by another kind of stack")
 }
 
-/// What [`StackExtensions::adopt`] answers to a stream that is still in the event set of a stack.
+/// Error of [`StackExtensions::adopt`] for a stream that is still in the event set of a stack.
 pub fn attached_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
 }

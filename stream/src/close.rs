@@ -52,7 +52,7 @@ impl<M> RdmapStream<M> {
         self.fail(ConnError::Aborted, host);
     }
 
-    /// As [`RdmapStream::abort`], for a reason that the host names.
+    /// Like [`RdmapStream::abort`], with a reason that the host names.
     pub fn fail_locally<H: StreamHost<Memory = M>>(&mut self, host: &mut H, error: LocalError, now: Time) {
         self.shared.now = now;
         self.fail(ConnError::Local { request: None, error }, host);

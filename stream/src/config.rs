@@ -82,7 +82,7 @@ pub struct RdmapConfig {
     /// As initiator: reports [`crate::Event::Reconnect`] once, to start again with MPA revision 1, when the peer closes on
     /// revision 2 before any byte of a Reply (RFC 6581 section 10).
     pub fallback: bool,
-    /// As initiator: no FPDU is sent before [`crate::RdmapStream::establish`], not even the RTR message.
+    /// Whether an initiator sends no FPDU before [`crate::RdmapStream::establish`], not even the RTR message.
     pub awaits_establish: bool,
     /// Time for the connection of TCP and the start-up together.
     pub startup_timeout: Duration,

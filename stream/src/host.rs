@@ -212,7 +212,7 @@ pub trait StreamHost {
 /// What an atomic moves.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
 
-/// Which payload is counted: see [`StreamHost::count`].
+/// Kind of payload that [`StreamHost::count`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     /// A Send, or Immediate Data, which counts as a Send without payload.
@@ -233,7 +233,7 @@ pub enum Traffic {
     AtomicReceived,
 }
 
-/// What a stream waits for: see [`StreamHost::count_wait`].
+/// Reason for which a stream waits ([`StreamHost::count_wait`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// The next request is a Read or an atomic, and as many are outstanding as ORD allows.

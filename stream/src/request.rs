@@ -112,6 +112,6 @@ pub struct Request {
     pub fence: bool,
     /// Raises a solicited event at the receiver.
     pub solicited: bool,
-    /// Its payload is a copy that the host made while posting: [`crate::StreamHost::copy_request`] gives it.
+    /// Whether the payload is a copy that the host made while posting, which [`crate::StreamHost::copy_request`] gives.
     pub inline: bool,
 }

@@ -214,8 +214,8 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// As initiator with [`RdmapConfig::awaits_establish`]: the first FPDU may be sent, with which the responder of the peer-to-peer model
-    /// sees the connection established. Nothing happens to any other stream.
+    /// Allows an initiator with [`RdmapConfig::awaits_establish`] to send its first FPDU, by which the responder of the peer-to-peer model
+    /// sees the connection established. Other streams ignore the call.
     pub fn establish(&mut self, now: Time) {
         if !self.is_open() || !core::mem::take(&mut self.shared.awaits_establish) {
             return;

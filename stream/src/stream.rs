@@ -80,7 +80,7 @@ pub struct RdmapStream<M> {
     pub(crate) private_data: Vec<u8>,
 }
 
-/// What the transport is to do: see [`RdmapStream::poll_transmit`].
+/// Action that [`RdmapStream::poll_transmit`] asks of the transport.
 #[derive(Debug)]
 pub enum Transmit<'a, M> {
     /// Send these bytes. The host reports what the transport took with [`RdmapStream::handle_sent`].
@@ -257,10 +257,10 @@ impl<M> RdmapStream<M> {
 
     // What the host has to do.
 
-    /// What is due to be sent: builds FPDUs of what the host has posted and of answers, up to a batch. `None`: nothing, until
-    /// something happens.
+    /// Builds FPDUs of posted requests and of answers, up to a batch, and returns them. Returns `None` if nothing is due until something
+    /// happens.
     ///
-    /// What is returned stays due until [`RdmapStream::handle_sent`] reports that the transport took it.
+    /// Returned bytes stay due until [`RdmapStream::handle_sent`] reports that the transport took them.
     #[inline]
     pub fn poll_transmit<H: StreamHost<Memory = M>>(
         &mut self,
@@ -366,7 +366,7 @@ impl<M> RdmapStream<M> {
         self.shared.events.pop_front()
     }
 
-    /// When [`RdmapStream::handle_timeout`] is due; [`Time::NEVER`]: not at all.
+    /// Returns the time at which [`RdmapStream::handle_timeout`] is due, or [`Time::NEVER`].
     #[inline]
     #[must_use]
     pub fn poll_timeout(&self) -> Time {
@@ -476,7 +476,7 @@ impl<M> RdmapStream<M> {
         self.sender.has_nothing_due(&self.shared) && !self.shared.fin.received
     }
 
-    /// As [`RdmapStream::has_nothing_due`], and neither a request nor the close waits for an arrival: after one,
+    /// Like [`RdmapStream::has_nothing_due`], and neither a request nor the close waits for an arrival: after an arrival
     /// [`RdmapStream::poll_transmit`] has nothing to do.
     #[inline]
     #[must_use]

@@ -154,7 +154,7 @@ impl Device {
         self.driver.wait_fds()
     }
 
-    /// How many shards it has: see [`DeviceConfig::shards`].
+    /// Returns the number of shards ([`DeviceConfig::shards`]).
     #[must_use]
     pub fn shards(&self) -> usize {
         self.driver.shards().len()

@@ -114,7 +114,7 @@ options! {
         /// ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnConfig`], for ever with
         /// [`ConnectionConfig`].
         no_receive_timeout: Duration = Duration::from_secs(1),
-        /// How long an orderly close may take before the connection is cut. Default: 5 s with [`ConnConfig`], 60 s with
+        /// Longest time of an orderly close, after which the connection is cut. Default: 5 s with [`ConnConfig`], 60 s with
         /// [`ConnectionConfig`].
         close_timeout: Duration = Duration::from_secs(5),
         /// Falls back to MPA revision 1 when a peer closes or resets the connection on revision 2 before any Reply byte. Default: true.

@@ -208,7 +208,7 @@ macro_rules! own {
 }
 pub(crate) use own;
 
-/// As [`own!`]; the system's function once its library is loaded.
+/// Like [`own!`], but calls the system's function once its library is loaded.
 macro_rules! system {
     ($($name:literal $node:literal $kind:ident $path:path;)*) => {
         $(
@@ -221,7 +221,7 @@ macro_rules! system {
 }
 pub(crate) use system;
 
-/// As [`own!`]; the system's function where the first argument is an object of its library.
+/// Like [`own!`], but calls the system's function if the first argument is an object of its library.
 macro_rules! object {
     ($($name:literal $node:literal $kind:ident $path:path;)*) => {
         $(

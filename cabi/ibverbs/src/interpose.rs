@@ -49,7 +49,7 @@ next! {
 
 type Address<'a> = Passed<'a, *mut c_void>;
 type Len<'a> = Passed<'a, usize>;
-/// What is done to a mapping.
+/// Protection, advice or flags of a mapping call.
 type Flags<'a> = Passed<'a, c_int>;
 
 /// The C library has no such function.
@@ -85,7 +85,7 @@ extern "C" fn mmap<'a>(
     next::mmap::get().map_or_else(no_address, |next| next(addr, len, protection, flags, fd, offset))
 }
 
-/// On these processors offsets have 64 bits either way.
+/// Same as [`mmap`]: offsets have 64 bits on the supported processors.
 #[unsafe(no_mangle)]
 extern "C" fn mmap64<'a>(
     addr: Address<'a>,

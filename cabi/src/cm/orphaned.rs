@@ -50,7 +50,7 @@ pub(crate) fn contains(address: usize, thread: ThreadId) -> bool {
 /// Sleeps until the thread is cancelled or a signal's handler has run; `errno` is EINTR then.
 ///
 /// # Safety
-/// As for [`read_token`](crate::boundary::read_token).
+/// The requirements are those of [`read_token`](crate::boundary::read_token).
 #[inline]
 pub(crate) unsafe fn sleep() {
     unsafe extern "C-unwind" {

@@ -195,7 +195,7 @@ extern "C" fn wr_set_sge_list<'a>(qp: BatchHandle<'_, Qp>, count: Count<'a>, lis
     });
 }
 
-/// That a request whose inline data is at `first` may have `length` more bytes.
+/// Checks that a request whose inline data begins at `first` may have `length` more bytes.
 fn check_inline(qp: &Qp, batch: &Batch, first: usize, length: usize) -> Result<()> {
     let most = qp.cap.max_inline_data as usize;
     if length > most || batch.inline.len() - first + length > most {

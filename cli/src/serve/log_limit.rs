@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Connections that are logged at once at most, after a time without many.
 const BURST: u32 = 1000;
-/// For each of these times one more connection is logged.
+/// Time after which one more connection may be logged.
 const EACH: Duration = Duration::from_millis(100);
 
 /// Decides which connections are logged: all of them, unless there are more than ten a second.

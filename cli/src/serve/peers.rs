@@ -139,8 +139,8 @@ impl Pool {
         Ok(())
     }
 
-    /// In the general pool: at most as much as it then leaves to others, so one has at most a half, two at most three quarters, and so on. A
-    /// network has three times as much as it leaves, so that there is room in it beside one greedy host.
+    /// Limit of a holder in the general pool. A host or a key may hold as much as it leaves to others: one holds at most a half, two hold at
+    /// most three quarters, and so on. A network may hold three times as much as it leaves, so that it has room beside one greedy host.
     fn fair_limit(&self, holder: &Holder) -> u64 {
         let left = self.total - (self.held - self.own(holder));
         match holder {
@@ -149,7 +149,7 @@ impl Pool {
         }
     }
 
-    /// In the reserve: the same for each, but no more than is there.
+    /// Limit of a holder in the reserve: the same for each, but at most the free part.
     fn equal_limit(&self, holder: &Holder) -> u64 {
         let of_all = match holder {
             Holder::Host(_) | Holder::Key(_) => self.total.div_ceil(16),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn greedy_host_leaves_room_in_its_network() {
+    fn greedy_host_leaves_room_in_network() {
         let mut ledger = Ledger::new(2048, 512);
         let taken = taken(&mut ledger, 16, (1..=3).map(|number| format!("192.0.2.{number}")));
         assert_eq!(taken, [1024 + 32, 512 + 32, 0]);

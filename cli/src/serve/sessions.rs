@@ -27,7 +27,7 @@ pub(super) enum Busy {
     All(usize),
     /// Its address has as many as one may have.
     Address(usize),
-    /// Its network has as many as one may have.
+    /// The peer's network has as many as one may have.
     Network(usize),
     /// Its key has as many as one may have.
     Key(usize),

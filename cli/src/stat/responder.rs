@@ -25,13 +25,13 @@ use tokio::task::AbortHandle;
 
 /// Bytes of a request's headers.
 const MAX_REQUEST: usize = 8 << 10;
-/// From the connection to the last byte of the headers.
+/// Longest time from the connection to the last byte of the headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// From the connection to the last byte of the answer.
+/// Longest time from the connection to the last byte of the answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Clients at a time.
 const MAX_CLIENTS: usize = 16;
-/// Before the next client is accepted, after an error: descriptors may be exhausted.
+/// Pause after an error before the next client is accepted: descriptors may be exhausted.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `stop`.

@@ -3,7 +3,7 @@
 /// How many bytes a call transfers at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Split {
-    /// As many as there are.
+    /// Does not split.
     #[default]
     Whole,
     /// So many (at least one).

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 use std::{fs, io};
 
-/// With a longer round trip [`TransportConfig::AUTO`] is [`LONG_PATH`]: losses on the way cost it no rate.
+/// Round trip above which [`TransportConfig::AUTO`] selects [`LONG_PATH`], whose rate does not suffer from losses on the path.
 const LONG: Duration = Duration::from_millis(5);
 const LONG_PATH: &str = "bbr";
 

@@ -92,7 +92,7 @@ impl Message {
         self.header.segment(self.offset, self.offset + len == self.total)
     }
 
-    /// As what a segment of this message counts whose payload has `len` bytes: see [`StreamHost::count`].
+    /// Returns the kind and number of bytes by which [`StreamHost::count`] counts a segment with `len` bytes of payload.
     ///
     /// [`StreamHost::count`]: crate::StreamHost::count
     pub(super) fn counted(&self, len: u32) -> Option<(Traffic, u32)> {

@@ -29,7 +29,7 @@ use uiw_ddp::Header;
 use uiw_mpa::startup::{Negotiated, Rtr};
 use uiw_mpa::tx::FpduTx;
 
-/// What a stream remembers between FPDUs it sends. `M` is [`StreamHost::Memory`].
+/// State of the sending half between two FPDUs. `M` is [`StreamHost::Memory`].
 #[derive(Debug)]
 pub(crate) struct Sender<M> {
     fpdu: FpduTx,

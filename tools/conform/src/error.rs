@@ -12,7 +12,7 @@ pub enum ConformError {
         what: String,
         /// The rule that it breaks.
         why: String,
-        /// What the user can do.
+        /// Hint for the user.
         fix: &'static str,
     },
     /// The listener cannot be reached, or does not speak iWARP.
@@ -22,7 +22,7 @@ pub enum ConformError {
         what: String,
         /// The error of the last attempt.
         why: String,
-        /// What the user can do.
+        /// Hint for the user.
         fix: &'static str,
     },
 }

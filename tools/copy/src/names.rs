@@ -268,7 +268,7 @@ mod tests {
         assert_ne!(long.part(), Name::new(&[b'y'; 255]).unwrap().part());
     }
 
-    /// Of each range of category Cf in Unicode 16 one character, and of the others the first and the last one.
+    /// Tests one character of each range of category Cf in Unicode 16, and the first and last one of the other categories.
     #[test]
     fn characters_without_glyph_are_unsafe() {
         let unsafe_ones = "\0\t\n\x1b\x7f\u{80}\u{85}\u{9b}\u{9f}\u{a0}\u{ad}\u{600}\u{605}\u{61c}\u{6dd}\u{70f}\u{890}\u{8e2}\u{180e}\

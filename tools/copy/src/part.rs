@@ -39,7 +39,7 @@ enum Phase {
     Receiving,
     /// It has its name.
     Finished,
-    /// Its bytes may not have reached the medium: it was removed.
+    /// Removed, because its bytes may not have reached the medium.
     Discarded,
 }
 

@@ -94,7 +94,7 @@ impl Listener {
         self.local
     }
 
-    /// Which listener it is: see [`ConnRequest::listener`](super::ConnRequest::listener).
+    /// Returns the id that requests name ([`ConnRequest::listener`](super::ConnRequest::listener)).
     #[must_use]
     pub fn id(&self) -> ListenerId {
         ListenerId(self.token.0)

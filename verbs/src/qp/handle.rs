@@ -262,8 +262,8 @@ impl Qp {
         self.0.local_error()
     }
 
-    /// How long from now on an inbound Send may wait for a receive (`ConnConfig::no_receive_timeout`); [`Duration::MAX`] =
-    /// for ever.
+    /// Sets the longest time that inbound Sends wait for a receive (`ConnConfig::no_receive_timeout`). [`Duration::MAX`] has no
+    /// limit.
     ///
     /// # Errors
     /// [`Error::NotConnected`].

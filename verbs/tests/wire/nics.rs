@@ -275,7 +275,7 @@ fn cxgb4_of_revision_1_is_named_when_nothing_falls_back() {
 
 /// What a Terminate quotes says whether it is about the capability exchange's Write, or about a request of the program.
 #[test]
-fn capability_exchange_suspected_only_for_own_write() {
+fn exchange_suspected_for_own_write_only() {
     for (quotes_request, suspect) in [(false, Some(Suspect::CapabilityExchange)), (true, None)] {
         let (end, port) = (End::new(), Port::new());
         end.connect(port.addr(), &default());

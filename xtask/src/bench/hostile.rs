@@ -137,7 +137,7 @@ impl<'a> Server<'a> {
         read().ok_or_else(|| Error::Failed("the server is gone".to_owned()))
     }
 
-    /// What it holds as soon as that is what it held before, or when the time-out expires.
+    /// Returns the memory and descriptors held once they are back at `before`, or when the time-out expires.
     fn held_after(&self, before: [u64; 2]) -> Result<([u64; 2], Duration)> {
         let begun = Instant::now();
         loop {

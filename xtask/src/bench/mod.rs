@@ -23,7 +23,7 @@ use serde_json::json;
 use std::process::ExitCode;
 use uiw_siw::{Error, Result};
 
-/// What can be measured, and how.
+/// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Prints a line for each ratio of a row: its bar, the median with quartiles of the rounds, the noise, and both figures. A ratio without a bar is
@@ -145,10 +145,10 @@ fn quietest(mut run: impl FnMut() -> Result<Vec<Line>>) -> Result<Vec<Line>> {
 
 /// Runs of a row until it is quiet.
 const TRIES: usize = 5;
-/// How far the noise of a figure that counts is from 1.
+/// Largest distance from 1 of the noise of a figure that counts.
 const QUIET: f64 = 0.05;
 
-/// What a ratio should reach.
+/// Bound that a ratio should reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bar {
     AtLeast(f64),
@@ -186,7 +186,7 @@ struct Spread {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// Computes median and quartiles of at least one value.
     fn new(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_unstable_by(f64::total_cmp);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn bar_allows_noise_only_where_no_less() {
+    fn no_less_bar_tolerates_noise() {
         let spread = |values: &[f64]| Spread::new(values.iter().copied());
         let ratios = spread(&[0.8, 0.9, 1.0]);
         assert!(Bar::AtLeast(0.9).is_reached(ratios) && !Bar::AtLeast(0.91).is_reached(ratios));

@@ -12,7 +12,7 @@ use uiw_siw::{Error, Result};
 /// Seconds of a run of a peer: those of a slice of `uiw perf --compare`.
 const RUN: f64 = 0.2;
 
-/// What is measured. Round trips have a depth of 1.
+/// Operation and size that are measured. Round trips have a depth of 1.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     pub(super) op: &'static str,
@@ -61,7 +61,7 @@ impl Case {
         format!("--compare --slices 1 --json --op {} --size {} {how}", self.op, self.size)
     }
 
-    /// What `uiw perf` with these arguments prints: messages a second, or microseconds of a round trip.
+    /// Reads the figures that `uiw perf` prints with these arguments: messages per second, or microseconds of a round trip.
     pub(super) fn compared(self, printed: &str) -> Result<Figures> {
         let value = object(printed)?;
         let of = |key: &str, who: &str| figure(&value, &format!("/{key}/{who}/median"));
@@ -88,7 +88,7 @@ impl Case {
         }
     }
 
-    /// Ours over each of the others.
+    /// Returns the ratios of our figures over those of each peer.
     pub(super) fn lines(self, rounds: &[Vec<Figures>]) -> Vec<Line> {
         let all = || rounds.iter().flatten().flatten();
         let of = |name: &str| {
@@ -109,7 +109,7 @@ impl Case {
 #[derive(Clone, Copy)]
 enum Peer {
     Ucx,
-    /// With this kind of endpoint.
+    /// libfabric with this kind of endpoint.
     Fabric(&'static str),
 }
 

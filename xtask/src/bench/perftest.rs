@@ -11,7 +11,7 @@ const RUN: f64 = 1.2;
 /// Requests under way.
 const DEPTH: u32 = 128;
 
-/// What is measured: one request in `signal_every` asks for a completion.
+/// Requests that are measured; one in `signal_every` asks for a completion.
 #[derive(Clone, Copy)]
 struct Case {
     op: &'static str,

@@ -15,13 +15,13 @@ use uiw_siw::{Error, Result};
 pub(super) const TIMEOUT: Duration = Duration::from_secs(900);
 const LISTENING: Duration = Duration::from_secs(20);
 
-/// What is asked for, and where programs and files of this run are.
+/// Options, programs and files of one run.
 pub(super) struct Lab {
     pub(super) options: Options,
     pub(super) rounds: u32,
     /// Cargo's target folder.
     pub(super) target: PathBuf,
-    /// For the files of this run; removed when dropped.
+    /// Folder for the files of this run, removed when dropped.
     pub(super) folder: PathBuf,
     pub(super) guest: super::siw::Guest,
 }

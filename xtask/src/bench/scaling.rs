@@ -14,15 +14,15 @@ use uiw_siw::{Error, Result};
 #[derive(Clone)]
 struct Variant {
     program: Program,
-    /// On the engine of [`BASE`].
+    /// Whether it runs on the engine of [`BASE`].
     is_base: bool,
     /// `SECONDS` stands for the length of a slice.
     args: String,
     /// The device has one shard.
     one_shard: bool,
-    /// How many times the usual length its slice is.
+    /// Length of its slice, as a multiple of the usual one.
     longer: f64,
-    /// So many run at the same time, and their rates are added.
+    /// Number of processes that run at the same time, whose rates are added.
     processes: usize,
 }
 

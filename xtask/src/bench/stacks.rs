@@ -21,7 +21,7 @@ enum Stack {
     TcpPing(&'static str),
 }
 
-/// What a row compares, and over which path.
+/// Programs that a row compares, and the path between them.
 #[derive(Clone, Copy)]
 struct Case {
     mtu: u32,

@@ -234,7 +234,7 @@ fn timed(source: &Path, target: &Path, copy: impl FnOnce() -> Result<()>) -> Res
 }
 
 impl Wan<'_> {
-    /// How many times as long as ours theirs takes.
+    /// Returns the time that their copy takes as a multiple of ours.
     fn beside(
         &self,
         cell: Cell,

@@ -50,7 +50,7 @@ mod tests {
     const SCRIPT: &str = "#!/bin/sh\nset -eu\n\necho '== docs/p.md: B'\none\ncat > f <<'END'\nx\nEND\n\necho '== docs/p.md: C'\ntwo\n";
 
     #[test]
-    fn script_with_other_commands_than_pages_rejected() {
+    fn script_that_differs_from_pages_rejected() {
         let pages = [(PathBuf::from("docs/p.md"), transcript::sections(PAGE).unwrap())].into();
         assert_eq!(sections(SCRIPT, &pages).as_ref(), Ok(&pages[Path::new("docs/p.md")]));
         for (from, to) in [("one\n", "one -v\n"), ("x\n", ""), ("two\n", "two\nthree\n"), (": C", ": D")] {

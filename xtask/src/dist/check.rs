@@ -19,7 +19,7 @@ struct Check {
     run: fn(&Dist, &Path) -> Result<(), String>,
 }
 
-/// What a fresh root needs.
+/// Programs that make a fresh root.
 const ROOT: &[&str] = &["mmdebstrap", "chroot", "unshare", "ip"];
 
 const CHECKS: [Check; 5] = [

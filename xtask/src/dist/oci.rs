@@ -8,7 +8,7 @@ use super::check::output;
 use super::{Dist, Kind, archive};
 use crate::debian;
 
-/// How the image runs, as umoci's options.
+/// Run configuration of the image, as options of umoci.
 const CONFIG: [(&str, &str); 9] = [
     ("user", "65534:65534"),
     ("entrypoint", "/usr/bin/uiw"),

@@ -18,7 +18,7 @@ pub(super) fn converse(
     converse_with(bench, setting, direction, (&[], ""), orders, timeout)
 }
 
-/// As [`converse`], with more arguments for uiw and more keys for siwpeer.
+/// Like [`converse`], with more arguments for uiw and more keys for siwpeer.
 pub(super) fn converse_with(
     bench: &mut Bench,
     setting: &Setting,

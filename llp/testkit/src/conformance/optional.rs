@@ -227,7 +227,7 @@ fn readable_has_room(s: &mut Session) -> Verdict {
     s.expect(THERE, &mut *server, &bytes)
 }
 
-/// What [`StreamExtensions::peek`] found.
+/// Result of [`StreamExtensions::peek`].
 enum Seen {
     Bytes(Box<dyn RecvBuf>),
     Fin,

@@ -45,7 +45,7 @@ pub struct Link {
     pub fin_at: Option<u64>,
     /// What happens to datagrams.
     pub datagrams: DatagramFaults,
-    /// What [`TransportStream::emss`](uiw_llp::TransportStream::emss) returns.
+    /// Effective segment size that [`TransportStream::emss`](uiw_llp::TransportStream::emss) returns, in bytes.
     pub emss: usize,
 }
 
