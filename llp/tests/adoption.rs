@@ -3,58 +3,30 @@
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use uiw_llp::tcp::TcpStack;
-use uiw_llp::{
-    ListenConfig, StackExtensions, Token, TransportConfig, TransportListener, TransportStack, TransportStream,
-};
+use uiw_llp::{StackExtensions, Token, TransportConfig, TransportStack, TransportStream};
 use uiw_testkit::sim::Network;
 
-const LISTENER: Token = Token(1);
-const CLIENT: Token = Token(2);
-const SERVER: Token = Token(3);
-const MOVED: Token = Token(4);
-
-/// Two connected ends in one stack.
-struct Pair {
-    stack: TcpStack,
-    client: Box<dyn TransportStream>,
-    server: Box<dyn TransportStream>,
-    _listener: Box<dyn TransportListener>,
-}
-
-impl Pair {
-    fn new() -> Self {
-        let mut stack = TcpStack::new().unwrap();
-        let local = (Ipv4Addr::LOCALHOST, 0).into();
-        let mut listener = stack.listen(local, &ListenConfig::default(), LISTENER).unwrap();
-        let options = TransportConfig::default();
-        let mut client = stack.connect(None, listener.local_addr(), &options, CLIENT).unwrap();
-        let server = loop {
-            match listener.accept(SERVER) {
-                Ok(server) => break server,
-                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-            }
-        };
-        while !client.connect_result().unwrap() {}
-        Self { stack, client, server, _listener: listener }
-    }
-}
+const STREAM: Token = Token(1);
+const MOVED: Token = Token(2);
 
 #[test]
-fn what_cannot_be_adopted() {
-    let mut pair = Pair::new();
-    let mut other = pair.stack.shard().unwrap().unwrap();
+fn attached_foreign_or_aborted_stream_not_adopted() {
+    let mut stack = TcpStack::new().unwrap();
+    let (local, config) = ((Ipv4Addr::LOCALHOST, 0).into(), TransportConfig::default());
+    let mut stream = stack.connect_self(local, &config, STREAM).unwrap();
+    while !stream.connect_result().unwrap() {}
+    let mut other = stack.shard().unwrap().unwrap();
     let mut kind = |stream: &mut Box<dyn TransportStream>| other.adopt(stream, MOVED).unwrap_err().kind();
-    assert_eq!(kind(&mut pair.server), ErrorKind::InvalidInput, "still in its first set");
+    assert_eq!(kind(&mut stream), ErrorKind::InvalidInput, "still in its first set");
     let network = Network::new(1);
     let mut simulated = network.stack(Ipv4Addr::LOCALHOST);
-    let to = pair.client.peer_addr();
-    let mut foreign = simulated.connect(None, to, &TransportConfig::default(), CLIENT).unwrap();
+    let mut foreign = simulated.connect(None, stream.peer_addr(), &config, STREAM).unwrap();
     assert_eq!(kind(&mut foreign), ErrorKind::InvalidInput);
     assert_eq!(foreign.detach().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(simulated.adopt(&mut foreign, MOVED).unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(simulated.shard().unwrap().is_none());
-    pair.server.detach().unwrap();
-    pair.server.abort();
-    assert_eq!(kind(&mut pair.server), ErrorKind::NotConnected);
-    assert_eq!(pair.server.detach().unwrap_err().kind(), ErrorKind::NotConnected);
+    stream.detach().unwrap();
+    stream.abort();
+    assert_eq!(kind(&mut stream), ErrorKind::NotConnected);
+    assert_eq!(stream.detach().unwrap_err().kind(), ErrorKind::NotConnected);
 }
