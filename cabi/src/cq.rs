@@ -142,19 +142,25 @@ pub extern "C" fn ibv_destroy_cq(cq: OwnedHandle<'_, Cq>) -> c_int {
 }
 
 impl Cq {
-    /// Called after a poll: a program that spins on an empty queue yields the processor, as the threads that it waits for may need
-    /// it.
-    pub(crate) fn yield_if_empty(&self, taken: usize) {
+    /// Yields the processor before a poll if many polls in a row found nothing, because the threads that the program waits for may
+    /// need it. The queue is looked at after the yield: a program that checks for `RDMA_CM_EVENT_DISCONNECTED` after an empty poll
+    /// would otherwise destroy its queue pair, and with it the completions that came during the yield.
+    pub(crate) fn yield_before_poll(&self) {
+        if self.empty_polls.load(Ordering::Relaxed) >= POLLS_BEFORE_YIELD && self.engine.is_empty() {
+            thread::yield_now();
+        }
+    }
+
+    /// Counts polls in a row that found nothing.
+    pub(crate) fn note_poll(&self, taken: usize) {
         if taken > 0 {
             self.empty_polls.store(0, Ordering::Relaxed);
             return;
         }
-        // Not exact where several threads poll; no atomic read-modify-write is needed for that.
+        // Not exact if several threads poll; an atomic read-modify-write is not needed for that.
         let empty = self.empty_polls.load(Ordering::Relaxed);
         if empty < POLLS_BEFORE_YIELD {
             self.empty_polls.store(empty + 1, Ordering::Relaxed);
-        } else {
-            thread::yield_now();
         }
     }
 
@@ -212,6 +218,7 @@ pub(crate) extern "C" fn poll_cq<'a>(
         if room.is_empty() {
             return Ok(0);
         }
+        cq.yield_before_poll();
         let mut to = room.as_mut_ptr().cast::<ibv_wc>();
         let taken = cq.engine.poll_with(room.len(), |completion| {
             // SAFETY: the engine calls this at most once for each element of the room.
@@ -220,7 +227,7 @@ pub(crate) extern "C" fn poll_cq<'a>(
                 to = to.add(1);
             }
         });
-        cq.yield_if_empty(taken);
+        cq.note_poll(taken);
         Ok(c_int::try_from(taken).unwrap_or(c_int::MAX))
     })
 }

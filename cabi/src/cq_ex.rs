@@ -105,9 +105,10 @@ extern "C" fn end_poll(cq: BatchHandle<'_, Cq>) {
 
 /// Takes the next completion.
 fn take(cq: &Object<Cq>, cursor: &mut Cursor) -> Result<()> {
+    cq.yield_before_poll();
     let mut next = None;
     let taken = cq.engine.poll_with(1, |wc| next = Some(wc));
-    cq.yield_if_empty(taken);
+    cq.note_poll(taken);
     let wc = next.ok_or(Errno(libc::ENOENT))?;
     cq.abi.set(|abi| &abi.status, wc.status as c_int);
     cq.abi.set(|abi| &abi.wr_id, wc.wr_id);

@@ -503,6 +503,20 @@ fn a_send_waits_for_a_receive_as_long_as_the_parameters_of_the_connection_say() 
     }
 }
 
+#[test]
+fn poll_returns_completion_of_its_yield() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/poll_after_yield.c");
+    let options = ["-Wall", "-Wextra", "-Werror", "-pthread", "-rdynamic"];
+    let Some(program) = compile(&libraries, &source, &options) else { return };
+    for persona in ["iwarp", "roce", "ib"] {
+        let mut command = on_loopback(&libraries, &program);
+        command.env("UIW_PERSONA", persona);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("came during the yield is returned"), 1, "{ended:?}");
+    }
+}
+
 /// A program whose allocator changes mappings with its lock held.
 #[test]
 fn an_allocator_may_give_memory_back_in_the_midst_of_anything() {
