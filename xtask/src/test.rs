@@ -12,43 +12,51 @@ use std::time::{Duration, Instant};
 
 use binaries::Binary;
 use jobs::Job;
-use uiw_interop::stock::PACKAGES;
+use uiw_interop::stock::BUILT;
 
 use crate::packages;
 use crate::process::{self, End};
 use crate::report::{Parser, Skip, Tally};
 use crate::requirements::Trace;
-use crate::workspace::{cargo, root};
+use crate::workspace::{cargo, root, target};
 
-/// The longest that everything together may take.
-const CAP: Duration = Duration::from_secs(45 * 60);
+/// Time after which the run is ended because it hangs. Each test has a limit of its own, so that no test fails because of this one.
+const CAP: Duration = Duration::from_secs(85 * 60);
 /// How many test binaries run at a time: most of their tests wait, for programs, for time-outs or for packages, and each binary has as many threads as this
 /// machine has processors.
 const AT_A_TIME: usize = 3;
 /// The test binaries that take the longest, in the order in which they begin; the others follow.
 const LONGEST: &[&str] = &[
+    "interop/tests/stock/main.rs",
     "interop/siw/tests/siw.rs",
     "interop/tests/stacks/main.rs",
     "xtask/tests/book.rs",
-    "interop/tests/stock/main.rs",
     "xtask/tests/dist.rs",
     "xtask/tests/install.rs",
     "xtask/tests/python.rs",
     "xtask/tests/action.rs",
 ];
+/// Test binaries that run with `--all` only: the virtual machine with the siw driver, and the commands of the documents.
+const ONLY_WITH_ALL: &[&str] = &["interop/siw/tests/siw.rs", "xtask/tests/book.rs"];
+/// The package of the models, whose tests run with `--all` only.
+const MODELS: &str = "uiw-models";
 /// Names the file in which a test that cannot run says so.
 const SKIP_LOG: &str = "UIW_SKIP_LOG";
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Steps: fmt, clippy, doc, book, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then what `cargo test --workspace` runs,
-several test binaries at a time, each one's output in one piece when it has ended; then requirements: every MUST of the RFCs is proved by a test that has
-just passed.
-Programs that tests need are installed with apt-get when run as root; without them the tests that need them
-are counted as skipped; the first run fetches about 240 MB for the virtual machine with the siw driver. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
+Steps: fmt, clippy, features, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then the tests of the workspace, several test binaries
+at a time, each one's output in one piece when it has ended; then requirements: every MUST of the RFCs is proved by a test that has just passed.
+With --all also: doc, book, the models of the progress engine, the virtual machine with the siw driver (the first run fetches about 240 MB), and the
+commands of the documents.
+Programs that tests need are installed with apt-get when run as root; without them the tests that need them are counted as skipped.
+Exit code 1 when something failed.")]
 pub(crate) struct Options {
-    /// Only steps and tests whose name contains this
+    /// Run everything: also documentation, models, and the virtual machine with the siw driver
+    #[arg(long)]
+    all: bool,
+    /// Only steps and tests whose name contains this; implies --all
     #[arg(long, value_name = "SUBSTR")]
     only: Option<String>,
     /// Install nothing; tests whose programs are missing are skipped
@@ -65,19 +73,29 @@ struct Step {
     /// The target to build for, which rustup may have to fetch; this machine's if there is none.
     target: Option<&'static str>,
     env: &'static [(&'static str, &'static str)],
+    /// Whether it runs with `--all` only.
+    only_with_all: bool,
 }
 
 /// The crates that build without the standard library.
 const NO_STD: &[&str] = &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features"];
 
 const STEPS: &[Step] = &[
-    Step { name: "fmt", component: Some("fmt"), args: &["fmt", "--all", "--check"], target: None, env: &[] },
+    Step {
+        name: "fmt",
+        component: Some("fmt"),
+        args: &["fmt", "--all", "--check"],
+        target: None,
+        env: &[],
+        only_with_all: false,
+    },
     Step {
         name: "clippy",
         component: Some("clippy"),
         args: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
         target: None,
         env: &[],
+        only_with_all: false,
     },
     Step {
         name: "doc",
@@ -85,6 +103,7 @@ const STEPS: &[Step] = &[
         args: &["doc", "--no-deps", "--workspace"],
         target: None,
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
+        only_with_all: true,
     },
     Step {
         name: "book",
@@ -92,6 +111,7 @@ const STEPS: &[Step] = &[
         args: &["run", "--quiet", "--package", "xtask", "--", "book"],
         target: None,
         env: &[],
+        only_with_all: true,
     },
     // The smallest set of features.
     Step {
@@ -100,8 +120,9 @@ const STEPS: &[Step] = &[
         args: &["clippy", "-p", "uiw", "-p", "uiw-llp", "-p", "uiw-verbs", "--", "-D", "warnings"],
         target: None,
         env: &[],
+        only_with_all: false,
     },
-    Step { name: "no_std", component: None, args: NO_STD, target: None, env: &[] },
+    Step { name: "no_std", component: None, args: NO_STD, target: None, env: &[], only_with_all: false },
     // Machines without an operating system: there is no `std` to be linked by mistake.
     Step {
         name: "no_std_x86_64",
@@ -109,6 +130,7 @@ const STEPS: &[Step] = &[
         args: NO_STD,
         target: Some("x86_64-unknown-none"),
         env: &[],
+        only_with_all: false,
     },
     // 32 bits, and no atomic numbers of 64.
     Step {
@@ -117,6 +139,7 @@ const STEPS: &[Step] = &[
         args: NO_STD,
         target: Some("thumbv7em-none-eabi"),
         env: &[],
+        only_with_all: false,
     },
 ];
 
@@ -129,7 +152,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
     let mut total = Tally::default();
     let mut failed = Vec::new();
-    for step in STEPS.iter().filter(|step| wanted(options, step.name)) {
+    for step in STEPS.iter().filter(|step| options.wants_step(step)) {
         let tally = run_step(step, options.no_install, deadline);
         if tally.failed > 0 {
             failed.push(step.name.to_owned());
@@ -148,8 +171,19 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn wanted(options: &Options, name: &str) -> bool {
-    options.only.as_deref().is_none_or(|only| name.contains(only))
+impl Options {
+    fn runs_all(&self) -> bool {
+        self.all || self.only.is_some()
+    }
+
+    fn wants_step(&self, step: &Step) -> bool {
+        (self.runs_all() || !step.only_with_all)
+            && self.only.as_deref().is_none_or(|only| step.name.contains(only))
+    }
+
+    fn wants_binary(&self, binary: &Binary) -> bool {
+        self.runs_all() || !ONLY_WITH_ALL.contains(&binary.name.as_str())
+    }
 }
 
 fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
@@ -170,7 +204,10 @@ fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
     }
     let mut command = cargo();
     command.args(args()).envs(step.env.iter().copied());
-    match process::run(&mut command, deadline) {
+    let begun = Instant::now();
+    let end = process::run(&mut command, deadline);
+    println!("== {}: {:.0} s", step.name, begun.elapsed().as_secs_f64());
+    match end {
         Ok(End::Success) => Tally { passed: 1, ..Tally::default() },
         Ok(end) => {
             println!("{}: {end:?}", step.name);
@@ -186,13 +223,14 @@ fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
 /// All test binaries and documentation tests. A build that fails, or the cap, is one failure more.
 fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
     let log = SkipLog::new();
-    let mut jobs = match build(deadline) {
-        Ok(binaries) => jobs(binaries, options),
+    let built = build(options, deadline).and_then(|binaries| Ok((binaries, target()?.join("debug"))));
+    let (mut jobs, folder) = match built {
+        Ok((binaries, folder)) => (jobs(binaries, options), folder),
         Err(why) => return (Tally { failed: 1, ..Tally::default() }, vec![why]),
     };
     for job in &mut jobs {
         // No files in the user's directory: tests of counters name one of their own.
-        job.command.env(SKIP_LOG, &log.path).env("UIW_COUNTERS", "off");
+        job.command.env(SKIP_LOG, &log.path).env("UIW_COUNTERS", "off").env(BUILT, &folder);
     }
     println!("== test: {} test binaries and the documentation tests, {AT_A_TIME} at a time", jobs.len() - 1);
     let (mut parser, mut wrong, mut times) = (Parser::default(), Vec::new(), Vec::new());
@@ -236,26 +274,34 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
     (score.tally, score.failed)
 }
 
-/// Builds the test binaries, and once for all tests that run or package them the programs and libraries that are packaged. The error is what failed.
-fn build(deadline: Instant) -> Result<Vec<Binary>, String> {
-    let mut binaries = Vec::new();
-    let tests = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
-    for args in [&tests[..], &[&["build"][..], &PACKAGES].concat()] {
-        let shown = format!("cargo {}", args.join(" "));
-        println!("== build: {shown}");
-        let end = process::run_lines(cargo().args(args), deadline, |line| {
-            binaries.extend(Binary::of_message(line, &root()));
-        });
-        match end {
-            Ok(End::Success) => {}
-            Ok(End::Failure(how)) => return Err(format!("{shown}: {how}")),
-            Ok(End::TimedOut) => {
-                return Err(format!("{shown}: not done {} minutes after the start", CAP.as_secs() / 60));
-            }
-            Err(error) => return Err(format!("{shown}: {error}")),
-        }
+/// Builds the test binaries and, by the same command and thus with the same features, the programs and libraries that tests run and
+/// package. The error says what failed.
+fn build(options: &Options, deadline: Instant) -> Result<Vec<Binary>, String> {
+    let args = [&["build", "--lib", "--bins", "--tests", "--examples"], &packages(options)[..]].concat();
+    let shown = format!("cargo {}", args.join(" "));
+    let mut command = cargo();
+    command.args(args).arg("--message-format=json-render-diagnostics");
+    println!("== build: {shown}");
+    let (mut binaries, begun) = (Vec::new(), Instant::now());
+    let end = process::run_lines(&mut command, deadline, |line| {
+        binaries.extend(Binary::of_message(line, &root()).filter(|binary| options.wants_binary(binary)));
+    });
+    println!("== build: {:.0} s", begun.elapsed().as_secs_f64());
+    match end {
+        Ok(End::Success) => Ok(binaries),
+        Ok(End::Failure(how)) => Err(format!("{shown}: {how}")),
+        Ok(End::TimedOut) => Err(format!("{shown}: not done {} minutes after the start", CAP.as_secs() / 60)),
+        Err(error) => Err(format!("{shown}: {error}")),
     }
-    Ok(binaries)
+}
+
+/// Cargo's arguments for the packages to build and test.
+fn packages(options: &Options) -> Vec<&'static str> {
+    let mut packages = vec!["--workspace"];
+    if !options.runs_all() {
+        packages.extend(["--exclude", MODELS]);
+    }
+    packages
 }
 
 /// What runs all tests that are wanted, in the order in which it begins.
@@ -265,14 +311,15 @@ fn jobs(mut binaries: Vec<Binary>, options: &Options) -> Vec<Job> {
     binaries.sort_by(|a, b| (place(a), &a.name).cmp(&(place(b), &b.name)));
     let binaries = binaries.into_iter().map(|binary| Job { command: binary.command(), name: binary.name });
     let mut documentation = cargo();
-    documentation.args(["test", "--workspace", "--doc", "--no-fail-fast"]);
+    documentation.args(["test", "--doc", "--no-fail-fast"]).args(packages(options));
     if options.only.is_some() {
         documentation.arg("--");
     }
     let documentation = Job { name: "documentation tests".to_owned(), command: documentation };
     let mut jobs: Vec<_> = binaries.chain([documentation]).collect();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).to_string();
     for job in &mut jobs {
-        job.command.args(&options.only);
+        job.command.args(&options.only).env("RUST_TEST_THREADS", &threads);
     }
     jobs
 }

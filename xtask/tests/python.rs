@@ -4,7 +4,6 @@ mod common;
 
 use common::{Folder, output, run, source};
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 /// An interpreter with pytest: the usual one, or one in a new environment into which it is installed.
@@ -46,13 +45,7 @@ fn every_class_of_the_module() {
             fs::copy(&path, module.join(path.file_name().unwrap())).unwrap();
         }
     }
-    let target = Path::new(env!("CARGO_BIN_EXE_xtask")).parent().unwrap();
-    let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--profile", profile]).args(uiw_interop::stock::PACKAGES);
-    let built = output(build.current_dir(source("")));
-    assert!(built.status.success(), "{built:?}");
-    fs::copy(target.join("lib_uiw.so"), module.join("_uiw.abi3.so")).unwrap();
+    fs::copy(uiw_interop::stock::built().join("lib_uiw.so"), module.join("_uiw.abi3.so")).unwrap();
     let tests = source("python/tests").display().to_string();
     let path = format!("PYTHONPATH={}", folder.0.display());
     let said = run("env", &[&path, &python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", &tests]);

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
-use uiw_interop::stock::PACKAGES;
+use uiw_interop::stock::{self, PACKAGES};
 
 /// Options of the command.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -94,7 +94,7 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     if let Some(folder) = &options.pcap {
         fs::create_dir_all(folder).map_err(Error::io(folder.display()))?;
     }
-    let uiw = build_uiw(if options.debug { "dev" } else { "release" })?;
+    let uiw = if options.debug { stock::uiw() } else { build_release()? };
     let vm = TestVm::boot(options.kernel.as_deref())?;
     eprintln!("siw: the guest is up after {:.1} s", vm.guest.boot_time.as_secs_f64());
     let mut bench = Bench::new(vm, uiw);
@@ -194,12 +194,12 @@ fn report(case: &Case, direction: Direction, setting: &Setting, verdict: &Verdic
     println!("{word} {} | {direction} | {setting} | {:.1} s{colon}{what}", case.name, took.as_secs_f64());
 }
 
-/// Builds the uiw program, and all that is packaged with it; gives its path.
+/// Builds the uiw program for release and returns its path.
 ///
 /// # Errors
 /// If it does not build.
-pub fn build_uiw(profile: &str) -> Result<PathBuf> {
-    build(&PACKAGES, profile)
+pub fn build_release() -> Result<PathBuf> {
+    build(&[&["--release"], &PACKAGES[..]].concat())
 }
 
 /// Builds the example that passes 9P between RDMA and a file server; gives its path.
@@ -207,16 +207,16 @@ pub fn build_uiw(profile: &str) -> Result<PathBuf> {
 /// # Errors
 /// If it does not build.
 pub fn build_bridge() -> Result<PathBuf> {
-    build(&["-p", "uiw-examples", "--example", "ninep_bridge"], "dev")
+    if let Some(built) = std::env::var_os(stock::BUILT) {
+        return Ok(PathBuf::from(built).join("examples/ninep_bridge"));
+    }
+    build(&["-p", "uiw-examples", "--example", "ninep_bridge"])
 }
 
-fn build(what: &[&str], profile: &str) -> Result<PathBuf> {
+fn build(what: &[&str]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(["build", "-q", "--message-format=json"]).args(what).current_dir(workspace());
-    if profile == "release" {
-        command.arg("--release");
-    }
     let text = shell::must(&mut command, Duration::from_secs(1800))?;
     let executable = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let path =

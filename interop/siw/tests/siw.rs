@@ -8,8 +8,8 @@ use std::time::Instant;
 use uiw_siw::Error;
 use uiw_siw::bench::Bench;
 use uiw_siw::case::{Case, Direction, Setting, Verdict};
+use uiw_siw::cases;
 use uiw_siw::test_vm::TestVm;
-use uiw_siw::{cases, matrix};
 
 /// Names the file to which a test that cannot run appends a line (as in `uiw_interop::SKIP_LOG`).
 const SKIP_LOG: &str = "UIW_SKIP_LOG";
@@ -102,7 +102,7 @@ fn run(tests: &[Test], filtered: usize) -> ExitCode {
 fn bench() -> uiw_siw::Result<Bench> {
     // The virtual machine first: without it nothing needs to be built.
     let vm = TestVm::boot(None)?;
-    Ok(Bench::new(vm, matrix::build_uiw("dev")?))
+    Ok(Bench::new(vm, uiw_interop::stock::uiw()))
 }
 
 /// Runs one; gives why it failed. `known` counts failures that are siw's.

@@ -12,5 +12,5 @@ pub use hosts::Hosts;
 pub use network::{Network, free_port};
 pub use noise::noise;
 pub use process::{Ended, Running, binds, listens};
-pub use programs::{Libraries, PACKAGES, User, compile, ordinary, uiw};
+pub use programs::{BUILT, Libraries, PACKAGES, User, built, compile, ordinary, uiw};
 pub use wait_limit::WaitLimit;

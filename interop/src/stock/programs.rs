@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The library that makes rsockets of sockets, in a folder of the libraries.
 const SOCKETS: &str = "rsocket/librspreload.so.1";
 
-/// Names a folder with the two libraries to be tested instead of those that `cargo build` makes.
-const LIBRARIES: &str = "UIW_STOCK_LIBRARIES";
+/// Names the folder of a finished build that tests use. Without it they run `cargo build` themselves.
+pub const BUILT: &str = "UIW_BUILT";
 
 /// The user that runs a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,22 +66,10 @@ impl Libraries {
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("a readable folder");
         let libraries = Self { folder };
         fs::create_dir(libraries.folder.join("rsocket")).expect("a folder for the preload library");
-        match env::var_os(LIBRARIES) {
-            Some(given) => {
-                for name in ["libibverbs.so.1", "librdmacm.so.1", SOCKETS] {
-                    let from = Path::new(&given)
-                        .join(name)
-                        .canonicalize()
-                        .expect("the library that UIW_STOCK_LIBRARIES has");
-                    libraries.place(&from, name);
-                }
-            }
-            None => {
-                libraries.place(built("ibverbs"), "libibverbs.so.1");
-                libraries.place(built("rdmacm"), "librdmacm.so.1");
-                libraries.place(built("rspreload"), SOCKETS);
-            }
-        }
+        let built = built();
+        libraries.place(&built.join("libibverbs.so"), "libibverbs.so.1");
+        libraries.place(&built.join("librdmacm.so"), "librdmacm.so.1");
+        libraries.place(&built.join("librspreload.so"), SOCKETS);
         libraries
     }
 
@@ -136,47 +124,45 @@ impl Drop for Libraries {
     }
 }
 
-/// The file that cargo makes of a shared library of ours.
-fn built(library: &str) -> &'static Path {
-    let name = format!("lib{library}.so");
-    let made = all_built();
-    made.iter().find(|file| file.ends_with(&name)).unwrap_or_else(|| panic!("cargo made no {name}: {made:?}"))
-}
-
-/// uiw's own program.
+/// The uiw program.
 ///
 /// # Panics
-/// When it cannot be built.
+/// If it cannot be built.
 #[must_use]
-pub fn uiw() -> &'static Path {
-    all_built().iter().find(|file| file.ends_with("uiw")).expect("cargo made the program")
+pub fn uiw() -> PathBuf {
+    built().join("uiw")
 }
 
-/// Builds what is packaged, once in a process, and returns the files made. Cargo's own lock puts builds of parallel tests in order.
-fn all_built() -> &'static [PathBuf] {
-    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.args(["build", "--quiet", "--message-format=json"]).args(PACKAGES);
-        if !cfg!(debug_assertions) {
-            command.arg("--release");
-        }
-        let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
-        assert!(output.status.success(), "cargo build: {}", String::from_utf8_lossy(&output.stderr));
-        let text = String::from_utf8_lossy(&output.stdout);
-        text.lines().flat_map(files_made).collect()
-    })
+/// The folder with the program, the libraries and the Python module: the one that [`BUILT`] names, or the one in which they are built once
+/// in a process. Cargo's own lock orders the builds of parallel tests.
+///
+/// # Panics
+/// If they cannot be built.
+#[must_use]
+pub fn built() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| env::var_os(BUILT).map_or_else(build, PathBuf::from))
 }
 
-/// The files that one line of cargo's messages names.
-fn files_made(line: &str) -> Vec<PathBuf> {
-    let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { return Vec::new() };
-    if message["reason"] != "compiler-artifact" {
-        return Vec::new();
+/// Builds all packages and returns the folder that they are in.
+fn build() -> PathBuf {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--message-format=json"]).args(PACKAGES);
+    if !cfg!(debug_assertions) {
+        command.arg("--release");
     }
-    let files = message["filenames"].as_array().into_iter().flatten().chain([&message["executable"]]);
-    files.filter_map(|file| file.as_str().map(PathBuf::from)).collect()
+    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
+    assert!(output.status.success(), "cargo build: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().find_map(program_folder).expect("the program among the files that cargo made")
+}
+
+/// The folder of the program, if this line of Cargo's messages names the program.
+fn program_folder(line: &str) -> Option<PathBuf> {
+    let message: serde_json::Value = serde_json::from_str(line).ok()?;
+    let program = Path::new(message["executable"].as_str()?);
+    (program.file_name()? == "uiw").then(|| program.parent().expect("the folder of a program").to_owned())
 }
 
 /// Compiles a C program against Debian's headers, and links it as any program is. Nothing without a compiler or the headers; the test

@@ -31,7 +31,7 @@ pub(super) fn rows() -> Vec<Row> {
 fn measure(lab: &Lab, case: Case) -> Result<Vec<Line>> {
     let mut guest = lab.guest.borrow_mut();
     if guest.is_none() {
-        let uiw = matrix::build_uiw("release")?;
+        let uiw = matrix::build_release()?;
         let mut bench = Bench::new(TestVm::boot_with(&uiw)?, uiw);
         ready(&mut bench, lab)?;
         *guest = Some(bench);
