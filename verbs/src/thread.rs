@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 /// Raised by a thread's own instructions. Where these are blocked the kernel ends the process, without a handler.
@@ -11,6 +12,9 @@ const FAULTS: [i32; 6] =
 
 /// Starts a thread with the shortest time slice that handles no signal but its own faults: those of the program are for its own threads. Called from any thread of
 /// the program, whose mask stays as it is.
+///
+/// Returns after the thread has started. libfabric and UCX overwrite the first instructions of `munmap` and its relatives once a device is
+/// open, to watch memory. The C library calls these functions in a new thread, for its stack and its allocator, and such a thread would crash.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -24,12 +28,17 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
         before.assume_init()
     };
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(|| {
+    let (report_start, started) = mpsc::sync_channel(1);
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        // The receiver exists until this message.
+        let _ = report_start.send(());
         shorten_slice();
         body();
     });
     // SAFETY: the set that the call above filled, or the empty one.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    // An error if no thread was started, because the sender is gone then.
+    let _ = started.recv();
     spawned
 }
 
