@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use uiw_cabi::persona::Persona;
-use uiw_cabi::sysfs;
+use uiw_cli_sys::sysfs;
 
 /// Vendor and class of the devices.
 const KIND: &str = "uiw.dev/rdma";

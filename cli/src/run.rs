@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use uiw_cabi::persona::Persona;
 use uiw_cabi::settings::{Settings, Variable};
-use uiw_cabi::sysfs::{self, SystemDevices};
 use uiw_cabi::system;
 use uiw_cabi::tls;
+use uiw_cli_sys::sysfs::{self, SystemDevices};
 
 /// Exit codes of `uiw run`.
 pub(crate) const EXIT_CODES: &str = "\

@@ -15,7 +15,7 @@ use std::ffi::{c_int, c_uint};
 use uiw_verbs::Limits;
 
 /// The vendor that siw gives: software, so no vendor has the number.
-pub(crate) const VENDOR_ID: u32 = 0x62_6d74;
+pub const VENDOR_ID: u32 = 0x62_6d74;
 
 /// Multicast groups that a queue pair may be attached to.
 const MAX_GROUPS: c_int = 64;

@@ -64,7 +64,7 @@ impl NetDev {
 }
 
 /// The devices of this process.
-pub(crate) fn all() -> io::Result<Vec<NetDev>> {
+pub fn all() -> io::Result<Vec<NetDev>> {
     // `Settings::get` has reported bad values.
     let llp = Settings::get().map(|settings| settings.llp.clone()).unwrap_or_default();
     all_on(&llp).inspect_err(|error| denied::report("looking for network devices", error))

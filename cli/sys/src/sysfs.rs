@@ -1,11 +1,7 @@
 //! A small `/sys/class/infiniband` for programs that look there, and device nodes for programs that look for these, in a mount
 //! namespace of their own.
 
-use crate::device::netdev::{self, NetDev};
-use crate::device::speed::PortSpeed;
-use crate::device::{attributes, gid, port};
 use crate::mounts;
-use crate::persona::Persona;
 use crate::split::{Outcome, in_child};
 use std::env;
 use std::fs::{self, File};
@@ -14,6 +10,10 @@ use std::net::Ipv6Addr;
 use std::os::unix;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use uiw_cabi::device::netdev::{self, NetDev};
+use uiw_cabi::device::speed::PortSpeed;
+use uiw_cabi::device::{attributes, gid, port};
+use uiw_cabi::persona::Persona;
 
 /// Where classes of devices are.
 const CLASSES: &str = "/sys/class";
