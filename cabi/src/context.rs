@@ -8,10 +8,10 @@ use crate::device_events;
 use crate::errno::Errno;
 use crate::object::{self, Body, Object};
 use crate::persona::Persona;
-use crate::rsocket::sys;
 use crate::settings::Settings;
 use crate::users::Unacknowledged;
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
 use std::io;
 use std::mem::offset_of;
@@ -121,9 +121,8 @@ impl Context {
 }
 
 fn empty_descriptor() -> Result<OwnedFd> {
-    sys::eventfd(libc::EFD_NONBLOCK).inspect_err(|errno| {
-        denied::report("opening a device", &io::Error::from_raw_os_error(errno.0));
-    })
+    let made = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(io::Error::from);
+    Ok(made.inspect_err(|error| denied::report("opening a device", error))?)
 }
 
 /// Whether an open context of ours, which C's pointer names by its tail, is at `address`.

@@ -11,13 +11,12 @@
 //!
 //! Connections go on: TCP decides how long.
 
-use crate::abi::cm::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
-use crate::cm;
 use crate::context::Context;
 use crate::fork::{ForkSafe, Forked};
 use crate::inherited::Member;
 use crate::signals::Held;
 use crate::stack;
+use once_cell::race::OnceBox;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
@@ -51,6 +50,25 @@ impl Forked for DeviceEvents {
 }
 
 static DEVICE_EVENTS: ForkSafe<DeviceEvents> = ForkSafe::new();
+
+/// Change of a device that concerns the connection manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceChange {
+    /// The hardware address of its network device is another one.
+    HardwareAddress,
+    /// Its network device is gone, or has another name.
+    Removed,
+}
+
+/// Function that is called with the name of the network device.
+type Observer = fn(&str, DeviceChange);
+
+static OBSERVER: OnceBox<Observer> = OnceBox::new();
+
+/// Calls `observer` after each [`DeviceChange`], from the thread that watches the network interfaces. The first observer stays.
+pub(crate) fn observe(observer: Observer) {
+    OBSERVER.get_or_init(|| Box::new(observer));
+}
 
 /// Raises events about the device of a new context.
 pub(crate) fn add(context: &Arc<Context>) {
@@ -115,9 +133,10 @@ fn report(name: &str, change: InterfaceChange) {
             raise(&context, event);
         }
     }
+    let Some(observer) = OBSERVER.get() else { return };
     match change {
-        InterfaceChange::HardwareAddress => cm::report_device_event(name, RDMA_CM_EVENT_ADDR_CHANGE),
-        InterfaceChange::Removed => cm::report_device_event(name, RDMA_CM_EVENT_DEVICE_REMOVAL),
+        InterfaceChange::HardwareAddress => observer(name, DeviceChange::HardwareAddress),
+        InterfaceChange::Removed => observer(name, DeviceChange::Removed),
         InterfaceChange::Down | InterfaceChange::Up | InterfaceChange::Addresses => {}
     }
 }

@@ -8,6 +8,7 @@
 
 pub mod abi;
 mod abi_cell;
+mod address;
 pub mod ah;
 pub mod arguments;
 pub mod async_events;
@@ -43,6 +44,7 @@ mod oob;
 pub mod open;
 pub mod pd;
 pub mod persona;
+mod ports;
 pub mod post;
 pub mod qp;
 pub mod refused;
@@ -53,6 +55,7 @@ pub mod srq;
 mod stack;
 pub mod strings;
 pub mod system;
+pub mod system_path;
 pub mod tls;
 mod tls_watch;
 pub mod users;

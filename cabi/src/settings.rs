@@ -176,7 +176,7 @@ pub const VARIABLES: &[Variable] = &[
             s.tls_options.key_log = Some(v.into());
             Ok(())
         }),
-    Variable::new(Scope::Connection, crate::system::path::VARIABLE, "the path of the system's libibverbs.so.1", "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it", |_, v| crate::system::path::check(v)),
+    Variable::new(Scope::Connection, crate::system_path::VARIABLE, "the path of the system's libibverbs.so.1", "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it", |_, v| crate::system_path::check(v)),
     Variable::new(Scope::Process, crate::counters::VARIABLE, "off, or the absolute path of a directory", "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)", |s, v| Counters::parse(v).map(|counters| s.counters = counters)),
     Variable::new(Scope::Process, log::VARIABLE, "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace", "log to standard error", |s, v| {
             s.log = Some(v.to_owned());
@@ -288,7 +288,27 @@ const MIN_DEAD_AFTER: Duration = Duration::from_secs(20);
 /// Without `UIW_SOCKETS_TIMEOUT`: two repetitions. With one, a path that loses a packet in fifty would have a connection in 600 take another way.
 const SOCKETS_TIMEOUT: Duration = Duration::from_secs(7);
 
+/// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
+/// and routes takes longer than that.
+const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
+
 impl Settings {
+    /// Options of a connection that asks for `ird` and `ord` Reads and atomics, with attributes that give up after `retries`.
+    #[must_use]
+    pub fn conn_config(&self, ird: u8, ord: u8, retries: Option<Duration>) -> ConnConfig {
+        let mut options = self.conn.clone();
+        (options.ird, options.ord) = (self.ird.unwrap_or(ird.into()), self.ord.unwrap_or(ord.into()));
+        if self.acknowledged() {
+            // Every Write and Send is followed by a Read of no bytes, which both sides must have room for.
+            options.acknowledged = true;
+            (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
+        }
+        options.stream.dead_after = self.dead_after(retries);
+        options.stable_tx = self.stable_tx();
+        options.refused_retry_time = REFUSED_RETRY_TIME;
+        options
+    }
+
     /// After how long without any acknowledgement a peer is dead, for a queue pair whose attributes give up after `retries`.
     #[must_use]
     pub fn dead_after(&self, retries: Option<Duration>) -> Option<Duration> {

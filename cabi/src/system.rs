@@ -8,8 +8,6 @@
 //! Providers of adapters (`libmlx5.so.1`) need `libibverbs.so.1`, and the loader gives them this one. Functions of the private nodes, by
 //! which they register and talk to the kernel, are the system's for them. Nothing of theirs is changed.
 
-pub mod path;
-
 use crate::abi::event::ibv_async_event;
 use crate::abi::ibv_device;
 use crate::boundary::Result;
@@ -18,7 +16,7 @@ use crate::environment::{self, Privileged};
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::object;
-use crate::system::path::{VARIABLE, check};
+use crate::system_path::{VARIABLE, check};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;

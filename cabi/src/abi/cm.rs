@@ -31,6 +31,8 @@ pub const RDMA_PS_IB: c_int = 0x013F;
 
 /// As many as the device has, in `responder_resources` and `initiator_depth`.
 pub const RDMA_MAX_RESOURCES: u8 = 0xFF;
+/// Q_Key of queue pairs of the port spaces of datagrams.
+pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 
 pub const RDMA_OPTION_ID: c_int = 0;
 pub const RDMA_OPTION_IB: c_int = 1;

@@ -7,9 +7,6 @@ use crate::device::{self, gid};
 use crate::errno::Errno;
 use std::net::IpAddr;
 
-/// The Q_Key of queue pairs of these port spaces: `RDMA_UDP_QKEY`.
-pub(crate) const QKEY: u32 = 0x0123_4567;
-
 /// The address vector from an address of ours to a GID.
 pub(crate) fn address_vector(local: IpAddr, to: ibv_gid) -> Result<ibv_ah_attr> {
     let netdev = device::with_address(local)?.netdev()?;

@@ -10,7 +10,6 @@ use crate::cm::channel::Channel;
 use crate::cm::id::{Id, Options, Phase};
 use crate::cm::params::{self, Params};
 use crate::cm::placeholder::Placeholder;
-use crate::cm::ports::Reservation;
 use crate::cm::private_data::CmMessage;
 use crate::cm::routes::{self, Source};
 use crate::cm::{address_vector, failure, sidr, sync};
@@ -18,6 +17,7 @@ use crate::device::{gid, port};
 use crate::errno::Errno;
 use crate::object::Object;
 use crate::persona::Persona;
+use crate::ports::Reservation;
 use crate::qp::Qp;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -335,6 +335,7 @@ pub extern "C" fn rdma_init_qp_attr(
     attr: InOutPtr<'_, ibv_qp_attr>,
     mask: OutPtr<'_, c_int>,
 ) -> c_int {
+    use crate::abi::cm::RDMA_UDP_QKEY;
     use crate::abi::qp::{IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_STATE};
     const REMOTE_WRITE_AND_READ: u32 = 2 | 4;
     const INIT: c_int = 1;
@@ -358,7 +359,7 @@ pub extern "C" fn rdma_init_qp_attr(
         new.qp_state = state;
         new.port_num = 1;
         if id.is_ud() {
-            new.qkey = address_vector::QKEY;
+            new.qkey = RDMA_UDP_QKEY;
         } else if set != 0 {
             new.qp_access_flags = REMOTE_WRITE_AND_READ;
             if state == RTR {

@@ -1,5 +1,6 @@
 //! The connection manager's devices: one context and one protection domain each, the same for every id.
 
+use crate::abi::cm::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
 use crate::abi::{ibv_context, ibv_pd};
 use crate::arguments::{HeapPtr, OutPtr, OwnedHandle, argument};
 use crate::boundary::{self, Result};
@@ -8,6 +9,7 @@ use crate::cm::id::Id;
 use crate::cm::registry;
 use crate::context::OpenContext;
 use crate::device::{self, Device, netdev};
+use crate::device_events::{self, DeviceChange};
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::object::Object;
@@ -51,6 +53,7 @@ fn shared(device: &'static Device) -> Result<Shared> {
     if let Some(known) = OPENED.read().0.get(name) {
         return Ok(*known);
     }
+    device_events::observe(report_change);
     let context = open::open(device)?;
     // SAFETY: the context is new: nothing else closes it.
     let domain = Pd::alloc(unsafe { Object::get(context) }?).inspect_err(|_| close(context))?;
@@ -111,9 +114,13 @@ fn context_of(id: &Id) -> *mut ibv_context {
     id.abi.get(|id| &id.verbs)
 }
 
-/// Reports an event about a device as a whole to its ids.
-pub(crate) fn report_device_event(netdev: &str, event: c_int) {
+/// Reports a change of a device to its ids.
+fn report_change(netdev: &str, change: DeviceChange) {
     let Some(shared) = OPENED.read().0.get(netdev).copied() else { return };
+    let event = match change {
+        DeviceChange::HardwareAddress => RDMA_CM_EVENT_ADDR_CHANGE,
+        DeviceChange::Removed => RDMA_CM_EVENT_DEVICE_REMOVAL,
+    };
     for id in registry::ids() {
         if context_of(&id) == shared.context {
             id.post_of_device(event);

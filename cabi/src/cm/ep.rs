@@ -3,9 +3,9 @@
 use crate::abi::cm::{RAI_PASSIVE, RDMA_PS_TCP};
 use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use crate::abi::{ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
+use crate::address::AddressPtr;
 use crate::arguments::{AnyPtr, Handle, InOutPtr, InPtr, OutPtr, argument};
 use crate::boundary::{self, Result};
-use crate::cm::address::AddressPtr;
 use crate::cm::id::{Endpoint, Id};
 use crate::cm::lifecycle::{self, check_port_space};
 use crate::cm::{qp, registry, resolve};

@@ -124,7 +124,7 @@ fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<Delivered> {
     let ud = Ud {
         ah: ah.unwrap_or_default(),
         qp_num: uiw_datagram::Qpn::MULTICAST.raw(),
-        qkey: address_vector::QKEY,
+        qkey: RDMA_UDP_QKEY,
         context: note.arg,
     };
     give(id, id, &Draft { status: note.status, ud: Some(ud), ..Draft::new(note.event) })

@@ -4,15 +4,15 @@ use crate::abi::cm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, R
 use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_cm_id, zeroed};
 use crate::abi_cell::AbiCell;
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::address;
 use crate::cm::channel::Channel;
 use crate::cm::placeholder::Placeholder;
-use crate::cm::ports::Reservation;
 use crate::cm::resolved::Resolved;
 use crate::context::OpenContext;
 use crate::errno::Errno;
 use crate::object::Object;
+use crate::ports::Reservation;
 use crate::qp::Qp;
 use crate::users::Unacknowledged;
 use parking_lot::{Mutex, MutexGuard};

@@ -10,7 +10,6 @@
 //! while the engine connects, accepts, listens or closes, and delivery of events does not take it. Tables (pointers, routes, ports) are in
 //! shards, each with a lock that is held for a look-up alone; no two of them are held together.
 
-pub(crate) mod address;
 pub(crate) mod address_vector;
 mod addrinfo;
 mod channel;
@@ -29,7 +28,6 @@ mod option;
 mod orphaned;
 pub(crate) mod params;
 mod placeholder;
-pub(crate) mod ports;
 mod private_data;
 mod qp;
 mod registry;
@@ -48,7 +46,6 @@ pub use connect::rdma_reject as rdma_reject_ece;
 pub use connect::{
     rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr, rdma_notify, rdma_reject,
 };
-pub(crate) use devices::report_device_event;
 pub use devices::{rdma_free_devices, rdma_get_devices};
 pub use ep::{rdma_create_ep, rdma_destroy_ep};
 pub use event::{rdma_ack_cm_event, rdma_event_str, rdma_write_cm_event};

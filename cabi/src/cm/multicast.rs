@@ -2,11 +2,12 @@
 
 use crate::abi::cm::{RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN};
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
+use crate::address;
+use crate::address::AddressPtr;
 use crate::arguments::{AnyPtr, InPtr, argument};
 use crate::boundary::{self, Result};
-use crate::cm::address::AddressPtr;
 use crate::cm::id::{Id, Note};
-use crate::cm::{address, sync};
+use crate::cm::sync;
 use crate::device;
 use crate::errno::Errno;
 use std::ffi::{c_int, c_void};

@@ -15,10 +15,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::ConnConfig;
 
-/// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
-/// and routes takes longer than that.
-const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
-
 /// rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the most where they are not given.
 const RETRIES: u8 = 7;
 
@@ -27,18 +23,8 @@ const RETRIES: u8 = 7;
 /// # Errors
 /// EINVAL when an environment variable has a bad value.
 pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnConfig>> {
-    let settings = Settings::get()?;
-    let mut options = settings.conn.clone();
-    (options.ird, options.ord) = (settings.ird.unwrap_or(ird.into()), settings.ord.unwrap_or(ord.into()));
-    if settings.acknowledged() {
-        // Every Write and Send is followed by a Read of no bytes, which both sides must have room for.
-        options.acknowledged = true;
-        (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
-    }
     let attributes = set.ack_timeout.and_then(|timeout| acknowledgement_time(timeout, RETRIES));
-    options.stream.dead_after = settings.dead_after(attributes);
-    options.stable_tx = settings.stable_tx();
-    options.refused_retry_time = REFUSED_RETRY_TIME;
+    let mut options = Settings::get()?.conn_config(ird, ord, attributes);
     options.stream.tos = set.tos;
     options.stream.v6_only = set.v6_only;
     Ok(Arc::new(options))

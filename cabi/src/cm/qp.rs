@@ -1,5 +1,6 @@
 //! Queue pairs, shared receive queues and their completion queues, made on an id.
 
+use crate::abi::cm::RDMA_UDP_QKEY;
 use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC, IBV_QPT_UD};
 use crate::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use crate::abi::{
@@ -9,7 +10,6 @@ use crate::abi::{
 use crate::arguments::{AnyPtr, Handle, InOutPtr, argument};
 use crate::boundary::{self, Result};
 use crate::channel::{self, CompChannel};
-use crate::cm::address_vector;
 use crate::cm::id::Id;
 use crate::cq::{self, CqInit};
 use crate::errno::Errno;
@@ -114,7 +114,7 @@ fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
     if engine.state() == QpState::Reset {
         engine.modify(QpState::Init)?;
         if engine.qkey().is_some() {
-            engine.set_qkey(address_vector::QKEY)?;
+            engine.set_qkey(RDMA_UDP_QKEY)?;
             engine.modify(QpState::Rtr)?;
             engine.modify(QpState::Rts)?;
         }

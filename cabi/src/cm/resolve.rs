@@ -5,13 +5,15 @@ use crate::abi::cm::{
     RDMA_CM_EVENT_ROUTE_RESOLVED,
 };
 use crate::abi::rdma_cm_id;
+use crate::address;
+use crate::address::AddressPtr;
 use crate::arguments::AnyPtr;
 use crate::boundary::{self, Result};
-use crate::cm::address::AddressPtr;
 use crate::cm::id::{Id, Note, Phase};
-use crate::cm::{address, devices, ports, sync};
+use crate::cm::{devices, sync};
 use crate::engine;
 use crate::errno::Errno;
+use crate::ports;
 use crate::stack;
 use std::ffi::c_int;
 use std::net::SocketAddr;

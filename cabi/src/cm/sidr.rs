@@ -1,21 +1,22 @@
 //! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair, `rdma_accept` names one.
 
-use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED};
+use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_UDP_QKEY};
 use crate::abi::rdma_conn_param;
+use crate::address;
 use crate::arguments::InPtr;
 use crate::boundary::Result;
-use crate::cm::address_vector::{QKEY, address_vector};
+use crate::cm::address_vector::address_vector;
 use crate::cm::event::{Delivered, Draft, Ud, give};
 use crate::cm::id::{Id, Phase};
-use crate::cm::ports::Reservation;
 use crate::cm::private_data::{CmMessage, PrivateData};
 use crate::cm::routes::{self, Source};
-use crate::cm::{address, failure, lifecycle, params, request_id};
+use crate::cm::{failure, lifecycle, params, request_id};
 use crate::device::gid;
 use crate::device::netdev::{self, NetDev};
 use crate::engine;
 use crate::errno::Errno;
 use crate::object::Object;
+use crate::ports::Reservation;
 use crate::qp::Qp;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -116,7 +117,7 @@ pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> 
         return Err(Errno::INVAL.because("the id is in another state"));
     };
     drop(state);
-    let qkey = qp.engine().qkey().unwrap_or(QKEY);
+    let qkey = qp.engine().qkey().unwrap_or(RDMA_UDP_QKEY);
     request.accept(qp.engine().num(), qkey, &params.private_data).map_err(Into::into)
 }
 

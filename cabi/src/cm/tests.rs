@@ -7,6 +7,7 @@ use crate::abi::{
     self, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc, rdma_cm_event, rdma_cm_id,
     rdma_event_channel,
 };
+use crate::address;
 use crate::call;
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;

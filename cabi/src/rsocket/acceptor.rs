@@ -1,12 +1,12 @@
 //! Listening: a task of the service accepts connections up to the backlog, so that peers connect whether or not the program is in
 //! `raccept` just then.
 
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::address;
-use crate::cm::ports::Reservation;
 use crate::engine;
 use crate::errno::Errno;
 use crate::lock::Mutex;
+use crate::ports::Reservation;
 use crate::rsocket::connect;
 use crate::rsocket::link::Link;
 use crate::rsocket::service;

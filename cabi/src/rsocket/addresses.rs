@@ -1,8 +1,8 @@
 //! Addresses that C gives and takes, and the program's name.
 
+use crate::address;
 use crate::arguments::{ArrayMutPtr, ArrayPtr, Count, RoomPtr, write_bytes};
 use crate::boundary::Result;
-use crate::cm::address;
 use crate::errno::Errno;
 use libc::socklen_t;
 use std::ffi::{CStr, c_char};

@@ -1,12 +1,11 @@
 //! Local addresses and the active side of a connection.
 
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::id::Options;
-use crate::cm::ports::{self, Reservation};
-use crate::cm::{address, params};
 use crate::device;
 use crate::engine;
 use crate::errno::Errno;
+use crate::ports::{self, Reservation};
 use crate::rsocket::link::Link;
 use crate::rsocket::settings::{self, Sizes};
 use crate::rsocket::socket::{Phase, Set, Socket, State};
@@ -40,13 +39,14 @@ impl Connecting {
 /// # Errors
 /// EINVAL when an environment variable has a bad value.
 pub(crate) fn options(set: &Set) -> Result<Arc<ConnConfig>> {
-    let set = Options { tos: set.tos, v6_only: set.v6_only, ..Options::default() };
+    let settings = Settings::get()?;
     // rsockets have no Reads; one is what rdma-core asks for on iWARP.
-    let mut options = ConnConfig::clone(&*params::conn_options(set, 1, 1)?);
+    let mut options = settings.conn_config(1, 1, None);
+    (options.stream.tos, options.stream.v6_only) = (set.tos, set.v6_only);
     // A program that connects to a port where nothing listens may want to use TCP then.
     options.refused_retry_time = Duration::ZERO;
     // What is written comes from the library's own buffers.
-    options.stable_tx = Settings::get()?.stable_tx.unwrap_or(StableTx::Off);
+    options.stable_tx = settings.stable_tx.unwrap_or(StableTx::Off);
     // The protocol allows a message that finds no receive to wait for one.
     options.no_receive_timeout = Duration::MAX;
     Ok(Arc::new(options))

@@ -1,8 +1,8 @@
 //! The functions of `rdma/rsocket.h`: descriptors, addresses, connections, options. [`transfer`](super::transfer) has those that move bytes.
 
+use crate::address;
 use crate::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
 use crate::boundary::{self, Result};
-use crate::cm::address;
 use crate::engine;
 use crate::errno::Errno;
 use crate::rsocket::addresses::{program_name, reachable, read_address, write_address};

@@ -3,11 +3,11 @@
 //! One lock holds the state, and no thread waits while it holds it. A thread that waits is registered in three places: the events of the
 //! connection, its completion queue, and the socket itself, where other threads of the program report what they have found there.
 
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::address;
-use crate::cm::ports::Reservation;
 use crate::errno::Errno;
 use crate::lock::{Mutex, MutexGuard};
+use crate::ports::Reservation;
 use crate::rsocket::acceptor::{self, Acceptor};
 use crate::rsocket::attempts::Attempts;
 use crate::rsocket::connect::{self, Connecting};

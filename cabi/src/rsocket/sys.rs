@@ -2,8 +2,8 @@
 //! descriptors of rsockets for the program's.
 
 use crate::abi::zeroed;
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::address;
 use crate::errno::Errno;
 use libc::{c_int, c_long, socklen_t};
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! The UD side of datagram rsockets: a queue pair at each network device that is used, and the memory that they share.
 
+use crate::abi::cm::RDMA_UDP_QKEY;
 use crate::boundary::Result;
-use crate::cm::address_vector::QKEY;
 use crate::device;
 use crate::engine;
 use crate::errno::Errno;
@@ -168,7 +168,7 @@ impl Endpoint {
         };
         let init = QpInit::new(&self.cq, &self.cq).cap(cap).srq(Some(Arc::clone(&self.srq))).signal_all(true);
         let qp = self.pd.create_ud_qp(init.num(number.number()), port)?;
-        qp.set_qkey(QKEY)?;
+        qp.set_qkey(RDMA_UDP_QKEY)?;
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             qp.modify(state)?;
         }
@@ -221,7 +221,7 @@ impl Endpoint {
             SocketAddr::V6(v6) => v6.scope_id(),
             SocketAddr::V4(_) => 0,
         };
-        let to = Destination { ah: AddressHandle::new(local, peer.ip(), scope), qpn, qkey: QKEY };
+        let to = Destination { ah: AddressHandle::new(local, peer.ip(), scope), qpn, qkey: RDMA_UDP_QKEY };
         let request = SendWr {
             wr_id: slot.into(),
             op: SendOp::Datagram { to, imm: None },

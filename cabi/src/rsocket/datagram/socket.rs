@@ -1,10 +1,11 @@
 //! A datagram rsocket, and how threads wait for it to change. As of a stream, one lock holds the state, and no thread waits while it holds it.
 
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::{address, ports};
 use crate::errno::Errno;
 use crate::inherited::close_copy;
 use crate::lock::{Mutex, MutexGuard};
+use crate::ports;
 use crate::rsocket::addresses::reachable;
 use crate::rsocket::attempts::Attempts;
 use crate::rsocket::datagram::endpoint::{Arrived, Endpoint};

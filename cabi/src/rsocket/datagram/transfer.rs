@@ -1,7 +1,7 @@
 //! Sending and receiving messages.
 
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::address;
 use crate::errno::Errno;
 use crate::rsocket::datagram::peers::Way;
 use crate::rsocket::datagram::socket::{Datagram, Message, State, unbegun};

@@ -1,7 +1,7 @@
 //! A TCP socket of the program becomes an rsocket, or a socket of the kernel again.
 
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::address;
 use crate::engine;
 use crate::environment::{self, Privileged};
 use crate::errno::Errno;

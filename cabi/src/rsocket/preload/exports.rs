@@ -2,9 +2,9 @@
 //! by `uiw_sockets_made` and `uiw_sockets_accepted`.
 
 use crate::abi::cm::rdma_sockaddr;
+use crate::address;
 use crate::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
 use crate::boundary::{self, Result};
-use crate::cm::address;
 use crate::errno::Errno;
 use crate::rsocket::addresses::{program_name, read_address, write_address};
 use crate::rsocket::any::AnySocket;

@@ -1,8 +1,9 @@
 //! TCP sockets of a program that may become rsockets.
 
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::{address, ports};
 use crate::errno::Errno;
+use crate::ports;
 use crate::rsocket::preload::config::Kind;
 use crate::rsocket::preload::{Adopted, BITMAP, Behind, adopt, behind, config, process};
 use crate::rsocket::sys;

@@ -1,7 +1,7 @@
 //! Ports that ids of this process have.
 
+use crate::address;
 use crate::boundary::Result;
-use crate::cm::address;
 use crate::denied;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
