@@ -53,7 +53,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let mut lines: BTreeMap<_, String> = BTreeMap::new();
     for [name, node, kind, route, function] in &rows {
-        let function = if function == "-" { function } else { &format!("uiw_cabi::{function}") };
+        let function = match function.as_str() {
+            "-" => function,
+            function if function.starts_with("rsocket::") => &format!("uiw_cabi_{function}"),
+            function => &format!("uiw_cabi::{function}"),
+        };
         *lines.entry(route).or_default() += &format!("\"{name}\" \"{node}\" {kind} {function};\n");
     }
     // A route is the name of a macro.

@@ -60,7 +60,7 @@ pub(crate) fn length(family: libc::sa_family_t) -> Option<usize> {
 }
 
 /// The family of an address, if it is long enough to have one.
-pub(crate) fn family(address: &[u8]) -> Option<libc::sa_family_t> {
+pub fn family(address: &[u8]) -> Option<libc::sa_family_t> {
     address.first_chunk().map(|family| libc::sa_family_t::from_ne_bytes(*family))
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn family(address: &[u8]) -> Option<libc::sa_family_t> {
 ///
 /// # Errors
 /// EINVAL for families other than IPv4 and IPv6, and for fewer bytes than those have.
-pub(crate) fn parse(bytes: &[u8]) -> Result<SocketAddr> {
+pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
     let known = family(bytes).and_then(length).and_then(|len| bytes.get(..len));
     let known = known.ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
     let mut storage = SockAddrStorage::zeroed();
@@ -81,7 +81,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<SocketAddr> {
 }
 
 /// An address as C reads it, in room for any.
-pub(crate) fn write(address: SocketAddr) -> rdma_sockaddr {
+pub fn write(address: SocketAddr) -> rdma_sockaddr {
     let from = SockAddr::from(address);
     let mut to = rdma_sockaddr([0; 128]);
     let len = (from.len() as usize).min(to.0.len());
@@ -91,7 +91,7 @@ pub(crate) fn write(address: SocketAddr) -> rdma_sockaddr {
 }
 
 /// A real address with the number that the program has for its port.
-pub(crate) fn shown(address: SocketAddr) -> rdma_sockaddr {
+pub fn shown(address: SocketAddr) -> rdma_sockaddr {
     let mut address = address;
     if address.port() != 0 {
         address.set_port(program_port(address.port()));
@@ -100,13 +100,13 @@ pub(crate) fn shown(address: SocketAddr) -> rdma_sockaddr {
 }
 
 /// The bytes of an address that matter.
-pub(crate) fn bytes(address: &rdma_sockaddr) -> &[u8] {
+pub fn bytes(address: &rdma_sockaddr) -> &[u8] {
     let len = family(&address.0).and_then(length).unwrap_or(size_of::<libc::sockaddr_in>());
     &address.0[..len]
 }
 
 /// The address with its real port; another family stays another one. None where the offset makes the port none.
-pub(crate) fn shifted(address: SocketAddr) -> Option<SocketAddr> {
+pub fn shifted(address: SocketAddr) -> Option<SocketAddr> {
     let mut address = address;
     if address.port() != 0 {
         address.set_port(real_port(address.port(), offset())?);
@@ -118,7 +118,7 @@ pub(crate) fn shifted(address: SocketAddr) -> Option<SocketAddr> {
 ///
 /// # Errors
 /// EADDRNOTAVAIL when no port has the number.
-pub(crate) fn real(address: SocketAddr) -> Result<SocketAddr> {
+pub fn real(address: SocketAddr) -> Result<SocketAddr> {
     let mut address = plain(address);
     if address.port() != 0 {
         let port = real_port(address.port(), offset()).ok_or_else(|| no_port(address.port()))?;
@@ -132,7 +132,7 @@ fn offset() -> i32 {
 }
 
 /// The error of a port of the program for which there is no real one.
-pub(crate) fn no_port(program: u16) -> Errno {
+pub fn no_port(program: u16) -> Errno {
     Errno(libc::EADDRNOTAVAIL)
         .because(format_args!("UIW_PORT_OFFSET makes port {program} one that is not from 1 to 65535"))
 }
@@ -144,7 +144,7 @@ fn real_port(program: u16, offset: i32) -> Option<u16> {
 
 /// The number that the program has for a real port. One that it cannot have (see [`has_program_port`]), as a connection's own port may be,
 /// wraps at 65536: each has another number, which is for display.
-pub(crate) fn program_port(real: u16) -> u16 {
+pub fn program_port(real: u16) -> u16 {
     (i32::from(real) - offset()).rem_euclid(1 << 16) as u16
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn has_program_port(real: u16) -> bool {
 }
 
 /// An IPv4-mapped IPv6 address as the IPv4 address.
-pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
+pub fn plain(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
         IpAddr::V6(_) => address,
@@ -165,7 +165,7 @@ pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
 ///
 /// # Errors
 /// ENETUNREACH, EHOSTUNREACH, ..
-pub(crate) fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
+pub fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
     if let Some(source) = stack::source_for(peer) {
         return source;
     }

@@ -442,7 +442,9 @@ impl<'a, T> ArrayPtr<'a, T> {
         })
     }
 
-    pub(crate) fn as_ptr(&self) -> *const T {
+    /// C's pointer.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const T {
         self.0
     }
 
@@ -465,7 +467,9 @@ impl<'a, T> ArrayPtr<'a, T> {
 }
 
 impl<'a, T> ArrayMutPtr<'a, T> {
-    pub(crate) fn into_ptr(self) -> *mut T {
+    /// C's pointer.
+    #[must_use]
+    pub fn into_ptr(self) -> *mut T {
         self.0
     }
 
@@ -537,7 +541,7 @@ impl<'a> RoomPtr<'a> {
     ///
     /// # Errors
     /// EFAULT for NULL.
-    pub(crate) fn count(&self) -> Result<Count<'a>> {
+    pub fn count(&self) -> Result<Count<'a>> {
         if self.0.is_null() {
             return Err(Errno(libc::EFAULT).null());
         }
@@ -549,7 +553,7 @@ impl<'a> RoomPtr<'a> {
     ///
     /// # Errors
     /// EFAULT for NULL.
-    pub(crate) fn finish(self, bytes: usize) -> Result<()> {
+    pub fn finish(self, bytes: usize) -> Result<()> {
         OutPtr(self.0, PhantomData).write(bytes as libc::socklen_t)
     }
 
@@ -557,7 +561,7 @@ impl<'a> RoomPtr<'a> {
     ///
     /// # Errors
     /// EFAULT for NULL.
-    pub(crate) fn restored(self, room: Count<'a, libc::socklen_t>) -> Result<Self> {
+    pub fn restored(self, room: Count<'a, libc::socklen_t>) -> Result<Self> {
         OutPtr(self.0, PhantomData).write(room.0)?;
         Ok(self)
     }
@@ -567,7 +571,7 @@ impl<'a> RoomPtr<'a> {
 ///
 /// # Errors
 /// EFAULT if `room` is NULL.
-pub(crate) fn write_bytes<'a>(to: ArrayMutPtr<'a, u8>, room: RoomPtr<'a>, bytes: &[u8]) -> Result<()> {
+pub fn write_bytes<'a>(to: ArrayMutPtr<'a, u8>, room: RoomPtr<'a>, bytes: &[u8]) -> Result<()> {
     // Of a NULL pointer only the length is asked for.
     if let Some(to) = to.get_uninit(room.count()?)? {
         for (to, from) in to.iter_mut().zip(bytes) {

@@ -6,7 +6,7 @@ use crate::boundary::{self, Attempt, Result, is_nonblocking, take_event};
 use crate::context::{Context, OpenContext};
 use crate::errno::Errno;
 use crate::object::{Body, Object};
-use crate::signals::Held;
+use crate::signals;
 use crate::users::{Unacknowledged, Users};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -162,7 +162,7 @@ fn attempt(
     let taken = match object.events.try_get(has_token) {
         None if is_nonblocking(fd) => return Err(Errno::AGAIN),
         None => {
-            let held = Held::new();
+            let held = signals::hold();
             let found = object.get_driving();
             if found.is_none() && held.interrupts() {
                 return Err(Errno::INTR);

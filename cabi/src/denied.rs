@@ -44,7 +44,7 @@ pub fn fix(tried: &str, error: &io::Error) -> Option<&'static str> {
 
 /// Says why what was `tried` failed, if a limit or a sandbox is the reason: once in a process for each of them.
 #[cold]
-pub(crate) fn report(tried: &str, error: &io::Error) {
+pub fn report(tried: &str, error: &io::Error) {
     let Some(reason) = Reason::of(tried, error) else { return };
     let bit = 1 << reason as u32;
     if REPORTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {

@@ -14,7 +14,7 @@
 use crate::context::Context;
 use crate::fork::{ForkSafe, Forked};
 use crate::inherited::Member;
-use crate::signals::Held;
+use crate::signals;
 use crate::stack;
 use once_cell::race::OnceBox;
 use std::io;
@@ -104,7 +104,7 @@ fn start() -> io::Result<Option<Member>> {
         }
     };
     // The program's signals are for its own threads.
-    let _held = Held::new();
+    let _held = signals::hold();
     thread::Builder::new().name("uiw-links".to_owned()).spawn(run)?;
     Ok(socket)
 }

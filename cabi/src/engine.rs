@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::fork::{self, ForkSafe, Forked};
 use crate::inherited;
 use crate::settings::Settings;
-use crate::signals::Held;
+use crate::signals;
 use crate::stack;
 use crate::tls_watch::TlsWatch;
 use once_cell::race::OnceBox;
@@ -55,7 +55,7 @@ impl Forked for Engine {
 ///
 /// # Errors
 /// EINVAL when an environment variable has a bad value; those of opening it.
-pub(crate) fn get() -> Result<Device> {
+pub fn get() -> Result<Device> {
     if let Some(device) = &ENGINE.read().device {
         return Ok(device.clone());
     }
@@ -103,7 +103,7 @@ impl Engine {
         let asked = settings.ird.max(settings.ord).unwrap_or(0);
         let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC.max(asked));
         // Threads are started with the mask of this thread: the program's signals are for the program's own threads.
-        let held = Held::new();
+        let held = signals::hold();
         let device = Device::with_stack(
             stack,
             DeviceConfig::default()
@@ -148,7 +148,7 @@ impl Engine {
 static BEFORE_EXIT: OnceBox<fn(Instant)> = OnceBox::new();
 
 /// At the end of the process `close` is called before the engine is left; it returns by the time that it is given.
-pub(crate) fn before_exit(close: fn(Instant)) {
+pub fn before_exit(close: fn(Instant)) {
     BEFORE_EXIT.get_or_init(|| Box::new(close));
 }
 

@@ -93,6 +93,7 @@ mod tests {
         let mut found = Vec::new();
         for folder in [
             "cabi",
+            "cabi/rsocket",
             "cabi/ibverbs",
             "cabi/rdmacm",
             "cabi/rspreload",

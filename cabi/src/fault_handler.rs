@@ -10,7 +10,7 @@ use crate::c_library::{Next, Passed};
 use crate::call;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked, generation};
-use crate::signals::{Held, change_mask, no_signals, without};
+use crate::signals::{change_mask, hold, no_signals, without};
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -58,7 +58,7 @@ impl Wanted {
     /// Replaces it, and returns what it was.
     fn replace(&self, action: Option<Action>) -> Action {
         // A handler that interrupted this thread under the lock, and calls `sigaction`, would wait for it without end.
-        let held = Held::new();
+        let held = hold();
         self.lock();
         let old = self.get();
         if let Some(action) = action {

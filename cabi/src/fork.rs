@@ -19,12 +19,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 /// Counts the forks between the first process and this one, from 1.
-pub(crate) fn generation() -> u32 {
+pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
 /// State of a subsystem.
-pub(crate) trait Forked: Send + Sync + 'static {
+pub trait Forked: Send + Sync + 'static {
     /// The state of a process that has not used the subsystem.
     const NEW: Self;
 
@@ -38,7 +38,7 @@ pub(crate) trait Forked: Send + Sync + 'static {
 
 /// A static that holds the state of a subsystem, in `SHARDS` parts with a lock each. Several parts serve look-ups that are made
 /// on every call: threads that use different objects then rarely touch the same lock, nor its cache line.
-pub(crate) struct ForkSafe<T: Forked, const SHARDS: usize = 1> {
+pub struct ForkSafe<T: Forked, const SHARDS: usize = 1> {
     shards: [Shard<T>; SHARDS],
     registered: AtomicBool,
 }
@@ -48,13 +48,15 @@ pub(crate) struct ForkSafe<T: Forked, const SHARDS: usize = 1> {
 struct Shard<T>(RwLock<T>);
 
 impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
-    pub(crate) const fn new() -> Self {
+    /// Makes the state of a process that has not used the subsystem.
+    #[must_use]
+    pub const fn new() -> Self {
         Self { shards: [const { Shard(RwLock::new(T::NEW)) }; SHARDS], registered: AtomicBool::new(false) }
     }
 
     /// The part that `key` belongs to. Its lock is held for a look-up or a change, never during a call of the engine or a
     /// system call.
-    pub(crate) fn shard(&'static self, key: u64) -> &'static RwLock<T> {
+    pub fn shard(&'static self, key: u64) -> &'static RwLock<T> {
         self.register();
         // Multiplication by 2^64 divided by the golden ratio spreads addresses and counters alike.
         let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
@@ -62,12 +64,12 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
     }
 
     /// Visits every part that no thread is changing just now: for the end of the process, where other threads may have been stopped.
-    pub(crate) fn each(&'static self, mut visit: impl FnMut(&T)) {
+    pub fn each(&'static self, mut visit: impl FnMut(&T)) {
         self.shards.iter().filter_map(|shard| shard.0.try_read()).for_each(|state| visit(&state));
     }
 
     /// Visits every part, one after the other.
-    pub(crate) fn visit(&'static self, mut visit: impl FnMut(&T)) {
+    pub fn visit(&'static self, mut visit: impl FnMut(&T)) {
         self.register();
         self.shards.iter().for_each(|shard| visit(&shard.0.read()));
     }
@@ -91,16 +93,25 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
     }
 }
 
+impl<T: Forked, const SHARDS: usize> Default for ForkSafe<T, SHARDS> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<T: Forked> ForkSafe<T> {
-    pub(crate) fn read(&'static self) -> RwLockReadGuard<'static, T> {
+    /// Locks the state for reading.
+    pub fn read(&'static self) -> RwLockReadGuard<'static, T> {
         self.shard(0).read()
     }
 
+    /// Locks the state for reading, unless a thread is changing it.
     pub(crate) fn try_read(&'static self) -> Option<RwLockReadGuard<'static, T>> {
         self.shard(0).try_read()
     }
 
-    pub(crate) fn write(&'static self) -> RwLockWriteGuard<'static, T> {
+    /// Locks the state for a change.
+    pub fn write(&'static self) -> RwLockWriteGuard<'static, T> {
         self.shard(0).write()
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn close(members: &[Member], set: c_int) {
 }
 
 /// Closes the copy that a child of a fork has of a descriptor of this library, and whose owner in the child is forgotten.
-pub(crate) fn close_copy(fd: c_int) {
+pub fn close_copy(fd: c_int) {
     // SAFETY: takes an integer alone. The owner is forgotten, so nothing else in this process closes or uses the number.
     unsafe { libc::close(fd) };
 }

@@ -7,25 +7,27 @@
 //! A panic ends the call in which it happens with an error ([`crate::boundary`]): what it has locked stays usable.
 
 use std::sync::{self, PoisonError, TryLockError};
-pub(crate) use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 /// One thread at a time.
 #[derive(Default)]
-pub(crate) struct Mutex<T>(sync::Mutex<T>);
+pub struct Mutex<T>(sync::Mutex<T>);
 
 impl<T> Mutex<T> {
-    pub(crate) const fn new(value: T) -> Self {
+    /// Makes a lock that no thread has.
+    pub const fn new(value: T) -> Self {
         Self(sync::Mutex::new(value))
     }
 
+    /// Waits for the lock.
     #[inline]
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+    pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lock, if no thread has it.
     #[inline]
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         match self.0.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -36,20 +38,23 @@ impl<T> Mutex<T> {
 
 /// One thread that writes, or any number that read.
 #[derive(Default)]
-pub(crate) struct RwLock<T>(sync::RwLock<T>);
+pub struct RwLock<T>(sync::RwLock<T>);
 
 impl<T> RwLock<T> {
-    pub(crate) const fn new(value: T) -> Self {
+    /// Makes a lock that no thread has.
+    pub const fn new(value: T) -> Self {
         Self(sync::RwLock::new(value))
     }
 
+    /// Waits until no thread writes.
     #[inline]
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until no other thread reads or writes.
     #[inline]
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Name of the variable with the log's filter.
-pub(crate) const VARIABLE: &str = "UIW_LOG";
+pub const VARIABLE: &str = "UIW_LOG";
 
 /// Whether any call may write to standard error.
 static ON: AtomicBool = AtomicBool::new(false);
@@ -17,13 +17,14 @@ pub(crate) fn is_on() -> bool {
 }
 
 /// A line on standard error. Where that cannot be written (a full disk, a closed pipe) the program goes on, which `eprintln!` would end.
+#[macro_export]
 macro_rules! note {
     ($($arg:tt)*) => {{
         let line = format!("{}\n", format_args!($($arg)*));
         let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
     }};
 }
-pub(crate) use note;
+pub use note;
 
 /// Starts the log as its variable says, if this is the first call of the process.
 #[cold]

@@ -103,7 +103,7 @@ fn table_or_new() -> &'static Table {
 }
 
 /// A registered range, until it is dropped.
-pub(crate) struct Registered(Option<Key>);
+pub struct Registered(Option<Key>);
 
 impl Registered {
     /// `len` bytes at `start` are about to be registered; `page_state` is that of their memory.

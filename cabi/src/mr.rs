@@ -116,11 +116,7 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
 ///
 /// # Errors
 /// As for `ibv_reg_mr`.
-pub(crate) fn program_memory(
-    addr: *mut c_void,
-    length: usize,
-    writable: bool,
-) -> Result<(Memory, Registered)> {
+pub fn program_memory(addr: *mut c_void, length: usize, writable: bool) -> Result<(Memory, Registered)> {
     let flags = if writable { flags::IBV_ACCESS_WRITABLE } else { 0 };
     bytes(addr, length, flags).map(|bytes| (bytes.memory, bytes.registered))
 }

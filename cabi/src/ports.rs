@@ -47,7 +47,7 @@ fn shard(port: u16) -> &'static RwLock<Ports> {
 }
 
 /// A port that an id has: no other id in this process gets it, and the system gives it to no other socket while it is bound.
-pub(crate) struct Reservation {
+pub struct Reservation {
     port: u16,
     holder: usize,
     /// Bound, and neither listening nor connected. None on a TCP in this process.
@@ -56,7 +56,7 @@ pub(crate) struct Reservation {
 
 impl Reservation {
     /// The system's part of the reservation, which ends when the connection or listener of the id has the port.
-    pub(crate) fn unbind(&mut self) -> Option<Socket> {
+    pub fn unbind(&mut self) -> Option<Socket> {
         self.bound.take()
     }
 }
@@ -77,7 +77,7 @@ impl Drop for Reservation {
 ///
 /// # Errors
 /// EADDRINUSE, EADDRNOTAVAIL, EACCES.
-pub(crate) fn reserve(
+pub fn reserve(
     holder: usize,
     at: SocketAddr,
     datagrams: bool,
@@ -159,7 +159,7 @@ pub(crate) fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
 ///
 /// # Errors
 /// EADDRNOTAVAIL, and the system's.
-pub(crate) fn free_named(ip: IpAddr) -> Result<u16> {
+pub fn free_named(ip: IpAddr) -> Result<u16> {
     let (first, last) = system_ports();
     // The ports that the program can name are a range, too.
     if address::has_program_port(first) && address::has_program_port(last) {

@@ -52,17 +52,19 @@ pub(crate) fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
 }
 
 /// While it lives the calling thread handles no signals.
-pub(crate) struct Held {
+pub struct Held {
     before: libc::sigset_t,
 }
 
-impl Held {
-    pub(crate) fn new() -> Self {
-        Self { before: change_mask(libc::SIG_SETMASK, &all_but(&OWN_FAULTS)) }
-    }
+/// Blocks the signals of the calling thread.
+#[must_use]
+pub fn hold() -> Held {
+    Held { before: change_mask(libc::SIG_SETMASK, &all_but(&OWN_FAULTS)) }
+}
 
+impl Held {
     /// Whether a signal waits that would end a `read` with EINTR.
-    pub(crate) fn interrupts(&self) -> bool {
+    pub fn interrupts(&self) -> bool {
         let mut pending = no_signals();
         // SAFETY: there is room for a set.
         unsafe { libc::sigpending(&raw mut pending) };

@@ -31,7 +31,7 @@ fn own() -> Option<(&'static str, &'static SmolConfig)> {
 }
 
 /// Whether its addresses and ports are not the kernel's.
-pub(crate) fn is_own() -> bool {
+pub fn is_own() -> bool {
     own().is_some()
 }
 

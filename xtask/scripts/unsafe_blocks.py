@@ -15,7 +15,12 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGES = {"uiw-cabi": "cabi/src", "uiw-ibverbs": "cabi/ibverbs/src", "uiw-rspreload": "cabi/rspreload/src"}
+PACKAGES = {
+    "uiw-cabi": "cabi/src",
+    "uiw-cabi-rsocket": "cabi/rsocket/src",
+    "uiw-ibverbs": "cabi/ibverbs/src",
+    "uiw-rspreload": "cabi/rspreload/src",
+}
 # Comments, strings and characters: braces and words in them are not code.
 OPAQUE = re.compile(r'//[^\n]*|/\*.*?\*/|b?c?r(#*)".*?"\1|[bc]?"(?:\\.|[^"\\])*"|b?\'(?:\\.|[^\'\\])\'', re.DOTALL)
 # `thread_local!` of the standard library.

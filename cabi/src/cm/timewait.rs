@@ -8,7 +8,7 @@ use crate::abi::cm::RDMA_CM_EVENT_TIMEWAIT_EXIT;
 use crate::cm::id::{Id, Note};
 use crate::denied;
 use crate::fork::{ForkSafe, Forked};
-use crate::signals::Held;
+use crate::signals;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -46,7 +46,7 @@ pub(crate) fn begin(id: &Arc<Id>) {
         return;
     }
     // The program's signals are for its own threads.
-    let _held = Held::new();
+    let _held = signals::hold();
     if let Err(error) = thread::Builder::new().name("uiw-timewait".to_owned()).spawn(run) {
         tracing::warn!(%error, "no thread can be started: RDMA_CM_EVENT_TIMEWAIT_EXIT does not come");
         denied::report("starting the thread of RDMA_CM_EVENT_TIMEWAIT_EXIT", &error);

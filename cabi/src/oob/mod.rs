@@ -16,6 +16,6 @@ mod retry_policy;
 mod target;
 mod worker;
 
-pub(crate) use reservation::QpnReservation;
+pub use reservation::QpnReservation;
 pub(crate) use retry_policy::{RetryPolicy, acknowledgement_time, receive_time};
 pub(crate) use target::{Target, addresses};

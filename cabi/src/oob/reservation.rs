@@ -56,7 +56,7 @@ fn running_worker() -> Option<Arc<Worker>> {
 }
 
 /// The number of a queue pair, which names a TCP and UDP port of this process at the addresses of the device. Given back on drop.
-pub(crate) struct QpnReservation {
+pub struct QpnReservation {
     slot: Slot,
     /// The generation of the process: in a child of a fork the ports are its parent's, and nothing is given back.
     generation: u32,
@@ -64,7 +64,7 @@ pub(crate) struct QpnReservation {
 
 impl QpnReservation {
     /// A number on a network device, of the block of a shard. Its port is bound, and not listened on yet.
-    pub(crate) fn new(netdev: &NetDev, engine: &uiw_verbs::Device, shard: usize) -> Result<Self> {
+    pub fn new(netdev: &NetDev, engine: &uiw_verbs::Device, shard: usize) -> Result<Self> {
         let offers_ud = Settings::get()?.offers_ud();
         let bind = |addresses: &[SocketAddr]| match uiw_datagram::max_payload(netdev.mtu as usize) {
             Some(longest) if offers_ud => bind_datagrams(engine, addresses, shard, longest),
@@ -74,7 +74,7 @@ impl QpnReservation {
     }
 
     /// The UDP port; `None` where datagrams are not offered.
-    pub(crate) fn datagrams(&self) -> Option<&Arc<DatagramPort>> {
+    pub fn datagrams(&self) -> Option<&Arc<DatagramPort>> {
         self.slot.datagrams()
     }
 
@@ -93,7 +93,7 @@ impl QpnReservation {
     }
 
     /// The queue pair number.
-    pub(crate) fn number(&self) -> u32 {
+    pub fn number(&self) -> u32 {
         self.slot.number()
     }
 

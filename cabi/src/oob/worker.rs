@@ -9,7 +9,7 @@ use super::{RetryPolicy, Target};
 use crate::boundary::Result;
 use crate::denied;
 use crate::settings::Settings;
-use crate::signals::Held;
+use crate::signals;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -102,7 +102,7 @@ impl Worker {
             pending: Mutex::default(),
         });
         let run = Arc::clone(&worker);
-        let _held = Held::new();
+        let _held = signals::hold();
         let thread = thread::Builder::new()
             .name("uiw-pairs".to_owned())
             .spawn(move || run.run())
