@@ -1,21 +1,21 @@
 //! Address handles: where datagrams go.
 
-use crate::abi::wr::IBV_WC_GRH;
-use crate::abi::{ibv_ah, ibv_ah_attr, ibv_grh, ibv_pd, ibv_wc};
-use crate::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
-use crate::boundary::{self, Result};
 use crate::context::{Context, OpenContext};
 use crate::device::gid;
 use crate::device::netdev::NetDev;
-use crate::errno::Errno;
-use crate::object::{Body, Object};
 use crate::oob;
 use crate::pd::Pd;
-use crate::persona::Persona;
-use crate::settings::Settings;
-use crate::users::Used;
 use std::ffi::c_int;
 use std::net::IpAddr;
+use uiw_cabi_core::abi::wr::IBV_WC_GRH;
+use uiw_cabi_core::abi::{ibv_ah, ibv_ah_attr, ibv_grh, ibv_pd, ibv_wc};
+use uiw_cabi_core::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::users::Used;
 use uiw_verbs::{AddressHandle, Destination};
 
 /// An address handle as C holds it.

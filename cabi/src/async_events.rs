@@ -1,18 +1,18 @@
 //! Asynchronous events of a context.
 
-use crate::abi::event::{self as kinds};
-use crate::abi::{ibv_async_element, ibv_async_event};
-use crate::arguments::{Handle, InOutPtr, OutPtr};
-use crate::boundary::{self, Attempt, Result, is_nonblocking, take_event};
 use crate::context::{Context, OpenContext};
 use crate::cq::Cq;
-use crate::errno::Errno;
-use crate::object::Object;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::system;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
+use uiw_cabi_core::abi::event::{self as kinds};
+use uiw_cabi_core::abi::{ibv_async_element, ibv_async_event};
+use uiw_cabi_core::arguments::{Handle, InOutPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, Attempt, Result, is_nonblocking, take_event};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
 use uiw_verbs::AsyncEvent;
 
 /// `ibv_get_async_event`: waits unless the program made the descriptor non-blocking.

@@ -1,18 +1,18 @@
 //! Buffers that the library allocates for programs. A device without memory of its own gives page-aligned memory of the heap, as
 //! rdma-core does for every provider without an allocator.
 
-use crate::abi::mr as masks;
-use crate::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd};
-use crate::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
-use crate::boundary::{self, Result};
 use crate::dmabuf;
-use crate::errno::Errno;
 use crate::mapping::page_size;
 use crate::mr;
-use crate::object::{Body, Object};
 use crate::pd::Pd;
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use uiw_cabi_core::abi::mr as masks;
+use uiw_cabi_core::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd};
+use uiw_cabi_core::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
 
 /// A buffer as C holds it.
 pub struct Buf {

@@ -1,11 +1,11 @@
 //! State that a program locks by one call and unlocks by a later one: the completion that it reads field by field, from `ibv_start_poll` to
 //! `ibv_end_poll`, and the requests that it builds from `ibv_wr_start` to `ibv_wr_complete`.
 
-use crate::arguments::Argument;
-use crate::boundary::Result;
-use crate::object::{Body, Object};
 use parking_lot::{Mutex, MutexGuard};
 use std::marker::PhantomData;
+use uiw_cabi_core::arguments::Argument;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::object::{Body, Object};
 
 /// Lock that outlives the call that takes it.
 #[derive(Default)]
@@ -35,7 +35,7 @@ pub(crate) trait Batched: Body {
     fn state(&self) -> Result<&CallLock<Self::State>>;
 }
 
-/// [`TableHandle`](crate::arguments::TableHandle) of a function that C calls on the thread that locked the object's state, before it unlocks it.
+/// [`TableHandle`](uiw_cabi_core::arguments::TableHandle) of a function that C calls on the thread that locked the object's state, before it unlocks it.
 #[repr(transparent)]
 pub(crate) struct BatchHandle<'a, B: Body>(*mut B::Abi, PhantomData<&'a Object<B>>);
 

@@ -1,13 +1,6 @@
 //! Completion channels: completion queues announce there that something has completed.
 
-use crate::abi::{ibv_comp_channel, ibv_cq};
-use crate::arguments::{Handle, OutPtr, OwnedHandle};
-use crate::boundary::{self, Attempt, Result, is_nonblocking, take_event};
 use crate::context::{Context, OpenContext};
-use crate::errno::Errno;
-use crate::object::{Body, Object};
-use crate::signals;
-use crate::users::{Unacknowledged, Users};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -15,6 +8,13 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+use uiw_cabi_core::abi::{ibv_comp_channel, ibv_cq};
+use uiw_cabi_core::arguments::{Handle, OutPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Attempt, Result, is_nonblocking, take_event};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::signals;
+use uiw_cabi_core::users::{Unacknowledged, Users};
 
 /// A channel as C holds it.
 pub struct CompChannel {

@@ -1,15 +1,7 @@
 //! Open devices. Every context is a view of the one engine, with asynchronous events of its own.
 
-use crate::abi::{ibv_context, ibv_cq, ibv_qp, ibv_srq, verbs_context};
-use crate::boundary::Result;
-use crate::denied;
 use crate::device::Device;
 use crate::device_events;
-use crate::errno::Errno;
-use crate::object::{self, Body, Object};
-use crate::persona::Persona;
-use crate::settings::Settings;
-use crate::users::Unacknowledged;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
@@ -18,6 +10,14 @@ use std::mem::offset_of;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use uiw_cabi_core::abi::{ibv_context, ibv_cq, ibv_qp, ibv_srq, verbs_context};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::denied;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{self, Body, Object};
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::users::Unacknowledged;
 
 /// What a context and everything made in it share.
 pub struct Context {

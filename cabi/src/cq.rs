@@ -1,21 +1,21 @@
 //! Completion queues.
 
-use crate::abi::wr::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV};
-use crate::abi::{ibv_cq, ibv_cq_ex, ibv_wc, zeroed};
-use crate::arguments::{ArrayMutPtr, Count, Handle, OwnedHandle, TableHandle};
-use crate::boundary::{self, Result};
 use crate::call_lock::CallLock;
 use crate::channel::{CompChannel, CompEvents};
 use crate::context::{Context, Numbered, OpenContext};
 use crate::cursor::Cursor;
-use crate::errno::Errno;
-use crate::object::{Body, Object};
-use crate::users::{Unacknowledged, Used, Users};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use uiw_cabi_core::abi::wr::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV};
+use uiw_cabi_core::abi::{ibv_cq, ibv_cq_ex, ibv_wc, zeroed};
+use uiw_cabi_core::arguments::{ArrayMutPtr, Count, Handle, OwnedHandle, TableHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::users::{Unacknowledged, Used, Users};
 use uiw_verbs::{Arm, AsyncEvent, CqConfig, Wc, WcOpcode};
 
 /// A queue as C holds it.

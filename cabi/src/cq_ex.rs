@@ -1,17 +1,17 @@
 //! Completion queues that are read field by field.
 
-use crate::abi::cq as flags;
-use crate::abi::{ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr};
-use crate::arguments::{Handle, InPtr, TableHandle, c1, c2};
-use crate::boundary::{self, Result};
 use crate::call_lock::{BatchHandle, Batched, CallLock};
 use crate::clock::{monotonic_ns, realtime_ns};
 use crate::context::OpenContext;
 use crate::cq::{self, Cq, CqInit, imm_and_flags};
 use crate::cursor::Cursor;
-use crate::errno::Errno;
-use crate::object::Object;
 use std::ffi::{c_int, c_uint};
+use uiw_cabi_core::abi::cq as flags;
+use uiw_cabi_core::abi::{ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr};
+use uiw_cabi_core::arguments::{Handle, InPtr, TableHandle, c1, c2};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
 use uiw_verbs::Wc;
 
 /// `ibv_create_cq_ex`.

@@ -12,15 +12,15 @@
 //! Connections go on: TCP decides how long.
 
 use crate::context::Context;
-use crate::fork::{ForkSafe, Forked};
-use crate::inherited::Member;
-use crate::signals;
-use crate::stack;
 use once_cell::race::OnceBox;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
 use std::thread;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::inherited::Member;
+use uiw_cabi_core::signals;
+use uiw_cabi_core::stack;
 use uiw_llp::{InterfaceChange, InterfaceMonitor};
 use uiw_verbs::AsyncEvent;
 

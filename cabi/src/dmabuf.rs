@@ -1,20 +1,20 @@
 //! Memory of a DMA-buf: a buffer of another device that a processor can map, as those of udmabuf, of DMA heaps and of most display drivers.
 
-use crate::abi::mr as flags;
-use crate::abi::{ibv_mr, zeroed};
-use crate::arguments::Handle;
-use crate::boundary::{self, Result};
-use crate::errno::Errno;
 use crate::fault_handler;
 use crate::mapping::{Registered, page_size};
 use crate::mr::{self, Place};
-use crate::object::Object;
 use crate::pd::Pd;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
+use uiw_cabi_core::abi::mr as flags;
+use uiw_cabi_core::abi::{ibv_mr, zeroed};
+use uiw_cabi_core::arguments::Handle;
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
 use uiw_verbs::{Access, Memory};
 
 /// What statfs(2) says of a DMA-buf (`linux/magic.h`).

@@ -4,17 +4,17 @@
 //! handler that the program has, or would have: `libibverbs.so.1` exports `sigaction` and `signal`, which remember the program's handler
 //! of these two signals here, and leave this one installed.
 
-use crate::abi::zeroed;
-use crate::arguments::{InPtr, OutPtr, argument};
-use crate::c_library::{Next, Passed};
-use crate::call;
-use crate::errno::Errno;
-use crate::fork::{ForkSafe, Forked, generation};
-use crate::signals::{change_mask, hold, no_signals, without};
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use uiw_cabi_core::abi::zeroed;
+use uiw_cabi_core::arguments::{InPtr, OutPtr, argument};
+use uiw_cabi_core::c_library::{Next, Passed};
+use uiw_cabi_core::call;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked, generation};
+use uiw_cabi_core::signals::{change_mask, hold, no_signals, without};
 use uiw_mem::recover;
 
 type Action = libc::sigaction;

@@ -6,10 +6,6 @@
 
 mod ranges;
 
-use crate::boundary::Result;
-use crate::engine;
-use crate::errno::Errno;
-use crate::fork::{ForkSafe, Forked};
 use once_cell::race::OnceBool;
 use parking_lot::{Mutex, MutexGuard};
 use ranges::{Key, Range as Registration, Ranges, Room};
@@ -17,6 +13,10 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
 use uiw_mem::{PageState, recover};
 
 /// The registered ranges of a process.

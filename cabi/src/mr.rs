@@ -1,18 +1,18 @@
 //! Memory regions.
 
-use crate::abi::mr as flags;
-use crate::abi::{ibv_mr, ibv_sge};
-use crate::arguments::{ArrayPtr, Count, Handle, OwnedHandle};
-use crate::boundary::{self, Result};
-use crate::errno::Errno;
 use crate::fault_handler;
 use crate::mapping::{self, Registered};
-use crate::object::{Body, Object};
 use crate::pd::Pd;
-use crate::users::Used;
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
+use uiw_cabi_core::abi::mr as flags;
+use uiw_cabi_core::abi::{ibv_mr, ibv_sge};
+use uiw_cabi_core::arguments::{ArrayPtr, Count, Handle, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::users::Used;
 use uiw_mem::ReregError;
 use uiw_verbs::{Access, Memory, RawMr, STag};
 

@@ -1,16 +1,16 @@
 //! Memory windows of both types.
 
-use crate::abi::mr::{IBV_MW_TYPE_1, IBV_MW_TYPE_2};
-use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info};
-use crate::arguments::{Handle, InPtr, OwnedHandle};
-use crate::boundary::{self, Result};
-use crate::errno::Errno;
 use crate::mr::{self, Mr};
-use crate::object::{Body, Object};
 use crate::pd::Pd;
 use crate::qp::Qp;
-use crate::users::Used;
 use std::ffi::c_int;
+use uiw_cabi_core::abi::mr::{IBV_MW_TYPE_1, IBV_MW_TYPE_2};
+use uiw_cabi_core::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info};
+use uiw_cabi_core::arguments::{Handle, InPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::users::Used;
 use uiw_verbs::{Access, Bind, RawMw, STag, SendFlags, SendOp, SendWr, WindowType};
 
 /// A window as C holds it.

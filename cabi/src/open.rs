@@ -1,12 +1,13 @@
 //! Opening and closing devices. This file fills the function tables of a context and is the only one that refers to every verb.
 
-use crate::abi::{ibv_context, ibv_device, verbs_context, zeroed};
-use crate::arguments::{OwnedHandle, c1, c2, c3, c4, c5};
-use crate::boundary::{self, Result};
 use crate::context::{Context, OpenContext};
 use crate::device::{self, Device};
-use crate::{cq, cq_ex, engine, mr, mw, pd, post, qp, srq};
+use crate::{cq, cq_ex, mr, mw, pd, post, qp, srq};
 use std::ffi::{c_int, c_void};
+use uiw_cabi_core::abi::{ibv_context, ibv_device, verbs_context, zeroed};
+use uiw_cabi_core::arguments::{OwnedHandle, c1, c2, c3, c4, c5};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::engine;
 
 /// Opens `device` once more, on the engine of the process.
 ///

@@ -1,14 +1,14 @@
 //! Protection domains, and the thread and parent domains that some programs make of them.
 
-use crate::abi::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
-use crate::arguments::{Handle, InPtr, OwnedHandle};
-use crate::boundary::{self, Result};
 use crate::context::{Context, OpenContext};
-use crate::errno::Errno;
-use crate::object::{Body, Object};
-use crate::users::{Used, Users};
 use std::ffi::c_int;
 use std::sync::Arc;
+use uiw_cabi_core::abi::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
+use uiw_cabi_core::arguments::{Handle, InPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::users::{Used, Users};
 
 /// A protection domain as C holds it.
 pub struct Pd {

@@ -1,18 +1,18 @@
 //! Posting: C's chains of requests, given to the engine one by one without a copy.
 
-use crate::abi::wr as op;
-use crate::abi::{ibv_pd, ibv_recv_wr, ibv_send_wr, ibv_sge};
 use crate::ah::{self, Ah};
-use crate::arguments::{Argument, OutPtr, TableHandle};
-use crate::boundary::{self, Result};
-use crate::errno::Errno;
 use crate::mw::{self, Mw};
-use crate::object::Object;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::{iter, ptr};
+use uiw_cabi_core::abi::wr as op;
+use uiw_cabi_core::abi::{ibv_pd, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use uiw_cabi_core::arguments::{Argument, OutPtr, TableHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
 use uiw_verbs::{Destination, PostError, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge};
 
 const _: () = {

@@ -1,9 +1,9 @@
 //! What is not offered, with rdma-core's results. One function serves names of any parameters: in C's calling convention the
 //! caller passes and removes the arguments, and these read none.
 
-use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use uiw_cabi_core::errno::Errno;
 
 /// Sets `errno`, and says in the log that a function is not offered.
 fn refuse(errno: Errno) -> Errno {

@@ -1,16 +1,16 @@
 //! Shared receive queues.
 
-use crate::abi::srq as flags;
-use crate::abi::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, zeroed};
-use crate::arguments::{Handle, InOutPtr, InPtr, OutPtr, OwnedHandle};
-use crate::boundary::{self, Result};
 use crate::context::{Context, Numbered, OpenContext};
-use crate::errno::Errno;
-use crate::object::{Body, Object};
 use crate::pd::Pd;
-use crate::users::{Unacknowledged, Used, Users};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use uiw_cabi_core::abi::srq as flags;
+use uiw_cabi_core::abi::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, zeroed};
+use uiw_cabi_core::arguments::{Handle, InOutPtr, InPtr, OutPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::users::{Unacknowledged, Used, Users};
 use uiw_verbs::{AsyncEvent, SrqAttr};
 
 /// A queue as C holds it.

@@ -8,15 +8,7 @@
 //! Providers of adapters (`libmlx5.so.1`) need `libibverbs.so.1`, and the loader gives them this one. Functions of the private nodes, by
 //! which they register and talk to the kernel, are the system's for them. Nothing of theirs is changed.
 
-use crate::abi::event::ibv_async_event;
-use crate::abi::ibv_device;
-use crate::boundary::Result;
 use crate::context;
-use crate::environment::{self, Privileged};
-use crate::errno::Errno;
-use crate::fork::{ForkSafe, Forked};
-use crate::object;
-use crate::system_path::{VARIABLE, check};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt as _;
@@ -24,6 +16,14 @@ use std::path::PathBuf;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use uiw_cabi_core::abi::event::ibv_async_event;
+use uiw_cabi_core::abi::ibv_device;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::object;
+use uiw_cabi_core::system_path::{VARIABLE, check};
 
 /// Whether the system's library is loaded, and the slots name its functions.
 pub static LOADED: AtomicBool = AtomicBool::new(false);
@@ -144,7 +144,7 @@ fn system() -> Result<Option<&'static System>> {
             let path =
                 environment::variable(VARIABLE, Privileged::Ignored).map(PathBuf::from).unwrap_or_default();
             if !SAID.swap(true, Ordering::Relaxed) {
-                crate::log::note!("uiw: {VARIABLE}={}: {why}", path.display());
+                uiw_cabi_core::log::note!("uiw: {VARIABLE}={}: {why}", path.display());
             }
             Err(Errno::INVAL.because(format_args!("{VARIABLE}={}: {why}", path.display())))
         }

@@ -8,11 +8,11 @@ use std::ptr;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
-use uiw_cabi::abi::cm::RDMA_PS_TCP;
-use uiw_cabi::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
-use uiw_cabi::call;
 use uiw_cabi::cm;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::abi::cm::RDMA_PS_TCP;
+use uiw_cabi_core::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use uiw_cabi_core::call;
+use uiw_cabi_core::errno::Errno;
 
 /// A channel that goes from thread to thread, as C's pointers do.
 #[derive(Clone, Copy)]

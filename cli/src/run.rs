@@ -15,10 +15,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use uiw_cabi::persona::Persona;
-use uiw_cabi::settings::{Settings, Variable};
-use uiw_cabi::system_path;
-use uiw_cabi::tls;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::{Settings, Variable};
+use uiw_cabi_core::system_path;
+use uiw_cabi_core::tls;
 use uiw_cli_sys::sysfs::{self, SystemDevices};
 
 /// Exit codes of `uiw run`.

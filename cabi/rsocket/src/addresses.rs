@@ -3,10 +3,10 @@
 use libc::socklen_t;
 use std::ffi::{CStr, c_char};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use uiw_cabi::address;
-use uiw_cabi::arguments::{ArrayMutPtr, ArrayPtr, Count, RoomPtr, write_bytes};
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::address;
+use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, RoomPtr, write_bytes};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 /// An address of C, `len` bytes long.
 pub(crate) fn read_address<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<SocketAddr> {

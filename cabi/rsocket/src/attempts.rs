@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
-use uiw_cabi::lock::Mutex;
+use uiw_cabi_core::lock::Mutex;
 
 /// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
 const ATTEMPTS_BEFORE_YIELD: u32 = 32;

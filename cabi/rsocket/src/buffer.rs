@@ -3,8 +3,8 @@
 use crate::sys;
 use crate::wire::Target;
 use std::ops::Range;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 use uiw_mem::Span;
 use uiw_verbs::{Access, Memory, Pd, RawMr, STag, Sge};
 

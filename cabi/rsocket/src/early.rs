@@ -14,8 +14,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 /// How long a blocking call waits for the peer's answer before its bytes are kept. Most peers answer in much less.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(20);

@@ -16,12 +16,12 @@ use libc::socklen_t;
 use std::ffi::{c_int, c_long};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
-use uiw_cabi::address;
-use uiw_cabi::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
-use uiw_cabi::boundary::{self, Result};
-use uiw_cabi::engine;
-use uiw_cabi::errno::Errno;
-use uiw_cabi::settings::Settings;
+use uiw_cabi_core::address;
+use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
 
 /// `rsocket`.
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {

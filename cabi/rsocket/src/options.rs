@@ -5,8 +5,8 @@ use crate::socket::{Phase, Socket, State};
 use crate::wire::representable_mappings;
 use std::ffi::c_int;
 use std::time::Duration;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 /// The level of rsockets' own options, and its options.
 pub(super) const SOL_RDMA: c_int = 0x10000;

@@ -10,9 +10,9 @@ use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, pollfd};
 use std::ffi::c_short;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::engine;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
 use uiw_verbs::ShardSet;
 
 /// The sockets of a list, each with its place.

@@ -8,9 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
-use uiw_cabi::boundary::Result;
-use uiw_cabi::fork::{ForkSafe, Forked};
-use uiw_cabi::signals;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::signals;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -103,7 +103,7 @@ impl Drop for Timer {
 
 /// A task; none is left once it has ended.
 struct Task {
-    job: uiw_cabi::lock::Mutex<Option<Job>>,
+    job: uiw_cabi_core::lock::Mutex<Option<Job>>,
     queue: Arc<Queue>,
 }
 
@@ -151,14 +151,14 @@ pub(crate) struct Closing(u32);
 impl Closing {
     pub(crate) fn new() -> Self {
         CLOSING.fetch_add(1, Ordering::AcqRel);
-        Self(uiw_cabi::fork::generation())
+        Self(uiw_cabi_core::fork::generation())
     }
 }
 
 impl Drop for Closing {
     fn drop(&mut self) {
         // A fork has begun to count anew.
-        if self.0 == uiw_cabi::fork::generation() {
+        if self.0 == uiw_cabi_core::fork::generation() {
             CLOSING.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -175,7 +175,7 @@ pub(crate) fn is_closing() -> bool {
 /// EAGAIN when the system gives no thread.
 pub(crate) fn spawn(job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
     let queue = queue()?;
-    let task = Arc::new(Task { job: uiw_cabi::lock::Mutex::new(Some(Box::pin(job))), queue });
+    let task = Arc::new(Task { job: uiw_cabi_core::lock::Mutex::new(Some(Box::pin(job))), queue });
     task.wake();
     Ok(())
 }

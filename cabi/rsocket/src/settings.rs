@@ -5,7 +5,7 @@ use once_cell::race::OnceBox;
 use std::fs;
 use std::str::FromStr;
 use std::time::Duration;
-use uiw_cabi::persona::Persona;
+use uiw_cabi_core::persona::Persona;
 
 /// Where rdma-core's rsockets have their configuration.
 const FOLDER: &str = "/etc/rdma/rsocket";

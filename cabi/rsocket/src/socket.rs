@@ -25,11 +25,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use uiw_cabi::address;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
-use uiw_cabi::lock::{Mutex, MutexGuard};
-use uiw_cabi::ports::Reservation;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::lock::{Mutex, MutexGuard};
+use uiw_cabi_core::ports::Reservation;
 use uiw_verbs::cm::{Awaited, CloseReason, CmChannel, CmEventKind};
 use uiw_verbs::{ConnConfig, Error, ShardSet};
 

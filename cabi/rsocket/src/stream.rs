@@ -8,8 +8,8 @@ use crate::settings::Sizes;
 use crate::wire::{ConnData, Mapping, Message, Order, Target, Variant, WireError};
 use std::fmt;
 use std::time::{Duration, Instant};
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 use uiw_datagram::Qpn;
 
 /// A target that the peer fills within so many round trips is followed by longer ones, so that the buffer has room for what arrives in a round trip.

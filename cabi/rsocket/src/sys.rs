@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
-use uiw_cabi::abi::zeroed;
-use uiw_cabi::address;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::abi::zeroed;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 /// The kernel's `sigset_t` has this many bytes.
 const SIGNALS: usize = 8;

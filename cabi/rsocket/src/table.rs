@@ -9,9 +9,9 @@ use crate::sys;
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
-use uiw_cabi::fork::{ForkSafe, Forked};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
 
 /// What is behind a descriptor.
 #[derive(Clone)]
@@ -95,7 +95,7 @@ impl Forked for Table {
 /// In shards: every call begins with a look-up.
 static TABLE: ForkSafe<Table, 64> = ForkSafe::new();
 
-fn shard(fd: RawFd) -> &'static uiw_cabi::lock::RwLock<Table> {
+fn shard(fd: RawFd) -> &'static uiw_cabi_core::lock::RwLock<Table> {
     TABLE.shard(u64::from(fd.unsigned_abs()))
 }
 

@@ -11,11 +11,11 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
-use uiw_cabi::boundary::Result;
-use uiw_cabi::engine;
-use uiw_cabi::errno::Errno;
-use uiw_cabi::fork;
-use uiw_cabi::signals;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork;
+use uiw_cabi_core::signals;
 use uiw_verbs::{Device, PollWaiter, ShardSet};
 
 /// How long a waiting thread drives the engine itself before it sleeps and leaves driving to the background thread. Only the sleep is

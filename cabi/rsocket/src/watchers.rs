@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
-use uiw_cabi::lock::Mutex;
+use uiw_cabi_core::lock::Mutex;
 
 /// When a look registers the task for the next change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use uiw_cabi::call;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::call;
+use uiw_cabi_core::errno::Errno;
 use uiw_cabi_rsocket::exports::{raccept, rbind, rclose, rgetsockname, rlisten, rpoll, rsocket};
 use uiw_cabi_rsocket::transfer::{rrecv, rsend};
 use uiw_cabi_rsocket::wire::{ConnData, Message, Order, Target, Variant};

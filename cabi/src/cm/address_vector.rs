@@ -1,11 +1,11 @@
 //! Address vectors of datagrams between ids.
 
-use crate::abi::{ibv_ah_attr, ibv_gid};
-use crate::boundary::Result;
 use crate::device::netdev::NetDev;
 use crate::device::{self, gid};
-use crate::errno::Errno;
 use std::net::IpAddr;
+use uiw_cabi_core::abi::{ibv_ah_attr, ibv_gid};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 /// The address vector from an address of ours to a GID.
 pub(crate) fn address_vector(local: IpAddr, to: ibv_gid) -> Result<ibv_ah_attr> {

@@ -1,17 +1,18 @@
 //! `rdma_getaddrinfo`: the result of the C library's `getaddrinfo` as rdma_cm's, and the newer call that gives it as an event.
 
-use crate::abi::cm::*;
-use crate::abi::qp::IBV_QPT_RC;
-use crate::abi::{rdma_addrinfo, rdma_cm_id, zeroed};
-use crate::arguments::{AnyPtr, InPtr, OutPtr, TextPtr};
-use crate::boundary::{self, Result};
-use crate::c_library::copy_to_heap;
 use crate::cm::id::Note;
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cm::resolved::Resolved;
 use crate::cm::sync;
-use crate::errno::Errno;
 use std::ffi::{CStr, CString, c_int};
 use std::{ptr, slice};
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::abi::qp::IBV_QPT_RC;
+use uiw_cabi_core::abi::{rdma_addrinfo, rdma_cm_id, zeroed};
+use uiw_cabi_core::arguments::{AnyPtr, InPtr, OutPtr, TextPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::c_library::copy_to_heap;
+use uiw_cabi_core::errno::Errno;
 
 /// `IBV_QPT_UD`
 const UD: c_int = 4;

@@ -1,14 +1,14 @@
 //! Event channels, as C holds them.
 
-use crate::abi::rdma_event_channel;
-use crate::abi_cell::AbiCell;
-use crate::boundary::{Result, is_nonblocking};
 use crate::cm::id::{Id, Phase};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
+use uiw_cabi_core::abi::rdma_event_channel;
+use uiw_cabi_core::abi_cell::AbiCell;
+use uiw_cabi_core::boundary::{Result, is_nonblocking};
 use uiw_verbs::cm::{CmChannel, ConnHandle};
 
 /// `rdma_event_channel`: C's structure first, the engine's queue behind it.

@@ -3,25 +3,26 @@
 //! These calls hold the id's `control` while the engine works, and neither its state nor any lock that other ids use: events of this
 //! and of every other id are delivered meanwhile.
 
-use crate::abi::{ibv_qp_attr, rdma_cm_id, rdma_conn_param, zeroed};
-use crate::arguments::{AnyPtr, ArrayPtr, Count, InOutPtr, InPtr, OutPtr};
-use crate::boundary::{self, Result};
 use crate::cm::channel::Channel;
 use crate::cm::id::{Id, Options, Phase};
 use crate::cm::params::{self, Params};
 use crate::cm::placeholder::Placeholder;
 use crate::cm::private_data::CmMessage;
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cm::routes::{self, Source};
 use crate::cm::{address_vector, failure, sidr, sync};
 use crate::device::{gid, port};
-use crate::errno::Errno;
-use crate::object::Object;
-use crate::persona::Persona;
-use crate::ports::Reservation;
 use crate::qp::Qp;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use uiw_cabi_core::abi::{ibv_qp_attr, rdma_cm_id, rdma_conn_param, zeroed};
+use uiw_cabi_core::arguments::{AnyPtr, ArrayPtr, Count, InOutPtr, InPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::ports::Reservation;
 use uiw_verbs::cm;
 use uiw_verbs::{Error, QpState};
 
@@ -335,8 +336,10 @@ pub extern "C" fn rdma_init_qp_attr(
     attr: InOutPtr<'_, ibv_qp_attr>,
     mask: OutPtr<'_, c_int>,
 ) -> c_int {
-    use crate::abi::cm::RDMA_UDP_QKEY;
-    use crate::abi::qp::{IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_STATE};
+    use uiw_cabi_core::abi::cm::RDMA_UDP_QKEY;
+    use uiw_cabi_core::abi::qp::{
+        IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_STATE,
+    };
     const REMOTE_WRITE_AND_READ: u32 = 2 | 4;
     const INIT: c_int = 1;
     const RTR: c_int = 2;

@@ -1,17 +1,17 @@
 //! Events of the engine become C's, with the order and the status codes of librdmacm on iWARP.
 
-use crate::abi::cm::*;
-use crate::address;
-use crate::boundary::Result;
 use crate::cm::event::{Delivered, Draft, give, give_note, reads_in_one_byte};
 use crate::cm::failure::{event_and_status, flush_if_rejected};
 use crate::cm::id::{Id, Phase};
 use crate::cm::private_data::{CmMessage, PrivateData};
 use crate::cm::routes::{self, Source};
 use crate::cm::{lifecycle, request_id, sidr, timewait};
-use crate::persona::Persona;
-use crate::settings::Settings;
 use std::sync::Arc;
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
 use uiw_datagram::Qpn;
 use uiw_verbs::Error;
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};

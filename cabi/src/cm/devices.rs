@@ -1,25 +1,25 @@
 //! The connection manager's devices: one context and one protection domain each, the same for every id.
 
-use crate::abi::cm::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
-use crate::abi::{ibv_context, ibv_pd};
-use crate::arguments::{HeapPtr, OutPtr, OwnedHandle, argument};
-use crate::boundary::{self, Result};
-use crate::c_library;
 use crate::cm::id::Id;
 use crate::cm::registry;
 use crate::context::OpenContext;
 use crate::device::{self, Device, netdev};
 use crate::device_events::{self, DeviceChange};
-use crate::errno::Errno;
-use crate::fork::{ForkSafe, Forked};
-use crate::object::Object;
 use crate::open;
 use crate::pd::{self, Pd};
-use crate::settings::Settings;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
+use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
+use uiw_cabi_core::abi::{ibv_context, ibv_pd};
+use uiw_cabi_core::arguments::{HeapPtr, OutPtr, OwnedHandle, argument};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::c_library;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::object::Object;
+use uiw_cabi_core::settings::Settings;
 
 /// A context and its protection domain, which are never closed.
 #[derive(Clone, Copy)]

@@ -1,19 +1,20 @@
 //! Endpoints: an id with everything it needs, in one call.
 
-use crate::abi::cm::{RAI_PASSIVE, RDMA_PS_TCP};
-use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
-use crate::abi::{ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
-use crate::address::AddressPtr;
-use crate::arguments::{AnyPtr, Handle, InOutPtr, InPtr, OutPtr, argument};
-use crate::boundary::{self, Result};
 use crate::cm::id::{Endpoint, Id};
 use crate::cm::lifecycle::{self, check_port_space};
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cm::{qp, registry, resolve};
-use crate::errno::Errno;
 use crate::pd::Pd;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::{ptr, slice};
+use uiw_cabi_core::abi::cm::{RAI_PASSIVE, RDMA_PS_TCP};
+use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
+use uiw_cabi_core::abi::{ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
+use uiw_cabi_core::address::AddressPtr;
+use uiw_cabi_core::arguments::{AnyPtr, Handle, InOutPtr, InPtr, OutPtr, argument};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
 
 /// Bytes of private data that can precede the caller's.
 const MAX_CONNECT_DATA: usize = 255;

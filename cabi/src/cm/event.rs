@@ -1,20 +1,21 @@
 //! Events as C holds them, from their delivery to their acknowledgement.
 
-use crate::abi::cm::*;
-use crate::abi::{
-    ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param, zeroed,
-};
-use crate::arguments::AnyPtr;
-use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Note};
 use crate::cm::private_data::{MAX_PRIVATE_DATA, PrivateData};
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cm::{address_vector, registry};
 use crate::device::gid;
-use crate::engine::MAX_RD_ATOMIC;
-use crate::errno::Errno;
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::abi::{
+    ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param, zeroed,
+};
+use uiw_cabi_core::arguments::AnyPtr;
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::engine::MAX_RD_ATOMIC;
+use uiw_cabi_core::errno::Errno;
 
 /// An event that C has not acknowledged.
 #[repr(C)]

@@ -1,15 +1,16 @@
 //! Event channels: creating and destroying them, and the one wait of the connection manager.
 
-use crate::abi::{rdma_cm_event, rdma_event_channel};
-use crate::arguments::{AnyPtr, OutPtr};
-use crate::boundary::{self, is_nonblocking, read_token};
 use crate::cm::channel::Channel;
 use crate::cm::event::Delivered;
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cm::{deliver, orphaned, registry, routes};
-use crate::errno::Errno;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::thread;
+use uiw_cabi_core::abi::{rdma_cm_event, rdma_event_channel};
+use uiw_cabi_core::arguments::{AnyPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, is_nonblocking, read_token};
+use uiw_cabi_core::errno::Errno;
 
 /// `rdma_create_event_channel`.
 pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {

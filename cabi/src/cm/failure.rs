@@ -1,12 +1,12 @@
 //! Connections that could not be set up.
 
-use crate::abi::cm::*;
 use crate::cm::event::Draft;
 use crate::cm::id::{Id, Note};
-use crate::persona::Persona;
-use crate::settings::Settings;
 use std::ffi::c_int;
 use std::io;
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
 use uiw_verbs::{Error, QpState};
 
 /// The event of a connection that could not even be begun.

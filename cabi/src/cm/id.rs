@@ -1,25 +1,25 @@
 //! Communication identifiers: what C holds, and the state of it.
 
-use crate::abi::cm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
-use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
-use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_cm_id, zeroed};
-use crate::abi_cell::AbiCell;
-use crate::address;
-use crate::boundary::Result;
 use crate::cm::channel::Channel;
 use crate::cm::placeholder::Placeholder;
 use crate::cm::resolved::Resolved;
 use crate::context::OpenContext;
-use crate::errno::Errno;
-use crate::object::Object;
-use crate::ports::Reservation;
 use crate::qp::Qp;
-use crate::users::Unacknowledged;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
+use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
+use uiw_cabi_core::abi::{ibv_pd, ibv_qp_init_attr, rdma_cm_id, zeroed};
+use uiw_cabi_core::abi_cell::AbiCell;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
+use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::users::Unacknowledged;
 use uiw_verbs::cm::{
     CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener, SidrHandle, SidrListener, SidrRequest,
 };

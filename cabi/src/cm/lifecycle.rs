@@ -1,18 +1,19 @@
 //! Creating, migrating and destroying ids.
 
-use crate::abi::cm::{RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
-use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::arguments::{AnyPtr, OutPtr};
-use crate::boundary::{self, Result};
 use crate::cm::channel::Channel;
 use crate::cm::id::{Id, Phase};
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cm::routes::{self, Source};
 use crate::cm::{event, registry};
-use crate::errno::Errno;
-use crate::settings::Settings;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use uiw_cabi_core::abi::cm::{RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
+use uiw_cabi_core::abi::{rdma_cm_id, rdma_event_channel};
+use uiw_cabi_core::arguments::{AnyPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
 use uiw_verbs::cm::{CmEvent, CmEventKind};
 
 /// A new id that C may name.

@@ -1,17 +1,18 @@
 //! Listening, on one address or on all.
 
-use crate::abi::rdma_cm_id;
-use crate::arguments::AnyPtr;
-use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Phase};
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cm::routes::{self, Source};
 use crate::cm::{params, resolve, sidr};
-use crate::engine::{self, MAX_RD_ATOMIC};
-use crate::errno::Errno;
-use crate::ports::Reservation;
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use uiw_cabi_core::abi::rdma_cm_id;
+use uiw_cabi_core::arguments::AnyPtr;
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::engine::{self, MAX_RD_ATOMIC};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::ports::Reservation;
 use uiw_verbs::cm::Listener;
 
 /// The default and the maximum: `net.core.somaxconn` bounds it further.

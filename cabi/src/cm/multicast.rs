@@ -1,17 +1,18 @@
 //! Multicast groups, which ids of port spaces UDP and IPOIB join.
 
-use crate::abi::cm::{RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN};
-use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::address;
-use crate::address::AddressPtr;
-use crate::arguments::{AnyPtr, InPtr, argument};
-use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Note};
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cm::sync;
 use crate::device;
-use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
+use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN};
+use uiw_cabi_core::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
+use uiw_cabi_core::address;
+use uiw_cabi_core::address::AddressPtr;
+use uiw_cabi_core::arguments::{AnyPtr, InPtr, argument};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
 
 /// The flags of `rdma_cm_join_mc_attr_ex`.
 const WITH_ADDRESS: u32 = 1;

@@ -1,11 +1,12 @@
 //! `rdma_set_option`, and the extended connection establishment of vendors, which is not offered.
 
-use crate::abi::cm::*;
-use crate::abi::{ibv_ece, rdma_cm_id, zeroed};
-use crate::arguments::{AnyPtr, ArrayPtr, Count, InPtr, OutPtr};
-use crate::boundary::{self, Result};
-use crate::errno::Errno;
+use crate::cm::registry::RegisteredPtr as _;
 use std::ffi::c_int;
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::abi::{ibv_ece, rdma_cm_id, zeroed};
+use uiw_cabi_core::arguments::{AnyPtr, ArrayPtr, Count, InPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
 
 /// `rdma_set_option`. An acknowledgement time-out is InfiniBand's: it becomes the queue pair's attribute, and TCP has its own.
 pub extern "C" fn rdma_set_option<'a>(

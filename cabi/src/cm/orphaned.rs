@@ -5,10 +5,10 @@
 //! destruction may be microseconds apart, so that the thread finds the channel destroyed when it calls again, and would end the
 //! process with an error before the main thread can end it with success. Therefore it sleeps, as it would in rdma-core.
 
-use crate::fork::{ForkSafe, Forked};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::thread::ThreadId;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
 
 /// With more of them the oldest are forgotten: their threads get EINVAL like every other one.
 const MAX: usize = 64;
@@ -50,7 +50,7 @@ pub(crate) fn contains(address: usize, thread: ThreadId) -> bool {
 /// Sleeps until the thread is cancelled or a signal's handler has run; `errno` is EINTR then.
 ///
 /// # Safety
-/// The requirements are those of [`read_token`](crate::boundary::read_token).
+/// The requirements are those of [`read_token`](uiw_cabi_core::boundary::read_token).
 #[inline]
 pub(crate) unsafe fn sleep() {
     unsafe extern "C-unwind" {

@@ -1,18 +1,18 @@
 //! Parameters and options of connections.
 
-use crate::abi::cm::RDMA_MAX_RESOURCES;
-use crate::abi::rdma_conn_param;
-use crate::arguments::InPtr;
-use crate::boundary::Result;
 use crate::cm::id::{Options, State};
-use crate::engine::MAX_RD_ATOMIC;
-use crate::errno::Errno;
 use crate::oob::{acknowledgement_time, receive_time};
-use crate::persona::Persona;
-use crate::settings::Settings;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
+use uiw_cabi_core::abi::cm::RDMA_MAX_RESOURCES;
+use uiw_cabi_core::abi::rdma_conn_param;
+use uiw_cabi_core::arguments::InPtr;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine::MAX_RD_ATOMIC;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
 use uiw_verbs::ConnConfig;
 
 /// rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the most where they are not given.

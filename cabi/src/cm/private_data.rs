@@ -3,12 +3,12 @@
 //! On InfiniBand and RoCE an event has the whole private data field of its message, padded with zeros, and no call takes more than the
 //! field holds. On iWARP an event has the bytes that the peer sent. The wire carries the program's bytes alone in both cases.
 
-use crate::abi::cm::RDMA_CM_EVENT_REJECTED;
-use crate::boundary::Result;
-use crate::errno::Errno;
-use crate::settings::Settings;
 use std::ffi::c_int;
 use std::net::SocketAddr;
+use uiw_cabi_core::abi::cm::RDMA_CM_EVENT_REJECTED;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
 
 /// Longest private data of an event: C's length is one byte, though MPA carries up to 512 bytes.
 pub(crate) const MAX_PRIVATE_DATA: usize = 255;

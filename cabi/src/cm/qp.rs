@@ -1,24 +1,25 @@
 //! Queue pairs, shared receive queues and their completion queues, made on an id.
 
-use crate::abi::cm::RDMA_UDP_QKEY;
-use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC, IBV_QPT_UD};
-use crate::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
-use crate::abi::{
-    ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_attr, ibv_srq_init_attr,
-    ibv_srq_init_attr_ex, rdma_cm_id,
-};
-use crate::arguments::{AnyPtr, Handle, InOutPtr, argument};
-use crate::boundary::{self, Result};
 use crate::channel::{self, CompChannel};
 use crate::cm::id::Id;
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cq::{self, CqInit};
-use crate::errno::Errno;
-use crate::object::Object;
 use crate::pd::Pd;
 use crate::qp::{self, Qp};
 use crate::srq;
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use uiw_cabi_core::abi::cm::RDMA_UDP_QKEY;
+use uiw_cabi_core::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC, IBV_QPT_UD};
+use uiw_cabi_core::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
+use uiw_cabi_core::abi::{
+    ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_attr, ibv_srq_init_attr,
+    ibv_srq_init_attr_ex, rdma_cm_id,
+};
+use uiw_cabi_core::arguments::{AnyPtr, Handle, InOutPtr, argument};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
 use uiw_verbs::QpState;
 
 /// `rdma_create_qp`.

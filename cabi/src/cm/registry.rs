@@ -1,17 +1,17 @@
 //! Every pointer that C has from the connection manager, while it is valid. A pointer to anything else, freed or never given out by
 //! this library, is answered with EINVAL and not read through.
 
-use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
-use crate::arguments::AnyPtr;
-use crate::boundary::Result;
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;
 use crate::cm::orphaned;
-use crate::errno::Errno;
-use crate::fork::{ForkSafe, Forked};
-use crate::lock::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use uiw_cabi_core::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use uiw_cabi_core::arguments::AnyPtr;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::lock::RwLock;
 
 enum Known {
     Id(Arc<Id>),
@@ -94,12 +94,22 @@ pub(crate) fn ids() -> Vec<Arc<Id>> {
     ids
 }
 
-impl AnyPtr<rdma_cm_id> {
-    /// The id behind C's pointer.
+/// Pointer of C's that is looked up here.
+pub(crate) trait RegisteredPtr {
+    /// The Rust value that belongs to it.
+    type Value;
+
+    /// The value behind C's pointer.
     ///
     /// # Errors
     /// EINVAL when there is none; EIO when it came through a fork.
-    pub(crate) fn get(self) -> Result<Arc<Id>> {
+    fn get(self) -> Result<Arc<Self::Value>>;
+}
+
+impl RegisteredPtr for AnyPtr<rdma_cm_id> {
+    type Value = Id;
+
+    fn get(self) -> Result<Arc<Id>> {
         let address = self.as_ptr().addr();
         match shard(address).read().0.get(&address) {
             Some(Known::Id(id)) => Ok(Arc::clone(id)),
@@ -122,12 +132,10 @@ pub(crate) fn remove_channel(channel: *mut rdma_event_channel) -> Option<Arc<Cha
     }
 }
 
-impl AnyPtr<rdma_event_channel> {
-    /// The channel behind C's pointer.
-    ///
-    /// # Errors
-    /// EINVAL when there is none; EIO when it came through a fork.
-    pub(crate) fn get(self) -> Result<Arc<Channel>> {
+impl RegisteredPtr for AnyPtr<rdma_event_channel> {
+    type Value = Channel;
+
+    fn get(self) -> Result<Arc<Channel>> {
         let address = self.as_ptr().addr();
         match shard(address).read().0.get(&address) {
             Some(Known::Channel(channel)) => Ok(Arc::clone(channel)),

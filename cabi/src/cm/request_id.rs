@@ -1,11 +1,11 @@
 //! The id that a request to a listener becomes.
 
-use crate::boundary::Result;
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;
 use crate::cm::{devices, lifecycle, registry};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use uiw_cabi_core::boundary::Result;
 
 /// An id with the addresses of a request, the listener's context and options and, if the listener is synchronous, a channel of its own.
 pub(super) fn make(listener: &Arc<Id>, local: SocketAddr, peer: SocketAddr) -> Result<Arc<Id>> {

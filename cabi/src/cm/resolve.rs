@@ -1,22 +1,23 @@
 //! Local addresses, and the address and route of a peer.
 
-use crate::abi::cm::{
+use crate::cm::id::{Id, Note, Phase};
+use crate::cm::registry::RegisteredPtr as _;
+use crate::cm::{devices, sync};
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use uiw_cabi_core::abi::cm::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_ERROR,
     RDMA_CM_EVENT_ROUTE_RESOLVED,
 };
-use crate::abi::rdma_cm_id;
-use crate::address;
-use crate::address::AddressPtr;
-use crate::arguments::AnyPtr;
-use crate::boundary::{self, Result};
-use crate::cm::id::{Id, Note, Phase};
-use crate::cm::{devices, sync};
-use crate::engine;
-use crate::errno::Errno;
-use crate::ports;
-use crate::stack;
-use std::ffi::c_int;
-use std::net::SocketAddr;
+use uiw_cabi_core::abi::rdma_cm_id;
+use uiw_cabi_core::address;
+use uiw_cabi_core::address::AddressPtr;
+use uiw_cabi_core::arguments::AnyPtr;
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::ports;
+use uiw_cabi_core::stack;
 use uiw_verbs::CmCall;
 
 /// `rdma_bind_addr`.

@@ -1,9 +1,9 @@
 //! Address information on C's heap.
 
-use crate::abi::rdma_addrinfo;
-use crate::arguments::{HeapPtr, argument};
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use uiw_cabi_core::abi::rdma_addrinfo;
+use uiw_cabi_core::arguments::{HeapPtr, argument};
 
 /// The result of a look-up: the head of a list, or an error of the C library (`EAI_*`).
 pub(crate) struct Resolved(Result<*mut rdma_addrinfo, c_int>);

@@ -8,10 +8,10 @@
 use crate::cm::channel::{Channel, Opening};
 use crate::cm::id::Id;
 use crate::cm::registry;
-use crate::fork::{ForkSafe, Forked};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId, ListenerId};
 
 /// What an event comes from.
@@ -36,7 +36,7 @@ impl Forked for Routes {
 /// In shards, each with a lock that is held for the look-up alone: every event of a connection is looked up here.
 static ROUTES: ForkSafe<Routes, 64> = ForkSafe::new();
 
-fn shard(source: Source) -> &'static crate::lock::RwLock<Routes> {
+fn shard(source: Source) -> &'static uiw_cabi_core::lock::RwLock<Routes> {
     ROUTES.shard(Hasher::new().hash_one(source))
 }
 

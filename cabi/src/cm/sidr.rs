@@ -1,10 +1,5 @@
 //! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair, `rdma_accept` names one.
 
-use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_UDP_QKEY};
-use crate::abi::rdma_conn_param;
-use crate::address;
-use crate::arguments::InPtr;
-use crate::boundary::Result;
 use crate::cm::address_vector::address_vector;
 use crate::cm::event::{Delivered, Draft, Ud, give};
 use crate::cm::id::{Id, Phase};
@@ -13,13 +8,18 @@ use crate::cm::routes::{self, Source};
 use crate::cm::{failure, lifecycle, params, request_id};
 use crate::device::gid;
 use crate::device::netdev::{self, NetDev};
-use crate::engine;
-use crate::errno::Errno;
-use crate::object::Object;
-use crate::ports::Reservation;
 use crate::qp::Qp;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_UDP_QKEY};
+use uiw_cabi_core::abi::rdma_conn_param;
+use uiw_cabi_core::address;
+use uiw_cabi_core::arguments::InPtr;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
+use uiw_cabi_core::ports::Reservation;
 use uiw_verbs::cm::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 
 /// `rdma_listen`.

@@ -1,14 +1,15 @@
 //! Synchronous ids: those without a channel of the program's. Every call that is completed by an event waits for that event and leaves it
 //! in the id, where the program can read it.
 
-use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
-use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::arguments::{AnyPtr, OutPtr};
-use crate::boundary::{self, Result};
 use crate::cm::event::Delivered;
+use crate::cm::registry::RegisteredPtr as _;
 use crate::cm::{event_channel, lifecycle, qp};
-use crate::errno::Errno;
 use std::ffi::c_int;
+use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
+use uiw_cabi_core::abi::{rdma_cm_id, rdma_event_channel};
+use uiw_cabi_core::arguments::{AnyPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
 
 /// Completes a call that began with `result`: a synchronous id waits for the event, any other id for nothing.
 ///

@@ -1,14 +1,6 @@
 //! Ids of one process side by side: calls and events of one do not wait for calls of another.
 
 use super::*;
-use crate::abi::cm::*;
-use crate::abi::qp::IBV_QPT_RC;
-use crate::abi::{
-    self, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc, rdma_cm_event, rdma_cm_id,
-    rdma_event_channel,
-};
-use crate::address;
-use crate::call;
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;
 use crate::cm::routes::Source;
@@ -18,6 +10,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::abi::qp::IBV_QPT_RC;
+use uiw_cabi_core::abi::{
+    self, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc, rdma_cm_event, rdma_cm_id,
+    rdma_event_channel,
+};
+use uiw_cabi_core::address;
+use uiw_cabi_core::call;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
 use uiw_llp::{Token, TransportStack, TransportStream};

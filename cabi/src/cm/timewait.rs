@@ -4,15 +4,15 @@
 //! TCP keeps late packets away by itself, so nothing in this library depends on the event. Programs do: some use or free a queue pair only
 //! after it. A thread exists while events are due, and sleeps until the next one.
 
-use crate::abi::cm::RDMA_CM_EVENT_TIMEWAIT_EXIT;
 use crate::cm::id::{Id, Note};
-use crate::denied;
-use crate::fork::{ForkSafe, Forked};
-use crate::signals;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+use uiw_cabi_core::abi::cm::RDMA_CM_EVENT_TIMEWAIT_EXIT;
+use uiw_cabi_core::denied;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::signals;
 
 /// Time between the two events. Adapters compute it from the acknowledgement time-out of the path.
 const TIMEWAIT: Duration = Duration::from_millis(500);

@@ -2,16 +2,16 @@
 
 use super::netdev::NetDev;
 use super::write_text;
-use crate::abi::device::{self as dev, ibv_device_attr, ibv_device_attr_ex};
-use crate::abi::{ibv_values_ex, zeroed};
-use crate::arguments::{Count, Handle, InOutPtr, InPtr, OutPtr, PrefixPtr};
-use crate::boundary::{self, Result};
 use crate::clock::monotonic_ns;
 use crate::context::{Context, OpenContext};
-use crate::engine::MAX_RD_ATOMIC;
-use crate::errno::Errno;
-use crate::settings::Settings;
 use std::ffi::{c_int, c_uint};
+use uiw_cabi_core::abi::device::{self as dev, ibv_device_attr, ibv_device_attr_ex};
+use uiw_cabi_core::abi::{ibv_values_ex, zeroed};
+use uiw_cabi_core::arguments::{Count, Handle, InOutPtr, InPtr, OutPtr, PrefixPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::engine::MAX_RD_ATOMIC;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
 use uiw_verbs::Limits;
 
 /// The vendor that siw gives: software, so no vendor has the number.

@@ -2,8 +2,8 @@
 //!
 //! An IPv4 address is its IPv4-mapped IPv6 address, an IPv6 address is itself; so a GID is never zero and names the host.
 
-use crate::abi::ibv_gid;
 use std::net::{IpAddr, Ipv6Addr};
+use uiw_cabi_core::abi::ibv_gid;
 
 /// The GID of an address.
 #[must_use]

@@ -1,10 +1,10 @@
 //! What the kernel says of a network interface of this network namespace, by ioctl(2): /sys may be another namespace's.
 
-use crate::abi::{Plain, zeroed};
 use socket2::{Domain, Socket, Type};
 use std::ffi::c_ulong;
 use std::os::fd::AsRawFd;
 use std::ptr;
+use uiw_cabi_core::abi::{Plain, zeroed};
 
 /// `struct ethtool_cmd` of linux/ethtool.h.
 #[repr(C)]

@@ -7,21 +7,21 @@ pub mod netdev;
 pub mod port;
 pub mod speed;
 
-use crate::abi::{ibv_device, zeroed};
-use crate::arguments::{ArrayMutPtr, Count, HeapPtr, OutPtr, TextPtr};
-use crate::boundary::{self, Result};
-use crate::c_library;
-use crate::errno::Errno;
-use crate::fork::{ForkSafe, Forked};
-use crate::object;
-use crate::persona::Persona;
-use crate::settings::Settings;
 use crate::system;
 use netdev::NetDev;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::net::IpAddr;
 use std::ptr;
+use uiw_cabi_core::abi::{ibv_device, zeroed};
+use uiw_cabi_core::arguments::{ArrayMutPtr, Count, HeapPtr, OutPtr, TextPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::c_library;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::object;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
 
 /// A device as C holds it. Never freed: a process has few network devices, and programs keep pointers.
 #[repr(C)]

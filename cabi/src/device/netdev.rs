@@ -1,10 +1,10 @@
 //! The network devices of this machine, as the kernel reports them: by netlink, or where a sandbox refuses that, by ioctl(2).
 
 use super::link;
-use crate::denied;
-use crate::settings::Settings;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use uiw_cabi_core::denied;
+use uiw_cabi_core::settings::Settings;
 use uiw_llp::{Interface, InterfaceAddresses};
 use uiw_smol::SmolConfig;
 

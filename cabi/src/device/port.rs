@@ -3,16 +3,16 @@
 use super::gid;
 use super::netdev::NetDev;
 use super::speed::PortSpeed;
-use crate::abi::device::{self as dev, ibv_gid_entry, ibv_port_attr};
-use crate::abi::{_compat_ibv_port_attr, ibv_gid, zeroed};
-use crate::arguments::{Count, Handle, OutPtr, PrefixPtr};
-use crate::boundary::{self, Result};
 use crate::context::{Context, OpenContext};
-use crate::errno::Errno;
-use crate::persona::Persona;
-use crate::settings::Settings;
 use std::ffi::{c_int, c_uint};
 use std::net::IpAddr;
+use uiw_cabi_core::abi::device::{self as dev, ibv_gid_entry, ibv_port_attr};
+use uiw_cabi_core::abi::{_compat_ibv_port_attr, ibv_gid, zeroed};
+use uiw_cabi_core::arguments::{Count, Handle, OutPtr, PrefixPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
 
 /// The default partition, which is all there is where there are partitions.
 const DEFAULT_PKEY: u16 = 0xFFFF;

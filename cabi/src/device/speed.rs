@@ -4,11 +4,11 @@
 //! virtual or its speed is unknown: memory is its limit then.
 
 use super::netdev::NetDev;
-use crate::arguments::{Handle, OutPtr};
-use crate::boundary;
 use crate::context::OpenContext;
 use std::ffi::c_int;
 use std::fmt;
+use uiw_cabi_core::arguments::{Handle, OutPtr};
+use uiw_cabi_core::boundary;
 
 /// Lanes and speed of a lane, as `ibv_port_attr` codes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! LIDs, for programs that name their peer by LID alone: the low 16 bits of an IPv4 address in the device's own network.
 
-use crate::boundary::Result;
 use crate::device::netdev::NetDev;
-use crate::errno::Errno;
-use crate::settings::Settings;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
 
 /// The address behind a LID: of the map that UIW_LID_MAP names, else in the network of the device.
 ///
@@ -37,11 +37,11 @@ fn in_network(lid: u16, netdev: &NetDev) -> Option<Ipv4Addr> {
 
 fn mapped(path: &Path, lid: u16) -> Result<Option<IpAddr>> {
     let text = std::fs::read_to_string(path).map_err(|error| {
-        crate::log::note!("uiw: UIW_LID_MAP={}: {error}", path.display());
+        uiw_cabi_core::log::note!("uiw: UIW_LID_MAP={}: {error}", path.display());
         Errno::from(error)
     })?;
     find(&text, lid).map_err(|line| {
-        crate::log::note!("uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`", path.display());
+        uiw_cabi_core::log::note!("uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`", path.display());
         Errno::INVAL.because("UIW_LID_MAP has a bad line")
     })
 }

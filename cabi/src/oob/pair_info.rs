@@ -1,6 +1,6 @@
 //! MPA private data of an out-of-band connection: it names the two queue pairs.
 
-use crate::abi::ibv_gid;
+use uiw_cabi_core::abi::ibv_gid;
 
 /// Marks the Request of an out-of-band connected queue pair.
 const MAGIC: [u8; 8] = *b"uiw pair";

@@ -5,18 +5,18 @@
 //! release of the whole port, as it may be the first one of a range that the user gave.
 
 use super::worker::Worker;
-use crate::boundary::Result;
-use crate::denied;
 use crate::device::netdev::NetDev;
-use crate::errno::Errno;
-use crate::settings::Settings;
-use crate::stack;
 use parking_lot::Mutex;
 use socket2::{Domain, Socket, Type};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::denied;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::stack;
 use uiw_verbs::cm::Listener;
 use uiw_verbs::{ConnConfig, DatagramPort};
 

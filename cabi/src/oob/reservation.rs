@@ -3,15 +3,15 @@
 use super::ports::{Ports, Slot};
 use super::worker::Worker;
 use super::{RetryPolicy, Target};
-use crate::boundary::Result;
 use crate::context::Context;
 use crate::device::netdev::NetDev;
-use crate::fork::{self, ForkSafe, Forked};
-use crate::settings::Settings;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::fork::{self, ForkSafe, Forked};
+use uiw_cabi_core::settings::Settings;
 use uiw_verbs::DatagramPort;
 
 /// What a process has for out-of-band connections. A child of a fork begins without it.

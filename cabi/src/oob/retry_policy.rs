@@ -1,7 +1,7 @@
 //! How long an out-of-band connected queue pair waits, from InfiniBand's attributes.
 
-use crate::settings::Settings;
 use std::time::Duration;
+use uiw_cabi_core::settings::Settings;
 use uiw_verbs::Qp;
 
 /// Time-outs of a queue pair.

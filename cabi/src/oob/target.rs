@@ -2,11 +2,11 @@
 
 use super::lid;
 use super::pair_info::{End, PairInfo};
-use crate::abi::ibv_ah_attr;
-use crate::boundary::Result;
 use crate::device::{gid, netdev::NetDev};
-use crate::errno::Errno;
 use std::net::{IpAddr, SocketAddr};
+use uiw_cabi_core::abi::ibv_ah_attr;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 /// A pair, from the view of one end.
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +119,7 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi;
+    use uiw_cabi_core::abi;
 
     fn netdev(address: &str) -> NetDev {
         NetDev {

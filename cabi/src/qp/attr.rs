@@ -1,18 +1,18 @@
 //! `ibv_modify_qp` and `ibv_query_qp`, with the semantics of siw.
 
 use super::{Qp, QpType, transitions, ud};
-use crate::abi::qp as flags;
-use crate::abi::{ibv_qp_attr, ibv_qp_init_attr, zeroed};
-use crate::arguments::{Handle, InPtr, OutPtr};
-use crate::boundary::{self, Result};
 use crate::device::port;
-use crate::errno::Errno;
 use crate::mr;
-use crate::object::Object;
 use crate::oob::{RetryPolicy, Target};
-use crate::persona::Persona;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
+use uiw_cabi_core::abi::qp as flags;
+use uiw_cabi_core::abi::{ibv_qp_attr, ibv_qp_init_attr, zeroed};
+use uiw_cabi_core::arguments::{Handle, InPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
+use uiw_cabi_core::persona::Persona;
 use uiw_verbs::{Access, Call, QpState};
 
 /// Every bit of `ibv_qp_attr_mask` up to `IBV_QP_RATE_LIMIT`.

@@ -1,8 +1,8 @@
 //! Attributes of a queue pair that are kept as the program set them.
 
-use crate::abi::qp as flags;
-use crate::abi::{ibv_ah_attr, ibv_qp_attr};
 use std::ffi::{c_int, c_uint};
+use uiw_cabi_core::abi::qp as flags;
+use uiw_cabi_core::abi::{ibv_ah_attr, ibv_qp_attr};
 
 /// Attributes that the engine does not have: kept for `ibv_query_qp`, and for an out-of-band connection.
 #[derive(Clone, Copy, Default)]

@@ -1,7 +1,7 @@
 //! Requests that a program builds field by field, between `ibv_wr_start` and `ibv_wr_complete`.
 
-use crate::boundary::Result;
-use crate::errno::Errno;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 use uiw_verbs::{STag, SendFlags, SendOp, Sge};
 
 /// Requests that are posted as one chain.

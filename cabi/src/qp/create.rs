@@ -1,14 +1,14 @@
 //! Creating and destroying queue pairs.
 
 use super::{Qp, checked_type, create_qp};
-use crate::abi::qp as flags;
-use crate::abi::{ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex};
-use crate::arguments::{Handle, InOutPtr, OwnedHandle, argument};
-use crate::boundary::{self, Result};
 use crate::context::{Context, OpenContext};
-use crate::errno::Errno;
 use crate::pd::Pd;
 use std::ffi::c_int;
+use uiw_cabi_core::abi::qp as flags;
+use uiw_cabi_core::abi::{ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex};
+use uiw_cabi_core::arguments::{Handle, InOutPtr, OwnedHandle, argument};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
 
 /// `ibv_create_qp`.
 pub extern "C" fn ibv_create_qp(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_qp_init_attr>) -> *mut ibv_qp {

@@ -2,17 +2,17 @@
 
 use super::Qp;
 use super::builder::{Batch, Data, Wr};
-use crate::abi::{ibv_data_buf, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 use crate::ah::{self, Ah};
-use crate::arguments::{ArrayPtr, Count, Handle, InPtr, TableHandle, c1, c2, c3, c4, c5};
-use crate::boundary::{self, Result};
 use crate::call_lock::{BatchHandle, Batched, CallLock};
-use crate::errno::Errno;
 use crate::mw::{self, Mw};
-use crate::object::Object;
 use crate::post;
 use std::ffi::c_int;
 use std::{ptr, slice};
+use uiw_cabi_core::abi::{ibv_data_buf, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
+use uiw_cabi_core::arguments::{ArrayPtr, Count, Handle, InPtr, TableHandle, c1, c2, c3, c4, c5};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
 use uiw_verbs::{Remote, STag, SendFlags, SendOp, SendWr, Sge};
 
 /// `ibv_qp_to_qp_ex`; NULL for a queue pair made without `ibv_wr_*`.

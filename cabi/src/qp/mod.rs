@@ -14,21 +14,12 @@ pub use create::{ibv_create_qp, ibv_destroy_qp};
 pub use ex::ibv_qp_to_qp_ex;
 pub use ud::{ibv_attach_mcast, ibv_detach_mcast};
 
-use crate::abi::qp as flags;
-use crate::abi::{ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr_ex, zeroed};
-use crate::arguments::InOutPtr;
-use crate::boundary::Result;
 use crate::call_lock::CallLock;
 use crate::context::{Context, Numbered};
 use crate::cq::Cq;
-use crate::errno::Errno;
-use crate::object::{Body, Object};
 use crate::oob::QpnReservation;
 use crate::pd::Pd;
-use crate::persona::Persona;
-use crate::settings::Settings;
 use crate::srq::Srq;
-use crate::users::{Unacknowledged, Used};
 use attributes::Attributes;
 use builder::Batch;
 use parking_lot::Mutex;
@@ -36,6 +27,15 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) use transitions::QpType;
+use uiw_cabi_core::abi::qp as flags;
+use uiw_cabi_core::abi::{ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr_ex, zeroed};
+use uiw_cabi_core::arguments::InOutPtr;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::users::{Unacknowledged, Used};
 use uiw_verbs::{AsyncEvent, QpCap, QpInit, QpState};
 
 /// A queue pair as C holds it.

@@ -1,11 +1,11 @@
 //! The state table of the verbs: the attributes that `ibv_modify_qp` needs and takes for each transition, as the kernel's `ib_modify_qp_is_ok` has
 //! them.
 
-use crate::abi::qp as flags;
-use crate::boundary::Result;
-use crate::errno::Errno;
 use std::ffi::c_int;
 use std::fmt;
+use uiw_cabi_core::abi::qp as flags;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 use uiw_verbs::QpState;
 
 /// The type of a queue pair.

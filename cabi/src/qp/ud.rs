@@ -1,14 +1,14 @@
 //! UD queue pairs: state transitions and multicast groups.
 
 use super::Qp;
-use crate::abi::qp as flags;
-use crate::abi::{ibv_gid, ibv_qp_attr};
-use crate::arguments::{Handle, InPtr};
-use crate::boundary::{self, Result};
 use crate::device::{gid, netdev::NetDev};
-use crate::errno::Errno;
 use std::ffi::c_int;
 use std::net::IpAddr;
+use uiw_cabi_core::abi::qp as flags;
+use uiw_cabi_core::abi::{ibv_gid, ibv_qp_attr};
+use uiw_cabi_core::arguments::{Handle, InPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
 use uiw_verbs::QpState;
 
 /// `ibv_modify_qp`, once the attributes are checked.

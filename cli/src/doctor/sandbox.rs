@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::mpsc;
-use uiw_cabi::counters;
+use uiw_cabi_core::counters;
 use uiw_cli_sys::calls::{self, Call, Purpose, Refusal};
 use uiw_cli_sys::sysfs;
 

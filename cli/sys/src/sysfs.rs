@@ -13,7 +13,7 @@ use std::path::Path;
 use uiw_cabi::device::netdev::{self, NetDev};
 use uiw_cabi::device::speed::PortSpeed;
 use uiw_cabi::device::{attributes, gid, port};
-use uiw_cabi::persona::Persona;
+use uiw_cabi_core::persona::Persona;
 
 /// Where classes of devices are.
 const CLASSES: &str = "/sys/class";

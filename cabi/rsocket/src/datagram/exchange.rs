@@ -5,7 +5,7 @@ use crate::datagram::socket::{Datagram, Message, State, canonical};
 use crate::datagram::wire::{ExchangeHeader, MAX_MESSAGE, Operation};
 use crate::sys;
 use std::net::SocketAddr;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::errno::Errno;
 use uiw_datagram::Qpn;
 
 /// Datagrams that are taken before other sockets have their turn.

@@ -8,8 +8,8 @@ use crate::options::{
 use crate::sys;
 use std::ffi::c_int;
 use std::time::Duration;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 fn int(bytes: &[u8]) -> Result<c_int> {
     let first = bytes.first_chunk::<4>();

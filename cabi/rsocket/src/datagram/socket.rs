@@ -21,14 +21,14 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use uiw_cabi::address;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
-use uiw_cabi::inherited::close_copy;
-use uiw_cabi::lock::{Mutex, MutexGuard};
-use uiw_cabi::ports;
-use uiw_cabi::settings::Settings;
-use uiw_cabi::stack;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::inherited::close_copy;
+use uiw_cabi_core::lock::{Mutex, MutexGuard};
+use uiw_cabi_core::ports;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::stack;
 use uiw_verbs::ShardSet;
 
 /// How long closing a socket waits for UDP to take what was sent.

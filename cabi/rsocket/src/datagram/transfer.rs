@@ -9,9 +9,9 @@ use crate::wait::{self, Limit};
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
-use uiw_cabi::address;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 /// A message, or its front, that was copied to the program.
 pub(crate) struct Taken {

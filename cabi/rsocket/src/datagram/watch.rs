@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::thread;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
-use uiw_cabi::fork::{ForkSafe, Forked};
-use uiw_cabi::inherited::close_copy;
-use uiw_cabi::signals;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::inherited::close_copy;
+use uiw_cabi_core::signals;
 
 struct Watch {
     /// The sockets' set.

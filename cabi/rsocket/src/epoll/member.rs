@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
-use uiw_cabi::lock::Mutex;
+use uiw_cabi_core::lock::Mutex;
 
 /// So many entries of the list are kept whatever they are.
 const FEW: usize = 64;

@@ -23,10 +23,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::engine;
-use uiw_cabi::errno::Errno;
-use uiw_cabi::lock::Mutex;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::lock::Mutex;
 use uiw_verbs::ShardSet;
 
 /// How often a set is looked at while it is always ready.

@@ -18,12 +18,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_cabi::address;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::engine;
-use uiw_cabi::environment::{self, Privileged};
-use uiw_cabi::errno::Errno;
-use uiw_cabi::settings::Settings;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
 use uiw_verbs::ConnConfig;
 use uiw_verbs::cm;
 

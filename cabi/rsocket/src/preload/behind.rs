@@ -9,9 +9,9 @@ use crate::sys;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
-use uiw_cabi::boundary::Result;
-use uiw_cabi::denied;
-use uiw_cabi::fork::{ForkSafe, Forked};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::denied;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
 
 /// The sockets of the system that a number may have.
 #[derive(Clone, Copy)]

@@ -13,8 +13,8 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
-use uiw_cabi::counters::Counters;
-use uiw_cabi::settings::Settings;
+use uiw_cabi_core::counters::Counters;
+use uiw_cabi_core::settings::Settings;
 
 /// The end of the files' names; the number of the process is in front.
 pub const SUFFIX: &str = ".sockets";
@@ -52,7 +52,7 @@ impl Line {
     /// A line of a file. None for others: other programs of the user can write there.
     ///
     /// ```
-    /// use uiw_cabi::rsocket::preload::connections::{Carrier, Line, Role};
+    /// use uiw_cabi_rsocket::preload::connections::{Carrier, Line, Role};
     /// let line = Line::parse("tcp connected 192.0.2.7:53").unwrap();
     /// assert_eq!((line.carrier, line.role), (Carrier::Tcp, Role::Connected));
     /// assert_eq!(Line::parse(&line.to_string()), Some(line));

@@ -9,9 +9,9 @@ use crate::sys;
 use crate::table::{self, Entry};
 use std::ffi::c_int;
 use std::os::fd::RawFd;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::engine;
-use uiw_cabi::settings::Settings;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::settings::Settings;
 
 /// The program has made a UDP socket. It is an rsocket from now on, with the same number, unless something says that it stays one of UDP.
 ///

@@ -3,9 +3,9 @@
 use crate::sys;
 use std::fs;
 use std::os::fd::RawFd;
-use uiw_cabi::environment::{self, Privileged};
-use uiw_cabi::log;
-use uiw_cabi::settings::Settings;
+use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::log;
+use uiw_cabi_core::settings::Settings;
 
 /// Logs the numbers that were rsockets of the process's program before. Called when the library is loaded; it looks at them only where
 /// there is a log.

@@ -17,11 +17,11 @@ use crate::wait::Limit;
 use libc::{epoll_event, fd_set, nfds_t, off64_t, pollfd, sigset_t, socklen_t, timespec};
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::time::Duration;
-use uiw_cabi::abi::cm::rdma_sockaddr;
-use uiw_cabi::address;
-use uiw_cabi::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
-use uiw_cabi::boundary::{self, Result};
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::abi::cm::rdma_sockaddr;
+use uiw_cabi_core::address;
+use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
 
 /// The descriptor is the system's: the caller calls the C library's function.
 const ORDINARY: c_int = 1;

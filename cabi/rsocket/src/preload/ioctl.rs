@@ -2,8 +2,8 @@
 
 use crate::any::AnySocket;
 use std::ffi::{c_int, c_ulong};
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 /// `SIOCATMARK` and `SIOCOUTQ` of Linux.
 const AT_MARK: c_ulong = 0x8905;

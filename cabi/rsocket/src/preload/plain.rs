@@ -10,12 +10,12 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::thread;
-use uiw_cabi::address;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
-use uiw_cabi::ports;
-use uiw_cabi::settings::Settings;
-use uiw_cabi::stack;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::ports;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::stack;
 
 /// How far a socket is.
 const NEW: u8 = 0;

@@ -7,8 +7,8 @@ use std::io::{Seek as _, SeekFrom};
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::fs::FileExt as _;
-use uiw_cabi::boundary::Result;
-use uiw_cabi::errno::Errno;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
 
 /// Bytes that are read at once.
 const CHUNK: usize = 128 << 10;

@@ -6,7 +6,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use uiw_cabi::fork;
+use uiw_cabi_core::fork;
 
 /// Sets whose numbers differ by this are counted together, which at most lets a marker stay longer.
 const COUNTS: usize = 1024;

@@ -1,11 +1,11 @@
 //! Two workers in one process, each with an engine of its own, as two processes have them.
 
 use super::*;
-use crate::abi::ibv_gid;
 use crate::device::gid;
 use crate::oob::pair_info::End;
 use std::fs;
 use std::net::Ipv4Addr;
+use uiw_cabi_core::abi::ibv_gid;
 use uiw_verbs::cm::Listener;
 use uiw_verbs::{CqConfig, Device, QpInit, SendFlags, SendOp, SendWr};
 

@@ -7,24 +7,24 @@ use std::fs;
 
 /// A socket, of an epoll set or alone: its descriptor, and the inode that distinguishes it from a later file with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
+pub struct Member {
     fd: c_int,
     inode: u64,
 }
 
 impl Member {
     /// The file that has this number now.
-    pub(crate) fn of(fd: c_int) -> Option<Self> {
+    pub fn of(fd: c_int) -> Option<Self> {
         inode(fd).map(|inode| Self { fd, inode })
     }
 
     /// Whether the number still names the file: the program may have closed it and opened another one.
-    pub(crate) fn is_open(self) -> bool {
+    pub fn is_open(self) -> bool {
         inode(self.fd) == Some(self.inode)
     }
 
     /// Closes this process's copy.
-    pub(crate) fn close(self) {
+    pub fn close(self) {
         // Another thread of the parent may have closed it just before the fork, and the program may have got its number.
         if self.is_open() {
             close_copy(self.fd);

@@ -12,6 +12,7 @@ use uiw_verbs::ProgressHooks;
 /// Result of a call of C.
 pub type Result<T> = std::result::Result<T, Errno>;
 
+#[inline]
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     let _uncancelled = Uncancelled::new();
     caught(body)
@@ -20,6 +21,7 @@ fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 /// The guard's fast path, for functions that are called with every message. Two calls of the C library for each would cost more
 /// than the message, so only the engine's own work is protected from cancellation ([`PROGRESS_HOOKS`]); the rest makes no system call
 /// through the C library, unless there is a log.
+#[inline]
 fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     if log::is_on() { guarded(body) } else { caught(body) }
 }
@@ -27,12 +29,14 @@ fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 /// A thread of the program is not cancelled while it does the engine's work.
 pub(crate) const PROGRESS_HOOKS: ProgressHooks = ProgressHooks { enter: uncancelled, leave: as_before };
 
+#[inline]
 fn uncancelled() -> i32 {
     let mut before = 0;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, Some(&mut before));
     before
 }
 
+#[inline]
 fn as_before(before: i32) {
     pthread_setcancelstate(before, None);
 }
@@ -42,12 +46,14 @@ fn as_before(before: i32) {
 struct Uncancelled(c_int);
 
 impl Uncancelled {
+    #[inline]
     fn new() -> Self {
         Self(uncancelled())
     }
 }
 
 impl Drop for Uncancelled {
+    #[inline]
     fn drop(&mut self) {
         as_before(self.0);
     }
@@ -78,6 +84,7 @@ pub fn code_fast(body: impl FnOnce() -> Result<()>) -> c_int {
     code_of(guarded_fast(body))
 }
 
+#[inline]
 fn code_of(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -146,7 +153,8 @@ pub unsafe fn read_token(fd: c_int) -> bool {
 }
 
 /// The outcome of an attempt to take an event.
-pub(crate) enum Attempt<T> {
+pub enum Attempt<T> {
+    /// The event.
     Taken(T),
     /// There is none: the thread sleeps at this descriptor.
     Sleep(c_int),
@@ -158,7 +166,7 @@ pub(crate) enum Attempt<T> {
 /// # Safety
 /// The requirements are those of [`read_token`].
 #[inline]
-pub(crate) unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy) -> Option<T> {
+pub unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy) -> Option<T> {
     let mut has_token = false;
     loop {
         match guarded(|| attempt(has_token)) {

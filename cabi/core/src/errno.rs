@@ -35,6 +35,7 @@ impl Errno {
     pub const NODEV: Self = Self(libc::ENODEV);
 
     /// Sets C's `errno`.
+    #[inline]
     pub fn set(self) {
         // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
         unsafe { *libc::__errno_location() = self.0 };

@@ -26,22 +26,23 @@ impl Forked for Living {
 static LIVING: ForkSafe<Living, 64> = ForkSafe::new();
 
 /// Something of `kind` lives at `address` from now on.
-pub(crate) fn enter(address: usize, kind: u32) {
+pub fn enter(address: usize, kind: u32) {
     LIVING.shard(address as u64).write().0.insert(address, kind);
 }
 
 /// Nothing lives at `address` any more.
-pub(crate) fn leave(address: usize) {
+pub fn leave(address: usize) {
     LIVING.shard(address as u64).write().0.remove(&address);
 }
 
 /// Whether something of `kind` lives at `address`.
-pub(crate) fn lives(address: usize, kind: u32) -> bool {
+#[inline]
+pub fn lives(address: usize, kind: u32) -> bool {
     LIVING.shard(address as u64).read().0.get(&address) == Some(&kind)
 }
 
 /// Whether anything of this library lives at `address`.
-pub(crate) fn is_known(address: usize) -> bool {
+pub fn is_known(address: usize) -> bool {
     LIVING.shard(address as u64).read().0.contains_key(&address)
 }
 
@@ -60,7 +61,8 @@ pub trait Body {
 /// One object. The pointer that C has is to its first field.
 #[repr(C)]
 pub struct Object<B: Body> {
-    pub(crate) abi: AbiCell<B::Abi>,
+    /// C's structure.
+    pub abi: AbiCell<B::Abi>,
     kind: AtomicU32,
     generation: u32,
     body: B,

@@ -62,7 +62,8 @@ macro_rules! table_functions {
                 type C = unsafe extern "C" fn($($argument::C),*) -> R;
             }
 
-            pub(crate) fn $name<$($argument: Argument,)* R>(
+            /// Entry of a function table for an exported function.
+            pub fn $name<$($argument: Argument,)* R>(
                 function: extern "C" fn($($argument),*) -> R,
             ) -> Option<unsafe extern "C" fn($($argument::C),*) -> R> {
                 Some(function.into_c())
@@ -261,7 +262,9 @@ impl<B: Body> OwnedHandle<'_, B> {
 }
 
 impl<'a, T> InPtr<'a, T> {
-    pub(crate) fn as_ptr(&self) -> *const T {
+    /// C's pointer.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const T {
         self.0
     }
 
@@ -284,7 +287,7 @@ impl<'a, T> InPtr<'a, T> {
     ///
     /// # Errors
     /// EINVAL for NULL, and as for [`Handle::get`].
-    pub(crate) fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
+    pub fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
         // SAFETY: the program does not destroy the objects that its structure names during the call, as the type says.
         unsafe { object_in(self.get()?, field) }
     }
@@ -320,7 +323,7 @@ impl<'a, T> InOutPtr<'a, T> {
     ///
     /// # Errors
     /// EINVAL for NULL.
-    pub(crate) fn given(&self) -> Result<&T> {
+    pub fn given(&self) -> Result<&T> {
         // SAFETY: the pointer is NULL, or a structure that nothing else uses during the call, as the type says.
         unsafe { self.0.as_ref() }.ok_or_else(|| Errno::INVAL.null())
     }
@@ -329,7 +332,7 @@ impl<'a, T> InOutPtr<'a, T> {
     ///
     /// # Errors
     /// EINVAL for NULL, and as for [`Handle::get`].
-    pub(crate) fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
+    pub fn object<B: Body>(&self, field: impl FnOnce(&T) -> &*mut B::C) -> Result<&'a Object<B>> {
         // SAFETY: the program does not destroy the objects that its structure names during the call, as the type says.
         unsafe { object_in(self.given()?, field) }
     }
@@ -351,7 +354,9 @@ impl<'a, T> InOutPtr<'a, T> {
 }
 
 impl<'a, T> OutPtr<'a, T> {
-    pub(crate) fn as_ptr(&self) -> *mut T {
+    /// C's pointer.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut T {
         self.0
     }
 
@@ -359,7 +364,7 @@ impl<'a, T> OutPtr<'a, T> {
     ///
     /// # Errors
     /// EINVAL for NULL.
-    pub(crate) fn write_prefix<L: Copy>(self, value: &L) -> Result<()> {
+    pub fn write_prefix<L: Copy>(self, value: &L) -> Result<()> {
         PrefixPtr::<'a, L>(self.0.cast(), PhantomData).write(Count(size_of::<T>(), PhantomData), value)
     }
 
@@ -385,12 +390,14 @@ impl<'a, T> OutPtr<'a, T> {
 
 impl<T> HeapPtr<'_, T> {
     /// Gives it back.
-    pub(crate) fn free(self) {
+    pub fn free(self) {
         // SAFETY: the pointer is NULL, or memory of the heap that nothing uses any more, as the type says.
         unsafe { libc::free(self.0.cast()) };
     }
 
-    pub(crate) fn as_ptr(&self) -> *mut T {
+    /// C's pointer.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut T {
         self.0
     }
 }
@@ -452,7 +459,7 @@ impl<'a, T> ArrayPtr<'a, T> {
     ///
     /// # Errors
     /// EINVAL for a negative count, and for NULL with a count above 0.
-    pub(crate) fn copies(&self, count: Count<'a, impl TryInto<usize>>) -> Result<impl Iterator<Item = T>>
+    pub fn copies(&self, count: Count<'a, impl TryInto<usize>>) -> Result<impl Iterator<Item = T>>
     where
         T: Copy,
     {
@@ -513,7 +520,7 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
     ///
     /// # Errors
     /// EINVAL for NULL.
-    pub(crate) fn write(self, size: Count<'a>, value: &T) -> Result<()> {
+    pub fn write(self, size: Count<'a>, value: &T) -> Result<()> {
         self.write_table(Count(1, PhantomData), size, &[*value])
     }
 
@@ -521,7 +528,7 @@ impl<'a, T: Copy> PrefixPtr<'a, T> {
     ///
     /// # Errors
     /// EINVAL for NULL.
-    pub(crate) fn write_table(self, count: Count<'a>, size: Count<'a>, values: &[T]) -> Result<()> {
+    pub fn write_table(self, count: Count<'a>, size: Count<'a>, values: &[T]) -> Result<()> {
         let bytes = count.0.checked_mul(size.0).ok_or_else(|| Errno::INVAL.out_of_range())?;
         let bytes = Count(bytes, PhantomData);
         let room = ArrayMutPtr::<'a, u8>(self.0.cast(), PhantomData).get_uninit(bytes)?;

@@ -17,7 +17,7 @@ use uiw_llp::capture::{PcapFile, PcapSink};
 use uiw_verbs::{Device, DeviceConfig, Limits};
 
 /// Reads and atomics outstanding on one queue pair: programs keep the number in one byte.
-pub(crate) const MAX_RD_ATOMIC: u16 = 255;
+pub const MAX_RD_ATOMIC: u16 = 255;
 
 /// The longest time that the end of a process waits for its peers to acknowledge what was sent.
 const EXIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
@@ -65,7 +65,7 @@ pub fn get() -> Result<Device> {
 
 /// The engine, if it is open. For callers that have locks of the program's allocator: nothing is allocated, and a lock that is held for long, as
 /// a fork does, is not waited for.
-pub(crate) fn opened() -> Option<Device> {
+pub fn opened() -> Option<Device> {
     let until = Instant::now() + LONGEST_LOCK;
     loop {
         if let Some(engine) = ENGINE.try_read() {

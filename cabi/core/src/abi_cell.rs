@@ -9,7 +9,7 @@ use std::ptr;
 /// Fields are copied in and out one at a time, and no reference to the structure exists on this side: C may read and write it at any
 /// time. The program orders its own accesses to a field with the calls that change the field, as the manual pages require.
 #[repr(transparent)]
-pub(crate) struct AbiCell<T>(UnsafeCell<T>);
+pub struct AbiCell<T>(UnsafeCell<T>);
 
 // SAFETY: the pointers in a structure are C's own; this library copies them, and looks them up before it uses them.
 unsafe impl<T> Send for AbiCell<T> {}
@@ -17,12 +17,13 @@ unsafe impl<T> Send for AbiCell<T> {}
 unsafe impl<T> Sync for AbiCell<T> {}
 
 impl<T: Plain> AbiCell<T> {
-    pub(crate) const fn new(value: T) -> Self {
+    /// Makes a structure with these values.
+    pub const fn new(value: T) -> Self {
         Self(UnsafeCell::new(value))
     }
 
     /// Pointer that C gets.
-    pub(crate) const fn as_ptr(&self) -> *mut T {
+    pub const fn as_ptr(&self) -> *mut T {
         self.0.get()
     }
 
@@ -37,20 +38,20 @@ impl<T: Plain> AbiCell<T> {
 
     /// Copies the field that `field` selects.
     #[inline]
-    pub(crate) fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
+    pub fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
         // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps alive.
         unsafe { self.pointer(field).read_volatile() }
     }
 
     /// Changes the field that `field` selects.
     #[inline]
-    pub(crate) fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
+    pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
         // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps alive.
         unsafe { self.pointer(field).write_volatile(value) };
     }
 
     /// Changes the field that `field` selects, and returns its value before that.
-    pub(crate) fn replace<F: Copy>(&self, field: impl Fn(&T) -> &F, value: F) -> F {
+    pub fn replace<F: Copy>(&self, field: impl Fn(&T) -> &F, value: F) -> F {
         let before = self.get(&field);
         self.set(field, value);
         before

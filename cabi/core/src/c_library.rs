@@ -64,7 +64,7 @@ fn find(where_from: *mut c_void, name: &CStr) -> usize {
 }
 
 /// A copy on the C library's heap, which the program frees; NULL if there is no memory for it, and for no items.
-pub(crate) fn copy_to_heap<T: Copy>(items: &[T]) -> *mut T {
+pub fn copy_to_heap<T: Copy>(items: &[T]) -> *mut T {
     if items.is_empty() {
         return ptr::null_mut();
     }

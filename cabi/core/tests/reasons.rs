@@ -17,9 +17,9 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 /// An error number in front of anything but a call of `because` or one of its kin is a refusal without a reason.
 #[test]
 fn every_refusal_has_a_reason() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
-    for folder in ["src", "rsocket/src"] {
+    for folder in ["src", "core/src", "rsocket/src"] {
         sources(&root.join(folder), &mut files);
     }
     let kinds = ["INVAL", "UNSUPPORTED", "NOSYS", "NOMEM", "BUSY", "INHERITED", "NODEV"];

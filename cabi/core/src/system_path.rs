@@ -9,7 +9,7 @@ pub const VARIABLE: &str = "UIW_SYSTEM_VERBS";
 ///
 /// # Errors
 /// The rule that it breaks.
-pub(crate) fn check(value: &str) -> Result<(), &'static str> {
+pub fn check(value: &str) -> Result<(), &'static str> {
     // A name alone would be this library's.
     if Path::new(value).is_absolute() { Ok(()) } else { Err("expected an absolute path") }
 }

@@ -16,7 +16,7 @@ const OWN_FAULTS: [c_int; 7] =
 const LAST: c_int = 64;
 
 /// A set of no signals.
-pub(crate) fn no_signals() -> libc::sigset_t {
+pub fn no_signals() -> libc::sigset_t {
     zeroed()
 }
 
@@ -29,7 +29,7 @@ fn all_but(signals: &[c_int]) -> libc::sigset_t {
 }
 
 /// The set without these.
-pub(crate) fn without(set: libc::sigset_t, signals: &[c_int]) -> libc::sigset_t {
+pub fn without(set: libc::sigset_t, signals: &[c_int]) -> libc::sigset_t {
     let mut set = set;
     for signal in signals {
         // SAFETY: the set is a local one; a number that is no signal's is answered with an error.
@@ -44,7 +44,7 @@ fn contains(set: &libc::sigset_t, signal: c_int) -> bool {
 }
 
 /// Changes the calling thread's mask, and returns what it was. Handlers of signals that waited may run inside.
-pub(crate) fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
+pub fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = no_signals();
     // SAFETY: the sets are there; a thread may always change its own mask.
     unsafe { libc::pthread_sigmask(how, set, &raw mut before) };

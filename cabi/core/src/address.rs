@@ -26,7 +26,7 @@ impl AddressPtr<'_> {
     ///
     /// # Errors
     /// EINVAL for families other than IPv4 and IPv6.
-    pub(crate) fn get(&self) -> Result<Option<SocketAddr>> {
+    pub fn get(&self) -> Result<Option<SocketAddr>> {
         if self.0.is_null() {
             return Ok(None);
         }
@@ -41,7 +41,7 @@ impl AddressPtr<'_> {
     ///
     /// # Errors
     /// EINVAL for NULL, and for families other than IPv4 and IPv6.
-    pub(crate) fn read(&self) -> Result<SocketAddr> {
+    pub fn read(&self) -> Result<SocketAddr> {
         self.get()?.ok_or_else(|| no_address("an address is NULL"))
     }
 }

@@ -63,7 +63,7 @@ fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
 }
 
 /// A random dynamic port, for port 0 on a TCP in this process.
-pub(crate) fn any_port() -> u16 {
+pub fn any_port() -> u16 {
     let count = u32::from(DYNAMIC.end() - DYNAMIC.start()) + 1;
     let random = getrandom::u32().unwrap_or_else(|_| std::process::id());
     DYNAMIC.start() + (random % count) as u16

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
 /// Counts the forks between the first process and this one, from 1.
+#[inline]
 pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
