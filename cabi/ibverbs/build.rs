@@ -55,7 +55,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for [name, node, kind, route, function] in &rows {
         let function = match function.as_str() {
             "-" => function,
-            function if function.starts_with("rsocket::") => &format!("uiw_cabi_{function}"),
+            function if function.starts_with("rsocket::") || function.starts_with("cm::") => {
+                &format!("uiw_cabi_{function}")
+            }
             function => &format!("uiw_cabi::{function}"),
         };
         *lines.entry(route).or_default() += &format!("\"{name}\" \"{node}\" {kind} {function};\n");

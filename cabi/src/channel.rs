@@ -116,7 +116,11 @@ pub extern "C" fn ibv_create_comp_channel(context: Handle<'_, OpenContext>) -> *
 }
 
 impl CompChannel {
-    pub(crate) fn create(context: &Object<OpenContext>) -> Result<*mut ibv_comp_channel> {
+    /// Makes a channel of the context, and returns C's pointer.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn create(context: &Object<OpenContext>) -> Result<*mut ibv_comp_channel> {
         let engine = Arc::<uiw_verbs::CompChannel>::default();
         engine.set_direct(false);
         let fd = engine.fd()?.as_raw_fd();

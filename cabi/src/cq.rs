@@ -46,7 +46,7 @@ impl Body for Cq {
 }
 
 /// Attributes of a new queue.
-pub(crate) struct CqInit<'a> {
+pub struct CqInit<'a> {
     /// Completions it holds.
     pub depth: u32,
     /// The program's own.
@@ -63,7 +63,7 @@ pub(crate) struct CqInit<'a> {
 ///
 /// # Errors
 /// EINVAL for invalid values and for more than the device can.
-pub(crate) fn create(
+pub fn create(
     open: &Object<OpenContext>,
     init: &CqInit<'_>,
     fill: fn(&mut ibv_cq_ex),
@@ -189,7 +189,7 @@ pub extern "C" fn ibv_ack_cq_events(cq: Handle<'_, Cq>, events: c_uint) {
 }
 
 /// `ibv_req_notify_cq`.
-pub(crate) extern "C" fn req_notify_cq(cq: TableHandle<'_, Cq>, solicited: c_int) -> c_int {
+pub extern "C" fn req_notify_cq(cq: TableHandle<'_, Cq>, solicited: c_int) -> c_int {
     boundary::code_fast(|| {
         let cq = cq.get()?;
         if let Some(channel) = &cq.channel {
@@ -201,7 +201,7 @@ pub(crate) extern "C" fn req_notify_cq(cq: TableHandle<'_, Cq>, solicited: c_int
 }
 
 /// `ibv_poll_cq`: the number of completions, or a negative number.
-pub(crate) extern "C" fn poll_cq<'a>(
+pub extern "C" fn poll_cq<'a>(
     cq: TableHandle<'_, Cq>,
     max: Count<'a, c_int>,
     wc: ArrayMutPtr<'a, ibv_wc>,

@@ -53,7 +53,7 @@ static DEVICE_EVENTS: ForkSafe<DeviceEvents> = ForkSafe::new();
 
 /// Change of a device that concerns the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceChange {
+pub enum DeviceChange {
     /// The hardware address of its network device is another one.
     HardwareAddress,
     /// Its network device is gone, or has another name.
@@ -66,7 +66,7 @@ type Observer = fn(&str, DeviceChange);
 static OBSERVER: OnceBox<Observer> = OnceBox::new();
 
 /// Calls `observer` after each [`DeviceChange`], from the thread that watches the network interfaces. The first observer stays.
-pub(crate) fn observe(observer: Observer) {
+pub fn observe(observer: Observer) {
     OBSERVER.get_or_init(|| Box::new(observer));
 }
 

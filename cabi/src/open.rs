@@ -13,7 +13,7 @@ use uiw_cabi_core::engine;
 ///
 /// # Errors
 /// Those of opening the engine.
-pub(crate) fn open(device: &'static Device) -> Result<*mut ibv_context> {
+pub fn open(device: &'static Device) -> Result<*mut ibv_context> {
     open_on(device, &engine::get()?)
 }
 
@@ -21,7 +21,7 @@ pub(crate) fn open(device: &'static Device) -> Result<*mut ibv_context> {
 ///
 /// # Errors
 /// As [`Context::create`].
-pub(crate) fn open_on(device: &'static Device, engine: &uiw_verbs::Device) -> Result<*mut ibv_context> {
+pub fn open_on(device: &'static Device, engine: &uiw_verbs::Device) -> Result<*mut ibv_context> {
     // Vector 0 lets the engine choose; every other one is a shard.
     let vectors = c_int::try_from(engine.shards() + 1).unwrap_or(c_int::MAX);
     Context::create(device, engine, functions(vectors))

@@ -35,7 +35,7 @@ impl Pd {
     }
 
     /// Makes a domain.
-    pub(crate) fn alloc(context: &Object<OpenContext>) -> Result<*mut ibv_pd> {
+    pub fn alloc(context: &Object<OpenContext>) -> Result<*mut ibv_pd> {
         Ok(Self::create(context, context.engine.alloc_pd()?, None))
     }
 }

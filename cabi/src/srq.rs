@@ -32,7 +32,7 @@ impl Body for Srq {
 }
 
 /// Makes a queue; `attr` becomes what it really has.
-pub(crate) fn create(
+pub fn create(
     domain: &Object<Pd>,
     srq_context: *mut c_void,
     attr: &mut ibv_srq_attr,

@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = {
     "uiw-cabi-core": "cabi/core/src",
     "uiw-cabi": "cabi/src",
+    "uiw-cabi-cm": "cabi/cm/src",
     "uiw-cabi-rsocket": "cabi/rsocket/src",
     "uiw-ibverbs": "cabi/ibverbs/src",
     "uiw-rspreload": "cabi/rspreload/src",

@@ -94,6 +94,7 @@ mod tests {
         for folder in [
             "cabi",
             "cabi/core",
+            "cabi/cm",
             "cabi/rsocket",
             "cabi/ibverbs",
             "cabi/rdmacm",

@@ -37,7 +37,7 @@ mod service;
 mod settings;
 mod socket;
 mod stream;
-pub(crate) mod sys;
+mod sys;
 mod table;
 pub mod transfer;
 mod wait;

@@ -17,5 +17,6 @@ mod target;
 mod worker;
 
 pub use reservation::QpnReservation;
-pub(crate) use retry_policy::{RetryPolicy, acknowledgement_time, receive_time};
+pub(crate) use retry_policy::RetryPolicy;
+pub use retry_policy::{acknowledgement_time, receive_time};
 pub(crate) use target::{Target, addresses};

@@ -49,13 +49,13 @@ impl RetryPolicy {
 }
 
 /// How long InfiniBand waits for an acknowledgement, retries included; `None` = without limit.
-pub(crate) fn acknowledgement_time(timeout: u8, retry_cnt: u8) -> Option<Duration> {
+pub fn acknowledgement_time(timeout: u8, retry_cnt: u8) -> Option<Duration> {
     let once = Duration::from_nanos(4096 << (timeout & 31));
     (timeout & 31 != 0).then(|| once * (u32::from(retry_cnt & 7) + 1))
 }
 
 /// How long InfiniBand waits for a receiver that is not ready: the attempts, and the time between them.
-pub(crate) fn receive_time(min_rnr_timer: u8, rnr_retry: u8) -> Duration {
+pub fn receive_time(min_rnr_timer: u8, rnr_retry: u8) -> Duration {
     match rnr_retry & 7 {
         7 => Duration::MAX,
         times => rnr_delay(min_rnr_timer) * (u32::from(times) + 1),

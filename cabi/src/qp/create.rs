@@ -24,7 +24,7 @@ pub extern "C" fn ibv_create_qp(pd: Handle<'_, Pd>, init: InOutPtr<'_, ibv_qp_in
 }
 
 /// `ibv_create_qp_ex`.
-pub(crate) extern "C" fn create_qp_ex(
+pub extern "C" fn create_qp_ex(
     context: Handle<'_, OpenContext>,
     init: InOutPtr<'_, ibv_qp_init_attr_ex>,
 ) -> *mut ibv_qp {
@@ -35,7 +35,7 @@ pub(crate) extern "C" fn create_qp_ex(
 }
 
 /// Makes a queue pair from the attributes of `ibv_create_qp_ex`.
-pub(crate) fn create_extended(
+pub fn create_extended(
     context: &Context,
     init: InOutPtr<'_, ibv_qp_init_attr_ex>,
 ) -> Result<*mut ibv_qp> {

@@ -9,7 +9,7 @@ mod transitions;
 mod ud;
 
 pub use attr::{ibv_modify_qp, ibv_query_qp};
-pub(crate) use create::{create_extended, create_qp_ex};
+pub use create::{create_extended, create_qp_ex};
 pub use create::{ibv_create_qp, ibv_destroy_qp};
 pub use ex::ibv_qp_to_qp_ex;
 pub use ud::{ibv_attach_mcast, ibv_detach_mcast};
@@ -92,12 +92,12 @@ impl Qp {
     }
 
     /// Keeps the time-out that an option of rdma_cm set, for `ibv_query_qp`.
-    pub(crate) fn set_timeout(&self, timeout: u8) {
+    pub fn set_timeout(&self, timeout: u8) {
         self.attributes.lock().timeout = timeout;
     }
 
     /// Whether it sends datagrams.
-    pub(crate) fn is_ud(&self) -> bool {
+    pub fn is_ud(&self) -> bool {
         self.qp_type == QpType::Ud
     }
 
