@@ -12,7 +12,7 @@ const PUBLIC: &str = "exports.tsv";
 const PRIVATE: &str = "private.tsv";
 
 /// The one function of a private node that is offered to programs, for objects of either library.
-const OF_OBJECT: &str = "device::port::ibv_query_gid_type";
+const OF_OBJECT: &str = "verbs::device::port::ibv_query_gid_type";
 
 /// The node that a linker uses for new programs where a name is in several: rdma-core 34 to 56 have it.
 const USUAL_TAG: &str = "34";
@@ -53,13 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let mut lines: BTreeMap<_, String> = BTreeMap::new();
     for [name, node, kind, route, function] in &rows {
-        let function = match function.as_str() {
-            "-" => function,
-            function if function.starts_with("rsocket::") || function.starts_with("cm::") => {
-                &format!("uiw_cabi_{function}")
-            }
-            function => &format!("uiw_cabi::{function}"),
-        };
+        let function = if function == "-" { function } else { &format!("uiw_cabi_{function}") };
         *lines.entry(route).or_default() += &format!("\"{name}\" \"{node}\" {kind} {function};\n");
     }
     // A route is the name of a macro.

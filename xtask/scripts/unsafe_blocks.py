@@ -17,7 +17,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = {
     "uiw-cabi-core": "cabi/core/src",
-    "uiw-cabi": "cabi/src",
+    "uiw-cabi-verbs": "cabi/verbs/src",
     "uiw-cabi-cm": "cabi/cm/src",
     "uiw-cabi-rsocket": "cabi/rsocket/src",
     "uiw-ibverbs": "cabi/ibverbs/src",

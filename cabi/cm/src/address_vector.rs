@@ -1,11 +1,11 @@
 //! Address vectors of datagrams between ids.
 
 use std::net::IpAddr;
-use uiw_cabi::device::netdev::NetDev;
-use uiw_cabi::device::{self, gid};
 use uiw_cabi_core::abi::{ibv_ah_attr, ibv_gid};
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::device::netdev::NetDev;
+use uiw_cabi_verbs::device::{self, gid};
 
 /// The address vector from an address of ours to a GID.
 pub(crate) fn address_vector(local: IpAddr, to: ibv_gid) -> Result<ibv_ah_attr> {

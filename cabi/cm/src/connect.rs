@@ -14,8 +14,6 @@ use crate::{address_vector, failure, sidr, sync};
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use uiw_cabi::device::{gid, port};
-use uiw_cabi::qp::Qp;
 use uiw_cabi_core::abi::{ibv_qp_attr, rdma_cm_id, rdma_conn_param, zeroed};
 use uiw_cabi_core::arguments::{AnyPtr, ArrayPtr, Count, InOutPtr, InPtr, OutPtr};
 use uiw_cabi_core::boundary::{self, Result};
@@ -23,6 +21,8 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_verbs::device::{gid, port};
+use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm;
 use uiw_verbs::{Error, QpState};
 

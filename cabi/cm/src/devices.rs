@@ -6,11 +6,6 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::ptr;
-use uiw_cabi::context::OpenContext;
-use uiw_cabi::device::{self, Device, netdev};
-use uiw_cabi::device_events::{self, DeviceChange};
-use uiw_cabi::open;
-use uiw_cabi::pd::{self, Pd};
 use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
 use uiw_cabi_core::abi::{ibv_context, ibv_pd};
 use uiw_cabi_core::arguments::{HeapPtr, OutPtr, OwnedHandle, argument};
@@ -20,6 +15,11 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
 use uiw_cabi_core::object::Object;
 use uiw_cabi_core::settings::Settings;
+use uiw_cabi_verbs::context::OpenContext;
+use uiw_cabi_verbs::device::{self, Device, netdev};
+use uiw_cabi_verbs::device_events::{self, DeviceChange};
+use uiw_cabi_verbs::open;
+use uiw_cabi_verbs::pd::{self, Pd};
 
 /// A context and its protection domain, which are never closed.
 #[derive(Clone, Copy)]

@@ -7,7 +7,6 @@ use crate::{qp, registry, resolve};
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::{ptr, slice};
-use uiw_cabi::pd::Pd;
 use uiw_cabi_core::abi::cm::{RAI_PASSIVE, RDMA_PS_TCP};
 use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
@@ -15,6 +14,7 @@ use uiw_cabi_core::address::AddressPtr;
 use uiw_cabi_core::arguments::{AnyPtr, Handle, InOutPtr, InPtr, OutPtr, argument};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::pd::Pd;
 
 /// Bytes of private data that can precede the caller's.
 const MAX_CONNECT_DATA: usize = 255;

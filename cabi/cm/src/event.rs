@@ -7,7 +7,6 @@ use crate::{address_vector, registry};
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use uiw_cabi::device::gid;
 use uiw_cabi_core::abi::cm::*;
 use uiw_cabi_core::abi::{
     ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param, zeroed,
@@ -16,6 +15,7 @@ use uiw_cabi_core::arguments::AnyPtr;
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::engine::MAX_RD_ATOMIC;
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::device::gid;
 
 /// An event that C has not acknowledged.
 #[repr(C)]

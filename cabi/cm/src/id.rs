@@ -8,8 +8,6 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use uiw_cabi::context::OpenContext;
-use uiw_cabi::qp::Qp;
 use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
 use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::{ibv_pd, ibv_qp_init_attr, rdma_cm_id, zeroed};
@@ -20,6 +18,8 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_cabi_core::ports::Reservation;
 use uiw_cabi_core::users::Unacknowledged;
+use uiw_cabi_verbs::context::OpenContext;
+use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm::{
     CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener, SidrHandle, SidrListener, SidrRequest,
 };

@@ -9,6 +9,9 @@
 //! Locks are taken in this order: an id's `control`, its state, the openings of its channel, a shard of a table. Only `control` is held
 //! while the engine connects, accepts, listens or closes, and delivery of events does not take it. Tables (pointers, routes, ports) are in
 //! shards, each with a lock that is held for a look-up alone; no two of them are held together.
+//!
+//! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions. Only the C libraries use
+//! this crate.
 
 mod address_vector;
 mod addrinfo;

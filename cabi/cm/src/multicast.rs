@@ -5,7 +5,6 @@ use crate::registry::RegisteredPtr as _;
 use crate::sync;
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
-use uiw_cabi::device;
 use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN};
 use uiw_cabi_core::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 use uiw_cabi_core::address;
@@ -13,6 +12,7 @@ use uiw_cabi_core::address::AddressPtr;
 use uiw_cabi_core::arguments::{AnyPtr, InPtr, argument};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::device;
 
 /// The flags of `rdma_cm_join_mc_attr_ex`.
 const WITH_ADDRESS: u32 = 1;

@@ -4,7 +4,6 @@ use crate::id::{Options, State};
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_cabi::oob::{acknowledgement_time, receive_time};
 use uiw_cabi_core::abi::cm::RDMA_MAX_RESOURCES;
 use uiw_cabi_core::abi::rdma_conn_param;
 use uiw_cabi_core::arguments::InPtr;
@@ -13,6 +12,7 @@ use uiw_cabi_core::engine::MAX_RD_ATOMIC;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
+use uiw_cabi_verbs::oob::{acknowledgement_time, receive_time};
 use uiw_verbs::ConnConfig;
 
 /// rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the most where they are not given.

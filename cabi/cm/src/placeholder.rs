@@ -4,8 +4,8 @@
 //! a UD queue pair that it does not use, exchanges its addresses as private data, and moves RC queue pairs itself. On iWARP a connection is a
 //! stream, which belongs to a queue pair: this one. Nothing is posted to it, and it lives as long as the id.
 
-use uiw_cabi::context::Context;
 use uiw_cabi_core::boundary::Result;
+use uiw_cabi_verbs::context::Context;
 use uiw_verbs::{CqConfig, Qp, QpCap, QpInit};
 
 pub(crate) struct Placeholder {

@@ -4,11 +4,6 @@ use crate::id::Id;
 use crate::registry::RegisteredPtr as _;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use uiw_cabi::channel::{self, CompChannel};
-use uiw_cabi::cq::{self, CqInit};
-use uiw_cabi::pd::Pd;
-use uiw_cabi::qp::{self, Qp};
-use uiw_cabi::srq;
 use uiw_cabi_core::abi::cm::RDMA_UDP_QKEY;
 use uiw_cabi_core::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC, IBV_QPT_UD};
 use uiw_cabi_core::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
@@ -20,6 +15,11 @@ use uiw_cabi_core::arguments::{AnyPtr, Handle, InOutPtr, argument};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
+use uiw_cabi_verbs::channel::{self, CompChannel};
+use uiw_cabi_verbs::cq::{self, CqInit};
+use uiw_cabi_verbs::pd::Pd;
+use uiw_cabi_verbs::qp::{self, Qp};
+use uiw_cabi_verbs::srq;
 use uiw_verbs::QpState;
 
 /// `rdma_create_qp`.

@@ -8,9 +8,6 @@ use crate::routes::{self, Source};
 use crate::{failure, lifecycle, params, request_id};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use uiw_cabi::device::gid;
-use uiw_cabi::device::netdev::{self, NetDev};
-use uiw_cabi::qp::Qp;
 use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_UDP_QKEY};
 use uiw_cabi_core::abi::rdma_conn_param;
 use uiw_cabi_core::address;
@@ -20,6 +17,9 @@ use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_verbs::device::gid;
+use uiw_cabi_verbs::device::netdev::{self, NetDev};
+use uiw_cabi_verbs::qp::Qp;
 use uiw_verbs::cm::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 
 /// `rdma_listen`.

@@ -9,7 +9,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
-use uiw_cabi::{channel as comp_channel, cq, device, open, pd};
 use uiw_cabi_core::abi::cm::*;
 use uiw_cabi_core::abi::qp::IBV_QPT_RC;
 use uiw_cabi_core::abi::{
@@ -18,6 +17,7 @@ use uiw_cabi_core::abi::{
 };
 use uiw_cabi_core::address;
 use uiw_cabi_core::call;
+use uiw_cabi_verbs::{channel as comp_channel, cq, device, open, pd};
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
 use uiw_llp::{Token, TransportStack, TransportStream};
@@ -117,7 +117,7 @@ fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
         let domain = call!(pd::ibv_alloc_pd(context));
         let queue = call!(cq::ibv_create_cq(context, 16, ptr_null(), ptr_null(), 0));
         (init.send_cq, init.recv_cq) = (queue, queue);
-        let qp = call!(uiw_cabi::qp::ibv_create_qp(domain, &raw mut init));
+        let qp = call!(uiw_cabi_verbs::qp::ibv_create_qp(domain, &raw mut init));
         assert!(!qp.is_null());
         qp
     }
@@ -226,7 +226,7 @@ fn an_id_inside_of_the_engine_stops_no_other_one() {
     unsafe {
         assert_eq!(call!(rdma_destroy_id(slow)), 0);
         let (context, domain, queue) = ((*qp).context, (*qp).pd, (*qp).send_cq);
-        assert_eq!(call!(uiw_cabi::qp::ibv_destroy_qp(qp)), 0);
+        assert_eq!(call!(uiw_cabi_verbs::qp::ibv_destroy_qp(qp)), 0);
         assert_eq!(call!(cq::ibv_destroy_cq(queue)), 0);
         assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
         assert_eq!(call!(open::ibv_close_device(context)), 0);

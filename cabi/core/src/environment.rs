@@ -92,8 +92,8 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut found = Vec::new();
         for folder in [
-            "cabi",
             "cabi/core",
+            "cabi/verbs",
             "cabi/cm",
             "cabi/rsocket",
             "cabi/ibverbs",

@@ -246,7 +246,7 @@ const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, s
 ///
 /// ```
 /// use std::time::Duration;
-/// use uiw_cabi::settings::DeadAfter;
+/// use uiw_cabi_core::settings::DeadAfter;
 /// assert_eq!("5m".parse(), Ok(DeadAfter(Some(Duration::from_secs(300)))));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

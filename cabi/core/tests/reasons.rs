@@ -19,7 +19,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 fn every_refusal_has_a_reason() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
-    for folder in ["src", "core/src", "cm/src", "rsocket/src"] {
+    for folder in ["core/src", "verbs/src", "cm/src", "rsocket/src"] {
         sources(&root.join(folder), &mut files);
     }
     let kinds = ["INVAL", "UNSUPPORTED", "NOSYS", "NOMEM", "BUSY", "INHERITED", "NODEV"];

@@ -5,7 +5,7 @@
 //!
 //! Functions that only rdma-core's own parts and vendors' libraries use are in nodes with a number, IBVERBS_PRIVATE_NN, which changes with
 //! their structures: `private.tsv` has the numbers of each. They let such a library be loaded; what talks to a kernel driver returns an error,
-//! unless the system's library is loaded beside this one (`uiw_cabi::system`). The node UIW_SOCKETS_1 is for librspreload.so, which is of the same
+//! unless the system's library is loaded beside this one (`uiw_cabi_verbs::system`). The node UIW_SOCKETS_1 is for librspreload.so, which is of the same
 //! version as this library.
 
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

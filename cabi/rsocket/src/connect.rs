@@ -8,13 +8,13 @@ use crate::wire::ConnData;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_cabi::device;
 use uiw_cabi_core::address;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::ports::{self, Reservation};
 use uiw_cabi_core::settings::Settings;
+use uiw_cabi_verbs::device;
 use uiw_verbs::cm::{self, ConnInfo};
 use uiw_verbs::{ConnConfig, Error, Qp, StableTx};
 

@@ -2,9 +2,9 @@
 
 use crate::wire::{Mapping, Target};
 use std::collections::BTreeMap;
-use uiw_cabi::mapping::Registered;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::mapping::Registered;
 use uiw_verbs::RawMr;
 
 /// Entries of the peer's list behind its targets: two of them, as every implementation has.

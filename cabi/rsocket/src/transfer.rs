@@ -12,10 +12,10 @@ use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::slice;
 use std::sync::Arc;
-use uiw_cabi::mr;
 use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutPtr, InPtr, RoomPtr, argument};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::mr;
 use uiw_verbs::Access;
 
 /// More buffers than any call may have.

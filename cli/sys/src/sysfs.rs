@@ -10,10 +10,10 @@ use std::net::Ipv6Addr;
 use std::os::unix;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use uiw_cabi::device::netdev::{self, NetDev};
-use uiw_cabi::device::speed::PortSpeed;
-use uiw_cabi::device::{attributes, gid, port};
 use uiw_cabi_core::persona::Persona;
+use uiw_cabi_verbs::device::netdev::{self, NetDev};
+use uiw_cabi_verbs::device::speed::PortSpeed;
+use uiw_cabi_verbs::device::{attributes, gid, port};
 
 /// Where classes of devices are.
 const CLASSES: &str = "/sys/class";

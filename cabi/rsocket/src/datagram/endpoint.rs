@@ -5,12 +5,12 @@ use crate::datagram::wire::{MAX_MESSAGE, MessageHeader};
 use crate::settings::Sizes;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
-use uiw_cabi::device;
-use uiw_cabi::oob::QpnReservation;
 use uiw_cabi_core::abi::cm::RDMA_UDP_QKEY;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::engine;
 use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::device;
+use uiw_cabi_verbs::oob::QpnReservation;
 use uiw_datagram::{Grh, MAX_PAYLOAD};
 use uiw_verbs::{
     Access, AddressHandle, Cq, CqConfig, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr,

@@ -35,10 +35,7 @@ pub extern "C" fn create_qp_ex(
 }
 
 /// Makes a queue pair from the attributes of `ibv_create_qp_ex`.
-pub fn create_extended(
-    context: &Context,
-    init: InOutPtr<'_, ibv_qp_init_attr_ex>,
-) -> Result<*mut ibv_qp> {
+pub fn create_extended(context: &Context, init: InOutPtr<'_, ibv_qp_init_attr_ex>) -> Result<*mut ibv_qp> {
     let known = flags::IBV_QP_INIT_ATTR_PD
         | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS
         | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;

@@ -4,12 +4,12 @@ use std::ffi::{CStr, c_int, c_uint};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use uiw_cabi::{async_events, buf, channel, cq, device, mr, open, pd, qp, srq};
 use uiw_cabi_core::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
 use uiw_cabi_core::abi::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
 };
 use uiw_cabi_core::call;
+use uiw_cabi_verbs::{async_events, buf, channel, cq, device, mr, open, pd, qp, srq};
 
 const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
 
