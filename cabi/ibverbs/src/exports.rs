@@ -1,5 +1,5 @@
-//! What the library exports: `build.rs` makes the lines from `exports.tsv`, which has a row for each name and version, and `private.tsv`.
-//! "compat" versions are for programs linked long ago; the linker does not use them for new programs. The routes are those of
+//! What the library exports. `build.rs` makes the lines from the tables of `uiw-cabi-exports`: `exports.tsv` has a row for each name and version,
+//! `private.tsv` for each private name. "compat" versions are for programs linked long ago; the linker does not use them for new programs. The routes are those of
 //! [`crate::export`]: `own` for functions of ours alone, `object` for those of the library whose object the first argument is, and `system` for
 //! those of the system's library where it is loaded, for its providers, and for forks, which this library needs nothing for.
 //!

@@ -1,4 +1,4 @@
-//! The need of the other libraries for libibverbs, for their build scripts.
+//! A stub of libibverbs for the linker.
 
 use std::env;
 use std::error::Error;
@@ -6,16 +6,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A library below `out` without anything but the name `libibverbs.so.1`.
+/// Makes a library below `out` that has nothing but the name `libibverbs.so.1`, for the build script of a library that needs it.
 ///
 /// The linker must read a needed library to get its SONAME. With this one the real one need not be built before, and its names are
 /// bound by the loader.
-pub(crate) fn libibverbs(out: &Path) -> Result<PathBuf, Box<dyn Error>> {
+///
+/// # Errors
+/// Outside of a build script, and when `rustc` fails.
+pub fn libibverbs_stub(out: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let source = out.join("named.rs");
     fs::write(&source, "")?;
     let named = out.join("libibverbs-named.so");
     let mut rustc = Command::new(env::var_os("RUSTC").ok_or("cargo sets RUSTC")?);
-    // That of another processor or C library.
+    // The linker of another processor or C library.
     if let Ok(linker) = env::var("RUSTC_LINKER") {
         rustc.arg(format!("-Clinker={linker}"));
     }
