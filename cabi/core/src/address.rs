@@ -142,7 +142,7 @@ fn real_port(program: u16, offset: i32) -> Option<u16> {
     u16::try_from(i32::from(program) + offset).ok().filter(|real| *real != 0)
 }
 
-/// The number that the program has for a real port. One that it cannot have (see [`has_program_port`]), as a connection's own port may be,
+/// The number that the program has for a real port. One that it cannot have (see `has_program_port`), as a connection's own port may be,
 /// wraps at 65536: each has another number, which is for display.
 pub fn program_port(real: u16) -> u16 {
     (i32::from(real) - offset()).rem_euclid(1 << 16) as u16

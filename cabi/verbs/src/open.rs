@@ -20,7 +20,7 @@ pub fn open(device: &'static Device) -> Result<*mut ibv_context> {
 /// Opens `device` on `engine`.
 ///
 /// # Errors
-/// As [`Context::create`].
+/// EINVAL when an environment variable has a bad value, EMFILE.
 pub fn open_on(device: &'static Device, engine: &uiw_verbs::Device) -> Result<*mut ibv_context> {
     // Vector 0 lets the engine choose; every other one is a shard.
     let vectors = c_int::try_from(engine.shards() + 1).unwrap_or(c_int::MAX);
