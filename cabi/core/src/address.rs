@@ -51,6 +51,7 @@ fn no_address(reason: &str) -> Errno {
 }
 
 /// Bytes of the addresses of a family.
+#[inline]
 pub(crate) fn length(family: libc::sa_family_t) -> Option<usize> {
     match family.into() {
         libc::AF_INET => Some(size_of::<libc::sockaddr_in>()),
@@ -60,6 +61,7 @@ pub(crate) fn length(family: libc::sa_family_t) -> Option<usize> {
 }
 
 /// The family of an address, if it is long enough to have one.
+#[inline]
 pub fn family(address: &[u8]) -> Option<libc::sa_family_t> {
     address.first_chunk().map(|family| libc::sa_family_t::from_ne_bytes(*family))
 }
@@ -100,6 +102,7 @@ pub fn shown(address: SocketAddr) -> rdma_sockaddr {
 }
 
 /// The bytes of an address that matter.
+#[inline]
 pub fn bytes(address: &rdma_sockaddr) -> &[u8] {
     let len = family(&address.0).and_then(length).unwrap_or(size_of::<libc::sockaddr_in>());
     &address.0[..len]
@@ -154,6 +157,7 @@ pub(crate) fn has_program_port(real: u16) -> bool {
 }
 
 /// An IPv4-mapped IPv6 address as the IPv4 address.
+#[inline]
 pub fn plain(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),

@@ -42,11 +42,13 @@ pub struct Unacknowledged {
 
 impl Unacknowledged {
     /// One event more was delivered.
+    #[inline]
     pub fn deliver(&self) {
         *self.count.lock() += 1;
     }
 
     /// The program has acknowledged `events`. More than were delivered are not counted.
+    #[inline]
     pub fn acknowledge(&self, events: u32) {
         let mut count = self.count.lock();
         *count = count.saturating_sub(events);
