@@ -5,14 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
 use std::{env, fs};
-
-/// Links: packages have files of their own folder only. The first table has a row for each name and node, with the route and the function; the
-/// second one for each name in private nodes, with the tags of these nodes and the function.
-const PUBLIC: &str = "exports.tsv";
-const PRIVATE: &str = "private.tsv";
+use uiw_cabi_exports::{PRIVATE, PUBLIC};
 
 /// The one function of a private node that is offered to programs, for objects of either library.
-const OF_OBJECT: &str = "device::port::ibv_query_gid_type";
+const OF_OBJECT: &str = "verbs::device::port::ibv_query_gid_type";
 
 /// The node that a linker uses for new programs where a name is in several: rdma-core 34 to 56 have it.
 const USUAL_TAG: &str = "34";
@@ -22,7 +18,7 @@ fn private_rows(table: &str) -> Vec<[String; 5]> {
     let mut rows = Vec::new();
     for line in table.lines().skip(1) {
         let [name, tags, function] = line.split('\t').collect::<Vec<_>>()[..] else {
-            panic!("{PRIVATE}: {line}")
+            panic!("private.tsv: {line}")
         };
         let tags: Vec<&str> = tags.split(',').collect();
         let default = if tags.contains(&USUAL_TAG) { USUAL_TAG } else { tags[0] };
@@ -42,18 +38,17 @@ fn private_rows(table: &str) -> Vec<[String; 5]> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed={PUBLIC}");
-    println!("cargo:rerun-if-changed={PRIVATE}");
+    println!("cargo:rerun-if-changed=build.rs");
     let out = env::var("OUT_DIR")?;
     let out = Path::new(&out);
-    let mut rows = private_rows(&fs::read_to_string(PRIVATE)?);
-    for line in fs::read_to_string(PUBLIC)?.lines().skip(1) {
+    let mut rows = private_rows(PRIVATE);
+    for line in PUBLIC.lines().skip(1) {
         let row: Vec<String> = line.split('\t').map(str::to_owned).collect();
-        rows.push(row.try_into().map_err(|row| format!("{PUBLIC}: {row:?}"))?);
+        rows.push(row.try_into().map_err(|row| format!("exports.tsv: {row:?}"))?);
     }
     let mut lines: BTreeMap<_, String> = BTreeMap::new();
     for [name, node, kind, route, function] in &rows {
-        let function = if function == "-" { function } else { &format!("uiw_cabi::{function}") };
+        let function = if function == "-" { function } else { &format!("uiw_cabi_{function}") };
         *lines.entry(route).or_default() += &format!("\"{name}\" \"{node}\" {kind} {function};\n");
     }
     // A route is the name of a macro.

@@ -11,8 +11,8 @@ use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use uiw_cabi::persona::Persona;
-use uiw_cabi::sysfs;
+use uiw_cabi_core::persona::Persona;
+use uiw_cli_sys::sysfs;
 
 /// Vendor and class of the devices.
 const KIND: &str = "uiw.dev/rdma";

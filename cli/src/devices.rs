@@ -4,8 +4,8 @@ use crate::shared::fail::{Failure, Result};
 use crate::shared::open::Global;
 use crate::shared::text;
 use serde_json::json;
-use uiw_cabi::device::{netdev, netdev::NetDev};
-use uiw_cabi::settings::{Settings, Variable};
+use uiw_cabi_core::settings::{Settings, Variable};
+use uiw_cabi_verbs::device::{netdev, netdev::NetDev};
 use uiw_smol::Spec;
 
 /// Show the devices that programs see.

@@ -15,11 +15,11 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use uiw_cabi::persona::Persona;
-use uiw_cabi::settings::{Settings, Variable};
-use uiw_cabi::sysfs::{self, SystemDevices};
-use uiw_cabi::system;
-use uiw_cabi::tls;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::{Settings, Variable};
+use uiw_cabi_core::system_path;
+use uiw_cabi_core::tls;
+use uiw_cli_sys::sysfs::{self, SystemDevices};
 
 /// Exit codes of `uiw run`.
 pub(crate) const EXIT_CODES: &str = "\
@@ -141,7 +141,7 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         command.env("UIW_PERSONA", persona);
     }
     if let Some(system) = system {
-        command.env(system::path::VARIABLE, system);
+        command.env(system_path::VARIABLE, system);
     }
     let offset = args.port_offset.or_else(|| {
         let is_set = env::var_os("UIW_PORT_OFFSET").is_some_and(|value| !value.is_empty());

@@ -3,9 +3,9 @@
 
 use crate::input::Input;
 use std::collections::VecDeque;
-use uiw_cabi::rsocket::datagram::wire::{ExchangeHeader, MessageHeader};
-use uiw_cabi::rsocket::receiver::{Receiver, Violation};
-use uiw_cabi::rsocket::wire::{ConnData, Mapping, Message, Order, Target};
+use uiw_cabi_rsocket::datagram::wire::{ExchangeHeader, MessageHeader};
+use uiw_cabi_rsocket::receiver::{Receiver, Violation};
+use uiw_cabi_rsocket::wire::{ConnData, Mapping, Message, Order, Target};
 
 /// Steps of an input.
 const STEPS: usize = 400;

@@ -15,7 +15,14 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGES = {"uiw-cabi": "cabi/src", "uiw-ibverbs": "cabi/ibverbs/src", "uiw-rspreload": "cabi/rspreload/src"}
+PACKAGES = {
+    "uiw-cabi-core": "cabi/core/src",
+    "uiw-cabi-verbs": "cabi/verbs/src",
+    "uiw-cabi-cm": "cabi/cm/src",
+    "uiw-cabi-rsocket": "cabi/rsocket/src",
+    "uiw-ibverbs": "cabi/ibverbs/src",
+    "uiw-rspreload": "cabi/rspreload/src",
+}
 # Comments, strings and characters: braces and words in them are not code.
 OPAQUE = re.compile(r'//[^\n]*|/\*.*?\*/|b?c?r(#*)".*?"\1|[bc]?"(?:\\.|[^"\\])*"|b?\'(?:\\.|[^\'\\])\'', re.DOTALL)
 # `thread_local!` of the standard library.

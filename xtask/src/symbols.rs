@@ -8,7 +8,7 @@ use std::process::ExitCode;
 /// What can be asked for.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Prints a line for each name and version of the two libraries that `cabi/data` lacks, and the tag of the private names. Exit code 1 when
+Prints a line for each name and version of the two libraries that `cabi/exports` lacks, and the tag of the private names. Exit code 1 when
 there is one. The source is a checkout of https://github.com/linux-rdma/rdma-core.")]
 pub(crate) struct Options {
     /// The folder of rdma-core's source
@@ -41,8 +41,7 @@ fn missing_of(source: &Path) -> Result<Vec<String>, String> {
         tag(&read(&source.join("CMakeLists.txt"))?).ok_or("CMakeLists.txt sets no IBVERBS_PABI_VERSION")?;
     let mut theirs = names(&read(&source.join("libibverbs/libibverbs.map.in"))?.replace(TAG, &tag));
     theirs.extend(names(&read(&source.join("librdmacm/librdmacm.map"))?));
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cabi/data");
-    let ours = tables(&read(&data.join("exports.tsv"))?, &read(&data.join("private.tsv"))?);
+    let ours = tables(uiw_cabi_exports::PUBLIC, uiw_cabi_exports::PRIVATE);
     Ok(theirs.difference(&ours).cloned().collect())
 }
 
@@ -69,7 +68,7 @@ fn names(map: &str) -> BTreeSet<String> {
     found
 }
 
-/// `name node` of the tables in `cabi/data`.
+/// `name node` of the tables in `cabi/exports`.
 fn tables(public: &str, private: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for line in public.lines().skip(1) {

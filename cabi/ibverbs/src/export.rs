@@ -3,7 +3,7 @@
 //! rustc hides symbols that are not its own, and gives no versions to what it does. A symbol of `global_asm!` it does not see; the
 //! version script of `build.rs` defines the nodes that the names here refer to.
 //!
-//! A jump is of one of three kinds. `own!` goes to our function always. The other two have a slot each (`uiw_cabi::system`), which names
+//! A jump is of one of three kinds. `own!` goes to our function always. The other two have a slot each (`uiw_cabi_verbs::system`), which names
 //! the function of the system's libibverbs once that is loaded: `system!` goes to that one then, and `object!` does where the first
 //! argument is no object of ours. Registers of arguments are the caller's in each.
 
@@ -116,7 +116,7 @@ core::arch::global_asm!(
     "jmp qword ptr [rax + 24]",
     ".size __uiw_by_object, . - __uiw_by_object",
     ".popsection",
-    is_ours = sym uiw_cabi::system::is_ours,
+    is_ours = sym uiw_cabi_verbs::system::is_ours,
 );
 #[cfg(target_arch = "aarch64")]
 core::arch::global_asm!(
@@ -149,7 +149,7 @@ core::arch::global_asm!(
     "br x16",
     ".size __uiw_by_object, . - __uiw_by_object",
     ".popsection",
-    is_ours = sym uiw_cabi::system::is_ours,
+    is_ours = sym uiw_cabi_verbs::system::is_ours,
 );
 
 /// The lines of a name: its jump, and what makes it visible.
@@ -176,7 +176,7 @@ macro_rules! exported {
 }
 pub(crate) use exported;
 
-/// The slot of a name: `uiw_cabi::system::Slot`.
+/// The slot of a name: `uiw_cabi_verbs::system::Slot`.
 macro_rules! slot {
     ($name:literal $node:literal $path:path) => {
         core::arch::global_asm!(
@@ -228,7 +228,7 @@ macro_rules! object {
             $crate::export::slot!($name $node $path);
             $crate::export::exported!(
                 $name $node $kind, $crate::export::jump_by_object!(concat!("__uiw_slot_", $name, "_", $node)),
-                f = sym $path, loaded = sym uiw_cabi::system::LOADED,
+                f = sym $path, loaded = sym uiw_cabi_verbs::system::LOADED,
             );
         )*
     };

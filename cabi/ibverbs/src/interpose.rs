@@ -5,10 +5,10 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::AtomicUsize;
-use uiw_cabi::arguments::{InPtr, OutPtr};
-use uiw_cabi::c_library::{Next, Passed};
-use uiw_cabi::errno::Errno;
-use uiw_cabi::{fault_handler, mapping};
+use uiw_cabi_core::arguments::{InPtr, OutPtr};
+use uiw_cabi_core::c_library::{Next, Passed};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::{fault_handler, mapping};
 
 /// The C library's functions, by their names and types.
 macro_rules! next {

@@ -1,7 +1,7 @@
 //! The slots that `export.rs` makes, for the system's library.
 
 use std::slice;
-use uiw_cabi::system::{self, Slot};
+use uiw_cabi_verbs::system::{self, Slot};
 
 // Defined by the linker for a section with such a name.
 unsafe extern "C" {

@@ -2,7 +2,7 @@
 //!
 //! Each function of the C library that takes a descriptor is replaced by one that looks at the descriptor's bit. Where it is not set,
 //! which is the case for everything but TCP sockets and epoll sets with TCP sockets, the C library's function is called. Otherwise
-//! `libibverbs.so.1` says what the descriptor is: `uiw_cabi::rsocket::preload` there has the sockets.
+//! `libibverbs.so.1` says what the descriptor is: `uiw_cabi_rsocket::preload` there has the sockets.
 //!
 //! * Functions of the C library at which a thread may be cancelled unwind from there through the functions here, which therefore hold
 //!   nothing with a destructor and are `extern "C-unwind"`.

@@ -1,4 +1,4 @@
-//! The functions of `libibverbs.so.1`: those that `uiw_cabi::rsocket::preload::exports` describes, and the API of rsockets.
+//! The functions of `libibverbs.so.1`: those that `uiw_cabi_rsocket::preload::exports` describes, and the API of rsockets.
 
 use crate::argument::{Argument, In, Len, Out};
 use libc::{

@@ -1,4 +1,4 @@
-//! Waits for epoll sets by the system's call, until a set has rsockets: `uiw_cabi::rsocket::preload::waiting` says how they end then.
+//! Waits for epoll sets by the system's call, until a set has rsockets: `uiw_cabi_rsocket::preload::waiting` says how they end then.
 
 use crate::argument::{Argument, Out};
 use crate::bits::is_set;

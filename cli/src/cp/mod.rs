@@ -37,7 +37,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use stripe::{Stripe, Target};
-use uiw_cabi::settings::DeadAfter;
+use uiw_cabi_core::settings::DeadAfter;
 use uiw_llp::TransportConfig;
 
 /// Options of `uiw cp`.

@@ -14,7 +14,7 @@ use checks::{Check, State};
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
-use uiw_cabi::calls;
+use uiw_cli_sys::calls;
 
 /// What `--help` says behind the options.
 pub(crate) const HELP: &str = "\

@@ -12,8 +12,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::mpsc;
-use uiw_cabi::calls::{self, Call, Purpose, Refusal};
-use uiw_cabi::{counters, sysfs};
+use uiw_cabi_core::counters;
+use uiw_cli_sys::calls::{self, Call, Purpose, Refusal};
+use uiw_cli_sys::sysfs;
 
 /// Every check. Those that fork come first: a process of several threads cannot.
 pub(super) fn all(program: Option<&Path>) -> Vec<Check> {

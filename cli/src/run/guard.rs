@@ -18,8 +18,8 @@ use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use uiw_cabi::denied;
-use uiw_cabi::split::{Side, split};
+use uiw_cabi_core::denied;
+use uiw_cli_sys::split::{Side, split};
 
 /// What the kernel sends to the second process when the thread that made it has ended, which only ends with the first process. None of the
 /// signals that are passed on: the other threads of a killed process may end later, and until then it is still the parent.

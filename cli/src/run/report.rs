@@ -14,8 +14,8 @@ use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use uiw_cabi::counters;
-use uiw_cabi::rsocket::preload::connections::{self, Carrier, Line, Role};
+use uiw_cabi_core::counters;
+use uiw_cabi_rsocket::preload::connections::{self, Carrier, Line, Role};
 use uiw_verbs::counters::{Datagrams, Directions, Directory, Operations};
 
 /// The exit code when the program ended well, and moved nothing by uiw.

@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::subscriber::NoSubscriber;
 use transfer::Transfers;
-use uiw_cabi::settings::DeadAfter;
+use uiw_cabi_core::settings::DeadAfter;
 use uiw_datagram::Qpn;
 use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use uiw_verbs::{Device, Error, Limits, Pd};

@@ -6,7 +6,7 @@ use crate::shared::text;
 use serde_json::json;
 use std::env;
 use std::sync::OnceLock;
-use uiw_cabi::settings::{Scope, Settings, VARIABLES, Variable};
+use uiw_cabi_core::settings::{Scope, Settings, VARIABLES, Variable};
 
 /// What a command that makes connections does with the variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

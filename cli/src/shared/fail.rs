@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 use std::{fmt, io};
-use uiw_cabi::denied;
+use uiw_cabi_core::denied;
 use uiw_copy::names::is_unsafe;
 use uiw_llp::OptionError;
 use uiw_tls::TlsError;

@@ -2,7 +2,7 @@
 
 use crate::shared::fail::{Failure, Result};
 use std::path::PathBuf;
-use uiw_cabi::counters;
+use uiw_cabi_core::counters;
 use uiw_llp::{StreamInfo, sock_diag};
 use uiw_verbs::counters::{
     ConnectionCounters, CounterFile, Directory, DirectoryKind, FileError, Owner, Snapshot,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use uiw_cabi_exports::{PRIVATE, PUBLIC};
 use uiw_interop::stock::Libraries;
 
 fn objdump(option: &str, file: &Path) -> String {
@@ -28,18 +29,13 @@ fn exported(table: &str) -> BTreeSet<String> {
 fn libibverbs_exports_what_rdma_core_exports_and_what_it_interposes() {
     let Some(_) = uiw_interop::require("objdump") else { return };
     let libraries = Libraries::get();
-    let data = |file: &str| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../cabi/data").join(file);
-        fs::read_to_string(path).expect("a table of exports")
-    };
-    let table = data("exports.tsv");
-    let rows = table.lines().skip(1).map(|line| line.split('\t').take(3).collect::<Vec<_>>());
+    let rows = PUBLIC.lines().skip(1).map(|line| line.split('\t').take(3).collect::<Vec<_>>());
     // What librspreload.so calls stands below.
     let rows = rows.filter(|row| row[1] != "UIW_SOCKETS_1");
     let mut wanted: BTreeSet<String> = rows.map(|row| row.join(" ")).collect();
     // What Debian 12's rdma-core 44 has in public, and what newer ones added.
     assert_eq!(wanted.len(), 202);
-    for line in data("private.tsv").lines().skip(1) {
+    for line in PRIVATE.lines().skip(1) {
         let [name, tags, _] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("{line}") };
         let tags: Vec<&str> = tags.split(',').collect();
         let default = if tags.contains(&"34") { "34" } else { tags[0] };
@@ -156,7 +152,7 @@ fn every_verb_is_documented() {
         "__ibv",
     ];
     let mut missing = Vec::new();
-    for line in read("cabi/data/exports.tsv").lines().skip(1) {
+    for line in PUBLIC.lines().skip(1) {
         let name = line.split('\t').next().expect("a name");
         if name.starts_with("uiw_") {
             continue;

@@ -7,6 +7,7 @@ mod capture;
 mod cm;
 mod containers;
 mod datagrams;
+mod engines;
 mod error_lines;
 mod exports;
 mod fabtests;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use uiw_cabi::settings::VARIABLES;
+use uiw_cabi_core::settings::VARIABLES;
 use uiw_interop::stock::{Libraries, Running, User, compile, ordinary};
 
 const SECRET: &str = "root:$6$salt$hash:19000:0:99999:7:::\n";

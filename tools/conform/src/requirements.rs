@@ -1,9 +1,7 @@
 //! The sentences of the RFCs, and which of them can be judged from outside.
 
 use std::collections::BTreeMap;
-
-/// `interop/rfc/requirements.tsv`.
-const TABLE: &str = include_str!("../data/requirements.tsv");
+use uiw_requirements::TABLE;
 
 /// Whether a listener's keeping of a sentence can be seen, and with what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

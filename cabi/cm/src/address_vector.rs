@@ -1,0 +1,28 @@
+//! Address vectors of datagrams between ids.
+
+use std::net::IpAddr;
+use uiw_cabi_core::abi::{ibv_ah_attr, ibv_gid};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::device::netdev::NetDev;
+use uiw_cabi_verbs::device::{self, gid};
+
+/// The address vector from an address of ours to a GID.
+pub(crate) fn address_vector(local: IpAddr, to: ibv_gid) -> Result<ibv_ah_attr> {
+    let netdev = device::with_address(local)?.netdev()?;
+    let mut attr = ibv_ah_attr { is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
+    attr.grh.dgid = to;
+    attr.grh.sgid_index = index_of(&netdev, local)
+        .ok_or_else(|| Errno::INVAL.because("the address is not one of the device"))?;
+    // Groups do not leave the network unless the program says so; the way to a host may lead through routers.
+    attr.grh.hop_limit = u8::from(gid::to_group(to).is_some());
+    Ok(attr)
+}
+
+/// The entry of the GID table for `local`, or for another address of its family.
+fn index_of(netdev: &NetDev, local: IpAddr) -> Option<u8> {
+    let addresses = &netdev.addresses;
+    let own = addresses.iter().position(|(own, _)| *own == local);
+    let index = own.or_else(|| addresses.iter().position(|(own, _)| own.is_ipv4() == local.is_ipv4()))?;
+    u8::try_from(index).ok()
+}

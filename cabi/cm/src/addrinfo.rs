@@ -1,0 +1,200 @@
+//! `rdma_getaddrinfo`: the result of the C library's `getaddrinfo` as rdma_cm's, and the newer call that gives it as an event.
+
+use crate::id::Note;
+use crate::registry::RegisteredPtr as _;
+use crate::resolved::Resolved;
+use crate::sync;
+use std::ffi::{CStr, CString, c_int};
+use std::{ptr, slice};
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::abi::qp::IBV_QPT_RC;
+use uiw_cabi_core::abi::{rdma_addrinfo, rdma_cm_id, zeroed};
+use uiw_cabi_core::arguments::{AnyPtr, InPtr, OutPtr, TextPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::c_library::copy_to_heap;
+use uiw_cabi_core::errno::Errno;
+
+/// `IBV_QPT_UD`
+const UD: c_int = 4;
+
+/// The parameters of a look-up, owned: it may be made on another thread.
+struct Query {
+    node: Option<CString>,
+    service: Option<CString>,
+    flags: c_int,
+    family: c_int,
+    qp_type: c_int,
+    port_space: c_int,
+    src: Vec<u8>,
+    dst: Vec<u8>,
+    hinted: bool,
+}
+
+impl Query {
+    fn read(node: &TextPtr<'_>, service: &TextPtr<'_>, hints: &InPtr<'_, rdma_addrinfo>) -> Result<Self> {
+        let bytes = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
+            (_, 0) => Ok(Vec::new()),
+            // SAFETY: an address in hints is as long as they say, and the program does not change it during the call (rdma_getaddrinfo(3)).
+            (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
+            _ => Err(Errno::INVAL.because("an address is NULL, or longer than any")),
+        };
+        let given = hints.as_ref();
+        let (node, service) = (node.get().map(CStr::to_owned), service.get().map(CStr::to_owned));
+        if node.is_none() && service.is_none() && given.is_none() {
+            return Err(Errno::INVAL.because("neither node nor service nor address"));
+        }
+        Ok(Self {
+            node,
+            service,
+            flags: given.map_or(0, |g| g.ai_flags),
+            family: given.map_or(0, |g| g.ai_family),
+            qp_type: given.map_or(0, |g| g.ai_qp_type),
+            port_space: given.map_or(0, |g| g.ai_port_space),
+            src: given.map_or(Ok(Vec::new()), |g| bytes(g.ai_src_addr, g.ai_src_len))?,
+            dst: given.map_or(Ok(Vec::new()), |g| bytes(g.ai_dst_addr, g.ai_dst_len))?,
+            hinted: given.is_some(),
+        })
+    }
+
+    /// Looks it up.
+    fn answer(&self) -> Resolved {
+        // SAFETY: `convert` makes the list, on C's heap, and nothing else has it.
+        unsafe { Resolved::new(self.look_up()) }
+    }
+
+    fn look_up(&self) -> std::result::Result<*mut rdma_addrinfo, c_int> {
+        if self.node.is_none() && self.service.is_none() {
+            return self.convert(self.family, &self.dst, None);
+        }
+        let mut hints: libc::addrinfo = zeroed();
+        if self.flags & RAI_PASSIVE != 0 {
+            hints.ai_flags |= libc::AI_PASSIVE;
+        }
+        if self.flags & RAI_NUMERICHOST != 0 {
+            hints.ai_flags |= libc::AI_NUMERICHOST;
+        }
+        hints.ai_family = self.family;
+        let datagrams = self.qp_type == UD || self.port_space == RDMA_PS_UDP;
+        hints.ai_socktype = if datagrams { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
+        let text = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
+        let mut list = ptr::null_mut();
+        // SAFETY: the texts end in NUL, the hints are complete, and there is room for a pointer.
+        let error = unsafe {
+            libc::getaddrinfo(text(&self.node), text(&self.service), &raw const hints, &raw mut list)
+        };
+        if error != 0 {
+            return Err(error);
+        }
+        // SAFETY: the C library's list has at least one address, as long as it says, and is freed once.
+        unsafe {
+            let first = &*list;
+            let bytes = slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
+            let converted = self.convert(first.ai_family, bytes, Some(first.ai_socktype));
+            libc::freeaddrinfo(list);
+            converted
+        }
+    }
+
+    /// One result on C's heap. Programs may free parts of it themselves.
+    fn convert(
+        &self,
+        family: c_int,
+        address: &[u8],
+        socktype: Option<c_int>,
+    ) -> std::result::Result<*mut rdma_addrinfo, c_int> {
+        let reliable = socktype != Some(libc::SOCK_DGRAM);
+        let passive = self.flags & RAI_PASSIVE != 0;
+        let mut rai: rdma_addrinfo = zeroed();
+        rai.ai_flags = self.flags;
+        rai.ai_family = family;
+        rai.ai_qp_type = match self.qp_type {
+            0 if reliable => IBV_QPT_RC,
+            0 => UD,
+            given => given,
+        };
+        rai.ai_port_space = match self.port_space {
+            0 if rai.ai_qp_type == UD => RDMA_PS_UDP,
+            0 => RDMA_PS_TCP,
+            given => given,
+        };
+        if passive && socktype.is_some() {
+            (rai.ai_src_addr, rai.ai_src_len) = copy(address);
+        } else {
+            (rai.ai_dst_addr, rai.ai_dst_len) = copy(address);
+        }
+        if rai.ai_src_len == 0 && self.hinted {
+            (rai.ai_src_addr, rai.ai_src_len) = copy(&self.src);
+        }
+        let rai = copy_to_heap(&[rai]);
+        if rai.is_null() { Err(libc::EAI_MEMORY) } else { Ok(rai) }
+    }
+}
+
+/// Bytes on C's heap; NULL for none.
+fn copy(bytes: &[u8]) -> (*mut libc::sockaddr, libc::socklen_t) {
+    let copy = copy_to_heap(bytes);
+    (copy.cast(), if copy.is_null() { 0 } else { bytes.len() as libc::socklen_t })
+}
+
+/// `rdma_getaddrinfo`: 0, or an error of the C library's `getaddrinfo`, or -1 and `errno`.
+pub extern "C" fn rdma_getaddrinfo(
+    node: TextPtr<'_>,
+    service: TextPtr<'_>,
+    hints: InPtr<'_, rdma_addrinfo>,
+    res: OutPtr<'_, *mut rdma_addrinfo>,
+) -> c_int {
+    boundary::number(|| {
+        let query = Query::read(&node, &service, &hints)?;
+        res.check()?;
+        match query.answer().take() {
+            Ok(list) => res.write(list).map(|()| 0),
+            Err(error) => Ok(error),
+        }
+    })
+}
+
+/// `rdma_resolve_addrinfo`: as [`rdma_getaddrinfo`], on another thread; the result is announced by an event.
+pub extern "C-unwind" fn rdma_resolve_addrinfo(
+    id: AnyPtr<rdma_cm_id>,
+    node: TextPtr<'_>,
+    service: TextPtr<'_>,
+    hints: InPtr<'_, rdma_addrinfo>,
+) -> c_int {
+    let result = boundary::minus_one(|| {
+        let id = id.get()?;
+        let query = Query::read(&node, &service, &hints)?;
+        if query.flags & RAI_SA != 0 {
+            // InfiniBand's subnet administration.
+            return Err(Errno::UNSUPPORTED.because("there is no subnet administration (RAI_SA)"));
+        }
+        let answer = move || {
+            let resolved = query.answer();
+            let note = match resolved.error() {
+                0 => Note { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0, group: None },
+                error => Note { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0, group: None },
+            };
+            if let Some(mut state) = id.lock_alive() {
+                state.resolved = Some(resolved);
+            }
+            // No event for an id that was destroyed meanwhile.
+            let _ = id.post(note);
+        };
+        std::thread::Builder::new().name("uiw-resolver".into()).spawn(answer)?;
+        Ok(())
+    });
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    unsafe { sync::complete(id, result) }
+}
+
+/// `rdma_query_addrinfo`: the result that an event announced, once.
+pub extern "C" fn rdma_query_addrinfo(id: AnyPtr<rdma_cm_id>, info: OutPtr<'_, *mut rdma_addrinfo>) -> c_int {
+    boundary::minus_one(|| {
+        let id = id.get()?;
+        info.check()?;
+        let resolved = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.resolved.take();
+        let resolved =
+            resolved.ok_or_else(|| Errno::INVAL.because("the id has no result of rdma_resolve_addrinfo"))?;
+        let list = resolved.take().map_err(|_| Errno::INVAL.because("the look-up has failed"))?;
+        info.write(list)
+    })
+}

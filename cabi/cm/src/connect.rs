@@ -1,0 +1,394 @@
+//! Connecting, accepting, rejecting, disconnecting.
+//!
+//! These calls hold the id's `control` while the engine works, and neither its state nor any lock that other ids use: events of this
+//! and of every other id are delivered meanwhile.
+
+use crate::channel::Channel;
+use crate::id::{Id, Options, Phase};
+use crate::params::{self, Params};
+use crate::placeholder::Placeholder;
+use crate::private_data::CmMessage;
+use crate::registry::RegisteredPtr as _;
+use crate::routes::{self, Source};
+use crate::{address_vector, failure, sidr, sync};
+use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use uiw_cabi_core::abi::{ibv_qp_attr, rdma_cm_id, rdma_conn_param, zeroed};
+use uiw_cabi_core::arguments::{AnyPtr, ArrayPtr, Count, InOutPtr, InPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_verbs::device::{gid, port};
+use uiw_cabi_verbs::qp::Qp;
+use uiw_verbs::cm;
+use uiw_verbs::{Error, QpState};
+
+/// The persona of the id's device.
+fn persona(id: &Id) -> Result<Persona> {
+    Ok(id.verbs()?.persona)
+}
+
+/// What the engine connects.
+enum QueuePair<'a> {
+    Program(&'a Object<Qp>),
+    Placeholder(Arc<Placeholder>),
+}
+
+impl QueuePair<'_> {
+    fn engine(&self) -> &uiw_verbs::Qp {
+        match self {
+            Self::Program(qp) => qp.engine(),
+            Self::Placeholder(placeholder) => placeholder.engine(),
+        }
+    }
+}
+
+/// The queue pair of an id, or the one of its device that the program names by number, ready to be connected. On other transports than
+/// iWARP a connection needs none.
+fn queue_pair(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair<'_>> {
+    let context = id.verbs()?;
+    let qp = match id.queue_pair(qp_num) {
+        Ok(qp) if !qp.is_ud() => qp,
+        _ if id.has_foreign_qp() && context.persona != Persona::Iwarp => {
+            let placeholder = Arc::new(Placeholder::new(context)?);
+            id.lock().placeholder = Some(Arc::clone(&placeholder));
+            return Ok(QueuePair::Placeholder(placeholder));
+        }
+        Ok(_) => return Err(Errno::INVAL.because("the queue pair is UD, and the port space has connections")),
+        Err(error) => return Err(error),
+    };
+    if qp.engine().state() == QpState::Reset {
+        // On other transports programs move it when the peer has answered; the engine connects from INIT.
+        qp.engine().modify(QpState::Init)?;
+    }
+    if let Some(timeout) = ack_timeout {
+        qp.set_timeout(timeout);
+    }
+    Ok(QueuePair::Program(qp))
+}
+
+/// `rdma_connect`.
+pub extern "C-unwind" fn rdma_connect(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rdma_conn_param>) -> c_int {
+    let result = boundary::minus_one(|| {
+        let id = id.get()?;
+        if id.is_ud() { sidr::connect(&id, &param) } else { connect(&id, &param) }
+    });
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    unsafe { sync::complete(id, result) }
+}
+
+fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
+    let _control = id.control();
+    let (channel, local, peer, params, set) = {
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
+            return Err(Errno::INVAL.because("rdma_connect before the route is resolved, or a second time"));
+        };
+        if peer.port() == 0 {
+            return Err(Errno::INVAL.because("rdma_connect to port 0"));
+        }
+        state.active = true;
+        let params = params::read(param, &state)?;
+        CmMessage::Request.check(&params.private_data)?;
+        state.two_steps = id.has_foreign_qp() && persona(id)? != Persona::Iwarp;
+        // Now, as events of the connection are delivered before this call ends.
+        state.phase = Phase::Connecting;
+        (Arc::clone(&state.channel), local, peer, params, state.options)
+    };
+    match begin(id, &channel, local, peer, &params, set) {
+        Ok(()) => Ok(()),
+        Err(Begin::Program(errno)) => {
+            id.lock().phase = Phase::RouteResolved;
+            Err(errno)
+        }
+        Err(Begin::Peer(error)) => {
+            id.lock().phase = Phase::Over;
+            id.post(failure::at_once(id, &error))
+        }
+    }
+}
+
+/// Why a connection was not begun.
+enum Begin {
+    /// The call fails.
+    Program(Errno),
+    /// A peer of this host answers while TCP is asked to connect. Programs wait for the event.
+    Peer(Error),
+}
+
+impl<T: Into<Errno>> From<T> for Begin {
+    fn from(error: T) -> Self {
+        Self::Program(error.into())
+    }
+}
+
+/// Calls the engine, without the lock of the id's state.
+fn begin(
+    id: &Arc<Id>,
+    channel: &Arc<Channel>,
+    local: SocketAddr,
+    peer: SocketAddr,
+    params: &Params,
+    set: Options,
+) -> std::result::Result<(), Begin> {
+    let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
+    let options = params::of_connection(set, params, persona(id)?)?;
+    let opening = channel.opening();
+    let connect = if id.lock().two_steps { cm::connect_in_two_steps } else { cm::connect };
+    let begun = connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
+    // From here on another thread may have taken the connection's events, and destroyed its queue pair.
+    let handle = match begun {
+        Ok(handle) => handle,
+        Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(Begin::Peer(error)),
+        Err(error) => return Err(error.into()),
+    };
+    let conn = handle.id();
+    let bound = {
+        let mut state = id.lock();
+        state.conn = Some(conn);
+        state.handle = Some(handle);
+        // The connection has it now; the port stays the id's towards others of this process.
+        state.port.as_mut().and_then(Reservation::unbind)
+    };
+    drop(bound);
+    routes::add(Source::Conn(conn), id, Some(opening));
+    Ok(())
+}
+
+/// `rdma_accept`.
+pub extern "C-unwind" fn rdma_accept(id: AnyPtr<rdma_cm_id>, param: InPtr<'_, rdma_conn_param>) -> c_int {
+    let mut event_follows = true;
+    let result = boundary::minus_one(|| {
+        let id = id.get()?;
+        event_follows = !id.is_ud();
+        if id.is_ud() { sidr::accept(&id, &param) } else { accept(&id, &param) }
+    });
+    if !event_follows {
+        return result;
+    }
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    unsafe { sync::complete(id, result) }
+}
+
+fn accept(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
+    let _control = id.control();
+    let (channel, params, set) = {
+        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        if !matches!(state.phase, Phase::Requested(_)) {
+            return Err(Errno::INVAL.because("rdma_accept of an id that is no connection request"));
+        }
+        let params = params::read(param, &state)?;
+        CmMessage::Reply.check(&params.private_data)?;
+        (Arc::clone(&state.channel), params, state.options)
+    };
+    let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
+    let options = params::of_connection(set, &params, persona(id)?)?;
+    let request = {
+        let mut state = id.lock();
+        // Connecting now, as events of the connection are delivered before this call ends.
+        match std::mem::replace(&mut state.phase, Phase::Connecting) {
+            Phase::Requested(request) => request,
+            // `rdma_reject` takes it without `control`.
+            phase => {
+                state.phase = phase;
+                return Err(Errno::INVAL.because("the connection request was rejected meanwhile"));
+            }
+        }
+    };
+    let accepted = request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
+    match accepted {
+        // From here on another thread may have taken the connection's events, and destroyed its queue pair.
+        Ok(handle) => {
+            id.lock().handle = Some(handle);
+            channel.accepted(id);
+            Ok(())
+        }
+        Err(error) => {
+            id.lock().phase = Phase::Over;
+            Err(peer_is_gone(error))
+        }
+    }
+}
+
+fn peer_is_gone(error: Error) -> Errno {
+    if matches!(error, Error::NotConnected) {
+        Errno(libc::ECONNRESET).because("the peer is gone")
+    } else {
+        error.into()
+    }
+}
+
+/// `rdma_reject`, and `rdma_reject_ece`: there are no vendor options to negotiate.
+pub extern "C" fn rdma_reject<'a>(
+    id: AnyPtr<rdma_cm_id>,
+    data: ArrayPtr<'a, u8>,
+    len: Count<'a, u8>,
+) -> c_int {
+    boundary::minus_one(|| {
+        let id = id.get()?;
+        let data = data.get(len)?;
+        let data =
+            data.ok_or_else(|| Errno::INVAL.because("private data is NULL, and its length is not 0"))?;
+        let message = if id.is_ud() { CmMessage::SidrReply } else { CmMessage::Reject };
+        message.check(data)?;
+        let request = {
+            let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+            match std::mem::replace(&mut state.phase, Phase::Over) {
+                Phase::Requested(request) => request,
+                Phase::SidrRequested(request) => {
+                    drop(state);
+                    return request.reject(data).map_err(Into::into);
+                }
+                phase => {
+                    state.phase = phase;
+                    return Err(Errno::INVAL.because("rdma_reject of an id that is no connection request"));
+                }
+            }
+        };
+        request.reject(data).map_err(peer_is_gone)
+    })
+}
+
+/// `rdma_establish`: behind CONNECT_RESPONSE it lets the peer see the connection established. Elsewhere that needs no call.
+pub extern "C" fn rdma_establish(id: AnyPtr<rdma_cm_id>) -> c_int {
+    boundary::minus_one(|| {
+        let id = id.get()?;
+        if id.own_qp().is_some() {
+            return Err(Errno::INVAL.because("rdma_establish of an id with a queue pair of its own"));
+        }
+        // Waits for `rdma_connect` of another thread, which is about to get the connection.
+        let _control = id.control();
+        let handle = {
+            let mut state = id.lock();
+            match state.phase {
+                Phase::Connecting if state.two_steps => {
+                    return Err(Errno::INVAL.because("rdma_establish before RDMA_CM_EVENT_CONNECT_RESPONSE"));
+                }
+                Phase::Connecting | Phase::Connected | Phase::Disconnecting => {}
+                _ => return Err(Errno::INVAL.because("rdma_establish of an id that is not connecting")),
+            }
+            let awaited = std::mem::take(&mut state.awaits_establish);
+            state.handle.clone().filter(|_| awaited)
+        };
+        // One that is over has its event in the channel.
+        let _ = handle.map(|handle| handle.establish());
+        Ok(())
+    })
+}
+
+/// `rdma_notify`: communication needs no help to be established.
+pub extern "C" fn rdma_notify(id: AnyPtr<rdma_cm_id>, _event: c_int) -> c_int {
+    boundary::minus_one(|| {
+        let id = id.get()?;
+        let known = id.lock().conn.is_some();
+        if known { Ok(()) } else { Err(Errno::INVAL.because("rdma_notify of an id without a connection")) }
+    })
+}
+
+/// `rdma_disconnect`: what was posted is sent, then the connection closes from both sides.
+pub extern "C-unwind" fn rdma_disconnect(id: AnyPtr<rdma_cm_id>) -> c_int {
+    let mut event_follows = false;
+    let result = boundary::minus_one(|| {
+        event_follows = disconnect(&*id.get()?)?;
+        Ok(())
+    });
+    if !event_follows {
+        return result;
+    }
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    unsafe { sync::complete(id, result) }
+}
+
+/// Whether an event is there or will come.
+fn disconnect(id: &Id) -> Result<bool> {
+    if id.is_ud() {
+        return Err(Errno::INVAL.because("an id of RDMA_PS_UDP or RDMA_PS_IPOIB has no connection"));
+    }
+    // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to get the connection.
+    let _control = id.control();
+    let (in_order, handle) = {
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let established = match state.phase {
+            Phase::Connected => true,
+            Phase::Connecting => false,
+            // The second time, after the peer's, or instead of an answer to its request.
+            Phase::Disconnecting | Phase::Over | Phase::Requested(_) => return Ok(false),
+            _ => return Err(Errno::INVAL.because("rdma_disconnect of an id without a connection")),
+        };
+        if established {
+            state.phase = Phase::Disconnecting;
+        }
+        (established && !state.awaits_establish, state.handle.clone())
+    };
+    // A connection that is over already has its event in the channel. One that is not established, at this side or the peer's, is given
+    // up, with an event too.
+    let _ = handle.map(|handle| if in_order { handle.disconnect() } else { handle.abort() });
+    Ok(true)
+}
+
+/// `rdma_init_qp_attr`, for programs that move a queue pair of their own: the kernel's answer for an iWARP device, as the engine moves the
+/// queue pair. On other transports the structure has the path to the peer as well, which UCX reads without changing a queue pair.
+pub extern "C" fn rdma_init_qp_attr(
+    id: AnyPtr<rdma_cm_id>,
+    attr: InOutPtr<'_, ibv_qp_attr>,
+    mask: OutPtr<'_, c_int>,
+) -> c_int {
+    use uiw_cabi_core::abi::cm::RDMA_UDP_QKEY;
+    use uiw_cabi_core::abi::qp::{
+        IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_STATE,
+    };
+    const REMOTE_WRITE_AND_READ: u32 = 2 | 4;
+    const INIT: c_int = 1;
+    const RTR: c_int = 2;
+    const RTS: c_int = 3;
+    boundary::minus_one(|| {
+        let id = id.get()?;
+        let attr = attr.get()?;
+        mask.check()?;
+        let state = attr.qp_state;
+        if id.verbs().is_err() {
+            return Err(Errno::INVAL.because("the id has no device yet"));
+        }
+        let set = match state {
+            INIT | RTR | RTS if id.is_ud() => IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
+            INIT | RTR => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS,
+            RTS => 0,
+            _ => return Err(Errno::INVAL.because("a state other than INIT, RTR and RTS")),
+        };
+        let mut new: ibv_qp_attr = zeroed();
+        new.qp_state = state;
+        new.port_num = 1;
+        if id.is_ud() {
+            new.qkey = RDMA_UDP_QKEY;
+        } else if set != 0 {
+            new.qp_access_flags = REMOTE_WRITE_AND_READ;
+            if state == RTR {
+                set_path(&id, &mut new)?;
+            }
+        }
+        *attr = new;
+        mask.write(set)
+    })
+}
+
+/// The path to the peer, once there is one.
+fn set_path(id: &Id, attr: &mut ibv_qp_attr) -> Result<()> {
+    let context = id.verbs()?;
+    let (local, peer) = {
+        let state = id.lock();
+        (state.local, state.peer)
+    };
+    let (Some(local), Some(peer)) = (local, peer) else { return Ok(()) };
+    if context.persona == Persona::Iwarp {
+        return Ok(());
+    }
+    attr.path_mtu = port::of(&context.device.netdev()?, context.persona).active_mtu;
+    attr.ah_attr = address_vector::address_vector(local.ip(), gid::from_address(peer.ip()))?;
+    if let (Persona::Ib, IpAddr::V4(peer)) = (context.persona, peer.ip()) {
+        attr.ah_attr.dlid = (peer.to_bits() & 0xFFFF) as u16;
+    }
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! Events of the engine become C's, with the order and the status codes of librdmacm on iWARP.
+
+use crate::event::{Delivered, Draft, give, give_note, reads_in_one_byte};
+use crate::failure::{event_and_status, flush_if_rejected};
+use crate::id::{Id, Phase};
+use crate::private_data::{CmMessage, PrivateData};
+use crate::routes::{self, Source};
+use crate::{lifecycle, request_id, sidr, timewait};
+use std::sync::Arc;
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
+use uiw_datagram::Qpn;
+use uiw_verbs::Error;
+use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
+
+/// An event about `id` as C's; nothing when the id is being destroyed.
+pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<Delivered> {
+    match event.kind {
+        CmEventKind::Posted(_) => {
+            let note = id.lock_alive()?.notes.pop_front()?;
+            give_note(id, note)
+        }
+        CmEventKind::ConnectRequest(request) => requested(id, request),
+        CmEventKind::SidrRequest(request) => sidr::requested(id, request),
+        CmEventKind::SidrResolved(info) => sidr::resolved(id, &info),
+        CmEventKind::Established(info) => established(id, &info),
+        CmEventKind::Failed(error) => failed(id, &error),
+        // The interface is gone, and the program may use another one; while it is only down there is nothing to do.
+        CmEventKind::ListenerDown { for_good, .. } => {
+            for_good.then_some(())?;
+            let is_known = std::mem::replace(&mut id.lock_alive()?.device_removed, true);
+            (!is_known).then_some(())?;
+            give(id, id, &Draft::new(RDMA_CM_EVENT_DEVICE_REMOVAL))
+        }
+        CmEventKind::Disconnected(_) => {
+            id.lock_alive()?.phase = Phase::Over;
+            let event = give(id, id, &Draft::new(RDMA_CM_EVENT_DISCONNECTED))?;
+            if Settings::get().is_ok_and(|settings| settings.persona != Persona::Iwarp) {
+                timewait::begin(id);
+            }
+            Some(event)
+        }
+    }
+}
+
+/// A request becomes an id of its own, with the listener's context and, if that is synchronous, a channel of its own.
+fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<Delivered> {
+    let private_data = request.private_data().to_vec();
+    let (peer_ird, peer_ord) = request.peer_ird_ord().unwrap_or((u16::MAX, u16::MAX));
+    let draft = Draft {
+        private_data: Some(PrivateData::new(CmMessage::Request, &private_data)),
+        responder_resources: reads_in_one_byte(peer_ord),
+        initiator_depth: reads_in_one_byte(peer_ird),
+        ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
+    };
+    let peer = request.peer_addr();
+    let id = match request_id(listener, request, &draft) {
+        Ok(id) => id,
+        Err(error) => {
+            tracing::warn!(%peer, %error, "a connection request is rejected: no id can be made for it");
+            return None;
+        }
+    };
+    let given = give(listener, &id, &draft);
+    if given.is_none() {
+        lifecycle::discard(&id);
+    }
+    given
+}
+
+fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Result<Arc<Id>> {
+    let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
+    let conn = request.id();
+    let id = request_id::make(listener, local, peer)?;
+    // A guard in the condition would be held in the block, and `discard` takes the lock.
+    let migrated = request.migrate(id.lock().channel.queue());
+    if let Err(error) = migrated {
+        lifecycle::discard(&id);
+        return Err(error.into());
+    }
+    let mut state = id.lock();
+    state.responder_resources = draft.responder_resources;
+    state.initiator_depth = draft.initiator_depth;
+    state.conn = Some(conn);
+    state.phase = Phase::Requested(request);
+    drop(state);
+    // Nothing comes of a request that is not answered, and only this thread has the id: no opening is needed.
+    routes::add(Source::Conn(conn), &id, None);
+    Ok(id)
+}
+
+fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<Delivered> {
+    let (active, event) = {
+        let mut state = id.lock_alive()?;
+        if !matches!(state.phase, Phase::Disconnecting) {
+            state.phase = Phase::Connected;
+        }
+        state.awaits_establish = state.two_steps;
+        (
+            state.active,
+            if state.two_steps { RDMA_CM_EVENT_CONNECT_RESPONSE } else { RDMA_CM_EVENT_ESTABLISHED },
+        )
+    };
+    id.set_addresses(Some(address::plain(info.local)), Some(address::plain(info.peer)));
+    let draft = Draft {
+        // The passive side has had the peer's private data with the request.
+        private_data: active.then(|| PrivateData::new(CmMessage::Reply, &info.private_data)),
+        responder_resources: reads_in_one_byte(info.negotiated.ird),
+        initiator_depth: reads_in_one_byte(info.negotiated.ord),
+        ..Draft::new(event)
+    };
+    give(id, id, &draft)
+}
+
+fn failed(id: &Arc<Id>, error: &Error) -> Option<Delivered> {
+    let peer = {
+        let mut state = id.lock_alive()?;
+        state.phase = Phase::Over;
+        state.peer.map(tracing::field::display)
+    };
+    let qp = id.own_qp().map(|qp| tracing::field::display(Qpn::from_raw(qp.engine().num())));
+    tracing::info!(peer, qp, %error, "a connection could not be set up");
+    let (event, status) = event_and_status(id, error);
+    flush_if_rejected(id, event);
+    let private_data = match error {
+        Error::NoQueuePair { private_data, .. } => Some(PrivateData::new(CmMessage::SidrReply, private_data)),
+        Error::Rejected { private_data, .. } if id.is_ud() => {
+            Some(PrivateData::new(CmMessage::SidrReply, private_data))
+        }
+        Error::Rejected { private_data, .. } => Some(PrivateData::new(CmMessage::Reject, private_data)),
+        _ => PrivateData::of_event(event),
+    };
+    give(id, id, &Draft { status, private_data, ..Draft::new(event) })
+}

@@ -1,0 +1,157 @@
+//! The connection manager's devices: one context and one protection domain each, the same for every id.
+
+use crate::id::Id;
+use crate::registry;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr};
+use std::ptr;
+use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_DEVICE_REMOVAL};
+use uiw_cabi_core::abi::{ibv_context, ibv_pd};
+use uiw_cabi_core::arguments::{HeapPtr, OutPtr, OwnedHandle, argument};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::c_library;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::object::Object;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_verbs::context::OpenContext;
+use uiw_cabi_verbs::device::{self, Device, netdev};
+use uiw_cabi_verbs::device_events::{self, DeviceChange};
+use uiw_cabi_verbs::open;
+use uiw_cabi_verbs::pd::{self, Pd};
+
+/// A context and its protection domain, which are never closed.
+#[derive(Clone, Copy)]
+struct Shared {
+    context: *mut ibv_context,
+    domain: *mut ibv_pd,
+}
+
+// SAFETY: the objects may be used by any thread, and are never closed.
+unsafe impl Send for Shared {}
+// SAFETY: the objects may be used by any thread, and are never closed.
+unsafe impl Sync for Shared {}
+
+/// By name of the network device.
+struct Opened(BTreeMap<String, Shared>);
+
+impl Forked for Opened {
+    const NEW: Self = Self(BTreeMap::new());
+
+    /// The child opens its own, on its own engine.
+    fn in_child(&mut self) {
+        self.0.clear();
+    }
+}
+
+static OPENED: ForkSafe<Opened> = ForkSafe::new();
+
+/// Opened at the first use of `device`, without the lock.
+fn shared(device: &'static Device) -> Result<Shared> {
+    let name = device.netdev_name();
+    if let Some(known) = OPENED.read().0.get(name) {
+        return Ok(*known);
+    }
+    device_events::observe(report_change);
+    let context = open::open(device)?;
+    // SAFETY: the context is new: nothing else closes it.
+    let domain = Pd::alloc(unsafe { Object::get(context) }?).inspect_err(|_| close(context))?;
+    let new = Shared { context, domain };
+    let kept = *OPENED.write().0.entry(name.to_owned()).or_insert(new);
+    if kept.context != new.context {
+        // Another thread was faster.
+        // SAFETY: the domain is new, and no other thread has it.
+        pd::ibv_dealloc_pd(unsafe { argument(new.domain) });
+        close(new.context);
+    }
+    Ok(kept)
+}
+
+/// Closes a context that nothing else has.
+fn close(context: *mut ibv_context) {
+    // SAFETY: the caller has just opened it, and has given it to no other thread.
+    let context: OwnedHandle<'_, OpenContext> = unsafe { argument(context) };
+    open::ibv_close_device(context);
+}
+
+/// Ties an id to the device that has `address`: its context and its default protection domain.
+///
+/// # Errors
+/// ENODEV when no device has the address; those of opening it.
+pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
+    let shared = shared(device::with_address(address)?)?;
+    let _ordered = id.lock();
+    id.abi.set(|id| &id.verbs, shared.context);
+    id.abi.set(|id| &id.pd, shared.domain);
+    id.abi.set(|id| &id.port_num, 1);
+    Ok(())
+}
+
+/// Whether an id that is bound to `address` has no device yet: it is any address; or the loopback device's without a port, where there are
+/// other devices.
+///
+/// The kernel has no device for either (`cma_any_addr`). Programs that ask which devices there are, as libfabric does, bind an id so, and take a
+/// device that it has for the only one. With a port it is a server's, which may use the device before it listens.
+///
+/// # Errors
+/// Those of listing the devices.
+pub(crate) fn is_of_host(address: SocketAddr) -> Result<bool> {
+    if address.ip().is_unspecified() || !address.ip().is_loopback() || address.port() != 0 {
+        return Ok(address.ip().is_unspecified());
+    }
+    Ok(!Settings::get()?.own_loopback && netdev::all()?.iter().any(|netdev| !netdev.loopback))
+}
+
+/// Whether the id has a device.
+pub(crate) fn is_bound(id: &Id) -> bool {
+    !context_of(id).is_null()
+}
+
+/// The context of the id's device, or NULL.
+fn context_of(id: &Id) -> *mut ibv_context {
+    let _ordered = id.lock();
+    id.abi.get(|id| &id.verbs)
+}
+
+/// Reports a change of a device to its ids.
+fn report_change(netdev: &str, change: DeviceChange) {
+    let Some(shared) = OPENED.read().0.get(netdev).copied() else { return };
+    let event = match change {
+        DeviceChange::HardwareAddress => RDMA_CM_EVENT_ADDR_CHANGE,
+        DeviceChange::Removed => RDMA_CM_EVENT_DEVICE_REMOVAL,
+    };
+    for id in registry::ids() {
+        if context_of(&id) == shared.context {
+            id.post_of_device(event);
+        }
+    }
+}
+
+/// `rdma_get_devices`.
+pub extern "C" fn rdma_get_devices(count: OutPtr<'_, c_int>) -> *mut *mut ibv_context {
+    boundary::pointer(|| {
+        let devices = device::list()?;
+        if devices.is_empty() {
+            return Err(Errno::NODEV.because("no network device has an address"));
+        }
+        let mut list = Vec::with_capacity(devices.len() + 1);
+        for device in devices {
+            list.push(shared(device)?.context);
+        }
+        if !count.is_null() {
+            count.write(list.len() as c_int)?;
+        }
+        list.push(ptr::null_mut());
+        let array = c_library::copy_to_heap(&list);
+        if array.is_null() {
+            return Err(Errno::NOMEM.because("no memory for the list"));
+        }
+        Ok(array)
+    })
+}
+
+/// `rdma_free_devices`. The devices stay open.
+pub extern "C" fn rdma_free_devices(list: HeapPtr<'_, *mut ibv_context>) {
+    list.free();
+}

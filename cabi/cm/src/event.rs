@@ -1,0 +1,223 @@
+//! Events as C holds them, from their delivery to their acknowledgement.
+
+use crate::id::{Id, Note};
+use crate::private_data::{MAX_PRIVATE_DATA, PrivateData};
+use crate::registry::RegisteredPtr as _;
+use crate::{address_vector, registry};
+use std::ffi::{c_char, c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::abi::{
+    ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param, zeroed,
+};
+use uiw_cabi_core::arguments::AnyPtr;
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::engine::MAX_RD_ATOMIC;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::device::gid;
+
+/// An event that C has not acknowledged.
+#[repr(C)]
+struct Event {
+    abi: rdma_cm_event,
+    private_data: [u8; MAX_PRIVATE_DATA],
+    /// The id whose acknowledgements are counted.
+    owner: Arc<Id>,
+}
+
+/// An event that C is about to hold. Plain values only: it is held while a thread may be cancelled.
+#[derive(Clone, Copy)]
+pub(crate) struct Delivered {
+    pub(crate) event: *mut rdma_cm_event,
+    pub(crate) id: AnyPtr<rdma_cm_id>,
+    /// `RDMA_CM_EVENT_*`
+    pub(crate) kind: c_int,
+    pub(crate) status: c_int,
+}
+
+/// The content of an event about a connection.
+pub(crate) struct Draft<'a> {
+    /// `RDMA_CM_EVENT_*`
+    pub(crate) event: c_int,
+    /// 0, a negative errno, or a reason of InfiniBand's communication manager.
+    pub(crate) status: c_int,
+    pub(crate) private_data: Option<PrivateData<'a>>,
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    /// Of an id without a connection.
+    pub(crate) ud: Option<Ud>,
+}
+
+/// The queue pair or the group of an event about an id without a connection.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Ud {
+    pub(crate) ah: ibv_ah_attr,
+    pub(crate) qp_num: u32,
+    pub(crate) qkey: u32,
+    /// Instead of private data: the program's pointer for a group.
+    pub(crate) context: u64,
+}
+
+impl Draft<'_> {
+    pub(crate) const fn new(event: c_int) -> Self {
+        Self { event, status: 0, private_data: None, responder_resources: 0, initiator_depth: 0, ud: None }
+    }
+}
+
+/// A number of Reads as C has it.
+pub(crate) fn reads_in_one_byte(reads: u16) -> u8 {
+    reads.min(MAX_RD_ATOMIC) as u8
+}
+
+/// An event about a connection of `id`, which `owner` counts: for a request that is the listener. Nothing when the owner is being
+/// destroyed.
+pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<Delivered> {
+    let mut conn: rdma_conn_param = zeroed();
+    conn.responder_resources = draft.responder_resources;
+    conn.initiator_depth = draft.initiator_depth;
+    let listener = if std::ptr::eq(Arc::as_ptr(owner), id) { std::ptr::null_mut() } else { owner.abi() };
+    let abi = rdma_cm_event {
+        id: id.abi(),
+        listen_id: listener,
+        event: draft.event,
+        status: draft.status,
+        param: match draft.ud {
+            None => rdma_event_param { conn },
+            Some(ud) => rdma_event_param {
+                ud: rdma_ud_param {
+                    private_data: ud.context as usize as *const c_void,
+                    private_data_len: 0,
+                    ah_attr: ud.ah,
+                    qp_num: ud.qp_num,
+                    qkey: ud.qkey,
+                },
+            },
+        },
+    };
+    let private_data = draft.private_data.map(|data| (data, id.lock().peer));
+    give_raw(owner, abi, private_data)
+}
+
+/// An event of the connection manager itself.
+pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<Delivered> {
+    if let Some(group) = note.group {
+        return give_group(id, note, group);
+    }
+    // Programs may read any member of the union.
+    let mut param: rdma_event_param = zeroed();
+    param.arg = note.arg;
+    let abi = rdma_cm_event {
+        id: id.abi(),
+        listen_id: std::ptr::null_mut(),
+        event: note.event,
+        status: note.status,
+        param,
+    };
+    let private_data = PrivateData::of_event(note.event).map(|data| (data, None));
+    give_raw(id, abi, private_data)
+}
+
+/// An event about a multicast group.
+fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<Delivered> {
+    let local = id.lock().local.map(|local| local.ip());
+    let ah = local.and_then(|local| address_vector::address_vector(local, gid::from_address(group)).ok());
+    let ud = Ud {
+        ah: ah.unwrap_or_default(),
+        qp_num: uiw_datagram::Qpn::MULTICAST.raw(),
+        qkey: RDMA_UDP_QKEY,
+        context: note.arg,
+    };
+    give(id, id, &Draft { status: note.status, ud: Some(ud), ..Draft::new(note.event) })
+}
+
+fn give_raw(
+    owner: &Arc<Id>,
+    abi: rdma_cm_event,
+    private_data: Option<(PrivateData<'_>, Option<SocketAddr>)>,
+) -> Option<Delivered> {
+    if !owner.delivers() {
+        return None;
+    }
+    let (id, kind, status) = (abi.id.into(), abi.event, abi.status);
+    let mut event = Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA], owner: Arc::clone(owner) });
+    let len = private_data.map_or(0, |(data, peer)| data.fill(&mut event.private_data, peer));
+    let event = Box::into_raw(event);
+    if len > 0 {
+        // Pointer and length are at the same place in both structures of the union.
+        // SAFETY: the box was just made, and nobody else has it. Its bytes stay where they are until the event is acknowledged.
+        unsafe {
+            (*event).abi.param.conn.private_data = (&raw const (*event).private_data).cast::<c_void>();
+            (*event).abi.param.conn.private_data_len = len as u8;
+        }
+    }
+    let event = event.cast();
+    registry::add_event(event);
+    Some(Delivered { event, id, kind, status })
+}
+
+/// Takes back an event that C acknowledges.
+///
+/// # Errors
+/// EINVAL for what is no event, or was acknowledged before.
+pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
+    if !registry::remove_event(event) {
+        return if registry::forget_inherited(event) {
+            Ok(())
+        } else {
+            Err(Errno::INVAL.because("an event that is none, or acknowledged"))
+        };
+    }
+    // SAFETY: `give_raw` made it from a box, and the registry had it until just now, so no other thread takes it back.
+    let event = unsafe { Box::from_raw(event.cast::<Event>()) };
+    event.owner.acknowledged();
+    Ok(())
+}
+
+/// `rdma_ack_cm_event`.
+pub extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    boundary::minus_one(|| acknowledge(event))
+}
+
+/// `rdma_write_cm_event`: an event of the program's own.
+pub extern "C" fn rdma_write_cm_event(
+    id: AnyPtr<rdma_cm_id>,
+    event: c_int,
+    status: c_int,
+    arg: u64,
+) -> c_int {
+    boundary::minus_one(|| {
+        if event != RDMA_CM_EVENT_USER {
+            return Err(Errno::INVAL.because("only RDMA_CM_EVENT_USER is written by programs"));
+        }
+        id.get()?.post(Note { event, status, arg, group: None })
+    })
+}
+
+/// `rdma_event_str`.
+pub extern "C" fn rdma_event_str(event: c_int) -> *const c_char {
+    let text = match event {
+        RDMA_CM_EVENT_ADDR_RESOLVED => c"RDMA_CM_EVENT_ADDR_RESOLVED",
+        RDMA_CM_EVENT_ADDR_ERROR => c"RDMA_CM_EVENT_ADDR_ERROR",
+        RDMA_CM_EVENT_ROUTE_RESOLVED => c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+        RDMA_CM_EVENT_ROUTE_ERROR => c"RDMA_CM_EVENT_ROUTE_ERROR",
+        RDMA_CM_EVENT_CONNECT_REQUEST => c"RDMA_CM_EVENT_CONNECT_REQUEST",
+        RDMA_CM_EVENT_CONNECT_RESPONSE => c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+        RDMA_CM_EVENT_CONNECT_ERROR => c"RDMA_CM_EVENT_CONNECT_ERROR",
+        RDMA_CM_EVENT_UNREACHABLE => c"RDMA_CM_EVENT_UNREACHABLE",
+        RDMA_CM_EVENT_REJECTED => c"RDMA_CM_EVENT_REJECTED",
+        RDMA_CM_EVENT_ESTABLISHED => c"RDMA_CM_EVENT_ESTABLISHED",
+        RDMA_CM_EVENT_DISCONNECTED => c"RDMA_CM_EVENT_DISCONNECTED",
+        RDMA_CM_EVENT_DEVICE_REMOVAL => c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+        RDMA_CM_EVENT_MULTICAST_JOIN => c"RDMA_CM_EVENT_MULTICAST_JOIN",
+        RDMA_CM_EVENT_MULTICAST_ERROR => c"RDMA_CM_EVENT_MULTICAST_ERROR",
+        RDMA_CM_EVENT_ADDR_CHANGE => c"RDMA_CM_EVENT_ADDR_CHANGE",
+        RDMA_CM_EVENT_TIMEWAIT_EXIT => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        RDMA_CM_EVENT_ADDRINFO_RESOLVED => c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+        RDMA_CM_EVENT_ADDRINFO_ERROR => c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+        RDMA_CM_EVENT_USER => c"RDMA_CM_EVENT_USER",
+        RDMA_CM_EVENT_INTERNAL => c"RDMA_CM_EVENT_INTERNAL",
+        _ => c"UNKNOWN EVENT",
+    };
+    text.as_ptr()
+}

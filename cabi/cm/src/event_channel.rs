@@ -1,0 +1,125 @@
+//! Event channels: creating and destroying them, and the one wait of the connection manager.
+
+use crate::channel::Channel;
+use crate::event::Delivered;
+use crate::registry::RegisteredPtr as _;
+use crate::{deliver, orphaned, registry, routes};
+use std::ffi::c_int;
+use std::os::fd::AsRawFd;
+use std::thread;
+use uiw_cabi_core::abi::{rdma_cm_event, rdma_event_channel};
+use uiw_cabi_core::arguments::{AnyPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, is_nonblocking, read_token};
+use uiw_cabi_core::errno::Errno;
+
+/// `rdma_create_event_channel`.
+pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    boundary::pointer(|| {
+        let channel = Channel::new()?;
+        registry::add_channel(&channel);
+        Ok(channel.abi())
+    })
+}
+
+/// `rdma_destroy_event_channel`. Ids that still use the channel keep its descriptor open until they are destroyed. A thread that
+/// sleeps in [`rdma_get_cm_event`] sleeps on, and one that is about to does, too.
+pub extern "C" fn rdma_destroy_event_channel(channel: AnyPtr<rdma_event_channel>) {
+    boundary::value((), || {
+        if registry::forget_inherited(channel.as_ptr()) {
+            return Ok(());
+        }
+        // Orphaned before the pointer is invalid: the reader finds the channel valid, or itself among the orphans' readers.
+        if let Some(reader) = channel.get()?.sleeper() {
+            orphaned::add(channel.as_ptr().addr(), reader);
+        }
+        drop(registry::remove_channel(channel.as_ptr()));
+        Ok(())
+    });
+}
+
+/// `rdma_get_cm_event`.
+pub extern "C-unwind" fn rdma_get_cm_event(
+    channel: AnyPtr<rdma_event_channel>,
+    event: OutPtr<'_, *mut rdma_cm_event>,
+) -> c_int {
+    if let Err(errno) = event.check() {
+        errno.set();
+        return -1;
+    }
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    match unsafe { wait(channel) } {
+        Some(next) => boundary::minus_one(|| event.write(next.event)),
+        None => -1,
+    }
+}
+
+/// The channel's next event, or nothing and `errno`. Sleeps unless the descriptor is one that does not block.
+///
+/// # Safety
+/// No caller on the stack up to C holds a value with a destructor: a thread may be cancelled while it sleeps here.
+#[inline]
+pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Delivered> {
+    let mut has_token = false;
+    loop {
+        match next(channel, has_token) {
+            Next::Event(event) => return Some(event),
+            Next::Failed => return None,
+            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+            Next::Sleep(fd) => match unsafe { read_token(fd) } {
+                true => has_token = true,
+                false if is_gone(channel) => has_token = false,
+                false => return None,
+            },
+            Next::SleepForever => {
+                // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+                unsafe { orphaned::sleep() };
+                return None;
+            }
+        }
+    }
+}
+
+/// Whether the channel was destroyed, and its descriptor closed, between the attempt and the sleep that has just failed.
+fn is_gone(channel: AnyPtr<rdma_event_channel>) -> bool {
+    let closed = Errno::last() == Errno(libc::EBADF);
+    closed && boundary::value(false, || Ok(channel.get().is_err()))
+}
+
+/// The result of one attempt to take an event. Plain values only: they are held while the thread may be cancelled.
+#[derive(Clone, Copy)]
+enum Next {
+    Event(Delivered),
+    Sleep(c_int),
+    /// The channel is destroyed, and in rdma-core this thread would sleep in it.
+    SleepForever,
+    Failed,
+}
+
+fn next(channel: AnyPtr<rdma_event_channel>, has_token: bool) -> Next {
+    let mut next = Next::Failed;
+    boundary::minus_one(|| {
+        let reader = thread::current().id();
+        let channel = channel.get().inspect_err(|_| {
+            if orphaned::contains(channel.as_ptr().addr(), reader) {
+                next = Next::SleepForever;
+            }
+        })?;
+        channel.set_reader();
+        next = Next::Sleep(channel.queue().token_fd()?.as_raw_fd());
+        let mut taken = routes::next(&channel, has_token);
+        while let Some((event, id)) = taken {
+            // Events for a destroyed id are dropped.
+            if let Some(event) = id.and_then(|id| deliver::deliver(&id, event)) {
+                next = Next::Event(event);
+                return Ok(());
+            }
+            taken = routes::next(&channel, false);
+        }
+        if is_nonblocking(channel.queue().fd()?.as_raw_fd()) {
+            next = Next::Failed;
+            return Err(Errno::AGAIN);
+        }
+        Ok(())
+    });
+    next
+}

@@ -1,0 +1,119 @@
+//! Connections that could not be set up.
+
+use crate::event::Draft;
+use crate::id::{Id, Note};
+use std::ffi::c_int;
+use std::io;
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
+use uiw_verbs::{Error, QpState};
+
+/// The event of a connection that could not even be begun.
+pub(crate) fn at_once(id: &Id, error: &Error) -> Note {
+    let (event, status) = event_and_status(id, error);
+    flush_if_rejected(id, event);
+    Note { event, status, arg: 0, group: None }
+}
+
+/// The event of a peer that cannot be reached any more.
+pub(crate) fn draft_unreachable() -> Draft<'static> {
+    Draft { status: -libc::EHOSTUNREACH, ..Draft::new(RDMA_CM_EVENT_UNREACHABLE) }
+}
+
+/// What was posted is flushed, as librdmacm does when it hands out this event.
+pub(crate) fn flush_if_rejected(id: &Id, event: c_int) {
+    if event == RDMA_CM_EVENT_REJECTED
+        && let Some(qp) = id.own_qp()
+    {
+        // ERR can be reached from every state.
+        let _ = qp.engine().modify(QpState::Err);
+    }
+}
+
+/// Reasons of InfiniBand's REJ message.
+const INVALID_SERVICE_ID: c_int = 8;
+const STALE_CONNECTION: c_int = 10;
+const CONSUMER_REJECTED: c_int = 28;
+/// Status of InfiniBand's SIDR reply.
+const SIDR_REJECTED: c_int = 2;
+const SIDR_NO_QP: c_int = 3;
+
+/// Event and status of a connection, or of a request for a UD queue pair, that failed.
+pub(crate) fn event_and_status(id: &Id, error: &Error) -> (c_int, c_int) {
+    match Settings::get().map_or(Persona::Iwarp, |settings| settings.persona) {
+        Persona::Iwarp => of_iwarp(error),
+        Persona::Roce | Persona::Ib => of_infiniband(error, id.is_ud()),
+    }
+}
+
+/// InfiniBand's connection manager gives the peer's reason instead of an error number, and refuses UD queue pairs by UNREACHABLE.
+fn of_infiniband(error: &Error, is_ud: bool) -> (c_int, c_int) {
+    match (error, of_iwarp(error)) {
+        (Error::Rejected { .. }, _) if is_ud => (RDMA_CM_EVENT_UNREACHABLE, SIDR_REJECTED),
+        (Error::NoQueuePair { .. }, _) => (RDMA_CM_EVENT_UNREACHABLE, SIDR_NO_QP),
+        (Error::Rejected { .. }, _) => (RDMA_CM_EVENT_REJECTED, CONSUMER_REJECTED),
+        (Error::Refused { .. }, _) => (RDMA_CM_EVENT_REJECTED, INVALID_SERVICE_ID),
+        // The peer closed or reset the connection before it answered.
+        (_, (RDMA_CM_EVENT_REJECTED, _)) => (RDMA_CM_EVENT_REJECTED, STALE_CONNECTION),
+        (_, other) => other,
+    }
+}
+
+/// Event and status as the kernel's iWARP connection manager reports them: REJECTED for a peer that refused or reset, UNREACHABLE for one
+/// that did not answer, CONNECT_ERROR otherwise.
+fn of_iwarp(error: &Error) -> (c_int, c_int) {
+    match error {
+        Error::Rejected { .. } | Error::Refused { .. } | Error::NoQueuePair { .. } => {
+            (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED)
+        }
+        Error::ClosedInStartup { .. } => (RDMA_CM_EVENT_REJECTED, -libc::ECONNRESET),
+        Error::TimedOut { .. } => (RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
+        Error::Lost { source, .. } => match source.kind() {
+            io::ErrorKind::ConnectionReset => (RDMA_CM_EVENT_REJECTED, -libc::ECONNRESET),
+            io::ErrorKind::TimedOut => (RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
+            io::ErrorKind::HostUnreachable => (RDMA_CM_EVENT_UNREACHABLE, -libc::EHOSTUNREACH),
+            io::ErrorKind::NetworkUnreachable => (RDMA_CM_EVENT_UNREACHABLE, -libc::ENETUNREACH),
+            _ => (RDMA_CM_EVENT_CONNECT_ERROR, -source.raw_os_error().unwrap_or(libc::EIO)),
+        },
+        Error::PeerStartup { .. } | Error::PeerRefusal { .. } => (RDMA_CM_EVENT_CONNECT_ERROR, -libc::EPROTO),
+        _ => (RDMA_CM_EVENT_CONNECT_ERROR, -libc::ECONNABORTED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 7471);
+
+    fn rejected() -> Error {
+        Error::Rejected { peer: PEER, private_data: Vec::new(), peer_ird_ord: None, markers_asked: false }
+    }
+
+    #[test]
+    fn rejections_have_infiniband_reasons() {
+        let reset = Error::Lost { peer: PEER, source: io::ErrorKind::ConnectionReset.into() };
+        for (error, reason) in [
+            (Error::Refused { peer: PEER }, 8),
+            (rejected(), 28),
+            (Error::ClosedInStartup { peer: PEER }, 10),
+            (reset, 10),
+        ] {
+            assert_eq!(of_infiniband(&error, false), (RDMA_CM_EVENT_REJECTED, reason), "{error}");
+            assert!(of_iwarp(&error).1 < 0, "{error}");
+        }
+        assert_eq!(of_infiniband(&rejected(), true), (RDMA_CM_EVENT_UNREACHABLE, 2));
+        let no_qp = Error::NoQueuePair { peer: PEER, private_data: Vec::new() };
+        assert_eq!(of_infiniband(&no_qp, true), (RDMA_CM_EVENT_UNREACHABLE, 3));
+    }
+
+    #[test]
+    fn other_failures_same_in_all_personas() {
+        let silent = Error::TimedOut { peer: PEER, after: std::time::Duration::from_secs(1) };
+        for error in [silent, Error::NotConnected] {
+            assert_eq!(of_infiniband(&error, false), of_iwarp(&error), "{error}");
+        }
+    }
+}

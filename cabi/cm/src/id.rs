@@ -1,0 +1,331 @@
+//! Communication identifiers: what C holds, and the state of it.
+
+use crate::channel::Channel;
+use crate::placeholder::Placeholder;
+use crate::resolved::Resolved;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
+use uiw_cabi_core::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
+use uiw_cabi_core::abi::{ibv_pd, ibv_qp_init_attr, rdma_cm_id, zeroed};
+use uiw_cabi_core::abi_cell::AbiCell;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
+use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::users::Unacknowledged;
+use uiw_cabi_verbs::context::OpenContext;
+use uiw_cabi_verbs::qp::Qp;
+use uiw_verbs::cm::{
+    CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener, SidrHandle, SidrListener, SidrRequest,
+};
+
+/// An id: C's structure first, its state behind it.
+#[repr(C)]
+pub(crate) struct Id {
+    pub(crate) abi: AbiCell<rdma_cm_id>,
+    /// Held by calls that change the id's connection or listener, while the engine does. Events are delivered without it.
+    control: Mutex<()>,
+    state: Mutex<State>,
+    /// Events that the program holds.
+    events: Unacknowledged,
+}
+
+/// How far an id is.
+pub(crate) enum Phase {
+    /// New.
+    Idle,
+    /// It has a local address.
+    Bound,
+    /// It has the peer's address.
+    AddrResolved,
+    /// `rdma_resolve_route` was called: on iWARP there is nothing more to resolve.
+    RouteResolved,
+    /// Peers can connect.
+    Listening(Listener),
+    /// A peer's request waits for the answer.
+    Requested(ConnRequest),
+    /// Peers can ask for a UD queue pair.
+    SidrListening(SidrListener),
+    /// A peer's request for a UD queue pair waits for the answer.
+    SidrRequested(SidrRequest),
+    /// `rdma_connect` or `rdma_accept` was called, and the connection is not established yet.
+    Connecting,
+    /// The connection is established.
+    Connected,
+    /// The program has disconnected.
+    Disconnecting,
+    /// The connection failed or has ended.
+    Over,
+}
+
+/// What `rdma_set_option` sets.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Options {
+    pub(crate) tos: Option<u8>,
+    pub(crate) reuse: bool,
+    pub(crate) v6_only: bool,
+    pub(crate) ack_timeout: Option<u8>,
+}
+
+/// An event of the connection manager itself, in which the engine has no part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Note {
+    /// `RDMA_CM_EVENT_*`
+    pub(crate) event: c_int,
+    /// 0 or a negative errno.
+    pub(crate) status: c_int,
+    /// Of `RDMA_CM_EVENT_USER`, and the program's pointer for a multicast group.
+    pub(crate) arg: u64,
+    /// The multicast group that it is about.
+    pub(crate) group: Option<IpAddr>,
+}
+
+pub(crate) struct State {
+    pub(crate) phase: Phase,
+    pub(crate) channel: Arc<Channel>,
+    /// Calls wait for their events, on a channel of the id's own.
+    pub(crate) sync: bool,
+    /// Whether it connects, rather than accepts.
+    pub(crate) active: bool,
+    /// Whether it connects with a queue pair that the program moves itself, on another transport than iWARP: the program gets an event
+    /// when the peer has answered, and calls `rdma_establish` after that.
+    pub(crate) two_steps: bool,
+    /// The peer has answered, and `rdma_establish` was not called.
+    pub(crate) awaits_establish: bool,
+    /// The queue pair of a connection for which the program has none.
+    pub(crate) placeholder: Option<Arc<Placeholder>>,
+    pub(crate) conn: Option<ConnId>,
+    pub(crate) handle: Option<ConnHandle>,
+    /// A request for the peer's UD queue pair.
+    pub(crate) sidr: Option<SidrHandle>,
+    pub(crate) port: Option<Reservation>,
+    /// Real addresses: ports as TCP has them.
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) options: Options,
+    /// Of a request: what the peer offers and asks for, as far as one byte goes.
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    /// Of a listening endpoint: how the queue pairs of its requests are made.
+    pub(crate) endpoint: Option<Endpoint>,
+    /// Private data that precedes the caller's (`ai_connect`).
+    pub(crate) connect_data: Vec<u8>,
+    /// The result of `rdma_resolve_addrinfo`.
+    pub(crate) resolved: Option<Resolved>,
+    /// Notes whose event is in the channel.
+    pub(crate) notes: VecDeque<Note>,
+    /// The program has, or is about to get, the event of the end of its device.
+    pub(crate) device_removed: bool,
+    /// Being destroyed.
+    pub(crate) gone: bool,
+}
+
+/// What `rdma_create_ep` keeps for `rdma_get_request`.
+#[derive(Clone, Copy)]
+pub(crate) struct Endpoint {
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) attr: ibv_qp_init_attr,
+}
+
+// SAFETY: the pointers are C's, and are looked up before they are used.
+unsafe impl Send for Endpoint {}
+
+impl Id {
+    /// A new id, which C cannot name yet.
+    pub(crate) fn new(channel: &Arc<Channel>, sync: bool, context: *mut c_void) -> Arc<Self> {
+        let mut abi: rdma_cm_id = zeroed();
+        abi.channel = channel.abi();
+        abi.context = context;
+        abi.ps = RDMA_PS_TCP;
+        abi.qp_type = IBV_QPT_RC;
+        let state = State {
+            phase: Phase::Idle,
+            channel: Arc::clone(channel),
+            sync,
+            active: false,
+            two_steps: false,
+            awaits_establish: false,
+            placeholder: None,
+            conn: None,
+            handle: None,
+            sidr: None,
+            port: None,
+            local: None,
+            peer: None,
+            options: Options::default(),
+            responder_resources: 0,
+            initiator_depth: 0,
+            endpoint: None,
+            connect_data: Vec::new(),
+            resolved: None,
+            notes: VecDeque::new(),
+            device_removed: false,
+            gone: false,
+        };
+        Arc::new(Self {
+            abi: AbiCell::new(abi),
+            control: Mutex::default(),
+            state: Mutex::new(state),
+            events: Unacknowledged::default(),
+        })
+    }
+
+    /// C's pointer.
+    pub(crate) fn abi(&self) -> *mut rdma_cm_id {
+        self.abi.as_ptr()
+    }
+
+    /// Sets the port space of a new id.
+    pub(crate) fn set_port_space(&self, ps: c_int) {
+        self.abi.set(|id| &id.ps, ps);
+        self.abi.set(|id| &id.qp_type, if self.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC });
+    }
+
+    /// `RDMA_PS_*`
+    pub(crate) fn port_space(&self) -> c_int {
+        self.abi.get(|id| &id.ps)
+    }
+
+    /// Whether it resolves UD queue pairs instead of connecting.
+    pub(crate) fn is_ud(&self) -> bool {
+        matches!(self.port_space(), RDMA_PS_UDP | RDMA_PS_IPOIB)
+    }
+
+    /// Taken before a call of the engine that changes the connection or listener, and before the state.
+    pub(crate) fn control(&self) -> MutexGuard<'_, ()> {
+        self.control.lock()
+    }
+
+    /// The state. Delivery of events takes it, so it is not held while the engine connects, accepts, listens or closes.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Its state unless it is being destroyed.
+    pub(crate) fn lock_alive(&self) -> Option<MutexGuard<'_, State>> {
+        let state = self.state.lock();
+        (!state.gone).then_some(state)
+    }
+
+    /// The program's own pointer.
+    pub(crate) fn context(&self) -> *mut c_void {
+        self.abi.get(|id| &id.context)
+    }
+
+    /// The context of its device.
+    ///
+    /// # Errors
+    /// EINVAL where it has none yet.
+    pub(crate) fn verbs(&self) -> Result<&Object<OpenContext>> {
+        // SAFETY: the contexts of ids are those of `devices`, which are never closed.
+        unsafe { Object::get(self.abi.get(|id| &id.verbs)) }
+    }
+
+    /// The queue pair that `rdma_create_qp` made.
+    pub(crate) fn own_qp(&self) -> Option<&Object<Qp>> {
+        // SAFETY: the program destroys the queue pair of an id by `rdma_destroy_qp`, which clears the field, when no other call on the
+        // id is in progress (rdma_destroy_qp(3)).
+        unsafe { Object::get(self.abi.get(|id| &id.qp)) }.ok()
+    }
+
+    /// Whether the program has given the id no queue pair: it moves one itself, which it names by number.
+    pub(crate) fn has_foreign_qp(&self) -> bool {
+        self.abi.get(|id| &id.qp).is_null()
+    }
+
+    /// The queue pair of the id, or the one of its device that the program names by number.
+    ///
+    /// # Errors
+    /// EINVAL where there is none.
+    pub(crate) fn queue_pair(&self, number: u32) -> Result<&Object<Qp>> {
+        // SAFETY: the program does not destroy a queue pair during a call on the id that it belongs to or is connected by
+        // (rdma_destroy_qp(3), rdma_connect(3)).
+        unsafe {
+            match self.abi.get(|id| &id.qp) {
+                own if own.is_null() => Qp::numbered(self.verbs()?, number),
+                own => Object::get(own),
+            }
+        }
+    }
+
+    /// Keeps real addresses and shows them with the program's own port numbers.
+    pub(crate) fn set_addresses(&self, local: Option<SocketAddr>, peer: Option<SocketAddr>) {
+        let mut state = self.lock();
+        state.local = local.or(state.local);
+        state.peer = peer.or(state.peer);
+        if let Some(local) = local {
+            self.abi.set(|id| &id.route.addr.src, address::shown(local));
+        }
+        if let Some(peer) = peer {
+            self.abi.set(|id| &id.route.addr.dst, address::shown(peer));
+        }
+    }
+
+    /// Posts an event of the connection manager itself.
+    pub(crate) fn post(&self, note: Note) -> Result<()> {
+        let channel = {
+            let mut state = self.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+            state.notes.push_back(note);
+            Arc::clone(&state.channel)
+        };
+        channel.queue().post(CmEvent::posted(self.abi().addr() as u64));
+        Ok(())
+    }
+
+    /// Posts an event about the id's device, unless the program has got it or is about to.
+    pub(crate) fn post_of_device(&self, event: c_int) {
+        let is_known = {
+            let mut state = self.lock();
+            match event {
+                RDMA_CM_EVENT_DEVICE_REMOVAL => std::mem::replace(&mut state.device_removed, true),
+                _ => state.notes.iter().any(|note| note.event == event),
+            }
+        };
+        if !is_known {
+            // One that is being destroyed has no events.
+            let _ = self.post(Note { event, status: 0, arg: 0, group: None });
+        }
+    }
+
+    /// Takes back the notes that C has not seen.
+    pub(crate) fn forget_notes(&self) {
+        let channel = {
+            let mut state = self.lock();
+            state.notes.clear();
+            Arc::clone(&state.channel)
+        };
+        drop(channel.queue().remove_if(|event| self.is_about(event, None)));
+    }
+
+    /// Whether an event of a channel is about this id, whose connection is `conn`.
+    pub(crate) fn is_about(&self, event: &CmEvent, conn: Option<ConnId>) -> bool {
+        match event.kind {
+            CmEventKind::Posted(tag) => tag == self.abi().addr() as u64,
+            _ => Some(event.id) == conn,
+        }
+    }
+
+    /// C is about to hold one more event of this id. False when the id is being destroyed.
+    pub(crate) fn delivers(&self) -> bool {
+        let alive = self.lock_alive();
+        if alive.is_some() {
+            self.events.deliver();
+        }
+        alive.is_some()
+    }
+
+    /// C has acknowledged one event.
+    pub(crate) fn acknowledged(&self) {
+        self.events.acknowledge(1);
+    }
+
+    /// Waits until C has acknowledged every event.
+    pub(crate) fn wait_acknowledged(&self) {
+        self.events.wait();
+    }
+}

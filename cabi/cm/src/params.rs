@@ -1,0 +1,94 @@
+//! Parameters and options of connections.
+
+use crate::id::{Options, State};
+use std::slice;
+use std::sync::Arc;
+use std::time::Duration;
+use uiw_cabi_core::abi::cm::RDMA_MAX_RESOURCES;
+use uiw_cabi_core::abi::rdma_conn_param;
+use uiw_cabi_core::arguments::InPtr;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine::MAX_RD_ATOMIC;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_verbs::oob::{acknowledgement_time, receive_time};
+use uiw_verbs::ConnConfig;
+
+/// rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the most where they are not given.
+const RETRIES: u8 = 7;
+
+/// Options of a connection or listener of an id.
+///
+/// # Errors
+/// EINVAL when an environment variable has a bad value.
+pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnConfig>> {
+    let attributes = set.ack_timeout.and_then(|timeout| acknowledgement_time(timeout, RETRIES));
+    let mut options = Settings::get()?.conn_config(ird, ord, attributes);
+    options.stream.tos = set.tos;
+    options.stream.v6_only = set.v6_only;
+    Ok(Arc::new(options))
+}
+
+/// Options of a connection with the parameters that the program gives for it.
+///
+/// # Errors
+/// As [`conn_options`].
+pub(crate) fn of_connection(set: Options, params: &Params, persona: Persona) -> Result<Arc<ConnConfig>> {
+    let mut options = conn_options(set, params.responder_resources, params.initiator_depth)?;
+    if persona != Persona::Iwarp {
+        // On iWARP no attempt is repeated, and a Send waits as long as with any peer.
+        let options = Arc::make_mut(&mut options);
+        options.no_receive_timeout = options.no_receive_timeout.max(params.receive_time());
+    }
+    Ok(options)
+}
+
+/// The parameters that a program gives for a connection.
+pub(crate) struct Params {
+    pub(crate) private_data: Vec<u8>,
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    /// How often the peer may repeat a Send that finds no receive here.
+    rnr_retry: u8,
+    pub(crate) qp_num: u32,
+}
+
+impl Params {
+    /// How long a Send of the peer may wait for a receive. rdma_cm gives queue pairs the value 0 for the time between two attempts.
+    fn receive_time(&self) -> Duration {
+        receive_time(0, self.rnr_retry)
+    }
+}
+
+/// Reads the parameters; a program may leave them out.
+///
+/// # Errors
+/// EINVAL for private data at NULL.
+pub(crate) fn read(param: &InPtr<'_, rdma_conn_param>, state: &State) -> Result<Params> {
+    let given = param.as_ref();
+    let of = |given: Option<u8>, offered: u8| match given {
+        // As many as the device has; of a request, as many as the peer takes.
+        None | Some(RDMA_MAX_RESOURCES) if state.active => MAX_RD_ATOMIC as u8,
+        None | Some(RDMA_MAX_RESOURCES) => offered,
+        Some(number) => number,
+    };
+    let mut private_data = state.connect_data.clone();
+    if let Some(given) = given
+        && given.private_data_len > 0
+    {
+        if given.private_data.is_null() {
+            return Err(Errno::INVAL.because("private data is NULL, and its length is not 0"));
+        }
+        let len = given.private_data_len.into();
+        // SAFETY: the program does not change its private data during the call (rdma_connect(3)).
+        private_data.extend_from_slice(unsafe { slice::from_raw_parts(given.private_data.cast(), len) });
+    }
+    Ok(Params {
+        private_data,
+        responder_resources: of(given.map(|g| g.responder_resources), state.responder_resources),
+        initiator_depth: of(given.map(|g| g.initiator_depth), state.initiator_depth),
+        rnr_retry: given.map_or(RETRIES, |g| g.rnr_retry_count.min(RETRIES)),
+        qp_num: given.map_or(0, |g| g.qp_num),
+    })
+}

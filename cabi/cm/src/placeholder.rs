@@ -1,0 +1,28 @@
+//! The engine's queue pair of a connection for which the program has none of type RC.
+//!
+//! On InfiniBand and RoCE the connection manager exchanges messages of its own, and a connection needs no queue pair: UCX gives the number of
+//! a UD queue pair that it does not use, exchanges its addresses as private data, and moves RC queue pairs itself. On iWARP a connection is a
+//! stream, which belongs to a queue pair: this one. Nothing is posted to it, and it lives as long as the id.
+
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_verbs::context::Context;
+use uiw_verbs::{CqConfig, Qp, QpCap, QpInit};
+
+pub(crate) struct Placeholder {
+    qp: Qp,
+}
+
+impl Placeholder {
+    pub(crate) fn new(context: &Context) -> Result<Self> {
+        let pd = context.engine.alloc_pd()?;
+        let cq = context.engine.create_cq(1, CqConfig::default())?;
+        let cap = QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+        // It keeps the domain and the completion queue.
+        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap))?;
+        Ok(Self { qp })
+    }
+
+    pub(crate) fn engine(&self) -> &Qp {
+        &self.qp
+    }
+}

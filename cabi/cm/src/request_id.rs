@@ -1,0 +1,30 @@
+//! The id that a request to a listener becomes.
+
+use crate::channel::Channel;
+use crate::id::Id;
+use crate::{devices, lifecycle, registry};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use uiw_cabi_core::boundary::Result;
+
+/// An id with the addresses of a request, the listener's context and options and, if the listener is synchronous, a channel of its own.
+pub(super) fn make(listener: &Arc<Id>, local: SocketAddr, peer: SocketAddr) -> Result<Arc<Id>> {
+    let (channel, sync, options) = {
+        let state = listener.lock();
+        (Arc::clone(&state.channel), state.sync, state.options)
+    };
+    let channel = if sync { Channel::new()? } else { channel };
+    if sync {
+        registry::add_channel(&channel);
+    }
+    let id = Id::new(&channel, sync, listener.context());
+    id.set_port_space(listener.port_space());
+    registry::add_id(&id);
+    if let Err(error) = devices::bind(&id, local.ip()) {
+        lifecycle::discard(&id);
+        return Err(error);
+    }
+    id.lock().options = options;
+    id.set_addresses(Some(local), Some(peer));
+    Ok(id)
+}

@@ -1,0 +1,169 @@
+//! Local addresses, and the address and route of a peer.
+
+use crate::id::{Id, Note, Phase};
+use crate::registry::RegisteredPtr as _;
+use crate::{devices, sync};
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use uiw_cabi_core::abi::cm::{
+    RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_ERROR,
+    RDMA_CM_EVENT_ROUTE_RESOLVED,
+};
+use uiw_cabi_core::abi::rdma_cm_id;
+use uiw_cabi_core::address;
+use uiw_cabi_core::address::AddressPtr;
+use uiw_cabi_core::arguments::AnyPtr;
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::ports;
+use uiw_cabi_core::stack;
+use uiw_verbs::CmCall;
+
+/// `rdma_bind_addr`.
+pub extern "C" fn rdma_bind_addr(id: AnyPtr<rdma_cm_id>, addr: AddressPtr<'_>) -> c_int {
+    boundary::minus_one(|| bind(&*id.get()?, addr.read()?))
+}
+
+/// Gives an id the local address `addr` in the program's numbers.
+pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
+    let real = address::real(addr)?;
+    let options = {
+        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        if !matches!(state.phase, Phase::Idle) {
+            return Err(Errno::INVAL.because("rdma_bind_addr of an id that has an address"));
+        }
+        state.options
+    };
+    if !devices::is_of_host(real)? {
+        devices::bind(id, real.ip()).map_err(not_available)?;
+    }
+    let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)
+        .map_err(|errno| {
+            if errno == Errno(libc::EADDRINUSE)
+                && (ports::is_taken_by_wildcard(real, id.is_ud(), options.reuse)
+                    || !stack::is_own() && ports::is_bound_to_wildcard(real, id.is_ud()))
+            {
+                not_available(Errno::NODEV)
+            } else {
+                errno
+            }
+        })?;
+    id.set_addresses(Some(bound), None);
+    let mut state = id.lock();
+    state.port = Some(port);
+    state.phase = Phase::Bound;
+    Ok(())
+}
+
+/// What a program gets that binds to an address of no device.
+fn not_available(errno: Errno) -> Errno {
+    if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno }
+}
+
+/// `rdma_resolve_addr`: the result is there at once, so the time-out never passes.
+pub extern "C-unwind" fn rdma_resolve_addr(
+    id: AnyPtr<rdma_cm_id>,
+    src: AddressPtr<'_>,
+    dst: AddressPtr<'_>,
+    _timeout_ms: c_int,
+) -> c_int {
+    let result = boundary::minus_one(|| resolve(&*id.get()?, src.get()?, dst.read()?));
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    unsafe { sync::complete(id, result) }
+}
+
+pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<()> {
+    // Port 0 is an address without a service: programs resolve it to find the device that reaches it. `rdma_connect` refuses it.
+    let peer = address::real(dst)?;
+    if let Some(src) = src
+        && matches!(id.lock().phase, Phase::Idle)
+        && (src.port() != 0 || !src.ip().is_unspecified())
+    {
+        bind(id, src)?;
+    }
+    let bound = {
+        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        match state.phase {
+            Phase::Idle => None,
+            Phase::Bound => state.local,
+            _ => {
+                return Err(Errno::INVAL
+                    .because("rdma_resolve_addr of an id that is resolved, listens or is connected"));
+            }
+        }
+    };
+    if bound.is_some_and(|local| local.is_ipv4() != peer.is_ipv4()) {
+        return Err(Errno::INVAL.because("one address is IPv4 and the other IPv6"));
+    }
+    let local = match bound {
+        Some(local) if !local.ip().is_unspecified() => {
+            // A loopback address.
+            if !devices::is_bound(id) {
+                devices::bind(id, local.ip())?;
+            }
+            local
+        }
+        _ => {
+            let mut source = address::source_for(peer)?;
+            devices::bind(id, source.ip())?;
+            source.set_port(bound.map_or(0, |local| local.port()));
+            source
+        }
+    };
+    id.set_addresses(Some(local), Some(peer));
+    if engine::get()?.inject_cm(CmCall::ResolveAddr).is_some() {
+        return id.post(failure(RDMA_CM_EVENT_ADDR_ERROR));
+    }
+    id.lock().phase = Phase::AddrResolved;
+    id.post(Note { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0, group: None })
+}
+
+/// `rdma_resolve_route`: on iWARP the address is the route.
+pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms: c_int) -> c_int {
+    let result = boundary::minus_one(|| route(&*id.get()?));
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    unsafe { sync::complete(id, result) }
+}
+
+/// What the kernel says when the time-out has passed.
+fn failure(event: c_int) -> Note {
+    Note { event, status: -libc::ETIMEDOUT, arg: 0, group: None }
+}
+
+pub(crate) fn route(id: &Id) -> Result<()> {
+    let failed = engine::get()?.inject_cm(CmCall::ResolveRoute).is_some();
+    {
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        if !matches!(state.phase, Phase::AddrResolved) {
+            return Err(
+                Errno::INVAL.because("rdma_resolve_route before the address is resolved, or a second time")
+            );
+        }
+        if !failed {
+            state.phase = Phase::RouteResolved;
+        }
+    }
+    if failed {
+        return id.post(failure(RDMA_CM_EVENT_ROUTE_ERROR));
+    }
+    id.post(Note { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0, group: None })
+}
+
+/// `rdma_get_src_port`, in network order.
+pub extern "C" fn rdma_get_src_port(id: AnyPtr<rdma_cm_id>) -> u16 {
+    port(id, |id| id.lock().local)
+}
+
+/// `rdma_get_dst_port`, in network order.
+pub extern "C" fn rdma_get_dst_port(id: AnyPtr<rdma_cm_id>) -> u16 {
+    port(id, |id| id.lock().peer)
+}
+
+fn port(id: AnyPtr<rdma_cm_id>, of: impl FnOnce(&Id) -> Option<SocketAddr>) -> u16 {
+    boundary::value(0, || {
+        let id = id.get()?;
+        let real = of(&id).map_or(0, |address| address.port());
+        Ok(if real == 0 { 0 } else { address::program_port(real).to_be() })
+    })
+}

@@ -1,0 +1,61 @@
+//! Address information on C's heap.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use uiw_cabi_core::abi::rdma_addrinfo;
+use uiw_cabi_core::arguments::{HeapPtr, argument};
+
+/// The result of a look-up: the head of a list, or an error of the C library (`EAI_*`).
+pub(crate) struct Resolved(Result<*mut rdma_addrinfo, c_int>);
+
+// SAFETY: the list is on C's heap, and this value owns it on whatever thread it is.
+unsafe impl Send for Resolved {}
+
+impl Drop for Resolved {
+    fn drop(&mut self) {
+        if let Ok(list) = self.0 {
+            // SAFETY: the value owns the list, which it has not given out.
+            rdma_freeaddrinfo(unsafe { argument(list) });
+        }
+    }
+}
+
+impl Resolved {
+    /// # Safety
+    /// A list is one that [`rdma_freeaddrinfo`] may free, and nothing else does.
+    pub(crate) unsafe fn new(result: Result<*mut rdma_addrinfo, c_int>) -> Self {
+        Self(result)
+    }
+
+    /// The error, or 0.
+    pub(crate) fn error(&self) -> c_int {
+        self.0.err().unwrap_or(0)
+    }
+
+    /// The list, which the caller frees.
+    ///
+    /// # Errors
+    /// The C library's.
+    pub(crate) fn take(mut self) -> Result<*mut rdma_addrinfo, c_int> {
+        std::mem::replace(&mut self.0, Err(0))
+    }
+}
+
+/// `rdma_freeaddrinfo`.
+pub extern "C" fn rdma_freeaddrinfo(list: HeapPtr<'_, rdma_addrinfo>) {
+    let mut next = list.as_ptr();
+    while !next.is_null() {
+        // SAFETY: the list is of `rdma_getaddrinfo`, and the program does not use it any more. Each part is NULL or memory of C's heap; a
+        // program that has freed or replaced one itself leaves it so.
+        unsafe {
+            let one = ptr::read(next);
+            let addresses = [one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()];
+            let names = [one.ai_src_canonname.cast(), one.ai_dst_canonname.cast()];
+            for part in addresses.into_iter().chain(names).chain([one.ai_route, one.ai_connect, next.cast()])
+            {
+                libc::free(part);
+            }
+            next = one.ai_next;
+        }
+    }
+}

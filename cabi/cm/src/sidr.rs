@@ -1,0 +1,177 @@
+//! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair, `rdma_accept` names one.
+
+use crate::address_vector::address_vector;
+use crate::event::{Delivered, Draft, Ud, give};
+use crate::id::{Id, Phase};
+use crate::private_data::{CmMessage, PrivateData};
+use crate::routes::{self, Source};
+use crate::{failure, lifecycle, params, request_id};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_UDP_QKEY};
+use uiw_cabi_core::abi::rdma_conn_param;
+use uiw_cabi_core::address;
+use uiw_cabi_core::arguments::InPtr;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
+use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_verbs::device::gid;
+use uiw_cabi_verbs::device::netdev::{self, NetDev};
+use uiw_cabi_verbs::qp::Qp;
+use uiw_verbs::cm::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
+
+/// `rdma_listen`.
+pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
+    let engine = engine::get()?;
+    let _control = id.control();
+    let (local, channel, v6_only, bound) = {
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
+            return Err(Errno::INVAL.because("the id is in another state"));
+        };
+        // The listener's sockets need the port.
+        let bound = state.port.as_mut().and_then(Reservation::unbind);
+        (local, Arc::clone(&state.channel), state.options.v6_only, bound)
+    };
+    drop(bound);
+    let addresses = match local.ip().is_unspecified() {
+        true => all_addresses(local, v6_only)?,
+        false => vec![local],
+    };
+    let opening = channel.opening();
+    let listener = SidrListener::bind(&engine, &addresses, channel.queue())?;
+    let source = Source::Listener(listener.id());
+    id.lock().phase = Phase::SidrListening(listener);
+    routes::add(source, id, Some(opening));
+    Ok(())
+}
+
+/// Every address of every device that the unspecified address stands for.
+fn all_addresses(any: SocketAddr, v6_only: bool) -> Result<Vec<SocketAddr>> {
+    let stands_for = |ip: &IpAddr| ip.is_ipv4() == any.is_ipv4() || ip.is_ipv4() && !v6_only;
+    let netdevs = netdev::all()?;
+    let of = |netdev: &NetDev| {
+        let ips = netdev.addresses.iter().map(|(ip, _)| *ip).filter(stands_for);
+        ips.map(|ip| netdev.socket_address(ip, any.port())).collect::<Vec<_>>()
+    };
+    Ok(netdevs.iter().flat_map(of).collect())
+}
+
+/// The queue pair of an id, or the one that the program names by number.
+///
+/// # Errors
+/// EINVAL where there is none, or it is not UD.
+fn queue_pair(id: &Id, qp_num: u32) -> Result<&Object<Qp>> {
+    let qp = id.queue_pair(qp_num)?;
+    if qp.is_ud() { Ok(qp) } else { Err(Errno::INVAL) }
+}
+
+/// `rdma_connect`.
+pub(crate) fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
+    let engine = engine::get()?;
+    let _control = id.control();
+    let (channel, local, peer, params, bound) = {
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
+            return Err(Errno::INVAL.because("the id is in another state"));
+        };
+        let params = params::read(param, &state)?;
+        CmMessage::SidrRequest.check(&params.private_data)?;
+        state.active = true;
+        state.phase = Phase::Connecting;
+        let bound = state.port.as_mut().and_then(Reservation::unbind);
+        (Arc::clone(&state.channel), local, peer, params, bound)
+    };
+    drop(bound);
+    let opening = channel.opening();
+    match SidrHandle::request(&engine, local, peer, &params.private_data, channel.queue()) {
+        Ok(handle) => {
+            let conn = handle.id();
+            let mut state = id.lock();
+            state.conn = Some(conn);
+            state.sidr = Some(handle);
+            drop(state);
+            routes::add(Source::Conn(conn), id, Some(opening));
+            Ok(())
+        }
+        Err(error) => {
+            id.lock().phase = Phase::RouteResolved;
+            Err(error.into())
+        }
+    }
+}
+
+/// `rdma_accept`: no event follows.
+pub(crate) fn accept(id: &Id, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
+    let _control = id.control();
+    let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+    let params = params::read(param, &state)?;
+    CmMessage::SidrReply.check(&params.private_data)?;
+    if !matches!(state.phase, Phase::SidrRequested(_)) {
+        return Err(Errno::INVAL.because("the id is in another state"));
+    }
+    let qp = queue_pair(id, params.qp_num)?;
+    let Phase::SidrRequested(request) = std::mem::replace(&mut state.phase, Phase::Connected) else {
+        return Err(Errno::INVAL.because("the id is in another state"));
+    };
+    drop(state);
+    let qkey = qp.engine().qkey().unwrap_or(RDMA_UDP_QKEY);
+    request.accept(qp.engine().num(), qkey, &params.private_data).map_err(Into::into)
+}
+
+/// A request becomes an id of its own, as for connections.
+pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<Delivered> {
+    let private_data = request.private_data().to_vec();
+    let peer = request.peer_addr();
+    let id = match request_id(listener, request) {
+        Ok(id) => id,
+        Err(error) => {
+            tracing::warn!(%peer, %error, "a request for a queue pair is rejected: no id can be made for it");
+            return None;
+        }
+    };
+    let draft = Draft {
+        private_data: Some(PrivateData::new(CmMessage::SidrRequest, &private_data)),
+        ud: Some(Ud::default()),
+        ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
+    };
+    let given = give(listener, &id, &draft);
+    if given.is_none() {
+        lifecycle::discard(&id);
+    }
+    given
+}
+
+fn request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
+    let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
+    let id = request_id::make(listener, local, peer)?;
+    id.lock().phase = Phase::SidrRequested(request);
+    Ok(id)
+}
+
+/// The responder has named its queue pair.
+pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<Delivered> {
+    let handle = {
+        let mut state = id.lock_alive()?;
+        state.phase = Phase::Connected;
+        state.sidr.take()
+    };
+    drop(handle);
+    let (local, peer) = (address::plain(info.local), address::plain(info.peer));
+    id.set_addresses(Some(local), Some(peer));
+    let ah = match address_vector(local.ip(), gid::from_address(peer.ip())) {
+        Ok(ah) => ah,
+        Err(error) => {
+            tracing::warn!(%peer, %error, "the device of this address is gone");
+            return give(id, id, &failure::draft_unreachable());
+        }
+    };
+    let draft = Draft {
+        private_data: Some(PrivateData::new(CmMessage::SidrReply, &info.private_data)),
+        ud: Some(Ud { ah, qp_num: info.qpn, qkey: info.qkey, ..Ud::default() }),
+        ..Draft::new(RDMA_CM_EVENT_ESTABLISHED)
+    };
+    give(id, id, &draft)
+}

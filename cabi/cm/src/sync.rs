@@ -1,0 +1,80 @@
+//! Synchronous ids: those without a channel of the program's. Every call that is completed by an event waits for that event and leaves it
+//! in the id, where the program can read it.
+
+use crate::event::Delivered;
+use crate::registry::RegisteredPtr as _;
+use crate::{event_channel, lifecycle, qp};
+use std::ffi::c_int;
+use uiw_cabi_core::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
+use uiw_cabi_core::abi::{rdma_cm_id, rdma_event_channel};
+use uiw_cabi_core::arguments::{AnyPtr, OutPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+
+/// Completes a call that began with `result`: a synchronous id waits for the event, any other id for nothing.
+///
+/// # Safety
+/// As for [`event_channel::wait`].
+#[inline]
+pub(crate) unsafe fn complete(id: AnyPtr<rdma_cm_id>, result: c_int) -> c_int {
+    if result != 0 {
+        return result;
+    }
+    let Some(own) = own_channel(id) else { return 0 };
+    // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+    match unsafe { event_channel::wait(own) } {
+        Some(event) => boundary::minus_one(|| keep(id, event)),
+        None => -1,
+    }
+}
+
+/// The channel to wait on, if the id is synchronous. The event shown before is acknowledged.
+fn own_channel(id: AnyPtr<rdma_cm_id>) -> Option<AnyPtr<rdma_event_channel>> {
+    boundary::value(None, || {
+        let id = id.get()?;
+        let (sync, channel) = {
+            let state = id.lock();
+            (state.sync, state.channel.abi())
+        };
+        if !sync {
+            return Ok(None);
+        }
+        lifecycle::acknowledge_shown(&id);
+        Ok(Some(channel.into()))
+    })
+}
+
+/// Shows an event to the program; an error for an event that reports one.
+fn keep(id: AnyPtr<rdma_cm_id>, shown: Delivered) -> Result<()> {
+    id.get()?.abi.set(|id| &id.event, shown.event);
+    match shown.status {
+        0 => Ok(()),
+        _ if shown.kind == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
+        status => Err(Errno(status.abs())),
+    }
+}
+
+/// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if `rdma_create_ep` was given its attributes.
+pub extern "C-unwind" fn rdma_get_request(
+    listener: AnyPtr<rdma_cm_id>,
+    id: OutPtr<'_, *mut rdma_cm_id>,
+) -> c_int {
+    let (Some(own), false) = (own_channel(listener), id.is_null()) else {
+        Errno::INVAL.null().set();
+        return -1;
+    };
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    let Some(Delivered { event, id: new, kind, .. }) = (unsafe { event_channel::wait(own) }) else {
+        return -1;
+    };
+    boundary::minus_one(|| {
+        let made = match kind {
+            RDMA_CM_EVENT_CONNECT_REQUEST => qp::for_request(listener, new),
+            _ => Err(Errno::INVAL.because("the listener has an event that is no connection request")),
+        };
+        let shown = if made.is_ok() { new } else { listener };
+        shown.get()?.abi.set(|id| &id.event, event);
+        made?;
+        id.write(new.as_ptr())
+    })
+}

@@ -1,0 +1,268 @@
+//! Ids of one process side by side: calls and events of one do not wait for calls of another.
+
+use super::*;
+use crate::channel::Channel;
+use crate::id::Id;
+use crate::routes::Source;
+use std::ffi::c_int;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+use uiw_cabi_core::abi::cm::*;
+use uiw_cabi_core::abi::qp::IBV_QPT_RC;
+use uiw_cabi_core::abi::{
+    self, ibv_context_ops, ibv_cq, ibv_qp, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_wc, rdma_cm_event,
+    rdma_cm_id, rdma_event_channel,
+};
+use uiw_cabi_core::address;
+use uiw_cabi_core::call;
+use uiw_cabi_verbs::{channel as comp_channel, cq, device, open, pd};
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
+use uiw_llp::{Token, TransportStack, TransportStream};
+use uiw_verbs::DeviceConfig;
+use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId};
+
+/// Turns a deadlock into a failure; nothing is measured by it.
+const DEADLOCK: Duration = Duration::from_secs(60);
+
+/// Pointers that go from thread to thread, as C's do.
+struct Shared<T>(*mut T);
+
+// SAFETY: the functions may be called from any thread.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: the functions may be called from any thread.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
+/// Hooks that report the first `connect` and block it until it is released; the engine makes more where the peer refuses.
+#[derive(Clone)]
+struct SlowConnect {
+    entered: mpsc::Sender<()>,
+    go_on: Arc<Mutex<mpsc::Receiver<()>>>,
+}
+
+impl StackHooks for SlowConnect {
+    type Stream = ();
+
+    fn stream(&self, _: &dyn TransportStream, _: Origin, _: Token) {}
+
+    fn before_connect(&mut self, _: &dyn TransportStack) {
+        // The test lets go of the other end of `entered` when it has seen the first call.
+        if self.entered.send(()).is_ok() {
+            self.go_on.lock().unwrap().recv().unwrap();
+        }
+    }
+}
+
+fn new_id(channel: *mut rdma_event_channel) -> *mut rdma_cm_id {
+    let mut id = ptr_null();
+    // SAFETY: the id has room.
+    assert_eq!(unsafe { call!(rdma_create_id(channel, &raw mut id, ptr_null(), RDMA_PS_TCP)) }, 0);
+    id
+}
+
+/// The functions that C's headers call for a queue pair.
+///
+/// # Safety
+/// The queue pair lives during `'a`.
+unsafe fn ops<'a>(qp: *mut ibv_qp) -> &'a ibv_context_ops {
+    // SAFETY: the caller ensures that the queue pair lives, and its context lives longer.
+    unsafe { &(*(*qp).context).ops }
+}
+
+fn ptr_null<T>() -> *mut T {
+    std::ptr::null_mut()
+}
+
+/// The next event of the channel, acknowledged: what it is, and of which id.
+fn next(channel: *mut rdma_event_channel) -> (c_int, *mut rdma_cm_id) {
+    let mut event: *mut rdma_cm_event = ptr_null();
+    // SAFETY: the event has room, and is valid until it is acknowledged.
+    unsafe {
+        assert_eq!(call!(rdma_get_cm_event(channel, &raw mut event)), 0);
+        let found = ((*event).event, (*event).id);
+        assert_eq!(call!(rdma_ack_cm_event(event)), 0);
+        found
+    }
+}
+
+fn resolve_addr(id: *mut rdma_cm_id, peer: SocketAddr) {
+    let to = address::write(peer);
+    // SAFETY: an address just written.
+    assert_eq!(unsafe { call!(rdma_resolve_addr(id, std::ptr::null(), to.0.as_ptr().cast(), 1000)) }, 0);
+}
+
+fn queue_pair_attributes() -> ibv_qp_init_attr {
+    let mut init: ibv_qp_init_attr = abi::zeroed();
+    (init.cap.max_send_wr, init.cap.max_recv_wr) = (4, 4);
+    (init.cap.max_send_sge, init.cap.max_recv_sge) = (1, 1);
+    (init.qp_type, init.sq_sig_all) = (IBV_QPT_RC, 1);
+    init
+}
+
+/// A queue pair on an engine of its own, with a slow stack.
+fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
+    let lo = device::with_address(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let context = open::open_on(lo, engine).unwrap();
+    let mut init = queue_pair_attributes();
+    // SAFETY: objects just made.
+    unsafe {
+        let domain = call!(pd::ibv_alloc_pd(context));
+        let queue = call!(cq::ibv_create_cq(context, 16, ptr_null(), ptr_null(), 0));
+        (init.send_cq, init.recv_cq) = (queue, queue);
+        let qp = call!(uiw_cabi_verbs::qp::ibv_create_qp(domain, &raw mut init));
+        assert!(!qp.is_null());
+        qp
+    }
+}
+
+/// Waits for a completion by an event of the queue.
+fn completion(queue: *mut ibv_cq, channel: *mut abi::ibv_comp_channel) -> ibv_wc {
+    let (mut found, mut context) = (ptr_null(), ptr_null());
+    // SAFETY: objects of ours; a completion of zeros is written before it is read.
+    unsafe {
+        assert_eq!(call!(comp_channel::ibv_get_cq_event(channel, &raw mut found, &raw mut context)), 0);
+        assert_eq!(found, queue);
+        call!(cq::ibv_ack_cq_events(queue, 1));
+        let mut wc: ibv_wc = abi::zeroed();
+        assert_eq!(call!(cq::poll_cq(queue, 1, &raw mut wc)), 1);
+        wc
+    }
+}
+
+/// Everything from resolving to a message, between a new id on `channel` and a new listener, and the ends of both.
+fn connect_and_send(channel: *mut rdma_event_channel) {
+    let passive = rdma_create_event_channel();
+    let listener = new_id(passive);
+    // SAFETY: ids, channels and queue pairs of ours, all destroyed in the end; requests without elements.
+    unsafe {
+        assert_eq!(call!(rdma_listen(listener, 4)), 0);
+        let port = u16::from_be(call!(rdma_get_src_port(listener)));
+        let id = new_id(channel);
+        resolve_addr(id, (Ipv4Addr::LOCALHOST, port).into());
+        assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, id));
+        assert_eq!(call!(rdma_resolve_route(id, 1000)), 0);
+        assert_eq!(next(channel), (RDMA_CM_EVENT_ROUTE_RESOLVED, id));
+        assert_eq!(
+            call!(rdma_create_qp(id, ptr_null(), std::ptr::from_mut(&mut queue_pair_attributes()))),
+            0
+        );
+        assert_eq!(call!(rdma_connect(id, std::ptr::null())), 0);
+
+        let (event, accepted) = next(passive);
+        assert_eq!(event, RDMA_CM_EVENT_CONNECT_REQUEST);
+        assert_eq!(
+            call!(rdma_create_qp(accepted, ptr_null(), std::ptr::from_mut(&mut queue_pair_attributes()))),
+            0
+        );
+        let mut receive = ibv_recv_wr { wr_id: 7, next: ptr_null(), sg_list: ptr_null(), num_sge: 0 };
+        assert_eq!(ops((*accepted).qp).post_recv.unwrap()((*accepted).qp, &raw mut receive, ptr_null()), 0);
+        assert_eq!(call!(cq::req_notify_cq((*accepted).recv_cq, 0)), 0);
+        assert_eq!(call!(rdma_accept(accepted, std::ptr::null())), 0);
+        assert_eq!(next(channel), (RDMA_CM_EVENT_ESTABLISHED, id));
+        assert_eq!(next(passive), (RDMA_CM_EVENT_ESTABLISHED, accepted));
+
+        let mut send: ibv_send_wr = abi::zeroed();
+        send.opcode = abi::wr::IBV_WR_SEND;
+        assert_eq!(ops((*id).qp).post_send.unwrap()((*id).qp, &raw mut send, ptr_null()), 0);
+        let wc = completion((*accepted).recv_cq, (*accepted).recv_cq_channel);
+        assert_eq!((wc.wr_id, wc.status), (7, 0));
+
+        assert_eq!(call!(rdma_disconnect(id)), 0);
+        assert_eq!(next(channel), (RDMA_CM_EVENT_DISCONNECTED, id));
+        for id in [id, accepted] {
+            call!(rdma_destroy_qp(id));
+            assert_eq!(call!(rdma_destroy_id(id)), 0);
+        }
+        assert_eq!(call!(rdma_destroy_id(listener)), 0);
+        call!(rdma_destroy_event_channel(passive));
+    }
+}
+
+#[test]
+fn an_id_inside_of_the_engine_stops_no_other_one() {
+    let ((entered, is_entered), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
+    let hooks = SlowConnect { entered, go_on: Arc::new(Mutex::new(may_go_on)) };
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
+    let engine = uiw_verbs::Device::with_stack(Box::new(stack), DeviceConfig::default()).unwrap();
+    let qp = queue_pair_on(&engine);
+    let channel = rdma_create_event_channel();
+    let slow = new_id(channel);
+    resolve_addr(slow, (Ipv4Addr::LOCALHOST, 9).into());
+    assert_eq!(next(channel), (RDMA_CM_EVENT_ADDR_RESOLVED, slow));
+    // SAFETY: an id of ours, which C may give a queue pair of its own.
+    unsafe {
+        assert_eq!(call!(rdma_resolve_route(slow, 1000)), 0);
+        (*slow).qp = qp;
+    }
+    let shared = Shared(slow);
+    // SAFETY: no parameters.
+    let connecting = thread::spawn(move || unsafe { call!(rdma_connect(shared.get(), std::ptr::null())) });
+    is_entered.recv().unwrap();
+    drop(is_entered);
+
+    let (done, is_done) = mpsc::channel();
+    let (id, events) = (Shared(slow), Shared(channel));
+    let others = thread::spawn(move || {
+        // An event of the id itself, which was announced before its call.
+        assert_eq!(next(events.get()), (RDMA_CM_EVENT_ROUTE_RESOLVED, id.get()));
+        connect_and_send(events.get());
+        done.send(()).unwrap();
+    });
+    let in_time = is_done.recv_timeout(DEADLOCK);
+    go_on.send(()).unwrap();
+    others.join().unwrap();
+    assert!(in_time.is_ok(), "the other id waited for the one inside of the engine");
+
+    assert_eq!(connecting.join().unwrap(), 0);
+    // SAFETY: objects of ours, which no thread uses any more.
+    unsafe {
+        assert_eq!(call!(rdma_destroy_id(slow)), 0);
+        let (context, domain, queue) = ((*qp).context, (*qp).pd, (*qp).send_cq);
+        assert_eq!(call!(uiw_cabi_verbs::qp::ibv_destroy_qp(qp)), 0);
+        assert_eq!(call!(cq::ibv_destroy_cq(queue)), 0);
+        assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
+        assert_eq!(call!(open::ibv_close_device(context)), 0);
+        call!(rdma_destroy_event_channel(channel));
+    }
+}
+
+fn failed(conn: ConnId) -> CmEvent {
+    CmEvent { id: conn, kind: CmEventKind::Failed(uiw_verbs::Error::NotConnected) }
+}
+
+#[test]
+fn an_event_that_comes_before_its_connection_is_known_finds_its_id() {
+    let channel = Channel::new().unwrap();
+    let id = Id::new(&channel, false, ptr_null());
+    let (known, other) = (ConnId(u64::MAX), ConnId(u64::MAX - 1));
+    let (opening, of_another_id) = (channel.opening(), channel.opening());
+    channel.queue().post(failed(known));
+    let reader = thread::spawn({
+        let channel = Arc::clone(&channel);
+        move || routes::next(&channel, false).and_then(|(_, id)| id)
+    });
+    // Taken, and without a route.
+    while !channel.queue().is_empty() {
+        thread::yield_now();
+    }
+    routes::add(Source::Conn(known), &id, Some(opening));
+    let found = reader.join().unwrap().expect("the route was added");
+    assert!(Arc::ptr_eq(&found, &id), "though another id of the channel is inside of the engine");
+
+    drop(of_another_id);
+    channel.queue().post(failed(other));
+    let (_, nothing) = routes::next(&channel, false).expect("an event");
+    assert!(nothing.is_none(), "no call of the engine is under way that it could come from");
+    channel.queue().post(failed(known));
+    let events = routes::remove([Source::Conn(known)].into_iter(), &channel, |event| event.id == known);
+    assert_eq!(events.len(), 1);
+    assert!(routes::next(&channel, false).is_none());
+}

@@ -1,0 +1,204 @@
+//! The connection manager's exported functions as a program in C calls them, where no stock program does.
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::thread::JoinHandleExt;
+use std::ptr;
+use std::sync::{Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+use uiw_cabi_cm as cm;
+use uiw_cabi_core::abi::cm::RDMA_PS_TCP;
+use uiw_cabi_core::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use uiw_cabi_core::call;
+use uiw_cabi_core::errno::Errno;
+
+/// A channel that goes from thread to thread, as C's pointers do.
+#[derive(Clone, Copy)]
+struct Channel(*mut rdma_event_channel);
+
+// SAFETY: the functions may be called from any thread.
+unsafe impl Send for Channel {}
+
+impl Channel {
+    fn new() -> Self {
+        let channel = cm::rdma_create_event_channel();
+        assert!(!channel.is_null());
+        Self(channel)
+    }
+
+    /// What `rdma_get_cm_event` ends with when it gets none.
+    fn get_none(self) -> Errno {
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        // SAFETY: the event has room.
+        assert_eq!(unsafe { call!(cm::rdma_get_cm_event(self.0, &raw mut event)) }, -1);
+        Errno::last()
+    }
+
+    /// Whether there is a request, which is destroyed.
+    fn get_request(self) -> bool {
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        // SAFETY: the event has room; one that was read has an id of its own.
+        unsafe {
+            if call!(cm::rdma_get_cm_event(self.0, &raw mut event)) == -1 {
+                return false;
+            }
+            let request = (*event).id;
+            call!(cm::rdma_ack_cm_event(event));
+            call!(cm::rdma_destroy_id(request));
+        }
+        true
+    }
+
+    fn set_nonblocking(self, nonblocking: bool) {
+        // SAFETY: a channel that was not destroyed, and numbers.
+        unsafe {
+            let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
+            assert_eq!(libc::fcntl((*self.0).fd, libc::F_SETFL, flags), 0);
+        }
+    }
+
+    fn destroy(self) {
+        // SAFETY: any pointer may be given.
+        unsafe { call!(cm::rdma_destroy_event_channel(self.0)) };
+    }
+}
+
+extern "C" fn nothing(_: libc::c_int) {}
+
+/// Signals end a sleep with EINTR, and nothing else.
+fn handle_signals() {
+    // SAFETY: the handler does nothing at all; the structure is one of zeros and what is set here.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, ptr::null_mut()), 0);
+    }
+}
+
+/// Signals `sleeper` until it ends: a signal that comes before the sleep is not seen by it.
+fn interrupt<T>(sleeper: thread::JoinHandle<T>) -> T {
+    while !sleeper.is_finished() {
+        // SAFETY: it is not joined yet.
+        unsafe { libc::pthread_kill(sleeper.as_pthread_t(), libc::SIGUSR1) };
+        thread::sleep(Duration::from_millis(1));
+    }
+    sleeper.join().unwrap()
+}
+
+/// Held by every test: a channel's address may be given to the next channel at once, of whichever test.
+static ADDRESSES: Mutex<()> = Mutex::new(());
+
+/// Reads a channel once in a thread, destroys it here, and reads it in that thread again.
+fn read_destroy_read(blocking: bool) -> Errno {
+    let channel = Channel::new();
+    let ((read, is_read), (destroyed, is_destroyed)) = (mpsc::channel(), mpsc::channel());
+    let reader = thread::spawn(move || {
+        channel.set_nonblocking(true);
+        assert_eq!(channel.get_none(), Errno::AGAIN);
+        channel.set_nonblocking(!blocking);
+        read.send(()).unwrap();
+        is_destroyed.recv().unwrap();
+        channel.get_none()
+    });
+    is_read.recv().unwrap();
+    channel.destroy();
+    assert_eq!(channel.get_none(), Errno::INVAL, "only the reader sleeps");
+    destroyed.send(()).unwrap();
+    interrupt(reader)
+}
+
+#[test]
+fn a_reader_keeps_sleeping_when_its_channel_is_destroyed_between_two_reads() {
+    let _alone = ADDRESSES.lock();
+    handle_signals();
+    assert_eq!(read_destroy_read(true), Errno::INTR);
+}
+
+#[test]
+fn a_nonblocking_reader_gets_an_error_when_the_channel_is_gone() {
+    let _alone = ADDRESSES.lock();
+    handle_signals();
+    assert_eq!(read_destroy_read(false), Errno::INVAL);
+}
+
+#[test]
+fn a_destroyed_channel_is_an_error_for_every_thread() {
+    let _alone = ADDRESSES.lock();
+    let channel = Channel::new();
+    channel.set_nonblocking(true);
+    assert_eq!(channel.get_none(), Errno::AGAIN);
+    channel.set_nonblocking(false);
+    channel.destroy();
+    assert_eq!(channel.get_none(), Errno::INVAL);
+    assert_eq!(thread::spawn(move || channel.get_none()).join().unwrap(), Errno::INVAL);
+    channel.destroy();
+}
+
+/// Listens on a port of loopback. Returns the id, which goes with the process, and the port.
+fn listen(channel: Channel) -> (*mut rdma_cm_id, u16) {
+    let mut id = ptr::null_mut();
+    // SAFETY: the id has room, and the address is one of IPv4.
+    unsafe {
+        assert_eq!(call!(cm::rdma_create_id(channel.0, &raw mut id, ptr::null_mut(), RDMA_PS_TCP)), 0);
+        let mut address: libc::sockaddr_in = std::mem::zeroed();
+        address.sin_family = libc::AF_INET as libc::sa_family_t;
+        address.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
+        assert_eq!(call!(cm::rdma_bind_addr(id, (&raw const address).cast())), 0);
+        assert_eq!(call!(cm::rdma_listen(id, 8)), 0);
+        (id, u16::from_be(call!(cm::rdma_get_src_port(id))))
+    }
+}
+
+/// Whether the channel becomes readable within that time.
+fn is_readable(channel: Channel, milliseconds: i32) -> bool {
+    // SAFETY: the channel lives.
+    let fd = unsafe { (*channel.0).fd };
+    let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor, which can be written.
+    unsafe { libc::poll(&raw mut polled, 1, milliseconds) == 1 }
+}
+
+/// A connection that ends with a reset.
+fn reset(stream: TcpStream) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: a socket, and the option's structure with its length.
+    let set = unsafe {
+        let len = size_of::<libc::linger>() as libc::socklen_t;
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            len,
+        )
+    };
+    assert_eq!(set, 0);
+}
+
+/// The request is queued when its peer resets the connection: the reader gets no event of it, and the listener goes on.
+#[test]
+fn a_request_whose_peer_is_gone_leaves_the_listener_as_it_was() {
+    let _alone = ADDRESSES.lock();
+    let channel = Channel::new();
+    channel.set_nonblocking(true);
+    let (id, port) = listen(channel);
+    let mut gone = 0;
+    for _ in 0..20 {
+        let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+        assert!(is_readable(channel, 20_000), "no event of a request");
+        reset(peer);
+        // The engine learns of the reset.
+        thread::sleep(Duration::from_millis(20));
+        let (sender, got) = mpsc::channel();
+        thread::spawn(move || sender.send(channel.get_request()).unwrap());
+        let is_there = got.recv_timeout(Duration::from_secs(20)).expect("rdma_get_cm_event does not return");
+        gone += u32::from(!is_there);
+    }
+    assert!(gone > 0, "every request was read before its reset was known");
+    // SAFETY: the id has no event that was read.
+    assert_eq!(unsafe { call!(cm::rdma_destroy_id(id)) }, 0);
+    channel.destroy();
+}

@@ -1,0 +1,81 @@
+//! Structures that both C and this library read and write.
+
+use crate::abi::{Plain, zeroed};
+use std::cell::UnsafeCell;
+use std::ptr;
+
+/// Structure whose address C has, for as long as the object lives whose first field this is.
+///
+/// Fields are copied in and out one at a time, and no reference to the structure exists on this side: C may read and write it at any
+/// time. The program orders its own accesses to a field with the calls that change the field, as the manual pages require.
+#[repr(transparent)]
+pub struct AbiCell<T>(UnsafeCell<T>);
+
+// SAFETY: the pointers in a structure are C's own; this library copies them, and looks them up before it uses them.
+unsafe impl<T> Send for AbiCell<T> {}
+// SAFETY: fields are copied by volatile accesses, never borrowed.
+unsafe impl<T> Sync for AbiCell<T> {}
+
+impl<T: Plain> AbiCell<T> {
+    /// Makes a structure with these values.
+    pub const fn new(value: T) -> Self {
+        Self(UnsafeCell::new(value))
+    }
+
+    /// Pointer that C gets.
+    pub const fn as_ptr(&self) -> *mut T {
+        self.0.get()
+    }
+
+    /// Pointer to the field that `field` selects.
+    #[inline]
+    fn pointer<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> *mut F {
+        let like: T = zeroed();
+        let offset = ptr::from_ref(field(&like)).addr().wrapping_sub(ptr::from_ref(&like).addr());
+        assert!(offset <= size_of::<T>() - size_of::<F>(), "the closure selects a field");
+        self.0.get().wrapping_byte_add(offset).cast()
+    }
+
+    /// Copies the field that `field` selects.
+    #[inline]
+    pub fn get<F: Copy>(&self, field: impl FnOnce(&T) -> &F) -> F {
+        // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps alive.
+        unsafe { self.pointer(field).read_volatile() }
+    }
+
+    /// Changes the field that `field` selects.
+    #[inline]
+    pub fn set<F: Copy>(&self, field: impl FnOnce(&T) -> &F, value: F) {
+        // SAFETY: `pointer` returns the place of an `F` inside of the structure, which `self` keeps alive.
+        unsafe { self.pointer(field).write_volatile(value) };
+    }
+
+    /// Changes the field that `field` selects, and returns its value before that.
+    pub fn replace<F: Copy>(&self, field: impl Fn(&T) -> &F, value: F) -> F {
+        let before = self.get(&field);
+        self.set(field, value);
+        before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::ibv_qp_ex;
+
+    #[test]
+    fn fields_read_and_written_alone() {
+        let cell = AbiCell::new(zeroed::<ibv_qp_ex>());
+        cell.set(|qp| &qp.qp_base.state, 3);
+        assert_eq!(cell.replace(|qp| &qp.wr_id, 7), 0);
+        assert_eq!((cell.get(|qp| &qp.qp_base.state), cell.get(|qp| &qp.wr_id)), (3, 7));
+        assert_eq!((cell.get(|qp| &qp.qp_base.qp_type), cell.get(|qp| &qp.wr_flags)), (0, 0));
+    }
+
+    #[test]
+    #[should_panic = "the closure selects a field"]
+    fn place_outside_refused() {
+        static OTHER: u64 = 1;
+        AbiCell::new(zeroed::<ibv_qp_ex>()).set(|_| &OTHER, 2);
+    }
+}

@@ -1,0 +1,243 @@
+//! Socket addresses as C has them, the port offset, and the source address for a peer.
+
+use crate::abi::cm::rdma_sockaddr;
+use crate::arguments::Argument;
+use crate::boundary::Result;
+use crate::denied;
+use crate::errno::Errno;
+use crate::settings::Settings;
+use crate::stack;
+use socket2::{SockAddr, SockAddrStorage};
+use std::marker::PhantomData;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::{ptr, slice};
+
+/// NULL, or an address as long as its family's, at any alignment.
+#[repr(transparent)]
+pub struct AddressPtr<'a>(*const libc::sockaddr, PhantomData<&'a libc::sockaddr>);
+
+// SAFETY: the structure is transparent.
+unsafe impl Argument for AddressPtr<'_> {
+    type C = *const libc::sockaddr;
+}
+
+impl AddressPtr<'_> {
+    /// The address; `None` for NULL.
+    ///
+    /// # Errors
+    /// EINVAL for families other than IPv4 and IPv6.
+    pub fn get(&self) -> Result<Option<SocketAddr>> {
+        if self.0.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: every address begins with its family.
+        let family = unsafe { (&raw const (*self.0).sa_family).read_unaligned() };
+        let len = length(family).ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
+        // SAFETY: the address is as long as its family's, as the type says.
+        parse(unsafe { slice::from_raw_parts(self.0.cast(), len) }).map(Some)
+    }
+
+    /// The address.
+    ///
+    /// # Errors
+    /// EINVAL for NULL, and for families other than IPv4 and IPv6.
+    pub fn read(&self) -> Result<SocketAddr> {
+        self.get()?.ok_or_else(|| no_address("an address is NULL"))
+    }
+}
+
+fn no_address(reason: &str) -> Errno {
+    Errno::INVAL.because(reason)
+}
+
+/// Bytes of the addresses of a family.
+#[inline]
+pub(crate) fn length(family: libc::sa_family_t) -> Option<usize> {
+    match family.into() {
+        libc::AF_INET => Some(size_of::<libc::sockaddr_in>()),
+        libc::AF_INET6 => Some(size_of::<libc::sockaddr_in6>()),
+        _ => None,
+    }
+}
+
+/// The family of an address, if it is long enough to have one.
+#[inline]
+pub fn family(address: &[u8]) -> Option<libc::sa_family_t> {
+    address.first_chunk().map(|family| libc::sa_family_t::from_ne_bytes(*family))
+}
+
+/// The address that the bytes begin with.
+///
+/// # Errors
+/// EINVAL for families other than IPv4 and IPv6, and for fewer bytes than those have.
+pub fn parse(bytes: &[u8]) -> Result<SocketAddr> {
+    let known = family(bytes).and_then(length).and_then(|len| bytes.get(..len));
+    let known = known.ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))?;
+    let mut storage = SockAddrStorage::zeroed();
+    // SAFETY: the bytes fit the storage, which may have any bytes, and they are as many as their family has.
+    let address = unsafe {
+        ptr::copy_nonoverlapping(known.as_ptr(), (&raw mut storage).cast::<u8>(), known.len());
+        SockAddr::new(storage, known.len() as libc::socklen_t)
+    };
+    address.as_socket().ok_or_else(|| no_address("an address is neither IPv4 nor IPv6"))
+}
+
+/// An address as C reads it, in room for any.
+pub fn write(address: SocketAddr) -> rdma_sockaddr {
+    let from = SockAddr::from(address);
+    let mut to = rdma_sockaddr([0; 128]);
+    let len = (from.len() as usize).min(to.0.len());
+    // SAFETY: `SockAddr` has `len` bytes, and so has the room.
+    unsafe { ptr::copy_nonoverlapping(from.as_ptr().cast::<u8>(), to.0.as_mut_ptr(), len) };
+    to
+}
+
+/// A real address with the number that the program has for its port.
+pub fn shown(address: SocketAddr) -> rdma_sockaddr {
+    let mut address = address;
+    if address.port() != 0 {
+        address.set_port(program_port(address.port()));
+    }
+    write(address)
+}
+
+/// The bytes of an address that matter.
+#[inline]
+pub fn bytes(address: &rdma_sockaddr) -> &[u8] {
+    let len = family(&address.0).and_then(length).unwrap_or(size_of::<libc::sockaddr_in>());
+    &address.0[..len]
+}
+
+/// The address with its real port; another family stays another one. None where the offset makes the port none.
+pub fn shifted(address: SocketAddr) -> Option<SocketAddr> {
+    let mut address = address;
+    if address.port() != 0 {
+        address.set_port(real_port(address.port(), offset())?);
+    }
+    Some(address)
+}
+
+/// The real address that the program means: `UIW_PORT_OFFSET` is added to its port. 0 stays "any".
+///
+/// # Errors
+/// EADDRNOTAVAIL when no port has the number.
+pub fn real(address: SocketAddr) -> Result<SocketAddr> {
+    let mut address = plain(address);
+    if address.port() != 0 {
+        let port = real_port(address.port(), offset()).ok_or_else(|| no_port(address.port()))?;
+        address.set_port(port);
+    }
+    Ok(address)
+}
+
+fn offset() -> i32 {
+    Settings::get().map_or(0, |settings| settings.port_offset)
+}
+
+/// The error of a port of the program for which there is no real one.
+pub fn no_port(program: u16) -> Errno {
+    Errno(libc::EADDRNOTAVAIL)
+        .because(format_args!("UIW_PORT_OFFSET makes port {program} one that is not from 1 to 65535"))
+}
+
+/// None where the sum is no port. It does not wrap: a dynamic port would become that of a service (55558 and 10,000 that of ssh).
+fn real_port(program: u16, offset: i32) -> Option<u16> {
+    u16::try_from(i32::from(program) + offset).ok().filter(|real| *real != 0)
+}
+
+/// The number that the program has for a real port. One that it cannot have (see `has_program_port`), as a connection's own port may be,
+/// wraps at 65536: each has another number, which is for display.
+pub fn program_port(real: u16) -> u16 {
+    (i32::from(real) - offset()).rem_euclid(1 << 16) as u16
+}
+
+/// Whether the program can name the real port: whether it can be what the system gives for port 0.
+pub(crate) fn has_program_port(real: u16) -> bool {
+    real_port(real, -offset()).is_some()
+}
+
+/// An IPv4-mapped IPv6 address as the IPv4 address.
+#[inline]
+pub fn plain(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+/// The address that the system sends from to reach `peer`, without a port.
+///
+/// # Errors
+/// ENETUNREACH, EHOSTUNREACH, ..
+pub fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
+    if let Some(source) = stack::source_for(peer) {
+        return source;
+    }
+    let any: IpAddr =
+        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
+    // Connecting a datagram socket asks for the route and sends nothing. Any port does, but 0 is none.
+    let socket = UdpSocket::bind((any, 0)).inspect_err(|error| {
+        // Every system has IPv4, other than IPv6.
+        if peer.is_ipv4() {
+            denied::report("looking for a way to the peer", error);
+        }
+    })?;
+    let mut probe = peer;
+    probe.set_port(if peer.port() == 0 { 9 } else { peer.port() });
+    socket.connect(probe)?;
+    let mut source = socket.local_addr()?;
+    source.set_port(0);
+    Ok(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::argument;
+
+    #[test]
+    fn offsets_do_not_wrap_and_both_ends_agree() {
+        for offset in [-65535, -40000, -1, 0, 1, 10000, 40000, 65535] {
+            for program in [1u16, 80, 7471, 32768, 65535] {
+                match real_port(program, offset) {
+                    Some(real) => assert_eq!(real_port(real, -offset), Some(program), "{offset}"),
+                    None => assert!(!(1..=65535).contains(&(i32::from(program) + offset)), "{offset}"),
+                }
+            }
+        }
+        assert_eq!(real_port(7471, 1000), Some(8471));
+        assert_eq!((real_port(55535, 10_000), real_port(55536, 10_000)), (Some(65535), None));
+        // The port of ssh, and one that only root may have.
+        assert_eq!((real_port(55558, 10_000), real_port(56000, 10_000)), (None, None));
+        assert_eq!((real_port(5001, -5000), real_port(5000, -5000)), (Some(1), None));
+    }
+
+    #[test]
+    fn addresses_of_both_families_there_and_back() {
+        for text in ["10.1.2.3:4711", "[fe80::1%3]:7", "[::]:0", "0.0.0.0:65535"] {
+            let address: SocketAddr = text.parse().unwrap();
+            let written = write(address);
+            // SAFETY: an address just written, and as long as any.
+            let written: AddressPtr<'_> = unsafe { argument(written.0.as_ptr().cast()) };
+            assert_eq!(written.read().unwrap(), address);
+        }
+    }
+
+    #[test]
+    fn mapped_addresses_are_ipv4_and_scopes_stay() {
+        let of = |text: &str| plain(text.parse().unwrap()).to_string();
+        assert_eq!(of("[::ffff:10.1.2.3]:7"), "10.1.2.3:7");
+        assert_eq!(of("[fe80::1%3]:7"), "[fe80::1%3]:7");
+        assert_eq!(of("10.1.2.3:7"), "10.1.2.3:7");
+    }
+
+    #[test]
+    fn other_families_and_nothing_are_refused() {
+        let infiniband = rdma_sockaddr([27; 128]);
+        for address in [ptr::null(), infiniband.0.as_ptr().cast()] {
+            // SAFETY: NULL is allowed; a family is all that is read of an unknown one.
+            let address: AddressPtr<'_> = unsafe { argument(address) };
+            assert_eq!(address.read(), Err(Errno::INVAL));
+        }
+    }
+}

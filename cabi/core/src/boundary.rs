@@ -1,0 +1,216 @@
+//! FFI guards: every exported function's body runs inside one of these. They stop panics and map errors to C's conventions.
+//!
+//! The two libraries report failures in three ways: the error number as the result, -1 with `errno`, and NULL with `errno`.
+
+use crate::errno::Errno;
+use crate::log;
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use uiw_verbs::ProgressHooks;
+
+/// Result of a call of C.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+#[inline]
+fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _uncancelled = Uncancelled::new();
+    caught(body)
+}
+
+/// The guard's fast path, for functions that are called with every message. Two calls of the C library for each would cost more
+/// than the message, so only the engine's own work is protected from cancellation ([`PROGRESS_HOOKS`]); the rest makes no system call
+/// through the C library, unless there is a log.
+#[inline]
+fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    if log::is_on() { guarded(body) } else { caught(body) }
+}
+
+/// A thread of the program is not cancelled while it does the engine's work.
+pub(crate) const PROGRESS_HOOKS: ProgressHooks = ProgressHooks { enter: uncancelled, leave: as_before };
+
+#[inline]
+fn uncancelled() -> i32 {
+    let mut before = 0;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, Some(&mut before));
+    before
+}
+
+#[inline]
+fn as_before(before: i32) {
+    pthread_setcancelstate(before, None);
+}
+
+/// While it lives this thread is not cancelled: a `pthread_cancel` that came to one of the engine's system calls would unwind from
+/// inside the C library through functions that hold locks, and Rust ends the process at that. It takes effect at the next wait.
+struct Uncancelled(c_int);
+
+impl Uncancelled {
+    #[inline]
+    fn new() -> Self {
+        Self(uncancelled())
+    }
+}
+
+impl Drop for Uncancelled {
+    #[inline]
+    fn drop(&mut self) {
+        as_before(self.0);
+    }
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+// A thread may always change its own state.
+unsafe extern "C" {
+    safe fn pthread_setcancelstate(state: c_int, before: Option<&mut c_int>) -> c_int;
+}
+
+fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    // What a panic leaves half done is behind locks that do not poison; the caller gets an error.
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        tracing::error!("a panic was stopped before it reached C");
+        Err(Errno::IO)
+    })
+}
+
+/// For functions that return 0 or an error number.
+pub fn code(body: impl FnOnce() -> Result<()>) -> c_int {
+    code_of(guarded(body))
+}
+
+/// As [`code`], for functions that are called with every message.
+pub fn code_fast(body: impl FnOnce() -> Result<()>) -> c_int {
+    code_of(guarded_fast(body))
+}
+
+#[inline]
+fn code_of(result: Result<()>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            errno.0
+        }
+    }
+}
+
+/// For functions that return 0, or -1 and `errno`.
+pub fn minus_one(body: impl FnOnce() -> Result<()>) -> c_int {
+    number(|| body().map(|()| 0))
+}
+
+/// For functions that return a number, or -1 and `errno`.
+pub fn number(body: impl FnOnce() -> Result<c_int>) -> c_int {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
+}
+
+/// As [`number`], for functions that return a count of bytes.
+pub fn size(body: impl FnOnce() -> Result<isize>) -> isize {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
+}
+
+/// For functions that return an object, or NULL and `errno`.
+pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        ptr::null_mut()
+    })
+}
+
+/// As [`value`], for functions that are called with every message.
+pub fn value_fast<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
+    guarded_fast(body).unwrap_or(fallback)
+}
+
+/// For functions that cannot report a failure.
+pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
+    guarded(body).unwrap_or(fallback)
+}
+
+/// Takes one token of an event descriptor, sleeping until there is one unless the descriptor is one that does not block. As `read`
+/// of C's own: signals interrupt or restart it as the program asked for, and it is a cancellation point: a thread that is cancelled
+/// here (`pthread_cancel`, as rping does) unwinds from inside the C library through this function and its callers, so neither may hold
+/// anything that is to be dropped. False when it failed; `errno` has the reason.
+///
+/// # Safety
+/// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"` or inlined into one.
+#[inline]
+pub unsafe fn read_token(fd: c_int) -> bool {
+    unsafe extern "C-unwind" {
+        fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
+    }
+    let mut token = [0u8; 8];
+    // SAFETY: there is room for eight bytes, as a semaphore's token has. A cancelled thread unwinds through frames without destructors, as the
+    // caller ensures.
+    unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
+}
+
+/// The outcome of an attempt to take an event.
+pub enum Attempt<T> {
+    /// The event.
+    Taken(T),
+    /// There is none: the thread sleeps at this descriptor.
+    Sleep(c_int),
+}
+
+/// Makes attempts until one takes an event, and sleeps between them; an attempt is told whether a token was taken. Nothing when one fails; `errno`
+/// has the reason.
+///
+/// # Safety
+/// The requirements are those of [`read_token`].
+#[inline]
+pub unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy) -> Option<T> {
+    let mut has_token = false;
+    loop {
+        match guarded(|| attempt(has_token)) {
+            Ok(Attempt::Taken(event)) => return Some(event),
+            // SAFETY: nothing in this frame has a destructor, nor in those of the callers, as they ensure.
+            Ok(Attempt::Sleep(fd)) => has_token = unsafe { read_token(fd) },
+            Err(errno) => {
+                errno.set();
+                return None;
+            }
+        }
+        if !has_token {
+            return None;
+        }
+    }
+}
+
+/// Whether the program made `fd` non-blocking.
+#[inline]
+#[must_use]
+pub fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: takes integers alone; a number of no descriptor is answered with an error.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_become_errors() {
+        assert_eq!(code(|| panic!("on purpose")), libc::EIO);
+        assert_eq!(minus_one(|| panic!("on purpose")), -1);
+        assert_eq!(Errno::last(), Errno::IO);
+        assert!(pointer::<u8>(|| panic!("on purpose")).is_null());
+        assert_eq!(value(7, || panic!("on purpose")), 7);
+    }
+
+    #[test]
+    fn errors_follow_the_convention_of_the_function() {
+        assert_eq!(code(|| Err(Errno::BUSY)), libc::EBUSY);
+        assert_eq!(minus_one(|| Err(Errno::INVAL)), -1);
+        assert_eq!(Errno::last(), Errno::INVAL);
+        assert_eq!(number(|| Ok(5)), 5);
+    }
+}

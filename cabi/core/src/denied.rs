@@ -1,0 +1,69 @@
+//! What the system denies a process: a limit is reached, or a sandbox refuses a call. It is named on standard error, as an error number alone
+//! does not say what was asked for, and programs print it without that, or not at all.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Which of [`Reason`]s were reported.
+static REPORTED: AtomicU32 = AtomicU32::new(0);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    Descriptors,
+    Tasks,
+    Call,
+}
+
+impl Reason {
+    /// The reason of an error of what was `tried`, if it is one of these.
+    fn of(tried: &str, error: &io::Error) -> Option<Self> {
+        match error.raw_os_error()? {
+            libc::EMFILE | libc::ENFILE => Some(Self::Descriptors),
+            libc::EAGAIN if tried.contains("thread") => Some(Self::Tasks),
+            libc::EPERM | libc::ENOSYS | libc::EAFNOSUPPORT => Some(Self::Call),
+            _ => None,
+        }
+    }
+
+    fn fix(self) -> &'static str {
+        match self {
+            Self::Descriptors => "raise the limit of open files (ulimit -n, LimitNOFILE= of a service)",
+            Self::Tasks => {
+                "raise the limit of threads (ulimit -u, TasksMax= of a service, --pids-limit of a container)"
+            }
+            Self::Call => "`uiw doctor` says what a sandbox refuses",
+        }
+    }
+}
+
+/// What to do about an error of what was `tried`, if a limit or a sandbox is the reason.
+#[must_use]
+pub fn fix(tried: &str, error: &io::Error) -> Option<&'static str> {
+    Reason::of(tried, error).map(Reason::fix)
+}
+
+/// Says why what was `tried` failed, if a limit or a sandbox is the reason: once in a process for each of them.
+#[cold]
+pub fn report(tried: &str, error: &io::Error) {
+    let Some(reason) = Reason::of(tried, error) else { return };
+    let bit = 1 << reason as u32;
+    if REPORTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        crate::log::note!("uiw: {tried}: {error}: {}", reason.fix());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_distinguished_from_other_errors() {
+        let reason = |tried, number| Reason::of(tried, &io::Error::from_raw_os_error(number));
+        assert_eq!(reason("opening an eventfd", libc::EMFILE), Some(Reason::Descriptors));
+        assert_eq!(reason("starting the driver thread", libc::EAGAIN), Some(Reason::Tasks));
+        assert_eq!(reason("connecting", libc::EAGAIN), None);
+        assert_eq!(reason("opening an epoll set", libc::EPERM), Some(Reason::Call));
+        assert_eq!(reason("listening", libc::EADDRINUSE), None);
+        assert_eq!(Reason::of("", &io::Error::other("of no number")), None);
+    }
+}

@@ -1,0 +1,178 @@
+//! The engine: one for all devices and both libraries of a process, opened at first use.
+
+use crate::boundary::{PROGRESS_HOOKS, Result};
+use crate::counters;
+use crate::errno::Errno;
+use crate::fork::{self, ForkSafe, Forked};
+use crate::inherited;
+use crate::settings::Settings;
+use crate::signals;
+use crate::stack;
+use crate::tls_watch::TlsWatch;
+use once_cell::race::OnceBox;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+use uiw_llp::capture::{PcapFile, PcapSink};
+use uiw_verbs::{Device, DeviceConfig, Limits};
+
+/// Reads and atomics outstanding on one queue pair: programs keep the number in one byte.
+pub const MAX_RD_ATOMIC: u16 = 255;
+
+/// The longest time that the end of a process waits for its peers to acknowledge what was sent.
+const EXIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The longest wait of [`opened`].
+const LONGEST_LOCK: Duration = Duration::from_millis(100);
+
+struct Engine {
+    device: Option<Device>,
+    /// The epoll sets of the engine's sockets, one of each shard.
+    sockets: Vec<Arc<OwnedFd>>,
+    /// What was in each of them before a fork.
+    members: Vec<Vec<inherited::Member>>,
+    pcap: Option<Arc<PcapSink>>,
+}
+
+static ENGINE: ForkSafe<Engine> = ForkSafe::new();
+
+impl Forked for Engine {
+    const NEW: Self = Self { device: None, sockets: Vec::new(), members: Vec::new(), pcap: None };
+
+    fn before_fork(&mut self) {
+        self.members = self.sockets.iter().map(|set| inherited::members(set.as_raw_fd())).collect();
+    }
+
+    fn in_child(&mut self) {
+        for (members, set) in self.members.iter().zip(&self.sockets) {
+            inherited::close(members, set.as_raw_fd());
+        }
+        std::mem::forget(std::mem::replace(self, Self::NEW));
+    }
+}
+
+/// The engine, opened if it is not.
+///
+/// # Errors
+/// EINVAL when an environment variable has a bad value; those of opening it.
+pub fn get() -> Result<Device> {
+    if let Some(device) = &ENGINE.read().device {
+        return Ok(device.clone());
+    }
+    // The lock is held while the engine is opened, once in a process: every thread that comes meanwhile needs the engine.
+    ENGINE.write().open()
+}
+
+/// The engine, if it is open. For callers that have locks of the program's allocator: nothing is allocated, and a lock that is held for long, as
+/// a fork does, is not waited for.
+pub fn opened() -> Option<Device> {
+    let until = Instant::now() + LONGEST_LOCK;
+    loop {
+        if let Some(engine) = ENGINE.try_read() {
+            return engine.device.clone();
+        }
+        if Instant::now() >= until {
+            return None;
+        }
+        std::thread::yield_now();
+    }
+}
+
+impl Engine {
+    fn open(&mut self) -> Result<Device> {
+        if let Some(device) = &self.device {
+            return Ok(device.clone());
+        }
+        let settings = Settings::get()?;
+        if let Some(line) = settings.refused_tls() {
+            crate::log::note!("{line}");
+            return Err(Errno::PERM.because(line));
+        }
+        // At its first use the library of CRCs finds out what the processor has, in a cell on which other threads wait. A fork does not
+        // come in between: it waits for this lock.
+        std::hint::black_box(uiw_mpa::crc32c(b""));
+        let watch =
+            settings.tls.as_ref().map(|file| TlsWatch::new(file, &settings.tls_options)).transpose()?;
+        let tls = settings.tls().map_err(|line| {
+            // An error number alone would not name the file.
+            crate::log::note!("{line}");
+            Errno::INVAL.because(line)
+        })?;
+        let stack = stack::open(settings)?;
+        let sink = settings.pcap.as_ref().map(|file| self.sink(file)).transpose()?;
+        let asked = settings.ird.max(settings.ord).unwrap_or(0);
+        let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC.max(asked));
+        // Threads are started with the mask of this thread: the program's signals are for the program's own threads.
+        let held = signals::hold();
+        let device = Device::with_stack(
+            stack,
+            DeviceConfig::default()
+                .limits(limits)
+                .progress_hooks(PROGRESS_HOOKS)
+                .lenient_invalidate(true)
+                .shards(settings.shards)
+                .capture_to(sink)
+                .transport_faults(settings.faults.clone())
+                .tls(tls.clone())
+                .counters(counters::of_library(&settings.counters))
+                .faults(settings.plan.clone()),
+        )?;
+        if let (Some(watch), Some(tls)) = (watch, tls) {
+            watch.start(tls)?;
+        }
+        drop(held);
+        counters::report_unpublished(&settings.counters, device.publishes_counters());
+        self.sockets = device.wait_fds().to_vec();
+        // As siw: peers may invalidate a plain region with Send with Invalidate.
+        self.device = Some(device.clone());
+        flush_at_exit();
+        Ok(device)
+    }
+
+    fn sink(&mut self, file: &PcapFile) -> Result<Arc<PcapSink>> {
+        // A child of a fork captures to a file of its own.
+        let file = match fork::generation() {
+            1 => file.clone(),
+            _ => file.clone().at(format!("{}.{}", file.path().display(), std::process::id())),
+        };
+        let sink = PcapSink::create(file.clone()).map_err(|error| {
+            crate::log::note!("uiw: UIW_PCAP={file}: {error}");
+            Errno::from(error)
+        })?;
+        self.pcap = Some(Arc::clone(&sink));
+        Ok(sink)
+    }
+}
+
+/// See [`before_exit`].
+static BEFORE_EXIT: OnceBox<fn(Instant)> = OnceBox::new();
+
+/// At the end of the process `close` is called before the engine is left; it returns by the time that it is given.
+pub fn before_exit(close: fn(Instant)) {
+    BEFORE_EXIT.get_or_init(|| Box::new(close));
+}
+
+fn flush_at_exit() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler has no arguments, and lives as long as the program: the library is never unloaded, as its threads run in it.
+        unsafe { libc::atexit(at_exit) };
+    });
+}
+
+/// Connections whose queue pair is destroyed finish sending; the capture is written to its file.
+extern "C" fn at_exit() {
+    // Another thread may be opening the engine, or may have been stopped while it was: then nothing was sent yet.
+    let Some(engine) = ENGINE.try_read() else { return };
+    let (device, pcap) = (engine.device.clone(), engine.pcap.clone());
+    drop(engine);
+    if let Some(device) = device {
+        if let Some(close) = BEFORE_EXIT.get() {
+            close(Instant::now() + EXIT_FLUSH_TIMEOUT);
+        }
+        device.wait_idle(EXIT_FLUSH_TIMEOUT);
+    }
+    if let Some(sink) = pcap {
+        let _ = sink.flush();
+    }
+}

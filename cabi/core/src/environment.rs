@@ -1,0 +1,145 @@
+//! The environment of the process. This module is the only place where the libraries read it.
+//!
+//! A program with more rights than the user that started it (setuid, setgid or file capabilities) runs in an environment that this user
+//! has chosen. There a variable must not decide which files are opened or made, which interfaces are used, or which code is loaded, so
+//! [`variable`] returns only the few that are harmless.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+
+/// Treatment of a variable in programs with more rights than their user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privileged {
+    /// The variable is obeyed.
+    Obeyed,
+    /// Only a plain log level is obeyed, not a filter.
+    LevelOnly,
+    /// Opening a device fails, because without the variable the program would do something less safe.
+    Refused,
+    /// The variable is ignored.
+    Ignored,
+}
+
+/// Levels of the log that privileged programs obey.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// Whether the process has more rights than the user that started it.
+pub(crate) fn is_privileged() -> bool {
+    // SAFETY: takes an integer alone.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// The value of a variable that is set and not empty, as far as this process obeys one of this class.
+#[must_use]
+pub fn variable(name: &str, class: Privileged) -> Option<OsString> {
+    read(name).filter(|value| !is_privileged() || is_obeyed(class, value))
+}
+
+/// Whether a variable is set that this process ignores because it is privileged.
+pub(crate) fn is_ignored(name: &str, class: Privileged) -> bool {
+    is_privileged() && read(name).is_some_and(|value| !is_obeyed(class, &value))
+}
+
+fn read(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// Whether privileged programs use the value. That of a refused variable is passed on, because whoever reads it has to refuse.
+fn is_obeyed(class: Privileged, value: &OsStr) -> bool {
+    match class {
+        Privileged::Obeyed | Privileged::Refused => true,
+        Privileged::LevelOnly => value.to_str().is_some_and(|level| LEVELS.contains(&level)),
+        Privileged::Ignored => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::VARIABLES;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    #[test]
+    fn privileged_programs_obey_two_variables() {
+        let of_class = |class| {
+            let names = VARIABLES.iter().filter(move |variable| variable.privileged == class);
+            names.map(|variable| variable.name).collect::<Vec<_>>()
+        };
+        assert_eq!(of_class(Privileged::Obeyed), ["UIW_PERSONA"]);
+        assert_eq!(of_class(Privileged::LevelOnly), ["UIW_LOG"]);
+        assert_eq!(of_class(Privileged::Refused), ["UIW_TLS"]);
+        let is = |class, value: &str| is_obeyed(class, value.as_ref());
+        assert!(is(Privileged::Obeyed, "roce") && is(Privileged::LevelOnly, "debug"));
+        assert!(!is(Privileged::LevelOnly, "uiw_verbs=trace") && !is(Privileged::LevelOnly, "trace,x"));
+        assert!(is(Privileged::Refused, "file"), "it is refused by whoever reads it");
+        assert!(!is(Privileged::Ignored, "x"));
+    }
+
+    /// The code of our libraries, without tests.
+    fn sources() -> Vec<(PathBuf, String)> {
+        fn visit(directory: &Path, found: &mut Vec<PathBuf>) {
+            for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+                let path = entry.path();
+                let name = path.file_name().unwrap().to_str().unwrap();
+                if path.is_dir() && name != "tests" {
+                    visit(&path, found);
+                } else if name.ends_with(".rs") && name != "tests.rs" {
+                    found.push(path);
+                }
+            }
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut found = Vec::new();
+        for folder in [
+            "cabi/core",
+            "cabi/verbs",
+            "cabi/cm",
+            "cabi/rsocket",
+            "cabi/ibverbs",
+            "cabi/rdmacm",
+            "cabi/rspreload",
+            "verbs",
+            "llp",
+            "counters",
+            "mem",
+            "stream",
+        ] {
+            visit(&root.join(folder).join("src"), &mut found);
+        }
+        let code = |path: PathBuf| {
+            let text = fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default().to_owned();
+            (path, code)
+        };
+        found.into_iter().map(code).collect()
+    }
+
+    /// The environment is read in this file alone.
+    #[test]
+    fn environment_read_elsewhere_is_found() {
+        let reads = ["env::var", "getenv(", "libc::environ"];
+        for (path, code) in sources() {
+            let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            let found: Vec<_> = code.filter(|line| reads.iter().any(|read| line.contains(read))).collect();
+            let is_here = path.ends_with("cabi/core/src/environment.rs");
+            assert!(found.is_empty() || is_here, "{}: {found:?}", path.display());
+        }
+    }
+
+    #[test]
+    fn unclassified_variable_is_found() {
+        for (path, code) in sources() {
+            let words = code.split('"').filter(|word| {
+                word.starts_with("UIW_") && !word.contains(|c: char| !(c.is_ascii_uppercase() || c == '_'))
+            });
+            for name in words {
+                assert!(
+                    VARIABLES.iter().any(|variable| variable.name == name),
+                    "{}: {name} is in no table",
+                    path.display()
+                );
+            }
+        }
+    }
+}

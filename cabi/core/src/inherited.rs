@@ -1,0 +1,100 @@
+//! A child of a fork closes its copies of the parent's sockets. Otherwise a port would stay in LISTEN, and a connection that the
+//! parent has reset would stay established, as long as a child lives.
+
+use crate::abi::zeroed;
+use std::ffi::c_int;
+use std::fs;
+
+/// A socket, of an epoll set or alone: its descriptor, and the inode that distinguishes it from a later file with the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    fd: c_int,
+    inode: u64,
+}
+
+impl Member {
+    /// The file that has this number now.
+    pub fn of(fd: c_int) -> Option<Self> {
+        inode(fd).map(|inode| Self { fd, inode })
+    }
+
+    /// Whether the number still names the file: the program may have closed it and opened another one.
+    pub fn is_open(self) -> bool {
+        inode(self.fd) == Some(self.inode)
+    }
+
+    /// Closes this process's copy.
+    pub fn close(self) {
+        // Another thread of the parent may have closed it just before the fork, and the program may have got its number.
+        if self.is_open() {
+            close_copy(self.fd);
+        }
+    }
+}
+
+/// The sockets in an epoll set. Read before the fork: the parent shares the set, and changes it at once.
+pub(crate) fn members(set: c_int) -> Vec<Member> {
+    // Where /proc is not mounted the child's copies stay open, and nothing else is lost.
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default();
+    text.lines().filter_map(member).collect()
+}
+
+/// Closes this process's copies, and the set's.
+pub(crate) fn close(members: &[Member], set: c_int) {
+    members.iter().for_each(|member| member.close());
+    close_copy(set);
+}
+
+/// Closes the copy that a child of a fork has of a descriptor of this library, and whose owner in the child is forgotten.
+pub fn close_copy(fd: c_int) {
+    // SAFETY: takes an integer alone. The owner is forgotten, so nothing else in this process closes or uses the number.
+    unsafe { libc::close(fd) };
+}
+
+fn inode(fd: c_int) -> Option<u64> {
+    let mut status: libc::stat = zeroed();
+    // SAFETY: there is room for the structure.
+    (unsafe { libc::fstat(fd, &raw mut status) } == 0).then_some(status.st_ino)
+}
+
+/// A line of an epoll set's information, `tfd: NUMBER events: .. ino:HEX sdev:HEX` for each member.
+fn member(line: &str) -> Option<Member> {
+    let fd = line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok()?;
+    let inode = line.split("ino:").nth(1)?.split_whitespace().next()?;
+    Some(Member { fd, inode: u64::from_str_radix(inode, 16).ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn members_are_read_with_their_inodes() {
+        let text = "pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t18\n\
+                    tfd:        5 events:       19 data: 100000000  pos:0 ino:1a sdev:9\n";
+        let found: Vec<_> = text.lines().filter_map(member).collect();
+        assert_eq!(found, [Member { fd: 5, inode: 0x1A }]);
+    }
+
+    #[test]
+    fn the_format_is_the_kernels() {
+        // SAFETY: makes a descriptor of the test's own.
+        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fd = socket.as_raw_fd();
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+        // SAFETY: three descriptors and an event that live through the call.
+        assert_eq!(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event) }, 0);
+        let found = members(set);
+        if found.is_empty() && !std::path::Path::new("/proc/self/fdinfo").exists() {
+            return;
+        }
+        assert_eq!(found, [Member { fd, inode: inode(fd).unwrap() }]);
+
+        // A number that names another file by now is left alone.
+        close(&[Member { fd, inode: inode(fd).unwrap() + 1 }], set);
+        assert!(inode(fd).is_some());
+    }
+}

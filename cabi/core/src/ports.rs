@@ -1,0 +1,249 @@
+//! Ports that ids of this process have.
+
+use crate::address;
+use crate::boundary::Result;
+use crate::denied;
+use crate::errno::Errno;
+use crate::fork::{ForkSafe, Forked};
+use crate::lock::RwLock;
+use crate::stack;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Ports that are asked of the system until one can be shown to the program.
+const PORT_TRIES: usize = 64;
+
+/// A port that an id has.
+#[derive(Clone, Copy)]
+struct Port {
+    /// The real address.
+    at: SocketAddr,
+    /// Of UDP; otherwise of TCP.
+    datagrams: bool,
+    /// `RDMA_OPTION_ID_REUSEADDR`
+    reuse: bool,
+    /// Distinguishes the ids of one port.
+    holder: usize,
+}
+
+/// By port number: ids collide only where that is the same.
+struct Ports(BTreeMap<u16, Vec<Port>>);
+
+impl Forked for Ports {
+    const NEW: Self = Self(BTreeMap::new());
+
+    fn in_child(&mut self) {
+        self.0.clear();
+    }
+}
+
+static PORTS: ForkSafe<Ports, 16> = ForkSafe::new();
+
+fn shard(port: u16) -> &'static RwLock<Ports> {
+    PORTS.shard(port.into())
+}
+
+/// A port that an id has: no other id in this process gets it, and the system gives it to no other socket while it is bound.
+pub struct Reservation {
+    port: u16,
+    holder: usize,
+    /// Bound, and neither listening nor connected. None on a TCP in this process.
+    bound: Option<Socket>,
+}
+
+impl Reservation {
+    /// The system's part of the reservation, which ends when the connection or listener of the id has the port.
+    pub fn unbind(&mut self) -> Option<Socket> {
+        self.bound.take()
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut shard = shard(self.port).write();
+        if let Some(ports) = shard.0.get_mut(&self.port) {
+            ports.retain(|port| port.holder != self.holder);
+            if ports.is_empty() {
+                shard.0.remove(&self.port);
+            }
+        }
+    }
+}
+
+/// Takes the real address `at` for the id `holder`. Port 0 takes a free one. Returns the address with its port.
+///
+/// # Errors
+/// EADDRINUSE, EADDRNOTAVAIL, EACCES.
+pub fn reserve(
+    holder: usize,
+    at: SocketAddr,
+    datagrams: bool,
+    reuse: bool,
+    v6_only: bool,
+) -> Result<(SocketAddr, Reservation)> {
+    for _ in 0..PORT_TRIES {
+        if stack::is_own() {
+            let port = if at.port() == 0 { stack::any_port() } else { at.port() };
+            let bound = SocketAddr::new(at.ip(), port);
+            if at.port() == 0 && !address::has_program_port(port) {
+                continue;
+            }
+            match take(Port { at: bound, datagrams, reuse, holder }, None) {
+                Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
+                taken => return taken.map(|reservation| (bound, reservation)),
+            }
+        }
+        let domain = Domain::for_address(at);
+        let socket = if datagrams {
+            Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?
+        } else {
+            let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).inspect_err(|error| {
+                // Every system has IPv4, other than IPv6.
+                if at.is_ipv4() {
+                    denied::report("opening a socket for a port", error);
+                }
+            })?;
+            // Earlier connections of the port in TIME-WAIT are no hindrance.
+            socket.set_reuse_address(true)?;
+            socket
+        };
+        if at.is_ipv6() {
+            socket.set_only_v6(v6_only)?;
+        }
+        socket.bind(&at.into())?;
+        let bound = socket
+            .local_addr()?
+            .as_socket()
+            .ok_or_else(|| Errno::INVAL.because("the system bound to no IP address"))?;
+        if at.port() == 0 && !address::has_program_port(bound.port()) {
+            continue;
+        }
+        match take(Port { at: bound, datagrams, reuse, holder }, Some(socket)) {
+            // The system's socket of an id may be gone before its reservation is.
+            Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => {}
+            taken => return taken.map(|reservation| (bound, reservation)),
+        }
+    }
+    Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
+}
+
+/// Whether a bind to `at` that the system has refused with EADDRINUSE is about a wildcard address, as in [`is_taken_by_wildcard`], where
+/// another process may have the port. Only a socket at a wildcard address has it at an address of documentation, which no host has, too.
+pub fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
+    if at.ip().is_unspecified() {
+        return true;
+    }
+    let bind = || -> io::Result<()> {
+        let (kind, protocol) =
+            if datagrams { (Type::DGRAM, Protocol::UDP) } else { (Type::STREAM, Protocol::TCP) };
+        let socket = Socket::new(Domain::for_address(at), kind, Some(protocol))?;
+        if !datagrams {
+            socket.set_reuse_address(true)?;
+        }
+        let unused: IpAddr = if at.is_ipv4() {
+            socket.set_freebind_v4(true)?;
+            Ipv4Addr::new(192, 0, 2, 1).into()
+        } else {
+            socket.set_freebind_v6(true)?;
+            Ipv6Addr::new(0x2001, 0xDB8, 0, 0, 0, 0, 0, 1).into()
+        };
+        socket.bind(&SocketAddr::new(unused, at.port()).into())
+    };
+    bind().is_err_and(|error| error.raw_os_error() == Some(libc::EADDRINUSE))
+}
+
+/// A port that the system has free for the address `ip` and that the program can name, where port 0 might give another one; 0 where it does not.
+///
+/// # Errors
+/// EADDRNOTAVAIL, and the system's.
+pub fn free_named(ip: IpAddr) -> Result<u16> {
+    let (first, last) = system_ports();
+    // The ports that the program can name are a range, too.
+    if address::has_program_port(first) && address::has_program_port(last) {
+        return Ok(0);
+    }
+    let at = SocketAddr::new(ip, 0);
+    for _ in 0..PORT_TRIES {
+        let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
+        socket.bind(&at.into())?;
+        let port = socket.local_addr()?.as_socket().map_or(0, |bound| bound.port());
+        if address::has_program_port(port) {
+            return Ok(port);
+        }
+    }
+    Err(Errno(libc::EADDRNOTAVAIL).because("no port is free that UIW_PORT_OFFSET has a number for"))
+}
+
+/// The first and the last port that the system gives for port 0.
+fn system_ports() -> (u16, u16) {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut words = text.split_whitespace().map(str::parse);
+    match (words.next(), words.next()) {
+        (Some(Ok(first)), Some(Ok(last))) => (first, last),
+        _ => (32768, 60999),
+    }
+}
+
+/// Records a port, unless another id of this process has it.
+fn take(port: Port, bound: Option<Socket>) -> Result<Reservation> {
+    let number = port.at.port();
+    let mut shard = shard(number).write();
+    let ports = shard.0.entry(number).or_default();
+    if ports.iter().any(|other| collide(*other, port)) {
+        return Err(Errno(libc::EADDRINUSE).because("another id has the port"));
+    }
+    ports.push(port);
+    Ok(Reservation { port: number, holder: port.holder, bound })
+}
+
+/// Whether another id of this process keeps `at` from an id because one of the two has a wildcard address. The kernel's rdma_cm reports that as
+/// EADDRNOTAVAIL, and two ids with the same address as EADDRINUSE (`cma_check_port`).
+pub fn is_taken_by_wildcard(at: SocketAddr, datagrams: bool, reuse: bool) -> bool {
+    let port = Port { at, datagrams, reuse, holder: 0 };
+    shard(at.port()).read().0.get(&at.port()).is_some_and(|ports| {
+        ports.iter().any(|other| {
+            collide(*other, port) && (at.ip().is_unspecified() || other.at.ip().is_unspecified())
+        })
+    })
+}
+
+fn collide(a: Port, b: Port) -> bool {
+    let (left, right) = (a.at.ip(), b.at.ip());
+    let same = left == right
+        || (left.is_unspecified() || right.is_unspecified()) && left.is_ipv4() == right.is_ipv4();
+    a.at.port() == b.at.port() && a.datagrams == b.datagrams && same && !(a.reuse && b.reuse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_collide_by_address_family_and_consent() {
+        let port = |at: &str, reuse| Port { at: at.parse().unwrap(), datagrams: false, reuse, holder: 0 };
+        let udp = Port { datagrams: true, ..port("10.0.0.1:5", false) };
+        assert!(collide(udp, udp) && !collide(udp, port("10.0.0.1:5", false)));
+        assert!(collide(port("10.0.0.1:5", false), port("10.0.0.1:5", true)));
+        assert!(collide(port("0.0.0.0:5", false), port("10.0.0.1:5", false)));
+        assert!(!collide(port("10.0.0.1:5", true), port("10.0.0.1:5", true)));
+        assert!(!collide(port("10.0.0.1:5", false), port("10.0.0.2:5", false)));
+        assert!(!collide(port("10.0.0.1:5", false), port("10.0.0.1:6", false)));
+        assert!(!collide(port("0.0.0.0:5", false), port("[::1]:5", false)));
+    }
+
+    #[test]
+    fn a_port_is_held_until_its_reservation_ends() {
+        let (bound, reservation) = reserve(1, "127.0.0.1:0".parse().unwrap(), false, false, false).unwrap();
+        assert_eq!(reserve(2, bound, false, false, false).err(), Some(Errno(libc::EADDRINUSE)));
+        assert!(!is_taken_by_wildcard(bound, false, false));
+        let wildcard = SocketAddr::new(IpAddr::from([0, 0, 0, 0]), bound.port());
+        assert!(is_taken_by_wildcard(wildcard, false, false) && !is_taken_by_wildcard(wildcard, true, false));
+        drop(reservation);
+        assert!(!is_taken_by_wildcard(wildcard, false, false));
+        let (again, _reservation) = reserve(2, bound, false, false, false).unwrap();
+        assert_eq!(again, bound);
+    }
+}

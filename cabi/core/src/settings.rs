@@ -1,0 +1,470 @@
+//! Settings from outside: environment variables, read once. `uiw env` prints the same table.
+
+mod values;
+
+use crate::boundary::Result;
+use crate::counters::Counters;
+use crate::environment::{self, Privileged};
+use crate::errno::Errno;
+use crate::log;
+use crate::persona::Persona;
+use crate::tls::TlsFileConfig;
+use once_cell::race::OnceBox;
+use std::ffi::OsString;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+use uiw_impair::fault::Faults;
+use uiw_llp::capture::PcapFile;
+use uiw_smol::Spec;
+use uiw_tls::Tls;
+use uiw_verbs::{ConnConfig, FaultPlan, Revision, StableTx};
+
+use values::{
+    capability_exchange, depth, exact_or_padded, faults, fpdu, own_or_host, peer_profile, ports, rtr_kinds,
+    segment, stable_tx, switch,
+};
+
+/// One environment variable. Those of connections are command-line options of the program as well.
+#[derive(Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// The name of the command-line option, if there is one.
+    pub option: Option<&'static str>,
+    /// The values it takes.
+    pub values: &'static str,
+    /// What it does.
+    pub what: &'static str,
+    /// The programs that obey it.
+    pub scope: Scope,
+    /// Treatment of the variable in programs with more rights than their user.
+    pub privileged: Privileged,
+    set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
+}
+
+/// Programs that obey a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Programs on the C libraries alone.
+    CProgram,
+    /// All programs that make connections to others.
+    Connection,
+    /// All programs.
+    Process,
+}
+
+impl Variable {
+    const fn new(
+        scope: Scope,
+        name: &'static str,
+        values: &'static str,
+        what: &'static str,
+        set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
+    ) -> Self {
+        Self { name, option: None, values, what, scope, privileged: Privileged::Ignored, set }
+    }
+
+    const fn option(mut self, option: &'static str) -> Self {
+        self.option = Some(option);
+        self
+    }
+
+    const fn privileged(mut self, privileged: Privileged) -> Self {
+        self.privileged = privileged;
+        self
+    }
+
+    /// Changes the setting.
+    ///
+    /// # Errors
+    /// The rule that the value breaks.
+    pub fn set(&self, settings: &mut Settings, value: &str) -> std::result::Result<(), &'static str> {
+        (self.set)(settings, value)
+    }
+
+    /// The value, if it is set and not empty, as far as this process obeys it.
+    fn value(&self) -> Option<OsString> {
+        environment::variable(self.name, self.privileged)
+    }
+}
+
+/// Every variable that the libraries obey.
+pub const VARIABLES: &[Variable] = &[
+    Variable::new(Scope::CProgram, "UIW_PERSONA", "iwarp, roce or ib", "the kind of device that the program sees; the wire is the same", |s, v| Persona::named(v).map(|persona| s.persona = persona).ok_or("expected iwarp, roce or ib")).privileged(Privileged::Obeyed),
+    Variable::new(Scope::Connection, "UIW_CRC", "on or off", "ask for CRC32C on every FPDU; it is on if either side asks", |s, v| switch(v).map(|on| s.conn.crc = on)).option("crc"),
+    Variable::new(Scope::Connection, "UIW_MARKERS", "on or off", "ask the peer for MPA Markers", |s, v| switch(v).map(|on| s.conn.markers = on)).option("markers"),
+    Variable::new(Scope::Connection, "UIW_MPA_REVISION", "1 or 2", "highest MPA revision: 1 is RFC 5044 alone, 2 is RFC 6581", |s, v| match v {
+            "1" => {
+                s.conn.revision = Revision::One;
+                Ok(())
+            }
+            "2" => Ok(()),
+            _ => Err("expected 1 or 2"),
+        }).option("revision"),
+    Variable::new(Scope::Connection, "UIW_FALLBACK", "on or off", "connect once more at MPA revision 1 when a peer closes on revision 2", |s, v| switch(v).map(|on| s.conn.fallback = on)).option("fallback"),
+    Variable::new(Scope::Connection, "UIW_PEER_TO_PEER", "on or off", "ask for the peer-to-peer model of RFC 6581, where either end may send first; at revision 1 send an RTR message unasked", |s, v| switch(v).map(|on| s.conn.peer_to_peer = on)).option("peer-to-peer"),
+    Variable::new(Scope::Connection, "UIW_RTR", "write, read, send, separated by commas", "RTR messages that are offered and accepted", |s, v| rtr_kinds(v).map(|kinds| s.conn.rtr = kinds)).option("rtr"),
+    Variable::new(Scope::Connection, "UIW_CAPABILITIES", "on, off or assume", "the capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306", |s, v| capability_exchange(v).map(|mode| s.conn.capabilities = mode)).option("capabilities"),
+    Variable::new(Scope::Connection, "UIW_PEER", "rfc or siw-gso", "depart from the RFCs as this kind of peer requires; siw-gso: the Linux siw driver with try_gso may send FPDUs larger than a TCP segment", |s, v| peer_profile(v).map(|profile| s.conn.profile = profile)).option("peer"),
+    Variable::new(Scope::Connection, "UIW_FPDU", "auto, segment, large, or a MULPDU from 128 to 64768", "size of the FPDUs that are sent", |s, v| fpdu(v).map(|size| s.conn.fpdu = size)).option("fpdu"),
+    Variable::new(Scope::Connection, "UIW_STABLE_TX", "on, off or writes", "copy sources of every request, of none, or of Writes [default] before their CRC is computed: they may be rewritten in flight", |s, v| stable_tx(v).map(|whose| s.stable_tx = Some(whose))).option("stable-tx"),
+    Variable::new(Scope::Connection, "UIW_CONGESTION", "a name from net.ipv4.tcp_available_congestion_control, or auto", "congestion control of TCP; auto is bbr where the round trip exceeds 5 ms and the system has it", |s, v| {
+            s.conn.stream.congestion = Some(v.to_owned());
+            Ok(())
+        }).option("congestion"),
+    Variable::new(Scope::Connection, "UIW_MSS", "bytes from 88 to 32767", "bytes of a TCP segment at most, for paths that lose larger packets without a message", |s, v| segment(v).map(|bytes| s.conn.stream.max_segment = Some(bytes))).option("mss"),
+    Variable::new(Scope::Connection, "UIW_DEAD_AFTER", "a time such as 20s, 5m or 1h; 0 is the system's own", "after how long without any acknowledgement a peer is dead (default: 15m; of `uiw serve` 60s; of C programs from the \
+               queue pair's timeout and retry_cnt, at least 20s, without them 60s)", |s, v| v.parse().map(|time| s.dead_after = Some(time))).option("dead-after"),
+    Variable::new(Scope::Connection, "UIW_ORD", "a number from 0 to 16382", "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ord = Some(number))).option("ord"),
+    Variable::new(Scope::Connection, "UIW_IRD", "a number from 0 to 16382", "Reads and atomics that the peer may have outstanding here (default: what a C program asks for, otherwise 1024)", |s, v| depth(v).map(|number| s.ird = Some(number))).option("ird"),
+    Variable::new(Scope::Connection, "UIW_LLP", "tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]", "the TCP to use: the kernel's, its Multipath TCP, or smoltcp on an interface with addresses of its own; the only device is the interface then", |s, v| {
+            let rule = "expected tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX: see `uiw doctor`";
+            v.parse().map(|llp| s.llp = llp).map_err(|_| rule)
+        }),
+    Variable::new(Scope::Connection, "UIW_ACK", "on or off", "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.acknowledged = Some(on))),
+    Variable::new(Scope::CProgram, "UIW_UD", "on or off", "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)", |s, v| switch(v).map(|on| s.ud = Some(on))),
+    Variable::new(Scope::CProgram, "UIW_PRIVATE_DATA", "exact or padded", "private data of rdma_cm events: the bytes that the peer sent, up to 255 (exact, the default in persona iwarp), or InfiniBand's \
+               fields with zeros behind these bytes, and no more than the fields hold (padded, the default in personas roce and ib)", |s, v| exact_or_padded(v).map(|exact| s.exact_private_data = Some(exact))),
+    Variable::new(Scope::Connection, "UIW_LOOPBACK", "own or host", "what rdma_bind_addr to 127.0.0.1 or ::1 and port 0 gives: the loopback device (own), or, where there are others, none as with \
+               the kernel (host, the default)", |s, v| own_or_host(v).map(|own| s.own_loopback = own)),
+    Variable::new(Scope::Process, "UIW_SHARDS", "a number from 1 to 64", "how many threads can move bytes at the same time (default: the process's cores, at most 8)", |s, v| match v.parse::<usize>() {
+            Ok(shards @ 1..=64) => {
+                s.shards = Some(shards);
+                Ok(())
+            }
+            _ => Err("expected a number from 1 to 64"),
+        }),
+    Variable::new(Scope::CProgram, "UIW_QP_PORTS", "LO-HI", "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls", |s, v| ports(v).map(|range| s.qp_ports = Some(range))),
+    Variable::new(Scope::CProgram, "UIW_LID_MAP", "a file of lines `LID ADDRESS`", "addresses of peers that the program names by LID alone", |s, v| {
+            s.lid_map = Some(v.into());
+            Ok(())
+        }),
+    Variable::new(Scope::CProgram, "UIW_PORT_OFFSET", "a number from -65535 to 65535", "added to every port that the program gives to rdma_cm and rsockets, for programs that use the same one over TCP", |s, v| match v.parse::<i32>() {
+            Ok(offset @ -65535..=65535) => {
+                s.port_offset = offset;
+                Ok(())
+            }
+            _ => Err("expected a number from -65535 to 65535"),
+        }),
+    Variable::new(Scope::CProgram, "UIW_SOCKETS_TCP", "names of programs and numbers of ports, with commas", "what stays on TCP under librspreload.so: the sockets of these programs, and connections to these ports", |s, v| {
+            s.sockets_on_tcp = v.split(',').map(|part| part.trim().to_owned()).collect();
+            Ok(())
+        }),
+    Variable::new(Scope::CProgram, "UIW_SOCKETS_TIMEOUT", "a time such as 3s or 1m; 0 is the system's own", "how long librspreload.so waits for the port of rsockets to answer before it connects by TCP, rounded up to 3s, 7s, 15s, 31s or 63s, \
+               when TCP has repeated its SYN (default: 7s)", |s, v| v.parse().map(|time| s.sockets_timeout = Some(time))),
+    Variable::new(Scope::Process, "UIW_FAULT", "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
+                 fin-sent=N, would-block=N, call:CALL@N=ERRNO, wc:OPERATION@N=STATUS, event:EVENT@TIME, cm:CALL@N=OUTCOME, \
+                 slow:CALL=TIME, seed=N, several with commas: see docs/faults.md", "faults that are injected into every TCP stream of the program, and into its calls and completions", faults),
+    Variable::new(Scope::Process, "UIW_PCAP", "FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]", "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`", |s, v| {
+            let rule = "expected FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]; snap from 96, rotate from 64K, files to 1000";
+            v.parse().map(|file| s.pcap = Some(file)).map_err(|_| rule)
+        }),
+    Variable::new(Scope::Connection, crate::tls::VARIABLE, "a file: see `docs/tls.md`", "encrypt every connection by TLS 1.3, with the identity and the peers that the file names", |s, v| {
+            s.tls = Some(v.into());
+            Ok(())
+        }).privileged(Privileged::Refused),
+    Variable::new(Scope::CProgram, "UIW_TLS_UD", "clear", "let datagrams pass in the clear although TLS is on, which does not protect them (default: they are refused)", |s, v| match v {
+            "clear" => {
+                s.tls_options.clear_datagrams = true;
+                Ok(())
+            }
+            _ => Err("expected clear"),
+        }),
+    Variable::new(Scope::Connection, crate::tls::KEY_LOG, "a file", "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything", |s, v| {
+            s.tls_options.key_log = Some(v.into());
+            Ok(())
+        }),
+    Variable::new(Scope::Connection, crate::system_path::VARIABLE, "the path of the system's libibverbs.so.1", "list its devices as well, in front of uiw's, and leave them to it; `uiw run --with-system` finds it", |_, v| crate::system_path::check(v)),
+    Variable::new(Scope::Process, crate::counters::VARIABLE, "off, or the absolute path of a directory", "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)", |s, v| Counters::parse(v).map(|counters| s.counters = counters)),
+    Variable::new(Scope::Process, log::VARIABLE, "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace", "log to standard error", |s, v| {
+            s.log = Some(v.to_owned());
+            Ok(())
+        }).privileged(Privileged::LevelOnly),
+];
+
+/// Everything set from outside.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// The device profile that programs see.
+    pub persona: Persona,
+    /// The TCP under everything.
+    pub llp: Spec,
+    /// Options of every connection.
+    pub conn: ConnConfig,
+    /// After how long a silent peer is dead, if set.
+    pub dead_after: Option<DeadAfter>,
+    /// ORD, if set.
+    pub ord: Option<u16>,
+    /// IRD, if set.
+    pub ird: Option<u16>,
+    /// Acknowledged completion, if set.
+    pub acknowledged: Option<bool>,
+    /// Whose payload is copied before its CRC is computed, if set.
+    pub stable_tx: Option<StableTx>,
+    /// Unreliable datagrams, if set.
+    pub ud: Option<bool>,
+    /// Whether events have private data in the length that the peer sent, if set.
+    pub exact_private_data: Option<bool>,
+    /// Whether an id that is bound to a loopback address has the loopback device though there are others.
+    pub own_loopback: bool,
+    /// Shards of the device, if set.
+    pub shards: Option<usize>,
+    /// Ports of out-of-band connected queue pairs.
+    pub qp_ports: Option<RangeInclusive<u16>>,
+    /// Addresses by LID.
+    pub lid_map: Option<PathBuf>,
+    /// Added to every rdma_cm port.
+    pub port_offset: i32,
+    /// Programs and ports whose sockets are no rsockets.
+    pub sockets_on_tcp: Vec<String>,
+    /// How long the port of rsockets may take to answer before TCP is tried, if set.
+    pub sockets_timeout: Option<DeadAfter>,
+    /// Injected faults of TCP streams, with the seed of the random ones.
+    pub faults: Option<(u64, Faults)>,
+    /// Injected faults of calls, completions and events.
+    pub plan: FaultPlan,
+    /// The file that the traffic is captured to.
+    pub pcap: Option<PcapFile>,
+    /// The file that configures TLS.
+    pub tls: Option<PathBuf>,
+    /// What is beside it.
+    pub tls_options: TlsFileConfig,
+    /// Where counters are published.
+    pub counters: Counters,
+    /// Filter of the log.
+    pub log: Option<String>,
+    /// The program has more rights than its user: the file of TLS is not read, and no device is opened with it.
+    is_privileged: bool,
+}
+
+/// Reason for which variables are ignored or refused.
+const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, setgid or capabilities)";
+
+/// After how long without any acknowledgement a peer is dead: `20s`, `5m`, `1h`, or `0` for the system's own time.
+///
+/// ```
+/// use std::time::Duration;
+/// use uiw_cabi_core::settings::DeadAfter;
+/// assert_eq!("5m".parse(), Ok(DeadAfter(Some(Duration::from_secs(300)))));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadAfter(pub Option<Duration>);
+
+impl FromStr for DeadAfter {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        // The longest that the kernel can watch an idle connection for.
+        const LONGEST: u64 = 65_534;
+        let rule = "expected a time from 2s to 65534s such as 20s, 5m or 1h, or 0";
+        if text == "0" {
+            return Ok(Self(None));
+        }
+        let (at, unit) = text.char_indices().next_back().ok_or(rule)?;
+        let unit = match unit {
+            's' => 1,
+            'm' => 60,
+            'h' => 3600,
+            _ => return Err(rule),
+        };
+        let seconds =
+            text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or(rule)?;
+        if (2..=LONGEST).contains(&seconds) {
+            Ok(Self(Some(Duration::from_secs(seconds))))
+        } else {
+            Err(rule)
+        }
+    }
+}
+
+/// Without [`DeadAfter`] and attributes of the queue pair.
+const DEAD_AFTER: Duration = Duration::from_secs(60);
+/// The least time that follows from attributes. Those of InfiniBand are made for a network that loses next to nothing: TCP alone needs
+/// seconds to recover from losses in a row.
+const MIN_DEAD_AFTER: Duration = Duration::from_secs(20);
+
+/// Without `UIW_SOCKETS_TIMEOUT`: two repetitions. With one, a path that loses a packet in fifty would have a connection in 600 take another way.
+const SOCKETS_TIMEOUT: Duration = Duration::from_secs(7);
+
+/// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
+/// and routes takes longer than that.
+const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
+
+impl Settings {
+    /// Options of a connection that asks for `ird` and `ord` Reads and atomics, with attributes that give up after `retries`.
+    #[must_use]
+    pub fn conn_config(&self, ird: u8, ord: u8, retries: Option<Duration>) -> ConnConfig {
+        let mut options = self.conn.clone();
+        (options.ird, options.ord) = (self.ird.unwrap_or(ird.into()), self.ord.unwrap_or(ord.into()));
+        if self.acknowledged() {
+            // Every Write and Send is followed by a Read of no bytes, which both sides must have room for.
+            options.acknowledged = true;
+            (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
+        }
+        options.stream.dead_after = self.dead_after(retries);
+        options.stable_tx = self.stable_tx();
+        options.refused_retry_time = REFUSED_RETRY_TIME;
+        options
+    }
+
+    /// After how long without any acknowledgement a peer is dead, for a queue pair whose attributes give up after `retries`.
+    #[must_use]
+    pub fn dead_after(&self, retries: Option<Duration>) -> Option<Duration> {
+        let default = || Some(retries.map_or(DEAD_AFTER, |time| time.max(MIN_DEAD_AFTER)));
+        self.dead_after.map_or_else(default, |DeadAfter(time)| time)
+    }
+
+    /// The process's settings; the first call starts the log. A bad value is reported once on standard error.
+    ///
+    /// # Errors
+    /// EINVAL when a variable has a bad value.
+    pub fn get() -> Result<&'static Self> {
+        static SETTINGS: OnceBox<std::result::Result<Settings, String>> = OnceBox::new();
+        let settings = SETTINGS.get().unwrap_or_else(|| {
+            // A value that is no text is a wrong one: without it UIW_TLS would be off.
+            let value = |variable: &Variable| Some(variable.value()?.to_string_lossy().into_owned());
+            let mut read = Self::read(value);
+            if environment::is_privileged()
+                && let Ok(settings) = &mut read
+            {
+                settings.is_privileged = true;
+                // The environment would name the directory.
+                settings.counters = Counters::Off;
+            }
+            let is_first = SETTINGS.set(Box::new(read)).is_ok();
+            let settings = SETTINGS.get_or_init(|| unreachable!("set by this thread or by an earlier one"));
+            match settings {
+                Ok(settings) if is_first => settings.log_filter().map_or((), log::start),
+                Err(line) if is_first => crate::log::note!("{line}"),
+                _ => {}
+            }
+            let ignored: Vec<_> = VARIABLES
+                .iter()
+                .filter(|variable| is_first && environment::is_ignored(variable.name, variable.privileged))
+                .map(|variable| variable.name)
+                .collect();
+            if !ignored.is_empty() {
+                crate::log::note!("uiw: ignored, because {MORE_RIGHTS}: {}", ignored.join(", "));
+            }
+            settings
+        });
+        settings.as_ref().map_err(|_| Errno::INVAL)
+    }
+
+    /// Options of the program's own connections: those of [`Settings::conn`] with the values that have no default here.
+    #[must_use]
+    pub fn connection(&self) -> ConnConfig {
+        let mut options = self.conn.clone();
+        if let Some(DeadAfter(time)) = self.dead_after {
+            options.stream.dead_after = time;
+        }
+        options.ord = self.ord.unwrap_or(options.ord);
+        options.ird = self.ird.unwrap_or(options.ird);
+        options.acknowledged = self.acknowledged.unwrap_or(options.acknowledged);
+        options.stable_tx = self.stable_tx.unwrap_or(options.stable_tx);
+        options
+    }
+
+    /// What the log shows: without `UIW_LOG`, the planned faults that occur.
+    #[must_use]
+    pub fn log_filter(&self) -> Option<&str> {
+        const FAULTS: &str = "off,uiw_verbs::faults=warn";
+        self.log.as_deref().or_else(|| (self.plan != FaultPlan::default()).then_some(FAULTS))
+    }
+
+    /// Settings from variables that `value` returns.
+    ///
+    /// # Errors
+    /// One line that names the variable, its value and the rule.
+    pub fn read(value: impl Fn(&Variable) -> Option<String>) -> std::result::Result<Self, String> {
+        let mut settings = Self::default();
+        for variable in VARIABLES {
+            if let Some(value) = value(variable) {
+                variable
+                    .set(&mut settings, &value)
+                    .map_err(|rule| format!("uiw: {}={value}: {rule}", variable.name))?;
+            }
+        }
+        Ok(settings)
+    }
+
+    /// Whether the sockets of the program `name`, or connections to the port of that number, are no rsockets.
+    #[must_use]
+    pub fn stays_on_tcp(&self, name: &str) -> bool {
+        self.sockets_on_tcp.iter().any(|listed| listed == name)
+    }
+
+    /// How often TCP repeats the SYN to a port of rsockets before the plain port is tried; none is as often as it does without.
+    #[must_use]
+    pub fn sockets_syn_retries(&self) -> Option<i32> {
+        let DeadAfter(time) = self.sockets_timeout.unwrap_or(DeadAfter(Some(SOCKETS_TIMEOUT)));
+        let time = time?;
+        // The first waits for a second, and each for twice as long as the one before.
+        (1..=5).find(|retries| Duration::from_secs((2 << retries) - 1) >= time)
+    }
+
+    /// Whether queue pairs complete requests only when the peer has placed them.
+    #[must_use]
+    pub fn acknowledged(&self) -> bool {
+        self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
+    }
+
+    /// Whether events have private data in the length that the peer sent, instead of InfiniBand's fields.
+    #[must_use]
+    pub fn exact_private_data(&self) -> bool {
+        self.exact_private_data.unwrap_or(self.persona == Persona::Iwarp)
+    }
+
+    /// Whose payload is copied before its CRC is computed: without `UIW_STABLE_TX` that of Writes, as programs replicate memory that
+    /// others rewrite meanwhile (QEMU's migration does), and adapters carry that.
+    #[must_use]
+    pub fn stable_tx(&self) -> StableTx {
+        self.stable_tx.unwrap_or(StableTx::Writes)
+    }
+
+    /// Whether programs can have UD queue pairs.
+    #[must_use]
+    pub fn offers_ud(&self) -> bool {
+        self.no_datagrams().is_none()
+    }
+
+    /// Why programs cannot have datagrams, if that is so.
+    #[must_use]
+    pub fn no_datagrams(&self) -> Option<&'static str> {
+        if !self.ud.unwrap_or(self.persona != Persona::Iwarp) {
+            Some("an iWARP device has no datagrams, unless UIW_UD=on")
+        } else if self.tls.is_some() && !self.tls_options.clear_datagrams {
+            Some("TLS does not protect datagrams, so there are none with UIW_TLS, unless UIW_TLS_UD=clear")
+        } else {
+            None
+        }
+    }
+
+    /// Returns the reason for which the program must not read the TLS file, if there is one. Opening a device fails in that case, because the
+    /// user has not asked for connections in the clear.
+    #[must_use]
+    pub fn refused_tls(&self) -> Option<String> {
+        let is_refused = self.is_privileged && self.tls.is_some();
+        is_refused.then(|| {
+            format!("uiw: {} is refused, because {MORE_RIGHTS}: no device is opened", crate::tls::VARIABLE)
+        })
+    }
+
+    /// The configuration of TLS, if there is one; the file is read with every call.
+    ///
+    /// # Errors
+    /// One line that names the file and what is wrong.
+    pub fn tls(&self) -> std::result::Result<Option<Tls>, String> {
+        let Some(file) = &self.tls else { return Ok(None) };
+        if let Some(why) = self.refused_tls() {
+            return Err(why);
+        }
+        let tls = crate::tls::read(file, &self.tls_options).and_then(Tls::new);
+        tls.map(Some).map_err(|error| format!("uiw: {}={}: {error}", crate::tls::VARIABLE, file.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

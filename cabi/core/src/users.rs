@@ -1,0 +1,95 @@
+//! Users of an object, and events about it that the program has not acknowledged.
+
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Counts the objects that use another.
+#[derive(Default)]
+pub struct Users(Arc<AtomicU32>);
+
+/// One user, while it lives.
+pub struct Used(Arc<AtomicU32>);
+
+impl Users {
+    /// One more user.
+    #[must_use]
+    pub fn add(&self) -> Used {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Used(Arc::clone(&self.0))
+    }
+
+    /// Whether there is any user.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Events that were delivered about an object and not acknowledged yet. Its destruction waits for them: the program may still
+/// use the object that an event names.
+#[derive(Default)]
+pub struct Unacknowledged {
+    count: Mutex<u32>,
+    none: Condvar,
+}
+
+impl Unacknowledged {
+    /// One event more was delivered.
+    #[inline]
+    pub fn deliver(&self) {
+        *self.count.lock() += 1;
+    }
+
+    /// The program has acknowledged `events`. More than were delivered are not counted.
+    #[inline]
+    pub fn acknowledge(&self, events: u32) {
+        let mut count = self.count.lock();
+        *count = count.saturating_sub(events);
+        if *count == 0 {
+            self.none.notify_all();
+        }
+    }
+
+    /// Waits until every delivered event is acknowledged.
+    pub fn wait(&self) {
+        let mut count = self.count.lock();
+        while *count > 0 {
+            self.none.wait(&mut count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_ends_with_the_last_acknowledgement() {
+        let events = Arc::new(Unacknowledged::default());
+        events.wait();
+        events.deliver();
+        events.deliver();
+        let other = Arc::clone(&events);
+        let thread = std::thread::spawn(move || other.wait());
+        events.acknowledge(1);
+        assert!(!thread.is_finished());
+        events.acknowledge(1);
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn users_are_counted_while_they_live() {
+        let users = Users::default();
+        let one = users.add();
+        assert!(users.any());
+        drop(one);
+        assert!(!users.any());
+    }
+}

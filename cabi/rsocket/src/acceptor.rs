@@ -1,0 +1,230 @@
+//! Listening: a task of the service accepts connections up to the backlog, so that peers connect whether or not the program is in
+//! `raccept` just then.
+
+use crate::connect;
+use crate::link::Link;
+use crate::service;
+use crate::settings;
+use crate::socket::{Phase, Set, Socket};
+use crate::stream::{Stream, check_peer};
+use crate::wire::ConnData;
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Weak};
+use std::task::Poll;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::lock::Mutex;
+use uiw_cabi_core::ports::Reservation;
+use uiw_cabi_core::settings::Settings;
+use uiw_verbs::ConnConfig;
+use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnRequest, Listener};
+
+/// The largest backlog; 0 and less ask for it.
+const MAX_BACKLOG: usize = 1024;
+/// The number of the event that ends a listener's task.
+const CLOSED: u64 = 0;
+/// The number of the event that says that the program has taken a connection.
+const TAKEN: u64 = 1;
+
+/// A listening socket's connections.
+pub(crate) struct Acceptor {
+    queue: Mutex<Queue>,
+    channel: Arc<CmChannel>,
+    /// None once it is closed; the port is kept from others of this process.
+    listener: Mutex<Option<(Listener, Reservation)>>,
+    options: Arc<ConnConfig>,
+    ipv6: bool,
+}
+
+struct Queue {
+    ready: VecDeque<Arc<Socket>>,
+    /// Connections that the peer has not confirmed.
+    begun: usize,
+    backlog: usize,
+}
+
+impl Acceptor {
+    /// The oldest connection. Called with the lock of the listening socket.
+    pub(crate) fn take(&self) -> Option<Arc<Socket>> {
+        let taken = self.queue.lock().ready.pop_front()?;
+        self.channel.post(CmEvent::posted(TAKEN));
+        Some(taken)
+    }
+
+    /// Whether a connection waits.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.queue.lock().ready.is_empty()
+    }
+
+    /// No peer can connect any more, and connections that were not taken end.
+    pub(crate) fn close(&self) {
+        let listener = self.listener.lock().take();
+        drop(listener);
+        self.channel.post(CmEvent::posted(CLOSED));
+        let waiting = std::mem::take(&mut self.queue.lock().ready);
+        waiting.iter().for_each(Socket::close);
+    }
+
+    fn is_full(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.ready.len() + queue.begun >= queue.backlog
+    }
+
+    /// Another backlog.
+    fn set_backlog(&self, backlog: usize) {
+        self.queue.lock().backlog = backlog;
+    }
+}
+
+/// Begins to listen; a socket without an address listens on a free port of every device.
+///
+/// # Errors
+/// EINVAL for a socket that is connected; EADDRINUSE and others of the address.
+pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
+    let backlog = usize::try_from(backlog).ok().filter(|backlog| (1..MAX_BACKLOG).contains(backlog));
+    let backlog = backlog.unwrap_or(MAX_BACKLOG);
+    {
+        let state = socket.lock();
+        match &state.phase {
+            Phase::Listening(acceptor) => {
+                acceptor.set_backlog(backlog);
+                return Ok(());
+            }
+            Phase::New(Some(_)) => {}
+            Phase::New(None) => {
+                let any = if state.ipv6 {
+                    SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
+                } else {
+                    SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
+                };
+                drop(state);
+                connect::bind(socket, any)?;
+            }
+            _ => return Err(Errno::INVAL.because("rlisten of an rsocket that is connected")),
+        }
+    }
+    let mut state = socket.lock();
+    let (Some(local), Phase::New(Some(_))) = (state.local, &state.phase) else {
+        return Err(Errno::INVAL.because("another thread changes the rsocket"));
+    };
+    let options = connect::options(&state.set)?;
+    let Phase::New(Some(mut port)) = std::mem::replace(&mut state.phase, Phase::New(None)) else {
+        return Err(Errno::IO);
+    };
+    let bound = engine::get()
+        .and_then(|device| Ok(Listener::bind(&device, local, backlog as u32, &options, socket.channel())?));
+    let listener = match bound {
+        Ok(listener) => listener,
+        Err(errno) => {
+            state.phase = Phase::New(Some(port));
+            return Err(errno);
+        }
+    };
+    // The listener has it now; the port stays the socket's towards others of this process.
+    drop(port.unbind());
+    let acceptor = Arc::new(Acceptor {
+        queue: Mutex::new(Queue { ready: VecDeque::new(), begun: 0, backlog }),
+        channel: Arc::clone(socket.channel()),
+        listener: Mutex::new(Some((listener, port))),
+        options,
+        ipv6: state.ipv6,
+    });
+    state.phase = Phase::Listening(Arc::clone(&acceptor));
+    drop(state);
+    service::spawn(serve(acceptor, Arc::downgrade(socket)))
+}
+
+/// The task of a listener.
+async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
+    let mut waiting = VecDeque::new();
+    loop {
+        let event = std::future::poll_fn(|cx| acceptor.channel.poll_pop(cx)).await;
+        match event.kind {
+            CmEventKind::ConnectRequest(request) => waiting.push_back(request),
+            CmEventKind::Posted(CLOSED) => return,
+            CmEventKind::ListenerDown { error, .. } => tracing::warn!(%error, "a listening rsocket is down"),
+            _ => {}
+        }
+        while !acceptor.is_full()
+            && let Some(request) = waiting.pop_front()
+        {
+            let peer = request.peer_addr();
+            if let Err(error) = accept(&acceptor, &socket, request) {
+                tracing::warn!(%peer, %error, "a connection of an rsocket is refused");
+            }
+        }
+    }
+}
+
+/// Answers a request: the connection that stands when the peer has seen the Reply, whose events go to `channel`, or else to where those
+/// of the request go.
+///
+/// # Errors
+/// EPROTO for a peer that is no rsocket, or one that this end cannot talk to; those of the engine.
+pub(crate) fn answer(
+    request: ConnRequest,
+    set: &Set,
+    options: &Arc<ConnConfig>,
+    channel: Option<&Arc<CmChannel>>,
+) -> Result<Box<Stream>> {
+    let peer = ConnData::from_bytes(request.private_data()).map_err(|error| {
+        tracing::warn!(%error, peer = %request.peer_addr(), "the peer is no rsocket");
+        Errno(libc::EPROTO)
+    })?;
+    let variant = settings::variant(Settings::get()?.persona);
+    if let Err(errno) = check_peer(variant, &peer) {
+        // The peer's log says why, too.
+        request.reject(&ConnData::refusal(variant).to_bytes())?;
+        return Err(errno);
+    }
+    let sizes = set.sizes.bounded();
+    let link = Link::new(&engine::get()?, &sizes, variant)?;
+    let data = link.conn_data().to_bytes();
+    let stream = Stream::new(link, &sizes, &peer)?;
+    request.accept(stream.link.qp(), Some(options), &data, channel)?;
+    Ok(Box::new(stream))
+}
+
+/// Accepts a request; the connection is in the queue when it is established.
+fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnRequest) -> Result<()> {
+    // What the program has set on the listening socket by now.
+    let set = listening.upgrade().ok_or(Errno(libc::ECONNABORTED))?.lock().set;
+    let new = Socket::new(acceptor.ipv6, set);
+    let (local, remote) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
+    let stream = answer(request, &set, &acceptor.options, Some(new.channel()))?;
+    {
+        let mut state = new.lock();
+        (state.local, state.peer) = (Some(local), Some(remote));
+        state.phase = Phase::Accepting(stream);
+    }
+    acceptor.queue.lock().begun += 1;
+    let (acceptor, listening) = (Arc::clone(acceptor), Weak::clone(listening));
+    service::spawn(async move {
+        let connected = std::future::poll_fn(|cx| {
+            new.poll(cx, |state| match state.phase {
+                Phase::Accepting(_) => Poll::Pending,
+                Phase::Connected(..) => Poll::Ready(true),
+                _ => Poll::Ready(false),
+            })
+        })
+        .await;
+        let open = acceptor.listener.lock().is_some();
+        {
+            let mut queue = acceptor.queue.lock();
+            queue.begun -= 1;
+            if connected && open {
+                queue.ready.push_back(Arc::clone(&new));
+            }
+        }
+        match listening.upgrade() {
+            Some(socket) if open => socket.wake(None),
+            _ => new.close(),
+        }
+        if !connected {
+            acceptor.channel.post(CmEvent::posted(TAKEN));
+        }
+    })
+}

@@ -1,0 +1,45 @@
+//! Addresses that C gives and takes, and the program's name.
+
+use libc::socklen_t;
+use std::ffi::{CStr, c_char};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use uiw_cabi_core::address;
+use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, RoomPtr, write_bytes};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+
+/// An address of C, `len` bytes long.
+pub(crate) fn read_address<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<SocketAddr> {
+    address::parse(addr.get(len)?.ok_or_else(|| Errno::INVAL.because("an address is NULL"))?)
+}
+
+/// Gives C an address, as much as fits, and its length.
+pub(crate) fn write_address<'a>(real: SocketAddr, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> Result<()> {
+    let shown = address::shown(real);
+    write_bytes(addr, len, address::bytes(&shown))
+}
+
+/// The name by which the program was started, without folders.
+pub(crate) fn program_name() -> &'static str {
+    unsafe extern "C" {
+        static program_invocation_short_name: *const c_char;
+    }
+    // SAFETY: the C library sets it before any other code runs, to NULL or a text that stays.
+    unsafe {
+        if program_invocation_short_name.is_null() {
+            return "";
+        }
+        CStr::from_ptr(program_invocation_short_name).to_str().unwrap_or("")
+    }
+}
+
+/// The address of this host, where a program connects to "any".
+pub(crate) fn reachable(to: SocketAddr) -> SocketAddr {
+    let mut to = to;
+    match to {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => to.set_ip(Ipv4Addr::LOCALHOST.into()),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => to.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    to
+}

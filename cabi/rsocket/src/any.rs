@@ -1,0 +1,138 @@
+//! What a descriptor of an rsocket has behind it: a stream or datagrams, as far as waiting for them is concerned.
+
+use crate::datagram::Datagram;
+use crate::numbers::Numbers;
+use crate::ready;
+use crate::socket::Socket;
+use crate::wait::Source;
+use crate::watchers::Registers;
+use std::ffi::{c_int, c_short};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use uiw_verbs::ShardSet;
+
+/// An rsocket.
+#[derive(Clone)]
+pub(crate) enum AnySocket {
+    Stream(Arc<Socket>),
+    Datagram(Arc<Datagram>),
+}
+
+impl AnySocket {
+    /// The numbers that the program has for it.
+    pub(crate) fn numbers(&self) -> &Numbers {
+        match self {
+            Self::Stream(socket) => socket.numbers(),
+            Self::Datagram(socket) => socket.numbers(),
+        }
+    }
+
+    /// Whether both are the same socket.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stream(one), Self::Stream(other)) => Arc::ptr_eq(one, other),
+            (Self::Datagram(one), Self::Datagram(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
+    /// Whether it is this stream.
+    pub(crate) fn is_stream(&self, other: &Arc<Socket>) -> bool {
+        matches!(self, Self::Stream(one) if Arc::ptr_eq(one, other))
+    }
+
+    /// What is ready of the events that a program asks for.
+    pub(crate) fn ready(&self, events: c_short) -> c_short {
+        match self {
+            Self::Stream(socket) => ready::look(socket, events),
+            Self::Datagram(socket) => socket.ready(events),
+        }
+    }
+
+    /// As [`AnySocket::ready`]; the task is woken by the next change.
+    pub(crate) fn poll_ready(
+        &self,
+        events: c_short,
+        registers: Registers,
+        cx: &mut Context<'_>,
+    ) -> Poll<c_short> {
+        match self {
+            Self::Stream(socket) => ready::poll(socket, events, registers, cx),
+            Self::Datagram(socket) => socket.poll_ready(events, registers, cx),
+        }
+    }
+
+    /// The task does not wait any more.
+    pub(crate) fn unwatch(&self, waker: &Waker) {
+        match self {
+            Self::Stream(socket) => socket.unwatch(waker),
+            Self::Datagram(socket) => socket.unwatch(waker),
+        }
+    }
+
+    /// The shards of its connection.
+    pub(crate) fn shards(&self) -> ShardSet {
+        match self {
+            Self::Stream(socket) => socket.shards(),
+            Self::Datagram(socket) => socket.shards(),
+        }
+    }
+
+    /// Called after an attempt without waiting.
+    pub(crate) fn yield_if_fruitless(&self, found: bool) {
+        match self {
+            Self::Stream(socket) => socket.attempts().note(found),
+            Self::Datagram(socket) => socket.attempts().note(found),
+        }
+    }
+
+    /// O_NONBLOCK and the other flags of F_GETFL.
+    pub(crate) fn status_flags(&self) -> c_int {
+        match self {
+            Self::Stream(socket) => socket.lock().status_flags,
+            Self::Datagram(socket) => socket.lock().status_flags,
+        }
+    }
+
+    /// Sets them.
+    pub(crate) fn set_status_flags(&self, flags: c_int) {
+        match self {
+            Self::Stream(socket) => socket.lock().status_flags = flags,
+            Self::Datagram(socket) => socket.lock().status_flags = flags,
+        }
+    }
+
+    /// FD_CLOEXEC, as F_GETFD has it.
+    pub(crate) fn descriptor_flags(&self) -> c_int {
+        match self {
+            Self::Stream(socket) => socket.lock().descriptor_flags,
+            Self::Datagram(socket) => socket.lock().descriptor_flags,
+        }
+    }
+
+    /// Sets it.
+    pub(crate) fn set_descriptor_flags(&self, flags: c_int) {
+        match self {
+            Self::Stream(socket) => socket.lock().descriptor_flags = flags,
+            Self::Datagram(socket) => socket.lock().descriptor_flags = flags,
+        }
+    }
+
+    /// Bytes that can be read: of datagrams those of the next one.
+    pub(crate) fn readable(&self) -> u64 {
+        match self {
+            Self::Stream(socket) => {
+                socket.look(None, |state| state.stream().map_or(0, |stream| stream.receiver.readable()))
+            }
+            Self::Datagram(socket) => socket.readable(),
+        }
+    }
+
+    /// The program has no descriptor of it any more.
+    pub(crate) fn close(&self) {
+        match self {
+            Self::Stream(socket) => socket.close(),
+            Self::Datagram(socket) => socket.close(),
+        }
+    }
+}

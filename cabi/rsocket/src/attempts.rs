@@ -1,0 +1,237 @@
+//! What a thread does before it sleeps until something arrives at a socket.
+
+use crate::settings::polling_time;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::Poll;
+use std::thread;
+use std::time::{Duration, Instant};
+use uiw_cabi_core::lock::Mutex;
+
+/// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
+const ATTEMPTS_BEFORE_YIELD: u32 = 32;
+
+/// A call that waits makes an attempt without waiting first, unless so many of them found nothing; then each of so many calls makes one.
+const ATTEMPTS_BEFORE_WAITS: u32 = 4;
+const CALLS_PER_ATTEMPT: u32 = 16;
+
+/// Attempts without waiting at a socket, and how long the last wait was. Not exact where several threads wait; nothing depends on it.
+#[derive(Default)]
+pub(crate) struct Attempts {
+    /// Those that found nothing since the last one that found something.
+    in_vain: AtomicU32,
+    /// The last wait was no longer than [`polling_time`], so the next one may poll before it sleeps: a sleep and its wake-up take longer than
+    /// what a peer that answers at once needs.
+    is_short: AtomicBool,
+    choice: Mutex<Choice>,
+}
+
+impl Attempts {
+    /// Counts an attempt; returns how many have found nothing.
+    pub(crate) fn count(&self, found: bool) -> u32 {
+        let count = if found { 0 } else { self.in_vain.load(Ordering::Relaxed).wrapping_add(1) };
+        self.in_vain.store(count, Ordering::Relaxed);
+        count
+    }
+
+    /// Called after the attempt of a call that does not wait.
+    pub(crate) fn note(&self, found: bool) {
+        if self.count(found) > ATTEMPTS_BEFORE_YIELD {
+            thread::yield_now();
+        }
+    }
+
+    /// Whether a call that waits omits its attempt, as the wait finds what has arrived as well. It counts as one that found nothing.
+    pub(crate) fn is_omitted(&self) -> bool {
+        let count = self.in_vain.load(Ordering::Relaxed);
+        let omitted = count >= ATTEMPTS_BEFORE_WAITS && !count.is_multiple_of(CALLS_PER_ATTEMPT);
+        if omitted {
+            self.count(false);
+        }
+        omitted
+    }
+
+    /// Whether a wait polls before it sleeps, as the last one was short, and such waits are shorter with polling.
+    pub(crate) fn expect_soon(&self) -> bool {
+        // Held only where a signal handler has interrupted a call, or by another thread.
+        self.is_short.load(Ordering::Relaxed) && self.choice.try_lock().is_some_and(|choice| choice.polls)
+    }
+
+    /// Repeats `attempt` for a wait that began at `begun`, for at most `most`. Nothing where the thread is to sleep.
+    pub(crate) fn poll<T>(
+        &self,
+        begun: Instant,
+        most: Duration,
+        mut attempt: impl FnMut() -> Poll<T>,
+    ) -> Option<T> {
+        while begun.elapsed() < most {
+            if let Poll::Ready(found) = attempt() {
+                self.count(true);
+                self.ended(begun.elapsed());
+                return Some(found);
+            }
+            self.note(false);
+        }
+        None
+    }
+
+    /// A wait has ended, after this time.
+    pub(crate) fn ended(&self, time: Duration) {
+        let mut is_short = time <= polling_time();
+        if self.is_short.load(Ordering::Relaxed)
+            && let Some(mut choice) = self.choice.try_lock()
+        {
+            choice.note(time);
+            is_short |= choice.is_for_all();
+        }
+        self.is_short.store(is_short, Ordering::Relaxed);
+    }
+}
+
+/// Waits of a trial, and waits between two pairs of trials.
+const TRIAL: u32 = 256;
+const BETWEEN_TRIALS: u32 = 1 << 14;
+/// What a longer wait counts for: it waits for the peer, or for a processor that another program has.
+const LONG: Duration = Duration::from_millis(4);
+
+/// Whether waits are shorter with polling, or where the thread sleeps at once. Polling takes longer where both ends share a processor, and where other
+/// programs need one: a thread that has used its share of it with polling does not interrupt them when it is woken.
+#[derive(Debug)]
+struct Choice {
+    polls: bool,
+    /// Left until the choice is made anew, or the next trial begins.
+    left: u32,
+    trial: Trial,
+    /// Of the waits of this trial, and of those of the last one.
+    total: Duration,
+    with_polling: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trial {
+    /// With polling, then without.
+    Polls,
+    Sleeps,
+    None,
+}
+
+impl Default for Choice {
+    fn default() -> Self {
+        Self {
+            polls: true,
+            left: TRIAL,
+            trial: Trial::Polls,
+            total: Duration::ZERO,
+            with_polling: Duration::ZERO,
+        }
+    }
+}
+
+impl Choice {
+    /// Whether the next wait counts however long the last one was: in a trial without polling, and for the first wait behind it, waits that polling would make
+    /// short may be longer.
+    fn is_for_all(&self) -> bool {
+        self.trial == Trial::Sleeps || self.polls && self.left == BETWEEN_TRIALS
+    }
+
+    /// A wait before which polling was possible has ended, after this time.
+    fn note(&mut self, time: Duration) {
+        self.total += time.min(LONG);
+        self.left -= 1;
+        if self.left > 0 {
+            return;
+        }
+        (self.trial, self.polls, self.left) = match self.trial {
+            Trial::Polls => {
+                self.with_polling = self.total;
+                (Trial::Sleeps, false, TRIAL)
+            }
+            Trial::Sleeps => (Trial::None, self.with_polling < self.total, BETWEEN_TRIALS),
+            Trial::None => (Trial::Polls, true, TRIAL),
+        };
+        self.total = Duration::ZERO;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_polls_when_the_one_before_was_short() {
+        let attempts = Attempts::default();
+        assert!(!attempts.expect_soon());
+        attempts.ended(Duration::from_micros(1));
+        assert!(attempts.expect_soon());
+        attempts.ended(Duration::from_secs(1));
+        assert!(!attempts.expect_soon());
+    }
+
+    #[test]
+    fn polling_ends_with_what_is_found_or_with_its_time() {
+        let attempts = Attempts::default();
+        let mut tried = 0;
+        let found = attempts.poll(Instant::now(), Duration::MAX, || {
+            tried += 1;
+            if tried == 3 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        assert_eq!((found, tried), (Some(()), 3));
+        assert_eq!(attempts.poll(Instant::now(), Duration::ZERO, || Poll::Ready(())), None);
+        assert_eq!(attempts.poll(Instant::now(), Duration::from_micros(1), || Poll::<()>::Pending), None);
+    }
+
+    #[test]
+    fn attempts_are_omitted_after_some_in_vain_and_one_of_several_calls_makes_one() {
+        let attempts = Attempts::default();
+        for _ in 0..ATTEMPTS_BEFORE_WAITS {
+            assert!(!attempts.is_omitted());
+            attempts.count(false);
+        }
+        let made = (0..10 * CALLS_PER_ATTEMPT).filter(|_| {
+            let made = !attempts.is_omitted();
+            if made {
+                attempts.count(false);
+            }
+            made
+        });
+        assert_eq!(made.count(), 10);
+        attempts.count(true);
+        assert!(!attempts.is_omitted());
+    }
+
+    /// Waits that take these times, with and without polling; how many of the last `BETWEEN_TRIALS` poll.
+    fn polling(with: Duration, without: Duration) -> usize {
+        let mut choice = Choice::default();
+        let mut wait = || {
+            let polls = choice.polls;
+            choice.note(if polls { with } else { without });
+            polls
+        };
+        assert_eq!((0..2 * TRIAL).filter(|_| wait()).count(), TRIAL as usize);
+        (0..BETWEEN_TRIALS).filter(|_| wait()).count()
+    }
+
+    /// With a sleep the waits are too long for polling.
+    #[test]
+    fn long_sleeps_do_not_end_a_trial() {
+        let attempts = Attempts::default();
+        attempts.ended(Duration::from_micros(1));
+        let wait = || {
+            let polls = attempts.expect_soon();
+            attempts.ended(if polls { polling_time() / 2 } else { polling_time() * 2 });
+            polls
+        };
+        assert_eq!((0..2 * TRIAL).filter(|_| wait()).count(), TRIAL as usize);
+        assert!((0..BETWEEN_TRIALS).all(|_| wait()));
+    }
+
+    #[test]
+    fn waits_poll_where_they_are_shorter_for_it() {
+        let [short, long] = [10, 50].map(Duration::from_micros);
+        assert_eq!(polling(short, long), BETWEEN_TRIALS as usize);
+        assert_eq!(polling(long, short), 0);
+        // One wait for the peer does not decide.
+        let mut choice = Choice::default();
+        (0..3 * (2 * TRIAL + BETWEEN_TRIALS)).for_each(|_| choice.note(Duration::MAX));
+        assert_eq!(choice.trial, Trial::Polls);
+    }
+}

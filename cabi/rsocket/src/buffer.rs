@@ -1,0 +1,67 @@
+//! Memory of rsockets' own that is registered.
+
+use crate::sys;
+use crate::wire::Target;
+use std::ops::Range;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_mem::Span;
+use uiw_verbs::{Access, Memory, Pd, RawMr, STag, Sge};
+
+/// Registered memory of ours, which only copies reach.
+pub(super) struct Buffer {
+    /// All of it.
+    span: Span,
+    base: u64,
+    lkey: STag,
+    rkey: STag,
+    /// Registered until it is dropped.
+    _mr: RawMr,
+}
+
+impl Buffer {
+    /// `len` bytes that this process uses, and peers with `access`.
+    ///
+    /// # Errors
+    /// ENOMEM
+    pub(super) fn new(pd: &Pd, len: usize, access: Access) -> Result<Self> {
+        let memory = Memory::owned(len)?;
+        // Most connections use the first bytes of a long buffer only: a huge page would take 2 MiB for them.
+        sys::use_small_pages(memory.as_ptr(), len);
+        // SAFETY: the users (the ring of a stream's sending half, the slots of datagrams) give a byte to one request at a time, and do not
+        // touch it before the request has completed; what peers reach is shared whatever is said here.
+        let memory = unsafe { memory.exclusive() };
+        let base = memory.as_ptr() as u64;
+        let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;
+        let span = mr.region().span(0, len).map_err(|_| Errno::IO)?;
+        Ok(Self { span, base, lkey: mr.lkey(), rkey: mr.rkey(), _mr: mr })
+    }
+
+    /// Whether `len` bytes at `at` are in it. The users' own sums say so.
+    fn check(&self, at: usize, len: usize) -> Result<()> {
+        let is_inside = at.checked_add(len).is_some_and(|end| end <= self.span.len());
+        if is_inside { Ok(()) } else { Err(Errno::IO) }
+    }
+
+    /// Copies out of it.
+    pub(super) fn read(&self, at: usize, to: &mut [u8]) -> Result<()> {
+        self.check(at, to.len())?;
+        self.span.pin().and_then(|pin| pin.copy_to(at, to)).map_err(|_| Errno::IO)
+    }
+
+    /// Copies into it.
+    pub(super) fn write(&self, at: usize, from: &[u8]) -> Result<()> {
+        self.check(at, from.len())?;
+        self.span.pin().and_then(|pin| pin.copy_from(at, from)).map_err(|_| Errno::IO)
+    }
+
+    /// What a peer needs to write at `at`.
+    pub(super) fn target(&self, at: usize, len: u32) -> Target {
+        Target { addr: self.base + at as u64, key: self.rkey.0, len }
+    }
+
+    /// An element of a request.
+    pub(super) fn sge(&self, range: Range<u32>) -> Sge {
+        Sge { addr: self.base + u64::from(range.start), length: range.end - range.start, lkey: self.lkey }
+    }
+}

@@ -1,0 +1,158 @@
+//! Local addresses and the active side of a connection.
+
+use crate::link::Link;
+use crate::settings::{self, Sizes};
+use crate::socket::{Phase, Set, Socket, State};
+use crate::stream::{Stream, check_peer};
+use crate::wire::ConnData;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::ports::{self, Reservation};
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_verbs::device;
+use uiw_verbs::cm::{self, ConnInfo};
+use uiw_verbs::{ConnConfig, Error, Qp, StableTx};
+
+/// A connection that is being made.
+pub(crate) struct Connecting {
+    link: Link,
+    sizes: Sizes,
+}
+
+impl Connecting {
+    pub(crate) fn new(link: Link, sizes: Sizes) -> Self {
+        Self { link, sizes }
+    }
+
+    pub(crate) fn qp(&self) -> &Qp {
+        self.link.qp()
+    }
+}
+
+/// Options of a connection or listener.
+///
+/// # Errors
+/// EINVAL when an environment variable has a bad value.
+pub(crate) fn options(set: &Set) -> Result<Arc<ConnConfig>> {
+    let settings = Settings::get()?;
+    // rsockets have no Reads; one is what rdma-core asks for on iWARP.
+    let mut options = settings.conn_config(1, 1, None);
+    (options.stream.tos, options.stream.v6_only) = (set.tos, set.v6_only);
+    // A program that connects to a port where nothing listens may want to use TCP then.
+    options.refused_retry_time = Duration::ZERO;
+    // What is written comes from the library's own buffers.
+    options.stable_tx = settings.stable_tx.unwrap_or(StableTx::Off);
+    // The protocol allows a message that finds no receive to wait for one.
+    options.no_receive_timeout = Duration::MAX;
+    Ok(Arc::new(options))
+}
+
+/// Gives the socket a local address, in the program's numbers.
+///
+/// # Errors
+/// EINVAL for a socket that has one; EADDRNOTAVAIL, EADDRINUSE, EACCES.
+pub(crate) fn bind(socket: &Arc<Socket>, to: SocketAddr) -> Result<()> {
+    let mut state = socket.lock();
+    let Phase::New(None) = &state.phase else {
+        return Err(Errno::INVAL.because("rbind of an rsocket that has an address"));
+    };
+    let real = address::real(to)?;
+    if !real.ip().is_unspecified() {
+        device::with_address(real.ip())
+            .map_err(|errno| if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno })?;
+    }
+    let holder = Arc::as_ptr(socket).addr();
+    // A socket of IPv4 cannot have an address of IPv6, nor the other way but for mapped ones.
+    let (bound, port) = ports::reserve(holder, real, false, state.set.reuse, state.set.v6_only)?;
+    state.local = Some(bound);
+    state.phase = Phase::New(Some(port));
+    Ok(())
+}
+
+/// Begins to connect; the events of the connection follow.
+///
+/// # Errors
+/// EALREADY, EISCONN, EINVAL; those of reaching the peer that are known at once.
+pub(crate) fn begin(socket: &Socket, state: &mut State, to: SocketAddr) -> Result<()> {
+    match &state.phase {
+        Phase::New(_) => {}
+        // As TCP: after a failure the socket may try again.
+        Phase::Failed => state.phase = Phase::New(None),
+        Phase::Connecting(..) if state.has_peer() => return Err(Errno(libc::EISCONN)),
+        Phase::Connecting(..) | Phase::Refused => return Err(Errno(libc::EALREADY)),
+        Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => {
+            return Err(Errno(libc::EISCONN).because("rconnect of an rsocket that is connected"));
+        }
+        Phase::Listening(_) | Phase::Closed | Phase::Gone => {
+            return Err(Errno::INVAL.because("rconnect of an rsocket that listens"));
+        }
+    }
+    let peer = address::real(to)?;
+    if peer.port() == 0 {
+        return Err(Errno(libc::ECONNREFUSED).because("rconnect to port 0"));
+    }
+    let local = source(state, peer)?;
+    // The device that has the address: without one there is no RDMA.
+    device::with_address(local.ip())?;
+    let device = engine::get()?;
+    let sizes = state.set.sizes.bounded();
+    let link = Link::new(&device, &sizes, settings::variant(Settings::get()?.persona))?;
+    let data = link.conn_data().to_bytes();
+    let options = options(&state.set)?;
+    cm::connect(link.qp(), Some(local), peer, &options, &data, socket.channel())?;
+    let mut port = match std::mem::replace(&mut state.phase, Phase::Closed) {
+        Phase::New(port) => port,
+        _ => None,
+    };
+    // The connection has it now.
+    drop(port.as_mut().and_then(Reservation::unbind));
+    state.error = None;
+    (state.local, state.peer) = (Some(local), Some(peer));
+    state.phase = Phase::Connecting(Box::new(Connecting { link, sizes }), port);
+    Ok(())
+}
+
+/// The address that the connection comes from.
+fn source(state: &State, peer: SocketAddr) -> Result<SocketAddr> {
+    let bound = state.local.filter(|_| matches!(state.phase, Phase::New(Some(_))));
+    if let Some(bound) = bound
+        && !bound.ip().is_unspecified()
+    {
+        if bound.is_ipv4() != peer.is_ipv4() {
+            return Err(Errno::INVAL.because("one address is IPv4 and the other IPv6"));
+        }
+        return Ok(bound);
+    }
+    let mut source = address::source_for(peer)?;
+    source.set_port(bound.map_or(0, |bound| bound.port()));
+    Ok(source)
+}
+
+/// Why the connection could not be made. A uiw listener that refuses because of the variant names its own.
+pub(crate) fn failure(error: Error) -> Errno {
+    if let Error::Rejected { private_data, .. } = &error
+        && let Ok(peer) = ConnData::from_bytes(private_data)
+        && let Ok(settings) = Settings::get()
+    {
+        // The log has the reason.
+        let _ = check_peer(settings::variant(settings.persona), &peer);
+    }
+    error.into()
+}
+
+/// The peer has accepted.
+///
+/// # Errors
+/// EPROTO for a peer that is no rsocket, or one that this end cannot talk to.
+pub(crate) fn established(connecting: Connecting, info: &ConnInfo) -> Result<Stream> {
+    let peer = ConnData::from_bytes(&info.private_data).map_err(|error| {
+        tracing::warn!(%error, peer = %info.peer, "the peer is no rsocket");
+        Errno(libc::EPROTO)
+    })?;
+    Stream::new(connecting.link, &connecting.sizes, &peer)
+}

@@ -1,0 +1,344 @@
+//! The UD side of datagram rsockets: a queue pair at each network device that is used, and the memory that they share.
+
+use crate::buffer::Buffer;
+use crate::datagram::wire::{MAX_MESSAGE, MessageHeader};
+use crate::settings::Sizes;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+use uiw_cabi_core::abi::cm::RDMA_UDP_QKEY;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::device;
+use uiw_cabi_verbs::oob::QpnReservation;
+use uiw_datagram::{Grh, MAX_PAYLOAD};
+use uiw_verbs::{
+    Access, AddressHandle, Cq, CqConfig, Destination, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr,
+    SendFlags, SendOp, SendWr, Srq, SrqAttr, Wc, WcStatus,
+};
+
+/// Bytes of a receive: no message of any sender is longer, as one that is would end the queue pair.
+const RECEIVE: u32 = (Grh::LEN + MAX_PAYLOAD) as u32;
+/// Bytes of a message in the send queue.
+const SEND: u32 = MAX_MESSAGE as u32;
+/// Bytes of a buffer for each message, as rdma-core divides SO_RCVBUF and SO_SNDBUF.
+const SHARE: u32 = MAX_MESSAGE as u32;
+/// Marks completions of receives; the rest of the number is the slot.
+const IS_RECEIVE: u64 = 1 << 63;
+/// Completions that are handled before receives are posted again.
+const BATCH: usize = 64;
+/// Network devices that a socket may use.
+const MAX_QUEUE_PAIRS: usize = 64;
+
+/// A queue pair. It is dropped before its number is given back.
+struct QueuePair {
+    qp: Qp,
+    number: QpnReservation,
+    /// Of its network device.
+    netdev: String,
+    index: u32,
+    /// The addresses at which it was found to be bound.
+    addresses: Vec<IpAddr>,
+}
+
+/// A message that has come.
+pub(super) struct Arrived {
+    pub(super) slot: u16,
+    /// The message within the slot.
+    pub(super) start: usize,
+    pub(super) len: usize,
+    pub(super) from: SocketAddr,
+}
+
+/// The parts are dropped in this order: memory after the queue pairs that use it.
+pub(super) struct Endpoint {
+    queue_pairs: Vec<QueuePair>,
+    srq: Arc<Srq>,
+    cq: Arc<Cq>,
+    pd: Pd,
+    device: Device,
+    received: Buffer,
+    staged: Buffer,
+    /// Slots of the send queue that hold no message.
+    free: Vec<u16>,
+    sends: u16,
+    receives: u16,
+}
+
+/// Messages that a buffer of `bytes` holds, of `asked`.
+fn depth(asked: u16, bytes: u32) -> u16 {
+    asked.min(u16::try_from(bytes / SHARE).unwrap_or(u16::MAX)).max(1)
+}
+
+impl Endpoint {
+    /// # Errors
+    /// ENOMEM, EMFILE and others of the engine.
+    pub(super) fn new(sizes: &Sizes) -> Result<Self> {
+        let device = engine::get()?;
+        let sizes = sizes.bounded();
+        let (sends, receives) = (depth(sizes.sends, sizes.sent), depth(sizes.receives, sizes.received));
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(u32::from(sends) + u32::from(receives), CqConfig::default())?;
+        let srq = pd.create_srq(SrqAttr { max_wr: receives.into(), max_sge: 1, limit: 0 })?;
+        let endpoint = Self {
+            received: Buffer::new(&pd, usize::from(receives) * RECEIVE as usize, Access::empty())?,
+            staged: Buffer::new(&pd, usize::from(sends) * SEND as usize, Access::empty())?,
+            queue_pairs: Vec::new(),
+            srq,
+            cq,
+            pd,
+            device,
+            free: (0..sends).collect(),
+            sends,
+            receives,
+        };
+        endpoint.receive_again(&(0..receives).collect::<Vec<_>>());
+        Ok(endpoint)
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(super) fn cq(&self) -> &Arc<Cq> {
+        &self.cq
+    }
+
+    /// Messages that the program can have without reading them.
+    pub(super) fn receives(&self) -> usize {
+        self.receives.into()
+    }
+
+    /// Whether there is room for a message.
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Whether UDP has taken every message.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.free.len() == usize::from(self.sends)
+    }
+
+    /// The index of the queue pair at the device that has `local`, which is made if there is none.
+    ///
+    /// # Errors
+    /// ENODEV where no network device has the address; EADDRINUSE, ENOMEM, EMFILE.
+    pub(super) fn queue_pair(&mut self, local: IpAddr) -> Result<usize> {
+        if let Some(at) = self.queue_pairs.iter().position(|known| known.addresses.contains(&local)) {
+            return Ok(at);
+        }
+        let netdev = device::with_address(local)?.netdev()?;
+        let known = self.queue_pairs.iter().position(|known| known.netdev == netdev.name);
+        let at = match known {
+            Some(at) => at,
+            None if self.queue_pairs.len() == MAX_QUEUE_PAIRS => {
+                return Err(Errno::NOMEM.because("datagrams from more network devices than a socket has"));
+            }
+            None => {
+                let number = QpnReservation::new(&netdev, &self.device, self.cq.shard())?;
+                let qp = self.new_queue_pair(&number)?;
+                let (netdev, index) = (netdev.name.clone(), netdev.index);
+                self.queue_pairs.push(QueuePair { qp, number, netdev, index, addresses: Vec::new() });
+                self.queue_pairs.len() - 1
+            }
+        };
+        let queue_pair = &mut self.queue_pairs[at];
+        let scope = match netdev.socket_address(local, 0) {
+            SocketAddr::V6(v6) => v6.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        if let Some(port) = queue_pair.number.datagrams() {
+            port.add_address(local, scope)?;
+        }
+        queue_pair.addresses.push(local);
+        Ok(at)
+    }
+
+    fn new_queue_pair(&self, number: &QpnReservation) -> Result<Qp> {
+        let port = number.datagrams().ok_or_else(|| {
+            Errno::UNSUPPORTED
+                .because("the device has no datagrams: its MTU is too small, or TLS is required")
+        })?;
+        let cap = QpCap {
+            max_send_wr: self.sends.into(),
+            max_recv_wr: 0,
+            max_send_sge: 1,
+            max_recv_sge: 0,
+            max_inline: 0,
+        };
+        let init = QpInit::new(&self.cq, &self.cq).cap(cap).srq(Some(Arc::clone(&self.srq))).signal_all(true);
+        let qp = self.pd.create_ud_qp(init.num(number.number()), port)?;
+        qp.set_qkey(RDMA_UDP_QKEY)?;
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            qp.modify(state)?;
+        }
+        Ok(qp)
+    }
+
+    /// The number of a queue pair.
+    pub(super) fn number(&self, at: usize) -> u32 {
+        self.queue_pairs[at].qp.num()
+    }
+
+    /// Bytes of the longest message that fits a datagram of a queue pair, with its header.
+    pub(super) fn max_payload(&self, at: usize) -> usize {
+        let longest = self.queue_pairs[at].qp.datagram_port().map_or(0, |port| port.max_payload());
+        longest.min(MAX_MESSAGE)
+    }
+
+    /// Sends a header and a message from `local`, by a queue pair, to one of a peer's.
+    ///
+    /// # Errors
+    /// EAGAIN while there is no room.
+    pub(super) fn send(
+        &mut self,
+        (at, local): (usize, IpAddr),
+        (peer, qpn): (SocketAddr, u32),
+        header: &[u8],
+        message: &[u8],
+    ) -> Result<()> {
+        let slot = self.free.pop().ok_or(Errno::AGAIN)?;
+        let sent = self.post(at, slot, local, (peer, qpn), [header, message]);
+        if sent.is_err() {
+            self.free.push(slot);
+        }
+        sent
+    }
+
+    fn post(
+        &self,
+        at: usize,
+        slot: u16,
+        local: IpAddr,
+        (peer, qpn): (SocketAddr, u32),
+        [header, message]: [&[u8]; 2],
+    ) -> Result<()> {
+        let start = u32::from(slot) * SEND;
+        self.staged.write(start as usize, header)?;
+        self.staged.write(start as usize + header.len(), message)?;
+        let len = (header.len() + message.len()) as u32;
+        let scope = match peer {
+            SocketAddr::V6(v6) => v6.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        let to = Destination { ah: AddressHandle::new(local, peer.ip(), scope), qpn, qkey: RDMA_UDP_QKEY };
+        let request = SendWr {
+            wr_id: slot.into(),
+            op: SendOp::Datagram { to, imm: None },
+            sges: &[self.staged.sge(start..start + len)],
+            flags: SendFlags::SIGNALED,
+        };
+        // SAFETY: the slot is written when it is free, and becomes so when the completion is taken; the memory is dropped after the queue
+        // pair.
+        unsafe { self.queue_pairs[at].qp.post_send([request]) }.map_err(|error| {
+            tracing::debug!(%error, "a datagram is not posted");
+            Errno::IO
+        })
+    }
+
+    /// Takes completions, and drives the engine if there are none. Messages go to `each`; true is returned where there was any
+    /// completion.
+    pub(super) fn process(&mut self, mut each: impl FnMut(Arrived)) -> bool {
+        let cq = Arc::clone(&self.cq);
+        let (mut any, mut failed) = (false, false);
+        loop {
+            let mut again = Vec::new();
+            let taken = cq.poll_with(BATCH, |wc| {
+                let slot = wc.wr_id as u16;
+                let is_success = wc.status == WcStatus::Success;
+                failed |= !is_success;
+                if wc.wr_id & IS_RECEIVE == 0 {
+                    self.free.push(slot);
+                } else {
+                    match self.arrived(&wc, slot).filter(|_| is_success) {
+                        Some(arrived) => each(arrived),
+                        None => again.push(slot),
+                    }
+                }
+            });
+            self.receive_again(&again);
+            any |= taken > 0;
+            if taken < BATCH {
+                break;
+            }
+        }
+        if failed {
+            self.revive();
+        }
+        any
+    }
+
+    /// The message of a receive, if it has one. The sender's address in the header must be that which the packet has come from.
+    fn arrived(&self, wc: &Wc, slot: u16) -> Option<Arrived> {
+        let at = usize::from(slot) * RECEIVE as usize;
+        let len = (wc.byte_len as usize).checked_sub(Grh::LEN)?;
+        let mut bytes = [0; Grh::LEN + 24];
+        let front = Grh::LEN + len.min(24);
+        self.received.read(at, &mut bytes[..front]).ok()?;
+        let route = Grh::parse(bytes.first_chunk()?)?;
+        let parsed = MessageHeader::parse(&bytes[Grh::LEN..front]);
+        let (header, rest) = parsed
+            .inspect_err(|error| tracing::trace!(%error, source = %route.source, "a datagram is dropped"))
+            .ok()?;
+        let header_len = front - Grh::LEN - rest.len();
+        if header.from.ip() != route.source {
+            tracing::trace!(from = %header.from, source = %route.source, "a datagram with another address is dropped");
+            return None;
+        }
+        let from = match header.from {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
+                let scope = self.queue_pairs.iter().find(|known| known.qp.num() == wc.qp_num)?.index;
+                SocketAddrV6::new(Ipv6Addr::from(v6.ip().octets()), v6.port(), 0, scope).into()
+            }
+            other => other,
+        };
+        Some(Arrived { slot, start: Grh::LEN + header_len, len: len - header_len, from })
+    }
+
+    /// Copies out of a message.
+    pub(super) fn copy(&self, arrived: &Arrived, skip: usize, to: &mut [u8]) -> Result<()> {
+        self.received.read(usize::from(arrived.slot) * RECEIVE as usize + arrived.start + skip, to)
+    }
+
+    /// Posts receives of these slots.
+    pub(super) fn receive_again(&self, slots: &[u16]) {
+        let element = |slot: &u16| {
+            let at = u32::from(*slot) * RECEIVE;
+            self.received.sge(at..at + RECEIVE)
+        };
+        let sges: Vec<_> = slots.iter().map(element).collect();
+        let requests = slots.iter().zip(&sges).map(|(slot, sge)| RecvWr {
+            wr_id: IS_RECEIVE | u64::from(*slot),
+            sges: std::slice::from_ref(sge),
+        });
+        // SAFETY: a slot is read before its receive is posted again, and lives longer than the queue pairs.
+        if let Err(error) = unsafe { self.srq.post_recv(requests) } {
+            tracing::warn!(%error, "a datagram rsocket has lost a receive");
+        }
+    }
+
+    /// A queue pair that a message could not be sent on has stopped sending; the message is lost, and others go on.
+    fn revive(&self) {
+        for QueuePair { qp, netdev, .. } in &self.queue_pairs {
+            if qp.state() == QpState::Sqe {
+                tracing::debug!(netdev, "a datagram could not be sent");
+                if let Err(error) = qp.modify(QpState::Rts) {
+                    tracing::warn!(%error, netdev, "a queue pair for datagrams has stopped");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_are_what_the_buffers_hold() {
+        assert_eq!(depth(384, 1 << 17), 64);
+        assert_eq!(depth(16, 1 << 20), 16);
+        assert_eq!(depth(384, 0), 1);
+        assert_eq!(depth(u16::MAX, u32::MAX), u16::MAX);
+    }
+}

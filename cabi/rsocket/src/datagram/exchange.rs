@@ -1,0 +1,92 @@
+//! What comes over UDP: the queue pair numbers of peers, and messages of peers that have not learnt ours.
+
+use crate::datagram::endpoint::Endpoint;
+use crate::datagram::socket::{Datagram, Message, State, canonical};
+use crate::datagram::wire::{ExchangeHeader, MAX_MESSAGE, Operation};
+use crate::sys;
+use std::net::SocketAddr;
+use uiw_cabi_core::errno::Errno;
+use uiw_datagram::Qpn;
+
+/// Datagrams that are taken before other sockets have their turn.
+const TURN: usize = 64;
+
+impl Datagram {
+    /// Takes what has come over UDP, as much as a turn allows.
+    pub(super) fn exchange(&self) {
+        // One more than any has: a longer one is not taken for a whole one.
+        let mut packet = [0; MAX_MESSAGE + 1];
+        let mut state = self.lock();
+        let mut is_changed = false;
+        for _ in 0..TURN {
+            let Ok(udp) = state.udp() else { break };
+            match sys::receive_from(udp, &mut packet) {
+                Ok((len, _)) if len > MAX_MESSAGE => {}
+                Ok((len, from)) => is_changed |= self.take(&mut state, &packet[..len], from),
+                Err(Errno::AGAIN) => break,
+                // An ICMP message about one that was sent, of a connected socket.
+                Err(errno) => {
+                    tracing::debug!(error = %errno, "UDP reports an error");
+                    state.error = Some(errno);
+                    is_changed = true;
+                }
+            }
+        }
+        drop(state);
+        if is_changed {
+            self.wake(None);
+        }
+    }
+
+    /// Drops reports that the program has asked the system for (IP_RECVERR, SO_TIMESTAMPING): rsockets have no call for them.
+    pub(super) fn discard_reports(&self) {
+        let state = self.lock();
+        if let Ok(udp) = state.udp() {
+            for _ in 0..TURN {
+                if sys::discard_report(udp).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Takes one packet. Returns whether there is anything for the program.
+    fn take(&self, state: &mut State, packet: &[u8], from: SocketAddr) -> bool {
+        let from = canonical(from);
+        let (header, message) = match ExchangeHeader::parse(packet) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                tracing::trace!(%from, %error, "a packet is no rsocket's");
+                return false;
+            }
+        };
+        let qpn = Qpn::from_raw(header.qpn);
+        if header.address.is_ipv4() != from.is_ipv4() || qpn.port() == 0 || qpn == Qpn::MULTICAST {
+            tracing::trace!(%from, %qpn, "a packet names no queue pair");
+            return false;
+        }
+        if header.operation == Operation::Control {
+            // Of a peer that nothing was sent to it says nothing that is needed.
+            state.peers.learn(from, qpn.raw());
+            return false;
+        }
+        let way = match self.way(state, from) {
+            Ok(way) => way,
+            Err(error) => {
+                tracing::debug!(%from, %error, "no way leads to the sender of a datagram");
+                return false;
+            }
+        };
+        state.peers.learn(from, qpn.raw());
+        // The answer is no longer than what is answered. One that is lost is asked for by the next message.
+        if let Err(error) = self.send_over_udp(state, Operation::Control, way, from, &[]) {
+            tracing::debug!(%from, %error, "the number of the queue pair is not sent");
+        }
+        let most = state.endpoint.as_ref().map_or(0, Endpoint::receives);
+        if state.shut[0] || state.messages.len() >= most {
+            return false;
+        }
+        state.messages.push_back(Message::Whole { from, bytes: message.to_vec() });
+        true
+    }
+}

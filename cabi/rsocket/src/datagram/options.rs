@@ -1,0 +1,105 @@
+//! Options of datagram rsockets: those of the UDP socket, but for what concerns buffers, waiting and errors.
+
+use crate::datagram::Datagram;
+use crate::options::{
+    RDMA_INLINE, RDMA_IOMAPSIZE, RDMA_ROUTE, RDMA_RQSIZE, RDMA_SQSIZE, SOL_RDMA, bounded, doubled,
+    unsupported,
+};
+use crate::sys;
+use std::ffi::c_int;
+use std::time::Duration;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+
+fn int(bytes: &[u8]) -> Result<c_int> {
+    let first = bytes.first_chunk::<4>();
+    first
+        .map(|bytes| c_int::from_ne_bytes(*bytes))
+        .ok_or_else(|| Errno::INVAL.because("an option that is shorter than an integer"))
+}
+
+/// `rsetsockopt`. SO_RCVTIMEO and SO_SNDTIMEO have their time in `time`.
+///
+/// # Errors
+/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that comes too late; the system's.
+pub(crate) fn set_option(
+    socket: &Datagram,
+    level: c_int,
+    name: c_int,
+    bytes: &[u8],
+    time: Option<Option<Duration>>,
+) -> Result<()> {
+    let mut state = socket.lock();
+    let udp = state.udp()?;
+    let is_begun = state.endpoint.is_some();
+    match (level, name) {
+        (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE) if is_begun => {
+            return Err(Errno::INVAL.because("an option that is set before an rsocket has an address"));
+        }
+        (SOL_RDMA, RDMA_SQSIZE) => state.sizes.sends = bounded(int(bytes)?),
+        (SOL_RDMA, RDMA_RQSIZE) => state.sizes.receives = bounded(int(bytes)?),
+        (SOL_RDMA, RDMA_INLINE) => state.sizes.inline = bounded(int(bytes)?),
+        // There are no routes to choose from, and datagrams have no mappings.
+        (SOL_RDMA, RDMA_ROUTE | RDMA_IOMAPSIZE) => {}
+        // Merged datagrams would be taken for one.
+        (SOL_RDMA | libc::IPPROTO_UDP, _) => return Err(unsupported(level, name)),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
+            let time =
+                time.ok_or_else(|| Errno::INVAL.because("a time that is shorter than its structure"))?;
+            if name == libc::SO_RCVTIMEO {
+                state.receive_timeout = time;
+            } else {
+                state.send_timeout = time;
+            }
+        }
+        _ => {
+            sys::set_option_bytes(udp, level, name, bytes)?;
+            match (level, name) {
+                // After the buffers are there the option has no effect on them, as rdma-core has it.
+                (libc::SOL_SOCKET, libc::SO_RCVBUF) if !is_begun => {
+                    state.sizes.received = doubled(int(bytes)?);
+                }
+                (libc::SOL_SOCKET, libc::SO_SNDBUF) if !is_begun => state.sizes.sent = doubled(int(bytes)?),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `rgetsockopt`: writes the value to `to`, as much as fits, and returns how long it is there.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn option(socket: &Datagram, level: c_int, name: c_int, to: &mut [u8]) -> Result<usize> {
+    let mut state = socket.lock();
+    let udp = state.udp()?;
+    let sizes = state.sizes;
+    let number = match (level, name) {
+        (SOL_RDMA, RDMA_SQSIZE) => sizes.sends.into(),
+        (SOL_RDMA, RDMA_RQSIZE) => sizes.receives.into(),
+        (SOL_RDMA, RDMA_INLINE) => sizes.inline.into(),
+        (SOL_RDMA, RDMA_IOMAPSIZE) => 0,
+        (SOL_RDMA, _) => return Err(unsupported(level, name)),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => sizes.received,
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => sizes.sent,
+        (libc::SOL_SOCKET, libc::SO_ERROR) => state.error.take().map_or(0, |errno| errno.0.cast_unsigned()),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => return Ok(put_time(state.receive_timeout, to)),
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => return Ok(put_time(state.send_timeout, to)),
+        _ => return sys::option_bytes(udp, level, name, to),
+    };
+    Ok(put(&c_int::try_from(number).unwrap_or(c_int::MAX).to_ne_bytes(), to))
+}
+
+fn put(value: &[u8], to: &mut [u8]) -> usize {
+    let len = value.len().min(to.len());
+    to[..len].copy_from_slice(&value[..len]);
+    len
+}
+
+/// A `timeval`.
+fn put_time(time: Option<Duration>, to: &mut [u8]) -> usize {
+    let time = time.unwrap_or_default();
+    let (seconds, micros) = (time.as_secs().to_ne_bytes(), u64::from(time.subsec_micros()).to_ne_bytes());
+    put(&[seconds, micros].concat(), to)
+}

@@ -1,0 +1,501 @@
+//! A datagram rsocket, and how threads wait for it to change. As of a stream, one lock holds the state, and no thread waits while it holds it.
+
+use crate::addresses::reachable;
+use crate::attempts::Attempts;
+use crate::datagram::endpoint::{Arrived, Endpoint};
+use crate::datagram::peers::{Peers, Way};
+use crate::datagram::watch;
+use crate::is_exiting;
+use crate::numbers::Numbers;
+use crate::preload::Behind;
+use crate::settings::Sizes;
+use crate::sys;
+use crate::wait::{self, Limit, Source, Try};
+use crate::watchers::{Registers, Watchers};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_short};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::inherited::close_copy;
+use uiw_cabi_core::lock::{Mutex, MutexGuard};
+use uiw_cabi_core::ports;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::stack;
+use uiw_verbs::ShardSet;
+
+/// How long closing a socket waits for UDP to take what was sent.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A message that the program has not read.
+pub(super) enum Message {
+    /// It came by UD.
+    Placed(Arrived),
+    /// It came over UDP.
+    Whole { from: SocketAddr, bytes: Vec<u8> },
+}
+
+pub(crate) struct State {
+    /// A duplicate of the program's descriptor; none once the socket is closed.
+    pub(super) udp: Option<OwnedFd>,
+    /// None before the first use that needs it.
+    pub(super) endpoint: Option<Endpoint>,
+    pub(super) peers: Peers,
+    /// The socket's port, once it has one that was asked for.
+    pub(super) port: u16,
+    /// The one peer of a connected socket.
+    pub(super) connected: Option<SocketAddr>,
+    pub(super) messages: VecDeque<Message>,
+    pub(super) sizes: Sizes,
+    /// O_NONBLOCK and the other flags of F_SETFL.
+    pub(crate) status_flags: c_int,
+    pub(crate) descriptor_flags: c_int,
+    /// What the system has said of a message that went over UDP: the next call reports it.
+    pub(super) error: Option<Errno>,
+    pub(super) receive_timeout: Option<Duration>,
+    pub(super) send_timeout: Option<Duration>,
+    /// Reading and writing.
+    pub(super) shut: [bool; 2],
+    /// Its number at the thread that waits for what comes over UDP.
+    watched: Option<u64>,
+}
+
+pub(crate) struct Datagram {
+    state: Mutex<State>,
+    ipv6: bool,
+    watchers: Arc<Watchers>,
+    attempts: Attempts,
+    numbers: Numbers,
+    /// What its numbers have, of one that the preload library gave.
+    behind: Option<Behind>,
+    /// The number of `State::udp`, for the child of a fork, which cannot take the lock; -1 once it is closed.
+    own: AtomicI32,
+    this: Weak<Self>,
+}
+
+impl Datagram {
+    /// Why this process cannot have datagram rsockets, if that is so.
+    ///
+    /// # Errors
+    /// EINVAL when an environment variable has a bad value.
+    pub(crate) fn missing() -> Result<Option<&'static str>> {
+        let own_stack = "datagram rsockets need the kernel's UDP, which UIW_LLP replaces";
+        Ok(Settings::get()?.no_datagrams().or_else(|| stack::is_own().then_some(own_stack)))
+    }
+
+    /// A socket whose descriptor is `fd`, a UDP socket, which has no flags but `status_flags`.
+    ///
+    /// # Errors
+    /// EMFILE
+    pub(crate) fn new(
+        fd: RawFd,
+        ipv6: bool,
+        sizes: Sizes,
+        status_flags: c_int,
+        behind: Option<Behind>,
+    ) -> Result<Arc<Self>> {
+        let udp = sys::duplicate(fd)?;
+        let own = AtomicI32::new(udp.as_raw_fd());
+        let state = State {
+            udp: Some(udp),
+            endpoint: None,
+            peers: Peers::default(),
+            port: 0,
+            connected: None,
+            messages: VecDeque::new(),
+            sizes,
+            status_flags: libc::O_RDWR | status_flags,
+            descriptor_flags: 0,
+            error: None,
+            receive_timeout: None,
+            send_timeout: None,
+            shut: [false; 2],
+            watched: None,
+        };
+        Ok(Arc::new_cyclic(|this| Self {
+            state: Mutex::new(state),
+            ipv6,
+            watchers: Arc::default(),
+            attempts: Attempts::default(),
+            numbers: Numbers::default(),
+            behind,
+            own,
+            this: this.clone(),
+        }))
+    }
+
+    /// What its numbers have. None where nothing is known of it.
+    pub(crate) fn behind(&self) -> Option<Behind> {
+        self.behind
+    }
+
+    pub(crate) fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// In the child of a fork: the socket is the parent's, and its port is not kept.
+    pub(crate) fn leave_to_parent(&self) {
+        let own = self.own.load(Ordering::Relaxed);
+        if own >= 0 {
+            // Nothing else in the child uses it: the socket is forgotten.
+            close_copy(own);
+        }
+    }
+
+    /// Other threads look again.
+    pub(super) fn wake(&self, except: Option<&Waker>) {
+        self.watchers.wake_all(except);
+    }
+
+    /// Takes what has come, and asks `ask`. Other threads are woken by what is found.
+    pub(super) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let changed = state.process();
+        let answer = ask(&mut state);
+        drop(state);
+        if changed {
+            self.wake(own);
+        }
+        answer
+    }
+
+    /// As [`Datagram::look`]; if the answer is "not yet", the task is woken by the next change.
+    fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
+        self.poll_as(Registers::Pending, cx, ask)
+    }
+
+    /// As [`Datagram::poll`]; `registers` says when the task is woken by the next change.
+    fn poll_as<T>(
+        &self,
+        registers: Registers,
+        cx: &mut Context<'_>,
+        mut ask: impl FnMut(&mut State) -> Poll<T>,
+    ) -> Poll<T> {
+        loop {
+            let mut state = self.lock();
+            let changed = state.process();
+            let answer = ask(&mut state);
+            let needs_waker = answer.is_pending() || registers == Registers::Always;
+            if changed {
+                drop(state);
+                self.wake(Some(cx.waker()));
+                if needs_waker {
+                    continue;
+                }
+                return answer;
+            }
+            // With the lock of the look: what changes behind it wakes the task.
+            if needs_waker && self.watch(&state, cx) {
+                continue;
+            }
+            return answer;
+        }
+    }
+
+    /// The task is woken by the next change. True when there has been one.
+    fn watch(&self, state: &State, cx: &mut Context<'_>) -> bool {
+        self.watchers.add(cx.waker());
+        let Some(endpoint) = &state.endpoint else { return false };
+        let all = self.watchers.all();
+        endpoint.cq().poll_ready(&mut Context::from_waker(&all)).is_ready()
+    }
+
+    /// Runs `attempt` until its answer is not EAGAIN; waits between, for at most `time`, unless the call does not wait.
+    pub(super) fn complete<T>(
+        &self,
+        nonblocking: bool,
+        time: Option<Duration>,
+        mut attempt: impl FnMut(&mut State) -> Result<T>,
+    ) -> Result<T> {
+        let first = attempt(&mut self.lock());
+        wait::complete(first, self, nonblocking, time, |way| match way {
+            Try::Processed => self.look(None, &mut attempt),
+            Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
+                Poll::Ready(answer) => answer,
+                Poll::Pending => Err(Errno::AGAIN),
+            },
+        })
+    }
+
+    /// What is ready of the events that a program asks for.
+    pub(crate) fn ready(&self, events: c_short) -> c_short {
+        self.look(None, |state| state.ready() & (events | POLLERR | POLLHUP))
+    }
+
+    /// As [`Datagram::ready`]; the task is woken by the next change.
+    pub(crate) fn poll_ready(
+        &self,
+        events: c_short,
+        registers: Registers,
+        cx: &mut Context<'_>,
+    ) -> Poll<c_short> {
+        self.poll_as(registers, cx, |state| match state.ready() & (events | POLLERR | POLLHUP) {
+            0 => Poll::Pending,
+            revents => Poll::Ready(revents),
+        })
+    }
+
+    /// Bytes of the next message.
+    pub(crate) fn readable(&self) -> u64 {
+        self.look(None, |state| match state.messages.front() {
+            Some(Message::Placed(arrived)) => arrived.len as u64,
+            Some(Message::Whole { bytes, .. }) => bytes.len() as u64,
+            None => 0,
+        })
+    }
+
+    /// An address as the program gets it: a socket of IPv6 has IPv4 addresses mapped.
+    pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
+        match address {
+            SocketAddr::V4(v4) if self.ipv6 => SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
+            other => other,
+        }
+    }
+
+    /// The address at which the socket of the system sends to a real one.
+    pub(super) fn mapped(&self, address: SocketAddr) -> SocketAddr {
+        self.shown(address)
+    }
+
+    /// The real address of a peer that the program names.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL for a port that the offset makes none.
+    pub(super) fn real(to: SocketAddr) -> Result<SocketAddr> {
+        address::real(reachable(to)).map(canonical)
+    }
+
+    /// The queue pairs' memory, and the thread that looks at UDP, which the first use of the socket brings.
+    ///
+    /// # Errors
+    /// ENOMEM, EMFILE.
+    pub(super) fn begin(&self, state: &mut State) -> Result<()> {
+        if state.endpoint.is_some() {
+            return Ok(());
+        }
+        let udp = state.udp()?;
+        let endpoint = Endpoint::new(&state.sizes)?;
+        state.watched = Some(watch::add(&self.this, udp)?);
+        state.endpoint = Some(endpoint);
+        // They register at its queue.
+        self.wake(None);
+        Ok(())
+    }
+
+    /// rbind: the socket's address, in the program's numbers.
+    ///
+    /// # Errors
+    /// The system's; EADDRNOTAVAIL for a port that the offset makes none.
+    pub(crate) fn bind(&self, to: SocketAddr) -> Result<()> {
+        let mut state = self.lock();
+        let mut real = address::real(to)?;
+        if to.port() == 0 {
+            real.set_port(ports::free_named(real.ip())?);
+        }
+        let real = if to.is_ipv6() { self.mapped(real) } else { real };
+        let udp = state.udp()?;
+        sys::bind(udp, address::bytes(&address::write(real)))?;
+        self.begin(&mut state)
+    }
+
+    /// rconnect: the socket has one peer from now on, in the program's numbers; none if there is no address.
+    ///
+    /// # Errors
+    /// The system's; those of making a queue pair.
+    pub(crate) fn connect(&self, to: Option<SocketAddr>) -> Result<()> {
+        let mut state = self.lock();
+        let udp = state.udp()?;
+        let Some(to) = to else {
+            sys::disconnect(udp)?;
+            state.connected = None;
+            return Ok(());
+        };
+        self.begin(&mut state)?;
+        let to = Self::real(to)?;
+        sys::connect(udp, address::bytes(&address::write(self.mapped(to))))?;
+        self.way(&mut state, to)?;
+        state.connected = Some(to);
+        state.shut = [false; 2];
+        Ok(())
+    }
+
+    /// The way to a peer.
+    ///
+    /// # Errors
+    /// The system's, where no way leads there; those of making a queue pair.
+    pub(super) fn way(&self, state: &mut State, peer: SocketAddr) -> Result<Way> {
+        if let Some(way) = state.peers.get(peer) {
+            return Ok(way);
+        }
+        let own = sys::address_as_is(state.udp()?, false)?.ip().to_canonical();
+        let local: IpAddr = if own.is_unspecified() { address::source_for(peer)?.ip() } else { own };
+        let Some(endpoint) = &mut state.endpoint else { return Err(unbegun()) };
+        let way = Way::new(local, endpoint.queue_pair(local)?);
+        state.peers.add(peer, way);
+        Ok(way)
+    }
+
+    /// The own address or that of the peer, in the program's numbers.
+    ///
+    /// # Errors
+    /// ENOTCONN
+    pub(crate) fn address(&self, of_peer: bool) -> Result<SocketAddr> {
+        // The bytes for C have the program's port.
+        sys::address_as_is(self.lock().udp()?, of_peer)
+    }
+
+    /// rshutdown.
+    ///
+    /// # Errors
+    /// ENOTCONN, as UDP has it.
+    pub(crate) fn shutdown(&self, read: bool, write: bool) -> Result<()> {
+        let mut state = self.lock();
+        if state.connected.is_none() {
+            return Err(Errno(libc::ENOTCONN).because("the rsocket has no peer"));
+        }
+        state.shut = [state.shut[0] | read, state.shut[1] | write];
+        drop(state);
+        self.wake(None);
+        Ok(())
+    }
+
+    /// The program has no descriptor of it any more. What was sent is given to UDP before.
+    pub(crate) fn close(&self) {
+        let flushed = |state: &State| state.endpoint.as_ref().is_none_or(Endpoint::is_flushed);
+        let device = self.lock().endpoint.as_ref().map(|endpoint| endpoint.device().clone());
+        if let Some(device) = device
+            && !self.look(None, |state| flushed(state))
+        {
+            let all = |cx: &mut Context<'_>| {
+                self.poll(cx, |state| if flushed(state) { Poll::Ready(()) } else { Poll::Pending })
+            };
+            let limit = Limit::within(FLUSH_TIMEOUT);
+            if !matches!(
+                wait::until_or(
+                    Some(&device),
+                    &mut Vec::new(),
+                    &limit,
+                    || self.shards(),
+                    |waker| self.unwatch(waker),
+                    all
+                ),
+                Ok(Some(()))
+            ) {
+                tracing::debug!("a datagram rsocket is closed before UDP has taken everything");
+            }
+        }
+        let (udp, endpoint, watched) = {
+            let mut state = self.lock();
+            state.messages.clear();
+            self.own.store(-1, Ordering::Relaxed);
+            (state.udp.take(), state.endpoint.take(), state.watched.take())
+        };
+        if let (Some(udp), Some(watched)) = (&udp, watched) {
+            watch::remove(watched, udp.as_raw_fd());
+        }
+        // Unlocked: queue pairs are destroyed.
+        drop((udp, endpoint));
+        self.wake(None);
+    }
+}
+
+/// The error of a socket that has neither an address nor a peer and has not sent.
+pub(super) fn unbegun() -> Errno {
+    Errno::INVAL.because("a datagram rsocket receives once it is bound, connected or has sent")
+}
+
+/// An address by which a peer is found: an IPv4 address is none of IPv6, and what distinguishes no peers is 0.
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address::plain(address) {
+        SocketAddr::V6(v6) => {
+            let scope = if v6.ip().is_unicast_link_local() { v6.scope_id() } else { 0 };
+            SocketAddrV6::new(*v6.ip(), v6.port(), 0, scope).into()
+        }
+        v4 @ SocketAddr::V4(_) => v4,
+    }
+}
+
+impl State {
+    /// The UDP socket.
+    ///
+    /// # Errors
+    /// EBADF once the program has closed it.
+    pub(super) fn udp(&self) -> Result<RawFd> {
+        self.udp
+            .as_ref()
+            .map(AsRawFd::as_raw_fd)
+            .ok_or_else(|| Errno(libc::EBADF).because("the rsocket is closed"))
+    }
+
+    /// Takes what has come. Returns whether anything has changed.
+    pub(super) fn process(&mut self) -> bool {
+        let (connected, is_shut) = (self.connected, self.shut[0]);
+        let Some(endpoint) = &mut self.endpoint else { return false };
+        let most = endpoint.receives();
+        let (messages, mut dropped) = (&mut self.messages, Vec::new());
+        let any = endpoint.process(|arrived| {
+            // As of UDP, a connected socket receives from its peer alone.
+            let is_wanted = connected.is_none_or(|peer| peer == arrived.from) && !is_shut;
+            if is_wanted && messages.len() < most {
+                messages.push_back(Message::Placed(arrived));
+            } else {
+                dropped.push(arrived.slot);
+            }
+        });
+        endpoint.receive_again(&dropped);
+        any
+    }
+
+    /// What is ready, of everything that poll(2) has.
+    fn ready(&self) -> c_short {
+        if self.udp.is_none() {
+            return if is_exiting() { 0 } else { POLLERR | POLLHUP };
+        }
+        let mut ready = 0;
+        if !self.messages.is_empty() || self.shut[0] || self.error.is_some() {
+            ready |= POLLIN | POLLRDNORM;
+        }
+        if self.endpoint.as_ref().is_none_or(Endpoint::has_room) || self.shut[1] || self.error.is_some() {
+            ready |= POLLOUT | POLLWRNORM;
+        }
+        if self.error.is_some() {
+            ready |= POLLERR;
+        }
+        if self.shut == [true; 2] {
+            ready |= POLLHUP;
+        }
+        ready
+    }
+}
+
+impl Source for Datagram {
+    fn attempts(&self) -> &Attempts {
+        &self.attempts
+    }
+
+    fn unwatch(&self, waker: &Waker) {
+        self.watchers.remove(waker);
+    }
+
+    fn arm(&self) {
+        let cq = self.lock().endpoint.as_ref().map(|endpoint| Arc::clone(endpoint.cq()));
+        if let Some(cq) = cq {
+            cq.arm(uiw_verbs::Arm::Any);
+        }
+    }
+
+    fn shards(&self) -> ShardSet {
+        self.lock().endpoint.as_ref().map(|endpoint| endpoint.cq().shards()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,204 @@
+//! Sending and receiving messages.
+
+use crate::datagram::peers::Way;
+use crate::datagram::socket::{Datagram, Message, State, unbegun};
+use crate::datagram::wire::{ExchangeHeader, MAX_MESSAGE, MessageHeader, Operation};
+use crate::is_exiting;
+use crate::sys;
+use crate::wait::{self, Limit};
+use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+
+/// A message, or its front, that was copied to the program.
+pub(crate) struct Taken {
+    /// Bytes that were copied.
+    pub(crate) copied: usize,
+    /// Bytes of the message.
+    pub(crate) len: usize,
+    /// Where it comes from, as the program sees it; none where reading was closed.
+    pub(crate) from: Option<SocketAddr>,
+}
+
+impl Taken {
+    /// What a call with these flags returns.
+    pub(crate) fn returned(&self, flags: c_int) -> isize {
+        if flags & libc::MSG_TRUNC != 0 { self.len.cast_signed() } else { self.copied.cast_signed() }
+    }
+}
+
+/// Bytes of the longest message to an address of a version. The first one goes over UDP, whose header is the longer one.
+const fn longest(peer: &IpAddr) -> usize {
+    MAX_MESSAGE - ExchangeHeader::len_for(peer)
+}
+
+impl Datagram {
+    fn is_nonblocking(&self, flags: c_int) -> bool {
+        flags & libc::MSG_DONTWAIT != 0 || self.lock().status_flags & libc::O_NONBLOCK != 0
+    }
+
+    /// Sends a message to `to`, in the program's numbers, or to the socket's peer. `parts` has it in pieces of `len` bytes in all.
+    ///
+    /// # Errors
+    /// EDESTADDRREQ without an address, EMSGSIZE, EPIPE, EAGAIN; the system's.
+    pub(crate) fn send<'a>(
+        &self,
+        parts: impl Iterator<Item = &'a [u8]>,
+        len: usize,
+        flags: c_int,
+        to: Option<SocketAddr>,
+    ) -> Result<usize> {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
+        }
+        if len > MAX_MESSAGE {
+            return Err(Errno(libc::EMSGSIZE).because("a datagram that is longer than rdma-core's buffers"));
+        }
+        let mut message = [0; MAX_MESSAGE];
+        let mut at = 0;
+        for part in parts {
+            let Some(room) = message.get_mut(at..at + part.len()) else { return Err(Errno(libc::EMSGSIZE)) };
+            room.copy_from_slice(part);
+            at += part.len();
+        }
+        let message = &message[..at];
+        let to = to.map(Self::real).transpose()?;
+        let nonblocking = self.is_nonblocking(flags);
+        let time = self.lock().send_timeout;
+        loop {
+            let mut is_full = None;
+            let sent =
+                self.complete(nonblocking, time, |state| self.send_once(state, message, to, &mut is_full));
+            match is_full {
+                // The system's buffer: no completion says that it has room again.
+                Some(udp) if sent.is_err() && !nonblocking => wait_for_room(udp, time)?,
+                Some(_) if sent.is_err() => return Err(Errno::AGAIN),
+                _ => return sent.map(|()| message.len()),
+            }
+        }
+    }
+
+    /// Sends if there is room. Where UDP has none, `is_full` gets the socket, and the error is another one than EAGAIN.
+    fn send_once(
+        &self,
+        state: &mut State,
+        message: &[u8],
+        to: Option<SocketAddr>,
+        is_full: &mut Option<c_int>,
+    ) -> Result<()> {
+        let udp = state.udp()?;
+        if let Some(error) = state.error.take() {
+            return Err(error);
+        }
+        if state.shut[1] {
+            return Err(Errno(libc::EPIPE));
+        }
+        let peer = to.or(state.connected);
+        let peer = peer.ok_or_else(|| Errno(libc::EDESTADDRREQ).because("a datagram without an address"))?;
+        if message.len() > longest(&peer.ip()) {
+            return Err(Errno(libc::EMSGSIZE).because("a datagram that is longer than rdma-core's buffers"));
+        }
+        self.begin(state)?;
+        let way = self.way(state, peer)?;
+        let header_len = MessageHeader::len_for(&way.local);
+        let State { endpoint: Some(endpoint), peers, port, .. } = state else { return Err(unbegun()) };
+        let fits = header_len + message.len() <= endpoint.max_payload(way.queue_pair);
+        if fits && !endpoint.has_room() {
+            return Err(Errno::AGAIN);
+        }
+        if fits && let Some(qpn) = peers.next_qpn(peer) {
+            if *port == 0 {
+                *port = sys::address_as_is(udp, false)?.port();
+            }
+            let header = MessageHeader { from: SocketAddr::new(way.local, *port) }.emit();
+            return endpoint.send((way.queue_pair, way.local), (peer, qpn), header.as_slice(), message);
+        }
+        let sent = self.send_over_udp(state, Operation::Data, way, peer, message);
+        if matches!(sent, Err(Errno::AGAIN)) {
+            *is_full = Some(udp);
+            return Err(Errno(libc::ENOBUFS));
+        }
+        sent
+    }
+
+    /// Sends over UDP, with the queue pair in front.
+    ///
+    /// # Errors
+    /// EAGAIN while the system has no room; its other errors.
+    pub(super) fn send_over_udp(
+        &self,
+        state: &State,
+        operation: Operation,
+        way: Way,
+        peer: SocketAddr,
+        message: &[u8],
+    ) -> Result<()> {
+        let udp = state.udp()?;
+        let Some(endpoint) = &state.endpoint else { return Err(unbegun()) };
+        let header = ExchangeHeader { operation, qpn: endpoint.number(way.queue_pair), address: way.local };
+        let to = address::write(self.mapped(peer));
+        sys::send_message(udp, [header.emit().as_slice(), message], address::bytes(&to))
+    }
+
+    /// Receives a message: `copy` gives it to the program, from a place on, and says how much of that it took.
+    ///
+    /// # Errors
+    /// EAGAIN, EINVAL for a socket that has no address yet; the system's.
+    pub(crate) fn receive(&self, flags: c_int, parts: &mut [&mut [u8]]) -> Result<Taken> {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
+        }
+        let nonblocking = self.is_nonblocking(flags);
+        let time: Option<Duration> = self.lock().receive_timeout;
+        self.complete(nonblocking, time, |state| self.receive_once(state, flags, parts))
+    }
+
+    fn receive_once(&self, state: &mut State, flags: c_int, parts: &mut [&mut [u8]]) -> Result<Taken> {
+        if state.udp.is_none() && is_exiting() {
+            return Err(Errno::AGAIN);
+        }
+        state.udp()?;
+        if let Some(error) = state.error.take() {
+            return Err(error);
+        }
+        let Some(endpoint) = &state.endpoint else {
+            return Err(unbegun());
+        };
+        let Some(message) = state.messages.front() else {
+            let end = Taken { copied: 0, len: 0, from: None };
+            return if state.shut[0] { Ok(end) } else { Err(Errno::AGAIN) };
+        };
+        let (len, from) = match message {
+            Message::Placed(arrived) => (arrived.len, arrived.from),
+            Message::Whole { bytes, from } => (bytes.len(), *from),
+        };
+        let mut copied = 0;
+        for part in parts {
+            let count = part.len().min(len - copied);
+            match message {
+                Message::Placed(arrived) => endpoint.copy(arrived, copied, &mut part[..count])?,
+                Message::Whole { bytes, .. } => part[..count].copy_from_slice(&bytes[copied..copied + count]),
+            }
+            copied += count;
+        }
+        if flags & libc::MSG_PEEK == 0
+            && let Some(Message::Placed(arrived)) = state.messages.pop_front()
+        {
+            endpoint.receive_again(&[arrived.slot]);
+        }
+        Ok(Taken { copied, len, from: Some(self.shown(from)) })
+    }
+}
+
+/// Waits until the system has room for a datagram.
+fn wait_for_room(udp: c_int, time: Option<Duration>) -> Result<()> {
+    let mut fds = [libc::pollfd { fd: udp, events: libc::POLLOUT, revents: 0 }];
+    let limit = time.map_or_else(Limit::default, Limit::within);
+    match wait::poll_system(&mut fds, &limit)? {
+        0 => Err(Errno::AGAIN),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,114 @@
+//! The thread that waits for what comes over UDP, for all sockets. It starts with the first one.
+
+use crate::datagram::Datagram;
+use crate::sys;
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Weak};
+use std::thread;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::inherited::close_copy;
+use uiw_cabi_core::signals;
+
+struct Watch {
+    /// The sockets' set.
+    set: Option<Arc<OwnedFd>>,
+    sockets: BTreeMap<u64, Weak<Datagram>>,
+    next: u64,
+}
+
+impl Forked for Watch {
+    const NEW: Self = Self { set: None, sockets: BTreeMap::new(), next: 0 };
+
+    fn in_child(&mut self) {
+        if let Some(set) = self.set.take() {
+            // The child's copy, which nothing else in the child uses: the thread is the parent's.
+            close_copy(set.as_raw_fd());
+            std::mem::forget(set);
+        }
+        std::mem::forget(std::mem::replace(self, Self::NEW));
+    }
+}
+
+static WATCH: ForkSafe<Watch> = ForkSafe::new();
+
+/// The set, and the thread that waits for it.
+fn set() -> Result<Arc<OwnedFd>> {
+    if let Some(set) = &WATCH.read().set {
+        return Ok(Arc::clone(set));
+    }
+    let mut watch = WATCH.write();
+    if let Some(set) = &watch.set {
+        return Ok(Arc::clone(set));
+    }
+    let made = sys::epoll_create(0)?;
+    // The low numbers are the program's.
+    let set = Arc::new(sys::duplicate(made.as_raw_fd())?);
+    let own = Arc::clone(&set);
+    // The program's signals are for the program's own threads.
+    let held = signals::hold();
+    thread::Builder::new().name("uiw-datagrams".into()).spawn(move || run(&own))?;
+    drop(held);
+    watch.set = Some(Arc::clone(&set));
+    Ok(set)
+}
+
+/// Looks at a socket from now on, whose UDP socket is `udp`. Returns its number here.
+///
+/// # Errors
+/// EMFILE; EAGAIN when the system gives no thread.
+pub(super) fn add(socket: &Weak<Datagram>, udp: RawFd) -> Result<u64> {
+    let set = set()?;
+    let number = {
+        let mut watch = WATCH.write();
+        watch.next += 1;
+        let number = watch.next;
+        watch.sockets.insert(number, Weak::clone(socket));
+        number
+    };
+    let event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
+    sys::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, udp, Some(event)).inspect_err(|_| {
+        WATCH.write().sockets.remove(&number);
+    })?;
+    Ok(number)
+}
+
+/// Does not look at it any more.
+pub(super) fn remove(number: u64, udp: RawFd) {
+    let set = {
+        let mut watch = WATCH.write();
+        watch.sockets.remove(&number);
+        watch.set.clone()
+    };
+    if let Some(set) = set
+        && let Err(error) = sys::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_DEL, udp, None)
+    {
+        tracing::warn!(%error, "a UDP socket stays in its set");
+    }
+}
+
+fn run(set: &OwnedFd) {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+    loop {
+        let found = match sys::epoll_wait(set.as_raw_fd(), &mut events, -1) {
+            Ok(found) => found,
+            Err(Errno::INTR) => continue,
+            Err(error) => {
+                tracing::error!(%error, "datagram rsockets receive nothing over UDP any more");
+                return;
+            }
+        };
+        for event in &events[..found] {
+            let number = event.u64;
+            let socket = WATCH.read().sockets.get(&number).and_then(Weak::upgrade);
+            if let Some(socket) = socket {
+                if event.events & libc::EPOLLERR as u32 != 0 {
+                    socket.discard_reports();
+                }
+                socket.exchange();
+            }
+        }
+    }
+}

@@ -1,0 +1,699 @@
+//! `repoll_*`: epoll(7) for rsockets and ordinary descriptors.
+//!
+//! Ordinary descriptors are in an epoll set of the system, whose descriptor is the one that the program has. Each rsocket has a waker that
+//! puts it on a list, so a wait costs as much as there are changes, however many sockets are in the set.
+
+mod member;
+
+use crate::any::AnySocket;
+use crate::preload::waiting::WAITING;
+use crate::preload::{fall_back, placeholder};
+use crate::ready::FALL_BACK;
+use crate::socket::Socket;
+use crate::sys;
+use crate::table::{self, Entry};
+use crate::wait::{self, Limit};
+use crate::watchers::Registers;
+use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
+use member::{Asked, Member, Members, Woken};
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{c_int, c_short};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::lock::Mutex;
+use uiw_verbs::ShardSet;
+
+/// How often a set is looked at while it is always ready.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Of an operation that is none.
+const NO_OPERATION: &str = "an operation that epoll_ctl does not have";
+
+/// A set.
+pub(crate) struct Epoll {
+    /// The system's, a duplicate of the program's descriptor.
+    fd: OwnedFd,
+    /// The number that the program has for it.
+    number: RawFd,
+    /// The descriptor that wakes threads which wait by the system's call, while it is in the set: see [`WAITING`].
+    marker: Mutex<Option<RawFd>>,
+    members: Mutex<Members>,
+    /// The member that was removed last: programs add a socket anew for each other direction.
+    removed: Mutex<Option<Arc<Member>>>,
+    /// Members of the system's set that may become rsockets.
+    plain: Mutex<BTreeMap<RawFd, Asked>>,
+    woken: Arc<Woken>,
+    /// The shards of the members' connections, which a thread that waits drives. Those of removed members stay while there are members.
+    shards: Mutex<ShardSet>,
+}
+
+impl Epoll {
+    /// A set, and the descriptor that the program gets.
+    ///
+    /// # Errors
+    /// EMFILE, EINVAL.
+    pub(crate) fn new(flags: c_int) -> Result<(Arc<Self>, OwnedFd)> {
+        let program = sys::epoll_create(flags)?;
+        Ok((Self::of_program(program.as_raw_fd())?, program))
+    }
+
+    /// The set that the program has made by the system's call.
+    ///
+    /// # Errors
+    /// EMFILE
+    pub(crate) fn of_program(fd: RawFd) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            fd: sys::duplicate(fd)?,
+            number: fd,
+            marker: Mutex::default(),
+            members: Mutex::default(),
+            removed: Mutex::default(),
+            plain: Mutex::default(),
+            woken: Arc::default(),
+            shards: Mutex::default(),
+        }))
+    }
+
+    /// Threads that wait for the set by the system's call return from there. Called when the table has the set.
+    pub(crate) fn wake_system(&self) {
+        let mut marker = self.marker.lock();
+        if marker.is_some() || !WAITING.any(self.number) {
+            return;
+        }
+        let event = epoll_event { events: libc::EPOLLIN as u32, u64: WAITING.marker() };
+        let entered = placeholder().and_then(|placeholder| {
+            sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_ADD, placeholder.fd, Some(event))?;
+            Ok(placeholder.fd)
+        });
+        match entered {
+            Ok(fd) => *marker = Some(fd),
+            Err(error) => {
+                tracing::warn!(%error, "threads that wait for an epoll set do not see its rsockets");
+            }
+        }
+    }
+
+    /// Whether the marker is in the set, from where it goes with the last thread.
+    fn has_marker(&self) -> bool {
+        let mut marker = self.marker.lock();
+        if let Some(fd) = *marker
+            && !WAITING.any(self.number)
+            && sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_ok()
+        {
+            *marker = None;
+        }
+        marker.is_some()
+    }
+
+    /// epoll_ctl(2).
+    ///
+    /// # Errors
+    /// Its errors.
+    pub(crate) fn control(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
+        loop {
+            if let Some(done) = self.control_member(op, fd, event) {
+                return done;
+            }
+            match table::get(fd).and_then(Entry::socket) {
+                // It may have become one a moment ago, and its thread may not have come to this set yet.
+                Some(AnySocket::Stream(stream)) if self.becomes_rsocket(fd, &stream) => {}
+                Some(socket) => {
+                    if let Some(done) = self.control_rsocket(op, fd, socket, event) {
+                        return done;
+                    }
+                }
+                None => {
+                    if self.control_ordinary(op, fd, event)? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// epoll_ctl(2) of a member, or of the one that was removed last. Nothing for a number that is neither's.
+    pub(crate) fn control_member(
+        &self,
+        op: c_int,
+        fd: RawFd,
+        event: Option<epoll_event>,
+    ) -> Option<Result<()>> {
+        let mut members = self.members.lock();
+        // A number whose socket was closed is another socket's now.
+        let known = members.get(fd).filter(|member| member.is_open()).map(Arc::clone);
+        let (member, before) = match (op, known) {
+            (libc::EPOLL_CTL_ADD, Some(_)) => return Some(Err(Errno(libc::EEXIST))),
+            (libc::EPOLL_CTL_ADD, None) => {
+                event?;
+                let member = self.removed.lock().take_if(|member| member.fd == fd && member.is_open())?;
+                let before = members.add(&member);
+                (member, before)
+            }
+            (libc::EPOLL_CTL_MOD, Some(member)) => (member, None),
+            (libc::EPOLL_CTL_DEL, Some(_)) => {
+                let before = std::mem::replace(&mut *self.removed.lock(), members.remove(fd));
+                let left = members.len();
+                drop(members);
+                self.forget(before, left);
+                return Some(Ok(()));
+            }
+            (_, Some(_)) => return Some(Err(Errno::INVAL.because(NO_OPERATION))),
+            (_, None) => return None,
+        };
+        let left = members.len();
+        drop(members);
+        self.forget(before, left);
+        let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
+        member.event.lock().change(event);
+        // Its state is looked at by the next wait.
+        member.waker.wake_by_ref();
+        Some(Ok(()))
+    }
+
+    /// Of an rsocket that is no member. Nothing if it has become one, and nothing was done.
+    fn control_rsocket(
+        &self,
+        op: c_int,
+        fd: RawFd,
+        socket: AnySocket,
+        event: Option<epoll_event>,
+    ) -> Option<Result<()>> {
+        let mut members = self.members.lock();
+        if members.get(fd).is_some_and(|member| member.socket.is(&socket)) {
+            return None;
+        }
+        match op {
+            // In the system's set is one that becomes a socket of the kernel in this moment, and none else.
+            libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL => {
+                drop(members);
+                Some(sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event))
+            }
+            libc::EPOLL_CTL_ADD => {
+                let Some(event) = event else { return Some(Err(Errno(libc::EFAULT))) };
+                let member = Member::new(fd, socket, Asked::new(event), &self.woken);
+                let before = members.add(&member);
+                let left = members.len();
+                drop(members);
+                self.forget(before, left);
+                member.waker.wake_by_ref();
+                Some(Ok(()))
+            }
+            _ => Some(Err(Errno::INVAL.because(NO_OPERATION))),
+        }
+    }
+
+    /// Of a descriptor that is no rsocket. False if it has become one, and nothing was done.
+    fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<bool> {
+        // A socket that is closed already.
+        if op == libc::EPOLL_CTL_DEL && self.remove(fd) {
+            return Ok(true);
+        }
+        // Locked, so that a socket which becomes an rsocket is in the system's set and the list, or in none.
+        let mut plain = self.plain.lock();
+        let may_become = match table::get(fd) {
+            Some(Entry::Socket(_) | Entry::Datagram(_)) => return Ok(false),
+            Some(Entry::Plain(plain)) => plain.may_become(),
+            _ => false,
+        };
+        sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event)?;
+        match (op, event) {
+            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) if may_become => {
+                plain.insert(fd, Asked::new(event));
+            }
+            _ => drop(plain.remove(&fd)),
+        }
+        Ok(true)
+    }
+
+    /// Takes a member from the set. Returns whether there was one.
+    fn remove(&self, fd: RawFd) -> bool {
+        let (removed, left) = {
+            let mut members = self.members.lock();
+            (members.remove(fd), members.len())
+        };
+        let is_one = removed.is_some();
+        self.forget(removed, left);
+        is_one
+    }
+
+    /// A member is not in the set any more, of which `left` are. Called with the members unlocked, as what it watches may be dropped with it.
+    fn forget(&self, member: Option<Arc<Member>>, left: usize) {
+        if member.is_some() {
+            drop(member);
+            self.woken.forget_removed(left);
+        }
+    }
+
+    /// A member that was the system's is an rsocket from now on. Called while the table has the rsocket and the number the socket of the
+    /// kernel. More than one thread may come: the first moves the member, for which this returns true, and the others find it moved.
+    pub(crate) fn becomes_rsocket(&self, fd: RawFd, socket: &Arc<Socket>) -> bool {
+        let mut plain = self.plain.lock();
+        let Some(asked) = plain.remove(&fd) else { return false };
+        if sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_err() {
+            // It is another socket, of the number of one that was closed.
+            return false;
+        }
+        let member = Member::new(fd, AnySocket::Stream(Arc::clone(socket)), asked, &self.woken);
+        let (before, left) = {
+            let mut members = self.members.lock();
+            (members.add(&member), members.len())
+        };
+        drop(plain);
+        self.forget(before, left);
+        member.waker.wake_by_ref();
+        true
+    }
+
+    /// An rsocket among the members is a socket of the kernel from now on. Called while the table has the rsocket and the number that socket.
+    pub(crate) fn becomes_ordinary(&self, fd: RawFd, socket: &Arc<Socket>) {
+        let (member, left) = {
+            let mut members = self.members.lock();
+            match members.get(fd) {
+                Some(member) if member.socket.is_stream(socket) => (members.remove(fd), members.len()),
+                _ => (None, 0),
+            }
+        };
+        let Some(member) = member else { return };
+        let asked = *member.event.lock();
+        self.forget(Some(member), left);
+        let events = if asked.disabled { 0 } else { asked.events };
+        // It fails where the program has added the new socket already.
+        let event = epoll_event { events, u64: asked.data };
+        let _ = sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, Some(event));
+    }
+
+    /// Reports the rsockets that are ready, of those that were woken; all others have registered their wakers.
+    fn collect(&self, events: &mut [epoll_event]) -> usize {
+        let candidates = std::mem::take(&mut self.woken.0.lock().members);
+        let mut found = 0;
+        let mut again = VecDeque::new();
+        for member in candidates {
+            if found == events.len() {
+                again.push_back(member);
+                continue;
+            }
+            member.leave_list();
+            if !member.is_open() {
+                // As in the system's sets, a descriptor that is closed is in none.
+                self.remove_member(&member);
+                continue;
+            }
+            let asked = *member.event.lock();
+            if !member.is_in_set() || asked.disabled {
+                continue;
+            }
+            self.note_shards(&member);
+            let wanted = (asked.events & 0x3FFF) as c_short;
+            let is_one_shot = asked.events & EPOLLONESHOT as u32 != 0;
+            let edges = asked.events & EPOLLET as u32 != 0 && !is_one_shot;
+            let registers = if edges { Registers::Always } else { Registers::Pending };
+            let cx = &mut Context::from_waker(&member.waker);
+            let Poll::Ready(revents) = member.socket.poll_ready(wanted, registers, cx) else { continue };
+            if let AnySocket::Stream(stream) = &member.socket
+                && revents & FALL_BACK != 0
+            {
+                // Its events are the system's now, or will be, by another thread. Where it fails the socket wakes the member, or has failed already.
+                if !fall_back(stream)
+                    && !matches!(
+                        member.socket.poll_ready(wanted, Registers::Always, cx),
+                        Poll::Ready(revents) if revents & FALL_BACK != 0
+                    )
+                {
+                    member.waker.wake_by_ref();
+                }
+                continue;
+            }
+            if is_one_shot {
+                let mut event = member.event.lock();
+                if *event != asked {
+                    // Another thread has reported it, or the program has asked anew: what this look has found may not have been asked for.
+                    let is_asked = !event.disabled;
+                    drop(event);
+                    if is_asked {
+                        member.waker.wake_by_ref();
+                    }
+                    continue;
+                }
+                event.disabled = true;
+            }
+            events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };
+            found += 1;
+            if !is_one_shot && !edges && member.enter_list() {
+                // Level-triggered: ready until it is found not to be.
+                again.push_back(member);
+            }
+        }
+        self.woken.add(again);
+        found
+    }
+
+    /// Takes a member whose descriptor is closed from the set.
+    fn remove_member(&self, member: &Arc<Member>) {
+        let mut members = self.members.lock();
+        if members.get(member.fd).is_some_and(|known| Arc::ptr_eq(known, member)) {
+            // The caller has another reference.
+            members.remove(member.fd);
+        }
+    }
+
+    fn ordinary(&self, events: &mut [epoll_event]) -> Result<usize> {
+        if events.is_empty() {
+            return Ok(0);
+        }
+        let found = sys::epoll_wait(self.fd.as_raw_fd(), events, 0)?;
+        let is_marker = |event: &epoll_event| event.u64 == WAITING.marker();
+        let Some(at) = events[..found].iter().position(is_marker) else { return Ok(found) };
+        events.copy_within(at + 1..found, at);
+        Ok(found - 1)
+    }
+
+    /// A thread that waits for the set drives the shards of the member, from the first look on that finds it connected.
+    fn note_shards(&self, member: &Member) {
+        if !member.has_shards.load(Ordering::Relaxed) {
+            let shards = member.socket.shards();
+            member.has_shards.store(!shards.is_empty(), Ordering::Relaxed);
+            self.shards.lock().add(shards);
+        }
+    }
+
+    /// The shards that a thread which waits for the set drives.
+    fn shards(&self) -> ShardSet {
+        let mut shards = self.shards.lock();
+        if self.members.lock().is_empty() {
+            *shards = ShardSet::default();
+        }
+        *shards
+    }
+
+    /// Makes one round of the members' shards.
+    fn drive(&self) {
+        let shards = self.shards();
+        // Connections have an engine.
+        if !shards.is_empty()
+            && let Ok(device) = engine::get()
+        {
+            wait::make_round(&device, shards);
+        }
+    }
+
+    /// epoll_wait(2).
+    ///
+    /// # Errors
+    /// EINTR, EMFILE.
+    pub(crate) fn wait(&self, events: &mut [epoll_event], limit: &Limit<'_>) -> Result<usize> {
+        // What the thread found in its sleep is served.
+        let mut has_driven = false;
+        loop {
+            let mut found = self.collect(events);
+            if found > 0 || limit.is_now() {
+                if !has_driven {
+                    // Arrivals for the members that are not ready, and what was posted.
+                    self.drive();
+                }
+                if found == 0 {
+                    found = self.collect(events);
+                }
+                found += self.ordinary(&mut events[found..])?;
+                return Ok(found);
+            }
+            // With the marker the set is always ready.
+            let (mut others, limit_now) = if self.has_marker() {
+                (Vec::new(), limit.at_most(LOOK_EVERY))
+            } else {
+                let set = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+                (vec![set], limit.clone())
+            };
+            let any = |cx: &mut Context<'_>| {
+                let mut woken = self.woken.0.lock();
+                if !woken.members.is_empty() {
+                    return Poll::Ready(());
+                }
+                if !woken.waiting.iter().any(|known| known.will_wake(cx.waker())) {
+                    woken.waiting.push(cx.waker().clone());
+                }
+                Poll::Pending
+            };
+            let device = if self.members.lock().is_empty() { None } else { Some(engine::get()?) };
+            let leave = |waker: &Waker| self.woken.leave(waker);
+            let woken =
+                wait::until_or(device.as_ref(), &mut others, &limit_now, || self.shards(), leave, any)
+                    // This thread may have been woken for a member that it does not look at.
+                    .inspect_err(|_| self.woken.pass_on())?;
+            has_driven = true;
+            if woken.is_none() {
+                // The system's set is ready, or the time is over.
+                found = self.collect(events);
+                found += self.ordinary(&mut events[found..])?;
+                if found > 0 || limit.has_passed() {
+                    return Ok(found);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        self.woken.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exports::new_set;
+    use std::os::fd::IntoRawFd;
+    use std::sync::atomic::AtomicBool;
+    use std::task::Wake;
+
+    /// redis removes and adds a connection with each message.
+    #[test]
+    fn a_socket_keeps_nothing_of_sets_that_it_is_not_in() {
+        let socket = Socket::new(false, new_set());
+        let fd = table::add(Entry::Socket(Arc::clone(&socket))).unwrap();
+        let event = Some(epoll_event { events: libc::EPOLLIN as u32, u64: 7 });
+        let watch = |set: &Epoll| {
+            set.control(libc::EPOLL_CTL_ADD, fd, event).unwrap();
+            let member = Arc::clone(set.members.lock().get(fd).unwrap());
+            let cx = &mut Context::from_waker(&member.waker);
+            assert!(member.socket.poll_ready(0, Registers::Always, cx).is_ready());
+        };
+        let (set, _fd) = Epoll::new(0).unwrap();
+        watch(&set);
+        assert_eq!(socket.watching(), 1);
+        for _ in 0..100 {
+            set.control(libc::EPOLL_CTL_DEL, fd, None).unwrap();
+            watch(&set);
+        }
+        for _ in 0..100 {
+            watch(&Epoll::new(0).unwrap().0);
+        }
+        assert_eq!(socket.watching(), 1);
+        assert_eq!(
+            Arc::strong_count(&set.woken),
+            2,
+            "the set and its member; the engine has wakers of removed ones"
+        );
+        drop(set);
+        assert_eq!(socket.watching(), 0);
+        table::close(fd).unwrap();
+    }
+
+    /// Sockets that are not connected, which are ready to be written to, in a set.
+    fn set_of_ready(count: usize) -> (Arc<Epoll>, OwnedFd, Vec<RawFd>) {
+        let (set, fd) = Epoll::new(0).unwrap();
+        let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 7 });
+        let sockets = (0..count).map(|_| {
+            let number = table::add(Entry::Socket(Socket::new(false, new_set()))).unwrap();
+            set.control(libc::EPOLL_CTL_ADD, number, event).unwrap();
+            number
+        });
+        let sockets = sockets.collect();
+        (set, fd, sockets)
+    }
+
+    const NO_EVENT: epoll_event = epoll_event { events: 0, u64: 0 };
+
+    #[test]
+    fn a_set_that_is_dropped_keeps_no_member() {
+        let (set, _fd, sockets) = set_of_ready(2);
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 2);
+        let woken = Arc::clone(&set.woken);
+        let waker = set.members.lock().get(sockets[0]).unwrap().waker.clone();
+        assert_eq!(woken.0.lock().members.len(), 2, "they are looked at next");
+        drop(set);
+        assert!(woken.0.lock().members.is_empty());
+        waker.wake_by_ref();
+        assert!(woken.0.lock().members.is_empty());
+        drop(waker);
+        assert_eq!(Arc::strong_count(&woken), 1);
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+    }
+
+    #[test]
+    fn members_that_are_removed_without_a_wait_are_not_kept() {
+        let (set, _fd, sockets) = set_of_ready(1000);
+        for (at, number) in sockets.iter().enumerate() {
+            if at % 10 != 0 {
+                set.control(libc::EPOLL_CTL_DEL, *number, None).unwrap();
+            }
+        }
+        let listed = set.woken.0.lock().members.len();
+        assert!((100..300).contains(&listed), "{listed} of 100 members");
+        assert_eq!(set.collect(&mut [NO_EVENT; 1000]), 100);
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+        assert_eq!(set.collect(&mut [NO_EVENT; 1000]), 0);
+    }
+
+    #[test]
+    fn a_member_is_reported_once_however_often_it_was_woken() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let member = Arc::clone(set.members.lock().get(sockets[0]).unwrap());
+        for _ in 0..3 {
+            (0..3).for_each(|_| member.waker.wake_by_ref());
+            assert_eq!(set.woken.0.lock().members.len(), 1);
+            assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        }
+        set.control(libc::EPOLL_CTL_DEL, sockets[0], None).unwrap();
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0);
+        assert!(set.woken.0.lock().members.is_empty());
+        let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 7 });
+        set.control(libc::EPOLL_CTL_ADD, sockets[0], event).unwrap();
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        table::close(sockets[0]).unwrap();
+    }
+
+    #[test]
+    fn one_thread_is_woken_for_what_another_one_has_got_and_passes_it_on() {
+        let (set, _fd, sockets) = set_of_ready(2);
+        let woken = [(); 3].map(|()| Arc::<AtomicBool>::default());
+        for flag in &woken {
+            set.woken.0.lock().waiting.push(Waker::from(Arc::new(Flag(Arc::clone(flag)))));
+        }
+        let count = || woken.iter().filter(|flag| flag.load(Ordering::Relaxed)).count();
+        set.woken.pass_on();
+        assert_eq!(count(), 1, "the members are in the list");
+        assert_eq!((set.collect(&mut [NO_EVENT; 4]), count()), (2, 2));
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0);
+        set.woken.pass_on();
+        assert_eq!(count(), 2, "nothing is left");
+    }
+
+    #[test]
+    fn a_one_shot_member_is_reported_once_for_each_time_it_is_asked_for() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let ask = |events: c_int| {
+            let event = Some(epoll_event { events: (libc::EPOLLOUT | events) as u32, u64: 7 });
+            set.control(libc::EPOLL_CTL_MOD, sockets[0], event).unwrap();
+        };
+        let Some(AnySocket::Stream(socket)) = table::get(sockets[0]).and_then(Entry::socket) else {
+            panic!()
+        };
+        let member = Arc::clone(set.members.lock().get(sockets[0]).unwrap());
+        for flags in [EPOLLONESHOT, EPOLLONESHOT | EPOLLET] {
+            ask(flags);
+            let before = *member.event.lock();
+            ask(flags);
+            assert!(*member.event.lock() != before, "it is asked for anew, though for the same");
+            assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+            assert_eq!(socket.watching(), 0, "a change does not bring it to another thread");
+            member.waker.wake_by_ref();
+            assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0, "it is not asked for");
+        }
+        table::close(sockets[0]).unwrap();
+    }
+
+    /// What the set does with members that are asked for with `flags`, of which there is room for `room`: whether another thread that waits is woken.
+    fn wakes_another(flags: c_int, room: usize) -> bool {
+        let (set, _fd, sockets) = set_of_ready(3);
+        let event = Some(epoll_event { events: (libc::EPOLLOUT | flags) as u32, u64: 7 });
+        for number in &sockets {
+            set.control(libc::EPOLL_CTL_MOD, *number, event).unwrap();
+        }
+        let woken = Arc::<AtomicBool>::default();
+        set.woken.0.lock().waiting.push(Waker::from(Arc::new(Flag(Arc::clone(&woken)))));
+        assert_eq!(set.collect(&mut vec![NO_EVENT; room]), room);
+        let is_woken = woken.load(Ordering::Relaxed);
+        sockets.into_iter().for_each(|number| table::close(number).unwrap());
+        is_woken
+    }
+
+    #[test]
+    fn a_thread_that_waits_gets_what_another_one_has_no_room_for() {
+        assert!(!wakes_another(EPOLLET, 3), "nothing is left");
+        assert!(wakes_another(EPOLLET, 2));
+        assert!(!wakes_another(EPOLLONESHOT, 3), "nothing is left");
+    }
+
+    /// The thread that has got an event of a listener may be busy with the connection when the next one comes.
+    #[test]
+    fn a_thread_that_waits_looks_at_what_another_one_has_got() {
+        assert!(wakes_another(0, 3));
+    }
+
+    #[test]
+    fn a_member_of_edges_is_registered_by_the_look_that_reports_it() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let event = Some(epoll_event { events: (libc::EPOLLOUT | EPOLLET) as u32, u64: 7 });
+        set.control(libc::EPOLL_CTL_MOD, sockets[0], event).unwrap();
+        let Some(AnySocket::Stream(socket)) = table::get(sockets[0]).and_then(Entry::socket) else {
+            panic!()
+        };
+        assert_eq!((set.collect(&mut [NO_EVENT; 4]), socket.watching()), (1, 1));
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0, "once");
+        socket.wake(None);
+        assert_eq!((set.collect(&mut [NO_EVENT; 4]), socket.watching()), (1, 1));
+        table::close(sockets[0]).unwrap();
+    }
+
+    #[test]
+    fn sockets_that_take_the_number_of_closed_ones_are_not_kept() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let number = sockets[0];
+        let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 7 });
+        let mut before = Vec::new();
+        for _ in 0..1000 {
+            let socket = Socket::new(false, new_set());
+            before.push(Arc::downgrade(&socket));
+            table::name(number, Entry::Socket(socket));
+            set.control(libc::EPOLL_CTL_ADD, number, event).unwrap();
+        }
+        let kept = before.iter().filter(|socket| socket.strong_count() > 0).count();
+        assert!(kept < 100, "{kept} of 1000");
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        table::close(number).unwrap();
+    }
+
+    struct Flag(Arc<AtomicBool>);
+
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_member_is_in_the_set_until_its_own_number_is_closed() {
+        let (set, _fd, sockets) = set_of_ready(1);
+        let another = || {
+            let number = sys::duplicate(sockets[0]).unwrap().into_raw_fd();
+            table::duplicate(sockets[0], number);
+            number
+        };
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        table::close(another()).unwrap();
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 1);
+        let other = another();
+        table::close(sockets[0]).unwrap();
+        assert_eq!(set.collect(&mut [NO_EVENT; 4]), 0);
+        assert!(set.members.lock().is_empty());
+        table::close(other).unwrap();
+    }
+}

@@ -1,0 +1,429 @@
+//! The functions of `rdma/rsocket.h`: descriptors, addresses, connections, options. [`transfer`](super::transfer) has those that move bytes.
+
+use crate::addresses::{program_name, reachable, read_address, write_address};
+use crate::any::AnySocket;
+use crate::at_exit;
+use crate::datagram::{self, Datagram};
+use crate::epoll::Epoll;
+use crate::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT, Value};
+use crate::poll::{self, Sets};
+use crate::settings::Sizes;
+use crate::socket::{Phase, Set, Socket};
+use crate::table::{self, Entry};
+use crate::wait::Limit;
+use crate::{acceptor, connect, sys};
+use libc::socklen_t;
+use std::ffi::{c_int, c_long};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use uiw_cabi_core::address;
+use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
+
+/// `rsocket`.
+pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    boundary::number(|| {
+        let flags = kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+        let ipv6 = match domain {
+            libc::AF_INET => false,
+            libc::AF_INET6 => true,
+            _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another family than IPv4 and IPv6")),
+        };
+        let is_stream = match (kind & !flags, protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => true,
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => false,
+            _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another kind than TCP and UDP")),
+        };
+        // Bad settings are reported before the first connection.
+        if Settings::get()?.stays_on_tcp(program_name()) {
+            return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP has the program"));
+        }
+        engine::before_exit(at_exit);
+        let fd = if is_stream {
+            table::add(Entry::Socket(Socket::new(ipv6, new_set())))
+        } else {
+            new_datagram(domain)
+        }?;
+        let socket = table::socket(fd)?;
+        if flags & libc::SOCK_NONBLOCK != 0 {
+            socket.set_status_flags(socket.status_flags() | libc::O_NONBLOCK);
+        }
+        if flags & libc::SOCK_CLOEXEC != 0 {
+            socket.set_descriptor_flags(libc::FD_CLOEXEC);
+        }
+        Ok(fd)
+    })
+}
+
+/// What a new stream has set.
+pub(super) fn new_set() -> Set {
+    Set {
+        sizes: Sizes::of_system(),
+        reuse: false,
+        v6_only: false,
+        tos: None,
+        keep_alive: false,
+        keep_idle: KEEP_IDLE,
+        no_delay: false,
+        oob_inline: false,
+        linger: None,
+        orphan_timeout: ORPHAN_TIMEOUT,
+        receive_timeout: None,
+        send_timeout: None,
+    }
+}
+
+/// A datagram rsocket, whose descriptor is its UDP socket.
+///
+/// # Errors
+/// EOPNOTSUPP where there are no datagrams; EMFILE.
+fn new_datagram(domain: c_int) -> Result<c_int> {
+    if let Some(reason) = Datagram::missing()? {
+        // A program that goes on with the system's UDP would leave its user without a reason.
+        tracing::warn!("no rsocket for datagrams: {reason}");
+        return Err(Errno::UNSUPPORTED.because(reason));
+    }
+    let udp = sys::udp_socket(domain)?;
+    let socket = Datagram::new(udp.as_raw_fd(), domain == libc::AF_INET6, Sizes::of_system(), 0, None)?;
+    Ok(table::add_as(udp, Entry::Datagram(socket)))
+}
+
+/// `rbind`.
+pub extern "C" fn rbind<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> c_int {
+    boundary::minus_one(|| {
+        let socket = table::socket(fd)?;
+        let to = read_address(&addr, len)?;
+        match socket {
+            AnySocket::Stream(socket) => connect::bind(&socket, to),
+            AnySocket::Datagram(socket) => socket.bind(to),
+        }
+    })
+}
+
+/// `rlisten`.
+pub extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
+    boundary::minus_one(|| acceptor::listen(&table::stream(fd)?, backlog))
+}
+
+/// `raccept`.
+pub extern "C" fn raccept<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> c_int {
+    boundary::number(|| {
+        let socket = table::stream(fd)?;
+        let nonblocking = socket.is_nonblocking(0);
+        let new = socket.complete(nonblocking, |state| match &state.phase {
+            Phase::Listening(acceptor) => acceptor.take().ok_or(Errno::AGAIN),
+            _ => Err(Errno::INVAL.because("raccept of an rsocket that does not listen")),
+        })?;
+        let peer = {
+            // As rdma-core: the flags of the listener, which Linux's accept does not inherit, and programs of rsockets rely on.
+            let flags = socket.lock().status_flags;
+            let mut state = new.lock();
+            state.status_flags = flags;
+            state.peer
+        };
+        let given = match table::add(Entry::Socket(new.clone())) {
+            Ok(given) => given,
+            Err(errno) => {
+                new.close();
+                return Err(errno);
+            }
+        };
+        if let Some(peer) = peer
+            && !addr.is_null()
+            && !len.is_null()
+        {
+            write_address(peer, addr, len)?;
+        }
+        Ok(given)
+    })
+}
+
+/// `rconnect`.
+pub extern "C" fn rconnect<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> c_int {
+    boundary::minus_one(|| {
+        let socket = match table::socket(fd)? {
+            AnySocket::Stream(socket) => socket,
+            AnySocket::Datagram(socket) => return socket.connect(peer_of_datagrams(&addr, len)?),
+        };
+        let to = reachable(read_address(&addr, len)?);
+        if Settings::get()?.stays_on_tcp(&to.port().to_string()) {
+            return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP has the port"));
+        }
+        // What an event says of an earlier attempt comes first.
+        socket.look(None, |state| connect::begin(&socket, state, to))?;
+        if socket.is_nonblocking(0) {
+            return Err(Errno(libc::EINPROGRESS));
+        }
+        socket.complete(false, |state| {
+            let connected = state.connected().map(drop);
+            // The call itself reports it.
+            state.error = None;
+            connected
+        })
+    })
+}
+
+/// The peer that a datagram socket is to have; none for AF_UNSPEC.
+fn peer_of_datagrams<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
+    match addr.get(len)?.and_then(address::family).map(c_int::from) {
+        None => Err(Errno::INVAL.because("an address that is shorter than its family")),
+        Some(libc::AF_UNSPEC) => Ok(None),
+        Some(_) => read_address(addr, len).map(Some),
+    }
+}
+
+/// `rshutdown`.
+pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
+    boundary::minus_one(|| {
+        let socket = table::socket(fd)?;
+        let (read, write) = match how {
+            libc::SHUT_RD => (true, false),
+            libc::SHUT_WR => (false, true),
+            libc::SHUT_RDWR => (true, true),
+            _ => return Err(Errno::INVAL.because("a direction that rshutdown does not have")),
+        };
+        let socket = match socket {
+            AnySocket::Stream(socket) => socket,
+            AnySocket::Datagram(socket) => return socket.shutdown(read, write),
+        };
+        let (done, needs_task) =
+            socket.look(None, |state| (state.shutdown(read, write), state.needs_task_to_shut()));
+        // Threads that wait for what will not come.
+        socket.wake(None);
+        if needs_task {
+            socket.spawn_early()?;
+        }
+        done
+    })
+}
+
+/// `rclose`. What was sent goes out, whatever becomes of the descriptor.
+pub extern "C" fn rclose(fd: c_int) -> c_int {
+    boundary::minus_one(|| table::close(fd))
+}
+
+/// `rgetpeername`.
+pub extern "C" fn rgetpeername<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> c_int {
+    boundary::minus_one(|| {
+        let peer = match table::socket(fd)? {
+            AnySocket::Datagram(socket) => socket.address(true)?,
+            AnySocket::Stream(socket) => {
+                let peer = socket.look(None, |state| {
+                    let peer = state.peer.filter(|_| state.has_peer())?;
+                    Some(state.shown(peer))
+                });
+                peer.ok_or_else(|| Errno(libc::ENOTCONN).because("the rsocket has no peer"))?
+            }
+        };
+        write_address(peer, addr, len)
+    })
+}
+
+/// `rgetsockname`.
+pub extern "C" fn rgetsockname<'a>(fd: c_int, addr: ArrayMutPtr<'a, u8>, len: RoomPtr<'a>) -> c_int {
+    boundary::minus_one(|| {
+        let local = match table::socket(fd)? {
+            AnySocket::Datagram(socket) => socket.address(false)?,
+            AnySocket::Stream(socket) => socket.look(None, |state| {
+                let any =
+                    if state.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+                state.shown(state.local.unwrap_or(SocketAddr::new(any, 0)))
+            }),
+        };
+        write_address(local, addr, len)
+    })
+}
+
+/// `rsetsockopt`.
+pub extern "C" fn rsetsockopt<'a>(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+) -> c_int {
+    boundary::minus_one(|| {
+        let socket = table::socket(fd)?;
+        if value.is_null() {
+            return Err(Errno(libc::EFAULT).null());
+        }
+        let bytes = value.get(len)?.unwrap_or_default();
+        let time = options::time_of(level, name, bytes)?;
+        let socket = match socket {
+            AnySocket::Stream(socket) => socket,
+            AnySocket::Datagram(socket) => return datagram::set_option(&socket, level, name, bytes, time),
+        };
+        if let Some(time) = time {
+            options::set_time(&socket, name, time);
+            return Ok(());
+        }
+        let int = |at: usize| {
+            let bytes = bytes.get(at..)?.first_chunk::<4>()?;
+            Some(c_int::from_ne_bytes(*bytes))
+        };
+        // The name of an algorithm, and a structure, have no integer.
+        let named = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
+        let first = if named { Some(0) } else { int(0) };
+        let first = first.ok_or_else(|| Errno::INVAL.because("an option that is shorter than an integer"))?;
+        options::set(&socket, level, name, first, int(4))
+    })
+}
+
+/// `rgetsockopt`.
+pub extern "C" fn rgetsockopt<'a>(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: InOutArrayPtr<'a, u8>,
+    len: RoomPtr<'a>,
+) -> c_int {
+    boundary::minus_one(|| {
+        let socket = table::socket(fd)?;
+        if value.is_null() {
+            return Err(Errno(libc::EFAULT).null());
+        }
+        let to = value.get(len.count()?)?.unwrap_or_default();
+        let socket = match socket {
+            AnySocket::Stream(socket) => socket,
+            AnySocket::Datagram(socket) => {
+                return len.finish(datagram::option(&socket, level, name, to)?);
+            }
+        };
+        let answer = options::get(&socket, level, name)?;
+        let mut bytes = [0u8; size_of::<libc::tcp_info>()];
+        let full = match answer {
+            Value::Int(int) => {
+                bytes[..4].copy_from_slice(&int.to_ne_bytes());
+                4
+            }
+            Value::Linger(linger) => {
+                bytes[..4].copy_from_slice(&linger.l_onoff.to_ne_bytes());
+                bytes[4..8].copy_from_slice(&linger.l_linger.to_ne_bytes());
+                8
+            }
+            Value::Time(time) => {
+                bytes[..8].copy_from_slice(&time.as_secs().to_ne_bytes());
+                bytes[8..16].copy_from_slice(&u64::from(time.subsec_micros()).to_ne_bytes());
+                16
+            }
+            Value::Info(state) => {
+                bytes[0] = state;
+                bytes.len()
+            }
+        };
+        let full = full.min(to.len());
+        to[..full].copy_from_slice(&bytes[..full]);
+        len.finish(full)
+    })
+}
+
+/// `rfcntl`. The third argument is there with some commands only; in the calling conventions of these processors it is in a register
+/// either way.
+pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    boundary::number(|| {
+        let socket = table::socket(fd)?;
+        let argument = argument as c_int;
+        match command {
+            libc::F_GETFL => Ok(socket.status_flags()),
+            libc::F_SETFL => {
+                socket.set_status_flags(libc::O_RDWR | argument & !libc::O_ACCMODE);
+                Ok(0)
+            }
+            libc::F_GETFD => Ok(socket.descriptor_flags()),
+            libc::F_SETFD => {
+                socket.set_descriptor_flags(argument);
+                Ok(0)
+            }
+            _ => Err(Errno::UNSUPPORTED.because("a command that rfcntl does not have")),
+        }
+    })
+}
+
+/// `rpoll`.
+pub extern "C" fn rpoll<'a>(
+    fds: InOutArrayPtr<'a, libc::pollfd>,
+    count: Count<'a, libc::nfds_t>,
+    timeout_ms: c_int,
+) -> c_int {
+    boundary::number(|| {
+        let fds = fds.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        Ok(poll::poll_all(fds, &Limit::of_milliseconds(timeout_ms))? as c_int)
+    })
+}
+
+/// `rselect`.
+pub extern "C" fn rselect(
+    count: c_int,
+    read: InOutPtr<'_, libc::fd_set>,
+    write: InOutPtr<'_, libc::fd_set>,
+    except: InOutPtr<'_, libc::fd_set>,
+    timeout: InPtr<'_, libc::timeval>,
+) -> c_int {
+    boundary::number(|| {
+        let mut sets = Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() };
+        let timeout_ms = match timeout.as_ref() {
+            None => -1,
+            Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => {
+                return Err(Errno::INVAL.because("a time-out that is negative"));
+            }
+            // What is less than a millisecond waits for one.
+            Some(time) => {
+                let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec + 999) / 1000);
+                c_int::try_from(ms).unwrap_or(c_int::MAX)
+            }
+        };
+        Ok(poll::select(count, &mut sets, &Limit::of_milliseconds(timeout_ms))? as c_int)
+    })
+}
+
+/// `repoll_create`.
+pub extern "C" fn repoll_create(flags: c_int) -> c_int {
+    boundary::number(|| {
+        let (set, fd) = Epoll::new(flags)?;
+        Ok(table::add_as(fd, Entry::Epoll(set)))
+    })
+}
+
+fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
+    match table::get(fd) {
+        Some(Entry::Epoll(set)) => Ok(set),
+        Some(Entry::Inherited(_)) => {
+            Err(Errno::INHERITED.because("the set was made in the parent, before a fork"))
+        }
+        _ => Err(Errno::INVAL.because("a descriptor that repoll_create has not made")),
+    }
+}
+
+/// `repoll_ctl`. -1 and `errno`, as epoll_ctl(2) has it; rdma-core returns the number.
+pub extern "C" fn repoll_ctl(
+    set_fd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: InPtr<'_, libc::epoll_event>,
+) -> c_int {
+    boundary::minus_one(|| {
+        if set_fd == fd {
+            return Err(Errno::INVAL.because("a set cannot contain itself"));
+        }
+        set(set_fd)?.control(op, fd, event.read())
+    })
+}
+
+/// `repoll_wait`.
+pub extern "C" fn repoll_wait<'a>(
+    set_fd: c_int,
+    events: InOutArrayPtr<'a, libc::epoll_event>,
+    most: Count<'a, c_int>,
+    timeout_ms: c_int,
+) -> c_int {
+    boundary::number(|| {
+        let events = events.get(most)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        if events.is_empty() {
+            return Err(Errno::INVAL.because("no room for an event"));
+        }
+        Ok(set(set_fd)?.wait(events, &Limit::of_milliseconds(timeout_ms))? as c_int)
+    })
+}

@@ -1,0 +1,84 @@
+//! Sockets over RDMA: the rsocket API of librdmacm, with rdma-core's wire protocol.
+//!
+//! ```text
+//!   exports, transfer, poll, epoll     C's functions
+//!   table ─► any                       descriptors: a stream or datagrams
+//!   preload                            TCP sockets of a program that become rsockets
+//!   socket                             one socket: state, lock, waiting threads ─► wait: driving and sleeping
+//!   connect, acceptor ─► service       making connections; the thread that accepts
+//!   stream                             a connection: sender, receiver, mappings (no I/O) over link (a queue pair and its memory)
+//!   wire                               private data, messages, targets
+//!   datagram                           datagrams: UD queue pairs, and a UDP socket
+//! ```
+//!
+//! The program's bytes are copied to a ring (`sender`), written to the peer's ring (`receiver` there) and announced by a message. The peer
+//! gives credits and publishes room as its program reads. docs/sockets.md has the differences to TCP.
+//!
+//! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions. Only the C libraries and
+//! the program `uiw` use this crate, which reads the list of a program's connections ([`preload::connections`]).
+
+mod acceptor;
+mod addresses;
+mod any;
+mod attempts;
+mod buffer;
+mod connect;
+pub mod datagram;
+mod early;
+mod epoll;
+pub mod exports;
+mod link;
+mod mappings;
+mod numbers;
+mod options;
+mod poll;
+pub mod preload;
+mod ready;
+pub mod receiver;
+mod sender;
+mod service;
+mod settings;
+mod socket;
+mod stream;
+mod sys;
+mod table;
+pub mod transfer;
+mod wait;
+mod watchers;
+pub mod wire;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often the peer of a closed connection is asked for what it has acknowledged.
+const PROGRESS_CHECK: Duration = Duration::from_millis(100);
+/// The longest time that the end of a process waits, though peers acknowledge bytes.
+const LONGEST_EXIT: Duration = Duration::from_secs(60);
+
+/// The process ends: see [`is_exiting`].
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// Whether the process ends. Its other threads go on until it has, and calls that they are in find no socket closed.
+fn is_exiting() -> bool {
+    EXITING.load(Ordering::Acquire)
+}
+
+/// Closes every connection at the end of the process, as the kernel would, and waits until `deadline` for their last bytes to be sent. As long as
+/// peers acknowledge bytes, the deadline is as far away as it was at first: a slow path takes seconds for a buffer.
+pub(crate) fn at_exit(mut deadline: Instant) {
+    EXITING.store(true, Ordering::Release);
+    for socket in table::all() {
+        socket.close();
+    }
+    let begun = Instant::now();
+    let (quiet, longest) = (deadline.saturating_duration_since(begun), begun + LONGEST_EXIT);
+    let mut before = service::progress();
+    while service::is_closing() && Instant::now() < deadline.min(longest) {
+        thread::sleep(Duration::from_micros(50));
+        if service::progress() != before {
+            before = service::progress();
+            deadline = Instant::now() + quiet;
+        }
+    }
+}

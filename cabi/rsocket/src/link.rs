@@ -1,0 +1,467 @@
+//! A queue pair with the memory that its messages need. The one place where requests of rsockets are posted.
+
+use crate::buffer::Buffer;
+use crate::receiver::Receiver;
+use crate::settings::Sizes;
+use crate::wire::{ConnData, Mapping, Message, Order, Target, Variant};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+use std::time::Duration;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_verbs::{
+    Access, Cq, CqConfig, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp,
+    SendWr, Sge, Wc, WcStatus,
+};
+
+/// Receives beyond the credits that the peer has, for credits, mappings and control messages.
+const EXTRA_RECEIVES: u16 = 32;
+/// Control messages in the send queue: credits, SHUTDOWN and DISCONNECT.
+pub(crate) const CONTROL_SLOTS: u16 = 6;
+/// Entries of the list of targets. The receive buffer has two halves.
+const TARGETS: usize = 2;
+/// Bytes of the first targets: two of them are what a program may send before its peer reads. Programs count on some hundred KiB, as TCP takes
+/// more than that.
+const FIRST_TARGET: u32 = 256 << 10;
+const CACHE_LINE: u32 = 64;
+/// Bytes of a message by Send.
+const WORD: u32 = 4;
+/// Marks completions of receives; the rest of the number is the slot.
+const RECEIVE: u64 = 1 << 63;
+/// Completions that are handled at a time.
+pub(crate) const BATCH: usize = 64;
+/// Receives that are posted again at a time. Fewer than [`EXTRA_RECEIVES`], so the peer finds one for each of its credits.
+const REPOSTED: usize = 16;
+
+/// How completions are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Take {
+    /// The engine is driven where none is queued.
+    Driving,
+    /// Those that are queued.
+    Queued,
+}
+
+/// What has completed.
+pub(crate) enum Completed {
+    /// The oldest message in the send queue.
+    Sent,
+    /// A message of the peer.
+    Received(u32),
+    /// A receive that holds no message: the peer broke the protocol.
+    Unknown,
+}
+
+/// The parts are dropped in this order: memory after the queue pair that uses it.
+pub(crate) struct Link {
+    qp: Qp,
+    cq: Arc<Cq>,
+    pd: Pd,
+    variant: Variant,
+    /// The ring that the peer writes.
+    received: Buffer,
+    /// One word for each receive, for messages by Send; then, from `ring` on, the ring that is sent from. One region: the engine finds again
+    /// what it found last.
+    local: Buffer,
+    ring: u32,
+    /// The peer's targets, then its mappings, which it writes.
+    lists: Buffer,
+    mappings: u16,
+    half: u32,
+    credits: u16,
+    receives: u16,
+    /// Receives that were used and not posted again, fewer than [`REPOSTED`].
+    used: Vec<u16>,
+}
+
+/// The shard of the connections of this thread: one, as a thread that waits for all of them drives each shard that they are on. Threads get
+/// one in turn.
+fn shard_of_thread(device: &Device) -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    // The thread's own storage is gone when it ends.
+    OWN.try_with(|own| *own).unwrap_or(0) % device.shards()
+}
+
+impl Link {
+    /// A queue pair with all receives posted.
+    pub(crate) fn new(device: &Device, sizes: &Sizes, variant: Variant) -> Result<Self> {
+        let pd = device.alloc_pd()?;
+        let (credits, receives) = (sizes.receives, sizes.receives.saturating_add(EXTRA_RECEIVES));
+        // With messages by Send each is behind a Write.
+        let sends = 2 * (u32::from(sizes.sends) + u32::from(CONTROL_SLOTS));
+        let options = CqConfig { shard: Some(shard_of_thread(device)), ..CqConfig::default() };
+        let cq = device.create_cq(sends + u32::from(receives), options)?;
+        let cap = QpCap {
+            max_send_wr: sends,
+            max_recv_wr: receives.into(),
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: Mapping::LEN as u32,
+        };
+        // The slot of a receive is in its completion, so the order in which messages take them does not matter.
+        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false).newest_receive_first())?;
+        let half = sizes.half();
+        let lists = TARGETS * Target::LEN + usize::from(sizes.mappings) * Mapping::LEN;
+        let ring = (u32::from(receives) * WORD).next_multiple_of(CACHE_LINE);
+        let link = Self {
+            received: Buffer::new(&pd, 2 * half as usize, Access::REMOTE_WRITE)?,
+            local: Buffer::new(&pd, ring as usize + sizes.sent as usize, Access::empty())?,
+            ring,
+            lists: Buffer::new(&pd, lists, Access::REMOTE_WRITE)?,
+            qp,
+            cq,
+            pd,
+            variant,
+            mappings: sizes.mappings,
+            half,
+            credits,
+            receives,
+            used: Vec::with_capacity(BATCH + REPOSTED),
+        };
+        link.receive_again(&(0..receives).collect::<Vec<_>>())?;
+        Ok(link)
+    }
+
+    pub(crate) fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    /// Bytes of the stream that the peer has acknowledged.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.qp.path().and_then(|path| path.stream.bytes_acked).unwrap_or(0)
+    }
+
+    /// Whether TCP has bytes that the peer has not acknowledged.
+    pub(crate) fn is_unacknowledged(&self) -> bool {
+        let stream = self.qp.path().map(|path| path.stream).unwrap_or_default();
+        [stream.unacked, stream.not_sent].into_iter().flatten().any(|left| left > 0)
+    }
+
+    pub(crate) fn cq(&self) -> &Arc<Cq> {
+        &self.cq
+    }
+
+    pub(crate) fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    pub(crate) fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    /// The receiving half of a connection over it.
+    pub(crate) fn receiver(&self) -> Receiver {
+        Receiver::new(self.half, FIRST_TARGET, self.credits)
+    }
+
+    /// What the peer is to be informed of.
+    pub(crate) fn conn_data(&self) -> ConnData {
+        ConnData {
+            order: Order::HOST,
+            variant: Some(self.variant),
+            credits: self.credits,
+            mappings: self.mappings,
+            targets: self.lists.target(0, TARGETS as u32),
+            first: self.received.target(0, FIRST_TARGET.min(self.half)),
+        }
+    }
+
+    /// A part of the receive buffer, for the peer.
+    pub(crate) fn target(&self, part: Range<u32>) -> Target {
+        self.received.target(part.start as usize, part.end - part.start)
+    }
+
+    /// The smoothed round-trip time of the connection, where its stack has it.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        let us = self.qp.path()?.stream.rtt_us?;
+        Some(Duration::from_micros(us.into()))
+    }
+
+    /// Takes entry `index` of the list of targets, if the peer has written it.
+    pub(crate) fn take_target(&self, index: usize) -> Result<Option<Target>> {
+        let at = index % TARGETS * Target::LEN;
+        let mut len = [0; 4];
+        // The length is the last field, which becomes visible last: an entry that has one is whole.
+        self.lists.read(at + 12, &mut len)?;
+        if len == [0; 4] {
+            return Ok(None);
+        }
+        fence(Ordering::Acquire);
+        let mut entry = [0; Target::LEN];
+        self.lists.read(at, &mut entry)?;
+        self.lists.write(at + 12, &[0; 4])?;
+        Ok(Some(Target::from_bytes(entry, Order::HOST)))
+    }
+
+    /// The number of entries of the list of targets.
+    pub(crate) const fn targets() -> usize {
+        TARGETS
+    }
+
+    /// The entries of the list of mappings.
+    pub(crate) fn mappings(&self) -> impl Iterator<Item = Mapping> {
+        (0..usize::from(self.mappings)).filter_map(|index| {
+            let mut entry = [0; Mapping::LEN];
+            self.lists.read(TARGETS * Target::LEN + index * Mapping::LEN, &mut entry).ok()?;
+            Some(Mapping::from_bytes(entry, Order::HOST))
+        })
+    }
+
+    /// Copies out of the receive buffer.
+    pub(crate) fn copy_received(&self, at: u32, to: &mut [u8]) -> Result<()> {
+        self.received.read(at as usize, to)
+    }
+
+    /// Copies into the ring that is sent from.
+    pub(crate) fn stage(&self, at: u32, from: &[u8]) -> Result<()> {
+        self.local.write((self.ring + at) as usize, from)
+    }
+
+    /// Bytes in the ring that is sent from.
+    fn staged(&self, part: Range<u32>) -> Sge {
+        self.local.sge(self.ring + part.start..self.ring + part.end)
+    }
+
+    fn remote(to: Target) -> Remote {
+        Remote { addr: to.addr, rkey: STag(to.key) }
+    }
+
+    fn post(&self, requests: &[SendWr<'_>]) -> Result<()> {
+        // SAFETY: elements are inline, or in the ring, whose bytes are not written before the completion of their request is
+        // taken (`Sender::completed`); it lives longer than the queue pair.
+        unsafe { self.qp.post_send(requests.iter().copied()) }.map_err(|error| {
+            tracing::debug!(%error, "posting failed");
+            Errno::IO
+        })
+    }
+
+    /// Posts a Write of `sges` to `to`, and `message` behind it.
+    fn write_with(&self, sges: &[Sge], inline: SendFlags, to: Target, message: Message) -> Result<()> {
+        let (remote, word) = (Self::remote(to), message.to_word());
+        match self.variant {
+            Variant::Immediate => self.post(&[SendWr {
+                wr_id: 0,
+                op: SendOp::WriteImm { remote, imm: word },
+                sges,
+                flags: SendFlags::SIGNALED | inline,
+            }]),
+            Variant::Send => {
+                let bytes = word.to_ne_bytes();
+                let words = [Sge { addr: bytes.as_ptr() as u64, length: WORD, lkey: STag(0) }];
+                self.post(&[
+                    SendWr { wr_id: 0, op: SendOp::Write { remote }, sges, flags: inline },
+                    SendWr {
+                        wr_id: 0,
+                        op: SendOp::Send,
+                        sges: &words,
+                        flags: SendFlags::SIGNALED | SendFlags::INLINE,
+                    },
+                ])
+            }
+        }
+    }
+
+    /// Posts a message alone.
+    pub(crate) fn message(&self, message: Message) -> Result<()> {
+        let bytes = message.to_word().to_ne_bytes();
+        let words = [Sge { addr: bytes.as_ptr() as u64, length: WORD, lkey: STag(0) }];
+        let (op, sges, inline) = match self.variant {
+            Variant::Immediate => {
+                let remote = Remote { addr: 0, rkey: STag(0) };
+                (SendOp::WriteImm { remote, imm: message.to_word() }, &words[..0], SendFlags::empty())
+            }
+            Variant::Send => (SendOp::Send, &words[..], SendFlags::INLINE),
+        };
+        self.post(&[SendWr { wr_id: 0, op, sges, flags: SendFlags::SIGNALED | inline }])
+    }
+
+    /// Posts a Write of staged bytes and the message that announces it.
+    pub(crate) fn write_data(&self, staged: Range<u32>, to: Target) -> Result<()> {
+        let len = staged.end - staged.start;
+        self.write_with(&[self.staged(staged)], SendFlags::empty(), to, Message::Data { len })
+    }
+
+    /// Posts a Write of staged bytes that are not announced to the peer.
+    pub(crate) fn write_direct(&self, staged: Range<u32>, to: Target) -> Result<()> {
+        let op = SendOp::Write { remote: Self::remote(to) };
+        self.post(&[SendWr { wr_id: 0, op, sges: &[self.staged(staged)], flags: SendFlags::SIGNALED }])
+    }
+
+    /// Posts a Write of an entry into a list of the peer, and the message that announces it.
+    pub(crate) fn write_entry(&self, entry: &[u8], to: Target, message: Message) -> Result<()> {
+        let sges = [Sge { addr: entry.as_ptr() as u64, length: entry.len() as u32, lkey: STag(0) }];
+        self.write_with(&sges, SendFlags::INLINE, to, message)
+    }
+
+    /// Posts receives of these slots.
+    fn receive_again(&self, slots: &[u16]) -> Result<()> {
+        let sges: Vec<Sge> = slots
+            .iter()
+            .map(|slot| {
+                let at = u32::from(slot % self.receives) * WORD;
+                self.local.sge(at..at + WORD)
+            })
+            .collect();
+        let used = if self.variant == Variant::Send { 1 } else { 0 };
+        let requests = slots.iter().zip(&sges).map(|(slot, sge)| RecvWr {
+            wr_id: RECEIVE | u64::from(*slot),
+            sges: &std::slice::from_ref(sge)[..used],
+        });
+        // SAFETY: a slot's word is read before its receive is posted again, and lives longer than the queue pair.
+        unsafe { self.qp.post_recv(requests) }.map_err(|_| Errno::IO)
+    }
+
+    fn word(&self, wc: &Wc, slot: u16) -> Completed {
+        match (self.variant, wc.imm) {
+            (Variant::Immediate, Some(word)) => Completed::Received(word),
+            (Variant::Send, None) if wc.byte_len == WORD => {
+                let mut bytes = [0; WORD as usize];
+                match self.local.read(usize::from(slot) * WORD as usize, &mut bytes) {
+                    Ok(()) => Completed::Received(u32::from_ne_bytes(bytes)),
+                    Err(_) => Completed::Unknown,
+                }
+            }
+            _ => Completed::Unknown,
+        }
+    }
+
+    /// Takes a batch of completions, the oldest first. Returns how many it took. A connection that fails is reported by its event: completions
+    /// in error say nothing here.
+    pub(crate) fn poll(&mut self, take: Take, mut each: impl FnMut(Completed)) -> usize {
+        let mut used = std::mem::take(&mut self.used);
+        let each = |wc: Wc| {
+            if wc.status != WcStatus::Success {
+                return;
+            }
+            if wc.wr_id & RECEIVE == 0 {
+                each(Completed::Sent);
+                return;
+            }
+            let slot = wc.wr_id as u16;
+            each(self.word(&wc, slot));
+            used.push(slot);
+        };
+        let taken = match take {
+            Take::Driving => self.cq.poll_with(BATCH, each),
+            Take::Queued => self.cq.take_with(BATCH, each),
+        };
+        if used.len() >= REPOSTED {
+            // It fails where the connection has ended, which its event says.
+            let _ = self.receive_again(&used);
+            used.clear();
+        }
+        self.used = used;
+        taken
+    }
+
+    /// Ends the connection as one whose peer broke the protocol.
+    pub(crate) fn abort(&self) {
+        let _ = self.qp.modify(QpState::Err);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::time::Instant;
+    use uiw_verbs::cm::{self, CmChannel, CmEventKind, Listener};
+    use uiw_verbs::{ConnConfig, DeviceConfig};
+
+    const CREDITS: u16 = 40;
+    pub(crate) const SIZES: Sizes =
+        Sizes { sends: 64, receives: CREDITS, inline: 0, sent: 1 << 16, received: 1 << 16, mappings: 0 };
+
+    /// On the thread that has opened the device as well, whose completion queues are on each shard in turn.
+    #[test]
+    fn the_links_of_a_thread_are_on_one_shard_and_threads_are_spread() {
+        let device = Device::open_with(DeviceConfig::default().shards(3)).unwrap();
+        let shard_of_links = || {
+            let links = [(); 5].map(|()| Link::new(&device, &SIZES, Variant::Send).unwrap());
+            let shards = links.each_ref().map(|link| link.cq().shard());
+            assert!(shards.iter().all(|shard| *shard == shards[0]), "{shards:?}");
+            shards[0]
+        };
+        let mut shards = [false; 3];
+        shards[shard_of_links()] = true;
+        for _ in 0..12 {
+            let shard = std::thread::scope(|scope| scope.spawn(shard_of_links).join().unwrap());
+            shards[shard] = true;
+        }
+        assert_eq!(shards, [true; 3], "threads get them in turn");
+    }
+
+    fn wait_for<T>(mut ready: impl FnMut() -> Option<T>) -> T {
+        let start = Instant::now();
+        loop {
+            match ready() {
+                Some(value) => return value,
+                None => assert!(start.elapsed() < Duration::from_secs(60), "nothing came"),
+            }
+        }
+    }
+
+    /// Two connected ends on one device.
+    pub(crate) fn pair(variant: Variant, sizes: &Sizes) -> [Link; 2] {
+        let device = Device::open().unwrap();
+        let links = [(); 2].map(|()| Link::new(&device, sizes, variant).unwrap());
+        let (options, channel) = (Arc::new(ConnConfig::default()), Arc::new(CmChannel::default()));
+        let any = "127.0.0.1:0".parse().unwrap();
+        let listener = Listener::bind(&device, any, 8, &options, &channel).unwrap();
+        cm::connect(links[0].qp(), None, listener.local_addr(), &options, b"", &channel).unwrap();
+        let mut established = 0;
+        while established < 2 {
+            let until = Some(Instant::now() + Duration::from_secs(60));
+            match device.wait(until, |cx| channel.poll_pop(cx)).unwrap().kind {
+                CmEventKind::ConnectRequest(request) => {
+                    request.accept(links[1].qp(), None, b"", None).unwrap();
+                }
+                CmEventKind::Established(_) => established += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        links
+    }
+
+    /// Sends so many messages and takes them at the peer; returns the greatest number of receives that were not posted again.
+    fn carry(links: &mut [Link; 2], count: usize) -> usize {
+        let [from, to] = links;
+        let (mut sent, mut received, mut most) = (0, 0, 0);
+        (0..count).for_each(|_| from.message(Message::Credits { limit: 1 }).unwrap());
+        wait_for(|| {
+            to.poll(Take::Driving, |completed| match completed {
+                Completed::Received(_) => received += 1,
+                Completed::Sent | Completed::Unknown => panic!("no message"),
+            });
+            from.poll(Take::Driving, |completed| match completed {
+                Completed::Sent => sent += 1,
+                Completed::Received(_) | Completed::Unknown => panic!("a message"),
+            });
+            most = most.max(to.used.len());
+            (sent == count && received == count).then_some(())
+        });
+        most
+    }
+
+    #[test]
+    fn receives_are_posted_again_in_batches_and_the_peer_finds_one_for_each_credit() {
+        for variant in [Variant::Send, Variant::Immediate] {
+            let mut links = pair(variant, &SIZES);
+            for count in 1..=8 {
+                carry(&mut links, 1);
+                assert_eq!(links[1].used.len(), count, "none is posted again alone");
+            }
+            // As many as are used at most: all credits of the peer, beside what control messages take.
+            let most = carry(&mut links, CREDITS.into());
+            assert!(most < REPOSTED, "{most}");
+            for _ in 0..20 {
+                carry(&mut links, CREDITS.into());
+            }
+            assert!(links[1].used.len() < REPOSTED);
+            assert!(usize::from(EXTRA_RECEIVES) > REPOSTED);
+        }
+    }
+}

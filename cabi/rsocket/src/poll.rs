@@ -1,0 +1,225 @@
+//! `rpoll` and `rselect`: rsockets and ordinary descriptors in one wait.
+
+use crate::any::AnySocket;
+use crate::preload::fall_back;
+use crate::ready::FALL_BACK;
+use crate::table;
+use crate::wait::{self, Limit};
+use crate::watchers::Registers;
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, pollfd};
+use std::ffi::c_short;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_verbs::ShardSet;
+
+/// The sockets of a list, each with its place.
+fn sockets(fds: &[pollfd]) -> Vec<(usize, AnySocket)> {
+    let of = |(at, fd): (usize, &pollfd)| Some((at, table::get(fd.fd)?.socket()?));
+    fds.iter().enumerate().filter_map(of).collect()
+}
+
+/// Their connections' shards.
+fn shards(sockets: &[(usize, AnySocket)]) -> ShardSet {
+    let mut shards = ShardSet::default();
+    sockets.iter().for_each(|(_, socket)| shards.add(socket.shards()));
+    shards
+}
+
+/// How long a thread of the program takes to begin a connection of TCP.
+const SOON: Duration = Duration::from_micros(50);
+
+/// A list of descriptors, sorted.
+struct Sorted {
+    /// Each with its place.
+    sockets: Vec<(usize, AnySocket)>,
+    others: Vec<pollfd>,
+    /// Their places.
+    places: Vec<usize>,
+}
+
+impl Sorted {
+    fn new(fds: &[pollfd]) -> Self {
+        let sockets = sockets(fds);
+        let (mut others, mut places) = (Vec::new(), Vec::new());
+        let mut next = sockets.iter().map(|(at, _)| *at).peekable();
+        for (at, fd) in fds.iter().enumerate() {
+            if next.next_if_eq(&at).is_none() && fd.fd >= 0 {
+                others.push(pollfd { revents: 0, ..*fd });
+                places.push(at);
+            }
+        }
+        Self { sockets, others, places }
+    }
+
+    /// Looks at all of them: how many are ready.
+    fn look(&mut self, fds: &mut [pollfd]) -> Result<usize> {
+        let now = Limit::within(Duration::ZERO);
+        let mut count = if self.others.is_empty() { 0 } else { wait::poll_system(&mut self.others, &now)? };
+        fds.iter_mut().for_each(|fd| fd.revents = 0);
+        for (at, other) in self.places.iter().zip(&self.others) {
+            fds[*at].revents = other.revents;
+        }
+        for (at, socket) in &self.sockets {
+            fds[*at].revents = socket.ready(fds[*at].events);
+            count += usize::from(fds[*at].revents != 0);
+        }
+        Ok(count)
+    }
+
+    /// Sockets whose peers have no rsockets become those of the kernel. Whether there are any, and whether this thread has done it for all.
+    fn fall_back(&self, fds: &[pollfd]) -> (bool, bool) {
+        let (mut any, mut all_done) = (false, true);
+        for (at, socket) in &self.sockets {
+            if let AnySocket::Stream(stream) = socket
+                && fds[*at].revents & FALL_BACK != 0
+            {
+                any = true;
+                all_done &= fall_back(stream);
+            }
+        }
+        if !all_done {
+            // Another thread is about to do it, or it has failed, which the next look finds.
+            std::thread::sleep(SOON);
+        }
+        (any, all_done)
+    }
+}
+
+/// `rpoll`: poll(2) for rsockets and ordinary descriptors.
+///
+/// # Errors
+/// EINTR, EMFILE and those of poll(2).
+pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
+    loop {
+        let mut sorted = Sorted::new(fds);
+        if sorted.sockets.is_empty() {
+            return wait::poll_system(fds, limit);
+        }
+        let mut count = sorted.look(fds)?;
+        if limit.is_now()
+            && let Some((_, socket)) = sorted.sockets.first()
+        {
+            socket.yield_if_fruitless(count > 0);
+        }
+        if count == 0 && !limit.is_now() {
+            let Sorted { sockets, others, .. } = &mut sorted;
+            let any = |cx: &mut Context<'_>| {
+                // Every socket registers the waiting thread, so all are asked.
+                let ready = sockets
+                    .iter()
+                    .filter(|(at, socket)| {
+                        socket.poll_ready(fds[*at].events, Registers::Pending, cx).is_ready()
+                    })
+                    .count();
+                if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
+            };
+            let shards = || shards(sockets);
+            let leave = |waker: &Waker| sockets.iter().for_each(|(_, socket)| socket.unwatch(waker));
+            wait::until_or(Some(&engine::get()?), others, limit, shards, leave, any)?;
+            // Other descriptors may have become ready since.
+            count = sorted.look(fds)?;
+            if count == 0 && !limit.has_passed() {
+                // Another thread has taken what was there.
+                continue;
+            }
+        }
+        let (any, all_done) = sorted.fall_back(fds);
+        if !any {
+            return Ok(count);
+        }
+        if !all_done && limit.has_passed() {
+            // Another thread begins their connections: they are not ready.
+            let theirs = fds.iter_mut().filter(|fd| fd.revents & FALL_BACK != 0);
+            return Ok(count - theirs.map(|fd| fd.revents = 0).count());
+        }
+    }
+}
+
+/// The sets of select(2).
+pub(crate) struct Sets<'a> {
+    pub(crate) read: Option<&'a mut libc::fd_set>,
+    pub(crate) write: Option<&'a mut libc::fd_set>,
+    pub(crate) except: Option<&'a mut libc::fd_set>,
+}
+
+fn contains(set: Option<&libc::fd_set>, fd: i32) -> bool {
+    // SAFETY: the number is below FD_SETSIZE, as `select` checks.
+    set.is_some_and(|set| unsafe { libc::FD_ISSET(fd, set) })
+}
+
+/// `rselect`.
+///
+/// # Errors
+/// EINVAL for a number of descriptors that no set has; EBADF; as [`poll_all`].
+pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Result<usize> {
+    if !(0..=libc::FD_SETSIZE as i32).contains(&count) {
+        return Err(Errno::INVAL.because("a number of descriptors that no set has"));
+    }
+    let mut fds = Vec::new();
+    for fd in 0..count {
+        let mut events = 0;
+        if contains(sets.read.as_deref(), fd) {
+            events |= POLLIN;
+        }
+        if contains(sets.write.as_deref(), fd) {
+            events |= POLLOUT;
+        }
+        if contains(sets.except.as_deref(), fd) {
+            events |= libc::POLLPRI;
+        }
+        if events != 0 {
+            fds.push(pollfd { fd, events, revents: 0 });
+        }
+    }
+    poll_all(&mut fds, limit)?;
+    if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
+        return Err(Errno(libc::EBADF).because("rselect of a descriptor that is closed"));
+    }
+    for set in [&mut sets.read, &mut sets.write, &mut sets.except].into_iter().flatten() {
+        // SAFETY: the set is borrowed, and may be changed.
+        unsafe { libc::FD_ZERO(*set) };
+    }
+    let mut ready = 0;
+    let mut mark = |set: &mut Option<&mut libc::fd_set>, fd: &pollfd, asked: c_short, found: c_short| {
+        if let Some(set) = set
+            && fd.events & asked != 0
+            && fd.revents & found != 0
+        {
+            // SAFETY: the number was in a set, so it is below FD_SETSIZE.
+            unsafe { libc::FD_SET(fd.fd, *set) };
+            ready += 1;
+        }
+    };
+    for fd in &fds {
+        mark(&mut sets.read, fd, POLLIN, POLLIN | POLLHUP | POLLERR);
+        mark(&mut sets.write, fd, POLLOUT, POLLOUT | POLLERR);
+        mark(&mut sets.except, fd, libc::POLLPRI, libc::POLLPRI);
+    }
+    Ok(ready)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::acceptor;
+    use crate::exports::rsocket;
+
+    /// Its waker has a descriptor, which would stay until the socket changes.
+    #[test]
+    fn a_thread_that_has_waited_is_not_kept() {
+        let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        let socket = table::stream(fd).unwrap();
+        acceptor::listen(&socket, 8).unwrap();
+        for _ in 0..3 {
+            let waits = move || {
+                poll_all(&mut [pollfd { fd, events: POLLIN, revents: 0 }], &Limit::of_milliseconds(2))
+            };
+            assert_eq!(std::thread::spawn(waits).join().unwrap(), Ok(0));
+            assert_eq!(socket.watching(), 0);
+        }
+        table::close(fd).unwrap();
+    }
+}

@@ -1,0 +1,264 @@
+//! A TCP socket of the program becomes an rsocket, or a socket of the kernel again.
+
+use crate::addresses::reachable;
+use crate::at_exit;
+use crate::connect::{self, Connecting};
+use crate::link::Link;
+use crate::options::{self, KEEP_IDLE, ORPHAN_TIMEOUT};
+use crate::preload::behind::{Placeholder, placeholder};
+use crate::preload::connections::{self, Carrier, Line, Role};
+use crate::preload::plain::{self, Plain};
+use crate::settings::{self, Sizes};
+use crate::socket::{Instead, Opened, Phase, Set, Socket, TCP_CONNECTED};
+use crate::sys;
+use crate::table::{self, Entry};
+use once_cell::race::OnceBox;
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
+use uiw_verbs::ConnConfig;
+use uiw_verbs::cm;
+
+/// A peer answers when its program uses the connection, whenever that is. A peer that is gone is noticed by TCP's probes.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(1 << 31);
+
+/// How a connection was begun.
+pub(crate) enum Adopted {
+    /// It stands: to this address of the program's.
+    Connected(SocketAddr),
+    /// It may be refused: then TCP is tried.
+    Connecting(SocketAddr),
+}
+
+/// A number of the environment, as rdma-core's preload library has it.
+fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
+    let text = environment::variable(name, Privileged::Ignored).and_then(|text| text.into_string().ok());
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+}
+
+/// The sizes of the system, and of the variables.
+pub(super) fn sizes() -> Sizes {
+    static SIZES: OnceBox<Sizes> = OnceBox::new();
+    *SIZES.get_or_init(|| {
+        let system = Sizes::of_system();
+        let sizes = Sizes {
+            sends: variable("RS_SQ_SIZE", system.sends),
+            receives: variable("RS_RQ_SIZE", system.receives),
+            inline: variable("RS_INLINE", system.inline),
+            ..system
+        };
+        Box::new(sizes)
+    })
+}
+
+/// What the program has set on the socket of the kernel.
+fn set_of(fd: RawFd) -> Set {
+    let flag = |level, name| sys::int_option(fd, level, name).is_some_and(|value| value != 0);
+    let time = |name| {
+        let bytes = sys::option::<{ size_of::<libc::timeval>() }>(fd, libc::SOL_SOCKET, name)?;
+        let (seconds, micros) =
+            (i64::from_ne_bytes(*bytes.first_chunk()?), i64::from_ne_bytes(*bytes.last_chunk()?));
+        let time =
+            Duration::from_secs(seconds.try_into().ok()?) + Duration::from_micros(micros.try_into().ok()?);
+        (!time.is_zero()).then_some(time)
+    };
+    let linger = || {
+        let bytes = sys::option::<{ size_of::<libc::linger>() }>(fd, libc::SOL_SOCKET, libc::SO_LINGER)?;
+        let (on, seconds) =
+            (c_int::from_ne_bytes(*bytes.first_chunk()?), c_int::from_ne_bytes(*bytes.last_chunk()?));
+        (on != 0).then_some(seconds)
+    };
+    Set {
+        sizes: sizes(),
+        reuse: flag(libc::SOL_SOCKET, libc::SO_REUSEADDR),
+        v6_only: flag(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+        tos: None,
+        keep_alive: flag(libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+        keep_idle: sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE).unwrap_or(KEEP_IDLE),
+        no_delay: flag(libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        oob_inline: flag(libc::SOL_SOCKET, libc::SO_OOBINLINE),
+        orphan_timeout: sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_LINGER2)
+            .map_or(ORPHAN_TIMEOUT, options::orphan_timeout),
+        linger: linger(),
+        receive_timeout: time(libc::SO_RCVTIMEO),
+        send_timeout: time(libc::SO_SNDTIMEO),
+    }
+}
+
+fn options(set: &Set) -> Result<ConnConfig> {
+    engine::before_exit(at_exit);
+    Ok(ConnConfig::clone(&*connect::options(set)?))
+}
+
+/// A socket in the place of the program's, with its options and flags.
+fn socket(fd: RawFd, ipv6: bool, set: Set) -> Result<Arc<Socket>> {
+    let flags = sys::status_flags(fd)?;
+    let socket = Socket::new(ipv6, set);
+    {
+        let mut state = socket.lock();
+        state.status_flags = flags;
+        state.local = sys::address_as_is(fd, false).ok().map(address::plain);
+        state.peer = sys::address_as_is(fd, true).ok().map(address::plain);
+    }
+    Ok(socket)
+}
+
+/// Gives the numbers of `plain` to `socket`.
+fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
+    give_numbers(plain, socket, Some(placeholder()?));
+    Ok(())
+}
+
+/// As [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which neither sends nor receives any more.
+fn give_numbers(plain: &Arc<Plain>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
+    socket.set_behind(plain.behind().map(|behind| behind.or(placeholder.as_ref())));
+    let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
+    for number in table::numbers(is_plain) {
+        // In this order: a set whose threads wait looks in the table whether its members are open, and moves them by the socket of the kernel.
+        if table::exchange(number, Entry::Socket(Arc::clone(socket))) {
+            for set in table::sets() {
+                set.becomes_rsocket(number, socket);
+            }
+            if placeholder.is_none_or(|placeholder| sys::replace(number, placeholder.fd).is_err()) {
+                sys::shut(number);
+            }
+        }
+    }
+}
+
+/// A connection that cannot become an rsocket is none of the program's over TCP either: its bytes are those of MPA, and with TLS it would be
+/// neither encrypted nor authenticated. Its numbers get an rsocket whose connection has failed.
+pub(super) fn refuse(fd: RawFd, plain: &Arc<Plain>, errno: Errno) {
+    let socket = Socket::new(plain.ipv6(), set_of(fd));
+    if let Ok(flags) = sys::status_flags(fd) {
+        socket.lock().status_flags = flags;
+    }
+    socket.fail(errno);
+    give_numbers(plain, &socket, placeholder().ok());
+}
+
+/// An accepted connection becomes an rsocket, which waits for the Request of its peer.
+///
+/// # Errors
+/// ENOMEM, EMFILE and others of the engine.
+pub(super) fn accepted(fd: RawFd, plain: &Arc<Plain>) -> Result<()> {
+    let set = set_of(fd);
+    let options = Arc::new(options(&set)?);
+    let device = engine::get()?;
+    let socket = socket(fd, plain.ipv6(), set)?;
+    let awaited = cm::accept_open(&device, sys::duplicate(fd)?, &options, socket.channel())?;
+    {
+        let mut state = socket.lock();
+        state.opened = Some(Opened::new(false, None));
+        state.phase = Phase::Requested(awaited, options);
+    }
+    take_over(plain, &socket)
+}
+
+/// A connection that the program has begun becomes an rsocket.
+///
+/// # Errors
+/// ENOMEM, EMFILE and others of the engine.
+pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<()> {
+    let set = set_of(fd);
+    let mut options = options(&set)?;
+    options.startup_timeout = STARTUP_TIMEOUT;
+    let device = engine::get()?;
+    let socket = socket(fd, plain.ipv6(), set)?;
+    let sizes = set.sizes.bounded();
+    let link = Link::new(&device, &sizes, settings::variant(Settings::get()?.persona))?;
+    let data = link.conn_data().to_bytes();
+    let (to, pending) = match how {
+        Adopted::Connected(to) => (to, false),
+        Adopted::Connecting(to) => (to, true),
+    };
+    // With TLS the connection is not TCP's alone.
+    let instead = if pending && !plain::must_encrypt() {
+        Some(Instead { socket: sys::duplicate(fd)?, to, syn_retries: plain.take_syn_retries() })
+    } else {
+        None
+    };
+    let peer = match sys::address_as_is(fd, true) {
+        Ok(peer) => address::plain(peer),
+        // It connects to that address already.
+        Err(errno) => address::plain(reachable(address::shifted(to).ok_or(errno)?)),
+    };
+    let raw = sys::duplicate(fd)?;
+    socket.may_fall_back(instead.is_some());
+    {
+        let mut state = socket.lock();
+        state.peer = Some(peer);
+        state.opened = Some(Opened::new(pending, instead));
+        state.phase = Phase::Connecting(Box::new(Connecting::new(link, sizes)), None);
+    }
+    // Before the peer can answer: to an epoll set of the system's its answer would be something that the program can read.
+    take_over(plain, &socket)?;
+    let mut state = socket.lock();
+    // Otherwise another thread has closed it.
+    let Phase::Connecting(begun, _) = &state.phase else { return Ok(()) };
+    let options = Arc::new(options);
+    let opened = cm::connect_open(begun.qp(), raw, peer, &options, &data, socket.channel(), TCP_CONNECTED);
+    opened.map(drop).map_err(|error| {
+        // TCP's connection ends with it.
+        state.opened = None;
+        drop(state);
+        let errno = Errno::from(error);
+        socket.fail(errno);
+        errno
+    })
+}
+
+/// Makes the engine's options the program's again.
+fn restore(fd: RawFd, flags: c_int, set: &Set) {
+    let linger: [c_int; 2] = [set.linger.is_some().into(), set.linger.unwrap_or(0)];
+    let linger = linger.map(c_int::to_ne_bytes).concat();
+    let flag = |level, name, on: bool| sys::set_option(fd, level, name, c_int::from(on));
+    let done = [
+        sys::set_option_bytes(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger),
+        flag(libc::SOL_SOCKET, libc::SO_KEEPALIVE, set.keep_alive),
+        flag(libc::IPPROTO_TCP, libc::TCP_NODELAY, set.no_delay),
+        sys::set_status_flags(fd, flags),
+    ];
+    for error in done.into_iter().filter_map(Result::err) {
+        tracing::warn!(%error, "an option of the program's socket is lost");
+    }
+}
+
+/// The peer has no rsockets: TCP is tried over the same numbers. False when that fails at once; the rsocket has the error.
+pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
+    let Some((instead, flags, set)) = socket.take_instead() else { return false };
+    plain::unlimit_attempt(instead.socket.as_raw_fd(), instead.syn_retries);
+    let to = address::write(instead.to);
+    let connect = || sys::connect(instead.socket.as_raw_fd(), address::bytes(&to));
+    // The first call only says that the attempt before has failed: the engine has taken the error.
+    let connected =
+        connect().or_else(|errno| if errno == Errno(libc::ECONNABORTED) { connect() } else { Err(errno) });
+    match connected {
+        Ok(()) | Err(Errno(libc::EINPROGRESS)) => {}
+        Err(errno) => {
+            socket.fail(errno);
+            return false;
+        }
+    }
+    restore(instead.socket.as_raw_fd(), flags, &set);
+    let address = address::plain(instead.to);
+    connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
+    let is_socket = |entry: &Entry| matches!(entry, Entry::Socket(other) if Arc::ptr_eq(other, socket));
+    for number in table::numbers(is_socket) {
+        if sys::replace(number, instead.socket.as_raw_fd()).is_ok() {
+            for set in table::sets() {
+                set.becomes_ordinary(number, socket);
+            }
+            table::forget(number);
+        }
+    }
+    true
+}

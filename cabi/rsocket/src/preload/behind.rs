@@ -1,0 +1,120 @@
+//! Which socket of the system is behind a number.
+//!
+//! A program may close a number by a call that is not seen here: a system call of its own, or one of the C library's that closes within. The
+//! system gives the number to the next file, whose bytes would be the rsocket's. So before a number is used, the file behind it is looked at: a system
+//! call for each call on a socket. What stands for rsockets has flags that no other file has, a socket of the program's own is compared by its
+//! cookie, which takes three times as long.
+
+use crate::sys;
+use std::io;
+use std::num::NonZeroU64;
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::denied;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+
+/// The sockets of the system that a number may have.
+#[derive(Clone, Copy)]
+pub(crate) struct Behind {
+    /// The program's own.
+    own: NonZeroU64,
+    /// What is there in its place, once it is an rsocket.
+    placeholder: Option<NonZeroU64>,
+    /// That has the flags of [`sys::mark`].
+    is_marked: bool,
+}
+
+impl Behind {
+    /// The socket that is there. None where the system does not distinguish sockets.
+    pub(super) fn of(fd: RawFd) -> Option<Self> {
+        Some(Self { own: sys::cookie(fd)?, placeholder: None, is_marked: false })
+    }
+
+    pub(super) fn or(self, placeholder: Option<&Placeholder>) -> Self {
+        let cookie = placeholder.and_then(|placeholder| placeholder.cookie);
+        Self {
+            placeholder: cookie,
+            is_marked: placeholder.is_some_and(|placeholder| placeholder.is_marked),
+            ..self
+        }
+    }
+
+    /// Whether one of them is behind the number.
+    pub(crate) fn is_at(&self, fd: RawFd) -> bool {
+        self.is_marked && sys::is_marked(fd)
+            || sys::cookie(fd).is_some_and(|cookie| cookie == self.own || Some(cookie) == self.placeholder)
+    }
+}
+
+/// What the numbers of rsockets stand for where a call of the system's own looks: a socket that reads as closed.
+#[derive(Clone, Copy)]
+pub(crate) struct Placeholder {
+    pub(crate) fd: RawFd,
+    cookie: Option<NonZeroU64>,
+    is_marked: bool,
+}
+
+struct Known(Option<Placeholder>);
+
+impl Forked for Known {
+    const NEW: Self = Self(None);
+
+    /// A child has the same descriptors.
+    fn in_child(&mut self) {}
+}
+
+static PLACEHOLDER: ForkSafe<Known> = ForkSafe::new();
+
+/// The process's. Its first socket makes it, so that it is there when no descriptor is left.
+///
+/// # Errors
+/// EMFILE
+pub(crate) fn placeholder() -> Result<Placeholder> {
+    // A program may close every number that it has not made, and the number is another file's then.
+    let is_there = |known: &Placeholder| known.cookie.is_none() || sys::cookie(known.fd) == known.cookie;
+    let before = PLACEHOLDER.read().0;
+    if let Some(known) = before.filter(is_there) {
+        return Ok(known);
+    }
+    let made =
+        sys::closed_socket().and_then(|pair| sys::duplicate(pair.as_raw_fd())).inspect_err(|error| {
+            denied::report("making a pair of sockets (socketpair)", &io::Error::from_raw_os_error(error.0));
+        })?;
+    sys::name_placeholder(made.as_raw_fd());
+    let (cookie, is_marked) = (sys::cookie(made.as_raw_fd()), sys::mark(made.as_raw_fd()));
+    let mut known = PLACEHOLDER.write();
+    match known.0 {
+        // Another thread was faster.
+        Some(other) if before.is_none_or(|before| before.cookie != other.cookie) => Ok(other),
+        _ => Ok(*known.0.insert(Placeholder { fd: made.into_raw_fd(), cookie, is_marked })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_placeholder_is_known_by_its_flags_and_another_file_is_not() {
+        let own = sys::closed_socket().unwrap();
+        let standing = placeholder().unwrap();
+        assert!(standing.is_marked);
+        let behind = Behind::of(own.as_raw_fd()).unwrap().or(Some(&standing));
+        assert!(behind.is_at(standing.fd) && behind.is_at(own.as_raw_fd()));
+        let other = sys::closed_socket().unwrap();
+        assert!(!behind.is_at(other.as_raw_fd()));
+        let file = std::fs::OpenOptions::new().append(true).read(true).open("/dev/null").unwrap();
+        assert!(!behind.is_at(file.as_raw_fd()));
+        // Its flags were changed by a call that is not seen: the cookie is its own still.
+        let unmarked = sys::closed_socket().unwrap();
+        let marked = Placeholder {
+            fd: unmarked.as_raw_fd(),
+            cookie: sys::cookie(unmarked.as_raw_fd()),
+            is_marked: true,
+        };
+        assert!(
+            !sys::is_marked(marked.fd)
+                && Behind::of(own.as_raw_fd()).unwrap().or(Some(&marked)).is_at(marked.fd)
+        );
+    }
+}

@@ -1,0 +1,109 @@
+//! Which connections of the preload library went over rsockets and which over TCP, for `uiw run`: a line for each, in a file of the
+//! process in the directory that `UIW_COUNTERS` names.
+//!
+//! ```text
+//!   rsocket connected 192.0.2.1:6379
+//!   tcp connected 192.0.2.7:53
+//!   rsocket accepted 0.0.0.0:6379
+//! ```
+//!
+//! Each line is one write to a file that is opened for it: a process that is killed leaves no half of a line, and a fork copies nothing.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use uiw_cabi_core::counters::Counters;
+use uiw_cabi_core::settings::Settings;
+
+/// The end of the files' names; the number of the process is in front.
+pub const SUFFIX: &str = ".sockets";
+
+/// What carries a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Carrier {
+    /// RDMA.
+    Rsocket,
+    /// The kernel's TCP.
+    Tcp,
+}
+
+/// Which end of a connection a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// It connected to the address.
+    Connected,
+    /// It accepted the connection at the address, its own.
+    Accepted,
+}
+
+/// A connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Line {
+    /// What carries it.
+    pub carrier: Carrier,
+    /// Which end the process is.
+    pub role: Role,
+    /// The server's address, with the port that the program uses.
+    pub address: SocketAddr,
+}
+
+impl Line {
+    /// A line of a file. None for others: other programs of the user can write there.
+    ///
+    /// ```
+    /// use uiw_cabi_rsocket::preload::connections::{Carrier, Line, Role};
+    /// let line = Line::parse("tcp connected 192.0.2.7:53").unwrap();
+    /// assert_eq!((line.carrier, line.role), (Carrier::Tcp, Role::Connected));
+    /// assert_eq!(Line::parse(&line.to_string()), Some(line));
+    /// assert_eq!(Line::parse("tcp connected somewhere"), None);
+    /// ```
+    #[must_use]
+    pub fn parse(line: &str) -> Option<Self> {
+        let [carrier, role, address] = line.split(' ').collect::<Vec<_>>()[..] else { return None };
+        Some(Self {
+            carrier: match carrier {
+                "rsocket" => Carrier::Rsocket,
+                "tcp" => Carrier::Tcp,
+                _ => return None,
+            },
+            role: match role {
+                "connected" => Role::Connected,
+                "accepted" => Role::Accepted,
+                _ => return None,
+            },
+            address: address.parse().ok()?,
+        })
+    }
+}
+
+impl std::fmt::Display for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let carrier = match self.carrier {
+            Carrier::Rsocket => "rsocket",
+            Carrier::Tcp => "tcp",
+        };
+        let role = match self.role {
+            Role::Connected => "connected",
+            Role::Accepted => "accepted",
+        };
+        write!(f, "{carrier} {role} {}", self.address)
+    }
+}
+
+/// Notes a connection, if `uiw run` asks for that; the log has it at level info.
+pub(crate) fn note(line: Line) {
+    tracing::info!("connection: {line}");
+    let Ok(Settings { counters: Counters::In(directory), .. }) = Settings::get() else { return };
+    let path = directory.join(format!("{}{SUFFIX}", std::process::id()));
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path);
+    // Counters that cannot be published are no reason for a program to fail either.
+    if let Ok(mut file) = file {
+        let _ = file.write_all(format!("{line}\n").as_bytes());
+    }
+}

@@ -1,0 +1,36 @@
+//! UDP sockets of a program that are datagram rsockets: those that `preload_config` names.
+
+use crate::at_exit;
+use crate::datagram::Datagram;
+use crate::preload::adopt;
+use crate::preload::config::{self, Kind};
+use crate::preload::{BITMAP, Behind};
+use crate::sys;
+use crate::table::{self, Entry};
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::settings::Settings;
+
+/// The program has made a UDP socket. It is an rsocket from now on, with the same number, unless something says that it stays one of UDP.
+///
+/// # Errors
+/// EINVAL where a variable has a bad value; EMFILE.
+pub(super) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
+    if !config::includes(program, domain, Kind::Datagram) || Settings::get()?.stays_on_tcp(program) {
+        return Ok(());
+    }
+    if let Some(reason) = Datagram::missing()? {
+        tracing::warn!("a socket stays one of UDP: {reason}");
+        return Ok(());
+    }
+    if !BITMAP.has_room(fd) {
+        return Ok(());
+    }
+    engine::before_exit(at_exit);
+    let (is_ipv6, flags) = (domain == libc::AF_INET6, sys::status_flags(fd)?);
+    let socket = Datagram::new(fd, is_ipv6, adopt::sizes(), flags, Behind::of(fd))?;
+    table::name(fd, Entry::Datagram(socket));
+    Ok(())
+}

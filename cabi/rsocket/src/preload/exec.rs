@@ -1,0 +1,24 @@
+//! Connections that end with exec(3): the next program of the process has their numbers, and no memory of theirs.
+
+use crate::sys;
+use std::fs;
+use std::os::fd::RawFd;
+use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::log;
+use uiw_cabi_core::settings::Settings;
+
+/// Logs the numbers that were rsockets of the process's program before. Called when the library is loaded; it looks at them only where
+/// there is a log.
+pub(super) fn report_lost() {
+    if environment::variable(log::VARIABLE, Privileged::LevelOnly).is_none() || Settings::get().is_err() {
+        return;
+    }
+    let Ok(files) = fs::read_dir("/proc/self/fd") else { return };
+    let numbers = files.filter_map(|file| file.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
+    for fd in numbers.filter(|fd| sys::stood_for_rsocket(*fd)) {
+        tracing::warn!(
+            fd,
+            "an rsocket of the program before exec: its connection has ended, and it reads as closed"
+        );
+    }
+}

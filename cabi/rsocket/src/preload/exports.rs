@@ -1,0 +1,466 @@
+//! The functions that `librspreload.so` calls, which are not for programs. A descriptor whose bit is not set is never passed to them but
+//! by `uiw_sockets_made` and `uiw_sockets_accepted`.
+
+use crate::addresses::{program_name, read_address, write_address};
+use crate::any::AnySocket;
+use crate::epoll::Epoll;
+use crate::poll::{self, Sets};
+use crate::preload::bitmap::Bitmap;
+use crate::preload::connections::{self, Carrier, Line, Role};
+use crate::preload::process::{self, is_vforked};
+use crate::preload::waiting::{WAITING, Waiting};
+use crate::preload::{BITMAP, datagrams, exec, fall_back, ioctl, plain, sendfile};
+use crate::sys;
+use crate::table::{self, Entry};
+use crate::transfer::{self, InVec, OutBuffers, OutVec};
+use crate::wait::Limit;
+use libc::{epoll_event, fd_set, nfds_t, off64_t, pollfd, sigset_t, socklen_t, timespec};
+use std::ffi::{c_int, c_uint, c_ulong};
+use std::time::Duration;
+use uiw_cabi_core::abi::cm::rdma_sockaddr;
+use uiw_cabi_core::address;
+use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutArrayPtr, InOutPtr, InPtr, RoomPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+
+/// The descriptor is the system's: the caller calls the C library's function.
+const ORDINARY: c_int = 1;
+/// What [`uiw_sockets_enter`] says.
+const RSOCKET: c_int = 2;
+const EPOLL: c_int = 3;
+
+/// The descriptor is the system's, where a call returns a number of bytes.
+const SYSTEM: isize = -2;
+
+/// The bits of the descriptors, one after the other in 64-bit words, and how many there are.
+pub extern "C" fn uiw_sockets_bits(count: &mut usize) -> *const u64 {
+    *count = size_of::<Bitmap>() * 8;
+    (&raw const BITMAP).cast()
+}
+
+/// How many threads wait for an epoll set by the system's call, for the caller to count, by the number of the set modulo their own number. Their address is what
+/// an event has that is not the program's.
+pub extern "C" fn uiw_sockets_waiting(count: &mut usize) -> *const u32 {
+    *count = Waiting::len();
+    (&raw const WAITING).cast()
+}
+
+/// The library is loaded.
+pub extern "C" fn uiw_sockets_loaded() {
+    boundary::value((), || {
+        exec::report_lost();
+        Ok(())
+    });
+}
+
+/// The program has made a TCP socket. -1 and `errno` where it is not to have one.
+pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) -> c_int {
+    process::has_table();
+    boundary::minus_one(|| plain::made(fd, domain, program_name()))
+}
+
+/// The program has made a UDP socket. -1 and `errno` where the program is not to have one.
+pub extern "C" fn uiw_sockets_made_datagram(fd: c_int, domain: c_int) -> c_int {
+    process::has_table();
+    boundary::minus_one(|| datagrams::made(fd, domain, program_name()))
+}
+
+/// sendto(2) of an rsocket. The address of a stream means nothing, as it is connected.
+pub extern "C" fn uiw_sockets_sendto<'a, 'b>(
+    fd: c_int,
+    buffer: ArrayPtr<'a, u8>,
+    len: Count<'a>,
+    flags: c_int,
+    addr: ArrayPtr<'b, u8>,
+    addr_len: Count<'b, socklen_t>,
+) -> isize {
+    match table::get(fd) {
+        Some(Entry::Datagram(_)) => transfer::rsendto(fd, buffer, len, flags, addr, addr_len),
+        _ => transfer::rsend(fd, buffer, len, flags),
+    }
+}
+
+/// Before any use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
+/// 1: the descriptor is the system's, 2: it is an rsocket, 3: an epoll set with rsockets.
+pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
+    // What fails here is no reason to use the system's socket, which may be one to be encrypted.
+    boundary::value(RSOCKET, || Ok(enter(fd)))
+}
+
+fn enter(fd: c_int) -> c_int {
+    enter_as(fd, table::present(fd))
+}
+
+fn enter_as(fd: c_int, entry: Option<Entry>) -> c_int {
+    match entry {
+        Some(Entry::Plain(plain)) => {
+            if plain::enter(fd, &plain) {
+                RSOCKET
+            } else {
+                ORDINARY
+            }
+        }
+        Some(Entry::Socket(socket)) => {
+            if socket.is_refused() && fall_back(&socket) {
+                ORDINARY
+            } else {
+                RSOCKET
+            }
+        }
+        Some(Entry::Datagram(_) | Entry::Inherited(_)) => RSOCKET,
+        Some(Entry::Epoll(_)) => EPOLL,
+        None => ORDINARY,
+    }
+}
+
+/// The rsocket that the descriptor is, or becomes by this use. None for one of the system's.
+///
+/// # Errors
+/// Those of [`table::socket`].
+fn enter_socket(fd: c_int) -> Result<Option<AnySocket>> {
+    match table::present(fd) {
+        Some(Entry::Socket(socket)) if !socket.is_refused() => Ok(Some(AnySocket::Stream(socket))),
+        entry if enter_as(fd, entry.clone()) == RSOCKET => table::socket(fd).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// A call on the rsocket that the descriptor is, or becomes. [`SYSTEM`] where it is none.
+fn transfer(fd: c_int, call: impl FnOnce(&AnySocket) -> Result<isize>) -> isize {
+    boundary::size(|| match enter_socket(fd)? {
+        Some(socket) => call(&socket),
+        None => Ok(SYSTEM),
+    })
+}
+
+/// read(2) and readv(2) into buffers. -2 where the descriptor is the system's: the caller calls the C library's function.
+pub extern "C" fn uiw_sockets_read<'a>(
+    fd: c_int,
+    list: ArrayPtr<'a, OutVec<'a>>,
+    count: Count<'a, c_int>,
+) -> isize {
+    transfer(fd, |socket| transfer::read(socket, &mut OutBuffers::new(list, count)?))
+}
+
+/// As [`uiw_sockets_read`], for recv(2).
+pub extern "C" fn uiw_sockets_receive<'a>(
+    fd: c_int,
+    list: ArrayPtr<'a, OutVec<'a>>,
+    count: Count<'a, c_int>,
+    flags: c_int,
+) -> isize {
+    transfer(fd, |socket| transfer::receive(socket, &mut OutBuffers::new(list, count)?, flags))
+}
+
+/// As [`uiw_sockets_read`], for write(2), writev(2) and send(2).
+pub extern "C" fn uiw_sockets_send<'a>(
+    fd: c_int,
+    list: ArrayPtr<'a, InVec<'a>>,
+    count: Count<'a, c_int>,
+    flags: c_int,
+) -> isize {
+    transfer(fd, |socket| transfer::send(socket, transfer::elements(list, count)?, flags))
+}
+
+/// What a descriptor is, without a change: as [`uiw_sockets_enter`], which is asked next where it may be an rsocket.
+pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
+    boundary::value(ORDINARY, || {
+        Ok(match table::get(fd) {
+            Some(Entry::Socket(_) | Entry::Datagram(_) | Entry::Inherited(_)) => RSOCKET,
+            Some(Entry::Epoll(_)) => EPOLL,
+            Some(Entry::Plain(_)) | None => ORDINARY,
+        })
+    })
+}
+
+/// bind(2); 1 where the caller is to do it.
+pub extern "C" fn uiw_sockets_bind<'a>(
+    fd: c_int,
+    addr: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+) -> c_int {
+    boundary::number(|| {
+        let Ok(addr) = read_address(&addr, len) else { return Ok(ORDINARY) };
+        match table::present(fd) {
+            Some(Entry::Plain(_)) => Ok(if plain::bind(fd, addr)? { 0 } else { ORDINARY }),
+            _ => Ok(ORDINARY),
+        }
+    })
+}
+
+/// The system has made the socket a listening one.
+pub extern "C" fn uiw_sockets_listening(fd: c_int) {
+    boundary::value((), || {
+        if let Some(Entry::Plain(plain)) = table::present(fd) {
+            plain::listening(&plain);
+        }
+        Ok(())
+    });
+}
+
+/// The system has accepted `fd`; the peer's address becomes the program's. -1 and `errno` where the program is not to have the connection.
+pub extern "C" fn uiw_sockets_accepted<'a>(
+    listening: c_int,
+    fd: c_int,
+    addr: ArrayMutPtr<'a, u8>,
+    len: RoomPtr<'a>,
+    room: Count<'a, socklen_t>,
+) -> c_int {
+    boundary::minus_one(|| {
+        if let Some(Entry::Plain(listening)) = table::present(listening) {
+            plain::accepted(&listening, fd)?;
+            if let (false, false, Ok(peer)) = (addr.is_null(), len.is_null(), sys::address_as_is(fd, true)) {
+                // accept(2) has replaced the number by the length of another address.
+                write_address(peer, addr, len.restored(room)?)?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The address that the system is to connect to in the place of `addr`, as the bytes of `real` (128). Its length, 0 where the socket stays
+/// one of TCP, or -1 and `errno`.
+pub extern "C" fn uiw_sockets_target<'a>(
+    fd: c_int,
+    addr: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+    real: &mut rdma_sockaddr,
+) -> c_int {
+    boundary::number(|| {
+        let (Ok(to), Some(Entry::Plain(plain))) = (read_address(&addr, len), table::present(fd)) else {
+            return Ok(0);
+        };
+        if to.port() == 0 && plain::must_encrypt() {
+            return Err(Errno(libc::ECONNREFUSED).because("a connection to port 0"));
+        }
+        // Until TCP is connected the socket stays one that may become an rsocket, by another attempt.
+        let Some(to) = plain::on_rsockets(to)?.filter(|to| to.port() != 0) else { return Ok(0) };
+        plain::limit_attempt(fd, &plain);
+        *real = address::write(to);
+        Ok(address::bytes(real).len() as c_int)
+    })
+}
+
+/// The system has connected the socket, with the error number `outcome` (0: none). 0: the call is over; 1: the caller is to connect by TCP.
+pub extern "C" fn uiw_sockets_connected<'a>(
+    fd: c_int,
+    addr: ArrayPtr<'a, u8>,
+    len: Count<'a, socklen_t>,
+    outcome: c_int,
+) -> c_int {
+    boundary::number(|| {
+        let Some(Entry::Plain(plain)) = table::get(fd) else { return Ok(ORDINARY) };
+        let to = read_address(&addr, len)?;
+        match outcome {
+            0 => plain::connected(fd, &plain, to, false).map(|()| 0),
+            libc::EINPROGRESS | libc::EINTR => {
+                plain::connected(fd, &plain, to, true)?;
+                Err(Errno(outcome))
+            }
+            libc::EALREADY | libc::EISCONN => Err(Errno(outcome)),
+            _ if plain::must_encrypt() => {
+                Err(Errno(outcome).because("the peer has no rsockets, and TCP would not be encrypted"))
+            }
+            _ => {
+                tracing::info!(peer = %to, error = %Errno(outcome), "the peer has no rsockets: TCP");
+                plain::unlimit_attempt(fd, plain.take_syn_retries());
+                // It is the system's once TCP is connected: a socket that both refuse may find rsockets at the next call.
+                Ok(ORDINARY)
+            }
+        }
+    })
+}
+
+/// A socket that could have become an rsocket is connected, or connects, by TCP, and is the system's from now on.
+pub extern "C" fn uiw_sockets_on_tcp<'a>(fd: c_int, addr: ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) {
+    boundary::value((), || {
+        // An address of another family, which is none, ends a connection.
+        let address = address::plain(read_address(&addr, len)?);
+        table::forget(fd);
+        connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
+        Ok(())
+    });
+}
+
+/// The number is about to be closed, by the system: its call reports the errors, and may be a point of cancellation.
+pub extern "C" fn uiw_sockets_closing(fd: c_int) {
+    if is_vforked() {
+        return;
+    }
+    boundary::value((), || {
+        if let Some(Entry::Plain(plain)) = table::present(fd) {
+            plain::enter_to_close(fd, &plain);
+        }
+        table::forget(fd);
+        Ok(())
+    });
+}
+
+/// close_range(2) is about to close these.
+pub extern "C" fn uiw_sockets_close_range(first: c_uint, last: c_uint) {
+    if is_vforked() {
+        return;
+    }
+    boundary::value((), || {
+        for fd in BITMAP.each(first, last) {
+            table::forget(fd);
+        }
+        Ok(())
+    });
+}
+
+/// dup(2) and its kin have made `new` what `old` is, and have closed what it was.
+pub extern "C" fn uiw_sockets_duplicated(old: c_int, new: c_int) {
+    if old == new || is_vforked() {
+        return;
+    }
+    boundary::value((), || {
+        table::forget(new);
+        table::duplicate(old, new);
+        Ok(())
+    });
+}
+
+/// getsockname(2) and getpeername(2); 1 where the caller is to do it.
+pub extern "C" fn uiw_sockets_address<'a>(
+    fd: c_int,
+    addr: ArrayMutPtr<'a, u8>,
+    len: RoomPtr<'a>,
+    of_peer: c_int,
+) -> c_int {
+    boundary::number(|| match table::present(fd) {
+        Some(Entry::Plain(_)) => {
+            let real = sys::address_as_is(fd, of_peer != 0)?;
+            write_address(real, addr, len).map(|()| 0)
+        }
+        _ => Ok(ORDINARY),
+    })
+}
+
+/// How long `timeout` says.
+fn limit<'a>(timeout: &InPtr<'a, timespec>, mask: &InPtr<'a, sigset_t>) -> Result<Limit<'a>> {
+    let limit = match timeout.as_ref() {
+        None => Limit::default(),
+        Some(time) => {
+            let (Ok(seconds), Ok(nanos @ 0..1_000_000_000)) =
+                (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec))
+            else {
+                return Err(Errno::INVAL.because("a time-out that is none"));
+            };
+            Limit::within(Duration::new(seconds, nanos))
+        }
+    };
+    Ok(limit.with_mask(mask.as_ref()))
+}
+
+/// Uses every descriptor of a list: whether any is an rsocket, and the system cannot wait for them.
+pub extern "C" fn uiw_sockets_enter_all<'a>(fds: ArrayPtr<'a, pollfd>, count: Count<'a, nfds_t>) -> c_int {
+    boundary::value(0, || {
+        let fds = fds.get(count)?.unwrap_or_default();
+        // Every one is used, whatever those before it are.
+        let found = fds.iter().filter(|fd| BITMAP.is_set(fd.fd)).filter(|fd| enter(fd.fd) == RSOCKET).count();
+        Ok((found > 0).into())
+    })
+}
+
+/// poll(2), with an exact time and a mask.
+pub extern "C" fn uiw_sockets_poll<'a>(
+    fds: InOutArrayPtr<'a, pollfd>,
+    count: Count<'a, nfds_t>,
+    timeout: InPtr<'_, timespec>,
+    mask: InPtr<'_, sigset_t>,
+) -> c_int {
+    boundary::number(|| {
+        let limit = limit(&timeout, &mask)?;
+        Ok(poll::poll_all(fds.get(count)?.unwrap_or_default(), &limit)? as c_int)
+    })
+}
+
+/// select(2), with an exact time and a mask.
+pub extern "C" fn uiw_sockets_select(
+    count: c_int,
+    read: InOutPtr<'_, fd_set>,
+    write: InOutPtr<'_, fd_set>,
+    except: InOutPtr<'_, fd_set>,
+    timeout: InPtr<'_, timespec>,
+    mask: InPtr<'_, sigset_t>,
+) -> c_int {
+    boundary::number(|| {
+        let limit = limit(&timeout, &mask)?;
+        let mut sets = Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() };
+        Ok(poll::select(count, &mut sets, &limit)? as c_int)
+    })
+}
+
+/// epoll_ctl(2); 1 where the caller is to do it. A set of the system's is followed from its first rsocket on.
+pub extern "C" fn uiw_sockets_epoll_ctl(
+    set_fd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: InPtr<'_, epoll_event>,
+) -> c_int {
+    boundary::number(|| {
+        let set = match table::get(set_fd) {
+            Some(Entry::Epoll(set)) => set,
+            _ if set_fd == fd || op == libc::EPOLL_CTL_DEL => return Ok(ORDINARY),
+            _ => {
+                enter(fd);
+                match table::get(fd) {
+                    Some(Entry::Socket(_) | Entry::Datagram(_)) => {}
+                    Some(Entry::Plain(plain)) if plain.may_become() => {}
+                    _ => return Ok(ORDINARY),
+                }
+                // The system's opinion of the set is that of a duplicate.
+                let set = table::follow(set_fd, Epoll::of_program(set_fd)?);
+                set.wake_system();
+                set
+            }
+        };
+        if set_fd == fd {
+            return Ok(ORDINARY);
+        }
+        let event = event.read();
+        // A member's number was checked when it was added. redis-benchmark removes and adds a connection with each message.
+        if op != libc::EPOLL_CTL_ADD
+            && let Some(done) = set.control_member(op, fd, event)
+        {
+            return done.map(|()| 0);
+        }
+        enter(fd);
+        set.control(op, fd, event).map(|()| 0)
+    })
+}
+
+/// epoll_wait(2), with an exact time and a mask; of a set that is followed.
+pub extern "C" fn uiw_sockets_epoll_wait<'a>(
+    set_fd: c_int,
+    events: InOutArrayPtr<'a, epoll_event>,
+    most: Count<'a, c_int>,
+    timeout: InPtr<'_, timespec>,
+    mask: InPtr<'_, sigset_t>,
+) -> c_int {
+    boundary::number(|| {
+        let Some(events @ [_, ..]) = events.get(most)? else {
+            return Err(Errno::INVAL.because("no room for an event"));
+        };
+        let Some(Entry::Epoll(set)) = table::get(set_fd) else {
+            return Err(Errno(libc::EBADF).because("a set that was closed"));
+        };
+        Ok(set.wait(events, &limit(&timeout, &mask)?)? as c_int)
+    })
+}
+
+/// ioctl(2) of an rsocket.
+pub extern "C" fn uiw_sockets_ioctl(fd: c_int, request: c_ulong, argument: InOutPtr<'_, [u8; 4]>) -> c_int {
+    boundary::minus_one(|| ioctl::request(&table::socket(fd)?, request, argument.as_mut()))
+}
+
+/// sendfile(2) to an rsocket.
+pub extern "C" fn uiw_sockets_sendfile(
+    to: c_int,
+    file: c_int,
+    offset: InOutPtr<'_, off64_t>,
+    count: usize,
+) -> isize {
+    boundary::size(|| sendfile::send(to, file, offset.as_mut(), count))
+}

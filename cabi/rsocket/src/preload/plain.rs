@@ -1,0 +1,232 @@
+//! TCP sockets of a program that may become rsockets.
+
+use crate::preload::config::Kind;
+use crate::preload::{Adopted, BITMAP, Behind, adopt, behind, config, process};
+use crate::sys;
+use crate::table::{self, Entry};
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::thread;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::ports;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::stack;
+
+/// How far a socket is.
+const NEW: u8 = 0;
+const LISTENING: u8 = 1;
+/// Accepted, and not used.
+const ACCEPTED: u8 = 2;
+/// A thread makes an rsocket of it.
+const BECOMING: u8 = 3;
+
+/// A socket of the kernel. Its locks are none, as a fork copies it.
+pub(crate) struct Plain {
+    state: AtomicU8,
+    ipv6: bool,
+    behind: Option<Behind>,
+    /// TCP_SYNCNT of the program, where the attempt to connect by rsockets has another one; otherwise 0.
+    syn_retries: AtomicI32,
+    /// See [`process::forks`].
+    forks: u32,
+}
+
+impl Plain {
+    fn new(fd: RawFd, state: u8, ipv6: bool) -> Arc<Self> {
+        Arc::new(Self {
+            state: AtomicU8::new(state),
+            ipv6,
+            behind: Behind::of(fd),
+            syn_retries: AtomicI32::new(0),
+            forks: process::forks(),
+        })
+    }
+
+    pub(crate) fn ipv6(&self) -> bool {
+        self.ipv6
+    }
+
+    /// The socket of the system.
+    pub(crate) fn behind(&self) -> Option<Behind> {
+        self.behind
+    }
+
+    /// What the program's TCP_SYNCNT was before [`limit_attempt`]; 0 where it is unchanged.
+    pub(crate) fn take_syn_retries(&self) -> c_int {
+        self.syn_retries.swap(0, Ordering::Relaxed)
+    }
+
+    /// Whether a thread makes an rsocket of it.
+    pub(crate) fn is_becoming(&self) -> bool {
+        self.state.load(Ordering::Acquire) == BECOMING
+    }
+
+    /// Whether it may be connected, or is.
+    pub(crate) fn may_become(&self) -> bool {
+        self.state.load(Ordering::Acquire) != LISTENING
+    }
+}
+
+/// The program has made a socket. It may become an rsocket, unless something says that it stays one of TCP.
+///
+/// # Errors
+/// EINVAL where a variable has a bad value: what may be sent in the clear is not known. EMFILE. With TLS EMFILE and EOPNOTSUPP for a
+/// socket that cannot become an rsocket.
+pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
+    if !config::includes(program, domain, Kind::Stream) || Settings::get()?.stays_on_tcp(program) {
+        return Ok(());
+    }
+    let cannot = match () {
+        () if stack::is_own() => Some(Errno::UNSUPPORTED),
+        () if !BITMAP.has_room(fd) => Some(Errno(libc::EMFILE)),
+        () => None,
+    };
+    match cannot {
+        Some(errno) if must_encrypt() => {
+            Err(errno.because("a socket cannot become an rsocket, and TCP would not be encrypted"))
+        }
+        Some(_) => Ok(()),
+        None => {
+            // For the time when no descriptor is left.
+            behind::placeholder()?;
+            table::name(fd, Entry::Plain(Plain::new(fd, NEW, domain == libc::AF_INET6)));
+            Ok(())
+        }
+    }
+}
+
+/// Whether a connection may not be TCP's alone: with TLS it would not be encrypted. So also where it is not known whether there is TLS.
+pub(crate) fn must_encrypt() -> bool {
+    Settings::get().map_or(true, |settings| settings.tls.is_some())
+}
+
+/// The address of the rsockets' port for one of the program; none where it stays on TCP: the port is listed, or the offset makes it none.
+///
+/// # Errors
+/// EADDRNOTAVAIL for a port of which the offset makes none, with TLS.
+pub(crate) fn on_rsockets(addr: SocketAddr) -> Result<Option<SocketAddr>> {
+    if Settings::get()?.stays_on_tcp(&addr.port().to_string()) {
+        return Ok(None);
+    }
+    match address::shifted(addr) {
+        None if must_encrypt() => Err(address::no_port(addr.port())),
+        None => {
+            tracing::info!(%addr, "UIW_PORT_OFFSET makes the port one that is not from 1 to 65535: TCP");
+            Ok(None)
+        }
+        real => Ok(real),
+    }
+}
+
+/// Gives the socket its address, in the program's numbers. False where the caller is to do it.
+///
+/// # Errors
+/// The system's; those of [`on_rsockets`].
+pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
+    let Some(mut real) = on_rsockets(addr)? else {
+        table::forget(fd);
+        return Ok(false);
+    };
+    if addr.port() == 0 {
+        real.set_port(ports::free_named(real.ip())?);
+    }
+    sys::bind(fd, address::bytes(&address::write(real)))?;
+    Ok(true)
+}
+
+/// Before the system connects the socket to the rsockets' port: where nothing answers, as behind a firewall that drops packets, it gives up soon
+/// enough for TCP. With TLS there is no other way.
+pub(crate) fn limit_attempt(fd: RawFd, plain: &Plain) {
+    let asked = Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
+    let own = sys::int_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT);
+    if let (Some(asked), Some(own)) = (asked, own)
+        && own > asked
+        && sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, asked).is_ok()
+    {
+        plain.syn_retries.store(own, Ordering::Relaxed);
+    }
+}
+
+/// Before the system connects it to the program's port: as often as the program said.
+pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
+    if syn_retries > 0
+        && let Err(error) = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, syn_retries)
+    {
+        tracing::warn!(%error, "TCP_SYNCNT of the program's socket is lost");
+    }
+}
+
+/// The system has made the socket a listening one.
+pub(crate) fn listening(plain: &Plain) {
+    let _ = plain.state.compare_exchange(NEW, LISTENING, Ordering::AcqRel, Ordering::Acquire);
+}
+
+/// The system has accepted a connection.
+///
+/// # Errors
+/// EMFILE for a number that cannot be an rsocket's.
+pub(crate) fn accepted(listening: &Plain, fd: RawFd) -> Result<()> {
+    if !BITMAP.has_room(fd) {
+        return Err(Errno(libc::EMFILE).because("an accepted connection has a number that no rsocket has"));
+    }
+    table::name(fd, Entry::Plain(Plain::new(fd, ACCEPTED, listening.ipv6)));
+    Ok(())
+}
+
+/// Before the socket is closed: an accepted connection that was not used becomes an rsocket, whose end the peer sees as one. The system would
+/// reset it, as the peer's Request was not read. After a fork another process may have it, and the system's close says nothing to the peer.
+pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<Plain>) {
+    if plain.forks == process::forks() {
+        enter(fd, plain);
+    }
+}
+
+/// The first use: an accepted connection becomes an rsocket, which has failed where it cannot. False where it is no connection yet.
+pub(crate) fn enter(fd: RawFd, plain: &Arc<Plain>) -> bool {
+    let begun = plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
+    match begun {
+        Ok(_) => {
+            if let Err(error) = adopt::accepted(fd, plain) {
+                tracing::warn!(%error, "an accepted connection does not become an rsocket, and is ended");
+                adopt::refuse(fd, plain, error);
+            }
+            true
+        }
+        Err(BECOMING) => {
+            while matches!(table::get(fd), Some(Entry::Plain(other)) if Arc::ptr_eq(&other, plain)) {
+                thread::yield_now();
+            }
+            matches!(table::get(fd), Some(Entry::Socket(_)))
+        }
+        Err(_) => false,
+    }
+}
+
+/// The system has connected the socket to the rsockets' port of `to`, or has begun to.
+///
+/// # Errors
+/// Those of making an rsocket.
+pub(crate) fn connected(fd: RawFd, plain: &Arc<Plain>, to: SocketAddr, pending: bool) -> Result<()> {
+    let begun = plain.state.compare_exchange(NEW, BECOMING, Ordering::AcqRel, Ordering::Acquire);
+    if begun.is_err() {
+        return Ok(());
+    }
+    let how = if pending { Adopted::Connecting(to) } else { Adopted::Connected(to) };
+    adopt::connecting(fd, plain, how).inspect_err(|error| {
+        tracing::warn!(%error, "a connection does not become an rsocket, and is ended");
+        adopt::refuse(fd, plain, *error);
+    })
+}
+
+#[cfg(test)]
+impl Plain {
+    /// An accepted connection, of which a thread makes an rsocket or not.
+    pub(crate) fn of_test(is_becoming: bool) -> Arc<Self> {
+        Self::new(-1, if is_becoming { BECOMING } else { ACCEPTED }, false)
+    }
+}

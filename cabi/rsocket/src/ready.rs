@@ -1,0 +1,79 @@
+//! What of a stream rsocket poll(2) finds ready.
+
+use crate::is_exiting;
+use crate::socket::{Phase, Socket, State};
+use crate::watchers::Registers;
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+use std::ffi::c_short;
+use std::task::{Context, Poll};
+
+/// The socket is to become one of the kernel. No program sees it; the system has no event of this number.
+pub(crate) const FALL_BACK: c_short = 0x4000;
+/// Reported whether or not they were asked for.
+const ALWAYS: c_short = POLLERR | POLLHUP | FALL_BACK;
+pub(super) const READ: c_short = POLLIN | POLLRDNORM;
+pub(super) const WRITE: c_short = POLLOUT | POLLWRNORM;
+
+/// What is ready of a socket, of everything that poll(2) has.
+fn ready(state: &State) -> c_short {
+    match &state.phase {
+        Phase::New(_) => WRITE | POLLHUP,
+        Phase::Listening(acceptor) => {
+            if acceptor.is_ready() {
+                READ
+            } else {
+                0
+            }
+        }
+        Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => {
+            if state.has_early_room() {
+                WRITE
+            } else {
+                0
+            }
+        }
+        Phase::Refused => FALL_BACK,
+        Phase::Gone => READ | WRITE | POLLHUP | POLLRDHUP,
+        Phase::Failed => READ | WRITE | POLLERR | POLLHUP,
+        Phase::Closed if is_exiting() => 0,
+        Phase::Closed => POLLERR | POLLHUP,
+        Phase::Connected(stream, _) => {
+            let mut ready = 0;
+            if stream.is_readable() {
+                ready |= READ;
+            }
+            if stream.is_write_closed() || stream.sender.has_room() && !state.has_early() {
+                ready |= WRITE;
+            }
+            if stream.at_end() {
+                ready |= POLLRDHUP;
+            }
+            // As in TCP, what the peer sent before it closed is read first.
+            if stream.is_over() && stream.receiver.readable() == 0 {
+                ready |= POLLHUP;
+            }
+            if stream.failure().is_some() {
+                ready |= POLLERR;
+            }
+            ready
+        }
+    }
+}
+
+/// What is ready of `socket` of the events that a program asks for.
+pub(super) fn look(socket: &Socket, events: c_short) -> c_short {
+    socket.look(None, |state| ready(state) & (events | ALWAYS))
+}
+
+/// As [`look`]; the task is woken by the next change.
+pub(super) fn poll(
+    socket: &Socket,
+    events: c_short,
+    registers: Registers,
+    cx: &mut Context<'_>,
+) -> Poll<c_short> {
+    socket.poll_as(registers, cx, |state| match ready(state) & (events | ALWAYS) {
+        0 => Poll::Pending,
+        revents => Poll::Ready(revents),
+    })
+}

@@ -1,0 +1,212 @@
+//! The thread that accepts connections and waits for closed ones to end, whatever the program does: it runs small tasks that are woken
+//! by events of the connection manager. It starts with the first task.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::signals;
+
+type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The thread sleeps here for most of its time, with locks whose waiting threads no list has: see `lock.rs`.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    any: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    woken: VecDeque<Arc<Task>>,
+    /// By time, and by a number of their own.
+    timers: BTreeMap<(Instant, u64), Waker>,
+    next_timer: u64,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next task. Timers that are due wake theirs before.
+    fn next(&self) -> Arc<Task> {
+        let mut state = self.lock();
+        loop {
+            let first = state.timers.first_entry();
+            let left = first.as_ref().map(|timer| timer.key().0.saturating_duration_since(Instant::now()));
+            if let (Some(timer), Some(Duration::ZERO)) = (first, left) {
+                let waker = timer.remove();
+                // It takes the lock.
+                drop(state);
+                waker.wake();
+                state = self.lock();
+                continue;
+            }
+            if let Some(task) = state.woken.pop_front() {
+                return task;
+            }
+            state = match left {
+                None => self.any.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(left) => self.any.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+}
+
+/// Ready after a time, for tasks of the service.
+pub(crate) struct Timer {
+    key: (Instant, u64),
+    queue: Arc<Queue>,
+}
+
+impl Timer {
+    /// # Errors
+    /// EAGAIN when the system gives no thread.
+    pub(crate) fn after(time: Duration) -> Result<Self> {
+        let queue = queue()?;
+        let number = {
+            let mut state = queue.lock();
+            state.next_timer += 1;
+            state.next_timer
+        };
+        // No time that is in use is longer than an Instant has.
+        let at = Instant::now() + time.min(Duration::from_secs(1 << 31));
+        Ok(Self { key: (at, number), queue })
+    }
+}
+
+impl Future for Timer {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if Instant::now() >= self.key.0 {
+            return Poll::Ready(());
+        }
+        // The thread looks at its timers when it has polled this task.
+        self.queue.lock().timers.insert(self.key, cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        let timer = self.queue.lock().timers.remove(&self.key);
+        drop(timer);
+    }
+}
+
+/// A task; none is left once it has ended.
+struct Task {
+    job: uiw_cabi_core::lock::Mutex<Option<Job>>,
+    queue: Arc<Queue>,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        let queue = Arc::clone(&self.queue);
+        queue.lock().woken.push_back(self);
+        queue.any.notify_one();
+    }
+}
+
+struct Service(Option<Arc<Queue>>);
+
+impl Forked for Service {
+    const NEW: Self = Self(None);
+
+    fn in_child(&mut self) {
+        // The thread and the holders of its locks stay in the parent.
+        std::mem::forget(self.0.take());
+        CLOSING.store(0, Ordering::Relaxed);
+    }
+}
+
+static SERVICE: ForkSafe<Service> = ForkSafe::new();
+
+/// Connections that are being closed.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+
+/// See [`progress`].
+static PROGRESS: AtomicUsize = AtomicUsize::new(0);
+
+/// Changes as long as peers of closed connections acknowledge bytes.
+pub(crate) fn progress() -> usize {
+    PROGRESS.load(Ordering::Acquire)
+}
+
+/// The peer of a closed connection has acknowledged bytes.
+pub(crate) fn note_progress() {
+    PROGRESS.fetch_add(1, Ordering::AcqRel);
+}
+
+/// Counts a connection that is being closed, while it lives.
+pub(crate) struct Closing(u32);
+
+impl Closing {
+    pub(crate) fn new() -> Self {
+        CLOSING.fetch_add(1, Ordering::AcqRel);
+        Self(uiw_cabi_core::fork::generation())
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        // A fork has begun to count anew.
+        if self.0 == uiw_cabi_core::fork::generation() {
+            CLOSING.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Whether connections are being closed.
+pub(crate) fn is_closing() -> bool {
+    CLOSING.load(Ordering::Acquire) > 0
+}
+
+/// Runs `job` on the service's thread.
+///
+/// # Errors
+/// EAGAIN when the system gives no thread.
+pub(crate) fn spawn(job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+    let queue = queue()?;
+    let task = Arc::new(Task { job: uiw_cabi_core::lock::Mutex::new(Some(Box::pin(job))), queue });
+    task.wake();
+    Ok(())
+}
+
+fn queue() -> Result<Arc<Queue>> {
+    if let Some(queue) = &SERVICE.read().0 {
+        return Ok(Arc::clone(queue));
+    }
+    let mut service = SERVICE.write();
+    if let Some(queue) = &service.0 {
+        return Ok(Arc::clone(queue));
+    }
+    let queue = Arc::<Queue>::default();
+    let own = Arc::clone(&queue);
+    // The program's signals are for the program's own threads.
+    let held = signals::hold();
+    thread::Builder::new().name("uiw-rsockets".into()).spawn(move || run(&own))?;
+    drop(held);
+    service.0 = Some(Arc::clone(&queue));
+    Ok(queue)
+}
+
+fn run(queue: &Queue) {
+    loop {
+        let task = queue.next();
+        let waker = Waker::from(Arc::clone(&task));
+        let mut job = task.job.lock();
+        let ended =
+            job.as_mut().is_none_or(|job| job.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+        let done = if ended { job.take() } else { None };
+        drop(job);
+        drop(done);
+    }
+}

@@ -1,0 +1,133 @@
+//! Sizes of buffers and queues, and how long threads poll: rdma-core's defaults, the files of `/etc/rdma/rsocket`, and what a program sets.
+
+use crate::wire::{Variant, representable_mappings};
+use once_cell::race::OnceBox;
+use std::fs;
+use std::str::FromStr;
+use std::time::Duration;
+use uiw_cabi_core::persona::Persona;
+
+/// Where rdma-core's rsockets have their configuration.
+const FOLDER: &str = "/etc/rdma/rsocket";
+/// The smallest and the largest queue.
+const MIN_QUEUE: u16 = 16;
+const MAX_QUEUE: u16 = 16000;
+/// The smallest and the largest buffer.
+const MIN_BUFFER: u32 = 4096;
+const MAX_BUFFER: u32 = 1 << 28;
+
+/// Microseconds that a thread polls before it sleeps.
+const DEFAULT_POLLING: u64 = 100;
+const MAX_POLLING: u64 = 100_000;
+
+/// Sizes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    /// Data messages in the send queue: `RDMA_SQSIZE`.
+    pub(crate) sends: u16,
+    /// Receives that are announced to the peer: `RDMA_RQSIZE`.
+    pub(crate) receives: u16,
+    /// Shown by `RDMA_INLINE`; here every byte is copied once, inline or not.
+    pub(crate) inline: u16,
+    /// Bytes of the ring that is sent from: SO_SNDBUF.
+    pub(crate) sent: u32,
+    /// Bytes of the ring that is received into: SO_RCVBUF.
+    pub(crate) received: u32,
+    /// Mappings that the peer may publish: `RDMA_IOMAPSIZE`.
+    pub(crate) mappings: u16,
+}
+
+impl Sizes {
+    /// rdma-core's, but for the buffers, which have 128 KiB there: each half of the receive buffer waits for a round trip before it is used
+    /// again, and that of TCP in software is longer than an adapter's. iperf3 on loopback, in three pairs each with TCP: 0.41 to 0.60 of TCP's
+    /// throughput with 128 KiB, 0.99 to 1.46 with 512 KiB; long paths need more (see `Receiver`).
+    const DEFAULT: Self =
+        Self { sends: 384, receives: 384, inline: 64, sent: 1 << 19, received: 1 << 22, mappings: 0 };
+
+    /// The defaults of this system.
+    pub(crate) fn of_system() -> Self {
+        static SIZES: OnceBox<Sizes> = OnceBox::new();
+        *SIZES
+            .get_or_init(|| Box::new(Self::read(|name| fs::read_to_string(format!("{FOLDER}/{name}")).ok())))
+    }
+
+    fn read(file: impl Fn(&str) -> Option<String>) -> Self {
+        let default = Self::DEFAULT;
+        Self {
+            sends: number(file("sqsize_default"), default.sends),
+            receives: number(file("rqsize_default"), default.receives),
+            inline: number(file("inline_default"), default.inline),
+            sent: number(file("wmem_default"), default.sent),
+            received: number(file("mem_default"), default.received),
+            mappings: representable_mappings(number(file("iomap_size"), default.mappings)),
+        }
+    }
+
+    /// As a connection can have them.
+    pub(crate) fn bounded(mut self) -> Self {
+        self.sends = self.sends.clamp(MIN_QUEUE, MAX_QUEUE);
+        self.receives = self.receives.clamp(MIN_QUEUE, MAX_QUEUE);
+        self.sent = self.sent.clamp(MIN_BUFFER, MAX_BUFFER);
+        self.received = self.received.clamp(MIN_BUFFER, MAX_BUFFER);
+        self
+    }
+
+    /// Bytes of each half of the receive buffer.
+    pub(crate) fn half(&self) -> u32 {
+        self.received / 2
+    }
+}
+
+/// How long a thread polls for what arrives before it sleeps, at most: `polling_time`, which has microseconds. rdma-core's is 10, in which a peer
+/// in software does not answer while it is woken from sleep itself. See `Attempts`.
+pub(crate) fn polling_time() -> Duration {
+    static TIME: OnceBox<Duration> = OnceBox::new();
+    *TIME.get_or_init(|| {
+        let text = fs::read_to_string(format!("{FOLDER}/polling_time")).ok();
+        Box::new(Duration::from_micros(number(text, DEFAULT_POLLING).min(MAX_POLLING)))
+    })
+}
+
+/// The number that a file begins with.
+fn number<T: FromStr>(text: Option<String>, default: T) -> T {
+    text.and_then(|text| text.split_whitespace().next()?.parse().ok()).unwrap_or(default)
+}
+
+/// The variant of the protocol that a device of this kind uses.
+pub(crate) fn variant(persona: Persona) -> Variant {
+    if persona == Persona::Iwarp { Variant::Send } else { Variant::Immediate }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_change_the_defaults() {
+        assert_eq!(Sizes::read(|_| None), Sizes::DEFAULT);
+        let sizes = Sizes::read(|name| {
+            Some(match name {
+                "mem_default" => "1000000\n".to_owned(),
+                "sqsize_default" => "many".to_owned(),
+                "iomap_size" => "300".to_owned(),
+                _ => return None,
+            })
+        });
+        assert_eq!(sizes, Sizes { received: 1_000_000, mappings: 256, ..Sizes::DEFAULT });
+    }
+
+    #[test]
+    fn sizes_that_no_connection_can_have_are_bounded() {
+        let least = Sizes { sends: 0, receives: 1, inline: 0, sent: 0, received: 3, mappings: 0 }.bounded();
+        assert_eq!((least.sends, least.receives, least.sent, least.half()), (16, 16, 4096, 2048));
+        let most = Sizes { sends: u16::MAX, received: u32::MAX, ..Sizes::DEFAULT }.bounded();
+        assert_eq!((most.sends, most.received), (16000, 1 << 28));
+    }
+
+    #[test]
+    fn the_kind_of_device_decides_the_variant() {
+        assert_eq!(variant(Persona::Iwarp), Variant::Send);
+        assert_eq!(variant(Persona::Roce), Variant::Immediate);
+        assert_eq!(variant(Persona::Ib), Variant::Immediate);
+    }
+}

@@ -1,0 +1,688 @@
+//! A stream rsocket in all its states, and how threads wait for it to change.
+//!
+//! One lock holds the state, and no thread waits while it holds it. A thread that waits is registered in three places: the events of the
+//! connection, its completion queue, and the socket itself, where other threads of the program report what they have found there.
+
+use crate::acceptor::{self, Acceptor};
+use crate::attempts::Attempts;
+use crate::connect::{self, Connecting};
+use crate::link::Take;
+use crate::numbers::Numbers;
+use crate::preload::Behind;
+use crate::preload::connections::{self, Carrier, Line, Role};
+use crate::service::{self, Closing, Timer};
+use crate::settings::Sizes;
+use crate::stream::{Ending, Stream};
+use crate::wait::{self, Source, Try};
+use crate::watchers::{Registers, Watchers};
+use crate::{PROGRESS_CHECK, is_exiting};
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use uiw_cabi_core::address;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::lock::{Mutex, MutexGuard};
+use uiw_cabi_core::ports::Reservation;
+use uiw_verbs::cm::{Awaited, CloseReason, CmChannel, CmEventKind};
+use uiw_verbs::{ConnConfig, Error, ShardSet};
+
+/// What a program sets, and a listener's connections inherit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Set {
+    pub(crate) sizes: Sizes,
+    pub(crate) reuse: bool,
+    pub(crate) v6_only: bool,
+    pub(crate) tos: Option<u8>,
+    pub(crate) keep_alive: bool,
+    pub(crate) keep_idle: c_int,
+    pub(crate) no_delay: bool,
+    pub(crate) oob_inline: bool,
+    /// SO_LINGER: on, and for how many seconds.
+    pub(crate) linger: Option<c_int>,
+    /// TCP_LINGER2: how long a connection waits for its peer to accept it after the program has closed it.
+    pub(crate) orphan_timeout: Duration,
+    /// SO_RCVTIMEO and SO_SNDTIMEO.
+    pub(crate) receive_timeout: Option<Duration>,
+    pub(crate) send_timeout: Option<Duration>,
+}
+
+/// The number of the event that says that TCP is connected.
+pub(crate) const TCP_CONNECTED: u64 = 2;
+
+/// Of a socket that was one of the kernel before: TCP is connected, or begins to be.
+pub(crate) struct Opened {
+    /// TCP is not connected yet.
+    pending: bool,
+    /// For a peer that has no rsockets.
+    instead: Option<Instead>,
+    /// Whether reading and writing were closed before the connection was made.
+    shut: [bool; 2],
+    /// What was sent before that, see [`super::early`].
+    pub(super) early: VecDeque<u8>,
+    /// A task sends it.
+    pub(super) has_task: bool,
+    /// Something was sent that the peer does not read: see [`State::loses_send`].
+    has_lost: bool,
+}
+
+/// The socket that the program had.
+pub(crate) struct Instead {
+    pub(crate) socket: OwnedFd,
+    /// What the program connects to, in its numbers.
+    pub(crate) to: SocketAddr,
+    /// The program's TCP_SYNCNT, where the attempt by rsockets has another one; otherwise 0.
+    pub(crate) syn_retries: c_int,
+}
+
+impl Opened {
+    pub(crate) fn new(pending: bool, instead: Option<Instead>) -> Self {
+        Self { pending, instead, shut: [false; 2], early: VecDeque::new(), has_task: false, has_lost: false }
+    }
+}
+
+/// How far a socket is.
+pub(crate) enum Phase {
+    /// It may have a local port.
+    New(Option<Reservation>),
+    Listening(Arc<Acceptor>),
+    /// The port stays the socket's towards others of this process.
+    Connecting(Box<Connecting>, Option<Reservation>),
+    /// A connection that the program has accepted by itself waits for the peer's Request, which is answered with these options.
+    Requested(#[expect(dead_code, reason = "kept for its drop")] Awaited, Arc<ConnConfig>),
+    /// A listener's connection that waits for the peer to see the Reply.
+    Accepting(Box<Stream>),
+    Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<Reservation>),
+    /// The peer has no rsockets: TCP is tried by the thread that finds it.
+    Refused,
+    /// The program has accepted the connection, and the peer has closed it before it was established.
+    Gone,
+    /// The connection could not be made.
+    Failed,
+    Closed,
+}
+
+pub(crate) struct State {
+    pub(crate) phase: Phase,
+    pub(crate) set: Set,
+    pub(crate) ipv6: bool,
+    /// O_NONBLOCK and the other flags of F_SETFL.
+    pub(crate) status_flags: c_int,
+    pub(crate) descriptor_flags: c_int,
+    /// SO_ERROR
+    pub(crate) error: Option<Errno>,
+    /// Real addresses: ports as TCP has them.
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) opened: Option<Opened>,
+    /// The events of the connection wake the watchers.
+    watches_events: bool,
+}
+
+pub(crate) struct Socket {
+    state: Mutex<State>,
+    /// Of the connection, or of the listener.
+    channel: Arc<CmChannel>,
+    watchers: Arc<Watchers>,
+    /// What the engine wakes: `watchers`.
+    engine: Waker,
+    attempts: Attempts,
+    numbers: Numbers,
+    /// Whether it may become a socket of the kernel again.
+    may_fall_back: AtomicBool,
+    /// What its numbers have, of one that was a socket of the kernel before.
+    behind: OnceLock<Behind>,
+}
+
+impl Socket {
+    pub(crate) fn new(ipv6: bool, set: Set) -> Arc<Self> {
+        let state = State {
+            phase: Phase::New(None),
+            set,
+            ipv6,
+            status_flags: libc::O_RDWR,
+            descriptor_flags: 0,
+            error: None,
+            local: None,
+            peer: None,
+            opened: None,
+            watches_events: false,
+        };
+        let watchers: Arc<Watchers> = Arc::default();
+        Arc::new(Self {
+            state: Mutex::new(state),
+            channel: Arc::default(),
+            engine: watchers.all(),
+            watchers,
+            attempts: Attempts::default(),
+            numbers: Numbers::default(),
+            may_fall_back: AtomicBool::new(false),
+            behind: OnceLock::new(),
+        })
+    }
+
+    /// What its numbers have from now on.
+    pub(crate) fn set_behind(&self, behind: Option<Behind>) {
+        if let Some(behind) = behind {
+            // The first one stays: numbers are given once.
+            let _ = self.behind.set(behind);
+        }
+    }
+
+    /// What its numbers have. None where nothing is known of it.
+    pub(crate) fn behind(&self) -> Option<Behind> {
+        self.behind.get().copied()
+    }
+
+    pub(crate) fn numbers(&self) -> &Numbers {
+        &self.numbers
+    }
+
+    pub(crate) fn may_fall_back(&self, may: bool) {
+        self.may_fall_back.store(may, Ordering::Release);
+    }
+
+    /// Whether the peer has no rsockets, and TCP is to be tried.
+    pub(crate) fn is_refused(&self) -> bool {
+        if !self.may_fall_back.load(Ordering::Acquire) {
+            return false;
+        }
+        let (is_refused, is_connected) = self.look(None, |state| {
+            (matches!(state.phase, Phase::Refused), matches!(state.phase, Phase::Connected(..)))
+        });
+        // Every call on the socket asks, and to look at it drives the engine.
+        if is_connected {
+            self.may_fall_back(false);
+        }
+        is_refused
+    }
+
+    /// The socket that the program had, with its flags and options, for the first thread that asks.
+    pub(crate) fn take_instead(&self) -> Option<(Instead, c_int, Set)> {
+        self.may_fall_back(false);
+        let mut state = self.lock();
+        let instead = state.opened.as_mut()?.instead.take()?;
+        Some((instead, state.status_flags, state.set))
+    }
+
+    /// The connection could not be made.
+    pub(crate) fn fail(&self, errno: Errno) {
+        let mut state = self.lock();
+        if !matches!(state.phase, Phase::Closed) {
+            state.phase = state.fail(errno);
+        }
+        drop(state);
+        self.wake(None);
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<CmChannel> {
+        &self.channel
+    }
+
+    /// Whether calls with these flags do not wait.
+    pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
+        self.lock().is_nonblocking(flags)
+    }
+
+    /// Other threads look again.
+    pub(crate) fn wake(&self, except: Option<&Waker>) {
+        self.watchers.wake_all(except);
+    }
+
+    /// As [`Socket::wake`], after a change that this thread has made with the socket's lock.
+    pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
+        self.watchers.wake_changed(except);
+    }
+
+    /// How many threads and sets wait for a change.
+    #[cfg(test)]
+    pub(crate) fn watching(&self) -> usize {
+        self.watchers.len()
+    }
+
+    /// Handles the events of the connection manager that have come.
+    fn take_events(&self, state: &mut State) -> bool {
+        let mut any = false;
+        while state.takes_events()
+            && let Some(event) = self.channel.try_pop()
+        {
+            state.handle(event.kind);
+            any = true;
+        }
+        any
+    }
+
+    /// Brings the socket to where it is, driving the engine if need be, and asks `ask`. Other threads are woken by what is found.
+    pub(crate) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+        self.look_by(Take::Driving, own, ask)
+    }
+
+    /// As [`Socket::look`].
+    pub(super) fn look_by<T>(&self, take: Take, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let changed = self.update(&mut state, take);
+        let answer = ask(&mut state);
+        drop(state);
+        if changed {
+            self.wake_changed(own);
+        }
+        answer
+    }
+
+    /// Handles what has come. Returns whether anything had.
+    fn update(&self, state: &mut State, take: Take) -> bool {
+        // The event of the end comes after the last completion, so completions are taken after it.
+        let any = self.take_events(state);
+        state.process(take) || any
+    }
+
+    /// As [`Socket::look`] without driving, which is for the thread or task that waits; if the answer is "not yet", the task is woken by the next
+    /// change.
+    pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
+        self.poll_as(Registers::Pending, cx, ask)
+    }
+
+    /// As [`Socket::poll`]; `registers` says when the task is woken by the next change.
+    pub(super) fn poll_as<T>(
+        &self,
+        registers: Registers,
+        cx: &mut Context<'_>,
+        mut ask: impl FnMut(&mut State) -> Poll<T>,
+    ) -> Poll<T> {
+        loop {
+            let mut state = self.lock();
+            let changed = self.update(&mut state, Take::Queued);
+            let mut answer = ask(&mut state);
+            let needs_waker = answer.is_pending() || registers == Registers::Always;
+            if changed {
+                drop(state);
+                self.wake_changed(Some(cx.waker()));
+                if needs_waker {
+                    continue;
+                }
+                return answer;
+            }
+            if needs_waker {
+                // With the lock of the look: what changes behind it wakes the task.
+                if self.watch(&mut state, cx) {
+                    continue;
+                }
+                // Its connections are queued without that lock.
+                if matches!(state.phase, Phase::Listening(_)) {
+                    answer = ask(&mut state);
+                }
+            }
+            return answer;
+        }
+    }
+
+    /// The task is woken by the next change. True when there has been one.
+    fn watch(&self, state: &mut State, cx: &mut Context<'_>) -> bool {
+        self.watchers.add(cx.waker());
+        if state.takes_events() {
+            if !std::mem::replace(&mut state.watches_events, true) {
+                self.channel.set_waker(self.engine.clone());
+            }
+            // What was queued before the waker was added, or before the watcher was.
+            if !self.channel.is_empty() {
+                return true;
+            }
+        }
+        let engine = &mut Context::from_waker(&self.engine);
+        state.stream().is_some_and(|stream| stream.link.cq().poll_ready(engine).is_ready())
+    }
+
+    /// Runs `attempt` until its answer is not EAGAIN; waits between, unless the call does not wait.
+    pub(crate) fn complete<T>(
+        &self,
+        nonblocking: bool,
+        attempt: impl FnMut(&mut State) -> Result<T>,
+    ) -> Result<T> {
+        self.complete_as(|_| (nonblocking, None), attempt)
+    }
+
+    /// As [`Socket::complete`]; `how` says whether the call does not wait, and for at most how long it does: EAGAIN then. It is asked with the lock of the first
+    /// attempt.
+    pub(crate) fn complete_as<T>(
+        &self,
+        how: impl FnOnce(&State) -> (bool, Option<Duration>),
+        mut attempt: impl FnMut(&mut State) -> Result<T>,
+    ) -> Result<T> {
+        let ((nonblocking, time), first) = {
+            let mut state = self.lock();
+            (how(&state), attempt(&mut state))
+        };
+        wait::complete(first, self, nonblocking, time, |way| match way {
+            Try::Processed => self.look(None, &mut attempt),
+            Try::Watched(cx) => match self.poll(cx, |state| wait::pending(attempt(state))) {
+                Poll::Ready(answer) => answer,
+                Poll::Pending => Err(Errno::AGAIN),
+            },
+        })
+    }
+
+    /// Closes it: the program has no descriptor of it any more.
+    pub(crate) fn close(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if let Some(needs_task) = state.close_early() {
+            drop(state);
+            // Its task closes it.
+            if !needs_task {
+                // It has a task, which finds that the program has closed it.
+                self.wake(None);
+            } else if let Err(error) = self.spawn_early() {
+                tracing::warn!(%error, "a closed rsocket does not wait for its connection");
+            }
+            return;
+        }
+        let phase = std::mem::replace(&mut state.phase, Phase::Closed);
+        // It has the file of the connection, which ends with it.
+        let instead = state.opened.as_mut().and_then(|opened| opened.instead.take());
+        let aborts = state.set.linger == Some(0);
+        let ended = match phase {
+            Phase::Connected(mut stream, _) | Phase::Accepting(mut stream) if !stream.has_ended() => {
+                if aborts {
+                    stream.link.abort();
+                }
+                stream.process(Take::Driving);
+                stream.close();
+                drop(state);
+                self.linger(stream);
+                None
+            }
+            phase => {
+                drop(state);
+                Some(phase)
+            }
+        };
+        if let Some(Phase::Listening(acceptor)) = &ended {
+            acceptor.close();
+        }
+        let was_requested = matches!(ended, Some(Phase::Requested(..)));
+        // Unlocked: connections are given up, and queue pairs destroyed.
+        drop((ended, instead));
+        // Behind that no Request comes any more; one that has come, and was not answered, is rejected.
+        while was_requested && self.channel.try_pop().is_some() {}
+        self.wake(None);
+    }
+
+    /// Keeps a closed connection until what was sent is with the peer. While the peer acknowledges bytes, the end of the process waits: see
+    /// [`service::progress`].
+    fn linger(self: &Arc<Self>, stream: Box<Stream>) {
+        let (socket, closing) = (Arc::clone(self), Closing::new());
+        let ended = async move {
+            let (mut acknowledged, mut check) = (0, Timer::after(PROGRESS_CHECK).ok());
+            loop {
+                let event = std::future::poll_fn(|cx| {
+                    let event = socket.channel.poll_pop(cx).map(Some);
+                    if event.is_pending()
+                        && check.as_mut().is_some_and(|timer| Pin::new(timer).poll(cx).is_ready())
+                    {
+                        return Poll::Ready(None);
+                    }
+                    event
+                })
+                .await;
+                match event.map(|event| event.kind) {
+                    Some(CmEventKind::Disconnected(_) | CmEventKind::Failed(_)) => break,
+                    Some(_) => {}
+                    None => {
+                        let before = std::mem::replace(&mut acknowledged, stream.link.acknowledged());
+                        if acknowledged != before {
+                            service::note_progress();
+                        }
+                        let goes_on = acknowledged != before || stream.link.is_unacknowledged();
+                        check = goes_on.then(|| Timer::after(PROGRESS_CHECK).ok()).flatten();
+                    }
+                }
+            }
+            drop(stream);
+            drop(closing);
+        };
+        if let Err(error) = service::spawn(ended) {
+            tracing::warn!(%error, "a closed rsocket does not wait for its last bytes");
+        }
+    }
+}
+
+impl Source for Socket {
+    fn attempts(&self) -> &Attempts {
+        &self.attempts
+    }
+
+    fn unwatch(&self, waker: &Waker) {
+        self.watchers.remove(waker);
+    }
+
+    fn arm(&self) {
+        let cq = self.lock().stream().map(|stream| Arc::clone(stream.link.cq()));
+        if let Some(cq) = cq {
+            cq.arm(uiw_verbs::Arm::Any);
+        }
+    }
+
+    fn shards(&self) -> ShardSet {
+        self.lock().stream().map(|stream| stream.link.cq().shards()).unwrap_or_default()
+    }
+}
+
+impl State {
+    /// Whether the events of the connection are for the state: a listener's are its task's, and so are those of a connection that lingers.
+    fn takes_events(&self) -> bool {
+        !matches!(self.phase, Phase::Listening(_) | Phase::Closed)
+    }
+
+    /// Whether calls with these flags do not wait.
+    pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
+        (flags & libc::MSG_DONTWAIT) | (self.status_flags & libc::O_NONBLOCK) != 0
+    }
+
+    pub(crate) fn stream(&self) -> Option<&Stream> {
+        match &self.phase {
+            Phase::Connected(stream, _) | Phase::Accepting(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn stream_mut(&mut self) -> Option<&mut Stream> {
+        match &mut self.phase {
+            Phase::Connected(stream, _) | Phase::Accepting(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// The connection.
+    ///
+    /// # Errors
+    /// ENOTCONN; EAGAIN while it is being made; the error with which that failed.
+    pub(crate) fn connected(&mut self) -> Result<&mut Stream> {
+        match &mut self.phase {
+            Phase::Connected(stream, _) => Ok(stream),
+            Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => Err(Errno::AGAIN),
+            Phase::Refused => Err(Errno(libc::ECONNREFUSED)),
+            Phase::Gone => Err(Errno(libc::EPIPE)),
+            Phase::Closed if is_exiting() => Err(Errno::AGAIN),
+            Phase::Failed => Err(self.error.take().unwrap_or(Errno(libc::ENOTCONN))),
+            Phase::New(_) | Phase::Listening(_) | Phase::Closed => {
+                Err(Errno(libc::ENOTCONN).because("the rsocket has no connection"))
+            }
+        }
+    }
+
+    /// Handles completions. Returns whether there were any.
+    fn process(&mut self, take: Take) -> bool {
+        let (Phase::Connected(stream, _) | Phase::Accepting(stream)) = &mut self.phase else { return false };
+        let before = stream.failure();
+        let any = stream.process(take);
+        self.error = stream.failure().filter(|_| before.is_none()).or(self.error);
+        any
+    }
+
+    fn handle(&mut self, event: CmEventKind) {
+        match event {
+            CmEventKind::Established(info) => {
+                self.local = Some(address::plain(info.local));
+                self.peer = Some(address::plain(info.peer));
+                self.note_connection();
+                self.phase = match std::mem::replace(&mut self.phase, Phase::Closed) {
+                    Phase::Connecting(connecting, port) => match connect::established(*connecting, &info) {
+                        Ok(stream) => Phase::Connected(Box::new(stream), port),
+                        Err(errno) => self.fail(errno),
+                    },
+                    Phase::Accepting(stream) => Phase::Connected(stream, None),
+                    other => other,
+                };
+                self.shut_early();
+            }
+            CmEventKind::Posted(TCP_CONNECTED) => {
+                if let Some(opened) = &mut self.opened {
+                    (opened.pending, opened.instead) = (false, None);
+                }
+            }
+            CmEventKind::ConnectRequest(request) => {
+                if let Phase::Requested(_, options) = &self.phase {
+                    let answered = acceptor::answer(request, &self.set, options, None);
+                    self.phase = match answered {
+                        Ok(stream) => Phase::Accepting(stream),
+                        Err(Errno(libc::ENOTCONN)) => Phase::Gone,
+                        Err(errno) => self.fail(errno),
+                    };
+                }
+            }
+            CmEventKind::Failed(Error::NotConnected | Error::ClosedInStartup { .. })
+                if self.opened.is_some()
+                    && matches!(self.phase, Phase::Requested(..) | Phase::Accepting(_)) =>
+            {
+                self.phase = Phase::Gone;
+            }
+            CmEventKind::Failed(_) if matches!(&self.opened, Some(Opened { instead: Some(_), .. })) => {
+                self.phase = Phase::Refused;
+            }
+            CmEventKind::Failed(error) if !matches!(self.phase, Phase::Closed) => {
+                self.phase = self.fail(connect::failure(error));
+            }
+            CmEventKind::Disconnected(reason) => {
+                let ending = ending(&reason);
+                if let Phase::Connected(stream, _) | Phase::Accepting(stream) = &mut self.phase {
+                    let before = stream.failure();
+                    stream.end(ending);
+                    self.error = stream.failure().filter(|_| before.is_none()).or(self.error);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// For the report of `uiw run`: of the preload library's sockets.
+    fn note_connection(&self) {
+        let (role, address) = match self.phase {
+            Phase::Connecting(..) => (Role::Connected, self.peer),
+            _ => (Role::Accepted, self.local),
+        };
+        if let (Some(_), Some(mut address)) = (&self.opened, address) {
+            address.set_port(address::program_port(address.port()));
+            connections::note(Line { carrier: Carrier::Rsocket, role, address });
+        }
+    }
+
+    /// An address as the program gets it: a TCP socket of IPv6 has IPv4 addresses mapped.
+    pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
+        match address {
+            SocketAddr::V4(v4) if self.ipv6 && self.opened.is_some() => {
+                SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port()))
+            }
+            other => other,
+        }
+    }
+
+    /// Directions that were closed while the connection was being made, once nothing is left to be sent.
+    pub(super) fn shut_early(&mut self) {
+        let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else { return };
+        let shut = std::mem::take(&mut opened.shut);
+        if let Phase::Connected(stream, _) = &mut self.phase
+            && shut != [false; 2]
+        {
+            // It fails where the connection has ended.
+            let _ = stream.shutdown(shut[0], shut[1]);
+        }
+    }
+
+    /// Whether the program has closed reading before the connection was made.
+    pub(super) fn is_read_shut_early(&self) -> bool {
+        self.opened.as_ref().is_some_and(|opened| opened.shut[0])
+    }
+
+    /// The same of writing.
+    pub(super) fn is_write_shut_early(&self) -> bool {
+        self.opened.as_ref().is_some_and(|opened| opened.shut[1])
+    }
+
+    /// Whether a task is needed, from now on, which carries out what the program has closed when the peer answers.
+    pub(super) fn needs_task_to_shut(&mut self) -> bool {
+        match &mut self.opened {
+            Some(opened) if opened.shut != [false; 2] => !std::mem::replace(&mut opened.has_task, true),
+            _ => false,
+        }
+    }
+
+    /// Whether what is sent now is lost without an error, as TCP takes it where the peer has closed the connection: it learns of that by the
+    /// peer's answer. Once, and only of sockets that a program of TCP has made.
+    pub(crate) fn loses_send(&mut self) -> bool {
+        let closed = match &self.phase {
+            Phase::Connected(stream, _) => stream.is_closed_by_peer(),
+            phase => matches!(phase, Phase::Gone),
+        };
+        closed && self.opened.as_mut().is_some_and(|opened| !std::mem::replace(&mut opened.has_lost, true))
+    }
+
+    /// Whether the peer's address is known: the connection stands, or that of TCP does.
+    pub(crate) fn has_peer(&self) -> bool {
+        match &self.phase {
+            Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => true,
+            Phase::Connecting(..) => matches!(&self.opened, Some(Opened { pending: false, .. })),
+            _ => false,
+        }
+    }
+
+    /// Closes directions.
+    ///
+    /// # Errors
+    /// ENOTCONN
+    pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
+        let waits = self.is_beginning() || self.flush_early().is_err();
+        if !waits && let Ok(stream) = self.connected() {
+            return stream.shutdown(read, write);
+        }
+        match &mut self.opened {
+            Some(opened) if waits => {
+                opened.shut = [opened.shut[0] | read, opened.shut[1] | write];
+                Ok(())
+            }
+            _ => Err(Errno(libc::ENOTCONN).because("the rsocket has no connection")),
+        }
+    }
+
+    fn fail(&mut self, errno: Errno) -> Phase {
+        self.error = Some(errno);
+        Phase::Failed
+    }
+}
+
+/// What the end of the stream means to the program: as in TCP, a peer that is gone without an error is one that has closed.
+fn ending(reason: &CloseReason) -> Ending {
+    match reason {
+        CloseReason { silent_for: Some(_), .. } => Ending::Failed(Errno(libc::ETIMEDOUT)),
+        CloseReason { orderly: true, .. } => Ending::Closed,
+        _ => Ending::Failed(Errno(libc::ECONNRESET)),
+    }
+}

@@ -1,0 +1,553 @@
+//! The functions of `rdma/rsocket.h` that move bytes.
+
+use crate::addresses::{read_address, write_address};
+use crate::any::AnySocket;
+use crate::datagram::{Datagram, Taken};
+use crate::early::ANSWER_TIMEOUT;
+use crate::socket::{Phase, Socket, State};
+use crate::table;
+use libc::{iovec, msghdr, off_t, socklen_t};
+use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::slice;
+use std::sync::Arc;
+use uiw_cabi_core::arguments::{ArrayMutPtr, ArrayPtr, Count, InOutPtr, InPtr, RoomPtr, argument};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_verbs::mr;
+use uiw_verbs::Access;
+
+/// More buffers than any call may have.
+const MAX_BUFFERS: usize = 1024;
+
+/// Buffer of a program, of a direction that `D` says.
+#[repr(transparent)]
+pub struct Vector<D>(iovec, PhantomData<D>);
+
+/// Buffer that a call reads: NULL, or so many bytes that C does not change during the call.
+pub type InVec<'a> = Vector<&'a [u8]>;
+/// Buffer that a call fills: NULL, or so many bytes that nothing else reads or writes during the call.
+pub type OutVec<'a> = Vector<&'a mut [u8]>;
+
+impl<D> Vector<D> {
+    /// A buffer whose length fits the result of a call.
+    fn new(base: *mut u8, len: Count<'_>) -> Result<Self> {
+        let iov_len = len.get().ok().filter(|len| isize::try_from(*len).is_ok());
+        let iov_len = iov_len.ok_or_else(|| Errno::INVAL.out_of_range())?;
+        Ok(Self(iovec { iov_base: base.cast(), iov_len }, PhantomData))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iov_len == 0 || self.0.iov_base.is_null()
+    }
+}
+
+impl<'a> InVec<'a> {
+    fn one(buffer: &ArrayPtr<'a, u8>, len: Count<'a>) -> Result<[Self; 1]> {
+        Self::new(buffer.as_ptr().cast_mut(), len).map(|one| [one])
+    }
+
+    fn bytes(&self) -> &'a [u8] {
+        if self.is_empty() {
+            return &[];
+        }
+        // SAFETY: the pointer is not NULL, so there are so many bytes that C does not change during the call, as the type says.
+        unsafe { slice::from_raw_parts(self.0.iov_base.cast(), self.0.iov_len) }
+    }
+}
+
+/// Buffers that a call fills.
+pub(crate) struct OutBuffers<'a>(&'a [OutVec<'a>]);
+
+impl<'a> OutBuffers<'a> {
+    /// The buffers of a program.
+    pub(super) fn new(
+        list: ArrayPtr<'a, OutVec<'a>>,
+        count: Count<'a, impl TryInto<usize> + Copy>,
+    ) -> Result<Self> {
+        elements(list, count).map(Self)
+    }
+
+    /// Calls `body` with one buffer.
+    fn with_one<R>(
+        buffer: ArrayMutPtr<'a, u8>,
+        len: Count<'a>,
+        body: impl FnOnce(&mut OutBuffers<'_>) -> Result<R>,
+    ) -> Result<R> {
+        body(&mut OutBuffers(&[Vector::new(buffer.into_ptr(), len)?]))
+    }
+
+    /// Their bytes, one buffer after the other.
+    fn each(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.0.iter().map(|part| {
+            if part.is_empty() {
+                return &mut [][..];
+            }
+            // SAFETY: the pointer is not NULL, so there are so many bytes that nothing else uses during the call, as the type says;
+            // `self` is borrowed as long as they are used here.
+            unsafe { slice::from_raw_parts_mut(part.0.iov_base.cast(), part.0.iov_len) }
+        })
+    }
+}
+
+/// The buffers of a program.
+pub(super) fn elements<'a, D>(
+    list: ArrayPtr<'a, Vector<D>>,
+    count: Count<'a, impl TryInto<usize> + Copy>,
+) -> Result<&'a [Vector<D>]> {
+    if count.get()? > MAX_BUFFERS {
+        return Err(Errno(libc::EMSGSIZE).because("more buffers than a call may have"));
+    }
+    let list = list.get(count)?.ok_or_else(|| Errno(libc::EFAULT).null())?;
+    sum(list).map(|_| list)
+}
+
+/// The bytes of a list of buffers: the sum fits the result of a call, as readv(2) has it.
+fn sum<D>(list: &[Vector<D>]) -> Result<usize> {
+    list.iter()
+        .try_fold(0usize, |sum, part| sum.checked_add(part.0.iov_len))
+        .filter(|sum| isize::try_from(*sum).is_ok())
+        .ok_or_else(|| Errno::INVAL.because("the sum of the buffers' lengths exceeds SSIZE_MAX"))
+}
+
+/// The bytes of a list of buffers.
+///
+/// # Errors
+/// EFAULT where one of them is NULL; EINVAL.
+fn length<D>(list: &[Vector<D>]) -> Result<usize> {
+    if list.iter().any(|part| part.0.iov_base.is_null() && part.0.iov_len > 0) {
+        return Err(Errno(libc::EFAULT).null());
+    }
+    sum(list)
+}
+
+/// Receives into buffers.
+pub(super) fn receive(socket: &AnySocket, list: &mut OutBuffers<'_>, flags: c_int) -> Result<isize> {
+    match socket {
+        AnySocket::Stream(socket) => receive_bytes(socket, list, flags),
+        AnySocket::Datagram(socket) => {
+            receive_datagram(socket, list, flags).map(|taken| taken.returned(flags))
+        }
+    }
+}
+
+/// Receives bytes of a stream into buffers.
+fn receive_bytes(socket: &Socket, list: &mut OutBuffers<'_>, flags: c_int) -> Result<isize> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
+    }
+    let total = length(list.0)?;
+    let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
+    let mut done = 0;
+    loop {
+        match receive_some(socket, list, done, flags) {
+            Ok(0) => break,
+            Ok(taken) => done += taken,
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+        if done == total || peek || !all || socket.is_nonblocking(flags) {
+            break;
+        }
+    }
+    Ok(done as isize)
+}
+
+/// Receives a datagram into buffers.
+fn receive_datagram(socket: &Datagram, list: &mut OutBuffers<'_>, flags: c_int) -> Result<Taken> {
+    length(list.0)?;
+    socket.receive(flags, &mut list.each().collect::<Vec<_>>())
+}
+
+/// Receives what there is, behind the first `skip` bytes of the buffers; waits for the first byte.
+fn receive_some(socket: &Socket, list: &mut OutBuffers<'_>, skip: usize, flags: c_int) -> Result<usize> {
+    let total = sum(list.0)?;
+    let mut changed = false;
+    let how = |state: &State| (state.is_nonblocking(flags), state.set.receive_timeout);
+    let answer = socket.complete_as(how, |state| {
+        if matches!(state.phase, Phase::Gone) {
+            return Ok(0);
+        }
+        if state.is_beginning() && state.is_read_shut_early() {
+            return Ok(0);
+        }
+        let stream = state.connected()?;
+        if stream.receiver.readable() == 0 {
+            return stream.nothing_readable();
+        }
+        if total == skip {
+            return Ok(0);
+        }
+        let (mut skip, mut done) = (skip, 0);
+        for part in list.each() {
+            let before = skip.min(part.len());
+            skip -= before;
+            let taken = stream.copy_out(done as u64, &mut part[before..])?;
+            done += taken;
+            if before + taken < part.len() {
+                break;
+            }
+        }
+        if flags & libc::MSG_PEEK == 0 {
+            changed |= stream.consume(done);
+        }
+        Ok(done)
+    });
+    if changed {
+        socket.wake_changed(None);
+    }
+    answer
+}
+
+/// Sends buffers: all of them, unless the call does not wait.
+pub(super) fn send(socket: &AnySocket, list: &[InVec<'_>], flags: c_int) -> Result<isize> {
+    match socket {
+        AnySocket::Stream(socket) => send_on_stream(socket, list, flags),
+        AnySocket::Datagram(socket) => send_datagram(socket, list, flags, None),
+    }
+}
+
+/// Sends buffers on a stream.
+fn send_on_stream(socket: &Arc<Socket>, list: &[InVec<'_>], flags: c_int) -> Result<isize> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
+    }
+    let total = length(list)?;
+    let (mut nonblocking, mut early) = (false, None);
+    let (mut done, mut begun) = (0usize, false);
+    let sent = loop {
+        let parts = list.iter().map(InVec::bytes);
+        let how = |state: &State| {
+            nonblocking = state.is_nonblocking(flags);
+            let early = *early.get_or_insert_with(|| state.is_beginning());
+            (nonblocking, if early { Some(ANSWER_TIMEOUT) } else { state.set.send_timeout })
+        };
+        let mut sent = socket.complete_as(how, |state| {
+            if total == 0 && state.is_beginning() {
+                return Ok(0);
+            }
+            if state.is_write_shut_early() {
+                return Err(Errno(libc::EPIPE));
+            }
+            state.flush_early()?;
+            if state.loses_send() {
+                return Ok((total - done) as u64);
+            }
+            let stream = state.connected()?;
+            stream.publish_mappings()?;
+            if !std::mem::replace(&mut begun, true) {
+                stream.sender.begin();
+            }
+            if total == 0 {
+                return stream.check_room_or_nothing();
+            }
+            stream.send(Rest { parts: parts.clone(), skip: done }, (total - done) as u64)
+        });
+        if early == Some(true) && matches!(sent, Err(Errno::AGAIN)) {
+            sent = socket.send_early(Rest { parts, skip: done });
+            // No room is left: from here on the call waits.
+            early = Some(sent.is_ok());
+            if matches!(sent, Err(Errno::AGAIN)) {
+                continue;
+            }
+        }
+        match sent {
+            Ok(sent) => done += sent as usize,
+            Err(errno) => break Err(errno),
+        }
+        if done == total || nonblocking {
+            break Ok(());
+        }
+    };
+    match sent {
+        Err(errno) if done == 0 => Err(errno),
+        _ => Ok(done as isize),
+    }
+}
+
+/// Sends buffers as one datagram, to `to` or the socket's peer.
+fn send_datagram(
+    socket: &Datagram,
+    list: &[InVec<'_>],
+    flags: c_int,
+    to: Option<SocketAddr>,
+) -> Result<isize> {
+    let total = length(list)?;
+    socket.send(list.iter().map(InVec::bytes), total, flags, to).map(usize::cast_signed)
+}
+
+/// As write(2).
+///
+/// # Errors
+/// Its errors.
+pub(crate) fn send_bytes(fd: c_int, bytes: &[u8]) -> Result<usize> {
+    let one = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    send(&table::socket(fd)?, &[Vector(one, PhantomData)], 0).map(isize::cast_unsigned)
+}
+
+/// Buffers without their first bytes.
+#[derive(Clone)]
+struct Rest<I> {
+    parts: I,
+    skip: usize,
+}
+
+impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for Rest<I> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let part = self.parts.next()?;
+        let before = self.skip.min(part.len());
+        self.skip -= before;
+        Some(&part[before..])
+    }
+}
+
+/// `rrecv`.
+pub extern "C" fn rrecv<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
+    boundary::size(|| {
+        let socket = table::socket(fd)?;
+        OutBuffers::with_one(buffer, len, |list| receive(&socket, list, flags))
+    })
+}
+
+/// The peer of a stream.
+fn peer_of(socket: &Socket) -> Option<SocketAddr> {
+    let state = socket.lock();
+    state.peer.map(|peer| state.shown(peer))
+}
+
+/// `rrecvfrom`.
+pub extern "C" fn rrecvfrom<'a, 'b>(
+    fd: c_int,
+    buffer: ArrayMutPtr<'a, u8>,
+    len: Count<'a>,
+    flags: c_int,
+    addr: ArrayMutPtr<'b, u8>,
+    addr_len: RoomPtr<'b>,
+) -> isize {
+    boundary::size(|| {
+        let (taken, from) = OutBuffers::with_one(buffer, len, |list| {
+            Ok(match table::socket(fd)? {
+                AnySocket::Stream(socket) => (receive_bytes(&socket, list, flags)?, peer_of(&socket)),
+                AnySocket::Datagram(socket) => {
+                    let taken = receive_datagram(&socket, list, flags)?;
+                    (taken.returned(flags), taken.from)
+                }
+            })
+        })?;
+        if !addr.is_null()
+            && !addr_len.is_null()
+            && let Some(from) = from
+        {
+            write_address(from, addr, addr_len)?;
+        }
+        Ok(taken)
+    })
+}
+
+/// `rrecvmsg`. There are no control messages.
+pub extern "C" fn rrecvmsg(fd: c_int, message: InOutPtr<'_, msghdr>, flags: c_int) -> isize {
+    boundary::size(|| {
+        let message = message.as_mut().ok_or_else(|| Errno(libc::EFAULT).null())?;
+        // SAFETY: the message has so many buffers, which nothing else uses during the call (recvmsg(2)).
+        let (list, count) =
+            unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
+        let mut list = OutBuffers::new(list, count)?;
+        let socket = match table::socket(fd)? {
+            AnySocket::Stream(socket) => {
+                let taken = receive_bytes(&socket, &mut list, flags)?;
+                (message.msg_controllen, message.msg_namelen, message.msg_flags) = (0, 0, 0);
+                return Ok(taken);
+            }
+            AnySocket::Datagram(socket) => socket,
+        };
+        let taken = receive_datagram(&socket, &mut list, flags)?;
+        (message.msg_controllen, message.msg_flags) = (0, 0);
+        if taken.copied < taken.len {
+            message.msg_flags = libc::MSG_TRUNC;
+        }
+        match taken.from {
+            Some(from) if !message.msg_name.is_null() => {
+                // SAFETY: the message has room for a name of so many bytes, which nothing else uses during the call (recvmsg(2)).
+                let (name, len) =
+                    unsafe { (argument(message.msg_name.cast()), argument(&raw mut message.msg_namelen)) };
+                write_address(from, name, len)?;
+            }
+            _ => message.msg_namelen = 0,
+        }
+        Ok(taken.returned(flags))
+    })
+}
+
+/// Receives as read(2): into no room nothing, at once, where recv(2) waits.
+pub(super) fn read(socket: &AnySocket, list: &mut OutBuffers<'_>) -> Result<isize> {
+    // A datagram is taken whatever the room.
+    if length(list.0)? == 0 && matches!(socket, AnySocket::Stream(_)) {
+        return Ok(0);
+    }
+    receive(socket, list, 0)
+}
+
+/// `rread`.
+pub extern "C" fn rread<'a>(fd: c_int, buffer: ArrayMutPtr<'a, u8>, len: Count<'a>) -> isize {
+    boundary::size(|| {
+        let socket = table::socket(fd)?;
+        OutBuffers::with_one(buffer, len, |list| read(&socket, list))
+    })
+}
+
+/// `rreadv`.
+pub extern "C" fn rreadv<'a>(fd: c_int, list: ArrayPtr<'a, OutVec<'a>>, len: Count<'a, c_int>) -> isize {
+    boundary::size(|| read(&table::socket(fd)?, &mut OutBuffers::new(list, len)?))
+}
+
+/// `rsend`. There is no SIGPIPE, as rdma-core has none.
+pub extern "C" fn rsend<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>, flags: c_int) -> isize {
+    boundary::size(|| send(&table::socket(fd)?, &InVec::one(&buffer, len)?, flags))
+}
+
+/// An address that a call of datagrams may leave out.
+fn destination<'a>(addr: &ArrayPtr<'a, u8>, len: Count<'a, socklen_t>) -> Result<Option<SocketAddr>> {
+    if addr.is_null() { Ok(None) } else { read_address(addr, len).map(Some) }
+}
+
+/// `rsendto`: an address is for datagrams. A stream is connected, so it is refused there.
+pub extern "C" fn rsendto<'a, 'b>(
+    fd: c_int,
+    buffer: ArrayPtr<'a, u8>,
+    len: Count<'a>,
+    flags: c_int,
+    addr: ArrayPtr<'b, u8>,
+    addr_len: Count<'b, socklen_t>,
+) -> isize {
+    boundary::size(|| {
+        let list = InVec::one(&buffer, len)?;
+        match table::socket(fd)? {
+            AnySocket::Stream(_) if !addr.is_null() || addr_len.get()? != 0 => {
+                Err(Errno(libc::EISCONN).because("rsendto with an address"))
+            }
+            AnySocket::Stream(socket) => send_on_stream(&socket, &list, flags),
+            AnySocket::Datagram(socket) => {
+                send_datagram(&socket, &list, flags, destination(&addr, addr_len)?)
+            }
+        }
+    })
+}
+
+/// `rsendmsg`. Control messages are refused.
+pub extern "C" fn rsendmsg(fd: c_int, message: InPtr<'_, msghdr>, flags: c_int) -> isize {
+    boundary::size(|| {
+        let message = message.as_ref().ok_or_else(|| Errno(libc::EFAULT).null())?;
+        if !message.msg_control.is_null() && message.msg_controllen > 0 {
+            return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
+        }
+        // SAFETY: the message has so many buffers, which C does not change during the call (sendmsg(2)).
+        let (list, count) =
+            unsafe { (argument(message.msg_iov.cast_const().cast()), argument(message.msg_iovlen)) };
+        let list = elements(list, count)?;
+        match table::socket(fd)? {
+            AnySocket::Stream(socket) => send_on_stream(&socket, list, flags),
+            AnySocket::Datagram(socket) => {
+                // SAFETY: the message has a name of so many bytes, which C does not change during the call (sendmsg(2)).
+                let (name, len) = unsafe {
+                    (argument(message.msg_name.cast_const().cast()), argument(message.msg_namelen))
+                };
+                send_datagram(&socket, list, flags, destination(&name, len)?)
+            }
+        }
+    })
+}
+
+/// `rwrite`.
+pub extern "C" fn rwrite<'a>(fd: c_int, buffer: ArrayPtr<'a, u8>, len: Count<'a>) -> isize {
+    rsend(fd, buffer, len, 0)
+}
+
+/// `rwritev`.
+pub extern "C" fn rwritev<'a>(fd: c_int, list: ArrayPtr<'a, InVec<'a>>, len: Count<'a, c_int>) -> isize {
+    boundary::size(|| send(&table::socket(fd)?, elements(list, len)?, 0))
+}
+
+/// `riomap`: with PROT_WRITE the peer's program may write the buffer, by `riowrite` at `offset`, or at the buffer's address if that is -1.
+///
+/// The buffer is memory of the program until it is unmapped.
+pub extern "C" fn riomap(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: usize,
+    protection: c_int,
+    _flags: c_int,
+    offset: off_t,
+) -> off_t {
+    boundary::size(|| {
+        let socket = table::stream(fd)?;
+        if protection & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {
+            return Err(
+                Errno::INVAL.because("a protection other than PROT_WRITE, or a length that no mapping has")
+            );
+        }
+        let shared = protection & libc::PROT_WRITE != 0;
+        let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
+        let (memory, registered) = mr::program_memory(buffer, len, shared)?;
+        socket.look(None, |state| {
+            let stream = state.connected()?;
+            if shared && !stream.mappings.has_room() {
+                return Err(Errno::NOMEM.because("the peer takes no more mappings"));
+            }
+            let access = Access::LOCAL_WRITE | if shared { Access::REMOTE_WRITE } else { Access::empty() };
+            let region = stream.link.pd().register_raw(memory, buffer.addr() as u64, access)?;
+            stream.mappings.add((buffer.addr(), len), (region, registered), offset.cast_unsigned(), shared)
+        })?;
+        Ok(offset as isize)
+    }) as off_t
+}
+
+/// `riounmap`.
+pub extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: usize) -> c_int {
+    boundary::minus_one(|| {
+        table::stream(fd)?.look(None, |state| match state.stream_mut() {
+            Some(stream) => stream.mappings.remove(buffer.addr(), len),
+            None => Err(Errno::INVAL.because("a buffer that is not mapped")),
+        })
+    })
+}
+
+/// `riowrite`: writes to what the peer has mapped at `offset`; the peer's program is not notified. Returns the bytes written.
+pub extern "C" fn riowrite<'a>(
+    fd: c_int,
+    buffer: ArrayPtr<'a, u8>,
+    len: Count<'a>,
+    offset: off_t,
+    flags: c_int,
+) -> usize {
+    let written = boundary::size(|| {
+        let socket = table::stream(fd)?;
+        let nonblocking = socket.is_nonblocking(flags);
+        let bytes = buffer.get(len)?.unwrap_or_default();
+        let (mut done, mut begun) = (0, false);
+        while done < bytes.len() {
+            let written = socket.complete(nonblocking, |state| {
+                let stream = state.connected()?;
+                stream.publish_mappings()?;
+                if !std::mem::replace(&mut begun, true) {
+                    stream.sender.begin();
+                }
+                stream.write_mapped(&bytes[done..], (offset as u64).wrapping_add(done as u64))
+            });
+            match written {
+                // Nothing is mapped there.
+                Ok(0) => break,
+                Ok(written) => done += written as usize,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+            if nonblocking {
+                break;
+            }
+        }
+        Ok(done as isize)
+    });
+    written.cast_unsigned()
+}

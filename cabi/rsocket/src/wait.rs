@@ -1,0 +1,448 @@
+//! Waiting: a thread drives the engine for a while, then sleeps in a system call that signals interrupt or restart.
+
+use crate::attempts::Attempts;
+use crate::settings::polling_time;
+use crate::sys;
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::engine;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork;
+use uiw_cabi_core::signals;
+use uiw_verbs::{Device, PollWaiter, ShardSet};
+
+/// How long a waiting thread drives the engine itself before it sleeps and leaves driving to the background thread. Only the sleep is
+/// ended by signals.
+const DRIVE: Duration = Duration::from_millis(5);
+
+/// How long a wait may last, and which signals are blocked meanwhile.
+#[derive(Clone, Default)]
+pub(crate) struct Limit<'a> {
+    /// None is for ever.
+    deadline: Option<Instant>,
+    /// There is no wait.
+    now: bool,
+    /// The thread's own mask without one.
+    mask: Option<&'a libc::sigset_t>,
+}
+
+impl<'a> Limit<'a> {
+    pub(crate) fn within(time: Duration) -> Self {
+        Self { deadline: Instant::now().checked_add(time), now: time.is_zero(), mask: None }
+    }
+
+    /// Milliseconds as poll(2) has them: less than none is for ever.
+    pub(crate) fn of_milliseconds(ms: i32) -> Self {
+        u64::try_from(ms).map_or_else(|_| Self::default(), |ms| Self::within(Duration::from_millis(ms)))
+    }
+
+    /// The same, but at most for `time`.
+    pub(crate) fn at_most(&self, time: Duration) -> Self {
+        let deadline = [self.deadline, Instant::now().checked_add(time)].into_iter().flatten().min();
+        Self { deadline, ..self.clone() }
+    }
+
+    pub(crate) fn with_mask(self, mask: Option<&'a libc::sigset_t>) -> Self {
+        Self { mask, ..self }
+    }
+
+    /// Whether no thread is to wait.
+    pub(crate) fn is_now(&self) -> bool {
+        self.now
+    }
+
+    pub(crate) fn has_passed(&self) -> bool {
+        self.now || self.deadline.is_some_and(|at| Instant::now() >= at)
+    }
+
+    fn left(&self) -> Option<Duration> {
+        self.deadline.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+}
+
+thread_local! {
+    static SLEEPER: RefCell<Option<Arc<Sleeper>>> = const { RefCell::new(None) };
+}
+
+/// What a sleeping thread is woken by: an eventfd of its own.
+struct Sleeper {
+    event: File,
+    generation: u32,
+}
+
+impl Sleeper {
+    fn new() -> Result<Arc<Self>> {
+        let fd = sys::eventfd(0)?;
+        // The number is free again, for the program.
+        let fd = sys::duplicate(fd.as_raw_fd())?;
+        Ok(Arc::new(Self { event: fd.into(), generation: fork::generation() }))
+    }
+
+    /// This thread's, taken out of its place for a wait, as a [`Waiter`]: a wait of a signal's handler has another one, and takes neither the tokens nor
+    /// the registrations of the wait that it interrupts.
+    fn take() -> Result<Arc<Self>> {
+        let kept = SLEEPER.try_with(RefCell::take).unwrap_or_default();
+        // A child of a fork shares the descriptor of before with its parent.
+        kept.filter(|sleeper| sleeper.generation == fork::generation()).map_or_else(Self::new, Ok)
+    }
+
+    fn put_back(self: Arc<Self>) {
+        // The thread's own storage is gone when it ends.
+        let _ = SLEEPER.try_with(|place| place.replace(Some(self)));
+    }
+
+    /// Sleeps until it is woken. A read, as that is the one wait that signals restart or interrupt as the program said.
+    fn sleep(&self) -> Result<()> {
+        let mut token = [0u8; 8];
+        (&self.event).read(&mut token).map(drop).map_err(Errno::from)
+    }
+}
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        // It fails only where 2^64 wake-ups were not read.
+        let _ = (&self.event).write(&1u64.to_ne_bytes());
+    }
+}
+
+/// Waits until `poll` is ready. `arm` is called before each sleep: it asks for wake-ups by the engine's other threads. `leave` is called behind the wait:
+/// it takes the waker from where `poll` has registered it, as the thread may end, and what it waited for may never change.
+///
+/// # Errors
+/// EINTR; EMFILE.
+pub(crate) fn until<T>(
+    device: &Device,
+    mut arm: impl FnMut(),
+    leave: impl Fn(&Waker),
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<T> {
+    if let Some(value) = drive(device, DRIVE, &leave, &mut poll)? {
+        return Ok(value);
+    }
+    let sleeper = Sleeper::take()?;
+    let waker = Waker::from(Arc::clone(&sleeper));
+    let waited = loop {
+        arm();
+        if let Poll::Ready(value) = poll(&mut Context::from_waker(&waker)) {
+            break Ok(value);
+        }
+        if let Err(errno) = sleeper.sleep() {
+            break Err(errno);
+        }
+    };
+    leave(&waker);
+    sleeper.put_back();
+    waited
+}
+
+/// Where this thread sleeps together with other descriptors. It is taken out of its place meanwhile: a handler of a signal may wait as well.
+struct Waiter {
+    /// Dropped only in the process that made it: in a child of a fork its locks may be held by threads of the parent.
+    inner: ManuallyDrop<PollWaiter>,
+    generation: u32,
+}
+
+thread_local! {
+    static WAITER: RefCell<Option<Waiter>> = const { RefCell::new(None) };
+}
+
+impl Waiter {
+    fn take(device: &Device) -> Result<Self> {
+        let kept = WAITER.try_with(RefCell::take).unwrap_or_default();
+        match kept.filter(|waiter| waiter.generation == fork::generation()) {
+            Some(waiter) => Ok(waiter),
+            None => {
+                let inner = ManuallyDrop::new(PollWaiter::new_above(device, sys::FIRST_OWN)?);
+                Ok(Self { inner, generation: fork::generation() })
+            }
+        }
+    }
+
+    fn put_back(self) {
+        // The thread's own storage is gone when it ends.
+        let _ = WAITER.try_with(|place| place.replace(Some(self)));
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if self.generation == fork::generation() {
+            // SAFETY: nothing else drops the value, and it is not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.inner) };
+        }
+    }
+}
+
+/// As [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases. What arrives on `shards` ends the sleep, and
+/// the thread drives them. `leave` is that of [`until`]. A signal that is handled in the microseconds before the sleep does not end it, as one before poll(2) does not.
+///
+/// # Errors
+/// EINTR, whatever the program said of the signal, as poll(2) has it; EMFILE.
+pub(crate) fn until_or<T>(
+    device: Option<&Device>,
+    fds: &mut Vec<libc::pollfd>,
+    limit: &Limit<'_>,
+    shards: impl Fn() -> ShardSet,
+    leave: impl Fn(&Waker),
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<Option<T>> {
+    let Some(device) = device else {
+        return sleep_without_engine(fds, limit, leave, poll);
+    };
+    if fds.is_empty() {
+        let left = limit.left().map_or(DRIVE, |left| left.min(DRIVE));
+        if let Some(value) = drive(device, left, &leave, &mut poll)? {
+            return Ok(Some(value));
+        }
+    }
+    let mut waiter = Waiter::take(device)?;
+    let result = sleep_with(&mut waiter.inner, fds, limit, shards, poll);
+    leave(&waiter.inner.waker());
+    waiter.put_back();
+    result
+}
+
+/// Makes one round of `shards`, for a thread that waits repeatedly for what arrives there.
+pub(crate) fn make_round(device: &Device, shards: ShardSet) {
+    match Waiter::take(device) {
+        Ok(mut waiter) => {
+            waiter.inner.arm(shards);
+            waiter.inner.make_round();
+            waiter.put_back();
+        }
+        // There is no descriptor left.
+        Err(_) => device.drive(shards),
+    }
+}
+
+/// Of a thread that waits for rsockets which have no connection, or of which it has none yet.
+fn sleep_without_engine<T>(
+    fds: &mut Vec<libc::pollfd>,
+    limit: &Limit<'_>,
+    leave: impl Fn(&Waker),
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<Option<T>> {
+    let sleeper = Sleeper::take()?;
+    let waker = Waker::from(Arc::clone(&sleeper));
+    let others = fds.len();
+    fds.push(libc::pollfd { fd: sleeper.event.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    let result = loop {
+        if let Poll::Ready(value) = poll(&mut Context::from_waker(&waker)) {
+            break Ok(Some(value));
+        }
+        match poll_system(fds, limit) {
+            Ok(0) => break Ok(None),
+            Ok(_) if fds[..others].iter().any(|fd| fd.revents != 0) => break Ok(None),
+            Ok(_) => {
+                if let Err(errno) = sleeper.sleep() {
+                    break Err(errno);
+                }
+            }
+            Err(errno) => break Err(errno),
+        }
+    };
+    leave(&waker);
+    sleeper.put_back();
+    fds.pop();
+    result
+}
+
+/// See [`until_or`].
+fn sleep_with<T>(
+    waiter: &mut PollWaiter,
+    fds: &mut Vec<libc::pollfd>,
+    limit: &Limit<'_>,
+    shards: impl Fn() -> ShardSet,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<Option<T>> {
+    let waker = waiter.waker();
+    let mut cx = Context::from_waker(&waker);
+    let others = fds.len();
+    fds.push(libc::pollfd { fd: waiter.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    let result = loop {
+        waiter.arm(shards());
+        if let Poll::Ready(value) = poll(&mut cx) {
+            break Ok(Some(value));
+        }
+        // Of a program that has much to do something has arrived by now, and a call is saved.
+        waiter.make_round();
+        if !waiter.begin_sleep() {
+            // Wake-ups that are not for this wait do not make it longer.
+            if limit.has_passed() {
+                break Ok(None);
+            }
+            continue;
+        }
+        let slept = poll_system(fds, limit);
+        let readable = slept.is_ok() && fds[others].revents != 0;
+        waiter.end_sleep(readable);
+        let found = if readable { poll(&mut cx) } else { Poll::Pending };
+        match (slept, found) {
+            (Err(errno), _) => break Err(errno),
+            (_, Poll::Ready(value)) => break Ok(Some(value)),
+            (Ok(0), _) => break Ok(None),
+            (Ok(_), _) if fds[..others].iter().any(|fd| fd.revents != 0) => break Ok(None),
+            (Ok(_), _) => waiter.note_spurious(),
+        }
+    };
+    fds.pop();
+    result
+}
+
+/// Drives the engine for at most `time`, with signals held: one that came meanwhile would be handled unnoticed, and the sleep behind it
+/// would not end.
+fn drive<T>(
+    device: &Device,
+    time: Duration,
+    leave: impl Fn(&Waker),
+    poll: &mut impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<Option<T>> {
+    let held = signals::hold();
+    let mut registered = None;
+    let found = device.wait(Some(Instant::now() + time), |cx| {
+        registered.get_or_insert_with(|| cx.waker().clone());
+        poll(cx)
+    });
+    registered.iter().for_each(leave);
+    if found.is_none() && held.interrupts() {
+        return Err(Errno::INTR);
+    }
+    Ok(found)
+}
+
+/// poll(2): the number of descriptors that are ready.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result<usize> {
+    let left = limit.left().map(|left| libc::timespec {
+        tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    sys::ppoll(fds, left, limit.mask)
+}
+
+/// One of the ways to try a call on a socket again.
+pub(crate) enum Try<'a, 'b> {
+    /// When what has come is processed.
+    Processed,
+    /// The same; the task is woken by the next change if the answer is EAGAIN.
+    Watched(&'a mut Context<'b>),
+}
+
+/// What calls of a program wait for.
+pub(crate) trait Source {
+    /// How such calls went.
+    fn attempts(&self) -> &Attempts;
+
+    /// Asks the engine for a wake-up by its background thread at the next completion.
+    fn arm(&self);
+
+    /// The shards of its connections.
+    fn shards(&self) -> ShardSet;
+
+    /// The task does not wait any more.
+    fn unwatch(&self, waker: &Waker);
+}
+
+/// Tries a call until its answer is not EAGAIN, as `first`, that of the source's state as it is, may be; waits between, for at most `time`, unless the call
+/// does not wait.
+///
+/// # Errors
+/// Those of the call; EAGAIN also when the time is over.
+pub(crate) fn complete<T>(
+    first: Result<T>,
+    source: &impl Source,
+    nonblocking: bool,
+    time: Option<Duration>,
+    mut call: impl FnMut(Try<'_, '_>) -> Result<T>,
+) -> Result<T> {
+    if !matches!(first, Err(Errno::AGAIN)) {
+        return first;
+    }
+    let attempts = source.attempts();
+    if nonblocking || !attempts.is_omitted() {
+        let second = call(Try::Processed);
+        let found = !matches!(second, Err(Errno::AGAIN));
+        if nonblocking {
+            attempts.note(found);
+            return second;
+        }
+        attempts.count(found);
+        if found {
+            return second;
+        }
+    }
+    let begun = Instant::now();
+    let most = time.unwrap_or(Duration::MAX).min(polling_time());
+    // Without a connection there is nothing to be driven.
+    if attempts.expect_soon() && !source.shards().is_empty() {
+        // As in `drive`.
+        let held = signals::hold();
+        if let Some(found) = attempts.poll(begun, most, || pending(call(Try::Processed))) {
+            return found;
+        }
+        if held.interrupts() {
+            return Err(Errno::INTR);
+        }
+    }
+    let poll = |cx: &mut Context<'_>| pending(call(Try::Watched(cx)));
+    let device = engine::get()?;
+    let leave = |waker: &Waker| source.unwatch(waker);
+    let waited = match time {
+        None => until(&device, || source.arm(), leave, poll)?,
+        Some(time) => {
+            let limit = Limit::within(time.saturating_sub(begun.elapsed()));
+            let done = until_or(Some(&device), &mut Vec::new(), &limit, || source.shards(), leave, poll)?;
+            done.unwrap_or(Err(Errno::AGAIN))
+        }
+    };
+    if !matches!(waited, Err(Errno::AGAIN)) {
+        attempts.ended(begun.elapsed());
+    }
+    waited
+}
+
+/// The answer of a call that is tried again.
+pub(crate) fn pending<T>(answer: Result<T>) -> Poll<Result<T>> {
+    match answer {
+        Err(Errno::AGAIN) => Poll::Pending,
+        other => Poll::Ready(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections: it never comes to sleep.
+    #[test]
+    fn wake_ups_that_are_not_for_a_wait_do_not_make_it_longer() {
+        let device = Device::open().unwrap();
+        let begun = Instant::now();
+        let limit = Limit::within(Duration::from_millis(20));
+        let mut attempts = 0;
+        let waited = until_or(
+            Some(&device),
+            &mut Vec::new(),
+            &limit,
+            ShardSet::default,
+            |_| {},
+            |cx| {
+                attempts += 1;
+                cx.waker().wake_by_ref();
+                // Without an end of its own the wait ends here.
+                if begun.elapsed() < Duration::from_secs(5) { Poll::Pending } else { Poll::Ready(()) }
+            },
+        );
+        assert_eq!(waited, Ok(None), "after {attempts} attempts");
+        assert!(limit.has_passed() && attempts > 1, "{attempts} attempts");
+    }
+}

@@ -1,0 +1,299 @@
+//! rsockets whose peer breaks their protocol: the program gets an errno or the end of the stream, whatever the peer sends.
+
+use std::ffi::c_int;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use uiw_cabi_core::call;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_rsocket::exports::{raccept, rbind, rclose, rgetsockname, rlisten, rpoll, rsocket};
+use uiw_cabi_rsocket::transfer::{rrecv, rsend};
+use uiw_cabi_rsocket::wire::{ConnData, Message, Order, Target, Variant};
+use uiw_verbs::cm::{self, CmChannel, CmEventKind};
+use uiw_verbs::{
+    Access, ConnConfig, Cq, CqConfig, Device, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, Remote, STag,
+    SendFlags, SendOp, SendWr, Sge,
+};
+
+/// Receives that an rsocket announces, and bytes of its receive buffer.
+const CREDITS: u16 = 384;
+const BUFFER: u32 = 1 << 22;
+
+/// An rsocket that listens on loopback, closed when dropped.
+struct Listening(c_int, SocketAddr);
+
+impl Listening {
+    fn new() -> Self {
+        let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        // SAFETY: an address with its length, and room for another.
+        let port = unsafe {
+            let mut addr: libc::sockaddr_in = std::mem::zeroed();
+            addr.sin_family = libc::AF_INET as libc::sa_family_t;
+            addr.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
+            let mut len = size_of_val(&addr) as libc::socklen_t;
+            assert_eq!(call!(rbind(fd, (&raw const addr).cast(), len)), 0);
+            assert_eq!(call!(rlisten(fd, 8)), 0);
+            assert_eq!(call!(rgetsockname(fd, (&raw mut addr).cast(), &raw mut len)), 0);
+            u16::from_be(addr.sin_port)
+        };
+        Self(fd, (Ipv4Addr::LOCALHOST, port).into())
+    }
+
+    fn accept(&self) -> Socket {
+        // SAFETY: no address is asked for.
+        let fd = unsafe { call!(raccept(self.0, std::ptr::null_mut(), std::ptr::null_mut())) };
+        assert!(fd >= 0, "{}", Errno::last());
+        Socket(fd)
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        assert_eq!(rclose(self.0), 0);
+    }
+}
+
+/// The program's end.
+struct Socket(c_int);
+
+impl Socket {
+    /// Receives once; waits.
+    fn receive(&self, len: usize) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0u8; len];
+        // SAFETY: that many bytes.
+        match unsafe { call!(rrecv(self.0, bytes.as_mut_ptr(), len, 0)) } {
+            -1 => Err(Errno::last()),
+            got => {
+                bytes.truncate(got as usize);
+                Ok(bytes)
+            }
+        }
+    }
+
+    /// Sends until it fails.
+    fn send_until_error(&self) -> Errno {
+        let bytes = vec![7u8; 10_000];
+        // SAFETY: that many bytes.
+        while unsafe { call!(rsend(self.0, bytes.as_ptr(), bytes.len(), 0)) } >= 0 {}
+        Errno::last()
+    }
+
+    /// What is ready, without waiting for it.
+    fn ready(&self) -> i16 {
+        let mut fd = libc::pollfd { fd: self.0, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure.
+        unsafe { call!(rpoll(&raw mut fd, 1, 0)) };
+        fd.revents
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        assert_eq!(rclose(self.0), 0);
+    }
+}
+
+/// A peer that sends what a test says.
+struct Peer {
+    qp: Qp,
+    cq: Arc<Cq>,
+    memory: RawMr,
+    channel: Arc<CmChannel>,
+    device: Device,
+    /// What the rsocket has said.
+    data: ConnData,
+}
+
+impl Peer {
+    /// The event that ends connecting with `private_data`, and the peer-to-be.
+    fn connect_with(
+        to: SocketAddr,
+        private_data: impl FnOnce(Target) -> Vec<u8>,
+    ) -> (CmEventKind, Device, Qp, Arc<Cq>, RawMr, Arc<CmChannel>) {
+        let device = Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(4096, CqConfig::default()).unwrap();
+        let cap =
+            QpCap { max_send_wr: 2048, max_recv_wr: 512, max_send_sge: 1, max_recv_sge: 1, max_inline: 64 };
+        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false)).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let memory = pd.register_raw(Memory::owned(1 << 16).unwrap(), 0, access).unwrap();
+        let sge = Sge { addr: memory.addr() + 60_000, length: 4, lkey: memory.lkey() };
+        // SAFETY: the engine's own memory, which lives longer than the queue pair.
+        unsafe { qp.post_recv((0..500).map(|wr_id| RecvWr { wr_id, sges: std::slice::from_ref(&sge) })) }
+            .unwrap();
+        let channel = Arc::<CmChannel>::default();
+        let options = Arc::new(ConnConfig::default());
+        let private_data = private_data(Target { addr: 0, key: memory.rkey().0, len: 0 });
+        cm::connect(&qp, None, to, &options, &private_data, &channel).unwrap();
+        let event = device.block_on(std::future::poll_fn(|cx| channel.poll_pop(cx))).kind;
+        (event, device, qp, cq, memory, channel)
+    }
+
+    /// Private data of a peer that behaves.
+    fn data(memory: Target) -> ConnData {
+        let targets = Target { len: 2, ..memory };
+        let first = Target { addr: 4096, len: 4096, ..memory };
+        ConnData { order: Order::HOST, variant: None, credits: 300, mappings: 0, targets, first }
+    }
+
+    /// A connection whose rsocket has `first` as its first target.
+    fn connect(listening: &Listening, first: Option<Target>) -> (Self, Socket) {
+        let (event, device, qp, cq, memory, channel) = Self::connect_with(listening.1, |own| {
+            let mut data = Self::data(own);
+            data.first = first.unwrap_or(data.first);
+            data.to_bytes().to_vec()
+        });
+        let CmEventKind::Established(info) = event else { panic!("{event:?}") };
+        let data = ConnData::from_bytes(&info.private_data).unwrap();
+        assert_eq!((data.variant, data.credits), (Some(Variant::Send), CREDITS));
+        (Self { qp, cq, memory, channel, device, data }, listening.accept())
+    }
+
+    /// A Send of these bytes.
+    fn send(&self, bytes: &[u8]) {
+        let sges = [Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) }];
+        // SAFETY: inline.
+        let sent = unsafe {
+            self.qp.post_send([SendWr { wr_id: 0, op: SendOp::Send, sges: &sges, flags: SendFlags::INLINE }])
+        };
+        // It fails once the connection has ended.
+        drop(sent);
+        self.cq.poll(&mut Vec::new(), 64);
+    }
+
+    fn message(&self, message: Message) {
+        self.send(&message.to_word().to_ne_bytes());
+    }
+
+    /// A Write of `len` bytes to `addr` of the region `key`.
+    fn write(&self, addr: u64, key: u32, len: u32) {
+        let sges = [Sge { addr: self.memory.addr() + 16_384, length: len, lkey: self.memory.lkey() }];
+        let op = SendOp::Write { remote: Remote { addr, rkey: STag(key) } };
+        // SAFETY: the engine's own memory, which lives longer than the queue pair.
+        unsafe { self.qp.post_send([SendWr { wr_id: 0, op, sges: &sges, flags: SendFlags::empty() }]) }
+            .unwrap();
+        self.cq.poll(&mut Vec::new(), 64);
+    }
+
+    /// Waits until the connection has ended.
+    fn ended(&self) {
+        loop {
+            let event = self.device.block_on(std::future::poll_fn(|cx| self.channel.poll_pop(cx)));
+            if matches!(event.kind, CmEventKind::Disconnected(_)) {
+                return;
+            }
+        }
+    }
+}
+
+const PROTOCOL: Errno = Errno(libc::EPROTO);
+
+#[test]
+fn messages_that_the_protocol_does_not_have_end_the_connection() {
+    let listening = Listening::new();
+    for word in [0x2000_0001u32, 0x4000_0000, 0xA000_0000, 0xE000_0003, u32::MAX] {
+        let (peer, socket) = Peer::connect(&listening, None);
+        peer.send(&word.to_ne_bytes());
+        assert_eq!(socket.receive(10), Err(PROTOCOL), "{word:#x}");
+        assert!(socket.ready() & libc::POLLERR != 0);
+        assert_eq!(socket.send_until_error(), PROTOCOL);
+        peer.ended();
+    }
+    for len in [0, 1, 3] {
+        let (peer, socket) = Peer::connect(&listening, None);
+        peer.send(&[0; 3][..len]);
+        assert_eq!(socket.receive(10), Err(PROTOCOL), "{len} bytes");
+        peer.ended();
+    }
+}
+
+#[test]
+fn a_message_longer_than_a_receive_ends_the_connection() {
+    let listening = Listening::new();
+    let (peer, socket) = Peer::connect(&listening, None);
+    peer.send(&[0; 5]);
+    assert_eq!(socket.receive(10), Err(Errno(libc::ECONNRESET)));
+    peer.ended();
+}
+
+#[test]
+fn bytes_beyond_the_published_ones_are_not_there() {
+    let listening = Listening::new();
+    for len in [0, u32::MAX >> 3, BUFFER] {
+        let (peer, socket) = Peer::connect(&listening, None);
+        // The rsocket may have published its second half as well.
+        peer.message(Message::Data { len });
+        peer.message(Message::Data { len: 1 });
+        assert_eq!(socket.receive(1 << 20).and_then(|_| socket.receive(10)), Err(PROTOCOL), "{len} bytes");
+        peer.ended();
+    }
+}
+
+#[test]
+fn credits_that_were_not_given_end_the_connection() {
+    let listening = Listening::new();
+    let (peer, socket) = Peer::connect(&listening, None);
+    for _ in 0..=CREDITS {
+        peer.message(Message::Data { len: 1 });
+    }
+    let mut got = 0;
+    let error = loop {
+        // Nothing is read meanwhile, so no credits are given.
+        if got == 0 && socket.ready() & libc::POLLERR == 0 {
+            continue;
+        }
+        match socket.receive(1000) {
+            Ok(bytes) => got += bytes.len(),
+            Err(errno) => break errno,
+        }
+    };
+    assert_eq!((got, error), (usize::from(CREDITS), PROTOCOL));
+    peer.ended();
+}
+
+#[test]
+fn writes_outside_of_the_buffers_end_the_connection() {
+    let listening = Listening::new();
+    let (size, list) = (u64::from(BUFFER), 32);
+    for (place, offset, len) in [(0, size - 3, 4), (0, size, 1), (1, list, 1), (1, list - 1, 2)] {
+        let (peer, socket) = Peer::connect(&listening, None);
+        let target = if place == 0 { peer.data.first } else { peer.data.targets };
+        peer.write(target.addr + offset, target.key, len);
+        assert_eq!(socket.receive(10), Err(Errno(libc::ECONNRESET)), "{place} {offset} {len}");
+        peer.ended();
+    }
+    // Inside of them a peer may write what it likes: the program reads it, or sends to a target that is none.
+    let (peer, socket) = Peer::connect(&listening, Some(Target::default()));
+    peer.write(peer.data.targets.addr, peer.data.targets.key, 32);
+    peer.message(Message::Credits { limit: u16::MAX });
+    peer.write(peer.data.first.addr, peer.data.first.key, 100);
+    peer.message(Message::Data { len: 100 });
+    assert_eq!(socket.receive(1000), Ok(vec![0; 100]));
+}
+
+#[test]
+fn targets_that_are_none_end_the_connection_of_a_program_that_sends() {
+    let listening = Listening::new();
+    for first in [
+        Target { addr: 0, key: 0x1234_5601, len: 4096 },
+        Target { addr: u64::MAX - 10, key: 0, len: u32::MAX },
+    ] {
+        let (peer, socket) = Peer::connect(&listening, Some(first));
+        assert_eq!(socket.send_until_error(), Errno(libc::ECONNRESET), "{first:?}");
+        peer.ended();
+    }
+}
+
+#[test]
+fn peers_that_are_no_rsockets_are_refused() {
+    let listening = Listening::new();
+    let good = Peer::data(Target::default());
+    let other = ConnData { variant: Some(Variant::Immediate), ..good };
+    let big = ConnData { order: Order::Big, ..good };
+    for data in [&b""[..], &[1; 39], &[2; 40], &[0xFF; 200], &other.to_bytes(), &big.to_bytes()] {
+        let (event, ..) = Peer::connect_with(listening.1, |_| data.to_vec());
+        assert!(matches!(event, CmEventKind::Failed(_)), "{data:?}: {event:?}");
+    }
+    // The listener goes on.
+    drop(Peer::connect(&listening, None));
+}

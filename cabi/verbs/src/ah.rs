@@ -1,0 +1,134 @@
+//! Address handles: where datagrams go.
+
+use crate::context::{Context, OpenContext};
+use crate::device::gid;
+use crate::device::netdev::NetDev;
+use crate::oob;
+use crate::pd::Pd;
+use std::ffi::c_int;
+use std::net::IpAddr;
+use uiw_cabi_core::abi::wr::IBV_WC_GRH;
+use uiw_cabi_core::abi::{ibv_ah, ibv_ah_attr, ibv_grh, ibv_pd, ibv_wc};
+use uiw_cabi_core::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::users::Used;
+use uiw_verbs::{AddressHandle, Destination};
+
+/// An address handle as C holds it.
+pub struct Ah {
+    engine: AddressHandle,
+    _in_pd: Used,
+}
+
+impl Body for Ah {
+    type Abi = ibv_ah;
+    type C = ibv_ah;
+    const KIND: u32 = 0x7569_630c;
+}
+
+/// `ibv_create_ah`.
+pub extern "C" fn ibv_create_ah(pd: Handle<'_, Pd>, attr: InPtr<'_, ibv_ah_attr>) -> *mut ibv_ah {
+    boundary::pointer(|| {
+        let attr = attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes are given"))?;
+        create(pd.get()?, attr)
+    })
+}
+
+fn create(domain: &Object<Pd>, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
+    if attr.port_num != 1 {
+        return Err(Errno::INVAL.because("the port is not 1"));
+    }
+    if attr.is_global == 0 && Settings::get()?.persona != Persona::Ib {
+        return Err(Errno::INVAL.because("on Ethernet an address handle needs a GID"));
+    }
+    let netdev = domain.context.device.netdev()?;
+    let (own, peer) = oob::addresses(&netdev, attr)?;
+    // Without a GRH the attributes have no hop limit.
+    let hop_limit = if attr.is_global == 0 { 0 } else { attr.grh.hop_limit };
+    let engine = AddressHandle::new(own, peer, scope(&netdev, peer)).with_hop_limit(hop_limit);
+    let abi = ibv_ah { context: domain.abi.get(|pd| &pd.context), pd: domain.abi(), handle: 0 };
+    Ok(Object::create(abi, Ah { engine, _in_pd: domain.users.add() }))
+}
+
+/// The index of the interface, for addresses that mean nothing without it.
+fn scope(netdev: &NetDev, peer: IpAddr) -> u32 {
+    match peer {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast() => netdev.index,
+        _ => 0,
+    }
+}
+
+/// `ibv_destroy_ah`.
+pub extern "C" fn ibv_destroy_ah(ah: OwnedHandle<'_, Ah>) -> c_int {
+    boundary::code(|| ah.destroy(|_| Ok(())))
+}
+
+/// `ibv_init_ah_from_wc`: the way back to the sender of a received datagram.
+pub extern "C" fn ibv_init_ah_from_wc(
+    context: Handle<'_, OpenContext>,
+    port: u8,
+    wc: InPtr<'_, ibv_wc>,
+    grh: InPtr<'_, ibv_grh>,
+    attr: OutPtr<'_, ibv_ah_attr>,
+) -> c_int {
+    boundary::minus_one(|| attr.write(answer(context.get()?, port, &wc, &grh)?))
+}
+
+fn answer(
+    context: &Context,
+    port: u8,
+    wc: &InPtr<'_, ibv_wc>,
+    grh: &InPtr<'_, ibv_grh>,
+) -> Result<ibv_ah_attr> {
+    let wc = wc.as_ref().ok_or_else(|| Errno::INVAL.because("no completion is given"))?;
+    // The header is in the program's buffer, at any address.
+    let (1, Some(grh), true) = (port, grh.read(), wc.wc_flags & IBV_WC_GRH != 0) else {
+        return Err(Errno::INVAL.because("the completion is of no datagram with a GRH"));
+    };
+    let netdev = context.device.netdev()?;
+    let source =
+        gid::to_address(grh.sgid).ok_or_else(|| Errno::INVAL.because("the GRH names no IP address"))?;
+    // Of a datagram to a group: the address of the same family.
+    let local = gid::to_address(grh.dgid);
+    let index = netdev
+        .addresses
+        .iter()
+        .position(|(own, _)| Some(*own) == local)
+        .or_else(|| netdev.addresses.iter().position(|(own, _)| own.is_ipv4() == source.is_ipv4()))
+        .ok_or_else(|| Errno::INVAL.because("the device has no address of that version"))?;
+    let mut attr =
+        ibv_ah_attr { dlid: wc.slid, sl: wc.sl, is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
+    attr.grh.dgid = grh.sgid;
+    attr.grh.sgid_index =
+        u8::try_from(index).map_err(|_| Errno::INVAL.because("the device has more than 256 addresses"))?;
+    attr.grh.hop_limit = 0xFF;
+    Ok(attr)
+}
+
+/// `ibv_create_ah_from_wc`.
+pub extern "C" fn ibv_create_ah_from_wc(
+    pd: Handle<'_, Pd>,
+    wc: InPtr<'_, ibv_wc>,
+    grh: InPtr<'_, ibv_grh>,
+    port: u8,
+) -> *mut ibv_ah {
+    boundary::pointer(|| {
+        let domain = pd.get()?;
+        create(domain, &answer(&domain.context, port, &wc, &grh)?)
+    })
+}
+
+/// Returns the destination of a request of a UD queue pair that belongs to domain `pd`.
+///
+/// # Errors
+/// EINVAL for the handle of another protection domain.
+pub(crate) fn destination(ah: &Object<Ah>, pd: *mut ibv_pd, qpn: u32, qkey: u32) -> Result<Destination> {
+    if ah.abi.get(|ah| &ah.pd) != pd {
+        return Err(Errno::INVAL.because("the address handle belongs to another protection domain"));
+    }
+    Ok(Destination { ah: ah.engine, qpn, qkey })
+}

@@ -1,0 +1,142 @@
+//! Buffers that the library allocates for programs. A device without memory of its own gives page-aligned memory of the heap, as
+//! rdma-core does for every provider without an allocator.
+
+use crate::dmabuf;
+use crate::mapping::page_size;
+use crate::mr;
+use crate::pd::Pd;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use uiw_cabi_core::abi::mr as masks;
+use uiw_cabi_core::abi::{ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_pd};
+use uiw_cabi_core::arguments::{Handle, InPtr, OutPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+
+/// A buffer as C holds it.
+pub struct Buf {
+    pd: *mut ibv_pd,
+}
+
+// SAFETY: the pointer is compared, and nobody reads through it.
+unsafe impl Send for Buf {}
+// SAFETY: nobody reads through the pointer.
+unsafe impl Sync for Buf {}
+
+impl Body for Buf {
+    type Abi = ibv_buf;
+    type C = ibv_buf;
+    const KIND: u32 = 0x7569_630c;
+}
+
+/// `ibv_alloc_buf`.
+pub extern "C" fn ibv_alloc_buf(
+    pd: Handle<'_, Pd>,
+    size: usize,
+    buf: OutPtr<'_, *mut ibv_buf>,
+) -> *mut c_void {
+    boundary::pointer(|| {
+        let pd = pd.get()?.abi();
+        if buf.is_null() {
+            return Err(Errno::INVAL.because("ibv_alloc_buf without a place for the handle"));
+        }
+        let mut addr = ptr::null_mut();
+        // SAFETY: writes an address of the heap to the pointer, which is there during the call.
+        let failed = unsafe { libc::posix_memalign(&raw mut addr, page_size(), size) };
+        if failed != 0 {
+            return Err(Errno(failed).because(format_args!("no memory for a buffer of {size} bytes")));
+        }
+        buf.write(Object::create(ibv_buf { addr, size }, Buf { pd }))?;
+        Ok(addr)
+    })
+}
+
+/// `ibv_free_buf`.
+pub extern "C" fn ibv_free_buf(buf: OwnedHandle<'_, Buf>) {
+    boundary::value((), || {
+        let addr = buf.get_any()?.abi.get(|buf| &buf.addr);
+        buf.destroy(|_| Ok(()))?;
+        // SAFETY: `ibv_alloc_buf` has allocated it, and the object that named it is gone, so it is freed once. A child of a fork has the memory
+        // as its parent.
+        unsafe { libc::free(addr) };
+        Ok(())
+    });
+}
+
+/// `ibv_export_buf_dmabuf_fd`: memory of the heap is no DMA-buf.
+pub extern "C" fn ibv_export_buf_dmabuf_fd(buf: Handle<'_, Buf>) -> c_int {
+    boundary::number(|| {
+        buf.get()?;
+        Err(Errno(libc::ENODATA).because("the buffer is memory of the heap"))
+    })
+}
+
+/// `ibv_reg_buf_mr`.
+pub extern "C" fn ibv_reg_buf_mr(
+    pd: Handle<'_, Pd>,
+    buf: Handle<'_, Buf>,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    boundary::pointer(|| {
+        check_inside(pd.as_ptr(), buf.get()?, addr, length)?;
+        mr::register(pd.get()?, addr, length, None, access.cast_unsigned())
+    })
+}
+
+/// That `length` bytes at `addr` are in `buf`, which was made in `pd`.
+fn check_inside(pd: *mut ibv_pd, buf: &Object<Buf>, addr: *mut c_void, length: usize) -> Result<()> {
+    let (base, size) = (buf.abi.get(|buf| &buf.addr), buf.abi.get(|buf| &buf.size));
+    if buf.pd != pd {
+        return Err(Errno::INVAL.because("the buffer is of another protection domain"));
+    }
+    let offset = addr.addr().checked_sub(base.addr());
+    match offset.and_then(|offset| size.checked_sub(offset)) {
+        Some(left) if length <= left => Ok(()),
+        _ => Err(Errno::INVAL.because(format_args!(
+            "{length} bytes at {addr:p} are not inside of the buffer of {size} bytes at {base:p}"
+        ))),
+    }
+}
+
+/// `ibv_reg_mr_ex`: memory by its address, of a buffer, or of a DMA-buf.
+pub extern "C" fn ibv_reg_mr_ex(pd: Handle<'_, Pd>, given: InPtr<'_, ibv_mr_init_attr>) -> *mut ibv_mr {
+    boundary::pointer(|| {
+        let attr = given.as_ref().ok_or_else(|| Errno::INVAL.because("ibv_reg_mr_ex without attributes"))?;
+        let has = |mask| attr.comp_mask & mask != 0;
+        let known = masks::IBV_REG_MR_MASK_IOVA
+            | masks::IBV_REG_MR_MASK_ADDR
+            | masks::IBV_REG_MR_MASK_FD
+            | masks::IBV_REG_MR_MASK_FD_OFFSET
+            | masks::IBV_REG_MR_MASK_BUF;
+        if attr.comp_mask & !known != 0 {
+            return Err(Errno::UNSUPPORTED.because(format_args!(
+                "ibv_reg_mr_ex with mask {:#x}: a DMA handle, or what is not known",
+                attr.comp_mask
+            )));
+        }
+        if has(masks::IBV_REG_MR_MASK_FD) {
+            if !has(masks::IBV_REG_MR_MASK_FD_OFFSET)
+                || has(masks::IBV_REG_MR_MASK_ADDR)
+                || has(masks::IBV_REG_MR_MASK_BUF)
+            {
+                return Err(
+                    Errno::INVAL.because("ibv_reg_mr_ex of a DMA-buf without an offset, or with an address")
+                );
+            }
+            let iova = if has(masks::IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.fd_offset };
+            let from = (attr.fd, attr.fd_offset);
+            return dmabuf::register(pd.get()?, from, attr.length, iova, attr.access.cast_unsigned());
+        }
+        if !has(masks::IBV_REG_MR_MASK_ADDR) || has(masks::IBV_REG_MR_MASK_FD_OFFSET) {
+            return Err(Errno::INVAL.because("ibv_reg_mr_ex without an address, or with an offset of a file"));
+        }
+        let iova = has(masks::IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
+        if has(masks::IBV_REG_MR_MASK_BUF) {
+            check_inside(pd.as_ptr(), given.object(|attr| &attr.buf)?, attr.addr, attr.length)?;
+        }
+        mr::register(pd.get()?, attr.addr, attr.length, iova, attr.access.cast_unsigned())
+    })
+}

@@ -1,0 +1,76 @@
+//! State that a program locks by one call and unlocks by a later one: the completion that it reads field by field, from `ibv_start_poll` to
+//! `ibv_end_poll`, and the requests that it builds from `ibv_wr_start` to `ibv_wr_complete`.
+
+use parking_lot::{Mutex, MutexGuard};
+use std::marker::PhantomData;
+use uiw_cabi_core::arguments::Argument;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::object::{Body, Object};
+
+/// Lock that outlives the call that takes it.
+#[derive(Default)]
+pub(crate) struct CallLock<T>(Mutex<T>);
+
+impl<T> CallLock<T> {
+    /// Waits for the lock. It is kept by forgetting the guard.
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock()
+    }
+
+    /// Whether a thread has it.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.0.is_locked()
+    }
+}
+
+/// Object with such a state.
+pub(crate) trait Batched: Body {
+    /// The state.
+    type State;
+    /// Returns the lock of the state.
+    ///
+    /// # Errors
+    /// EINVAL for an object that was made without it.
+    fn state(&self) -> Result<&CallLock<Self::State>>;
+}
+
+/// [`TableHandle`](uiw_cabi_core::arguments::TableHandle) of a function that C calls on the thread that locked the object's state, before it unlocks it.
+#[repr(transparent)]
+pub(crate) struct BatchHandle<'a, B: Body>(*mut B::Abi, PhantomData<&'a Object<B>>);
+
+// SAFETY: the structure is transparent.
+unsafe impl<B: Body> Argument for BatchHandle<'_, B> {
+    type C = *mut B::Abi;
+}
+
+impl<'a, B: Batched> BatchHandle<'a, B> {
+    #[inline]
+    fn get(&self) -> Result<&'a Object<B>> {
+        // SAFETY: the pointer is NULL or a living object, and C does not destroy the object during the call, as the type says.
+        unsafe { Object::get_called(self.0.cast()) }
+    }
+
+    /// Calls `body` with the object and its state.
+    #[inline]
+    pub(crate) fn with<R>(
+        &mut self,
+        body: impl FnOnce(&'a Object<B>, &mut B::State) -> Result<R>,
+    ) -> Result<R> {
+        let object = self.get()?;
+        // SAFETY: this thread has the lock, as the type says. The state is reached by a guard, of which there is none, and by this handle,
+        // which is borrowed.
+        body(object, unsafe { &mut *object.state()?.0.data_ptr() })
+    }
+
+    /// Unlocks the state, if it is locked.
+    #[inline]
+    pub(crate) fn unlock(self) -> Result<()> {
+        let lock = self.get()?.state()?;
+        if lock.is_locked() {
+            // SAFETY: locked, by this thread, as the type says, and the guard was forgotten.
+            unsafe { lock.0.force_unlock() };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+//! Completion channels: completion queues announce there that something has completed.
+
+use crate::context::{Context, OpenContext};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use uiw_cabi_core::abi::{ibv_comp_channel, ibv_cq};
+use uiw_cabi_core::arguments::{Handle, OutPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Attempt, Result, is_nonblocking, take_event};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::signals;
+use uiw_cabi_core::users::{Unacknowledged, Users};
+
+/// A channel as C holds it.
+pub struct CompChannel {
+    context: Arc<Context>,
+    pub(crate) events: Arc<CompEvents>,
+    /// Queues that announce here.
+    pub users: Users,
+}
+
+/// The completion events of a channel, and the queues that they can be about.
+pub(crate) struct CompEvents {
+    engine: Arc<uiw_verbs::CompChannel>,
+    /// C's objects by the engine's numbers. The lock is the channel's own, and is held for a look-up alone.
+    queues: Mutex<BTreeMap<u32, Queue>>,
+    /// Armings of its queues. Not exact where several threads arm.
+    arms: AtomicU32,
+}
+
+/// At so many armings the descriptor's flags are read, which takes a system call,
+const FLAG_READ_FIRST: u32 = 8;
+/// and then at one of so many.
+const FLAG_READ_EVERY: u32 = 64;
+
+/// A queue of C's, with its count of delivered completion events.
+struct Queue {
+    object: *mut ibv_cq,
+    events: Arc<Unacknowledged>,
+}
+
+// SAFETY: the pointer is given to C, and read through only while an event of the queue is delivered: until that is acknowledged,
+// `ibv_destroy_cq` waits.
+unsafe impl Send for Queue {}
+
+impl CompEvents {
+    /// A queue is about to be armed. Arrivals wake a program directly if it has made the descriptor non-blocking, as one that sleeps in
+    /// poll(2) does: it handles an event of a queue that is empty. Programs that wait in `ibv_get_cq_event` may take an event for a
+    /// completion.
+    pub(crate) fn note_arm(&self) {
+        let arms = self.arms.load(Ordering::Relaxed);
+        self.arms.store(arms.wrapping_add(1), Ordering::Relaxed);
+        // Programs set the flag before they sleep for the first time.
+        if (arms < FLAG_READ_FIRST || arms.is_multiple_of(FLAG_READ_EVERY))
+            && let Ok(fd) = self.engine.fd()
+        {
+            self.engine.set_direct(is_nonblocking(fd.as_raw_fd()));
+        }
+    }
+
+    /// The engine's channel.
+    pub(crate) fn engine(&self) -> &Arc<uiw_verbs::CompChannel> {
+        &self.engine
+    }
+
+    /// Events about the engine's queue `number` are given to C with `object`, and counted in `events`.
+    pub(crate) fn add(&self, number: u32, object: *mut ibv_cq, events: &Arc<Unacknowledged>) {
+        self.queues.lock().insert(number, Queue { object, events: Arc::clone(events) });
+    }
+
+    /// No event about `queue` is given to C from now on.
+    pub(crate) fn remove(&self, queue: &Arc<uiw_verbs::Cq>) {
+        self.queues.lock().remove(&queue.num());
+        self.engine.forget(queue);
+    }
+
+    /// The queue of the oldest event, counted as delivered; the engine may be driven for one. Events of destroyed queues are skipped.
+    fn try_get(&self, has_token: bool) -> Option<*mut ibv_cq> {
+        let mut event = if has_token { self.engine.pop_with_token() } else { self.engine.try_pop() };
+        loop {
+            if let Some(cq) = self.deliver(event?.upgrade()) {
+                return Some(cq);
+            }
+            event = self.engine.try_pop();
+        }
+    }
+
+    /// Counted under the lock: a queue leaves the table before its destruction waits for delivered events.
+    fn deliver(&self, cq: Option<Arc<uiw_verbs::Cq>>) -> Option<*mut ibv_cq> {
+        let number = cq?.num();
+        let queues = self.queues.lock();
+        let queue = queues.get(&number)?;
+        queue.events.deliver();
+        Some(queue.object)
+    }
+}
+
+impl Body for CompChannel {
+    type Abi = ibv_comp_channel;
+    type C = ibv_comp_channel;
+    const KIND: u32 = 0x7569_6306;
+}
+
+/// How long a waiting thread drives the engine itself before it sleeps in the channel's semaphore and leaves driving to the background
+/// thread. Only the read of that is a cancellation point and is ended by signals.
+const DRIVE: Duration = Duration::from_millis(5);
+
+/// `ibv_create_comp_channel`.
+pub extern "C" fn ibv_create_comp_channel(context: Handle<'_, OpenContext>) -> *mut ibv_comp_channel {
+    boundary::pointer(|| CompChannel::create(context.get()?))
+}
+
+impl CompChannel {
+    /// Makes a channel of the context, and returns C's pointer.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn create(context: &Object<OpenContext>) -> Result<*mut ibv_comp_channel> {
+        let engine = Arc::<uiw_verbs::CompChannel>::default();
+        engine.set_direct(false);
+        let fd = engine.fd()?.as_raw_fd();
+        let events = Arc::new(CompEvents { engine, queues: Mutex::default(), arms: AtomicU32::new(0) });
+        let channel = Self { context: context.share(), events, users: Users::default() };
+        Ok(Object::create(ibv_comp_channel { context: context.abi(), fd, refcnt: 0 }, channel))
+    }
+}
+
+/// `ibv_destroy_comp_channel`; EBUSY while a queue uses it.
+pub extern "C" fn ibv_destroy_comp_channel(channel: OwnedHandle<'_, CompChannel>) -> c_int {
+    boundary::code(|| {
+        channel.destroy(|channel| match channel.users.any() {
+            true => Err(Errno::BUSY.because("completion queues use the channel")),
+            false => Ok(()),
+        })
+    })
+}
+
+/// `ibv_get_cq_event`: waits unless the program made the descriptor non-blocking.
+pub extern "C-unwind" fn ibv_get_cq_event(
+    channel: Handle<'_, CompChannel>,
+    cq: OutPtr<'_, *mut ibv_cq>,
+    cq_context: OutPtr<'_, *mut c_void>,
+) -> c_int {
+    // SAFETY: nothing in this frame has a destructor, and C is the caller.
+    let taken = unsafe { take_event(|has_token| attempt(channel, has_token, &cq, &cq_context)) };
+    let Some(found) = taken else { return -1 };
+    // SAFETY: `ibv_destroy_cq` waits until the program has acknowledged the event that was just delivered.
+    let context = unsafe { (*found).cq_context };
+    boundary::minus_one(|| cq.write(found).and(cq_context.write(context)))
+}
+
+fn attempt(
+    channel: Handle<'_, CompChannel>,
+    has_token: bool,
+    cq: &OutPtr<'_, *mut ibv_cq>,
+    cq_context: &OutPtr<'_, *mut c_void>,
+) -> Result<Attempt<*mut ibv_cq>> {
+    let object = channel.get()?;
+    cq.check().and(cq_context.check())?;
+    let fd = object.abi.get(|abi| &abi.fd);
+    let taken = match object.events.try_get(has_token) {
+        None if is_nonblocking(fd) => return Err(Errno::AGAIN),
+        None => {
+            let held = signals::hold();
+            let found = object.get_driving();
+            if found.is_none() && held.interrupts() {
+                return Err(Errno::INTR);
+            }
+            found
+        }
+        some => some,
+    };
+    match taken {
+        Some(found) => Ok(Attempt::Taken(found)),
+        None => Ok(Attempt::Sleep(object.events.engine.token_fd()?.as_raw_fd())),
+    }
+}
+
+impl CompChannel {
+    /// As [`CompEvents::try_get`]; drives the engine for [`DRIVE`] while there is none.
+    fn get_driving(&self) -> Option<*mut ibv_cq> {
+        let deadline = Instant::now() + DRIVE;
+        loop {
+            let event = self.context.engine.wait(Some(deadline), |cx| self.events.engine.poll_pop(cx))?;
+            if let Some(cq) = self.events.deliver(event.upgrade()) {
+                return Some(cq);
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Open devices. Every context is a view of the one engine, with asynchronous events of its own.
+
+use crate::device::Device;
+use crate::device_events;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::HashMap;
+use std::io;
+use std::mem::offset_of;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use uiw_cabi_core::abi::{ibv_context, ibv_cq, ibv_qp, ibv_srq, verbs_context};
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::denied;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{self, Body, Object};
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::users::Unacknowledged;
+
+/// What a context and everything made in it share.
+pub struct Context {
+    /// Its device.
+    pub device: &'static Device,
+    /// The engine, as this context's own view.
+    pub engine: uiw_verbs::Device,
+    /// The kind of device that the program sees.
+    pub persona: Persona,
+    /// `cmd_fd`: programs take it for the kernel's descriptor of the context, and may duplicate it; it has no function.
+    _command: OwnedFd,
+    /// Objects that events are about.
+    pub(crate) numbers: Mutex<Numbers>,
+}
+
+/// C's objects by the engine's numbers. An asynchronous event is counted as delivered under the lock that its object was found
+/// under; an object is removed from here before its destruction waits for delivered events.
+///
+/// One lock a context: it is held for look-ups alone, and messages and completion events do not use it.
+#[derive(Default)]
+pub(crate) struct Numbers {
+    pub(crate) cqs: HashMap<u32, Numbered<ibv_cq>>,
+    pub(crate) qps: HashMap<u32, Numbered<ibv_qp>>,
+    pub(crate) srqs: HashMap<u32, Numbered<ibv_srq>>,
+}
+
+/// An object of C's, with its count of delivered asynchronous events.
+pub(crate) struct Numbered<T> {
+    object: *mut T,
+    events: Arc<Unacknowledged>,
+}
+
+impl<T> Numbered<T> {
+    pub(crate) fn new(object: *mut T, events: &Arc<Unacknowledged>) -> Self {
+        Self { object, events: Arc::clone(events) }
+    }
+
+    /// C's pointer, which is used under the lock of the table, or by a caller that otherwise ensures that the object stays.
+    pub(crate) fn object(&self) -> *mut T {
+        self.object
+    }
+
+    /// C's pointer; one more event about the object is delivered, and the object stays until it is acknowledged.
+    pub(crate) fn deliver(&self) -> *mut T {
+        self.events.deliver();
+        self.object
+    }
+}
+
+// SAFETY: the pointers are used under the lock, and objects leave the maps before they are freed.
+unsafe impl Send for Numbers {}
+
+/// A context as C holds it: objects made in it keep what they need of it.
+pub struct OpenContext(Arc<Context>);
+
+impl Body for OpenContext {
+    type Abi = verbs_context;
+    /// The tail of the `verbs_context`.
+    type C = ibv_context;
+    const OFFSET: usize = offset_of!(verbs_context, context);
+    const KIND: u32 = 0x7569_6301;
+}
+
+impl OpenContext {
+    /// Returns the reference to the context that objects made in it keep.
+    pub(crate) fn share(&self) -> Arc<Context> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl Deref for OpenContext {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.0
+    }
+}
+
+impl Context {
+    /// A new context of `device` on `engine`. `abi` is C's structure as far as the caller fills it; the device's pointer and the
+    /// descriptors are filled here.
+    ///
+    /// # Errors
+    /// EINVAL when an environment variable has a bad value, EMFILE.
+    pub(crate) fn create(
+        device: &'static Device,
+        engine: &uiw_verbs::Device,
+        mut abi: verbs_context,
+    ) -> Result<*mut ibv_context> {
+        let engine = engine.with_own_events();
+        let command = empty_descriptor()?;
+        abi.context.device = device.abi();
+        abi.context.async_fd = engine.async_events().fd().map_err(Errno::from)?.as_raw_fd();
+        abi.context.cmd_fd = command.as_raw_fd();
+        let persona = Settings::get()?.persona;
+        let context = Self { device, engine, persona, _command: command, numbers: Mutex::default() };
+        let context = Arc::new(context);
+        device_events::add(&context);
+        Ok(Object::create(abi, OpenContext(context)))
+    }
+}
+
+fn empty_descriptor() -> Result<OwnedFd> {
+    let made = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(io::Error::from);
+    Ok(made.inspect_err(|error| denied::report("opening a device", error))?)
+}
+
+/// Whether an open context of ours, which C's pointer names by its tail, is at `address`.
+pub(crate) fn lives(address: usize) -> bool {
+    object::lives(address.wrapping_sub(OpenContext::OFFSET), OpenContext::KIND)
+}

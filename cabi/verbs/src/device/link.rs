@@ -1,0 +1,145 @@
+//! What the kernel says of a network interface of this network namespace, by ioctl(2): /sys may be another namespace's.
+
+use socket2::{Domain, Socket, Type};
+use std::ffi::c_ulong;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use uiw_cabi_core::abi::{Plain, zeroed};
+
+/// `struct ethtool_cmd` of linux/ethtool.h.
+#[repr(C)]
+struct EthtoolCmd {
+    cmd: u32,
+    supported: u32,
+    advertising: u32,
+    speed: u16,
+    /// Duplex, port, address, transceiver, autonegotiation, MDIO.
+    link: [u8; 6],
+    max_packets: [u32; 2],
+    speed_high: u16,
+    /// MDI-X, its control.
+    mdix: [u8; 2],
+    peer_advertising: u32,
+    reserved: [u32; 2],
+}
+const _: () = assert!(size_of::<EthtoolCmd>() == 44);
+
+/// `struct ethtool_drvinfo`.
+#[repr(C)]
+struct EthtoolDriver {
+    cmd: u32,
+    driver: [u8; 32],
+    version: [u8; 32],
+    firmware: [u8; 32],
+    bus: [u8; 32],
+    expansion_rom: [u8; 32],
+    reserved: [u8; 12],
+    counts: [u32; 5],
+}
+const _: () = assert!(size_of::<EthtoolDriver>() == 196);
+
+/// Structure of linux/ethtool.h.
+///
+/// # Safety
+/// A new one has the number of a question that the kernel answers in a structure of this type, whose fields are integers.
+unsafe trait Question {
+    fn new() -> Self;
+}
+
+// SAFETY: `ETHTOOL_GSET` is answered in a `struct ethtool_cmd`.
+unsafe impl Question for EthtoolCmd {
+    fn new() -> Self {
+        Self { cmd: 1, ..zeroed() }
+    }
+}
+
+// SAFETY: `ETHTOOL_GDRVINFO` is answered in a `struct ethtool_drvinfo`.
+unsafe impl Question for EthtoolDriver {
+    fn new() -> Self {
+        Self { cmd: 3, ..zeroed() }
+    }
+}
+
+// SAFETY: the fields are integers and arrays of them.
+unsafe impl Plain for EthtoolCmd {}
+// SAFETY: the fields are integers and arrays of them.
+unsafe impl Plain for EthtoolDriver {}
+
+const SIOCETHTOOL: c_ulong = 0x8946;
+
+/// A request of linux/if.h about the interface `name`.
+fn request(name: &str) -> libc::ifreq {
+    let mut request: libc::ifreq = zeroed();
+    for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+        // A `c_char` is signed on some processors only.
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    request
+}
+
+/// # Safety
+/// The request is one that `code` needs: its data points to the structure of the question, if there is one.
+unsafe fn ask(code: c_ulong, request: &mut libc::ifreq) -> bool {
+    let Ok(socket) = Socket::new(Domain::IPV4, Type::DGRAM, None) else { return false };
+    // SAFETY: the request is as the caller ensures, and is there during the call.
+    unsafe { libc::ioctl(socket.as_raw_fd(), code as _, ptr::from_mut(request)) == 0 }
+}
+
+/// Asks the driver of `name`.
+fn ask_driver<T: Question>(name: &str) -> Option<T> {
+    let mut question = T::new();
+    let mut request = request(name);
+    request.ifr_ifru.ifru_data = ptr::from_mut(&mut question).cast();
+    // SAFETY: the data points to a structure of this question, as the trait says.
+    unsafe { ask(SIOCETHTOOL, &mut request) }.then_some(question)
+}
+
+/// Bytes of the longest packet.
+pub(super) fn mtu(name: &str) -> Option<u32> {
+    let mut request = request(name);
+    // SAFETY: the request has no data, and the kernel answers in the request.
+    let answered = unsafe { ask(libc::SIOCGIFMTU as c_ulong, &mut request) };
+    // SAFETY: any bytes are an integer.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    answered.then(|| u32::try_from(mtu).unwrap_or(1500))
+}
+
+/// Megabit a second; `None` for a virtual interface, which has no bus, and for one whose speed is unknown.
+pub(super) fn mbps(name: &str) -> Option<u32> {
+    ask_driver::<EthtoolDriver>(name).filter(|driver| has_bus(&driver.bus))?;
+    let link: EthtoolCmd = ask_driver(name)?;
+    known(u32::from(link.speed_high) << 16 | u32::from(link.speed))
+}
+
+/// Virtual drivers give no bus, "N/A", or a word such as "tap"; physical ones an address on it.
+fn has_bus(bus: &[u8; 32]) -> bool {
+    bus.contains(&b':')
+}
+
+/// 0 and -1 (also in 16 bits) stand for a speed that is not known.
+fn known(speed: u32) -> Option<u32> {
+    (speed != 0 && speed != u32::MAX && speed != u32::from(u16::MAX)).then_some(speed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_has_an_mtu_and_no_speed() {
+        assert!(mtu("lo").is_some_and(|mtu| mtu >= 1280));
+        assert_eq!(mbps("lo"), None);
+        assert_eq!((mtu("no such one"), mbps("no such one")), (None, None));
+    }
+
+    #[test]
+    fn unknown_speeds_and_virtual_buses() {
+        assert_eq!([0, 0xFFFF, 0xFFFF_FFFF, 1000].map(known), [None, None, None, Some(1000)]);
+        let bus = |text: &str| {
+            let mut bus = [0; 32];
+            bus[..text.len()].copy_from_slice(text.as_bytes());
+            has_bus(&bus)
+        };
+        assert!(bus("0000:3b:00.1") && !bus("") && !bus("N/A") && !bus("tap"));
+    }
+}

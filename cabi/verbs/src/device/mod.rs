@@ -1,0 +1,216 @@
+//! Devices: one for each network device that has an IP address, named `uiw_<netdev>`, loopback last.
+
+pub mod attributes;
+pub mod gid;
+mod link;
+pub mod netdev;
+pub mod port;
+pub mod speed;
+
+use crate::system;
+use netdev::NetDev;
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_int};
+use std::net::IpAddr;
+use std::ptr;
+use uiw_cabi_core::abi::{ibv_device, zeroed};
+use uiw_cabi_core::arguments::{ArrayMutPtr, Count, HeapPtr, OutPtr, TextPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::c_library;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::object;
+use uiw_cabi_core::persona::Persona;
+use uiw_cabi_core::settings::Settings;
+
+/// A device as C holds it. Never freed: a process has few network devices, and programs keep pointers.
+#[repr(C)]
+pub struct Device {
+    abi: ibv_device,
+    /// Vendors' libraries read marks of their own behind the structure (`verbs_device.ops`): these words are zero.
+    behind: [u64; 64],
+    netdev: String,
+}
+
+// SAFETY: the only pointers are two that are always NULL.
+unsafe impl Send for Device {}
+// SAFETY: nothing in it changes once it is made.
+unsafe impl Sync for Device {}
+
+/// The devices found so far, by name of their network device. They are never freed, and a child of a fork has the same.
+struct Devices(BTreeMap<String, &'static Device>);
+
+impl Forked for Devices {
+    const NEW: Self = Self(BTreeMap::new());
+
+    fn in_child(&mut self) {}
+}
+
+static DEVICES: ForkSafe<Devices> = ForkSafe::new();
+
+fn find(netdev: &NetDev, persona: Persona) -> &'static Device {
+    if let Some(known) = DEVICES.read().0.get(&netdev.name) {
+        return known;
+    }
+    let new: &Device = Box::leak(Box::new(Device::new(netdev, persona)));
+    // Before other threads can find it and give it to C.
+    object::enter(new.abi().addr(), Device::KIND);
+    let kept = *DEVICES.write().0.entry(netdev.name.clone()).or_insert(new);
+    if !ptr::eq(kept, new) {
+        // Another thread was faster.
+        object::leave(new.abi().addr());
+    }
+    kept
+}
+
+impl Device {
+    const KIND: u32 = 0x7569_630b;
+
+    fn new(netdev: &NetDev, persona: Persona) -> Self {
+        let name = format!("uiw_{}", netdev.name);
+        let mut abi: ibv_device = zeroed();
+        abi.node_type = persona.node_type();
+        abi.transport_type = persona.transport_type();
+        write_text(&mut abi.name, &name);
+        write_text(&mut abi.dev_name, &format!("uverbs_{name}"));
+        write_text(&mut abi.dev_path, &format!("/sys/class/infiniband_verbs/uverbs_{name}"));
+        write_text(&mut abi.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+        Self { abi, behind: [0; 64], netdev: netdev.name.clone() }
+    }
+
+    /// The pointer that C has.
+    pub fn abi(&'static self) -> *mut ibv_device {
+        debug_assert!(self.behind.iter().all(|word| *word == 0));
+        (&raw const self.abi).cast_mut()
+    }
+
+    /// The name of its network device.
+    #[must_use]
+    pub fn netdev_name(&self) -> &str {
+        &self.netdev
+    }
+
+    /// Its network device as it is now.
+    ///
+    /// # Errors
+    /// ENODEV when it is gone, or has lost its last address.
+    pub fn netdev(&self) -> Result<NetDev> {
+        netdev::all()?.into_iter().find(|netdev| netdev.name == self.netdev).ok_or_else(|| {
+            Errno::NODEV.because(format_args!("network device {} is gone, or has no address", self.netdev))
+        })
+    }
+
+    /// The device behind C's pointer.
+    ///
+    /// # Errors
+    /// EINVAL for anything else.
+    pub fn get(abi: *mut ibv_device) -> Result<&'static Self> {
+        if !object::lives(abi.addr(), Self::KIND) {
+            return Err(Errno::INVAL.because("a pointer to no device of the list"));
+        }
+        // SAFETY: the table has a device there, which `find` has leaked.
+        Ok(unsafe { &*abi.cast::<Self>() })
+    }
+}
+
+/// Puts text with its NUL into an array of C's, as much as fits.
+pub fn write_text<const N: usize>(to: &mut [c_char; N], text: &str) {
+    for (to, from) in to.iter_mut().take(N - 1).zip(text.bytes()) {
+        // A `c_char` is signed on some processors only.
+        *to = c_char::from_ne_bytes([from]);
+    }
+}
+
+/// Every device that there is now.
+///
+/// # Errors
+/// EINVAL when an environment variable has a bad value; the system's.
+pub fn list() -> Result<Vec<&'static Device>> {
+    let persona = Settings::get()?.persona;
+    let netdevs = netdev::all()?;
+    Ok(netdevs.iter().map(|netdev| find(netdev, persona)).collect())
+}
+
+/// The device that has `address`. Every address 127.x.y.z is one of the loopback device.
+///
+/// # Errors
+/// ENODEV when none has it; as [`list`].
+pub fn with_address(address: IpAddr) -> Result<&'static Device> {
+    let persona = Settings::get()?.persona;
+    let netdevs = netdev::all()?;
+    let has = |netdev: &&NetDev| netdev.has(address);
+    let netdev =
+        netdevs.iter().find(has).ok_or_else(|| Errno::NODEV.because("no network device has the address"))?;
+    Ok(find(netdev, persona))
+}
+
+/// `ibv_get_device_list`: those of the system's library in front, where it is loaded.
+pub extern "C" fn ibv_get_device_list(count: OutPtr<'_, c_int>) -> *mut *mut ibv_device {
+    boundary::pointer(|| {
+        let ours = list()?;
+        let theirs = system::devices()?;
+        let mut devices: Vec<_> = theirs.iter().flat_map(system::Devices::iter).collect();
+        devices.extend(ours.into_iter().map(Device::abi));
+        if !count.is_null() {
+            count.write(c_int::try_from(devices.len()).unwrap_or(c_int::MAX))?;
+        }
+        devices.push(ptr::null_mut());
+        let array = c_library::copy_to_heap(&devices);
+        if array.is_null() {
+            return Err(Errno::NOMEM.because("no memory for the list"));
+        }
+        if let Some(theirs) = theirs {
+            theirs.belong_to(array);
+        }
+        Ok(array)
+    })
+}
+
+/// `ibv_free_device_list`.
+pub extern "C" fn ibv_free_device_list(list: HeapPtr<'_, *mut ibv_device>) {
+    system::free_with(list.as_ptr());
+    list.free();
+}
+
+/// `ibv_get_device_name`.
+pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    boundary::pointer(|| Device::get(device).map(|d| d.abi.name.as_ptr().cast_mut())).cast_const()
+}
+
+/// `ibv_get_device_index`: there is no kernel device with an index; as rdma-core on kernels that report none.
+pub extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
+    -1
+}
+
+/// `ibv_get_device_guid`, big-endian.
+pub extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    boundary::value(0, || Device::get(device)?.netdev().map(|netdev| netdev.guid()))
+}
+
+/// `ibv_get_sysfs_path`: where sysfs is mounted.
+pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// `ibv_read_sysfs_file`: reads `dir/file` and cuts a newline at the end.
+pub extern "C" fn ibv_read_sysfs_file<'a>(
+    dir: TextPtr<'_>,
+    file: TextPtr<'_>,
+    buffer: ArrayMutPtr<'a, u8>,
+    size: Count<'a>,
+) -> c_int {
+    boundary::number(|| {
+        let (Some(dir), Some(file), Some(room @ [_, ..])) = (dir.get(), file.get(), buffer.get_uninit(size)?)
+        else {
+            return Err(Errno::INVAL.null());
+        };
+        let path = format!("{}/{}", dir.to_string_lossy(), file.to_string_lossy());
+        let bytes = std::fs::read(path)?;
+        let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+        let len = bytes.len().min(room.len() - 1);
+        for (to, from) in room.iter_mut().zip(bytes[..len].iter().chain(&[0])) {
+            to.write(*from);
+        }
+        Ok(c_int::try_from(len).unwrap_or(c_int::MAX))
+    })
+}

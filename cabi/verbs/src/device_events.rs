@@ -1,0 +1,159 @@
+//! Events about a device as a whole: its link, its addresses, its end. A thread sleeps until the kernel announces a change of a network
+//! interface; it has no time-out.
+//!
+//! | change of the interface | asynchronous event of each context | event of each rdma_cm id of the device |
+//! |---|---|---|
+//! | down, or no carrier | PORT_ERR | |
+//! | up, with a carrier | PORT_ACTIVE | |
+//! | addresses | GID_CHANGE | |
+//! | hardware address | | ADDR_CHANGE |
+//! | gone, or renamed | DEVICE_FATAL | DEVICE_REMOVAL, once |
+//!
+//! Connections go on: TCP decides how long.
+
+use crate::context::Context;
+use once_cell::race::OnceBox;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Weak};
+use std::thread;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::inherited::Member;
+use uiw_cabi_core::signals;
+use uiw_cabi_core::stack;
+use uiw_llp::{InterfaceChange, InterfaceMonitor};
+use uiw_verbs::AsyncEvent;
+
+/// Most events of a context that the program has not read, as far as they are about the device: the oldest are dropped then.
+const MAX_UNREAD: usize = 64;
+
+/// The open contexts, and the thread that raises their events.
+struct DeviceEvents {
+    /// The thread was started, or cannot be.
+    is_started: bool,
+    /// The socket that the thread sleeps in.
+    socket: Option<Member>,
+    contexts: Vec<Weak<Context>>,
+}
+
+impl Forked for DeviceEvents {
+    const NEW: Self = Self { is_started: false, socket: None, contexts: Vec::new() };
+
+    /// The thread is the parent's. The child starts one when it opens a device.
+    fn in_child(&mut self) {
+        let parents = std::mem::replace(self, Self::NEW);
+        if let Some(socket) = parents.socket {
+            socket.close();
+        }
+        std::mem::forget(parents);
+    }
+}
+
+static DEVICE_EVENTS: ForkSafe<DeviceEvents> = ForkSafe::new();
+
+/// Change of a device that concerns the connection manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChange {
+    /// The hardware address of its network device is another one.
+    HardwareAddress,
+    /// Its network device is gone, or has another name.
+    Removed,
+}
+
+/// Function that is called with the name of the network device.
+type Observer = fn(&str, DeviceChange);
+
+static OBSERVER: OnceBox<Observer> = OnceBox::new();
+
+/// Calls `observer` after each [`DeviceChange`], from the thread that watches the network interfaces. The first observer stays.
+pub fn observe(observer: Observer) {
+    OBSERVER.get_or_init(|| Box::new(observer));
+}
+
+/// Raises events about the device of a new context.
+pub(crate) fn add(context: &Arc<Context>) {
+    let mut events = DEVICE_EVENTS.write();
+    if !std::mem::replace(&mut events.is_started, true) {
+        // Under the lock, once in a process: no change is missed by a context of another thread that is opened meanwhile.
+        events.socket = start()
+            .inspect_err(|error| {
+                tracing::info!(%error, "changes of network interfaces cannot be watched: there are no events about ports and devices");
+            })
+            .ok()
+            .flatten();
+    }
+    events.contexts.retain(|context| context.strong_count() > 0);
+    events.contexts.push(Arc::downgrade(context));
+}
+
+fn start() -> io::Result<Option<Member>> {
+    let mut monitor = InterfaceMonitor::new()?;
+    let socket = Member::of(monitor.socket().as_raw_fd());
+    let run = move || {
+        let error = loop {
+            match monitor.wait() {
+                Ok(changes) => changes.iter().for_each(|(name, change)| report(name, *change)),
+                Err(error) => break error,
+            }
+        };
+        tracing::info!(%error, "changes of network interfaces are not watched any more");
+        DEVICE_EVENTS.write().socket = None;
+        // A program that has closed every descriptor may have another file under the number.
+        if !socket.is_some_and(Member::is_open) {
+            std::mem::forget(monitor);
+        }
+    };
+    // The program's signals are for its own threads.
+    let _held = signals::hold();
+    thread::Builder::new().name("uiw-links".to_owned()).spawn(run)?;
+    Ok(socket)
+}
+
+/// Reports a change of the network interface `name` to the program.
+fn report(name: &str, change: InterfaceChange) {
+    let contexts: Vec<_> = {
+        let events = DEVICE_EVENTS.read();
+        events.contexts.iter().filter_map(Weak::upgrade).collect()
+    };
+    let contexts: Vec<_> = contexts.into_iter().filter(|open| open.device.netdev_name() == name).collect();
+    if contexts.is_empty() {
+        return;
+    }
+    tracing::info!(interface = name, ?change, "a network interface has changed");
+    let event = match change {
+        InterfaceChange::Down => Some(AsyncEvent::PortError),
+        InterfaceChange::Up => Some(AsyncEvent::PortActive),
+        // A TCP in this process has addresses of its own.
+        InterfaceChange::Addresses => (!stack::is_own()).then_some(AsyncEvent::GidChange),
+        InterfaceChange::Removed => Some(AsyncEvent::DeviceFatal),
+        InterfaceChange::HardwareAddress => None,
+    };
+    for context in contexts {
+        if let Some(event) = &event {
+            raise(&context, event);
+        }
+    }
+    let Some(observer) = OBSERVER.get() else { return };
+    match change {
+        InterfaceChange::HardwareAddress => observer(name, DeviceChange::HardwareAddress),
+        InterfaceChange::Removed => observer(name, DeviceChange::Removed),
+        InterfaceChange::Down | InterfaceChange::Up | InterfaceChange::Addresses => {}
+    }
+}
+
+/// Adds an event to those of a context. A program that reads none keeps a bounded number.
+fn raise(context: &Context, event: &AsyncEvent) {
+    let queue = context.engine.async_events();
+    if queue.len() >= MAX_UNREAD {
+        let mut is_oldest = true;
+        queue.remove_if(|event| is_of_device(event) && std::mem::replace(&mut is_oldest, false));
+    }
+    queue.post(event.clone());
+}
+
+fn is_of_device(event: &AsyncEvent) -> bool {
+    matches!(
+        event,
+        AsyncEvent::PortError | AsyncEvent::PortActive | AsyncEvent::GidChange | AsyncEvent::DeviceFatal
+    )
+}

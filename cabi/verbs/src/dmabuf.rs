@@ -1,0 +1,181 @@
+//! Memory of a DMA-buf: a buffer of another device that a processor can map, as those of udmabuf, of DMA heaps and of most display drivers.
+
+use crate::fault_handler;
+use crate::mapping::{Registered, page_size};
+use crate::mr::{self, Place};
+use crate::pd::Pd;
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::fs::File;
+use std::io::{Seek as _, SeekFrom};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::ptr;
+use uiw_cabi_core::abi::mr as flags;
+use uiw_cabi_core::abi::{ibv_mr, zeroed};
+use uiw_cabi_core::arguments::Handle;
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::Object;
+use uiw_verbs::{Access, Memory};
+
+/// What statfs(2) says of a DMA-buf (`linux/magic.h`).
+const MAGIC: i64 = 0x444d_4142;
+/// `DMA_BUF_IOCTL_SYNC`, and what it takes (`linux/dma-buf.h`).
+const SYNC: c_ulong = 0x4008_6200;
+const SYNC_READ_WRITE: u64 = 3;
+const SYNC_END: u64 = 1 << 2;
+
+/// A part of a DMA-buf that is mapped, and that processors may access: between the two ends of `DMA_BUF_IOCTL_SYNC`.
+struct Mapped {
+    file: File,
+    at: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: only `drop` uses the address, to unmap it; the bytes are accessed through the region that owns the value.
+unsafe impl Send for Mapped {}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        if let Err(error) = sync(self.file.as_raw_fd(), SYNC_READ_WRITE | SYNC_END) {
+            tracing::warn!(%error, "DMA_BUF_IOCTL_SYNC: the device may not see what was written");
+        }
+        // SAFETY: `memory` has mapped it with this length, and the region that owns this value is deregistered.
+        unsafe { libc::munmap(self.at, self.len) };
+    }
+}
+
+fn sync(fd: RawFd, what: u64) -> Result<()> {
+    loop {
+        // SAFETY: the request reads a number of 64 bits, which is there during the call.
+        if unsafe { libc::ioctl(fd, SYNC, &raw const what) } == 0 {
+            return Ok(());
+        }
+        match Errno::last() {
+            Errno(libc::EINTR | libc::EAGAIN) => {}
+            errno => return Err(errno),
+        }
+    }
+}
+
+/// Bytes of a DMA-buf.
+///
+/// # Errors
+/// EINVAL for another file.
+fn size(file: &File) -> Result<u64> {
+    let mut stat: libc::statfs = zeroed();
+    // SAFETY: there is room for the structure.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) } != 0 {
+        return Err(Errno::last().because("the kind of a DMA-buf"));
+    }
+    if stat.f_type != MAGIC {
+        return Err(Errno::INVAL.because("a descriptor of no DMA-buf"));
+    }
+    // A DMA-buf has no position; its end says how long it is.
+    let mut file = file;
+    file.seek(SeekFrom::End(0)).map_err(|error| Errno::from(error).because("the size of a DMA-buf"))
+}
+
+/// Another descriptor of the program's file.
+///
+/// # Errors
+/// EBADF, EMFILE
+fn duplicate(fd: RawFd) -> Result<File> {
+    if fd < 0 {
+        return Err(Errno(libc::EBADF).because(format_args!("descriptor {fd} of a DMA-buf")));
+    }
+    // SAFETY: the program has the descriptor open during the call (ibv_reg_dmabuf_mr(3)).
+    let own = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+    own.map(File::from)
+        .map_err(|error| Errno::from(error).because(format_args!("descriptor {fd} of a DMA-buf")))
+}
+
+/// The `length` bytes from `offset` on, mapped until nothing stands on them.
+///
+/// # Errors
+/// Those of [`duplicate`] and [`size`]; EINVAL for bytes that it does not have, EOPNOTSUPP for one that a processor cannot map, EACCES for one that is not to be written.
+fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memory> {
+    let file = duplicate(fd)?;
+    let size = size(&file)?;
+    let len = offset.checked_add(length as u64).filter(|end| length > 0 && *end <= size);
+    let (Some(Ok(len)), Ok(skip)) = (len.map(usize::try_from), usize::try_from(offset)) else {
+        return Err(Errno::INVAL.because(format_args!(
+            "{length} bytes from {offset} on are none, or not inside of the DMA-buf of {size} bytes"
+        )));
+    };
+    let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+    // From its beginning on: some drivers (Linux's DRM shmem helper) ignore the offset of a mapping.
+    // SAFETY: the kernel chooses an address where nothing is mapped.
+    let at = unsafe { libc::mmap64(ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+    if at == libc::MAP_FAILED {
+        return Err(not_mapped(fd, Errno::last()));
+    }
+    let mapped = Mapped { file, at, len };
+    sync(mapped.file.as_raw_fd(), SYNC_READ_WRITE)?;
+    let first = at.cast::<u8>().wrapping_add(skip);
+    // SAFETY: the bytes stay mapped while `mapped` lives, and the program leaves those that its requests name to the device until they
+    // complete (ibv_post_send(3)).
+    Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
+}
+
+/// What a mapping that failed with `errno` means: EACCES and ENOMEM are those of the program, others of a driver whose buffers no processor can map.
+fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
+    if errno == Errno(libc::EACCES) || errno == Errno(libc::ENOMEM) {
+        return errno.because(format_args!("mapping DMA-buf {fd}"));
+    }
+    tracing::warn!(fd, error = %errno, "a processor cannot map the DMA-buf: use a buffer of the host");
+    Errno::UNSUPPORTED.because("a DMA-buf that cannot be mapped")
+}
+
+/// As [`ibv_reg_dmabuf_mr`].
+pub(crate) fn register(
+    domain: &Object<Pd>,
+    (fd, offset): (RawFd, u64),
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> Result<*mut ibv_mr> {
+    let rights = mr::access(access)?;
+    if access & flags::IBV_ACCESS_ON_DEMAND != 0 || rights.contains(Access::ZERO_BASED) {
+        return Err(Errno::INVAL.because("a DMA-buf has neither on-demand paging nor a base of zero"));
+    }
+    // As the kernel, which maps whole pages.
+    let page = page_size() as u64;
+    if offset % page != iova % page {
+        return Err(
+            Errno::INVAL.because(format_args!("{offset:#x} and {iova:#x} are not at one place of a page"))
+        );
+    }
+    fault_handler::install();
+    let memory = memory(fd, offset, length, access & flags::IBV_ACCESS_WRITABLE != 0)?;
+    // rdma-core gives the offset as the address.
+    let addr = ptr::without_provenance_mut(usize::try_from(offset).map_err(|_| Errno::INVAL.out_of_range())?);
+    let place = Place { addr, length, base: iova };
+    mr::add(domain, memory, Registered::on_demand(), place, rights)
+}
+
+/// `ibv_reg_dmabuf_mr`: `length` bytes from `offset` on of the DMA-buf `fd`, which begin at `iova` for peers and elements.
+pub extern "C" fn ibv_reg_dmabuf_mr(
+    pd: Handle<'_, Pd>,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    boundary::pointer(|| register(pd.get()?, (fd, offset), length, iova, access.cast_unsigned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_that_no_processor_can_map_are_not_supported_and_other_errors_are_the_programs() {
+        for errno in [libc::ENODEV, libc::EINVAL, libc::ENOTTY, libc::EPERM].map(Errno) {
+            assert_eq!(not_mapped(3, errno), Errno::UNSUPPORTED, "{errno}");
+        }
+        for errno in [libc::EACCES, libc::ENOMEM].map(Errno) {
+            assert_eq!(not_mapped(3, errno), errno);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! LIDs, for programs that name their peer by LID alone: the low 16 bits of an IPv4 address in the device's own network.
+
+use crate::device::netdev::NetDev;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
+
+/// The address behind a LID: of the map that UIW_LID_MAP names, else in the network of the device.
+///
+/// # Errors
+/// EINVAL when there is none, or the map cannot be parsed.
+pub(super) fn address(lid: u16, netdev: &NetDev) -> Result<IpAddr> {
+    if let Some(path) = &Settings::get()?.lid_map
+        && let Some(address) = mapped(path, lid)?
+    {
+        return Ok(address);
+    }
+    in_network(lid, netdev).map(IpAddr::V4).ok_or_else(|| {
+        tracing::warn!(lid, netdev = netdev.name, "no address for this LID: UIW_LID_MAP may name one");
+        Errno::INVAL.because("no address for the LID")
+    })
+}
+
+/// The address with these low 16 bits in the device's own prefix; all of 127.0.x.y is loopback's.
+fn in_network(lid: u16, netdev: &NetDev) -> Option<Ipv4Addr> {
+    netdev.addresses.iter().find_map(|(own, prefix)| {
+        let IpAddr::V4(own) = own else { return None };
+        let address = own.to_bits() & 0xFFFF_0000 | u32::from(lid);
+        let prefix = if netdev.loopback { 16 } else { *prefix };
+        let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+        ((16..=32).contains(&prefix) && address & mask == own.to_bits() & mask)
+            .then(|| Ipv4Addr::from_bits(address))
+    })
+}
+
+fn mapped(path: &Path, lid: u16) -> Result<Option<IpAddr>> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        uiw_cabi_core::log::note!("uiw: UIW_LID_MAP={}: {error}", path.display());
+        Errno::from(error)
+    })?;
+    find(&text, lid).map_err(|line| {
+        uiw_cabi_core::log::note!("uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`", path.display());
+        Errno::INVAL.because("UIW_LID_MAP has a bad line")
+    })
+}
+
+/// The address of a LID in lines of `LID ADDRESS`; the number of a line that is neither that, nor empty, nor begins with `#`.
+fn find(text: &str, lid: u16) -> std::result::Result<Option<IpAddr>, usize> {
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let (key, address) = line.split_once(char::is_whitespace).ok_or(number + 1)?;
+        let key = match key.strip_prefix("0x") {
+            Some(hex) => u16::from_str_radix(hex, 16),
+            None => key.parse(),
+        };
+        let address: IpAddr = address.trim().parse().map_err(|_| number + 1)?;
+        if key.map_err(|_| number + 1)? == lid {
+            return Ok(Some(address));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn netdev(address: &str, prefix: u8) -> NetDev {
+        NetDev {
+            name: "x".to_owned(),
+            index: 1,
+            running: true,
+            loopback: address.starts_with("127."),
+            mac: None,
+            mtu: 1500,
+            mbps: None,
+            addresses: vec![(address.parse().unwrap(), prefix)],
+        }
+    }
+
+    #[test]
+    fn lids_are_addresses_in_the_network_of_the_device() {
+        let lid = |text: &str| (text.parse::<Ipv4Addr>().unwrap().to_bits() & 0xFFFF) as u16;
+        let find = |own: &str, prefix, peer: &str| in_network(lid(peer), &netdev(own, prefix));
+        assert_eq!(find("10.1.2.3", 24, "10.1.2.9"), Some("10.1.2.9".parse().unwrap()));
+        assert_eq!(find("10.1.2.3", 16, "10.1.7.9"), Some("10.1.7.9".parse().unwrap()));
+        assert_eq!(find("10.1.2.3", 24, "10.1.3.9"), None, "outside of the prefix");
+        assert_eq!(find("10.1.2.3", 8, "10.1.2.9"), None, "a prefix that 16 bits do not cover");
+        assert_eq!(find("127.0.0.1", 8, "127.0.0.1"), Some("127.0.0.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn maps_name_addresses_and_errors_name_lines() {
+        let map = "# comment\n\n 7 10.0.0.1\n0x10\t2001:db8::1\n";
+        assert_eq!(find(map, 7), Ok(Some("10.0.0.1".parse().unwrap())));
+        assert_eq!(find(map, 16), Ok(Some("2001:db8::1".parse().unwrap())));
+        assert_eq!(find(map, 8), Ok(None));
+        assert_eq!(find("7 10.0.0.1\nseven", 8), Err(2));
+        assert_eq!(find("7 house", 8), Err(1));
+    }
+}

@@ -1,0 +1,91 @@
+//! MPA private data of an out-of-band connection: it names the two queue pairs.
+
+use uiw_cabi_core::abi::ibv_gid;
+
+/// Marks the Request of an out-of-band connected queue pair.
+const MAGIC: [u8; 8] = *b"uiw pair";
+/// The same of an unreliable one.
+const UNRELIABLE_MAGIC: [u8; 8] = *b"uiw pruc";
+
+/// The two ends, from the view of the sender of the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PairInfo {
+    pub(super) from: End,
+    pub(super) to: End,
+    /// They are unreliable connections (UC).
+    pub(super) unreliable: bool,
+    /// The PSN that the sender expects.
+    pub(super) expects: u32,
+    /// The PSN that the sender begins with, if it is set already (from RTS on).
+    pub(super) begins: Option<u32>,
+}
+
+/// One end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct End {
+    pub(super) qp_num: u32,
+    pub(super) gid: ibv_gid,
+}
+
+/// "No PSN yet": PSNs have 24 bits.
+const UNKNOWN: u32 = u32::MAX;
+
+impl PairInfo {
+    pub(super) const LEN: usize = 56;
+
+    pub(super) fn emit(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..8].copy_from_slice(if self.unreliable { &UNRELIABLE_MAGIC } else { &MAGIC });
+        out[8..12].copy_from_slice(&self.from.qp_num.to_be_bytes());
+        out[12..16].copy_from_slice(&self.to.qp_num.to_be_bytes());
+        out[16..32].copy_from_slice(&self.from.gid.raw);
+        out[32..48].copy_from_slice(&self.to.gid.raw);
+        out[48..52].copy_from_slice(&self.expects.to_be_bytes());
+        out[52..].copy_from_slice(&self.begins.unwrap_or(UNKNOWN).to_be_bytes());
+        out
+    }
+
+    /// `None` for other data.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
+        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let gid = |at: usize| ibv_gid { raw: std::array::from_fn(|i| bytes[at + i]) };
+        let unreliable = bytes[..8] == UNRELIABLE_MAGIC;
+        (unreliable || bytes[..8] == MAGIC).then(|| Self {
+            unreliable,
+            from: End { qp_num: word(8), gid: gid(16) },
+            to: End { qp_num: word(12), gid: gid(32) },
+            expects: word(48),
+            begins: Some(word(52)).filter(|psn| *psn != UNKNOWN),
+        })
+    }
+}
+
+/// Private data of a rejection that asks for another attempt later.
+pub(super) const LATER: &[u8] = b"uiw pair: later";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_emitted_is_parsed() {
+        let gid = |last| ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, last] };
+        let end = |qp_num, last| End { qp_num, gid: gid(last) };
+        for (begins, unreliable) in [(None, false), (Some(0), true), (Some(0xFF_FFFF), false)] {
+            let (from, to) = (end(0x12_3456, 1), end(0x65_4321, 2));
+            let info = PairInfo { from, to, unreliable, expects: 77, begins };
+            assert_eq!(PairInfo::parse(&info.emit()), Some(info));
+        }
+    }
+
+    #[test]
+    fn other_data_is_refused() {
+        let mut bytes = [0; PairInfo::LEN];
+        assert_eq!(PairInfo::parse(&bytes), None);
+        bytes[..8].copy_from_slice(&MAGIC);
+        assert!(PairInfo::parse(&bytes).is_some());
+        assert_eq!(PairInfo::parse(&bytes[..55]), None);
+        assert_eq!(PairInfo::parse(&[]), None);
+    }
+}

@@ -1,0 +1,365 @@
+//! Queue pair numbers that name a port, of TCP and of UDP, and one of 256 slots.
+//!
+//! A port is reserved (bound) when the first queue pair takes a slot, at every address of the device, and listened on from the
+//! first INIT. It belongs to one shard, that of the completion queues of its queue pairs' receives. Slots that are given back are used again last, so that a number is not reused at once; this also holds across a
+//! release of the whole port, as it may be the first one of a range that the user gave.
+
+use super::worker::Worker;
+use crate::device::netdev::NetDev;
+use parking_lot::Mutex;
+use socket2::{Domain, Socket, Type};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::denied;
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::settings::Settings;
+use uiw_cabi_core::stack;
+use uiw_verbs::cm::Listener;
+use uiw_verbs::{ConnConfig, DatagramPort};
+
+/// All ports of the process.
+#[derive(Default)]
+pub(super) struct Ports(Mutex<Tables>);
+
+/// Locked for look-ups and changes alone: ports are bound, listened on and closed without this lock.
+#[derive(Default)]
+struct Tables {
+    blocks: Vec<Block>,
+    /// The next slot of a port that was released.
+    next_slot: HashMap<u16, u8>,
+}
+
+/// The slots of one port, on one device.
+struct Block {
+    netdev: String,
+    shard: usize,
+    port: Arc<Port>,
+    free: VecDeque<u8>,
+}
+
+/// A port at every address of a device, shared by the queue pairs that have its slots.
+struct Port {
+    number: u16,
+    /// Its UDP side; `None` where datagrams are not offered.
+    datagrams: Option<Arc<DatagramPort>>,
+    /// Locked while the port begins to be listened on: the queue pairs of the port need the same listeners, so they wait for them.
+    sockets: Mutex<Sockets>,
+}
+
+struct Sockets {
+    addresses: Vec<SocketAddr>,
+    state: State,
+}
+
+enum State {
+    Reserved(#[expect(dead_code, reason = "kept open")] Vec<Socket>),
+    Listening(Vec<Listener>),
+}
+
+/// A slot of a port: a queue pair number.
+pub(super) struct Slot {
+    port: Arc<Port>,
+    slot: u8,
+}
+
+/// Slots of a port.
+const SLOTS: usize = 256;
+
+/// Attempts to find a port that is free at every address of a device.
+const TRIES: u32 = 64;
+
+/// The backlog of a port.
+const BACKLOG: u32 = 256;
+
+impl Ports {
+    /// A number on `netdev`, of `shard`, that no living queue pair has.
+    pub(super) fn take(
+        &self,
+        netdev: &NetDev,
+        shard: usize,
+        bind_datagrams: BindDatagrams<'_>,
+    ) -> Result<Slot> {
+        if let Some(slot) = self.0.lock().take(netdev, shard) {
+            return Ok(slot);
+        }
+        let mut last = Errno(libc::EADDRINUSE);
+        let range = Settings::get()?.qp_ports.clone();
+        let wanted: Box<dyn Iterator<Item = u16>> = match range {
+            Some(range) => Box::new(range),
+            None => Box::new((0..TRIES).map(|_| 0)),
+        };
+        for port in wanted {
+            if port == u16::MAX || port != 0 && self.0.lock().has(port) {
+                continue;
+            }
+            match bind_all(netdev, port, bind_datagrams) {
+                Ok(bound) => {
+                    let bound = Arc::new(bound);
+                    let slot = self.0.lock().add(netdev, shard, &bound);
+                    // A port that is not needed is closed without the lock.
+                    if let Some(slot) = slot {
+                        return Ok(slot);
+                    }
+                }
+                Err(error) => {
+                    denied::report("opening a port for queue pairs", &error);
+                    last = error.into();
+                }
+            }
+        }
+        // Another thread may have added the last port of the range since.
+        if let Some(slot) = self.0.lock().take(netdev, shard) {
+            return Ok(slot);
+        }
+        tracing::warn!(netdev = netdev.name, error = %last, "no port for queue pairs");
+        Err(last)
+    }
+
+    /// The number is free again. A port without queue pairs is closed with the last reference to it.
+    pub(super) fn give_back(&self, slot: &Slot) {
+        let unused = self.0.lock().give_back(slot);
+        drop(unused);
+    }
+}
+
+impl Tables {
+    fn has(&self, port: u16) -> bool {
+        self.blocks.iter().any(|block| block.port.number == port)
+    }
+
+    fn take(&mut self, netdev: &NetDev, shard: usize) -> Option<Slot> {
+        let fits = |block: &&mut Block| {
+            block.netdev == netdev.name && block.shard == shard && !block.free.is_empty()
+        };
+        let block = self.blocks.iter_mut().find(fits)?;
+        let slot = block.free.pop_front()?;
+        Some(Slot { port: Arc::clone(&block.port), slot })
+    }
+
+    /// Adds a port that was bound without the lock, and takes a slot. Where another thread has added one meanwhile, a slot of that
+    /// is taken. Nothing when the port cannot be used, or is known already: two sockets may be bound to one port, as both allow reuse.
+    fn add(&mut self, netdev: &NetDev, shard: usize, port: &Arc<Port>) -> Option<Slot> {
+        if let Some(slot) = self.take(netdev, shard) {
+            return Some(slot);
+        }
+        // The last number of the last port is the destination of multicast messages.
+        if self.has(port.number) || port.number == u16::MAX {
+            return None;
+        }
+        let free = self.slots(port.number);
+        self.blocks.push(Block { netdev: netdev.name.clone(), shard, port: Arc::clone(port), free });
+        self.take(netdev, shard)
+    }
+
+    /// All slots of a port, in the order in which they are taken.
+    fn slots(&self, port: u16) -> VecDeque<u8> {
+        let first = self.next_slot.get(&port).copied().unwrap_or_default();
+        (0..=u8::MAX).map(|slot| slot.wrapping_add(first)).collect()
+    }
+
+    fn give_back(&mut self, slot: &Slot) -> Option<Block> {
+        let place = self.blocks.iter().position(|block| Arc::ptr_eq(&block.port, &slot.port))?;
+        let block = &mut self.blocks[place];
+        block.free.push_back(slot.slot);
+        if block.free.len() < SLOTS {
+            return None;
+        }
+        self.next_slot.insert(block.port.number, block.free.front().copied().unwrap_or_default());
+        Some(self.blocks.swap_remove(place))
+    }
+}
+
+impl Slot {
+    /// The queue pair number.
+    pub(super) fn number(&self) -> u32 {
+        u32::from(self.port.number) << 8 | u32::from(self.slot)
+    }
+
+    /// The UDP side of its port.
+    pub(super) fn datagrams(&self) -> Option<&Arc<DatagramPort>> {
+        self.port.datagrams.as_ref()
+    }
+
+    /// Listens on the port at every address of `netdev` where it does not yet: addresses come and go, and those of IPv6 are checked
+    /// by the kernel for a while before they can be used.
+    pub(super) fn listen(&self, netdev: &NetDev, engine: &uiw_verbs::Device, worker: &Worker) -> Result<()> {
+        let options: Arc<ConnConfig> = Arc::new(worker.options());
+        let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());
+        let mut sockets = self.port.sockets.lock();
+        let Sockets { addresses, state } = &mut *sockets;
+        if let State::Reserved(_) = state {
+            let first: Vec<_> = addresses.iter().copied().map(bind).collect::<uiw_verbs::Result<_>>()?;
+            tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs can be connected to");
+            *state = State::Listening(first);
+        }
+        let State::Listening(listeners) = state else { return Ok(()) };
+        for (ip, _) in &netdev.addresses {
+            let address = netdev.socket_address(*ip, self.port.number);
+            if !addresses.contains(&address)
+                && let Ok(listener) = bind(address)
+            {
+                listeners.push(listener);
+                addresses.push(address);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Binds the same port of UDP, where datagrams are offered, at addresses.
+type BindDatagrams<'a> = &'a dyn Fn(&[SocketAddr]) -> io::Result<Option<Arc<DatagramPort>>>;
+
+/// Binds the same port at every address of the device; `port` 0 = any.
+fn bind_all(netdev: &NetDev, port: u16, bind_datagrams: BindDatagrams<'_>) -> io::Result<Port> {
+    let mut port = port;
+    let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
+    if stack::is_own() {
+        let port = if port == 0 { stack::any_port() } else { port };
+        let addresses = netdev.addresses.iter().map(|(ip, _)| netdev.socket_address(*ip, port)).collect();
+        return Port::reserve(port, addresses, sockets, bind_datagrams);
+    }
+    for (ip, _) in &netdev.addresses {
+        let socket = Socket::new(Domain::for_address(netdev.socket_address(*ip, port)), Type::STREAM, None)?;
+        // Lets the engine listen beside this reservation, which never listens.
+        socket.set_reuse_address(true)?;
+        if let Err(error) = socket.bind(&netdev.socket_address(*ip, port).into()) {
+            if error.kind() == io::ErrorKind::AddrNotAvailable {
+                // Gone since the list was made, or an IPv6 address that is still being checked.
+                continue;
+            }
+            return Err(error);
+        }
+        port = socket.local_addr()?.as_socket().map_or(port, |address| address.port());
+        addresses.push(netdev.socket_address(*ip, port));
+        sockets.push(socket);
+    }
+    if addresses.is_empty() {
+        Err(io::ErrorKind::AddrNotAvailable.into())
+    } else {
+        Port::reserve(port, addresses, sockets, bind_datagrams)
+    }
+}
+
+impl Port {
+    /// A port whose TCP side is bound.
+    fn reserve(
+        number: u16,
+        addresses: Vec<SocketAddr>,
+        reserved: Vec<Socket>,
+        bind_datagrams: BindDatagrams<'_>,
+    ) -> io::Result<Self> {
+        let datagrams = bind_datagrams(&addresses)?;
+        let sockets = Mutex::new(Sockets { addresses, state: State::Reserved(reserved) });
+        Ok(Self { number, datagrams, sockets })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::netdev;
+    use uiw_llp::tcp::TcpStack;
+    use uiw_verbs::{Device, DeviceConfig};
+
+    fn take(ports: &Ports) -> Result<Slot> {
+        ports.take(&lo(), 0, &|_| Ok(None))
+    }
+
+    fn lo() -> NetDev {
+        netdev::all().unwrap().pop().unwrap()
+    }
+
+    #[test]
+    fn numbers_are_ports_and_slots_and_differ() {
+        let ports = Ports::default();
+        let first: Vec<Slot> = (0..SLOTS).map(|_| take(&ports).unwrap()).collect();
+        assert!(
+            first.iter().all(|slot| slot.number() >> 8 == first[0].number() >> 8),
+            "256 slots of one port"
+        );
+        let next = take(&ports).unwrap();
+        assert_ne!(next.number() >> 8, first[0].number() >> 8, "then another port");
+        ports.give_back(&first[3]);
+        ports.give_back(&first[9]);
+        let again = [take(&ports).unwrap().number(), take(&ports).unwrap().number()];
+        assert_eq!(again, [first[3].number(), first[9].number()]);
+    }
+
+    #[test]
+    fn numbers_taken_by_many_threads_differ() {
+        let ports = Ports::default();
+        let taken: Vec<Slot> = std::thread::scope(|scope| {
+            let take = || (0..2 * SLOTS).map(|_| take(&ports).unwrap()).collect::<Vec<_>>();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        let numbers: std::collections::BTreeSet<_> = taken.iter().map(Slot::number).collect();
+        assert_eq!(numbers.len(), 8 * SLOTS);
+    }
+
+    #[test]
+    fn a_slot_is_not_used_again_at_once() {
+        let ports = Ports::default();
+        let (one, two) = (take(&ports).unwrap(), take(&ports).unwrap());
+        ports.give_back(&two);
+        assert_ne!(take(&ports).unwrap().number(), two.number());
+        assert_ne!(one.number(), two.number());
+    }
+
+    #[test]
+    fn slots_are_not_used_again_at_once_after_their_port_was_released() {
+        let ports = Ports::default();
+        let slots = [take(&ports).unwrap(), take(&ports).unwrap()];
+        let port = slots[0].port.number;
+        ports.give_back(&slots[1]);
+        ports.give_back(&slots[0]);
+        let tables = ports.0.lock();
+        assert!(!tables.has(port), "no queue pair is on this port");
+        // The port is taken again.
+        let order = tables.slots(port);
+        assert_eq!(order.len(), SLOTS);
+        assert!(order.iter().take(SLOTS - 2).all(|slot| slots.iter().all(|former| former.slot != *slot)));
+    }
+
+    #[test]
+    fn an_unused_port_is_released() {
+        let ports = Ports::default();
+        let slot = take(&ports).unwrap();
+        let port = slot.port.number;
+        ports.give_back(&slot);
+        drop(slot);
+        let again = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        again.bind(&address.into()).expect("the port is free");
+    }
+
+    #[test]
+    fn a_block_has_a_port_of_both_protocols_and_one_shard() {
+        let ports = Ports::default();
+        let options = DeviceConfig::default().shards(2);
+        let engine = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
+        let bind = |shard| {
+            let engine = engine.clone();
+            move |addresses: &[SocketAddr]| {
+                DatagramPort::bind(&engine, addresses, shard, 1024).map(Some).map_err(io::Error::other)
+            }
+        };
+        let one = ports.take(&lo(), 0, &bind(0)).unwrap();
+        let other = ports.take(&lo(), 1, &bind(1)).unwrap();
+        let same = ports.take(&lo(), 1, &bind(1)).unwrap();
+        assert_ne!(one.number() >> 8, other.number() >> 8, "each shard has a block of its own");
+        assert_eq!(other.number() >> 8, same.number() >> 8);
+        for slot in [&one, &other] {
+            assert_eq!(slot.datagrams().unwrap().number(), slot.port.number);
+            let address = SocketAddr::from(([127, 0, 0, 1], slot.port.number));
+            assert!(std::net::UdpSocket::bind(address).is_err(), "the UDP port is taken");
+        }
+        let number = one.port.number;
+        ports.give_back(&one);
+        drop(one);
+        std::net::UdpSocket::bind(("127.0.0.1", number)).expect("the UDP port is free");
+    }
+}

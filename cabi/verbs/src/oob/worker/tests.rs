@@ -1,0 +1,205 @@
+//! Two workers in one process, each with an engine of its own, as two processes have them.
+
+use super::*;
+use crate::device::gid;
+use crate::oob::pair_info::End;
+use std::fs;
+use std::net::Ipv4Addr;
+use uiw_cabi_core::abi::ibv_gid;
+use uiw_verbs::cm::Listener;
+use uiw_verbs::{CqConfig, Device, QpInit, SendFlags, SendOp, SendWr};
+
+const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+struct Side {
+    device: Device,
+    worker: Arc<Worker>,
+    _listener: Listener,
+    port: u16,
+    number: u32,
+    cq: Arc<uiw_verbs::Cq>,
+    qp: Arc<uiw_verbs::Qp>,
+}
+
+impl Side {
+    fn new() -> Self {
+        let device = Device::open().unwrap();
+        let worker = Worker::start(&device).unwrap();
+        let options = Arc::new(worker.options());
+        let listener = Listener::bind(&device, (IP, 0).into(), 16, &options, worker.channel()).unwrap();
+        let port = listener.local_addr().port();
+        let number = u32::from(port) << 8 | 7;
+        let cq = device.create_cq(64, CqConfig::default()).unwrap();
+        let init = QpInit::new(&cq, &cq).num(number);
+        let qp = Arc::new(device.alloc_pd().unwrap().create_qp(init).unwrap());
+        Self { device, worker, _listener: listener, port, number, cq, qp }
+    }
+
+    /// Two sides, that of the smaller number first.
+    fn two() -> [Self; 2] {
+        let mut sides = [Self::new(), Self::new()];
+        sides.sort_by_key(|side| side.number);
+        sides
+    }
+
+    fn end(&self) -> End {
+        End { qp_num: self.number, gid: local() }
+    }
+
+    /// RTR and RTS, towards `peer`.
+    fn ready(&self, peer: &Self) {
+        let target = Target {
+            own: self.end(),
+            peer: peer.end(),
+            local: (IP, 0).into(),
+            remote: (IP, peer.port).into(),
+            itself: false,
+            unreliable: false,
+            expects: 0,
+            begins: Some(0),
+        };
+        self.qp.modify(QpState::Rtr).unwrap();
+        self.worker.connect(self.number, &self.qp, &Arc::default(), target);
+        self.qp.modify(QpState::Rts).unwrap();
+    }
+
+    /// Does something with the state of its pair, if there is one.
+    fn with_pair<T>(&self, body: impl FnOnce(&mut PairState) -> T) -> Option<T> {
+        let pair = self.worker.pair(self.number)?;
+        pair.lock().as_mut().map(body)
+    }
+
+    /// Connects now, without the responder's delay.
+    fn hurry(&self) {
+        self.with_pair(|pair| pair.next = Some(Instant::now()));
+        self.worker.wake();
+    }
+
+    fn connects(&self) -> bool {
+        self.with_pair(|pair| matches!(pair.phase, Phase::Connecting(_))) == Some(true)
+    }
+
+    fn is_established(&self) -> bool {
+        self.with_pair(|pair| matches!(pair.phase, Phase::Established(_))) == Some(true)
+    }
+
+    /// A message of no bytes reaches the peer.
+    fn sends_to(&self, peer: &Self) {
+        // SAFETY: no memory is named.
+        unsafe {
+            peer.qp.post_recv([uiw_verbs::RecvWr { wr_id: 1, sges: &[] }]).unwrap();
+            let wr = SendWr { wr_id: 2, op: SendOp::Send, sges: &[], flags: SendFlags::SIGNALED };
+            self.qp.post_send([wr]).unwrap();
+        }
+        for side in [self, peer] {
+            let mut out = Vec::new();
+            until(|| {
+                side.device.pump();
+                side.cq.poll(&mut out, 1) == 1
+            });
+            assert_eq!(out[0].status, WcStatus::Success);
+        }
+    }
+}
+
+fn local() -> ibv_gid {
+    gid::from_address(IP.into())
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < end, "it did not happen");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Established TCP connections to `port` on loopback.
+fn established(port: u16) -> usize {
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let accepted = |line: &&str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let own = words[1].rsplit_once(':').map(|(_, hex)| u16::from_str_radix(hex, 16));
+        own == Some(Ok(port)) && words[3] == "01"
+    };
+    table.lines().skip(1).filter(accepted).count()
+}
+
+/// Both ends connect at the same time: the connection of the smaller number is the one that stays.
+#[test]
+fn of_two_simultaneous_connections_that_of_the_smaller_number_stays() {
+    for _ in 0..20 {
+        let [smaller, larger] = &Side::two();
+        larger.ready(smaller);
+        {
+            // Its thread accepts no connection before it has connected itself.
+            let _stopped = larger.worker.pending.lock();
+            smaller.ready(larger);
+            until(|| smaller.connects());
+            larger.with_pair(|pair| larger.worker.initiate(larger.number, pair)).unwrap();
+        }
+        until(|| smaller.is_established() && larger.is_established());
+        smaller.sends_to(larger);
+        larger.sends_to(smaller);
+        // The connection that stays is the one that the smaller number made; the other one's sockets may close later.
+        until(|| established(smaller.port) == 0 && established(larger.port) == 1);
+    }
+}
+
+/// A peer that connects before the queue pair is ready for it waits, whichever end it is.
+#[test]
+fn an_early_connection_is_accepted_later() {
+    let [smaller, larger] = &Side::two();
+    larger.ready(smaller);
+    larger.hurry();
+    until(|| !smaller.worker.pending.lock().0.is_empty());
+    smaller.ready(larger);
+    until(|| smaller.is_established() && larger.is_established());
+    larger.sends_to(smaller);
+    assert_eq!(established(smaller.port), 1);
+}
+
+/// No connection reaches the larger number's port: the larger number connects, and is accepted.
+#[test]
+fn the_larger_number_connects_where_the_smaller_one_cannot() {
+    let [smaller, larger] = &Side::two();
+    smaller.ready(larger);
+    smaller.with_pair(|pair| {
+        // A port without a listener.
+        pair.target.remote.set_port(1);
+        if let Phase::Connecting(conn) = pair.phase {
+            cm::abandon(&pair.qp);
+            smaller.worker.tables.lock().conns.remove(&conn);
+            pair.retry_later();
+        }
+    });
+    larger.ready(smaller);
+    until(|| smaller.is_established() && larger.is_established());
+    smaller.sends_to(larger);
+    assert_eq!(established(smaller.port), 1);
+}
+
+/// A thread that posts, moves or destroys a queue pair does not wait while the worker's thread does the engine's work for another.
+#[test]
+fn one_pair_does_not_wait_for_another() {
+    let (a, b) = (Side::new(), Side::new());
+    a.ready(&b);
+    b.ready(&a);
+    until(|| a.is_established() && b.is_established());
+    let other = a.number ^ 1;
+    let target = a.with_pair(|pair| pair.target).unwrap();
+    // As if the thread were in a call of the engine for the pair `other`.
+    let busy = Arc::new(Mutex::new(None));
+    let mut tables = a.worker.tables.lock();
+    tables.pairs.insert(other, Arc::clone(&busy));
+    tables.unconnected.insert(other);
+    drop(tables);
+    let (working, pending) = (busy.lock(), a.worker.pending.lock());
+    assert!(!a.worker.posted(a.number), "a connection is established");
+    a.worker.ready(a.number, Some(0), RetryPolicy::UNLIMITED);
+    a.worker.forget(a.number);
+    a.worker.connect(a.number, &a.qp, &Arc::default(), target);
+    assert!(a.worker.posted(a.number));
+    a.worker.forget(a.number);
+    drop((working, pending));
+}

@@ -1,0 +1,104 @@
+//! Protection domains, and the thread and parent domains that some programs make of them.
+
+use crate::context::{Context, OpenContext};
+use std::ffi::c_int;
+use std::sync::Arc;
+use uiw_cabi_core::abi::{ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
+use uiw_cabi_core::arguments::{Handle, InPtr, OwnedHandle};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::object::{Body, Object};
+use uiw_cabi_core::users::{Used, Users};
+
+/// A protection domain as C holds it.
+pub struct Pd {
+    /// Its context.
+    pub context: Arc<Context>,
+    /// The engine's; a parent domain is another handle of the domain under it.
+    pub engine: uiw_verbs::Pd,
+    /// C's objects in it.
+    pub users: Users,
+    /// Of a parent domain: the one under it is in use.
+    _under: Option<Used>,
+}
+
+impl Body for Pd {
+    type Abi = ibv_pd;
+    type C = ibv_pd;
+    const KIND: u32 = 0x7569_6302;
+}
+
+impl Pd {
+    fn create(context: &Object<OpenContext>, engine: uiw_verbs::Pd, under: Option<Used>) -> *mut ibv_pd {
+        let abi = ibv_pd { context: context.abi(), handle: engine.num() };
+        Object::create(abi, Self { context: context.share(), engine, users: Users::default(), _under: under })
+    }
+
+    /// Makes a domain.
+    pub fn alloc(context: &Object<OpenContext>) -> Result<*mut ibv_pd> {
+        Ok(Self::create(context, context.engine.alloc_pd()?, None))
+    }
+}
+
+/// `ibv_alloc_pd`.
+pub extern "C" fn ibv_alloc_pd(context: Handle<'_, OpenContext>) -> *mut ibv_pd {
+    boundary::pointer(|| Pd::alloc(context.get()?))
+}
+
+/// `ibv_dealloc_pd`; EBUSY while anything is in it.
+pub extern "C" fn ibv_dealloc_pd(pd: OwnedHandle<'_, Pd>) -> c_int {
+    boundary::code(|| {
+        pd.destroy(|pd| match pd.users.any() {
+            true => Err(Errno::BUSY.because("objects of the protection domain are left")),
+            false => Ok(()),
+        })
+    })
+}
+
+/// A thread domain: a promise of the program that one thread at a time uses what is in it. The engine does not need it.
+pub(crate) struct Td(#[expect(dead_code, reason = "keeps the context")] Arc<Context>);
+
+impl Body for Td {
+    type Abi = ibv_td;
+    type C = ibv_td;
+    const KIND: u32 = 0x7569_6303;
+}
+
+/// `ibv_alloc_td`.
+pub(crate) extern "C" fn alloc_td(
+    context: Handle<'_, OpenContext>,
+    attr: InPtr<'_, ibv_td_init_attr>,
+) -> *mut ibv_td {
+    boundary::pointer(|| {
+        let (context, attr) = (context.get()?, attr.get()?);
+        if attr.comp_mask != 0 {
+            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+        }
+        Ok(Object::create(ibv_td { context: context.abi() }, Td(context.share())))
+    })
+}
+
+/// `ibv_dealloc_td`.
+pub(crate) extern "C" fn dealloc_td(td: OwnedHandle<'_, Td>) -> c_int {
+    boundary::code(|| td.destroy(|_| Ok(())))
+}
+
+/// `ibv_alloc_parent_domain`: another handle of the same domain. Its allocators are for queues in memory that the program chooses;
+/// the engine allocates its own, so they are never called.
+pub(crate) extern "C" fn alloc_parent_domain(
+    context: Handle<'_, OpenContext>,
+    attr: InPtr<'_, ibv_parent_domain_init_attr>,
+) -> *mut ibv_pd {
+    const ALLOCATORS_AND_CONTEXT: u32 = 3;
+    boundary::pointer(|| {
+        let (context, given) = (context.get()?, attr.get()?);
+        if given.comp_mask & !ALLOCATORS_AND_CONTEXT != 0 {
+            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
+        }
+        let under: &Object<Pd> = attr.object(|attr| &attr.pd)?;
+        if !given.td.is_null() {
+            attr.object::<Td>(|attr| &attr.td)?;
+        }
+        Ok(Pd::create(context, under.engine.clone(), Some(under.users.add())))
+    })
+}

@@ -1,0 +1,75 @@
+//! Attributes of a queue pair that are kept as the program set them.
+
+use std::ffi::{c_int, c_uint};
+use uiw_cabi_core::abi::qp as flags;
+use uiw_cabi_core::abi::{ibv_ah_attr, ibv_qp_attr};
+
+/// Attributes that the engine does not have: kept for `ibv_query_qp`, and for an out-of-band connection.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Attributes {
+    pub(crate) access: Option<c_uint>,
+    pub(crate) ah: ibv_ah_attr,
+    pub(crate) dest_qp_num: u32,
+    pub(crate) rq_psn: u32,
+    pub(crate) sq_psn: u32,
+    pub(crate) qkey: u32,
+    pub(crate) path_mtu: c_int,
+    pub(crate) pkey_index: u16,
+    pub(crate) max_rd_atomic: Option<u8>,
+    pub(crate) max_dest_rd_atomic: Option<u8>,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    /// The program has not asked for RTS yet, though the connection may be established.
+    pub(crate) before_rts: bool,
+}
+
+impl Attributes {
+    /// Keeps what `mask` names of `attr`.
+    pub(super) fn merge(&mut self, attr: &ibv_qp_attr, mask: c_int) {
+        let has = |bit| mask & bit != 0;
+        if has(flags::IBV_QP_ACCESS_FLAGS) {
+            self.access = Some(attr.qp_access_flags);
+        }
+        if has(flags::IBV_QP_AV) {
+            self.ah = attr.ah_attr;
+        }
+        if has(flags::IBV_QP_DEST_QPN) {
+            self.dest_qp_num = attr.dest_qp_num;
+        }
+        if has(flags::IBV_QP_RQ_PSN) {
+            self.rq_psn = attr.rq_psn;
+        }
+        if has(flags::IBV_QP_SQ_PSN) {
+            self.sq_psn = attr.sq_psn;
+        }
+        if has(flags::IBV_QP_QKEY) {
+            self.qkey = attr.qkey;
+        }
+        if has(flags::IBV_QP_PATH_MTU) {
+            self.path_mtu = attr.path_mtu;
+        }
+        if has(flags::IBV_QP_PKEY_INDEX) {
+            self.pkey_index = attr.pkey_index;
+        }
+        if has(flags::IBV_QP_MAX_QP_RD_ATOMIC) {
+            self.max_rd_atomic = Some(attr.max_rd_atomic);
+        }
+        if has(flags::IBV_QP_MAX_DEST_RD_ATOMIC) {
+            self.max_dest_rd_atomic = Some(attr.max_dest_rd_atomic);
+        }
+        if has(flags::IBV_QP_MIN_RNR_TIMER) {
+            self.min_rnr_timer = attr.min_rnr_timer;
+        }
+        if has(flags::IBV_QP_TIMEOUT) {
+            self.timeout = attr.timeout;
+        }
+        if has(flags::IBV_QP_RETRY_CNT) {
+            self.retry_cnt = attr.retry_cnt;
+        }
+        if has(flags::IBV_QP_RNR_RETRY) {
+            self.rnr_retry = attr.rnr_retry;
+        }
+    }
+}

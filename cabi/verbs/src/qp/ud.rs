@@ -1,0 +1,77 @@
+//! UD queue pairs: state transitions and multicast groups.
+
+use super::Qp;
+use crate::device::{gid, netdev::NetDev};
+use std::ffi::c_int;
+use std::net::IpAddr;
+use uiw_cabi_core::abi::qp as flags;
+use uiw_cabi_core::abi::{ibv_gid, ibv_qp_attr};
+use uiw_cabi_core::arguments::{Handle, InPtr};
+use uiw_cabi_core::boundary::{self, Result};
+use uiw_cabi_core::errno::Errno;
+use uiw_verbs::QpState;
+
+/// `ibv_modify_qp`, once the attributes are checked.
+pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<QpState>) -> Result<()> {
+    let now = object.engine.state();
+    if let Some(to) = to
+        && now != to
+        && !now.may_become(to)
+    {
+        return Err(Errno::INVAL.because("no such transition of a UD queue pair"));
+    }
+    object.attributes.lock().merge(attr, mask);
+    if mask & flags::IBV_QP_QKEY != 0 {
+        object.engine.set_qkey(attr.qkey)?;
+    }
+    match to {
+        Some(QpState::Init) if now != QpState::Reset => Ok(()),
+        Some(to) => {
+            if to == QpState::Init {
+                object.reservation.bind_new_addresses(&object.context.device.netdev()?);
+            }
+            object.engine.modify(to).map_err(Into::into)
+        }
+        None => Ok(()),
+    }
+}
+
+/// The interface of a group of this device: one of its addresses of the group's family.
+fn member(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
+    let own = netdev.addresses.iter().map(|(own, _)| *own);
+    own.into_iter()
+        .find(|own| own.is_ipv4() == group.is_ipv4())
+        .ok_or_else(|| Errno::INVAL.because("the device has no address of the group's version"))
+}
+
+fn with_group(
+    qp: Handle<'_, Qp>,
+    gid: &InPtr<'_, ibv_gid>,
+    change: impl FnOnce(&uiw_verbs::Qp, IpAddr, IpAddr, u32) -> uiw_verbs::Result<()>,
+) -> c_int {
+    boundary::code(|| {
+        let qp = qp.get()?;
+        let gid = gid.read().filter(|_| qp.is_ud());
+        let gid =
+            gid.ok_or_else(|| Errno::INVAL.because("no group is given, or the queue pair is not UD"))?;
+        let group =
+            gid::to_group(gid).ok_or_else(|| Errno::INVAL.because("the GID is no multicast group"))?;
+        let netdev = qp.context.device.netdev()?;
+        change(&qp.engine, group, member(&netdev, group)?, netdev.index).map_err(Into::into)
+    })
+}
+
+/// `ibv_attach_mcast`.
+pub extern "C" fn ibv_attach_mcast(qp: Handle<'_, Qp>, gid: InPtr<'_, ibv_gid>, _lid: u16) -> c_int {
+    with_group(qp, &gid, uiw_verbs::Qp::attach_multicast)
+}
+
+/// `ibv_detach_mcast`.
+pub extern "C" fn ibv_detach_mcast(qp: Handle<'_, Qp>, gid: InPtr<'_, ibv_gid>, _lid: u16) -> c_int {
+    with_group(qp, &gid, |qp, group, member, index| match qp.detach_multicast(group, member, index) {
+        Err(uiw_verbs::Error::NotConnected) => {
+            Err(uiw_verbs::Error::Misuse("the queue pair is not attached to this group"))
+        }
+        other => other,
+    })
+}

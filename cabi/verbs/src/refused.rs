@@ -1,0 +1,49 @@
+//! What is not offered, with rdma-core's results. One function serves names of any parameters: in C's calling convention the
+//! caller passes and removes the arguments, and these read none.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use uiw_cabi_core::errno::Errno;
+
+/// Sets `errno`, and says in the log that a function is not offered.
+fn refuse(errno: Errno) -> Errno {
+    let errno = errno.because("a function that is not offered, see docs/run-your-program.md");
+    errno.set();
+    errno
+}
+
+/// For functions that return an error number: address handles, multicast, ECE, commands to a kernel driver.
+pub extern "C" fn unsupported() -> c_int {
+    refuse(Errno::UNSUPPORTED).0
+}
+
+/// For functions that return -1 and `errno`.
+pub extern "C" fn unsupported_minus_one() -> c_int {
+    refuse(Errno::UNSUPPORTED);
+    -1
+}
+
+/// For functions that return an object.
+pub extern "C" fn unsupported_null() -> *mut c_void {
+    refuse(Errno::UNSUPPORTED);
+    ptr::null_mut()
+}
+
+/// For functions that return nothing, and for those that vendors' libraries call when they are loaded.
+pub extern "C" fn nothing() {}
+
+/// For functions whose result is "no" or "none".
+pub extern "C" fn zero() -> c_int {
+    0
+}
+
+/// The functions of libibverbs 1.0 (2006) take structures that no header has had since: none of these are here.
+pub extern "C" fn old() -> c_int {
+    refuse(Errno::NOSYS).0
+}
+
+/// As [`old`], for functions that return an object.
+pub extern "C" fn old_null() -> *mut c_void {
+    refuse(Errno::NOSYS);
+    ptr::null_mut()
+}

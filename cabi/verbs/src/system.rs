@@ -1,0 +1,235 @@
+//! The system's libibverbs beside this one: a program sees the devices of both. Each object belongs to the library that made it, and every
+//! call on it goes there.
+//!
+//! The shared library (`cabi/ibverbs`) has a [`Slot`] for each exported function that the system's library has as well. A slot names our
+//! function until the system's library is loaded; then also the system's, which is called for objects that are none of ours. What the
+//! headers call through an object's own table of functions, as posting and polling, reaches its library without this one.
+//!
+//! Providers of adapters (`libmlx5.so.1`) need `libibverbs.so.1`, and the loader gives them this one. Functions of the private nodes, by
+//! which they register and talk to the kernel, are the system's for them. Nothing of theirs is changed.
+
+use crate::context;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use uiw_cabi_core::abi::event::ibv_async_event;
+use uiw_cabi_core::abi::ibv_device;
+use uiw_cabi_core::boundary::Result;
+use uiw_cabi_core::environment::{self, Privileged};
+use uiw_cabi_core::errno::Errno;
+use uiw_cabi_core::fork::{ForkSafe, Forked};
+use uiw_cabi_core::object;
+use uiw_cabi_core::system_path::{VARIABLE, check};
+
+/// Whether the system's library is loaded, and the slots name its functions.
+pub static LOADED: AtomicBool = AtomicBool::new(false);
+
+/// A function that both libraries have. Assembly in `cabi/ibverbs/src/export.rs` makes and reads it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Slot {
+    name: *const c_char,
+    node: *const c_char,
+    ours: *const c_void,
+    /// The system's; ours until its library is loaded, and where that has none.
+    theirs: AtomicPtr<c_void>,
+}
+
+// SAFETY: nothing changes the names and the first address, and the other one is atomic.
+unsafe impl Sync for Slot {}
+
+/// What this library calls of the system's by itself.
+struct System {
+    get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
+    free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
+    ack_async_event: unsafe extern "C" fn(*mut ibv_async_event),
+}
+
+/// Nothing where it was not asked for; why it is not there.
+static SYSTEM: OnceLock<std::result::Result<System, String>> = OnceLock::new();
+
+/// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is loaded: providers that a program is linked
+/// with register with it after that.
+pub fn load(slots: &[Slot]) {
+    let Some(path) = environment::variable(VARIABLE, Privileged::Ignored) else { return };
+    let loaded = match check(&path.to_string_lossy()) {
+        Ok(()) => open(&path, slots),
+        Err(rule) => Err(rule.to_owned()),
+    };
+    let is_loaded = loaded.is_ok();
+    if SYSTEM.set(loaded).is_ok() && is_loaded {
+        LOADED.store(true, Ordering::Release);
+    }
+}
+
+fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<System, String> {
+    let name = CString::new(path.as_bytes()).map_err(|error| error.to_string())?;
+    // By its own path: the name alone is this library's. Its calls of its own functions are to reach these, which the search from the
+    // library itself does.
+    // SAFETY: the path ends in NUL. The user of the program has named the library, whose constructors run here.
+    let library =
+        unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND) };
+    if library.is_null() {
+        return Err(dl_error());
+    }
+    let find = |name: &CStr, node: &CStr| {
+        // SAFETY: the library is open, and is never closed; the names end in NUL.
+        unsafe { libc::dlvsym(library, name.as_ptr(), node.as_ptr()) }
+    };
+    if !find(c"uiw_sockets_loaded", c"UIW_SOCKETS_1").is_null() {
+        return Err("this is uiw's own library".to_owned());
+    }
+    let needed = |name: &CStr| match find(name, c"IBVERBS_1.1") {
+        found if found.is_null() => Err(format!("it has no {}", name.to_string_lossy())),
+        found => Ok(found),
+    };
+    // SAFETY: functions of these names have these types in the node IBVERBS_1.1 of rdma-core.
+    let system = unsafe {
+        use std::mem::transmute;
+        System {
+            get_device_list: transmute::<*mut c_void, unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device>(
+                needed(c"ibv_get_device_list")?,
+            ),
+            free_device_list: transmute::<*mut c_void, unsafe extern "C" fn(*mut *mut ibv_device)>(needed(
+                c"ibv_free_device_list",
+            )?),
+            ack_async_event: transmute::<*mut c_void, unsafe extern "C" fn(*mut ibv_async_event)>(needed(
+                c"ibv_ack_async_event",
+            )?),
+        }
+    };
+    for slot in slots {
+        // SAFETY: the names of the slots end in NUL and live as long as this library (`slot!` in `cabi/ibverbs/src/export.rs`).
+        let (name, node) = unsafe { (CStr::from_ptr(slot.name), CStr::from_ptr(slot.node)) };
+        let theirs = find(name, node);
+        if !theirs.is_null() {
+            slot.theirs.store(theirs, Ordering::Release);
+        }
+    }
+    Ok(system)
+}
+
+/// What the loader says of its last failure.
+fn dl_error() -> String {
+    // SAFETY: the loader returns NULL, or a text of this thread that lives until its next call, which is not before the copy.
+    unsafe {
+        match libc::dlerror() {
+            error if error.is_null() => "it cannot be loaded".to_owned(),
+            error => CStr::from_ptr(error).to_string_lossy().into_owned(),
+        }
+    }
+}
+
+/// Whether a call with this first argument is ours: an object of ours, or none of any library. For the assembly of
+/// `cabi/ibverbs/src/export.rs`.
+pub extern "C" fn is_ours(address: *const c_void) -> bool {
+    let address = address.addr();
+    address == 0 || object::is_known(address) || context::lives(address)
+}
+
+/// The system's library, if it was asked for.
+///
+/// # Errors
+/// EINVAL when it could not be loaded, with a line on standard error.
+fn system() -> Result<Option<&'static System>> {
+    match SYSTEM.get() {
+        None => Ok(None),
+        Some(Ok(system)) => Ok(Some(system)),
+        Some(Err(why)) => {
+            static SAID: AtomicBool = AtomicBool::new(false);
+            let path =
+                environment::variable(VARIABLE, Privileged::Ignored).map(PathBuf::from).unwrap_or_default();
+            if !SAID.swap(true, Ordering::Relaxed) {
+                uiw_cabi_core::log::note!("uiw: {VARIABLE}={}: {why}", path.display());
+            }
+            Err(Errno::INVAL.because(format_args!("{VARIABLE}={}: {why}", path.display())))
+        }
+    }
+}
+
+/// The system's list that belongs to each of ours.
+struct Lists(BTreeMap<usize, usize>);
+
+impl Forked for Lists {
+    const NEW: Self = Self(BTreeMap::new());
+
+    /// A child may free the lists that it has inherited.
+    fn in_child(&mut self) {}
+}
+
+static LISTS: ForkSafe<Lists> = ForkSafe::new();
+
+/// The devices of the system's library, as it lists them.
+pub(crate) struct Devices {
+    list: *mut *mut ibv_device,
+    free: unsafe extern "C" fn(*mut *mut ibv_device),
+}
+
+/// Lists the devices of the system's library. Nothing without it.
+///
+/// # Errors
+/// As [`system`]. A list that cannot be made is empty, as of a machine without a kernel of RDMA.
+pub(crate) fn devices() -> Result<Option<Devices>> {
+    let Some(system) = system()? else { return Ok(None) };
+    // SAFETY: the function is the system's, which permits NULL where the number is not asked for.
+    let list = unsafe { (system.get_device_list)(ptr::null_mut()) };
+    // Not `then_some`: a `Devices` that is made and not used would free a list that the library did not make.
+    Ok((!list.is_null()).then(|| Devices { list, free: system.free_device_list }))
+}
+
+impl Devices {
+    /// Each of them, in the library's order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = *mut ibv_device> {
+        // SAFETY: `ibv_get_device_list` has made the list, which ends in NULL; nothing is read behind that.
+        (0..).map(|at| unsafe { *self.list.add(at) }).take_while(|device| !device.is_null())
+    }
+
+    /// The library's list is to be freed with `list`, which names the same devices.
+    pub(crate) fn belong_to(self, list: *mut *mut ibv_device) {
+        LISTS.write().0.insert(list.addr(), self.list.expose_provenance());
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        // SAFETY: the library has made the list, which this value owns and frees once.
+        unsafe { (self.free)(self.list) };
+    }
+}
+
+/// Frees what belongs to `list`, which is about to be freed.
+pub(crate) fn free_with(list: *mut *mut ibv_device) {
+    if !LOADED.load(Ordering::Acquire) {
+        return;
+    }
+    let theirs = LISTS.write().0.remove(&list.addr());
+    if let (Some(list), Ok(Some(system))) = (theirs, system()) {
+        drop(Devices { list: ptr::with_exposed_provenance_mut(list), free: system.free_device_list });
+    }
+}
+
+/// Acknowledges an event of the system's library. False: it is one of ours.
+///
+/// # Safety
+/// `event` is an event of either library, not acknowledged yet.
+pub(crate) unsafe fn acknowledge(event: &mut ibv_async_event) -> bool {
+    if !LOADED.load(Ordering::Acquire) {
+        return false;
+    }
+    // An event of a port has a number there, and nothing to acknowledge in either library.
+    // SAFETY: the variants of the union are pointers and an integer, and the library that filled the event has initialized all bytes.
+    let element = unsafe { event.element.cq };
+    match (system(), is_ours(element.cast())) {
+        (Ok(Some(system)), false) => {
+            // SAFETY: the event is of the system's library, as its object is none of ours, and the caller ensures that it is not acknowledged.
+            unsafe { (system.ack_async_event)(event) };
+            true
+        }
+        _ => false,
+    }
+}

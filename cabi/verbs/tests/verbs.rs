@@ -1,0 +1,810 @@
+//! The exported functions as a program in C calls them: two queue pairs connected out of band, on loopback, in this process.
+
+use std::ffi::{CStr, c_int, c_uint};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use uiw_cabi_core::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
+use uiw_cabi_core::abi::{
+    ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
+};
+use uiw_cabi_core::call;
+use uiw_cabi_verbs::{async_events, buf, channel, cq, device, mr, open, pd, qp, srq};
+
+const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
+
+/// The loopback device, opened.
+fn open() -> *mut ibv_context {
+    // SAFETY: the list is ours, and ends in NULL.
+    unsafe {
+        let list = call!(device::ibv_get_device_list(ptr::null_mut()));
+        assert!(!list.is_null());
+        let mut at = list;
+        while CStr::from_ptr(call!(device::ibv_get_device_name(*at))) != c"uiw_lo" {
+            at = at.add(1);
+        }
+        let opened = call!(open::ibv_open_device(*at));
+        call!(device::ibv_free_device_list(list));
+        assert!(!opened.is_null());
+        opened
+    }
+}
+
+struct End {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    cq: *mut ibv_cq_ex,
+    qp: *mut ibv_qp,
+    mr: *mut ibv_mr,
+    srq: *mut ibv_srq,
+    memory: Box<[u64; 64]>,
+}
+
+impl End {
+    fn new(context: *mut ibv_context, with_srq: bool) -> Self {
+        // SAFETY: pointers that the library gave out, and structures of zeros for what is not set; memory in the box stays where
+        // it is until `drop`.
+        unsafe {
+            let pd = call!(pd::ibv_alloc_pd(context));
+            let mut attr: abi::ibv_cq_init_attr_ex = abi::zeroed();
+            attr.cqe = 64;
+            attr.wc_flags = cqf::IBV_WC_STANDARD_FLAGS | cqf::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+            let create_cq_ex = vctx(context).create_cq_ex.unwrap();
+            let cq = create_cq_ex(context, &raw mut attr);
+            assert!(!pd.is_null() && !cq.is_null());
+            let mut srq_init = abi::ibv_srq_init_attr {
+                srq_context: ptr::null_mut(),
+                attr: abi::ibv_srq_attr { max_wr: 16, max_sge: 2, srq_limit: 0 },
+            };
+            let srq =
+                if with_srq { call!(srq::ibv_create_srq(pd, &raw mut srq_init)) } else { ptr::null_mut() };
+            let mut init: abi::ibv_qp_init_attr_ex = abi::zeroed();
+            (init.send_cq, init.recv_cq, init.srq) = (cq.cast(), cq.cast(), srq);
+            init.cap.max_send_wr = 32;
+            init.cap.max_recv_wr = 32;
+            (init.cap.max_send_sge, init.cap.max_recv_sge) = (2, 2);
+            init.qp_type = flags::IBV_QPT_RC;
+            init.comp_mask = flags::IBV_QP_INIT_ATTR_PD | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+            (init.pd, init.send_ops_flags) = (pd, flags::SEND_OPS_OFFERED);
+            let create_qp_ex = vctx(context).create_qp_ex.unwrap();
+            let qp = create_qp_ex(context, &raw mut init);
+            assert!(!qp.is_null());
+            let mut memory = Box::new([0u64; 64]);
+            let mr = call!(mr::ibv_reg_mr(pd, memory.as_mut_ptr().cast(), 512, ACCESS));
+            assert!(!mr.is_null());
+            Self { context, pd, cq, qp, mr, srq, memory }
+        }
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: lives until `drop`.
+        unsafe { (*self.qp).qp_num }
+    }
+
+    fn address(&self, word: usize) -> u64 {
+        self.memory.as_ptr().addr() as u64 + 8 * word as u64
+    }
+
+    /// The word at the index `word`, which a peer may be writing.
+    fn memory_word(&self, word: usize) -> u64 {
+        // SAFETY: inside of the box.
+        unsafe { self.memory.as_ptr().add(word).read_volatile() }
+    }
+
+    fn rkey(&self) -> u32 {
+        // SAFETY: lives until `drop`.
+        unsafe { (*self.mr).rkey }
+    }
+
+    fn modify(&self, attr: &mut abi::ibv_qp_attr, mask: c_int) {
+        // SAFETY: a queue pair of ours.
+        assert_eq!(unsafe { call!(qp::ibv_modify_qp(self.qp, attr as *const _, mask)) }, 0);
+    }
+
+    fn connect(&self, peer: &Self) {
+        let mut attr: abi::ibv_qp_attr = abi::zeroed();
+        (attr.qp_state, attr.port_num, attr.qp_access_flags) = (1, 1, ACCESS.cast_unsigned());
+        let init =
+            flags::IBV_QP_STATE | flags::IBV_QP_PORT | flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_ACCESS_FLAGS;
+        self.modify(&mut attr, init);
+        let mut gid = ibv_gid::default();
+        // SAFETY: writes a GID.
+        assert_eq!(unsafe { call!(device::port::ibv_query_gid(self.context, 1, 0, &raw mut gid)) }, 0);
+        attr.qp_state = 2;
+        (attr.dest_qp_num, attr.path_mtu) = (peer.number(), 3);
+        attr.ah_attr.is_global = 1;
+        attr.ah_attr.port_num = 1;
+        attr.ah_attr.grh.dgid = gid;
+        (attr.min_rnr_timer, attr.max_dest_rd_atomic, attr.max_rd_atomic) = (12, 4, 4);
+        let rtr = flags::IBV_QP_STATE | flags::IBV_QP_AV | flags::IBV_QP_DEST_QPN | flags::IBV_QP_RQ_PSN;
+        let needed = flags::IBV_QP_MIN_RNR_TIMER | flags::IBV_QP_PATH_MTU | flags::IBV_QP_MAX_DEST_RD_ATOMIC;
+        self.modify(&mut attr, rtr | needed);
+        attr.qp_state = 3;
+        (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 7);
+        let rts =
+            flags::IBV_QP_STATE | flags::IBV_QP_TIMEOUT | flags::IBV_QP_RETRY_CNT | flags::IBV_QP_RNR_RETRY;
+        self.modify(&mut attr, rts | flags::IBV_QP_SQ_PSN | flags::IBV_QP_MAX_QP_RD_ATOMIC);
+    }
+
+    /// Posts one receive of eight bytes at the index `word`, for the shared queue if there is one.
+    fn receive(&self, id: u64, word: usize) {
+        let mut sge = self.sge(word, 8);
+        let mut wr = abi::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
+        let mut bad = ptr::null_mut();
+        // SAFETY: one request; its memory stays.
+        unsafe {
+            let ops = &(*self.context).ops;
+            let posted = if self.srq.is_null() {
+                ops.post_recv.unwrap()(self.qp, &raw mut wr, &raw mut bad)
+            } else {
+                ops.post_srq_recv.unwrap()(self.srq, &raw mut wr, &raw mut bad)
+            };
+            assert_eq!(posted, 0);
+        }
+    }
+
+    fn sge(&self, word: usize, length: u32) -> ibv_sge {
+        // SAFETY: lives until `drop`.
+        ibv_sge { addr: self.address(word), length, lkey: unsafe { (*self.mr).lkey } }
+    }
+
+    /// Builds one request by `ibv_wr_*` and posts it.
+    fn build(&self, id: u64, request: impl FnOnce(*mut ibv_qp_ex)) -> c_int {
+        // SAFETY: a queue pair made for it; one thread.
+        unsafe {
+            let ex = call!(qp::ibv_qp_to_qp_ex(self.qp));
+            (*ex).wr_start.unwrap()(ex);
+            ((*ex).wr_id, (*ex).wr_flags) = (id, 2);
+            request(ex);
+            (*ex).wr_complete.unwrap()(ex)
+        }
+    }
+
+    fn completion(&self) -> ibv_wc {
+        let until = Instant::now() + Duration::from_secs(30);
+        // SAFETY: integers, and one completion at most is written.
+        unsafe {
+            let mut wc: ibv_wc = abi::zeroed();
+            while (*self.context).ops.poll_cq.unwrap()(self.cq.cast(), 1, &raw mut wc) == 0 {
+                assert!(Instant::now() < until, "no completion");
+            }
+            wc
+        }
+    }
+
+    fn done(&self, id: u64) -> ibv_wc {
+        let wc = self.completion();
+        assert_eq!((wc.wr_id, wc.status), (id, 0));
+        wc
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // SAFETY: each once, users before what they use.
+        unsafe {
+            assert_eq!(call!(pd::ibv_dealloc_pd(self.pd)), libc::EBUSY);
+            assert_eq!(call!(cq::ibv_destroy_cq(self.cq.cast())), libc::EBUSY);
+            assert_eq!(call!(qp::ibv_destroy_qp(self.qp)), 0);
+            if !self.srq.is_null() {
+                assert_eq!(call!(srq::ibv_destroy_srq(self.srq)), 0);
+            }
+            assert_eq!(call!(mr::ibv_dereg_mr(self.mr)), 0);
+            assert_eq!(call!(cq::ibv_destroy_cq(self.cq.cast::<ibv_cq>())), 0);
+            assert_eq!(call!(pd::ibv_dealloc_pd(self.pd)), 0);
+        }
+    }
+}
+
+/// The structure around a context.
+unsafe fn vctx<'a>(context: *mut ibv_context) -> &'a abi::verbs_context {
+    // SAFETY: every context of ours is the tail of one.
+    unsafe { &*context.byte_sub(std::mem::offset_of!(abi::verbs_context, context)).cast() }
+}
+
+#[test]
+fn every_request_by_ibv_wr() {
+    let opened = open();
+    let (mut a, mut b) = (End::new(opened, false), End::new(opened, true));
+    a.connect(&b);
+    b.connect(&a);
+    let (rkey, remote) = (b.rkey(), b.address(8));
+    a.memory[0] = 0x1122_3344;
+    b.memory[9] = 40;
+    // SAFETY: requests of a queue pair made for them, between start and complete; memory stays.
+    unsafe {
+        let sge = a.sge(0, 8);
+        let set =
+            |ex: *mut ibv_qp_ex, sge: ibv_sge| (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length);
+        b.receive(100, 1);
+        assert_eq!(
+            a.build(1, |ex| {
+                (*ex).wr_send_imm.unwrap()(ex, 7u32.to_be());
+                set(ex, sge);
+            }),
+            0
+        );
+        a.done(1);
+        let wc = b.done(100);
+        assert_eq!((wc.imm, wc.wc_flags & wr::IBV_WC_WITH_IMM), (7u32.to_be(), wr::IBV_WC_WITH_IMM));
+        assert_eq!(b.memory[1], 0x1122_3344);
+        b.receive(101, 2);
+        assert_eq!(
+            a.build(2, |ex| {
+                (*ex).wr_rdma_write_imm.unwrap()(ex, rkey, remote, 9);
+                set(ex, sge);
+            }),
+            0
+        );
+        a.done(2);
+        assert_eq!(b.done(101).imm, 9);
+        assert_eq!(b.memory[8], 0x1122_3344);
+        let fetch = a.sge(3, 8);
+        assert_eq!(
+            a.build(3, |ex| {
+                (*ex).wr_atomic_fetch_add.unwrap()(ex, rkey, b.address(9), 2);
+                set(ex, fetch);
+            }),
+            0
+        );
+        a.done(3);
+        assert_eq!((a.memory[3], b.memory[9]), (40, 42));
+        assert_eq!(
+            a.build(4, |ex| {
+                (*ex).wr_atomic_cmp_swp.unwrap()(ex, rkey, b.address(9), 42, 1);
+                set(ex, fetch);
+            }),
+            0
+        );
+        a.done(4);
+        assert_eq!((a.memory[3], b.memory[9]), (42, 1));
+        assert_eq!(
+            a.build(5, |ex| {
+                (*ex).wr_rdma_read.unwrap()(ex, rkey, b.address(9));
+                set(ex, fetch);
+            }),
+            0
+        );
+        a.done(5);
+        assert_eq!(a.memory[3], 1);
+        let bytes = 0xABCDu64;
+        assert_eq!(
+            a.build(6, |ex| (*ex).wr_atomic_write.unwrap()(
+                ex,
+                rkey,
+                b.address(10),
+                (&raw const bytes).cast()
+            )),
+            0
+        );
+        assert_eq!(a.done(6).opcode, 9);
+        let misaligned = a.build(7, |ex| {
+            (*ex).wr_atomic_write.unwrap()(ex, rkey, b.address(10) + 4, (&raw const bytes).cast());
+        });
+        assert_eq!(misaligned, libc::EINVAL);
+        // Inline data is taken at once, and more than was agreed is refused as a whole.
+        let mut inline = *b"inline!!";
+        b.receive(102, 11);
+        assert_eq!(
+            a.build(8, |ex| {
+                (*ex).wr_send.unwrap()(ex);
+                (*ex).wr_set_inline_data.unwrap()(ex, inline.as_mut_ptr().cast(), 8);
+                inline = [0; 8];
+            }),
+            0
+        );
+        a.done(8);
+        b.done(102);
+        assert_eq!((b.memory[10], b.memory[11].to_ne_bytes()), (0xABCD, *b"inline!!"));
+        let mut long = vec![0u8; 4096];
+        assert_eq!(
+            a.build(9, |ex| {
+                (*ex).wr_send.unwrap()(ex);
+                (*ex).wr_set_inline_data.unwrap()(ex, long.as_mut_ptr().cast(), 4096);
+            }),
+            libc::EINVAL
+        );
+        a.memory[0] = 5;
+    }
+    drop((a, b));
+    // SAFETY: it is not used any more.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
+/// `ibv_wr_post(3)`: no request is executed unless `ibv_wr_complete` succeeds.
+#[test]
+fn refused_batch_posts_nothing() {
+    let opened = open();
+    let (a, b) = (End::new(opened, false), End::new(opened, false));
+    a.connect(&b);
+    b.connect(&a);
+    let (sge, write) = (a.sge(0, 8), |ex: *mut ibv_qp_ex, id: u64| {
+        // SAFETY: a request of a queue pair made for it, between start and complete.
+        unsafe {
+            (*ex).wr_id = id;
+            (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(1));
+        }
+    });
+    // SAFETY: the request that `write` has begun; the memory lives as long as `a`.
+    let set = |ex: *mut ibv_qp_ex| unsafe { (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length) };
+    for length in [33, 40] {
+        let refused = a.build(0, |ex| {
+            for id in 0..length {
+                write(ex, id);
+                set(ex);
+            }
+        });
+        assert_eq!(refused, libc::ENOMEM, "{length} requests on a queue of 32");
+    }
+    let posted = a.build(0, |ex| {
+        for id in 100..132 {
+            write(ex, id);
+            set(ex);
+        }
+    });
+    assert_eq!(posted, 0);
+    for id in 100..132 {
+        a.done(id);
+    }
+    drop((a, b));
+    // SAFETY: it is not used any more.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
+#[test]
+fn completions_are_read_field_by_field() {
+    let opened = open();
+    let (a, b) = (End::new(opened, false), End::new(opened, false));
+    a.connect(&b);
+    b.connect(&a);
+    // SAFETY: as in the other tests; fields are read between start and end.
+    unsafe {
+        let cq = b.cq;
+        let start = || (*cq).start_poll.unwrap()(cq, ptr::null_mut());
+        assert_eq!(start(), libc::ENOENT);
+        b.receive(5, 0);
+        b.receive(6, 1);
+        for id in [1, 2] {
+            assert_eq!(a.build(id, |ex| (*ex).wr_send.unwrap()(ex)), 0);
+            a.done(id);
+        }
+        let until = Instant::now() + Duration::from_secs(30);
+        while start() != 0 {
+            assert!(Instant::now() < until);
+        }
+        assert_eq!(((*cq).wr_id, (*cq).status), (5, 0));
+        assert_eq!((*cq).read_opcode.unwrap()(cq), 128);
+        assert_eq!((*cq).read_byte_len.unwrap()(cq), 0);
+        assert_eq!((*cq).read_qp_num.unwrap()(cq), b.number());
+        let stamp = (*cq).read_completion_ts.unwrap()(cq);
+        while (*cq).next_poll.unwrap()(cq) != 0 {
+            assert!(Instant::now() < until);
+        }
+        assert_eq!((*cq).wr_id, 6);
+        assert!((*cq).read_completion_ts.unwrap()(cq) >= stamp && stamp > 0);
+        (*cq).end_poll.unwrap()(cq);
+        assert_eq!(start(), libc::ENOENT);
+    }
+    drop((a, b));
+    // SAFETY: it is not used any more.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
+#[test]
+fn asynchronous_events_are_of_their_context_and_wait_for_acknowledgement() {
+    let (opened, other) = (open(), open());
+    let (a, b) = (End::new(opened, false), End::new(opened, true));
+    // SAFETY: pointers of ours; the event is acknowledged once, before its queue is destroyed.
+    unsafe {
+        let attr = abi::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 2 };
+        assert_eq!(call!(srq::ibv_modify_srq(b.srq, &raw const attr, 2)), 0);
+        b.receive(1, 0);
+        b.receive(2, 1);
+        a.connect(&b);
+        b.connect(&a);
+        assert_eq!(a.build(1, |ex| (*ex).wr_send.unwrap()(ex)), 0);
+        b.done(1);
+        let mut event: abi::ibv_async_event = abi::zeroed();
+        assert_eq!(call!(async_events::ibv_get_async_event(opened, &raw mut event)), 0);
+        assert_eq!((event.event_type, event.element.srq), (kinds::IBV_EVENT_SRQ_LIMIT_REACHED, b.srq));
+        let fd = (*other).async_fd;
+        libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
+        let mut none: abi::ibv_async_event = abi::zeroed();
+        assert_eq!(call!(async_events::ibv_get_async_event(other, &raw mut none)), -1);
+        call!(async_events::ibv_ack_async_event(&raw mut event));
+    }
+    drop((a, b));
+    // SAFETY: they are not used any more.
+    unsafe {
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+        assert_eq!(call!(open::ibv_close_device(other)), 0);
+    }
+}
+
+#[test]
+fn completion_events_have_a_descriptor() {
+    let opened = open();
+    // SAFETY: pointers of ours, each destroyed once.
+    unsafe {
+        let announced = call!(channel::ibv_create_comp_channel(opened));
+        let cq = call!(cq::ibv_create_cq(opened, 8, ptr::null_mut(), announced, 0));
+        libc::fcntl((*announced).fd, libc::F_SETFL, libc::O_NONBLOCK);
+        let (mut which, mut what) = (ptr::null_mut(), ptr::null_mut());
+        assert_eq!(call!(channel::ibv_get_cq_event(announced, &raw mut which, &raw mut what)), -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
+        assert_eq!(call!(channel::ibv_destroy_comp_channel(announced)), libc::EBUSY);
+        assert_eq!(call!(cq::ibv_destroy_cq(cq)), 0);
+        assert_eq!(call!(channel::ibv_destroy_comp_channel(announced)), 0);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+    }
+}
+
+/// Room for requests and elements at addresses that are 4 modulo 8, as packed structures of programs have them.
+#[repr(C, align(8))]
+struct Packed<T>(u32, [u8; 160], std::marker::PhantomData<T>);
+
+impl<T: Copy> Packed<T> {
+    fn new(value: T) -> Self {
+        let mut packed = Self(0, [0; 160], std::marker::PhantomData);
+        // SAFETY: the value fits, and is written at whatever address that is.
+        unsafe { packed.at().write_unaligned(value) };
+        packed
+    }
+
+    fn at(&mut self) -> *mut T {
+        assert!(size_of::<T>() <= 160 && !self.1.as_ptr().cast::<T>().is_aligned());
+        self.1.as_mut_ptr().cast()
+    }
+}
+
+#[test]
+fn requests_and_elements_may_be_at_any_address() {
+    let opened = open();
+    let (mut a, b) = (End::new(opened, false), End::new(opened, false));
+    a.connect(&b);
+    b.connect(&a);
+    a.memory[..2].copy_from_slice(&[0x0123_4567_89AB_CDEF, 42]);
+    let mut into = Packed::new([b.sge(8, 8), b.sge(20, 8)]);
+    let mut receive = Packed::new(abi::ibv_recv_wr {
+        wr_id: 1,
+        next: ptr::null_mut(),
+        sg_list: into.at().cast(),
+        num_sge: 2,
+    });
+    let mut from = Packed::new([a.sge(0, 8), a.sge(1, 8)]);
+    // SAFETY: integers and pointers; requests with their elements, whose memory stays.
+    unsafe {
+        let mut bad = ptr::null_mut();
+        assert_eq!((*opened).ops.post_recv.unwrap()(b.qp, receive.at(), &raw mut bad), 0);
+        let mut send: abi::ibv_send_wr = abi::zeroed();
+        (send.wr_id, send.opcode, send.send_flags) = (2, wr::IBV_WR_SEND, 2);
+        (send.sg_list, send.num_sge) = (from.at().cast(), 2);
+        let mut send = Packed::new(send);
+        let mut bad = ptr::null_mut();
+        assert_eq!((*opened).ops.post_send.unwrap()(a.qp, send.at(), &raw mut bad), 0);
+    }
+    a.done(2);
+    b.done(1);
+    assert_eq!((b.memory[8], b.memory[20]), (0x0123_4567_89AB_CDEF, 42));
+    let build = |ex: *mut ibv_qp_ex| {
+        // SAFETY: called between start and completion of a request of `ex`.
+        unsafe {
+            (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(30));
+            (*ex).wr_set_sge_list.unwrap()(ex, 2, from.at().cast());
+        }
+    };
+    assert_eq!(a.build(3, build), 0);
+    a.done(3);
+    while b.memory_word(31) != 42 {
+        std::thread::yield_now();
+    }
+    drop((a, b));
+    // SAFETY: it is not used any more.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
+
+/// A region without access for peers, which its program rewrites meanwhile, as a machine that migrates does: each CRC is right, and the peer
+/// gets some of what was there.
+#[test]
+fn a_source_may_be_rewritten_while_it_is_written_to_the_peer() {
+    const LENGTH: usize = 1 << 20;
+    const WRITES: u64 = 200;
+    let opened = open();
+    let (a, b) = (End::new(opened, false), End::new(opened, false));
+    a.connect(&b);
+    b.connect(&a);
+    let source: Vec<AtomicU64> = (0..LENGTH as u64 / 8).map(AtomicU64::new).collect();
+    let mut target = vec![0u8; LENGTH];
+    // SAFETY: both stay until the regions are deregistered; nothing here looks at the target meanwhile.
+    let (from, to) = unsafe {
+        let from = call!(mr::ibv_reg_mr(a.pd, source.as_ptr().cast_mut().cast(), LENGTH, 0));
+        let to = call!(mr::ibv_reg_mr(b.pd, target.as_mut_ptr().cast(), LENGTH, ACCESS));
+        assert!(!from.is_null() && !to.is_null());
+        (from, to)
+    };
+    // SAFETY: regions of ours.
+    let (lkey, rkey) = unsafe { ((*from).lkey, (*to).rkey) };
+    /// Set when the Writes are over, by a failed assertion as well.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for word in &source {
+                    word.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        let _over = Over(&over);
+        for id in 0..WRITES {
+            // SAFETY: inside of the regions.
+            let posted = a.build(id, |qp| unsafe {
+                (*qp).wr_rdma_write.unwrap()(qp, rkey, target.as_ptr().addr() as u64);
+                (*qp).wr_set_sge.unwrap()(qp, lkey, source.as_ptr().addr() as u64, LENGTH as u32);
+            });
+            assert_eq!(posted, 0);
+            a.done(id);
+        }
+        // The answer comes behind everything that was written.
+        // SAFETY: inside of the regions.
+        let posted = a.build(WRITES, |qp| unsafe {
+            (*qp).wr_rdma_read.unwrap()(qp, b.rkey(), b.address(0));
+            (*qp).wr_set_sge.unwrap()(qp, (*a.mr).lkey, a.address(0), 8);
+        });
+        assert_eq!(posted, 0);
+        a.done(WRITES);
+    });
+    // SAFETY: each once.
+    unsafe {
+        assert_eq!((call!(mr::ibv_dereg_mr(from)), call!(mr::ibv_dereg_mr(to))), (0, 0));
+        drop((a, b));
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+    }
+}
+
+#[test]
+fn buffers_are_page_aligned_and_regions_lie_inside() {
+    let opened = open();
+    // SAFETY: pointers of ours, each destroyed once.
+    unsafe {
+        let (domain, other) = (call!(pd::ibv_alloc_pd(opened)), call!(pd::ibv_alloc_pd(opened)));
+        let mut handle = ptr::null_mut();
+        let addr = call!(buf::ibv_alloc_buf(domain, 10_000, &raw mut handle));
+        assert!(!addr.is_null() && addr.addr().is_multiple_of(4096));
+        addr.cast::<u8>().write_bytes(7, 10_000);
+        let inside = call!(buf::ibv_reg_buf_mr(domain, handle, addr.byte_add(16), 9_984, ACCESS));
+        assert!(!inside.is_null() && (*inside).length == 9_984);
+        for (pd, start, length) in
+            [(other, addr, 8), (domain, addr.byte_add(16), 9_985), (domain, addr.byte_sub(1), 8)]
+        {
+            assert!(call!(buf::ibv_reg_buf_mr(pd, handle, start, length, ACCESS)).is_null());
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+        }
+        let mut attr: abi::ibv_mr_init_attr = abi::zeroed();
+        (attr.length, attr.access, attr.addr, attr.iova) = (512, ACCESS, addr, 0x1000);
+        attr.comp_mask = 1 | 2;
+        let with_iova = call!(buf::ibv_reg_mr_ex(domain, &raw const attr));
+        assert!(!with_iova.is_null());
+        attr.fd = -1;
+        // A DMA-buf has no address, and needs an offset; there is none.
+        let refused = [
+            (1, libc::EINVAL),
+            (2 | 4, libc::EINVAL),
+            (2 | 4 | 8, libc::EINVAL),
+            (4 | 8, libc::EBADF),
+            (2 | 16, libc::EOPNOTSUPP),
+        ];
+        attr.iova = 0;
+        for (mask, errno) in refused {
+            attr.comp_mask = mask;
+            assert!(call!(buf::ibv_reg_mr_ex(domain, &raw const attr)).is_null());
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
+        }
+        assert_eq!(call!(buf::ibv_export_buf_dmabuf_fd(handle)), -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENODATA));
+        assert_eq!((call!(mr::ibv_dereg_mr(inside)), call!(mr::ibv_dereg_mr(with_iova))), (0, 0));
+        call!(buf::ibv_free_buf(handle));
+        assert!(call!(buf::ibv_reg_buf_mr(domain, handle, addr, 8, ACCESS)).is_null(), "it is freed");
+        assert_eq!((call!(pd::ibv_dealloc_pd(domain)), call!(pd::ibv_dealloc_pd(other))), (0, 0));
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+    }
+}
+
+#[test]
+fn every_call_states_the_same_speed() {
+    let opened = open();
+    // SAFETY: a context of ours, results have room.
+    unsafe {
+        let mut attr: abi::ibv_port_attr = abi::zeroed();
+        let query = vctx(opened).query_port.unwrap();
+        assert_eq!(query(opened, 1, &raw mut attr, size_of::<abi::ibv_port_attr>()), 0);
+        // Four lanes of 25 Gbit/s.
+        assert_eq!((attr.active_width, attr.active_speed, attr.active_speed_ex), (2, 32, 32));
+        let mut speed = 0;
+        assert_eq!(call!(device::speed::ibv_query_port_speed(opened, 1, &raw mut speed)), 0);
+        assert_eq!(speed, 1000);
+        assert_eq!(call!(device::speed::ibv_query_port_speed(opened, 2, &raw mut speed)), libc::EINVAL);
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+    }
+}
+
+#[test]
+fn null_is_an_error_and_nothing_more() {
+    fn none<T>() -> *mut T {
+        ptr::null_mut()
+    }
+    // SAFETY: NULL everywhere: what every function promises to refuse.
+    unsafe {
+        assert!(call!(open::ibv_open_device(none())).is_null());
+        assert_eq!(call!(open::ibv_close_device(none())), -1);
+        assert!(call!(device::ibv_get_device_name(none())).is_null());
+        assert_eq!(call!(device::ibv_get_device_guid(none())), 0);
+        call!(device::ibv_free_device_list(none()));
+        assert_eq!(call!(device::attributes::ibv_query_device(none(), none())), libc::EINVAL);
+        assert_eq!(call!(device::port::ibv_query_port(none(), 1, none())), libc::EINVAL);
+        assert_eq!(call!(device::port::ibv_query_gid(none(), 1, 0, none())), -1);
+        assert_eq!(call!(device::port::_ibv_query_gid_ex(none(), 1, 0, none(), 0, 32)), libc::EINVAL);
+        assert_eq!(
+            call!(device::port::_ibv_query_gid_table(none(), none(), 1, 0, 32)),
+            -(libc::EINVAL as isize)
+        );
+        assert_eq!(call!(device::port::ibv_query_pkey(none(), 1, 0, none())), -1);
+        assert!(call!(pd::ibv_alloc_pd(none())).is_null());
+        assert_eq!(call!(pd::ibv_dealloc_pd(none())), libc::EINVAL);
+        assert!(call!(mr::ibv_reg_mr(none(), none(), 1, 0)).is_null());
+        assert!(call!(mr::ibv_reg_mr_iova2(none(), none(), 1, 0, c_uint::MAX)).is_null());
+        assert_eq!(call!(mr::ibv_dereg_mr(none())), libc::EINVAL);
+        assert_eq!(call!(mr::ibv_rereg_mr(none(), 1, none(), none(), 1, 0)), -1);
+        assert!(call!(channel::ibv_create_comp_channel(none())).is_null());
+        assert_eq!(call!(channel::ibv_destroy_comp_channel(none())), libc::EINVAL);
+        assert_eq!(call!(channel::ibv_get_cq_event(none(), none(), none())), -1);
+        assert!(call!(cq::ibv_create_cq(none(), 1, none(), none(), 0)).is_null());
+        assert_eq!(call!(cq::ibv_resize_cq(none(), 1)), libc::EINVAL);
+        assert_eq!(call!(cq::ibv_destroy_cq(none())), libc::EINVAL);
+        call!(cq::ibv_ack_cq_events(none(), 1));
+        assert!(call!(srq::ibv_create_srq(none(), none())).is_null());
+        assert_eq!(call!(srq::ibv_modify_srq(none(), ptr::null(), 0)), libc::EINVAL);
+        assert_eq!(call!(srq::ibv_query_srq(none(), none())), libc::EINVAL);
+        assert_eq!(call!(srq::ibv_destroy_srq(none())), libc::EINVAL);
+        assert!(call!(qp::ibv_create_qp(none(), none())).is_null());
+        assert_eq!(call!(qp::ibv_modify_qp(none(), ptr::null(), 0)), libc::EINVAL);
+        assert_eq!(call!(qp::ibv_query_qp(none(), none(), 0, none())), libc::EINVAL);
+        assert_eq!(call!(qp::ibv_destroy_qp(none())), libc::EINVAL);
+        assert!(call!(qp::ibv_qp_to_qp_ex(none())).is_null());
+        assert_eq!(call!(async_events::ibv_get_async_event(none(), none())), -1);
+        call!(async_events::ibv_ack_async_event(none()));
+    }
+}
+
+/// What a wild pointer is not: any object. None of these may be looked at.
+#[test]
+fn wild_pointers_are_errors_and_nothing_more() {
+    let opened = open();
+    let end = End::new(opened, false);
+    let page = [0u64; 1024];
+    let wild =
+        [8, 0x7FFF_0000_0000, usize::MAX - 7, usize::MAX, page.as_ptr().addr(), end.memory.as_ptr().addr()];
+    for address in wild {
+        fn at<T>(address: usize) -> *mut T {
+            ptr::without_provenance_mut(address)
+        }
+        let srq_attr = abi::ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 };
+        // SAFETY: what every function promises to refuse without a look; results have room.
+        unsafe {
+            let (mut attr, mut init): (abi::ibv_qp_attr, abi::ibv_qp_init_attr) =
+                (abi::zeroed(), abi::zeroed());
+            let (mut event_cq, mut event_context) = (ptr::null_mut(), ptr::null_mut());
+            assert!(call!(device::ibv_get_device_name(at(address))).is_null());
+            assert_eq!(call!(device::ibv_get_device_guid(at(address))), 0);
+            assert!(call!(open::ibv_open_device(at(address))).is_null());
+            assert_eq!(call!(open::ibv_close_device(at(address))), -1);
+            assert_eq!(call!(device::port::ibv_query_gid(at(address), 1, 0, ptr::null_mut())), -1);
+            assert!(call!(pd::ibv_alloc_pd(at(address))).is_null());
+            assert_eq!(call!(pd::ibv_dealloc_pd(at(address))), libc::EINVAL);
+            assert!(call!(mr::ibv_reg_mr(at(address), at(address), 1, 0)).is_null());
+            assert_eq!(call!(mr::ibv_dereg_mr(at(address))), libc::EINVAL);
+            assert_eq!(call!(mr::ibv_rereg_mr(at(address), 4, at(address), at(address), 1, 0)), -1);
+            assert!(call!(channel::ibv_create_comp_channel(at(address))).is_null());
+            assert_eq!(call!(channel::ibv_destroy_comp_channel(at(address))), libc::EINVAL);
+            let (to_cq, to_context) = (&raw mut event_cq, &raw mut event_context);
+            assert_eq!(call!(channel::ibv_get_cq_event(at(address), to_cq, to_context)), -1);
+            assert!(call!(cq::ibv_create_cq(opened, 1, ptr::null_mut(), at(address), 0)).is_null());
+            assert_eq!(call!(cq::ibv_resize_cq(at(address), 1)), libc::EINVAL);
+            assert_eq!(call!(cq::ibv_destroy_cq(at(address))), libc::EINVAL);
+            call!(cq::ibv_ack_cq_events(at(address), 1));
+            assert_eq!(call!(srq::ibv_modify_srq(at(address), &raw const srq_attr, 1)), libc::EINVAL);
+            assert_eq!(call!(srq::ibv_destroy_srq(at(address))), libc::EINVAL);
+            (init.qp_type, init.send_cq, init.recv_cq) = (flags::IBV_QPT_RC, end.cq.cast(), at(address));
+            assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
+            (init.recv_cq, init.srq) = (end.cq.cast(), at(address));
+            assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
+            let state = flags::IBV_QP_STATE;
+            assert_eq!(call!(qp::ibv_modify_qp(at(address), &raw const attr, state)), libc::EINVAL);
+            assert_eq!(
+                call!(qp::ibv_query_qp(at(address), &raw mut attr, state, &raw mut init)),
+                libc::EINVAL
+            );
+            assert_eq!(call!(qp::ibv_destroy_qp(at(address))), libc::EINVAL);
+            assert!(call!(qp::ibv_qp_to_qp_ex(at(address))).is_null());
+            for event_type in 0..20 {
+                let element = abi::ibv_async_element { qp: at(address) };
+                let mut event = abi::ibv_async_event { element, event_type };
+                call!(async_events::ibv_ack_async_event(&raw mut event));
+            }
+        }
+    }
+    // SAFETY: pointers of ours, and their destruction once more, which is to be refused.
+    unsafe {
+        let domain = call!(pd::ibv_alloc_pd(opened));
+        assert_eq!(call!(pd::ibv_dealloc_pd(domain)), 0);
+        assert_eq!(call!(pd::ibv_dealloc_pd(domain)), libc::EINVAL);
+    }
+    drop(end);
+    // SAFETY: it is not used any more.
+    unsafe {
+        assert_eq!(call!(open::ibv_close_device(opened)), 0);
+        assert_eq!(call!(open::ibv_close_device(opened)), -1);
+    }
+}
+
+#[test]
+fn arguments_without_a_meaning_are_refused() {
+    let opened = open();
+    let end = End::new(opened, false);
+    // SAFETY: pointers of ours; what is wrong with them is their kind or the numbers beside them.
+    unsafe {
+        // An object of another kind.
+        assert_eq!(call!(mr::ibv_dereg_mr(end.qp.cast())), libc::EINVAL);
+        assert_eq!(call!(cq::ibv_destroy_cq(end.qp.cast())), libc::EINVAL);
+        let mut word = 0u64;
+        let at = (&raw mut word).cast();
+        assert!(call!(mr::ibv_reg_mr(end.pd, at, 0, 1)).is_null());
+        assert!(call!(mr::ibv_reg_mr(end.pd, at, usize::MAX, 1)).is_null());
+        // Remote writing needs local writing, and there is no right 1 << 8.
+        assert!(call!(mr::ibv_reg_mr(end.pd, at, 8, 2)).is_null());
+        assert!(call!(mr::ibv_reg_mr(end.pd, at, 8, 1 << 8)).is_null());
+        let vectors = (*opened).num_comp_vectors;
+        for (cqe, vector) in [(0, 0), (-1, 0), (c_int::MAX, 0), (8, vectors), (8, -1)] {
+            assert!(
+                call!(cq::ibv_create_cq(opened, cqe, ptr::null_mut(), ptr::null_mut(), vector)).is_null()
+            );
+        }
+        let mut gid = ibv_gid::default();
+        assert_eq!(call!(device::port::ibv_query_gid(opened, 2, 0, &raw mut gid)), -1);
+        assert_eq!(call!(device::port::ibv_query_gid(opened, 1, 99, &raw mut gid)), -1);
+        let mut init: abi::ibv_qp_init_attr = abi::zeroed();
+        (init.send_cq, init.recv_cq) = (end.cq.cast(), end.cq.cast());
+        for (kind, errno) in [(4, libc::EOPNOTSUPP), (77, libc::EINVAL)] {
+            init.qp_type = kind;
+            assert!(call!(qp::ibv_create_qp(end.pd, &raw mut init)).is_null());
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
+        }
+        // No such request, and one whose elements are not there: the second of the chain is named.
+        let mut bad = ptr::null_mut();
+        let mut wrong: abi::ibv_send_wr = abi::zeroed();
+        wrong.opcode = 99;
+        let mut right: abi::ibv_send_wr = abi::zeroed();
+        right.opcode = wr::IBV_WR_SEND;
+        right.next = &raw mut wrong;
+        let mut attr: abi::ibv_qp_attr = abi::zeroed();
+        attr.qp_state = 9;
+        assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)), libc::EINVAL);
+        attr.qp_state = 3;
+        assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)), libc::EINVAL);
+        attr.qp_state = 6;
+        assert_eq!(call!(qp::ibv_modify_qp(end.qp, &raw const attr, flags::IBV_QP_STATE)), 0);
+        let post = (*opened).ops.post_send.unwrap();
+        assert_eq!(post(end.qp, &raw mut right, &raw mut bad), libc::EINVAL);
+        assert_eq!(bad, &raw mut wrong);
+        (wrong.opcode, wrong.num_sge) = (wr::IBV_WR_SEND, 3);
+        assert_eq!(post(end.qp, &raw mut wrong, &raw mut bad), libc::EINVAL);
+    }
+    drop(end);
+    // SAFETY: it is not used any more.
+    assert_eq!(unsafe { call!(open::ibv_close_device(opened)) }, 0);
+}
