@@ -41,7 +41,30 @@ impl Default for ConnectionConfig {
     }
 }
 
+/// Gives [`ConnectionConfig`] the setters of [`ConnConfig`].
+macro_rules! setters {
+    (impl $config:ident { $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)* }) => {
+        impl $config {
+            $($(#[doc = $doc])+
+            #[must_use]
+            pub fn $name(mut self, $name: $kind) -> Self {
+                self.options.$name = $name;
+                self
+            })*
+        }
+    };
+}
+
+crate::connection_options!(setters, impl ConnectionConfig);
+
 impl ConnectionConfig {
+    /// Time without any acknowledgement after which the peer counts as dead: see [`ConnConfig::dead_after`].
+    #[must_use]
+    pub fn dead_after(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.options = self.options.dead_after(time);
+        self
+    }
+
     /// Options of the raw layer, in place of those set so far.
     #[must_use]
     pub fn options(mut self, options: ConnConfig) -> Self {
