@@ -2,6 +2,7 @@
 //! meanwhile.
 
 use crate::cm::{CloseReason, ConnInfo};
+use crate::integration;
 use crate::{
     Access, BoundWindow, ConnectionConfig, Device, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result,
     SharedMr, Wc, WcError,
@@ -36,7 +37,7 @@ impl Connection {
     /// # Errors
     /// As [`crate::Connection::connect`].
     pub fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
-        let device = pd.device().to_handle();
+        let device = integration::device_of(pd);
         let inner = device.block_on(crate::Connection::connect(pd, peer, settings))?;
         Ok(Self { device, inner })
     }
@@ -164,7 +165,7 @@ impl Listener {
     /// As [`crate::Listener::bind`].
     pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let inner = crate::Listener::bind(pd, local, settings)?;
-        Ok(Self { device: pd.device().to_handle(), inner })
+        Ok(Self { device: integration::device_of(pd), inner })
     }
 
     /// The address it listens on.

@@ -21,6 +21,7 @@ mod driver;
 mod error;
 mod event;
 mod faults;
+pub mod integration;
 mod lingering;
 mod mr;
 mod notify;

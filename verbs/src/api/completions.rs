@@ -5,9 +5,8 @@
 
 use crate::api::dispatcher::Dispatcher;
 use crate::api::op::WcError;
-use crate::cq::Consumer;
 use crate::error::Error;
-use crate::notify::{Wake, Wakes};
+use crate::integration::{self, CompletionConsumer, Wakes};
 use crate::qp::Qp;
 use crate::wc::{Wc, WcStatus};
 use crate::wr::{SendFlags, SendOp, Sge};
@@ -57,7 +56,7 @@ pub(super) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> WcError {
         wc.status,
         WcStatus::LocalLength | WcStatus::LocalProtection | WcStatus::LocalQpOperation | WcStatus::MwBind
     );
-    let detail = qp.filter(|_| is_local).and_then(Qp::local_error);
+    let detail = qp.filter(|_| is_local).and_then(integration::local_error);
     WcError::Completed { status: wc.status, reason: wc.reason, peer, detail }
 }
 
@@ -225,12 +224,12 @@ impl Completions {
     /// Has [`Dispatcher::run_deferred`] called once the engine's locks are released.
     fn wake_deferred(&self, wakes: &mut Wakes) {
         if let Some(waker) = self.deferred.get() {
-            wakes.push(Wake::Waker(waker.clone()));
+            wakes.push_waker(waker.clone());
         }
     }
 }
 
-impl Consumer for Completions {
+impl CompletionConsumer for Completions {
     fn complete(&self, wc: Wc, wakes: &mut Wakes) {
         if wc.wr_id & SEND != 0 {
             let mut ops = self.ops.lock();
@@ -238,7 +237,7 @@ impl Consumer for Completions {
             let defers = !ops.waiting.is_empty() || !ops.freed.is_empty();
             drop(ops);
             if let Some(waker) = waker {
-                wakes.push(Wake::Waker(waker));
+                wakes.push_waker(waker);
             }
             if defers {
                 self.wake_deferred(wakes);
@@ -255,7 +254,7 @@ impl Consumer for Completions {
         } else {
             inbox.messages.push_back(wc);
         }
-        inbox.wakers.drain(..).for_each(|waker| wakes.push(Wake::Waker(waker)));
+        inbox.wakers.drain(..).for_each(|waker| wakes.push_waker(waker));
     }
 }
 

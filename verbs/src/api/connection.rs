@@ -8,6 +8,7 @@ use crate::api::op::{Op, WcError};
 use crate::api::settings::ConnectionConfig;
 use crate::cm::{self, CloseReason, CmChannel, CmEvent, CmEventKind, ConnInfo};
 use crate::error::{Error, Result};
+use crate::integration;
 use crate::mr::RemoteMr;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpCap, QpInit};
@@ -60,18 +61,19 @@ pub(super) struct Half {
 
 impl Half {
     pub(super) fn new(pd: &Pd, settings: &ConnectionConfig) -> Result<Self> {
-        let device = pd.device();
+        let device = integration::device_of(pd);
         settings.check(device.limits())?;
         let completions = Completions::new(settings.send_depth);
         let depth = settings.send_depth + settings.recv_depth;
-        let cq = device.create_consumed_cq(depth, Arc::clone(&completions) as Arc<_>)?;
+        let cq = integration::create_consumed_cq(&device, depth, Arc::clone(&completions) as Arc<_>)?;
         let cap = QpCap {
             max_send_wr: settings.send_depth,
             max_recv_wr: settings.recv_depth,
             max_inline: COPIED_INLINE,
             ..QpCap::default()
         };
-        let init = QpInit::new(&cq, &cq).cap(cap).max_message(settings.max_message).newest_receive_first();
+        let init = QpInit::new(&cq, &cq).cap(cap).newest_receive_first();
+        let init = integration::with_long_messages(init, settings.max_message);
         let qp = pd.create_qp(init)?;
         let len = settings.recv_depth as usize * settings.recv_size as usize;
         let memory = Memory::owned(len).map_err(Error::io("allocating receive buffers"))?;
@@ -79,7 +81,7 @@ impl Half {
         let memory = unsafe { memory.exclusive() };
         let memory = pd.register_raw(memory, 0, Access::LOCAL_WRITE)?;
         let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
-        let dispatcher = Handle::new(device.to_handle(), qp, completions, settings, ring)?;
+        let dispatcher = Handle::new(device, qp, completions, settings, ring)?;
         Ok(Self { dispatcher, pd: pd.clone() })
     }
 

@@ -12,9 +12,9 @@ use crate::api::settings::ConnectionConfig;
 use crate::cm::{CloseReason, CmChannel, CmEventKind, ConnInfo};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::lingering::Linger;
+use crate::integration::{self, Doorbell, Linger};
 use crate::mr::RawMr;
-use crate::qp::{Doorbell, Qp};
+use crate::qp::Qp;
 use crate::wc::{Wc, WcOpcode};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
 use parking_lot::{Mutex, MutexGuard};
@@ -120,7 +120,7 @@ impl Due {
     fn deliver(self, dispatcher: &Dispatcher) {
         let Self { wakers, freed, receives, doorbells, ended } = self;
         for doorbell in doorbells {
-            dispatcher.qp.ring(doorbell);
+            integration::ring(&dispatcher.qp, doorbell);
         }
         dispatcher.post_slots(receives);
         drop(freed);
@@ -206,20 +206,20 @@ impl Dispatcher {
         let wr = RecvWr { wr_id: slot.into(), sges: &[sge] };
         // SAFETY: the ring's memory lives as long as the dispatcher, which outlives the queue pair's use of it (`qp` is dropped
         // first); the slot is read through a `Message` only while its receive is not posted.
-        unsafe { self.qp.post_recv([wr]) }.map_err(|refused| refused.error)
+        unsafe { integration::post_receive(&self.qp, wr) }
     }
 
     /// The bytes of the message in ring slot `slot`, where it is longer than the slot.
     pub(super) fn take_long(&self, slot: u32) -> Option<Vec<u8>> {
-        self.qp.0.long.as_ref()?.take(slot.into())
+        integration::take_long_message(&self.qp, slot.into())
     }
 
     /// The message in `slot` is dropped: the slot is posted again. Refused only when the queue pair is in error: then the receive is
     /// not needed.
     pub(super) fn release(&self, slot: u32, long: Option<Vec<u8>>) {
-        if let (Some(messages), Some(message)) = (&self.qp.0.long, long) {
+        if let Some(message) = long {
             // Before the receive is posted, which wakes a stream that waits for this room.
-            messages.release(message.len());
+            integration::release_long_message(&self.qp, message.len());
         }
         let _ = self.post_slot(slot);
     }
@@ -270,7 +270,7 @@ impl Dispatcher {
             let _ = self.ops().finish(key, Outcome::Refused(Arc::new(error)));
         }
         drop(gate);
-        self.qp.ring(doorbell);
+        integration::ring(&self.qp, doorbell);
         key as u64
     }
 
@@ -285,8 +285,7 @@ impl Dispatcher {
         // SAFETY: the elements lie in the slot's buffer, an `Mr` that stays in the slot until the completion was taken (or
         // the queue pair was dropped, which happens before the slots are); nothing else can access its bytes meanwhile. Inline
         // data lies there too, or is borrowed by the caller of `submit_copy`.
-        let (posted, doorbell) = unsafe { self.qp.queue_send([wr]) };
-        (posted.map_err(|refused| refused.error), doorbell)
+        unsafe { integration::queue_send(&self.qp, wr) }
     }
 
     /// Posts waiting operations while there is room. The gate is held.
@@ -350,10 +349,8 @@ impl Dispatcher {
         }
         ops.lingering = Some(Arc::clone(this));
         drop(ops);
-        if let Some(lingering) = device.lingering() {
-            let this: Weak<Self> = Arc::downgrade(this);
-            lingering.add(this);
-        }
+        let connection: Weak<Self> = Arc::downgrade(this);
+        integration::end_with_last_handle(device, connection);
         // The peer may go on sending meanwhile: a message without a receive would end the connection.
         let messages = {
             let mut inbox = this.completions.inbox.lock();
@@ -361,7 +358,7 @@ impl Dispatcher {
             std::mem::take(&mut inbox.messages)
         };
         this.post_slots(messages.iter().map(|wc| wc.wr_id as u32));
-        if !this.qp.limit_lifetime(this.detached_timeout) {
+        if !integration::limit_lifetime(&this.qp, this.detached_timeout) {
             // No connection completes them, and no other one can be made.
             this.end_lingering();
         }
@@ -376,7 +373,7 @@ impl Dispatcher {
         if let Some(wc) = &inbox.closed {
             return Poll::Ready(Err(failed(wc, self.peer(), Some(&self.qp))));
         }
-        crate::notify::register(&mut inbox.wakers, cx.waker());
+        integration::register_waker(&mut inbox.wakers, cx.waker());
         Poll::Pending
     }
 

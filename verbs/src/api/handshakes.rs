@@ -2,7 +2,7 @@
 
 use crate::api::connection::Connection;
 use crate::error::{Error, Result};
-use crate::notify::register;
+use crate::integration::register_waker;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
@@ -86,7 +86,7 @@ impl Handshakes {
     /// The next connection that is established.
     pub(super) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Connection> {
         // Before the handshakes are polled: one that is over then finds the waker.
-        register(&mut self.waiting.0.lock(), cx.waker());
+        register_waker(&mut self.waiting.0.lock(), cx.waker());
         let waker = Waker::from(Arc::clone(&self.waiting));
         let mut running = self.running.lock();
         loop {

@@ -5,6 +5,7 @@ use crate::api::handshakes::{AcceptFailure, Handshakes};
 use crate::api::settings::ConnectionConfig;
 use crate::cm::{self, CmChannel, CmEventKind, ConnRequest};
 use crate::error::{Error, Result};
+use crate::integration;
 use crate::pd::Pd;
 use futures_util::Stream;
 use std::future::poll_fn;
@@ -53,10 +54,11 @@ impl Listener {
     /// # Errors
     /// [`Error::Io`] when the address cannot be had; [`Error::Limit`], [`Error::Zero`] for settings that no connection can be made with.
     pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
-        settings.check(pd.device().limits())?;
+        let device = integration::device_of(pd);
+        settings.check(device.limits())?;
         let channel = Arc::new(CmChannel::default());
         let options = Arc::new(settings.options.clone());
-        let port = cm::Listener::bind(pd.device(), local, BACKLOG, &options, &channel)?;
+        let port = cm::Listener::bind(&device, local, BACKLOG, &options, &channel)?;
         let handshakes = Handshakes::default();
         Ok(Self { pd: pd.clone(), settings: settings.clone(), port, channel, handshakes })
     }

@@ -8,7 +8,7 @@
 mod byte_stream;
 
 use crate::Device;
-use crate::driver::{ActiveTask, Shard};
+use crate::integration::ShardTask;
 use std::io;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -59,11 +59,11 @@ pub async fn drive(device: Device) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::Unsupported, why));
     }
     let mut shards = JoinSet::new();
-    for shard in device.driver().shards() {
+    for index in 0..device.shards() {
         let nudge = Arc::new(Nudge(Notify::new()));
-        let active = ActiveTask::try_new(shard, || Waker::from(Arc::clone(&nudge)));
-        let active = active.ok_or(io::ErrorKind::ResourceBusy)?;
-        shards.spawn(drive_shard(Arc::clone(shard), active, nudge));
+        let shard = ShardTask::try_new(&device, index, || Waker::from(Arc::clone(&nudge)));
+        let shard = shard.ok_or(io::ErrorKind::ResourceBusy)?;
+        shards.spawn(drive_shard(shard, nudge));
     }
     // The first that cannot be driven ends all.
     match shards.join_next().await {
@@ -72,12 +72,12 @@ pub async fn drive(device: Device) -> io::Result<()> {
     }
 }
 
-async fn drive_shard(shard: Arc<Shard>, active: ActiveTask, nudge: Arc<Nudge>) -> io::Result<()> {
-    let set = active.set().ok_or(io::ErrorKind::Unsupported)?;
+async fn drive_shard(shard: ShardTask, nudge: Arc<Nudge>) -> io::Result<()> {
+    let set = shard.wait_fd().ok_or(io::ErrorKind::Unsupported)?;
     // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and the same until it is deregistered.
     let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
     loop {
-        let timer = active.timer().map(Instant::from_std);
+        let timer = shard.deadline().map(Instant::from_std);
         let deadline = async {
             match timer {
                 Some(at) => sleep_until(at).await,

@@ -7,7 +7,7 @@ use crate::api::connection::Connection;
 use crate::api::message::Message;
 use crate::api::op::Op;
 use crate::error::Error;
-use crate::notify::register;
+use crate::integration::register_waker;
 use message::{FormatError, HEADER, Header, emit_first, parse_first};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -364,7 +364,7 @@ impl Writing {
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(op) = self.under_way.front_mut() else { return Poll::Ready(Ok(())) };
         // Before the poll: an operation that is over behind it finds the waker.
-        register(&mut self.waiting.0.lock(), cx.waker());
+        register_waker(&mut self.waiting.0.lock(), cx.waker());
         let outcome = ready!(Pin::new(op).poll(&mut Context::from_waker(&self.waker)));
         self.under_way.pop_front();
         let (_, buffer) = outcome?;
