@@ -280,28 +280,6 @@ impl DeviceConfig {
     /// Encrypts every connection by TLS 1.3 and authenticates every peer; only connections of the device to itself are in the clear.
     /// Datagrams are refused, unless the configuration lets them pass. What [`DeviceConfig::capture`] writes is what is on the wire.
     /// Default: none.
-    ///
-    /// ```
-    /// use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
-    /// use uiw_verbs::{ConnectionConfig, Device, DeviceConfig, blocking::{Connection, Listener}};
-    /// let keys = [SecretKey::generate()?, SecretKey::generate()?];
-    /// let device = |own: usize, name: &str| {
-    ///     let mut pinned = PinnedKeys::default();
-    ///     pinned.add(keys[1 - own].public_key(), name);
-    ///     let tls = Tls::new(TlsConfig::raw_keys(&keys[own], pinned)?)?;
-    ///     Ok::<_, Box<dyn std::error::Error>>(Device::open_with(DeviceConfig::default().tls(tls))?)
-    /// };
-    /// let (server, client) = (device(0, "the client")?, device(1, "the server")?);
-    /// let settings = ConnectionConfig::default();
-    /// let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
-    /// let address = listener.local_addr();
-    /// let accepted = std::thread::spawn(move || listener.accept());
-    /// let connection = Connection::connect(&client.alloc_pd()?, address, &settings)?;
-    /// let identity = connection.info().peer_identity.as_ref().unwrap().to_string();
-    /// assert!(identity.starts_with("the server (SHA256:"));
-    /// # accepted.join().unwrap()?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: impl Into<Option<uiw_tls::Tls>>) -> Self {
