@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use uiw_verbs::{
-    Arm, CapabilityExchange, CompChannel, ConnConfig, CqConfig, Device, QpCap, QpInit, RecvWr,
-    Remote, SendFlags, SendOp, SendWr, Sge,
+    Arm, CapabilityExchange, CompChannel, ConnConfig, CqConfig, Device, QpCap, QpInit, RecvWr, Remote,
+    SendFlags, SendOp, SendWr, Sge,
 };
 
 struct Notified {
