@@ -19,27 +19,27 @@ use uiw_verbs::integration::{self, CompletionConsumer, Wakes};
 use uiw_verbs::{Qp, SendFlags, SendOp, Sge, Wc, WcStatus};
 
 /// Buffers of any type.
-pub(super) type AnyBuffer = Box<dyn Any + Send>;
+pub(crate) type AnyBuffer = Box<dyn Any + Send>;
 
 /// Marks completions of sends among the `wr_id`s.
-pub(super) const SEND: u64 = 1 << 63;
+pub(crate) const SEND: u64 = 1 << 63;
 
 /// A request that may have to wait for room in the send queue.
-pub(super) struct Request {
-    pub(super) op: SendOp,
-    pub(super) sges: ArrayVec<Sge, 2>,
-    pub(super) flags: SendFlags,
+pub(crate) struct Request {
+    pub(crate) op: SendOp,
+    pub(crate) sges: ArrayVec<Sge, 2>,
+    pub(crate) flags: SendFlags,
 }
 
 /// How an operation ended.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Completed(Wc),
     /// It was not posted.
     Refused(Arc<Error>),
 }
 
 impl Outcome {
-    pub(super) fn into_result(self, peer: SocketAddr, qp: Option<&Qp>) -> Result<Wc, WcError> {
+    pub(crate) fn into_result(self, peer: SocketAddr, qp: Option<&Qp>) -> Result<Wc, WcError> {
         match self {
             Self::Completed(wc) if wc.status == WcStatus::Success => Ok(wc),
             Self::Completed(wc) => Err(failed(&wc, peer, qp)),
@@ -49,7 +49,7 @@ impl Outcome {
 }
 
 /// The error of a completion that is none of success.
-pub(super) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> WcError {
+pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> WcError {
     let is_local = matches!(
         wc.status,
         WcStatus::LocalLength | WcStatus::LocalProtection | WcStatus::LocalQpOperation | WcStatus::MwBind
@@ -66,24 +66,24 @@ enum State {
 }
 
 /// What takes the outcome of an operation.
-pub(super) enum Caller {
+pub(crate) enum Caller {
     /// Its future, which is woken by this if it has been polled.
     Waits(Option<Waker>),
     /// The future was dropped. The request is posted and completes as any other; then the slot is freed.
     Detached,
 }
 
-pub(super) struct Slot {
+pub(crate) struct Slot {
     state: State,
     caller: Caller,
     buffer: AnyBuffer,
 }
 
 /// The operations of a connection.
-pub(super) struct Ops {
+pub(crate) struct Ops {
     slots: Slab<Slot>,
     /// Keeps the connection until `slots` is empty, when only detached operations are left of it.
-    pub(super) lingering: Option<Arc<Dispatcher>>,
+    pub(crate) lingering: Option<Arc<Dispatcher>>,
     /// Room in the send queue.
     room: u32,
     /// Operations that wait for room, in order: their slots stay until they are posted.
@@ -94,18 +94,18 @@ pub(super) struct Ops {
 
 impl Ops {
     /// Whether a request may be posted now, in front of none that waits.
-    pub(super) fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.room > 0 && self.waiting.is_empty()
     }
 
     /// Takes in an operation that the caller posts.
-    pub(super) fn add_posted(&mut self, buffer: AnyBuffer) -> usize {
+    pub(crate) fn add_posted(&mut self, buffer: AnyBuffer) -> usize {
         self.room -= 1;
         self.slots.insert(Slot { state: State::Posted, caller: Caller::Waits(None), buffer })
     }
 
     /// Takes in an operation that waits for room.
-    pub(super) fn add_waiting(&mut self, request: Request, buffer: AnyBuffer) -> usize {
+    pub(crate) fn add_waiting(&mut self, request: Request, buffer: AnyBuffer) -> usize {
         let state = State::Waiting(request);
         let key = self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer });
         self.waiting.push_back(key);
@@ -113,13 +113,13 @@ impl Ops {
     }
 
     /// Takes in an operation that failed before it was posted.
-    pub(super) fn add_failed(&mut self, error: Error, buffer: AnyBuffer) -> usize {
+    pub(crate) fn add_failed(&mut self, error: Error, buffer: AnyBuffer) -> usize {
         let state = State::Done(Outcome::Refused(Arc::new(error)));
         self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer })
     }
 
     /// The next request that waits, if there is room for it. The caller posts it.
-    pub(super) fn next_waiting(&mut self) -> Option<(usize, Request)> {
+    pub(crate) fn next_waiting(&mut self) -> Option<(usize, Request)> {
         if self.room == 0 {
             return None;
         }
@@ -131,7 +131,7 @@ impl Ops {
     }
 
     /// An operation is over, and its place in the send queue is free again. Gives what wakes its future.
-    pub(super) fn finish(&mut self, key: usize, outcome: Outcome) -> Option<Waker> {
+    pub(crate) fn finish(&mut self, key: usize, outcome: Outcome) -> Option<Waker> {
         self.room += 1;
         let slot = self.slots.get_mut(key)?;
         match &mut slot.caller {
@@ -148,13 +148,13 @@ impl Ops {
 
     /// What [`Dispatcher::run_deferred`] drops: detached operations that are over, and with the last of
     /// them what keeps the connection.
-    pub(super) fn take_freed(&mut self) -> (Vec<Slot>, Option<Arc<Dispatcher>>) {
+    pub(crate) fn take_freed(&mut self) -> (Vec<Slot>, Option<Arc<Dispatcher>>) {
         let ended = if self.slots.is_empty() { self.lingering.take() } else { None };
         (std::mem::take(&mut self.freed), ended)
     }
 
     /// The outcome of an operation and its buffer, once it is over.
-    pub(super) fn take_done(&mut self, key: usize) -> Option<(Outcome, AnyBuffer)> {
+    pub(crate) fn take_done(&mut self, key: usize) -> Option<(Outcome, AnyBuffer)> {
         if !matches!(self.slots.get(key)?.state, State::Done(_)) {
             return None;
         }
@@ -164,51 +164,51 @@ impl Ops {
     }
 
     /// Another caller for an operation that is not over. Gives the one before, which is foreign code.
-    pub(super) fn set_caller(&mut self, key: usize, caller: Caller) -> Option<Caller> {
+    pub(crate) fn set_caller(&mut self, key: usize, caller: Caller) -> Option<Caller> {
         let slot = self.slots.get_mut(key)?;
         Some(std::mem::replace(&mut slot.caller, caller))
     }
 
     /// Removes an operation that is over.
-    pub(super) fn remove_done(&mut self, key: usize) -> Option<Slot> {
+    pub(crate) fn remove_done(&mut self, key: usize) -> Option<Slot> {
         let is_done = matches!(self.slots.get(key)?.state, State::Done(_));
         is_done.then(|| self.slots.remove(key))
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
     /// As if so many more requests were under way.
     #[cfg(test)]
-    pub(super) fn set_room(&mut self, room: u32) {
+    pub(crate) fn set_room(&mut self, room: u32) {
         self.room = room;
     }
 }
 
 /// Received messages.
 #[derive(Default)]
-pub(super) struct Inbox {
-    pub(super) messages: VecDeque<Wc>,
-    pub(super) wakers: Vec<Waker>,
+pub(crate) struct Inbox {
+    pub(crate) messages: VecDeque<Wc>,
+    pub(crate) wakers: Vec<Waker>,
     /// The first receive that was flushed: no message will come.
-    pub(super) closed: Option<Wc>,
+    pub(crate) closed: Option<Wc>,
     /// No handle is left: messages are dropped, and their receives posted again.
-    pub(super) discards: bool,
+    pub(crate) discards: bool,
     /// Receives of messages that were dropped.
-    pub(super) discarded: Vec<u32>,
+    pub(crate) discarded: Vec<u32>,
 }
 
 /// What the completions of a connection's queue pair are put into.
-pub(super) struct Completions {
-    pub(super) ops: Mutex<Ops>,
-    pub(super) inbox: Mutex<Inbox>,
+pub(crate) struct Completions {
+    pub(crate) ops: Mutex<Ops>,
+    pub(crate) inbox: Mutex<Inbox>,
     /// Called where completions leave something to do that needs the queue pair, or runs foreign code.
-    pub(super) deferred: OnceLock<Waker>,
+    pub(crate) deferred: OnceLock<Waker>,
 }
 
 impl Completions {
-    pub(super) fn new(send_depth: u32) -> Arc<Self> {
+    pub(crate) fn new(send_depth: u32) -> Arc<Self> {
         let ops = Ops {
             slots: Slab::new(),
             lingering: None,
@@ -258,10 +258,10 @@ impl CompletionConsumer for Completions {
 
 /// The dispatcher's completions. Dropped behind the queue pair: then nothing completes any more, and buffers are dropped here though the
 /// engine may keep the queue, and so the rest, for longer.
-pub(super) struct Owned(Arc<Completions>);
+pub(crate) struct Owned(Arc<Completions>);
 
 impl Owned {
-    pub(super) fn new(completions: Arc<Completions>) -> Self {
+    pub(crate) fn new(completions: Arc<Completions>) -> Self {
         Self(completions)
     }
 }

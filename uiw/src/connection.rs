@@ -46,18 +46,18 @@ const COPIED_INLINE: u32 = 256;
 /// ```
 #[derive(Clone)]
 pub struct Connection {
-    pub(super) dispatcher: Arc<Handle>,
+    pub(crate) dispatcher: Arc<Handle>,
     pd: Pd,
 }
 
 /// A queue pair with its receives posted, not connected yet.
-pub(super) struct Half {
+pub(crate) struct Half {
     dispatcher: Arc<Handle>,
     pd: Pd,
 }
 
 impl Half {
-    pub(super) fn new(pd: &Pd, settings: &ConnectionConfig) -> Result<Self> {
+    pub(crate) fn new(pd: &Pd, settings: &ConnectionConfig) -> Result<Self> {
         let device = pd.device();
         settings.check(device.limits())?;
         let completions = Completions::new(settings.send_depth);
@@ -82,16 +82,16 @@ impl Half {
         Ok(Self { dispatcher, pd: pd.clone() })
     }
 
-    pub(super) fn qp(&self) -> &Qp {
+    pub(crate) fn qp(&self) -> &Qp {
         self.dispatcher.qp()
     }
 
-    pub(super) fn channel(&self) -> &Arc<CmChannel> {
+    pub(crate) fn channel(&self) -> &Arc<CmChannel> {
         &self.dispatcher.channel
     }
 
     /// Begins to connect to `peer`.
-    pub(super) fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
+    pub(crate) fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let half = Self::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
         cm::connect(half.qp(), None, peer, &options, &settings.private_data, half.channel())?;
@@ -99,7 +99,7 @@ impl Half {
     }
 
     /// Waits until the connection stands.
-    pub(super) async fn established(self) -> Result<Connection> {
+    pub(crate) async fn established(self) -> Result<Connection> {
         let abandon = Abandon(Some(&self.dispatcher));
         let event = poll_fn(|cx| self.dispatcher.channel.poll_pop(cx)).await;
         match event {
@@ -249,7 +249,7 @@ impl Connection {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    pub(super) fn poll_recv(
+    pub(crate) fn poll_recv(
         &self,
         cx: &mut Context<'_>,
     ) -> Poll<std::result::Result<Option<Message>, WcError>> {
@@ -270,12 +270,12 @@ impl Connection {
     }
 
     /// How many receives are kept posted, and the bytes of each.
-    pub(super) fn receives(&self) -> (u32, u32) {
+    pub(crate) fn receives(&self) -> (u32, u32) {
         (self.dispatcher.ring.depth, self.dispatcher.ring.size)
     }
 
     /// Requests that may be under way.
-    pub(super) fn send_depth(&self) -> u32 {
+    pub(crate) fn send_depth(&self) -> u32 {
         self.qp().query().cap.max_send_wr
     }
 
@@ -318,12 +318,12 @@ impl Connection {
     }
 
     /// Ready when the connection has ended.
-    pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
+    pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         self.dispatcher.poll_ended(cx)
     }
 
     /// A request without memory. `kept` is what it works on: it is kept until the request is over, even if the future is dropped.
-    pub(super) async fn local_request<T: Send + 'static>(
+    pub(crate) async fn local_request<T: Send + 'static>(
         &self,
         op: SendOp,
         kept: T,
@@ -337,7 +337,7 @@ impl Connection {
     }
 
     /// Posts a request whose elements lie in `buffer`, which comes back with its outcome.
-    pub(super) fn post(&self, request: Request, buffer: AnyBuffer) -> Posted {
+    pub(crate) fn post(&self, request: Request, buffer: AnyBuffer) -> Posted {
         let dispatcher = Arc::clone(&self.dispatcher);
         Posted { ticket: dispatcher.submit(request, buffer), dispatcher, over: false }
     }
@@ -386,7 +386,7 @@ fn is_flush(error: &WcError) -> bool {
 }
 
 /// A request of the engine's own that a future waits for. Dropping it detaches the request.
-pub(super) struct Posted {
+pub(crate) struct Posted {
     dispatcher: Arc<Handle>,
     ticket: u64,
     over: bool,

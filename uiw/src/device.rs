@@ -36,7 +36,7 @@ impl Device {
     /// Opens a device on the kernel's TCP, with options.
     ///
     /// # Errors
-    /// As for [`Device::open`]; [`ErrorKind::Io`](crate::ErrorKind::Io) when the capture cannot be written;
+    /// The errors are those of [`Device::open`]; [`ErrorKind::Io`](crate::ErrorKind::Io) when the capture cannot be written;
     /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) and [`ErrorKind::Zero`](crate::ErrorKind::Zero) for options.
     pub fn open_with(options: DeviceConfig) -> Result<Self> {
         Ok(Self(uiw_verbs::Device::open_with(options)?))
@@ -45,7 +45,7 @@ impl Device {
     /// Opens a device on any byte-stream stack.
     ///
     /// # Errors
-    /// As for [`Device::open_with`].
+    /// The errors are those of [`Device::open_with`].
     pub fn with_stack(stack: Box<dyn TransportStack>, options: DeviceConfig) -> Result<Self> {
         Ok(Self(uiw_verbs::Device::with_stack(stack, options)?))
     }

@@ -22,23 +22,23 @@ use uiw_verbs::integration::{self, Doorbell, Linger};
 use uiw_verbs::{Qp, RawMr, RecvWr, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode};
 
 /// How an operation ended, and its buffer.
-pub(super) type OpDone = (std::result::Result<Wc, WcError>, AnyBuffer);
+pub(crate) type OpDone = (std::result::Result<Wc, WcError>, AnyBuffer);
 
 /// The receive buffers of a connection: one block, one slot a receive.
-pub(super) struct Ring {
-    pub(super) memory: RawMr,
-    pub(super) size: u32,
-    pub(super) depth: u32,
+pub(crate) struct Ring {
+    pub(crate) memory: RawMr,
+    pub(crate) size: u32,
+    pub(crate) depth: u32,
 }
 
 /// The application's hold on a connection: connections, operations and messages share one.
-pub(super) struct Handle {
+pub(crate) struct Handle {
     dispatcher: Arc<Dispatcher>,
     device: Device,
 }
 
 impl Handle {
-    pub(super) fn new(
+    pub(crate) fn new(
         device: Device,
         qp: Qp,
         completions: Arc<Completions>,
@@ -63,7 +63,7 @@ impl Handle {
         Ok(Arc::new(Self { dispatcher, device }))
     }
 
-    pub(super) fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 }
@@ -89,11 +89,11 @@ pub(crate) struct Dispatcher {
     /// Held from where a request has its room to where it is in the send queue, so that requests are queued in order; never while foreign
     /// code runs, so that any thread may wait for it.
     gate: Mutex<()>,
-    pub(super) ring: Ring,
+    pub(crate) ring: Ring,
     /// See [`ConnectionConfig::detached_timeout`].
     detached_timeout: Duration,
-    pub(super) channel: Arc<CmChannel>,
-    pub(super) info: std::sync::OnceLock<ConnInfo>,
+    pub(crate) channel: Arc<CmChannel>,
+    pub(crate) info: std::sync::OnceLock<ConnInfo>,
     ending: Mutex<Option<CloseReason>>,
 }
 
@@ -184,16 +184,16 @@ impl Dispatcher {
         self.completions.ops.lock()
     }
 
-    pub(super) fn qp(&self) -> &Qp {
+    pub(crate) fn qp(&self) -> &Qp {
         &self.qp
     }
 
-    pub(super) fn peer(&self) -> SocketAddr {
+    pub(crate) fn peer(&self) -> SocketAddr {
         self.info.get().map_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)), |info| info.peer)
     }
 
     /// Posts the receive of ring slot `slot`.
-    pub(super) fn post_slot(&self, slot: u32) -> Result<()> {
+    pub(crate) fn post_slot(&self, slot: u32) -> Result<()> {
         let Ring { memory, size, .. } = &self.ring;
         let addr = memory.addr() + u64::from(slot) * u64::from(*size);
         let sge = Sge { addr, length: *size, lkey: memory.lkey() };
@@ -205,13 +205,13 @@ impl Dispatcher {
     }
 
     /// The bytes of the message in ring slot `slot`, where it is longer than the slot.
-    pub(super) fn take_long(&self, slot: u32) -> Option<Vec<u8>> {
+    pub(crate) fn take_long(&self, slot: u32) -> Option<Vec<u8>> {
         integration::take_long_message(&self.qp, slot.into())
     }
 
     /// The message in `slot` is dropped: the slot is posted again. Refused only when the queue pair is in error: then the receive is
     /// not needed.
-    pub(super) fn release(&self, slot: u32, long: Option<Vec<u8>>) {
+    pub(crate) fn release(&self, slot: u32, long: Option<Vec<u8>>) {
         if let Some(message) = long {
             // Before the receive is posted, which wakes a stream that waits for this room.
             integration::release_long_message(&self.qp, message.len());
@@ -227,7 +227,7 @@ impl Dispatcher {
     }
 
     /// Takes an operation in: posts it if there is room, else lets it wait.
-    pub(super) fn submit(&self, request: Request, buffer: AnyBuffer) -> u64 {
+    pub(crate) fn submit(&self, request: Request, buffer: AnyBuffer) -> u64 {
         let gate = self.gate.lock();
         let mut ops = self.ops();
         if ops.has_room() {
@@ -239,7 +239,7 @@ impl Dispatcher {
     }
 
     /// Takes a Send of at most `max_inline` bytes in, which are copied.
-    pub(super) fn submit_copy(&self, message: &[u8]) -> u64 {
+    pub(crate) fn submit_copy(&self, message: &[u8]) -> u64 {
         let gate = self.gate.lock();
         let mut ops = self.ops();
         if ops.has_room() {
@@ -253,7 +253,7 @@ impl Dispatcher {
     }
 
     /// Takes an operation in that failed before it was posted.
-    pub(super) fn submit_failed(&self, error: Error, buffer: AnyBuffer) -> u64 {
+    pub(crate) fn submit_failed(&self, error: Error, buffer: AnyBuffer) -> u64 {
         self.ops().add_failed(error, buffer) as u64
     }
 
@@ -309,7 +309,7 @@ impl Dispatcher {
         due.deliver(self);
     }
 
-    pub(super) fn poll_op(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<OpDone> {
+    pub(crate) fn poll_op(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<OpDone> {
         let key = ticket as usize;
         let mut ops = self.ops();
         if let Some((outcome, buffer)) = ops.take_done(key) {
@@ -323,7 +323,7 @@ impl Dispatcher {
     }
 
     /// The operation's future was dropped: its request goes on, whether it was posted or waits for room.
-    pub(super) fn detach(&self, ticket: u64) {
+    pub(crate) fn detach(&self, ticket: u64) {
         let key = ticket as usize;
         let mut ops = self.ops();
         // The waker and the buffer are foreign code: dropped without the lock.
@@ -361,7 +361,7 @@ impl Dispatcher {
     }
 
     /// The oldest message.
-    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<std::result::Result<Wc, WcError>> {
+    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<std::result::Result<Wc, WcError>> {
         let mut inbox = self.completions.inbox.lock();
         if let Some(wc) = inbox.messages.pop_front() {
             return Poll::Ready(Ok(wc));
@@ -374,7 +374,7 @@ impl Dispatcher {
     }
 
     /// How the connection ended, once it has. The engine reports the end behind the last completion, so every message is in the inbox then.
-    pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
+    pub(crate) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         // Held while the event is taken: a second caller would wait for another one.
         let mut ending = self.ending.lock();
         if let Some(ending) = *ending {
@@ -396,7 +396,7 @@ fn inline(message: &[u8]) -> Request {
 }
 
 /// Whether a message is Immediate Data behind a Write.
-pub(super) fn is_write_imm(wc: &Wc) -> bool {
+pub(crate) fn is_write_imm(wc: &Wc) -> bool {
     wc.opcode == WcOpcode::RecvWriteImm
 }
 

@@ -46,7 +46,7 @@ impl std::fmt::Debug for Error {
     }
 }
 
-/// With the kind that std has for the same failure; the error itself is the source.
+/// Converts to the kind that std has for the same failure; the error itself is the source.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         Self::new(error.0.io_kind(), error)

@@ -32,7 +32,7 @@ type Handshake = Pin<Box<dyn Future<Output = std::result::Result<Connection, Acc
 
 /// The handshakes of one listener.
 #[derive(Default)]
-pub(super) struct Handshakes {
+pub(crate) struct Handshakes {
     running: Mutex<FuturesUnordered<Handshake>>,
     failures: Mutex<Failures>,
     waiting: Arc<Waiting>,
@@ -57,12 +57,12 @@ impl Wake for Waiting {
 
 impl Handshakes {
     /// Whether another one may begin.
-    pub(super) fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.running.lock().len() < MAX
     }
 
     /// Adds the handshake of a peer that was accepted.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &self,
         peer: SocketAddr,
         established: impl Future<Output = Result<Connection>> + Send + 'static,
@@ -72,7 +72,7 @@ impl Handshakes {
     }
 
     /// A peer could not be accepted.
-    pub(super) fn fail(&self, failure: AcceptFailure) {
+    pub(crate) fn fail(&self, failure: AcceptFailure) {
         let AcceptFailure { peer, error } = &failure;
         tracing::warn!(%peer, %error, "the peer was not accepted");
         let mut failures = self.failures.lock();
@@ -84,7 +84,7 @@ impl Handshakes {
     }
 
     /// The next connection that is established.
-    pub(super) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Connection> {
+    pub(crate) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Connection> {
         // Before the handshakes are polled: one that is over then finds the waker.
         register_waker(&mut self.waiting.0.lock(), cx.waker());
         let waker = Waker::from(Arc::clone(&self.waiting));
@@ -103,11 +103,11 @@ impl Handshakes {
         }
     }
 
-    pub(super) fn failures(&self) -> u64 {
+    pub(crate) fn failures(&self) -> u64 {
         self.failures.lock().count
     }
 
-    pub(super) fn take_failure(&self) -> Option<AcceptFailure> {
+    pub(crate) fn take_failure(&self) -> Option<AcceptFailure> {
         self.failures.lock().kept.pop_front()
     }
 }

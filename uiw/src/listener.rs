@@ -112,7 +112,7 @@ impl Listener {
         self.handshakes.take_failure()
     }
 
-    pub(super) fn poll_incoming(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming>> {
+    pub(crate) fn poll_incoming(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming>> {
         loop {
             match ready!(self.channel.poll_pop(cx)).kind {
                 CmEventKind::ConnectRequest(request) => {
@@ -206,7 +206,7 @@ impl Incoming {
         self.begin(pd, settings)?.established().await
     }
 
-    pub(super) fn begin(self, pd: &Pd, settings: &ConnectionConfig) -> Result<Half> {
+    pub(crate) fn begin(self, pd: &Pd, settings: &ConnectionConfig) -> Result<Half> {
         let half = Half::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
         self.request.accept(half.qp(), Some(&options), &settings.private_data, Some(half.channel()))?;

@@ -26,7 +26,7 @@ pub struct Message {
 }
 
 impl Message {
-    pub(super) fn new(dispatcher: Arc<Handle>, wc: Wc) -> Self {
+    pub(crate) fn new(dispatcher: Arc<Handle>, wc: Wc) -> Self {
         let is_long = !is_write_imm(&wc) && wc.byte_len > dispatcher.ring.size;
         let long = if is_long { dispatcher.take_long(wc.wr_id as u32) } else { None };
         Self { dispatcher, wc, long }

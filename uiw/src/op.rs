@@ -165,7 +165,7 @@ impl<B: IoBuf> std::fmt::Debug for Op<B> {
 }
 
 impl<B: IoBuf> Op<B> {
-    pub(super) fn new(dispatcher: Arc<Handle>, ticket: u64) -> Self {
+    pub(crate) fn new(dispatcher: Arc<Handle>, ticket: u64) -> Self {
         Self { dispatcher, ticket: Some(ticket), buffer: PhantomData }
     }
 

@@ -123,7 +123,7 @@ impl ConnectionConfig {
     }
 
     /// Whether a connection can be made with them on a device with `limits`.
-    pub(super) fn check(&self, limits: &Limits) -> Result<()> {
+    pub(crate) fn check(&self, limits: &Limits) -> Result<()> {
         limits.check("send depth", self.send_depth.into(), limits.max_qp_wr.into())?;
         limits.check("receive depth", self.recv_depth.into(), limits.max_qp_wr.into())?;
         limits.check("receive size", self.recv_size.into(), u32::MAX.into())?;

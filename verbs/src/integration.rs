@@ -6,9 +6,9 @@
 //! # Calls into the layer
 //! | called | by | what the layer does |
 //! |---|---|---|
-//! | [`CompletionConsumer::complete`] | the thread that serves the connection, posts to it or destroys it, with locks of the engine held | stores the completion, and adds wakers to the [`Wakes`] that it is given |
+//! | [`CompletionConsumer::complete`] | the thread that serves the connection or posts to it, with locks of the engine held | stores the completion, and adds wakers to the [`Wakes`] that it is given |
 //! | a waker from these `Wakes` | the same thread, after it has released every lock of the engine | anything: it may post, poll futures, drop buffers and destroy queue pairs |
-//! | [`Linger::end_lingering`] | the thread that drops the last handle of a device, with the lock of the list of lingering connections held | lets go of the connection |
+//! | [`Linger::end_lingering`] | the thread that drops the last handle of a device, with no lock of the engine held | lets go of the connection |
 //! | the waker of a [`ShardTask`] | any thread that posts, or has work for the shard | has the task call [`ShardTask::try_pump`] soon |
 //!
 //! # Calls into the engine
@@ -17,8 +17,8 @@
 //! around the first step to keep requests in order, and release it before the second.
 //!
 //! # Locks
-//! The locks of the engine come before those that a [`CompletionConsumer`] takes. No lock that it takes may be held during any call
-//! into the engine. A lock that is held only around [`queue_send`] must not be taken by the consumer; any other thread may wait for it, as
+//! The locks of the engine come before those that a [`CompletionConsumer`] takes. No lock that it takes may be held during a call
+//! into the engine, except [`local_error`], whose lock is never held while a consumer is called. A lock that is held only around [`queue_send`] must not be taken by the consumer; any other thread may wait for it, as
 //! no code of the application runs meanwhile.
 //!
 //! # Wake-ups
@@ -59,7 +59,7 @@ pub fn device_of(pd: &Pd) -> Device {
 /// most as many completions as requests were posted.
 ///
 /// # Errors
-/// As for [`Device::create_cq`].
+/// The errors are those of [`Device::create_cq`].
 pub fn create_consumed_cq(
     device: &Device,
     depth: u32,
@@ -92,16 +92,16 @@ pub fn release_long_message(qp: &Qp, len: usize) {
 /// Queues a send request, which is not served before [`ring`].
 ///
 /// # Safety
-/// As for [`Qp::post_send`].
+/// The contract is that of [`Qp::post_send`].
 ///
 /// # Errors
-/// As for [`Qp::post_send`].
+/// The errors are those of [`Qp::post_send`].
 pub unsafe fn queue_send(qp: &Qp, wr: SendWr<'_>) -> (Result<()>, Doorbell) {
     let (posted, doorbell) = qp.0.queue_send([wr]);
     (posted.map_err(|refused| refused.error), doorbell)
 }
 
-/// Has the requests served that were queued before `doorbell` was given. It may run wakers: the caller holds no lock that they take.
+/// Serves the requests that were queued when `doorbell` was returned. It may run wakers: the caller holds no lock that they take.
 pub fn ring(qp: &Qp, doorbell: Doorbell) {
     doorbell.ring(&qp.0);
 }
@@ -109,10 +109,10 @@ pub fn ring(qp: &Qp, doorbell: Doorbell) {
 /// Posts one receive.
 ///
 /// # Safety
-/// As for [`Qp::post_recv`].
+/// The contract is that of [`Qp::post_recv`].
 ///
 /// # Errors
-/// As for [`Qp::post_recv`].
+/// The errors are those of [`Qp::post_recv`].
 pub unsafe fn post_receive(qp: &Qp, wr: RecvWr<'_>) -> Result<()> {
     qp.0.post_recv([wr]).map_err(|refused| refused.error)
 }
@@ -128,8 +128,8 @@ pub fn limit_lifetime(qp: &Qp, timeout: Duration) -> bool {
     crate::qp::limit_lifetime(&qp.0, timeout)
 }
 
-/// Has [`Linger::end_lingering`] called when the last handle of a device is dropped that only its handles drive. Does nothing on other
-/// devices.
+/// Registers a connection whose [`Linger::end_lingering`] is called when the last handle of `device` is dropped. Does nothing on a device
+/// that other threads drive.
 pub fn end_with_last_handle(device: &Device, connection: Weak<dyn Linger>) {
     if let Some(lingering) = device.lingering() {
         lingering.add(connection);

@@ -56,6 +56,7 @@ impl std::fmt::Debug for Wakes {
 
 impl Wakes {
     /// Adds a waker.
+    #[inline]
     pub fn push_waker(&mut self, waker: Waker) {
         self.push(Wake::Waker(waker));
     }
@@ -432,6 +433,7 @@ impl<T> EventQueue<T> {
 }
 
 /// Adds `waker` unless one that wakes the same task is there.
+#[inline]
 pub fn register_waker(wakers: &mut Vec<Waker>, waker: &Waker) {
     if !wakers.iter().any(|known| known.will_wake(waker)) {
         wakers.push(waker.clone());
