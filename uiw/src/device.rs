@@ -2,7 +2,6 @@
 
 use crate::error::Result;
 use crate::llp::TransportStack;
-use crate::pd::Pd;
 use crate::{AsyncEvent, DeviceConfig, EventQueue, Limits, Snapshot};
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -55,14 +54,6 @@ impl Device {
     #[must_use]
     pub fn as_raw(&self) -> &uiw_verbs::Device {
         &self.0
-    }
-
-    /// Allocates a protection domain.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit).
-    pub fn alloc_pd(&self) -> Result<Pd> {
-        Ok(self.0.alloc_pd()?.into())
     }
 
     /// Returns the descriptors that its stack waits with, one of each shard; none if the stack has none. A child of a fork may close those

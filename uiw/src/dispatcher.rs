@@ -6,7 +6,7 @@
 
 use crate::completions::{AnyBuffer, Caller, Completions, Ops, Outcome, Owned, Request, SEND, Slot, failed};
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::op::WcError;
 use crate::settings::ConnectionConfig;
 use parking_lot::{Mutex, MutexGuard};
@@ -19,7 +19,7 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 use uiw_verbs::cm::{CloseReason, CmChannel, CmEventKind, ConnInfo};
 use uiw_verbs::integration::{self, Doorbell, Linger};
-use uiw_verbs::{Qp, RawMr, RecvWr, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode};
+use uiw_verbs::{Qp, RawMr, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode};
 
 /// How an operation ended, and its buffer.
 pub(crate) type OpDone = (std::result::Result<Wc, WcError>, AnyBuffer);
@@ -193,15 +193,13 @@ impl Dispatcher {
     }
 
     /// Posts the receive of ring slot `slot`.
-    pub(crate) fn post_slot(&self, slot: u32) -> Result<()> {
+    pub(crate) fn post_slot(&self, slot: u32) -> Result<(), ErrorKind> {
         let Ring { memory, size, .. } = &self.ring;
         let addr = memory.addr() + u64::from(slot) * u64::from(*size);
         let sge = Sge { addr, length: *size, lkey: memory.lkey() };
-        let wr = RecvWr { wr_id: slot.into(), sges: &[sge] };
         // SAFETY: the ring's memory lives as long as the dispatcher, which outlives the queue pair's use of it (`qp` is dropped
         // first); the slot is read through a `Message` only while its receive is not posted.
-        unsafe { integration::post_receive(&self.qp, wr)? };
-        Ok(())
+        unsafe { integration::post_receive(&self.qp, slot.into(), sge) }
     }
 
     /// The bytes of the message in ring slot `slot`, where it is longer than the slot.
@@ -262,7 +260,7 @@ impl Dispatcher {
         let (posted, doorbell) = self.queue(key, request);
         if let Err(error) = posted {
             // Its future is not known yet: there is no waker.
-            let _ = self.ops().finish(key, Outcome::Refused(Arc::new(error)));
+            let _ = self.ops().finish(key, Outcome::Refused(Arc::new(error.into())));
         }
         drop(gate);
         integration::ring(&self.qp, doorbell);
@@ -270,7 +268,7 @@ impl Dispatcher {
     }
 
     /// Queues the request of an operation. The gate is held.
-    fn queue(&self, key: usize, request: &Request) -> (Result<()>, Doorbell) {
+    fn queue(&self, key: usize, request: &Request) -> (Result<(), ErrorKind>, Doorbell) {
         let wr = SendWr {
             wr_id: SEND | key as u64,
             op: request.op,
@@ -280,8 +278,7 @@ impl Dispatcher {
         // SAFETY: the elements lie in the slot's buffer, an `Mr` that stays in the slot until the completion was taken (or
         // the queue pair was dropped, which happens before the slots are); nothing else can access its bytes meanwhile. Inline
         // data lies there too, or is borrowed by the caller of `submit_copy`.
-        let (posted, doorbell) = unsafe { integration::queue_send(&self.qp, wr) };
-        (posted.map_err(Error::from), doorbell)
+        unsafe { integration::queue_send(&self.qp, wr) }
     }
 
     /// Posts waiting operations while there is room. The gate is held.
@@ -291,7 +288,7 @@ impl Dispatcher {
             let (posted, doorbell) = self.queue(key, &request);
             due.doorbells.push(doorbell);
             if let Err(error) = posted {
-                due.wakers.extend(self.ops().finish(key, Outcome::Refused(Arc::new(error))));
+                due.wakers.extend(self.ops().finish(key, Outcome::Refused(Arc::new(error.into()))));
             }
         }
     }

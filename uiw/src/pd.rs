@@ -1,6 +1,7 @@
 //! Protection domains.
 
 use crate::device::Device;
+use crate::error::Result;
 use uiw_verbs::integration;
 
 /// Protection domain: memory and connections of the same domain may work together, others not (RFC 5040 section 2.1).
@@ -42,6 +43,16 @@ impl Pd {
     /// Returns a handle of its device.
     pub(crate) fn device(&self) -> Device {
         integration::device_of(&self.0).into()
+    }
+}
+
+impl Device {
+    /// Allocates a protection domain.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit).
+    pub fn alloc_pd(&self) -> Result<Pd> {
+        Ok(self.as_raw().alloc_pd()?.into())
     }
 }
 

@@ -43,7 +43,7 @@ use crate::driver::{ActiveTask, Shard};
 use crate::error::Result;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
-use crate::wr::{RecvWr, SendWr};
+use crate::wr::{RecvWr, SendWr, Sge};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::task::Waker;
@@ -106,15 +106,15 @@ pub fn ring(qp: &Qp, doorbell: Doorbell) {
     doorbell.ring(&qp.0);
 }
 
-/// Posts one receive.
+/// Posts a receive of one element.
 ///
 /// # Safety
 /// The contract is that of [`Qp::post_recv`].
 ///
 /// # Errors
 /// The errors are those of [`Qp::post_recv`].
-pub unsafe fn post_receive(qp: &Qp, wr: RecvWr<'_>) -> Result<()> {
-    qp.0.post_recv([wr]).map_err(|refused| refused.error)
+pub unsafe fn post_receive(qp: &Qp, wr_id: u64, sge: Sge) -> Result<()> {
+    qp.0.post_recv([RecvWr { wr_id, sges: &[sge] }]).map_err(|refused| refused.error)
 }
 
 /// Returns a description of the last local error of `qp`: the request or receive, its value and the limit.
