@@ -2,9 +2,9 @@
 
 use crate::embed_host::{MEMORY, Peer};
 use std::error::Error;
-use uiw_ddp::STag;
-use uiw_rdmap::TerminateReason;
-use uiw_stream::{ConnError, Event, Op, PeerKind, RdmapConfig, RdmapStream, Remote, Time};
+use uiw::stream::{
+    ConnError, Event, Op, PeerKind, RdmapConfig, RdmapStream, Remote, STag, TerminateReason, Time,
+};
 
 pub(crate) type AnyError = Box<dyn Error + Send + Sync>;
 

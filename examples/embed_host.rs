@@ -1,11 +1,8 @@
 //! The host of `embed_stream` and `embed_smoltcp`: memory, requests and receives of one end.
 
-use uiw_ddp::STag;
-use uiw_mpa::Verified;
-use uiw_rdmap::AtomicRequest;
-use uiw_stream::{
-    AccessError, Answer, AtomicError, Ended, LocalError, Op, PeerKind, ReceiveError, Received, Request,
-    StreamHost,
+use uiw::stream::{
+    AccessError, Answer, AtomicError, AtomicRequest, Ended, LocalError, Op, PeerKind, ReceiveError, Received,
+    Request, STag, StreamHost, Verified,
 };
 
 /// The memory of the responder.

@@ -14,7 +14,7 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
 use std::hash::{BuildHasher, RandomState};
-use uiw_stream::{RdmapConfig, RdmapStream, Time, Transmit};
+use uiw::stream::{RdmapConfig, RdmapStream, Time, Transmit};
 
 /// One end: what the loop keeps for a socket.
 struct End {

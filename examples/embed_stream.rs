@@ -1,5 +1,5 @@
 //! A whole peer over any reader and writer (here a pair of Unix sockets): a pipe, a TLS session, a serial line, a TCP of your own.
-//! No engine and no driver thread: one `uiw_stream::RdmapStream`, and a host (`embed_host.rs`) with the memory, the requests and the receives;
+//! No engine and no driver thread: one `uiw::stream::RdmapStream`, and a host (`embed_host.rs`) with the memory, the requests and the receives;
 //! `embed_exchange.rs` is what the two ends do with each other.
 
 #[path = "embed_exchange.rs"]
@@ -13,7 +13,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use uiw_stream::{RdmapConfig, RdmapStream, Time, Transmit};
+use uiw::stream::{RdmapConfig, RdmapStream, Time, Transmit};
 
 /// Runs a stream to its end. A read that times out lets the stream's deadlines pass; `shut_down` ends the transport's sending half.
 fn run<T: Read + Write>(

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use uiw::raw::cm::{self, CmChannel, CmEventKind};
-use uiw::raw::{Cq, CqConfig, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge};
-use uiw::{Access, ConnConfig, Device};
+use uiw::raw::{
+    Access, ConnConfig, Cq, CqConfig, Device, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp,
+    SendWr, Sge,
+};
 
 const ROUNDS: u32 = 10_000;
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;

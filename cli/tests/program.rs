@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use uiw_verbs::blocking::Connection;
-use uiw_verbs::{ConnectionConfig, Device};
+use uiw::blocking::Connection;
+use uiw::{ConnectionConfig, Device};
 
 /// Whether this is one line `error: ..` and one line `hint: ..`.
 fn is_error_and_hint(text: &str) -> bool {
@@ -461,7 +461,7 @@ fn a_capture_of_a_run_is_followed_to_its_end() {
 
 #[test]
 fn foreign_peers_are_echoed() {
-    use uiw_verbs::blocking::Connection;
+    use uiw::blocking::Connection;
     let server = Server::start();
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -475,7 +475,8 @@ fn foreign_peers_are_echoed() {
     }
     connection.disconnect().unwrap();
     let unknown = Connection::connect(&pd, peer, &settings(b"uiw-perf/99 {}"));
-    assert!(matches!(unknown, Err(uiw_verbs::Error::Rejected { .. })), "{unknown:?}");
+    let unknown = unknown.unwrap_err();
+    assert!(matches!(unknown.kind(), uiw::ErrorKind::Rejected { .. }), "{unknown:?}");
 }
 
 /// `uiw serve` at an address: what it says on standard error before it is ended.

@@ -5,8 +5,8 @@ mod common;
 use common::{Server, text, uiw};
 use std::process::Command;
 use std::time::Duration;
-use uiw_verbs::blocking::Connection;
-use uiw_verbs::{ConnectionConfig, Device, Error};
+use uiw::blocking::Connection;
+use uiw::{ConnectionConfig, Device, ErrorKind};
 
 /// Processor time of a process, in ticks of a hundredth of a second.
 fn ticks(process: u32) -> u64 {
@@ -16,7 +16,7 @@ fn ticks(process: u32) -> u64 {
 }
 
 /// A connection for a service of `uiw serve`.
-fn order(pd: &uiw_verbs::Pd, server: &str, order: &str) -> uiw_verbs::Result<Connection> {
+fn order(pd: &uiw::Pd, server: &str, order: &str) -> uiw::Result<Connection> {
     let options = r#"{"crc":false,"markers":false,"fpdu":"auto","stable_tx":false}"#;
     let order = order.replacen('}', &format!(r#","options":{options},"wishes":{options}}}"#), 1);
     Connection::connect(pd, server.parse().unwrap(), &ConnectionConfig::default().private_data(order))
@@ -37,8 +37,10 @@ fn greedy_address_leaves_others_served() {
     let refused = loop {
         match order(&pd, &format!("127.0.0.1:{port}"), greedy) {
             Ok(connection) => held.push(connection),
-            Err(Error::Rejected { private_data, .. }) => break text(&private_data),
-            Err(error) => panic!("{error}"),
+            Err(error) => match error.kind() {
+                ErrorKind::Rejected { private_data, .. } => break text(private_data),
+                error => panic!("{error}"),
+            },
         }
         assert!(held.len() < 128, "one address has everything");
     };

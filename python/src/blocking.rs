@@ -272,9 +272,9 @@ impl Connection {
     #[pyo3(signature = (*, timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         match self.wait(py, timeout, self.inner.disconnect())? {
-            // The peer was first.
-            Ok(_) | Err(uiw::Error::NotConnected) => Ok(()),
-            Err(error) => Err(raise(error)),
+            Err(error) if !matches!(error.kind(), uiw::ErrorKind::NotConnected) => Err(raise(error)),
+            // Perhaps the peer was first.
+            _ => Ok(()),
         }
     }
 

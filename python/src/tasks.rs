@@ -297,9 +297,9 @@ impl AsyncConnection {
     fn close(&self) -> u64 {
         self.start(|connection| async move {
             match connection.disconnect().await {
-                // The peer was first.
-                Ok(_) | Err(uiw::Error::NotConnected) => Ok(Value::None),
-                Err(error) => Err(raise(error)),
+                Err(error) if !matches!(error.kind(), uiw::ErrorKind::NotConnected) => Err(raise(error)),
+                // Perhaps the peer was first.
+                _ => Ok(Value::None),
             }
         })
     }

@@ -47,32 +47,147 @@
 //! * `tls`: TLS 1.3 below MPA ([`DeviceConfig`]`::tls` and the module `tls`); both ends authenticate.
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
 
-pub use uiw_impair as impair;
-pub use uiw_llp as llp;
-#[cfg(feature = "smoltcp")]
-pub use uiw_smol as smol;
-pub use uiw_stream as stream;
-#[cfg(feature = "tls")]
-pub use uiw_tls as tls;
-pub use uiw_verbs::counters;
+#![warn(missing_debug_implementations)]
+
+mod buf;
+mod byte_stream;
+#[cfg(feature = "bytes")]
+mod bytes;
+mod completions;
+mod connection;
+mod device;
+mod dispatcher;
+mod error;
+mod handshakes;
+mod listener;
+mod message;
+mod op;
+mod pd;
+mod settings;
+mod shared;
+
+pub mod blocking;
+pub mod raw;
 #[cfg(feature = "mio")]
-pub use uiw_verbs::with_mio;
+pub mod with_mio;
 #[cfg(feature = "tokio")]
-pub use uiw_verbs::with_tokio;
+pub mod with_tokio;
+
+pub use buf::{IoBuf, IoBufMut, Mr, RegisterError};
+pub use byte_stream::ByteStream;
+pub use connection::Connection;
+pub use device::Device;
+pub use error::{Error, ErrorKind, Result};
+pub use handshakes::AcceptFailure;
+pub use listener::{Incoming, Listener};
+pub use message::Message;
+pub use op::{Op, OpError, WcError};
+pub use pd::Pd;
+pub use settings::ConnectionConfig;
+pub use shared::{BoundWindow, SharedMr};
+
+pub use uiw_counters::Snapshot;
+pub use uiw_verbs::cm::{CloseReason, ConnInfo};
 pub use uiw_verbs::{
-    AcceptFailure, Access, BoundWindow, ByteStream, CapabilityExchange, ConnConfig, Connection,
-    ConnectionConfig, Device, DeviceConfig, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener,
-    Message, Mr, Op, OpError, Pd, PeerProfile, Progress, RegisterError, RemoteMr, Result, Revision, RtrKinds,
-    SharedMr, StableTx, TransportConfig, Wc, WcError, WcOpcode, WcStatus, WireReason, blocking,
+    Access, AsyncEvent, CapabilityExchange, ConnConfig, DeviceConfig, EventQueue, FpduSize, Limits,
+    PeerProfile, Progress, RemoteMr, Revision, RtrKinds, STag, StableTx, TransportConfig, Wc, WcOpcode,
+    WcStatus, WireReason,
 };
 
-/// Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`raw::cm`](uiw_verbs::cm)). The
-/// memory rules are in the hands of the caller.
-pub mod raw {
-    pub use uiw_verbs::{
-        AddressHandle, Arm, AsyncEvent, Bind, CompChannel, Cq, CqConfig, DatagramCounts, DatagramPort,
-        Destination, EventQueue, FastMr, FastRegister, Memory, Negotiated, Origin, Path, PostError,
-        ProgressHooks, Qp, QpAttr, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, Rtr, STag,
-        SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, WindowType, cm,
+/// Parts of [`Device::counters`], and files of them.
+pub mod counters {
+    pub use uiw_counters::{
+        AddressCounts, ConnectionCounters, Count, CounterFile, DatagramQueuePair, Datagrams, Directions,
+        Directory, DirectoryKind, Dropped, FileError, Operations, Owner, ProcessCounters, Publish,
+        QueuePairCounters, Rejected, ShardCounts, Snapshot, TerminateCount, Traffic, Waits,
+    };
+}
+
+/// Faults and emulated paths, for tests.
+pub mod impair {
+    pub use uiw_impair::fault::{FaultHooks, FaultStack, Faults, Flip};
+    pub use uiw_impair::wan::{Counts, Direction, Profile, ProfileError};
+    pub use uiw_impair::{Random, Split};
+}
+
+/// TCP underneath a device: the interface for one of your own, and the kernel's.
+pub mod llp {
+    pub use uiw_llp::{
+        Clock, DatagramConfig, DatagramSocket, Event, Fingerprint, Incoming, Interest, Interface,
+        ListenConfig, Multipath, OptionError, Outgoing, PeerIdentity, Readable, RecvBuf, Rest,
+        StackExtensions, StreamChange, StreamExtensions, StreamInfo, Token, TransportConfig,
+        TransportListener, TransportStack, TransportStream,
+    };
+    pub use uiw_mem::{IoVec, IoVecMut};
+
+    /// Captures for Wireshark.
+    pub mod capture {
+        pub use uiw_llp::capture::{CaptureStack, PcapFile, PcapFileError, PcapSink};
+    }
+
+    /// TCP connections of the kernel, seen from outside.
+    pub mod sock_diag {
+        pub use uiw_llp::sock_diag::info;
+    }
+
+    /// TCP of the kernel.
+    pub mod tcp {
+        pub use uiw_llp::tcp::{TcpStack, TcpStream};
+    }
+}
+
+/// smoltcp as the TCP underneath, over AF_XDP or AF_PACKET.
+#[cfg(feature = "smoltcp")]
+pub mod smol {
+    pub use uiw_smol::packet::PacketLink;
+    pub use uiw_smol::pipe::{PipeLink, pipe};
+    pub use uiw_smol::xdp::{XdpFeatures, XdpLink, XdpMode};
+    pub use uiw_smol::{
+        Capabilities, ConfigError, Frame, Link, Segmentation, SmolConfig, SmolStack, Spec, SpecError,
+    };
+}
+
+/// One RDMAP stream without I/O, for programs with a network stack and an event loop of their own.
+pub mod stream {
+    pub use uiw_mpa::Verified;
+    pub use uiw_rdmap::{AtomicRequest, TerminateReason};
+    pub use uiw_stream::{
+        AccessError, Answer, AtomicError, Batch, Capabilities, CapabilityExchange, ConnError, Ended,
+        Established, Event, FpduSize, FpduSizeError, LocalError, Named, Op, Payload, PeerKind, Piece,
+        QuotedSegment, RdmapConfig, RdmapStream, ReceiveError, Received, ReceivedKind, Remote, Request,
+        SourceGone, StableTx, StartupFailure, StreamHost, Time, Traffic, Transmit, Wait,
+    };
+    pub use uiw_verbs::STag;
+}
+
+/// TLS 1.3 below MPA.
+///
+/// ```
+/// use uiw::tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
+/// use uiw::{ConnectionConfig, Device, DeviceConfig, blocking::{Connection, Listener}};
+/// let keys = [SecretKey::generate()?, SecretKey::generate()?];
+/// let device = |own: usize, name: &str| {
+///     let mut pinned = PinnedKeys::default();
+///     pinned.add(keys[1 - own].public_key(), name);
+///     let tls = Tls::new(TlsConfig::raw_keys(&keys[own], pinned)?)?;
+///     Ok::<_, Box<dyn std::error::Error>>(Device::open_with(DeviceConfig::default().tls(tls))?)
+/// };
+/// let (server, client) = (device(0, "the client")?, device(1, "the server")?);
+/// let settings = ConnectionConfig::default();
+/// let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
+/// let address = listener.local_addr();
+/// let accepted = std::thread::spawn(move || listener.accept());
+/// let connection = Connection::connect(&client.alloc_pd()?, address, &settings)?;
+/// let identity = connection.info().peer_identity.as_ref().unwrap().to_string();
+/// assert!(identity.starts_with("the server (SHA256:"));
+/// # accepted.join().unwrap()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[cfg(feature = "tls")]
+pub mod tls {
+    pub use uiw_tls::{
+        CertificateDer, HANDSHAKE_TIMEOUT, KeyError, LineError, MAX_HANDSHAKES, PinnedKeys, PinnedLine,
+        PublicKey, SecretKey, Tls, TlsConfig, TlsCounts, TlsError, TlsStack, read_certificates,
+        read_protected,
     };
 }

@@ -1,21 +1,6 @@
-// What the examples of the documentation share: both ends of a connection, and two queue pairs that are connected.
+// Two queue pairs that are connected, for the examples of the documentation.
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
-
-#[allow(dead_code)]
-fn blocking() -> Result<[uiw_verbs::blocking::Connection; 2], AnyError> {
-    use uiw_verbs::blocking::{Connection, Listener};
-    use uiw_verbs::{ConnectionConfig, Device};
-    let pd = Device::open()?.alloc_pd()?;
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
-    let to = listener.local_addr();
-    let client = std::thread::spawn(move || -> Result<Connection, AnyError> {
-        let pd = Device::open()?.alloc_pd()?;
-        Ok(Connection::connect(&pd, to, &ConnectionConfig::default())?)
-    });
-    let server = listener.accept()?;
-    Ok([client.join().map_err(|_| "the client panicked")??, server])
-}
 
 /// A queue pair with what it needs.
 #[allow(dead_code)]

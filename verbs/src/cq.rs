@@ -6,7 +6,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::faults::{Call, Faults};
-use crate::notify::{Wake, Wakes, register};
+use crate::notify::{Wake, Wakes, register_waker};
 use crate::wc::{Wc, WcStatus};
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
@@ -42,9 +42,9 @@ pub struct CqConfig {
     pub shard: Option<usize>,
 }
 
-/// What takes the completions of a queue in the place of its ring: they are taken when they are pushed.
-pub(crate) trait Consumer: Send + Sync {
-    /// Takes a completion. The engine's locks are held: what is foreign goes to `wakes`.
+/// Receiver of the completions of a queue that has no ring.
+pub trait CompletionConsumer: Send + Sync {
+    /// Takes a completion. Locks of the engine are held: code of the application runs later, by a waker that is added to `wakes`.
     fn complete(&self, wc: Wc, wakes: &mut Wakes);
 }
 
@@ -79,7 +79,7 @@ pub struct Cq {
     /// How many connections complete here on each shard; `shards` is its copy.
     connections: Mutex<Vec<u32>>,
     faults: Option<Arc<Faults>>,
-    consumer: Option<Arc<dyn Consumer>>,
+    consumer: Option<Arc<dyn CompletionConsumer>>,
     this: Weak<Self>,
 }
 
@@ -105,7 +105,7 @@ impl Cq {
         num: u32,
         depth: u32,
         options: CqConfig,
-        consumer: Option<Arc<dyn Consumer>>,
+        consumer: Option<Arc<dyn CompletionConsumer>>,
     ) -> Arc<Self> {
         // A consumer has taken every completion.
         let taken = if consumer.is_some() { u64::MAX } else { 0 };
@@ -358,7 +358,7 @@ impl Cq {
         if !inner.ring.is_empty() {
             return Poll::Ready(());
         }
-        register(&mut inner.wakers, cx.waker());
+        register_waker(&mut inner.wakers, cx.waker());
         Poll::Pending
     }
 
@@ -519,7 +519,11 @@ impl Device {
 
     /// A completion queue whose completions a consumer takes: it is always empty, and does not overflow. The consumer holds at most as many
     /// completions as requests were posted that it has not given back to the program.
-    pub(crate) fn create_consumed_cq(&self, depth: u32, consumer: Arc<dyn Consumer>) -> Result<Arc<Cq>> {
+    pub(crate) fn create_consumed_cq(
+        &self,
+        depth: u32,
+        consumer: Arc<dyn CompletionConsumer>,
+    ) -> Result<Arc<Cq>> {
         self.create_cq_with(depth, CqConfig::default(), Some(consumer))
     }
 
@@ -527,7 +531,7 @@ impl Device {
         &self,
         depth: u32,
         options: CqConfig,
-        consumer: Option<Arc<dyn Consumer>>,
+        consumer: Option<Arc<dyn CompletionConsumer>>,
     ) -> Result<Arc<Cq>> {
         self.driver().shared.call(Call::CreateCq)?;
         let limits = self.driver().limits();
@@ -560,7 +564,7 @@ mod tests {
     #[derive(Default)]
     struct Taken(Mutex<Vec<u64>>);
 
-    impl Consumer for Taken {
+    impl CompletionConsumer for Taken {
         fn complete(&self, wc: Wc, _: &mut Wakes) {
             self.0.lock().push(wc.wr_id);
         }

@@ -254,7 +254,9 @@ impl Error {
         move |source| Self::Io { what, source }
     }
 
-    pub(crate) fn io_kind(&self) -> io::ErrorKind {
+    /// Returns the kind that std has for the same failure.
+    #[must_use]
+    pub fn io_kind(&self) -> io::ErrorKind {
         match self {
             Self::Io { source, .. } | Self::Lost { source, .. } | Self::Injected { source, .. } => {
                 source.kind()

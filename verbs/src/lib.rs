@@ -12,7 +12,6 @@
 
 #![warn(missing_debug_implementations)]
 
-mod api;
 mod comp_channel;
 mod conn;
 mod cq;
@@ -21,6 +20,7 @@ mod driver;
 mod error;
 mod event;
 mod faults;
+pub mod integration;
 mod lingering;
 mod mr;
 mod notify;
@@ -35,17 +35,8 @@ mod ud;
 mod wc;
 mod wr;
 
-pub mod blocking;
 pub mod cm;
-#[cfg(feature = "mio")]
-pub mod with_mio;
-#[cfg(feature = "tokio")]
-pub mod with_tokio;
 
-pub use api::{
-    AcceptFailure, BoundWindow, ByteStream, Connection, ConnectionConfig, Incoming, IoBuf, IoBufMut,
-    Listener, Message, Mr, Op, OpError, RegisterError, SharedMr, WcError,
-};
 pub use comp_channel::CompChannel;
 pub use cq::{Arm, Cq, CqConfig};
 pub use device::Device;

@@ -3,9 +3,9 @@
 use parking_lot::Mutex;
 use std::sync::Weak;
 
-/// A connection that its detached operations keep.
-pub(crate) trait Linger: Send + Sync {
-    /// Nothing completes those operations any more: they do not keep it.
+/// Connection that is kept by its own detached operations.
+pub trait Linger: Send + Sync {
+    /// Lets go of the connection: nothing completes its operations any more.
     fn end_lingering(&self);
 }
 

@@ -90,16 +90,19 @@ impl RawMr {
     }
 
     /// Its protection domain.
+    #[inline]
     pub fn pd(&self) -> Pd {
         self.pd.lock().clone()
     }
 
     /// The region as it is now.
+    #[inline]
     pub fn region(&self) -> Arc<Region> {
         Arc::clone(&self.region.lock())
     }
 
     /// Key for scatter/gather elements of ours.
+    #[inline]
     pub fn lkey(&self) -> STag {
         self.region.lock().stag()
     }
@@ -110,11 +113,13 @@ impl RawMr {
     }
 
     /// Tagged offset of the first byte.
+    #[inline]
     pub fn addr(&self) -> u64 {
         self.region.lock().base()
     }
 
     /// Bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.region.lock().len()
     }

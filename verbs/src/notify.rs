@@ -35,35 +35,51 @@ impl Wake {
     }
 }
 
-/// Wake-ups that are due. Most calls have none, most others one: neither allocates memory.
+/// Wake-ups that are due, collected while locks are held.
 #[derive(Default)]
-pub(crate) enum Wakes {
+pub struct Wakes(WakeList);
+
+/// Most calls have no wake-up, most others one: neither allocates memory.
+#[derive(Default)]
+enum WakeList {
     #[default]
     None,
     One(Wake),
     Many(Vec<Wake>),
 }
 
+impl std::fmt::Debug for Wakes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wakes").field("empty", &self.is_empty()).finish_non_exhaustive()
+    }
+}
+
 impl Wakes {
+    /// Adds a waker.
+    #[inline]
+    pub fn push_waker(&mut self, waker: Waker) {
+        self.push(Wake::Waker(waker));
+    }
+
     pub(crate) fn push(&mut self, wake: Wake) {
-        *self = match std::mem::take(self) {
-            Self::None => Self::One(wake),
-            Self::One(first) => Self::Many(vec![first, wake]),
-            Self::Many(mut wakes) => {
+        self.0 = match std::mem::take(&mut self.0) {
+            WakeList::None => WakeList::One(wake),
+            WakeList::One(first) => WakeList::Many(vec![first, wake]),
+            WakeList::Many(mut wakes) => {
                 wakes.push(wake);
-                Self::Many(wakes)
+                WakeList::Many(wakes)
             }
         };
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        matches!(self, Self::None)
+        matches!(self.0, WakeList::None)
     }
 
-    /// Executes every wake-up. No lock of the engine may be held: a waker runs foreign code.
+    /// Executes every wake-up. The caller holds no lock: a waker runs code of the application.
     #[inline]
-    pub(crate) fn give(self) {
+    pub fn give(self) {
         if !self.is_empty() {
             self.give_all(Wake::give);
         }
@@ -71,10 +87,10 @@ impl Wakes {
 
     #[inline(never)]
     fn give_all(self, mut give: impl FnMut(Wake)) {
-        match self {
-            Self::None => {}
-            Self::One(wake) => give(wake),
-            Self::Many(wakes) => wakes.into_iter().for_each(give),
+        match self.0 {
+            WakeList::None => {}
+            WakeList::One(wake) => give(wake),
+            WakeList::Many(wakes) => wakes.into_iter().for_each(give),
         }
     }
 
@@ -354,7 +370,7 @@ impl<T> EventQueue<T> {
             self.tokens.take();
             return Poll::Ready(item);
         }
-        register(&mut inner.wakers, cx.waker());
+        register_waker(&mut inner.wakers, cx.waker());
         Poll::Pending
     }
 
@@ -417,7 +433,8 @@ impl<T> EventQueue<T> {
 }
 
 /// Adds `waker` unless one that wakes the same task is there.
-pub(crate) fn register(wakers: &mut Vec<Waker>, waker: &Waker) {
+#[inline]
+pub fn register_waker(wakers: &mut Vec<Waker>, waker: &Waker) {
     if !wakers.iter().any(|known| known.will_wake(waker)) {
         wakers.push(waker.clone());
     }

@@ -1,15 +1,12 @@
 //! What a user can set: per device, per listener and per connection.
 
-use crate::api::ConnectionConfig;
 use crate::faults::FaultPlan;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_counters::Publish;
 use uiw_impair::fault::Faults;
-use uiw_llp::TransportConfig;
 use uiw_llp::capture::{PcapFile, PcapSink};
-use uiw_mpa::startup::{Revision, RtrKinds, StartupConfig};
-use uiw_stream::{CapabilityExchange, FpduSize, StableTx};
+use uiw_mpa::startup::StartupConfig;
 
 /// A departure from the RFCs for the sake of one kind of peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,13 +20,8 @@ pub enum PeerProfile {
     SiwGso,
 }
 
-/// Defines a type of options: a field, its default and a method of each. `set in A.b` gives the methods to `A` too, which has the type as
-/// its field `b`.
+/// Defines a type of options: a field, its default and a setter of each.
 macro_rules! options {
-    ($(#[$about:meta])* pub struct $of:ident, set in $outer:ident.$part:ident { $($fields:tt)* }) => {
-        options! { $(#[$about])* pub struct $of { $($fields)* } }
-        setters! { $outer, this => this.$part, $($fields)* }
-    };
     ($(#[$about:meta])* pub struct $of:ident {
         $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*
     }) => {
@@ -46,108 +38,97 @@ macro_rules! options {
             }
         }
 
-        setters! { $of, this => this, $($(#[doc = $doc])+ $name: $kind = $default,)* }
-    };
-}
-
-/// The methods of [`options`]: each sets a field of `place` in `this`.
-macro_rules! setters {
-    (
-        $of:ident, $this:ident => $place:expr,
-        $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*
-    ) => {
         impl $of {
             $($(#[doc = $doc])+
             #[must_use]
-            pub fn $name(self, $name: $kind) -> Self {
-                let mut $this = self;
-                $place.$name = $name;
-                $this
+            pub fn $name(mut self, $name: $kind) -> Self {
+                self.$name = $name;
+                self
             })*
         }
     };
 }
 
-options! {
-    /// Options of one connection, or of every connection of a listener, for the raw layer. [`ConnectionConfig`] has the same ones.
-    pub struct ConnConfig, set in ConnectionConfig.options {
-        /// Highest MPA revision. Default: 2.
-        revision: Revision = Revision::Two,
-        /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
-        crc: bool = true,
-        /// Asks the peer to put Markers into what it sends here. Default: false.
-        markers: bool = false,
-        /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Revision 1 cannot negotiate it: there an initiator sends a
-        /// zero-length Read (else a zero-length Write: see `rtr`) before anything else, as some adapters require. Default: true.
-        peer_to_peer: bool = true,
-        /// RTR kinds offered. Default: all.
-        rtr: RtrKinds = RtrKinds::ALL,
-        /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most [`Limits::max_rd_atomic`]. Memory for them is
-        /// taken when they come, and given back behind a burst.
-        ird: u16 = 1024,
-        /// Reads and atomics that this end may have outstanding. Default: 1,024; at most [`Limits::max_rd_atomic`], and never more than the
-        /// peer's IRD, or 128 towards a peer that announces none.
-        ord: u16 = 1024,
-        /// FPDU size. Default: [`FpduSize::Auto`].
-        fpdu: FpduSize = FpduSize::Auto,
-        /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange"). Default: on.
-        capabilities: CapabilityExchange = CapabilityExchange::On,
-        /// A named departure from the RFCs, for one kind of peer. Default: none.
-        profile: PeerProfile = PeerProfile::Rfc,
-        /// Whose payload is copied before its CRC is computed, for callers that rewrite buffers in flight. Default: [`StableTx::Off`].
-        stable_tx: StableTx = StableTx::Off,
-        /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
-        /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
-        /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1. Default: false.
-        acknowledged: bool = false,
-        /// A peer that closes in order while nothing of this end is under way, or whose queue pair enters the error state (Terminate:
-        /// local catastrophic error), leaves the queue pair as it is, waiting for another connection: in RTS, its receives posted. So does
-        /// InfiniBand, where a queue pair does not detect the other one's end.
-        /// Default: false.
-        outlives_peer: bool = false,
-        /// Time for TCP and MPA set-up together. Default: 10 s.
-        startup_timeout: Duration = Duration::from_secs(10),
-        /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
-        /// listens. Default: zero, which is one attempt.
-        refused_retry_time: Duration = Duration::ZERO,
-        /// How long an inbound Send may wait for a receive before the stream is terminated: zero is not at all, [`Duration::MAX`] for
-        /// ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnConfig`], for ever with
-        /// [`ConnectionConfig`].
-        no_receive_timeout: Duration = Duration::from_secs(1),
-        /// Longest time of an orderly close, after which the connection is cut. Default: 5 s with [`ConnConfig`], 60 s with
-        /// [`ConnectionConfig`].
-        close_timeout: Duration = Duration::from_secs(5),
-        /// Falls back to MPA revision 1 when a peer closes or resets the connection on revision 2 before any Reply byte. Default: true.
-        fallback: bool = true,
-        /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
-        /// be had then. Default: [`TransportConfig::default`].
-        stream: TransportConfig = TransportConfig::default(),
-    }
+/// Definition of the connection options: calls `$callback` with `$before` and the fields, each with its documentation, type and default.
+///
+/// [`ConnConfig`] and the configuration of a safe connection in the crate `uiw` have the same setters by it.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! connection_options {
+    ($callback:ident, $($before:tt)*) => {
+        $callback! { $($before)* {
+            /// Highest MPA revision. Default: 2.
+            revision: $crate::Revision = $crate::Revision::Two,
+            /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
+            crc: bool = true,
+            /// Asks the peer to put Markers into what it sends here. Default: false.
+            markers: bool = false,
+            /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Revision 1 cannot negotiate it: there an initiator sends a
+            /// zero-length Read (else a zero-length Write: see `rtr`) before anything else, as some adapters require. Default: true.
+            peer_to_peer: bool = true,
+            /// RTR kinds offered. Default: all.
+            rtr: $crate::RtrKinds = $crate::RtrKinds::ALL,
+            /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most [`Limits::max_rd_atomic`]. Memory for them is
+            /// taken when they come, and given back behind a burst.
+            ird: u16 = 1024,
+            /// Reads and atomics that this end may have outstanding. Default: 1,024; at most [`Limits::max_rd_atomic`], and never more than the
+            /// peer's IRD, or 128 towards a peer that announces none.
+            ord: u16 = 1024,
+            /// FPDU size. Default: [`FpduSize::Auto`](crate::FpduSize::Auto).
+            fpdu: $crate::FpduSize = $crate::FpduSize::Auto,
+            /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange"). Default: on.
+            capabilities: $crate::CapabilityExchange = $crate::CapabilityExchange::On,
+            /// A named departure from the RFCs, for one kind of peer. Default: none.
+            profile: $crate::PeerProfile = $crate::PeerProfile::Rfc,
+            /// Whose payload is copied before its CRC is computed, for callers that rewrite buffers in flight. Default: [`StableTx::Off`](crate::StableTx::Off).
+            stable_tx: $crate::StableTx = $crate::StableTx::Off,
+            /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
+            /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
+            /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1. Default: false.
+            acknowledged: bool = false,
+            /// A peer that closes in order while nothing of this end is under way, or whose queue pair enters the error state (Terminate:
+            /// local catastrophic error), leaves the queue pair as it is, waiting for another connection: in RTS, its receives posted. So does
+            /// InfiniBand, where a queue pair does not detect the other one's end.
+            /// Default: false.
+            outlives_peer: bool = false,
+            /// Time for TCP and MPA set-up together. Default: 10 s.
+            startup_timeout: std::time::Duration = std::time::Duration::from_secs(10),
+            /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
+            /// listens. Default: zero, which is one attempt.
+            refused_retry_time: std::time::Duration = std::time::Duration::ZERO,
+            /// How long an inbound Send may wait for a receive before the stream is terminated: zero is not at all,
+            /// [`Duration::MAX`](std::time::Duration::MAX) for ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnConfig`], for ever with
+            /// `uiw::ConnectionConfig`.
+            no_receive_timeout: std::time::Duration = std::time::Duration::from_secs(1),
+            /// Longest time of an orderly close, after which the connection is cut. Default: 5 s with [`ConnConfig`], 60 s with
+            /// `uiw::ConnectionConfig`.
+            close_timeout: std::time::Duration = std::time::Duration::from_secs(5),
+            /// Falls back to MPA revision 1 when a peer closes or resets the connection on revision 2 before any Reply byte. Default: true.
+            fallback: bool = true,
+            /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
+            /// be had then. Default: [`TransportConfig::default`](crate::TransportConfig::default).
+            stream: $crate::TransportConfig = $crate::TransportConfig::default(),
+        } }
+    };
 }
 
-/// Defines an option that is kept in [`ConnConfig::stream`], for both.
-macro_rules! dead_after {
-    ($($of:ident: $($field:ident).+;)*) => {$(
-        impl $of {
-            /// After how long without any acknowledgement the peer counts as dead, which ends the connection: on a busy connection, and on
-            /// an idle one by probes. A peer that acknowledges but receives nothing, as it is busy, is not dead. Default: 15 minutes;
-            /// `None` is the system's own time. On the kernel's TCP a longer time than the kernel's (`tcp_retries2`, about 15 minutes) has no
-            /// effect while bytes wait for an acknowledgement.
-            #[must_use]
-            pub fn dead_after(mut self, time: impl Into<Option<Duration>>) -> Self {
-                self.$($field).+.dead_after = time.into();
-                self
-            }
-        }
-    )*};
-}
-
-dead_after! {
-    ConnConfig: stream;
-    ConnectionConfig: options.stream;
+connection_options! {
+    options,
+    /// Options of one connection, or of every connection of a listener, for the raw layer. `uiw::ConnectionConfig` has the same ones.
+    pub struct ConnConfig
 }
 
 impl ConnConfig {
+    /// After how long without any acknowledgement the peer counts as dead, which ends the connection: on a busy connection, and on
+    /// an idle one by probes. A peer that acknowledges but receives nothing, as it is busy, is not dead. Default: 15 minutes;
+    /// `None` is the system's own time. On the kernel's TCP a longer time than the kernel's (`tcp_retries2`, about 15 minutes) has no
+    /// effect while bytes wait for an acknowledgement.
+    #[must_use]
+    pub fn dead_after(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.stream.dead_after = time.into();
+        self
+    }
+
     /// What start-up asks for and offers.
     pub(crate) fn startup(&self) -> StartupConfig {
         StartupConfig {
@@ -230,7 +211,7 @@ options! {
         /// Bytes held for partly received FPDUs and for stalled streams, of all connections together. Default: 256 MiB.
         max_held_bytes: usize = 256 << 20,
         /// Bytes of messages that are longer than their receive buffer and have not come as a whole, of all connections together
-        /// ([`ConnectionConfig::max_message`](crate::ConnectionConfig::max_message)). A connection that needs more ends. Default: 1 GiB.
+        /// (`uiw::ConnectionConfig::max_message`). A connection that needs more ends. Default: 1 GiB.
         max_unfinished_bytes: usize = 1 << 30,
     }
 }
@@ -299,28 +280,6 @@ impl DeviceConfig {
     /// Encrypts every connection by TLS 1.3 and authenticates every peer; only connections of the device to itself are in the clear.
     /// Datagrams are refused, unless the configuration lets them pass. What [`DeviceConfig::capture`] writes is what is on the wire.
     /// Default: none.
-    ///
-    /// ```
-    /// use uiw_tls::{PinnedKeys, SecretKey, Tls, TlsConfig};
-    /// use uiw_verbs::{ConnectionConfig, Device, DeviceConfig, blocking::{Connection, Listener}};
-    /// let keys = [SecretKey::generate()?, SecretKey::generate()?];
-    /// let device = |own: usize, name: &str| {
-    ///     let mut pinned = PinnedKeys::default();
-    ///     pinned.add(keys[1 - own].public_key(), name);
-    ///     let tls = Tls::new(TlsConfig::raw_keys(&keys[own], pinned)?)?;
-    ///     Ok::<_, Box<dyn std::error::Error>>(Device::open_with(DeviceConfig::default().tls(tls))?)
-    /// };
-    /// let (server, client) = (device(0, "the client")?, device(1, "the server")?);
-    /// let settings = ConnectionConfig::default();
-    /// let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
-    /// let address = listener.local_addr();
-    /// let accepted = std::thread::spawn(move || listener.accept());
-    /// let connection = Connection::connect(&client.alloc_pd()?, address, &settings)?;
-    /// let identity = connection.info().peer_identity.as_ref().unwrap().to_string();
-    /// assert!(identity.starts_with("the server (SHA256:"));
-    /// # accepted.join().unwrap()?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls(mut self, tls: impl Into<Option<uiw_tls::Tls>>) -> Self {

@@ -67,6 +67,7 @@ impl Device {
 }
 
 impl PartialEq for Pd {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

@@ -15,7 +15,10 @@ const FAULTS: [i32; 6] =
 ///
 /// Returns after the thread has started. libfabric and UCX overwrite the first instructions of `munmap` and its relatives once a device is
 /// open, to watch memory. The C library calls these functions in a new thread, for its stack and its allocator, and such a thread would crash.
-pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+///
+/// # Errors
+/// Those of `pthread_create`.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
     // SAFETY: sets that can be written, the first filled before it is read; a thread may always change its own mask, and a new thread
@@ -134,7 +137,7 @@ mod tests {
     #[test]
     fn the_slice_is_shorter_and_the_creator_keeps_its_own() {
         let before = slice();
-        let (sender, receiver) = std::sync::mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         spawn("slice", move || sender.send(slice()).unwrap()).unwrap().join().unwrap();
         // Before Linux 6.12 there is none to be set, and it is reported as 0.
         assert_eq!(receiver.recv().unwrap(), if before == 0 { 0 } else { SLICE });

@@ -13,6 +13,7 @@ use uiw_cabi_core::arguments::{AnyPtr, InPtr, OutPtr, TextPtr};
 use uiw_cabi_core::boundary::{self, Result};
 use uiw_cabi_core::c_library::copy_to_heap;
 use uiw_cabi_core::errno::Errno;
+use uiw_verbs::integration::spawn_thread;
 
 /// `IBV_QPT_UD`
 const UD: c_int = 4;
@@ -179,7 +180,7 @@ pub extern "C-unwind" fn rdma_resolve_addrinfo(
             // No event for an id that was destroyed meanwhile.
             let _ = id.post(note);
         };
-        std::thread::Builder::new().name("uiw-resolver".into()).spawn(answer)?;
+        spawn_thread("uiw-resolver", answer)?;
         Ok(())
     });
     // SAFETY: nothing in this frame has a destructor, and C is the caller.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use uiw_cabi_core::abi::cm::RDMA_CM_EVENT_TIMEWAIT_EXIT;
 use uiw_cabi_core::denied;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
-use uiw_cabi_core::signals;
+use uiw_verbs::integration::spawn_thread;
 
 /// Time between the two events. Adapters compute it from the acknowledgement time-out of the path.
 const TIMEWAIT: Duration = Duration::from_millis(500);
@@ -45,9 +45,7 @@ pub(crate) fn begin(id: &Arc<Id>) {
     if !needs_thread {
         return;
     }
-    // The program's signals are for its own threads.
-    let _held = signals::hold();
-    if let Err(error) = thread::Builder::new().name("uiw-timewait".to_owned()).spawn(run) {
+    if let Err(error) = spawn_thread("uiw-timewait", run) {
         tracing::warn!(%error, "no thread can be started: RDMA_CM_EVENT_TIMEWAIT_EXIT does not come");
         denied::report("starting the thread of RDMA_CM_EVENT_TIMEWAIT_EXIT", &error);
         *TIMEWAIT_IDS.write() = Timewait::NEW;

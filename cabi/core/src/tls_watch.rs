@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 use uiw_tls::{KeyError, Tls, TlsConfig};
+use uiw_verbs::integration::spawn_thread;
 
 /// The interval.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -44,7 +45,7 @@ impl TlsWatch {
         Ok(Self { file, options: options.clone(), files, seen: read.clone(), read })
     }
 
-    /// Watches until the end of the process, on a thread that has the signal mask of this one.
+    /// Watches until the end of the process, on a thread of its own.
     ///
     /// # Errors
     /// There is no room for a thread.
@@ -66,7 +67,7 @@ impl TlsWatch {
                 }
             }
         };
-        thread::Builder::new().name("uiw-tls".to_owned()).spawn(watch)?;
+        spawn_thread("uiw-tls", watch)?;
         Ok(())
     }
 

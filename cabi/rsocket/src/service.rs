@@ -6,11 +6,10 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread;
 use std::time::{Duration, Instant};
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
-use uiw_cabi_core::signals;
+use uiw_verbs::integration::spawn_thread;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -190,10 +189,7 @@ fn queue() -> Result<Arc<Queue>> {
     }
     let queue = Arc::<Queue>::default();
     let own = Arc::clone(&queue);
-    // The program's signals are for the program's own threads.
-    let held = signals::hold();
-    thread::Builder::new().name("uiw-rsockets".into()).spawn(move || run(&own))?;
-    drop(held);
+    spawn_thread("uiw-rsockets", move || run(&own))?;
     service.0 = Some(Arc::clone(&queue));
     Ok(queue)
 }

@@ -16,13 +16,12 @@ use once_cell::race::OnceBox;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
-use std::thread;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
 use uiw_cabi_core::inherited::Member;
-use uiw_cabi_core::signals;
 use uiw_cabi_core::stack;
 use uiw_llp::{InterfaceChange, InterfaceMonitor};
 use uiw_verbs::AsyncEvent;
+use uiw_verbs::integration::spawn_thread;
 
 /// Most events of a context that the program has not read, as far as they are about the device: the oldest are dropped then.
 const MAX_UNREAD: usize = 64;
@@ -103,9 +102,7 @@ fn start() -> io::Result<Option<Member>> {
             std::mem::forget(monitor);
         }
     };
-    // The program's signals are for its own threads.
-    let _held = signals::hold();
-    thread::Builder::new().name("uiw-links".to_owned()).spawn(run)?;
+    spawn_thread("uiw-links", run)?;
     Ok(socket)
 }
 

@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use uiw::raw::cm::ConnRequest;
+use uiw::raw::{Access, ConnConfig, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
 use uiw_copy::protocol::{MESSAGE, Reply, SLOT};
-use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{Access, ConnConfig, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
 
 /// Set in the number of a Write out of a slot.
 const DATA: u64 = 1 << 32;

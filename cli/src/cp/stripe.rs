@@ -14,10 +14,10 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use uiw::raw::{ConnConfig, Device, RemoteMr};
 use uiw_copy::protocol::{Reply, Request, SLOT};
 use uiw_llp::PeerIdentity;
 use uiw_mem::STag;
-use uiw_verbs::{ConnConfig, Device, RemoteMr};
 
 /// Time without an acknowledgement or a sign of life after which another connection replaces this one and continues its work.
 const SILENCE: Duration = Duration::from_secs(20);

@@ -1,7 +1,7 @@
 //! The lines of the demo: every way a byte can move, and the ways the wire can be set up.
 
 use crate::shared::args::PeerConfig;
-use uiw_verbs::{ConnConfig, FpduSize};
+use uiw::raw::{ConnConfig, FpduSize};
 
 /// A way to move a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use crate::shared::msg_conn::{Event, MsgConn};
 use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use uiw_verbs::{Device, Pd, Remote, STag, SendFlags, SendOp, Sge};
+use uiw::raw::{Device, Pd, Remote, STag, SendFlags, SendOp, Sge};
 
 /// Requests under way at a time.
 const DEPTH: usize = 32;

@@ -17,7 +17,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use uiw_verbs::{Device, Pd};
+use uiw::raw::{Device, Pd};
 
 /// Bytes of the file at most: it lies in memory four times.
 const MAX_FILE: u64 = 1 << 30;

@@ -14,8 +14,8 @@ use crate::shared::text;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::Poll;
-use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use uiw_verbs::{
+use uiw::raw::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
+use uiw::raw::{
     Access, Arm, Bind, CompChannel, ConnConfig, CqConfig, Device, Pd, RawMw, STag, SendFlags, SendOp, Srq,
     SrqAttr, Wc, WcOpcode, WcStatus, WindowType,
 };

@@ -7,7 +7,7 @@ use crate::shared::qp_setup::{Depths, Half, Link};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::Duration;
-use uiw_verbs::ConnConfig;
+use uiw::raw::ConnConfig;
 
 /// The check.
 pub(super) const NAME: &str = "start-up";

@@ -9,7 +9,7 @@ use crate::shared::text::Progress;
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;
 use std::time::Duration;
-use uiw_verbs::{Device, Pd};
+use uiw::raw::{Device, Pd};
 
 /// Sizes of raw writes and reads that are tried; the faster one is compared with.
 const RAW_SIZES: [u32; 2] = [64_000, 256 << 10];

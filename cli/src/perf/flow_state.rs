@@ -10,7 +10,7 @@ use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs}
 use crate::shared::service::{Op, PerfReply, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use uiw_verbs::{Access, Cq, Device, Pd, RemoteMr, STag, SendFlags, SendOp, Sge, Wc, WcStatus};
+use uiw::raw::{Access, Cq, Device, Pd, RemoteMr, STag, SendFlags, SendOp, Sge, Wc, WcStatus};
 
 /// In a request's number: the connection.
 pub(super) const FLOW_SHIFT: u32 = 40;

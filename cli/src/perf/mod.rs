@@ -25,7 +25,7 @@ use run::Run;
 pub(crate) use run::histogram;
 use std::net::SocketAddr;
 use std::time::Duration;
-use uiw_verbs::{Device, Pd};
+use uiw::raw::{Device, Pd};
 
 /// Slices of a comparison.
 const SLICES: usize = 31;

@@ -9,7 +9,7 @@ use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs,
 use crate::shared::service::{Op, Opposite, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use uiw_verbs::{Access, Cq, Device, Pd, SendFlags, SendOp, Wc, WcStatus};
+use uiw::raw::{Access, Cq, Device, Pd, SendFlags, SendOp, Wc, WcStatus};
 
 /// A connection in the opposite direction.
 pub(crate) struct OppositeFlow {

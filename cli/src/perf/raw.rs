@@ -9,9 +9,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+use uiw::raw::{ConnConfig, Device, Pd};
 use uiw_mpa::startup::{Initiator, Outcome, Revision, StartupConfig};
 use uiw_mpa::wire::startup::HEADER_LEN;
-use uiw_verbs::{ConnConfig, Device, Pd};
 
 pub(crate) use uiw_llp::process_cpu_ns as cpu_ns;
 

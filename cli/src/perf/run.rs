@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uiw_verbs::{Cq, Device, Path, Pd, Wc};
+use uiw::raw::{Cq, Device, Path, Pd, Wc};
 
 /// How long the end of a run may take: what is under way, and the server's last word.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use crate::shared::fail::Result;
 use crate::shared::memory::{Buffer, at};
 use crate::shared::qp_setup::post_all;
 use crate::shared::service::Op;
-use uiw_verbs::{Qp, RemoteMr, SendFlags, SendOp, SendWr, Sge};
+use uiw::raw::{Qp, RemoteMr, SendFlags, SendOp, SendWr, Sge};
 
 /// Messages of one connection.
 #[derive(Clone, Copy, Debug)]

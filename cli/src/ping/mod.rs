@@ -16,7 +16,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use times::Times;
-use uiw_verbs::{ConnConfig, RemoteMr, SendFlags, SendOp};
+use uiw::raw::{ConnConfig, RemoteMr, SendFlags, SendOp};
 
 /// Bytes of a ping at most.
 const MAX_SIZE: u32 = 16 << 20;

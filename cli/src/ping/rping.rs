@@ -8,7 +8,7 @@ use crate::shared::msg_conn::{Event, MsgConn};
 use crate::shared::open::Opener;
 use crate::shared::qp_setup::{Depths, Half, Until, Wait, send_copy};
 use std::net::SocketAddr;
-use uiw_verbs::{Access, ConnConfig, Remote, RemoteMr, STag};
+use uiw::raw::{Access, ConnConfig, Remote, RemoteMr, STag};
 
 /// Bytes of rping's buffers at most.
 pub(crate) const MAX_SIZE: u32 = 64 << 10;

@@ -14,9 +14,9 @@ use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use uiw::counters::{Datagrams, Directions, Directory, Operations};
 use uiw_cabi_core::counters;
 use uiw_cabi_rsocket::preload::connections::{self, Carrier, Line, Role};
-use uiw_verbs::counters::{Datagrams, Directions, Directory, Operations};
 
 /// The exit code when the program ended well, and moved nothing by uiw.
 const NOT_MET: u8 = 125;

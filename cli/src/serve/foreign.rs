@@ -7,8 +7,8 @@ use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::msg_conn::{Event, MsgConn};
 use crate::shared::qp_setup::{Until, Wait, post, send_copy};
-use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{SendFlags, SendOp};
+use uiw::raw::cm::ConnRequest;
+use uiw::raw::{SendFlags, SendOp};
 
 /// Bytes of a message that is echoed, at most.
 const ECHO_SIZE: u32 = 64 << 10;

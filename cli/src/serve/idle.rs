@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use uiw::counters::{ConnectionCounters, Directions};
+use uiw::raw::{Device, Qp, QpState};
 use uiw_datagram::Qpn;
-use uiw_verbs::counters::{ConnectionCounters, Directions};
-use uiw_verbs::{Device, Qp, QpState};
 
 /// The longest time between reads of the counters.
 const TICK: Duration = Duration::from_secs(15);

@@ -40,10 +40,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::subscriber::NoSubscriber;
 use transfer::Transfers;
+use uiw::raw::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
+use uiw::raw::{Device, Error, Limits, Pd};
 use uiw_cabi_core::settings::DeadAfter;
 use uiw_datagram::Qpn;
-use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use uiw_verbs::{Device, Error, Limits, Pd};
 
 /// Connections that TCP may complete before we take them.
 const BACKLOG: u32 = 1024;

@@ -7,8 +7,8 @@ use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{Depths, Half, Link, RECV, Until, completions, post, post_recvs};
 use crate::shared::service::{Op, Opposite, PerfOrder, PerfReply, Stats};
-use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{RemoteMr, STag, SendFlags, SendOp, Wc, WcStatus};
+use uiw::raw::cm::ConnRequest;
+use uiw::raw::{RemoteMr, STag, SendFlags, SendOp, Wc, WcStatus};
 
 /// Receives for what the client says, a byte each.
 const RECVS: u64 = 4;
@@ -138,7 +138,7 @@ impl Driver {
         let Source { posted, wrong, .. } = self.source;
         let bytes =
             serde_json::to_vec(&Stats { cpu_ns: cpu_ns(), messages: posted, wrong }).unwrap_or_default();
-        let sge = uiw_verbs::Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) };
+        let sge = uiw::raw::Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) };
         let flags = SendFlags::SIGNALED | SendFlags::INLINE | SendFlags::FENCE;
         post(&self.link.qp, STATS, SendOp::Send, &[sge], flags)
     }

@@ -10,8 +10,8 @@ use crate::shared::qp_setup::{
 };
 use crate::shared::service::{Op, PerfOrder, PerfReply, Stats};
 use crate::shared::spin::Spin;
-use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{Access, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
+use uiw::raw::cm::ConnRequest;
+use uiw::raw::{Access, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 
 /// Bytes of memory that one client gets, for Writes and Reads or for receives.
 pub(crate) const MAX_MEMORY: u64 = 512 << 20;

@@ -6,8 +6,8 @@ use crate::shared::memory::Buffer;
 use crate::shared::msg_conn::{Event, MsgConn};
 use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
 use crate::shared::service::PingOrder;
-use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{Access, ConnConfig, SendFlags, SendOp};
+use uiw::raw::cm::ConnRequest;
+use uiw::raw::{Access, ConnConfig, SendFlags, SendOp};
 
 /// Receives kept posted.
 const SLOTS: u32 = 16;

@@ -5,8 +5,8 @@ use crate::shared::fail::{Exit, Failure, Result, option_fix};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use uiw_verbs::cm::{CmChannel, Listener};
-use uiw_verbs::{ConnConfig, Device, Error};
+use uiw::raw::cm::{CmChannel, Listener};
+use uiw::raw::{ConnConfig, Device, Error};
 
 /// `EAFNOSUPPORT`: a system without IPv6, or a service that may not use it.
 const NO_SUCH_FAMILY: i32 = 97;

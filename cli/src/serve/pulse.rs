@@ -6,8 +6,8 @@ use crate::shared::stop::Stop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+use uiw::raw::{Qp, STag, SendFlags, SendOp, Sge};
 use uiw_copy::protocol::Reply;
-use uiw_verbs::{Qp, STag, SendFlags, SendOp, Sge};
 
 /// Between two looks. A request that lasts for two of them is reported, so within a second.
 const TICK: Duration = Duration::from_millis(450);

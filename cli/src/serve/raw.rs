@@ -12,8 +12,8 @@ use crate::shared::service::{RawReply, SliceKind, SliceOrder};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+use uiw::raw::cm::ConnRequest;
 use uiw_mpa::wire::startup::{Frame, FrameKind};
-use uiw_verbs::cm::ConnRequest;
 
 /// Bytes of memory that a connection of raw TCP takes.
 pub(super) fn memory(order: &SliceOrder) -> u64 {

@@ -10,12 +10,12 @@ use crate::shared::service::{CpOrder, CpReply};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use uiw::raw::cm::ConnRequest;
+use uiw::raw::{QpState, RemoteMr};
 use uiw_copy::handler::{Handler, Opening, Session};
 use uiw_copy::protocol::{MAX_SLOTS, Request};
 use uiw_copy::wire::WireError;
 use uiw_mem::STag;
-use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{QpState, RemoteMr};
 
 /// What makes connections those of one client: the token, its identity, the share, and whether it may write.
 type Key = (u64, String, String, bool);

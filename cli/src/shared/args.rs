@@ -5,8 +5,8 @@ use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use uiw::raw::{ConnConfig, FpduSize, PeerProfile, StableTx};
 use uiw_cabi_core::settings::{Settings, VARIABLES, Variable};
-use uiw_verbs::{ConnConfig, FpduSize, PeerProfile, StableTx};
 
 /// rping's port, and so the one of `uiw serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7174;

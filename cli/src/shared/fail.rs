@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 use std::{fmt, io};
+use uiw::raw::{ConnConfig, Error, Suspect, Wc, WcStatus};
 use uiw_cabi_core::denied;
 use uiw_copy::names::is_unsafe;
 use uiw_llp::OptionError;
 use uiw_tls::TlsError;
-use uiw_verbs::{ConnConfig, Error, Suspect, Wc, WcStatus};
 
 /// Exit codes of every command. The text is part of `--help`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,17 +234,17 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<uiw_verbs::WcError> for Failure {
-    fn from(error: uiw_verbs::WcError) -> Self {
+impl From<uiw::WcError> for Failure {
+    fn from(error: uiw::WcError) -> Self {
         match error {
-            uiw_verbs::WcError::Refused(error) => Self::local("cannot prepare the run", error),
+            uiw::WcError::Refused(error) => Self::local("cannot prepare the run", error),
             error => Self::lost("an operation failed", error),
         }
     }
 }
 
-impl From<uiw_verbs::PostError> for Failure {
-    fn from(error: uiw_verbs::PostError) -> Self {
+impl From<uiw::raw::PostError> for Failure {
+    fn from(error: uiw::raw::PostError) -> Self {
         Self::local("cannot post a request", error)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::shared::fail::{Failure, Result};
 use std::ops::Range;
-use uiw_verbs::{Access, Memory, Pd, RawMr, Remote, RemoteMr, STag, Sge};
+use uiw::raw::{Access, Memory, Pd, RawMr, Remote, RemoteMr, STag, Sge};
 
 /// Bytes of the engine's that requests name. The commands copy in and out of a part only while no request of theirs names it;
 /// what a peer may write at any time is registered shared and copied atomically by the engine.

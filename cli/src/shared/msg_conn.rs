@@ -5,8 +5,8 @@ use crate::shared::memory::Buffer;
 use crate::shared::qp_setup::{Half, Link, RECV, Until, Wait, completions, post_recvs};
 use std::net::SocketAddr;
 use std::ops::Range;
-use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{ConnConfig, Sge, WcStatus};
+use uiw::raw::cm::ConnRequest;
+use uiw::raw::{ConnConfig, Sge, WcStatus};
 
 /// A connection whose messages arrive in slots of a ring.
 pub(crate) struct MsgConn {

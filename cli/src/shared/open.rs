@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use tracing_subscriber::EnvFilter;
+use uiw::counters::Publish;
+use uiw::raw::{Device, DeviceConfig, Limits};
 use uiw_cabi_core::counters::{self, Counters};
 use uiw_cabi_core::tls::{self, TlsFileConfig};
 use uiw_impair::fault::Faults;
@@ -15,8 +17,6 @@ use uiw_llp::capture::{PcapFile, PcapSink};
 use uiw_smol::capability;
 use uiw_smol::{Spec, SpecError};
 use uiw_tls::{PinnedLine, Tls, TlsConfig};
-use uiw_verbs::counters::Publish;
-use uiw_verbs::{Device, DeviceConfig, Limits};
 
 /// Options of every command.
 #[derive(Clone, Debug, Default, clap::Args)]

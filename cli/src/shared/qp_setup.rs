@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
-use uiw_verbs::{
+use uiw::raw::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
+use uiw::raw::{
     Arm, ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag, SendFlags, SendOp,
     SendWr, Sge, Srq, Wc, WcStatus,
 };

@@ -2,8 +2,8 @@
 
 use crate::shared::fail::Result;
 use crate::shared::memory::Buffer;
+use uiw::raw::Sge;
 use uiw_conform::partner::{MAX_SGES, Order};
-use uiw_verbs::Sge;
 
 /// Bytes between the pieces of a message.
 const GAP: usize = 8;
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn one_wrong_byte_is_found() {
-        let device = uiw_verbs::Device::open().unwrap();
+        let device = uiw::raw::Device::open().unwrap();
         let buffer = Buffer::exclusive(&device.alloc_pd().unwrap(), 1 << 20).unwrap();
         let order = Order { op: Op::Send, actor: Actor::Initiator, size: 70_001, count: 3, sges: 3, seed: 9 };
         for layout in [Layout::Whole, Layout::Pieces] {

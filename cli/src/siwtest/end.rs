@@ -8,12 +8,12 @@ use crate::shared::qp_setup::{
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use uiw_conform::partner::{Kind, Op, Order, Talk};
-use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{
+use uiw::raw::cm::ConnRequest;
+use uiw::raw::{
     Access, Bind, ConnConfig, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus,
     WindowType,
 };
+use uiw_conform::partner::{Kind, Op, Order, Talk};
 
 /// How long nothing may move: no request and no receive completes, and TCP neither delivers nor receives a byte.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -372,7 +372,7 @@ impl End {
     pub(super) fn drain(&mut self) -> Result<()> {
         let mut progress = Progress::new(self);
         self.broken = true;
-        if self.link.qp.state() == uiw_verbs::QpState::Rts {
+        if self.link.qp.state() == uiw::raw::QpState::Rts {
             // A connection that has ended needs no closing.
             let _ = self.link.qp.disconnect();
         }

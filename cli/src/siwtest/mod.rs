@@ -15,9 +15,9 @@ use end::End;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use uiw::raw::ConnConfig;
+use uiw::raw::cm::ConnInfo;
 use uiw_conform::partner::{MAX_SGES, Order, Orders};
-use uiw_verbs::ConnConfig;
-use uiw_verbs::cm::ConnInfo;
 
 /// The partner's port.
 const PORT: u16 = 7471;

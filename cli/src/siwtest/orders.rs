@@ -7,8 +7,8 @@ use crate::shared::fail::{Failure, Result};
 use crate::shared::memory::Buffer;
 use crate::shared::text;
 use serde_json::json;
+use uiw::raw::{Remote, STag, SendFlags, SendOp, Sge};
 use uiw_conform::partner::{Actor, Kind, Op, Order, Talk};
-use uiw_verbs::{Remote, STag, SendFlags, SendOp, Sge};
 
 /// An STag that does not exist.
 const NO_STAG: u32 = 0xDEAD_BE00;

@@ -10,8 +10,8 @@ use crate::shared::text;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use uiw_verbs::{ConnConfig, Device};
+use uiw::raw::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
+use uiw::raw::{ConnConfig, Device};
 
 /// Serves one connection a thread until Ctrl-C.
 pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result<()> {

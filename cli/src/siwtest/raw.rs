@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
-use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{Access, Remote, STag, SendFlags, SendOp, Wc};
+use uiw::raw::cm::ConnRequest;
+use uiw::raw::{Access, Remote, STag, SendFlags, SendOp, Wc};
 
 /// Messages that may come before they are asked for, and the longest of them.
 const RECEIVES: u64 = 16;
@@ -85,7 +85,7 @@ pub(super) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(device: &uiw_verbs::Device, args: &'a Args) -> Result<Self> {
+    pub(super) fn new(device: &uiw::raw::Device, args: &'a Args) -> Result<Self> {
         let pd = device.alloc_pd()?;
         let half = Half::new(device, &pd, &Depths::new(16, RECEIVES as u32))?;
         let receives = Buffer::exclusive(&pd, RECEIVES as usize * RECEIVE_LEN)?;
@@ -117,7 +117,7 @@ fn range(slot: u64) -> std::ops::Range<usize> {
     start..start + RECEIVE_LEN
 }
 
-fn run(link: Link, pd: &uiw_verbs::Pd, receives: Buffer, args: &Args) -> Result<()> {
+fn run(link: Link, pd: &uiw::raw::Pd, receives: Buffer, args: &Args) -> Result<()> {
     let memory = Buffer::shared(pd, MEMORY, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     let local = Buffer::exclusive(pd, MEMORY)?;
     let remote = memory.remote();

@@ -2,11 +2,9 @@
 
 use crate::shared::fail::{Failure, Result};
 use std::path::PathBuf;
+use uiw::counters::{ConnectionCounters, CounterFile, Directory, DirectoryKind, FileError, Owner, Snapshot};
 use uiw_cabi_core::counters;
 use uiw_llp::{StreamInfo, sock_diag};
-use uiw_verbs::counters::{
-    ConnectionCounters, CounterFile, Directory, DirectoryKind, FileError, Owner, Snapshot,
-};
 
 /// One device of a program.
 pub(super) struct Process {

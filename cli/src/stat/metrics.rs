@@ -2,7 +2,7 @@
 
 use super::collect::{Collected, tcp_info};
 use std::fmt::Write as _;
-use uiw_verbs::counters::{
+use uiw::counters::{
     ConnectionCounters, Count, Datagrams, Directions, ShardCounts, Snapshot, TerminateCount,
 };
 

@@ -6,7 +6,7 @@ use crate::shared::text;
 use crate::shared::text::{grouped, number};
 use serde_json::{Value, json};
 use std::time::Duration;
-use uiw_verbs::counters::{
+use uiw::counters::{
     ConnectionCounters, Count, DatagramQueuePair, Datagrams, Directions, Operations, ShardCounts, Snapshot,
     TerminateCount, Waits,
 };

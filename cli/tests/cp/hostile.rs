@@ -6,8 +6,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
-use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{ConnectionConfig, Device, Pd, RemoteMr, STag};
+use uiw::blocking::{Connection, Listener};
+use uiw::{ConnectionConfig, Device, Pd, RemoteMr, STag};
 
 /// The fields of a message.
 #[derive(Default)]

@@ -6,13 +6,13 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
+use uiw::blocking::Listener;
+use uiw::{ConnectionConfig, Device};
 use uiw_copy::journal::{Journal, Record};
 use uiw_copy::meta::Meta;
 use uiw_copy::names::RelPath;
 use uiw_copy::protocol::{BLOCK, FileHead};
 use uiw_copy::root::Root;
-use uiw_verbs::blocking::Listener;
-use uiw_verbs::{ConnectionConfig, Device};
 
 /// `--dead-after` of these tests, and how much longer a transfer may take to end.
 const DEAD_AFTER: Duration = Duration::from_secs(4);

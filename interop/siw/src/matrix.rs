@@ -94,7 +94,7 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     if let Some(folder) = &options.pcap {
         fs::create_dir_all(folder).map_err(Error::io(folder.display()))?;
     }
-    let uiw = if options.debug { stock::uiw() } else { build_release()? };
+    let uiw = if options.debug { stock::uiw().to_owned() } else { build_release()? };
     let vm = TestVm::boot(options.kernel.as_deref())?;
     eprintln!("siw: the guest is up after {:.1} s", vm.guest.boot_time.as_secs_f64());
     let mut bench = Bench::new(vm, uiw);

@@ -102,7 +102,7 @@ fn run(tests: &[Test], filtered: usize) -> ExitCode {
 fn bench() -> uiw_siw::Result<Bench> {
     // The virtual machine first: without it nothing needs to be built.
     let vm = TestVm::boot(None)?;
-    Ok(Bench::new(vm, uiw_interop::stock::uiw()))
+    Ok(Bench::new(vm, uiw_interop::stock::uiw().to_owned()))
 }
 
 /// Runs one; gives why it failed. `known` counts failures that are siw's.

@@ -129,8 +129,9 @@ impl Drop for Libraries {
 /// # Panics
 /// If it cannot be built.
 #[must_use]
-pub fn uiw() -> PathBuf {
-    built().join("uiw")
+pub fn uiw() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| built().join("uiw"))
 }
 
 /// The folder with the program, the libraries and the Python module: the one that [`BUILT`] names, or the one in which they are built once

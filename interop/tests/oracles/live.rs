@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
+use uiw::raw::Remote;
+use uiw::{
+    Access, Connection, ConnectionConfig, Device, DeviceConfig, FpduSize, Listener, Mr, Pd, RemoteMr,
+    Revision, RtrKinds, STag, SharedMr,
+};
 use uiw_interop::tshark::{Crc, Dissection, Tshark};
 use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::tcp::TcpStack;
-use uiw_verbs::{
-    Access, Connection, ConnectionConfig, Device, DeviceConfig, FpduSize, Listener, Mr, Pd, Remote, RemoteMr,
-    Revision, RtrKinds, STag, SharedMr,
-};
 
 use crate::decoded::Decoded;
 

@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use uiw::ConnectionConfig;
 use uiw_interop::stock::{Libraries, Running, User, free_port};
 use uiw_interop::tshark::Tshark;
-use uiw_verbs::ConnectionConfig;
 
 use crate::live::{End, Script, TempFile, converse};
 

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use uiw_verbs::cm::{CmChannel, CmEventKind, SidrListener};
-use uiw_verbs::{
+use uiw::raw::cm::{CmChannel, CmEventKind, SidrListener};
+use uiw::raw::{
     Access, AddressHandle, Cq, CqConfig, DatagramPort, Destination, Device, Memory, Qp, QpInit, QpState,
     RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
@@ -26,10 +26,11 @@ pub(crate) struct End {
 
 impl End {
     fn new() -> Self {
-        Self::on(Device::open().unwrap(), LOCALHOST, 4096)
+        Self::on(uiw::Device::open().unwrap(), LOCALHOST, 4096)
     }
 
-    pub(crate) fn on(device: Device, local: IpAddr, max_payload: usize) -> Self {
+    pub(crate) fn on(device: uiw::Device, local: IpAddr, max_payload: usize) -> Self {
+        let device = device.as_raw().clone();
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(64, CqConfig::default()).unwrap();
         let local = SocketAddr::new(local, 0);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use uiw_verbs::{
+use uiw::{
     Access, BoundWindow, ConnConfig, Connection, ConnectionConfig, Device, Listener, Mr, Pd, RemoteMr,
     SharedMr,
 };

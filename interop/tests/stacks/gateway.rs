@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::process::Command;
 use std::sync::mpsc::channel;
 use std::thread;
+use uiw::raw::{AddressHandle, SendFlags};
 use uiw_interop::stock::{Network, uiw};
-use uiw_verbs::{AddressHandle, SendFlags};
 
 /// The third namespace with an address in both networks, of both versions, and forwarding.
 fn routed() -> Option<Network> {

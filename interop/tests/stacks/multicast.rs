@@ -5,8 +5,8 @@ use crate::pairings::{Stack, at, network_of, open};
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use uiw::raw::{AddressHandle, SendFlags};
 use uiw_interop::stock::Network;
-use uiw_verbs::{AddressHandle, SendFlags};
 
 /// The index of an end's interface.
 fn index(network: &Network, server: bool) -> u32 {

@@ -6,9 +6,9 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
+use uiw::{Device, DeviceConfig, Listener, Pd};
 use uiw_interop::stock::Network;
 use uiw_smol::Spec;
-use uiw_verbs::{Device, DeviceConfig, Listener, Pd};
 
 /// A stack at one end of the cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use uiw::blocking::Connection;
+use uiw::{ConnectionConfig, Device};
 use uiw_interop::stock::{Libraries, Network, Running, User, compile};
-use uiw_verbs::blocking::Connection;
-use uiw_verbs::{ConnectionConfig, Device};
 
 /// Names a folder with a `server.c` and a `client.c` of another project.
 const SEED_PROGRAMS: &str = "UIW_SEED_PROGRAMS";

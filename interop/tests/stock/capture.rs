@@ -3,10 +3,10 @@
 use std::fs;
 use std::thread;
 use std::time::Duration;
+use uiw::blocking::Connection;
+use uiw::{ConnectionConfig, Device};
 use uiw_interop::stock::{Libraries, Running, User, WaitLimit, free_port};
 use uiw_interop::tshark::Tshark;
-use uiw_verbs::blocking::Connection;
-use uiw_verbs::{ConnectionConfig, Device};
 
 /// The first pieces of a capture that show a connection: more than the file's own headers.
 const SOME: u64 = 600;

@@ -6,8 +6,8 @@ use super::session::{Session, Stop, Target};
 use super::values::Values;
 use crate::ConformError;
 use serde_json::{Value as Json, json};
+use uiw::raw::Suspect;
 use uiw_cases::Need;
-use uiw_verbs::Suspect;
 
 /// Attempts to get a Reply, where none is refused.
 const TRIES: u32 = 3;

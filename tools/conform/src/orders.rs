@@ -3,8 +3,8 @@
 use super::session::{Item, Session, Stop};
 use super::values::{Pattern, Value, Values};
 use crate::partner::{Actor, Kind, Op, Order, Talk};
+use uiw::raw::{Remote, STag};
 use uiw_cases::{FrameKind, Operation};
-use uiw_verbs::{Remote, STag};
 
 /// The memory of this end, as orders name it.
 const OWN_STAG: u32 = 0x00C0_FF01;

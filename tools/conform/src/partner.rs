@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::str::FromStr;
-use uiw_verbs::Remote;
-use uiw_verbs::STag;
+use uiw::raw::Remote;
+use uiw::raw::STag;
 
 /// Bytes of all messages of an order at most.
 const MAX_BYTES: u64 = 256 << 20;

@@ -15,11 +15,11 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
+use uiw::{ConnConfig, Connection, ConnectionConfig, Device, DeviceConfig, Progress};
 use uiw_cases::{Case, Need};
 use uiw_llp::{Token, TransportConfig, TransportStack as _, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 use uiw_testkit::sim::{self, Link, Split};
-use uiw_verbs::{ConnConfig, Connection, ConnectionConfig, Device, DeviceConfig, Progress};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 /// Rounds without work after which a device is idle. While it has few connections it asks its stack in one of 32.
@@ -31,13 +31,13 @@ const STALL: Duration = Duration::from_secs(10);
 static SIMULATED: Network = Network { connect: SimPipe::connect, now, pause };
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
-type Accepting = Pin<Box<dyn Future<Output = uiw_verbs::Result<Connection>>>>;
+type Accepting = Pin<Box<dyn Future<Output = uiw::Result<Connection>>>>;
 
 /// The listener, its connections, and the network.
 struct World {
     network: sim::Network,
     device: Device,
-    listener: Rc<uiw_verbs::Listener>,
+    listener: Rc<uiw::Listener>,
     accepting: Accepting,
     /// Each reads a connection to its end.
     readers: Vec<Task>,
@@ -51,7 +51,7 @@ fn world<T>(with: impl FnOnce(&mut World) -> T) -> T {
     WORLD.with_borrow_mut(|world| with(world.as_mut().expect("the test has made it")))
 }
 
-async fn accept(listener: Rc<uiw_verbs::Listener>) -> uiw_verbs::Result<Connection> {
+async fn accept(listener: Rc<uiw::Listener>) -> uiw::Result<Connection> {
     listener.accept().await
 }
 
@@ -63,7 +63,7 @@ fn listen(options: ConnConfig, link: Link) -> Target {
     let device = Device::with_stack(Box::new(network.stack(HOST)), manual).unwrap();
     let settings = ConnectionConfig::default().options(options).recv_size(4096);
     let pd = device.alloc_pd().unwrap();
-    let listener = Rc::new(uiw_verbs::Listener::bind(&pd, SocketAddr::new(HOST, 0), &settings).unwrap());
+    let listener = Rc::new(uiw::Listener::bind(&pd, SocketAddr::new(HOST, 0), &settings).unwrap());
     let address = listener.local_addr();
     let accepting = Box::pin(accept(Rc::clone(&listener)));
     WORLD.set(Some(World { network, device, listener, accepting, readers: Vec::new() }));

@@ -10,7 +10,6 @@ mod mutant;
 #[path = "../driver/park.rs"]
 mod park;
 #[path = "../driver/progress/mod.rs"]
-#[allow(unexpected_cfgs, reason = "features of uiw-verbs, which the models do not have")]
 mod progress;
 
 #[path = "../driver/watch.rs"]

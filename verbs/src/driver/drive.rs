@@ -1,6 +1,5 @@
 //! [`Drive`] for a [`Shard`], and the shard's calls into [`progress`](super::progress).
 
-#[cfg(feature = "tokio")]
 use super::ActiveTask;
 use super::ChannelSet;
 use super::Shard;
@@ -121,7 +120,6 @@ impl Shard {
     }
 }
 
-#[cfg(feature = "tokio")]
 impl Shard {
     /// A round that polls the stack, after its descriptor was readable. `Some(true)` when the stack may have more events; `None` when
     /// another thread drives.
@@ -130,7 +128,6 @@ impl Shard {
     }
 }
 
-#[cfg(feature = "tokio")]
 impl ActiveTask {
     /// The task of `waker` becomes the active poller of `shard`, unless it has one.
     pub(crate) fn try_new(shard: &Shard, waker: impl FnOnce() -> Waker) -> Option<Self> {

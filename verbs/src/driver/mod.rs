@@ -29,7 +29,6 @@ mod watch;
 pub(crate) use self::core::{Core, Slot};
 pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;
-#[cfg(feature = "tokio")]
 pub(crate) use progress::ActiveTask;
 pub(crate) use services::{RX_STAGING, Services};
 pub(crate) use shard::Shard;

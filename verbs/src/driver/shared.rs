@@ -49,7 +49,11 @@ impl Counts {
 }
 
 impl Limits {
-    pub(crate) fn check(&self, what: &'static str, asked: u64, limit: u64) -> Result<()> {
+    /// Checks a quantity against its limit.
+    ///
+    /// # Errors
+    /// [`Error::Zero`], [`Error::Limit`].
+    pub fn check(&self, what: &'static str, asked: u64, limit: u64) -> Result<()> {
         if asked == 0 {
             return Err(Error::Zero { what });
         }

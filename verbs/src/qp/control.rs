@@ -167,7 +167,7 @@ pub(super) fn disconnect(qp: &Arc<QpInner>) -> Result<()> {
 }
 
 /// The application has no handle of the connection left. False: there is no connection.
-pub(super) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) -> bool {
+pub(crate) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) -> bool {
     on_shard(
         qp,
         |_| false,

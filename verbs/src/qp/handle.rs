@@ -6,9 +6,7 @@ use crate::faults::Call;
 use crate::pd::Pd;
 use crate::qp::inner::{Attrs, NO_CONN};
 use crate::qp::send_queue::{SendQueue, SqLimits};
-use crate::qp::{
-    Doorbell, LogLimit, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource,
-};
+use crate::qp::{LogLimit, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
 use crate::ud::UdState;
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
@@ -168,21 +166,6 @@ impl Qp {
         self.0.post_send_all(wrs)
     }
 
-    /// As [`Qp::post_send`] up to the doorbell, which [`Qp::ring`] gives: it runs wakers, so locks are let go between the two.
-    ///
-    /// # Safety
-    /// As for [`Qp::post_send`].
-    pub(crate) unsafe fn queue_send<'a>(
-        &self,
-        wrs: impl IntoIterator<Item = SendWr<'a>>,
-    ) -> (std::result::Result<(), PostError>, Doorbell) {
-        self.0.queue_send(wrs)
-    }
-
-    pub(crate) fn ring(&self, doorbell: Doorbell) {
-        doorbell.ring(&self.0);
-    }
-
     /// Posts receives in order.
     ///
     /// # Safety
@@ -257,11 +240,6 @@ impl Qp {
         crate::qp::control::discard_requests(&self.0)
     }
 
-    /// The last local error: the request or receive, its value and the limit.
-    pub(crate) fn local_error(&self) -> Option<Arc<str>> {
-        self.0.local_error()
-    }
-
     /// Sets the longest time that inbound Sends wait for a receive (`ConnConfig::no_receive_timeout`). [`Duration::MAX`] has no
     /// limit.
     ///
@@ -283,11 +261,6 @@ impl Qp {
         let token = self.0.conn().ok_or(Error::NotConnected)?;
         let set = move |core: &mut Core| core.with_conn(token, |conn, _| conn.set_dead_after(time));
         self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)?
-    }
-
-    /// Aborts its connection unless it has ended within `timeout`. False: there is none.
-    pub(crate) fn limit_lifetime(&self, timeout: Duration) -> bool {
-        crate::qp::control::limit_lifetime(&self.0, timeout)
     }
 
     /// How the bytes of its connection travel now; `None` without a connection.

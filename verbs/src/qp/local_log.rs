@@ -13,7 +13,7 @@ impl QpInner {
     }
 
     /// The text of the last error that was kept.
-    pub(super) fn local_error(&self) -> Option<Arc<str>> {
+    pub(crate) fn local_error(&self) -> Option<Arc<str>> {
         self.local_error.lock().clone()
     }
 

@@ -16,11 +16,12 @@ mod send_queue;
 mod state;
 
 pub use attributes::{Path, QpAttr, QpCap, QpInit};
+pub(crate) use control::limit_lifetime;
 pub use handle::Qp;
 pub(crate) use inner::{QpInner, Receives, RecvSource};
 pub(crate) use local_errors::{LocalCause, LocalDetail, LogLimit};
 pub(crate) use long_messages::LongMessages;
-pub(crate) use posting::Doorbell;
+pub use posting::Doorbell;
 pub(crate) use recv_queue::{RecvQueue, RecvWqe};
 pub(crate) use send_queue::{SendQueue, SqMode, Wqe, WqeState};
 pub use state::QpState;

@@ -13,16 +13,17 @@ use uiw_llp::Token;
 /// So many bytes posted are worth a call of their own to the socket.
 const BATCH: u64 = 256 << 10;
 
-/// What is left to do of a post once the requests are in the queue: it may run foreign code, so no lock may be held.
+/// Second step of a post, after the requests are in the queue. It may run wakers, so no lock may be held.
 #[must_use = "without it the requests are not served"]
-pub(crate) struct Doorbell {
+#[derive(Debug)]
+pub struct Doorbell {
     wakes: Wakes,
     token: Option<Token>,
     go: bool,
 }
 
 impl Doorbell {
-    pub(super) fn ring(self, qp: &QpInner) {
+    pub(crate) fn ring(self, qp: &QpInner) {
         self.wakes.give();
         match self.token {
             Some(token) if self.go => qp.driver.shard(token).serve(token),
@@ -62,7 +63,7 @@ impl QpInner {
         result
     }
 
-    pub(super) fn queue_send<'a>(
+    pub(crate) fn queue_send<'a>(
         &self,
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> (std::result::Result<(), PostError>, Doorbell) {
@@ -133,7 +134,7 @@ impl QpInner {
         sq.post(wr, copy_inline)
     }
 
-    pub(super) fn post_recv<'a>(
+    pub(crate) fn post_recv<'a>(
         &self,
         wrs: impl IntoIterator<Item = RecvWr<'a>>,
     ) -> std::result::Result<(), PostError> {

@@ -9,12 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 use uiw_mpa::wire::startup::Frame;
-use uiw_verbs::blocking::{Connection, Listener};
 use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use uiw_verbs::{
-    Access, AsyncEvent, CapabilityExchange, ConnConfig, ConnectionConfig, Cq, CqConfig, Device, Error,
-    Limits, Memory, Pd, PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc,
-    WcStatus,
+    Access, AsyncEvent, CapabilityExchange, ConnConfig, Cq, CqConfig, Device, Error, Limits, Memory, Pd,
+    PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus,
 };
 
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
@@ -355,26 +353,4 @@ pub(crate) fn pair_of(client: End, server: End, options: &ConnConfig) -> (End, E
     client.established();
     server.established();
     (client, server)
-}
-
-/// A connection between two devices, over the kernel's TCP.
-pub(crate) fn connected_on(
-    client: &Device,
-    server: &Device,
-    settings: &ConnectionConfig,
-) -> (Connection, Connection) {
-    let (pd, server_pd) = (client.alloc_pd().unwrap(), server.alloc_pd().unwrap());
-    let listener = Listener::bind(&server_pd, loopback(), settings).unwrap();
-    std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| listener.accept().unwrap());
-        let connection = Connection::connect(&pd, listener.local_addr(), settings).unwrap();
-        (connection, accepted.join().unwrap())
-    })
-}
-
-/// The same between new devices: each with its connection.
-pub(crate) fn connected(settings: &ConnectionConfig) -> ((Device, Connection), (Device, Connection)) {
-    let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
-    let (connection, accepted) = connected_on(&client, &server, settings);
-    ((client, connection), (server, accepted))
 }

@@ -1,15 +1,13 @@
-//! Foreign code inside the engine's calls: wakers that wait, waits inside waits, closures that post; and what starves.
+//! Foreign code inside the engine's calls: waits inside waits, closures that post; and what starves.
 
-use crate::common::{End, connected_on, initiator, next_event, plain, tcp_pair};
+use crate::common::{End, initiator, next_event, plain, tcp_pair};
 use crate::peer::Port;
 use std::future::poll_fn;
-use std::pin::pin;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
-use uiw_verbs::blocking::Connection;
 use uiw_verbs::cm::CmEventKind;
-use uiw_verbs::{ConnectionConfig, Device, DeviceConfig, Limits, WcStatus};
+use uiw_verbs::{Device, DeviceConfig, Limits, WcStatus};
 
 #[test]
 fn a_wait_inside_a_wait_keeps_the_outer_wake_up() {
@@ -26,76 +24,6 @@ fn a_wait_inside_a_wait_keeps_the_outer_wake_up() {
     let start = Instant::now();
     assert_eq!(device.block_on_for(Duration::from_secs(5), outer), Some(()));
     assert!(start.elapsed() < Duration::from_secs(4), "it slept until its deadline");
-}
-
-/// Waits for a message when woken, as a program without manners does.
-struct Waits(Connection, Mutex<Option<mpsc::Sender<(bool, Duration)>>>);
-
-impl Wake for Waits {
-    fn wake(self: Arc<Self>) {
-        // It is woken again when its own connection ends.
-        let Some(tx) = self.1.lock().unwrap().take() else { return };
-        let start = Instant::now();
-        let message = self.0.recv_timeout(Duration::from_secs(5)).unwrap();
-        tx.send((message.is_some(), start.elapsed())).unwrap();
-    }
-}
-
-#[test]
-fn a_waker_may_wait() {
-    let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
-    let ((first, first_peer), (second, second_peer)) = (
-        connected_on(&a, &b, &ConnectionConfig::default()),
-        connected_on(&a, &b, &ConnectionConfig::default()),
-    );
-    let (tx, rx) = mpsc::channel();
-    let waker = Waker::from(Arc::new(Waits(second, Mutex::new(Some(tx)))));
-    {
-        let mut recv = pin!(first.as_async().recv());
-        assert!(recv.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    }
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(200));
-            first_peer.send_copy(b"wake").unwrap();
-            std::thread::sleep(Duration::from_millis(200));
-            second_peer.send_copy(b"message").unwrap();
-        });
-        // This thread sleeps in the descriptor and gives the wake-up.
-        a.block_on_for(Duration::from_secs(1), std::future::pending::<()>());
-    });
-    let (message, waited) = rx.recv_timeout(Duration::from_secs(10)).unwrap();
-    assert!(message && waited < Duration::from_secs(3), "no thread drove for {waited:?}");
-}
-
-#[test]
-fn a_future_that_waits_for_another_thread_does_not_keep_it_from_its_messages() {
-    let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
-    let ((first, first_peer), (second, second_peer)) = (
-        connected_on(&a, &b, &ConnectionConfig::default()),
-        connected_on(&a, &b, &ConnectionConfig::default()),
-    );
-    let (tx, rx) = mpsc::channel();
-    let begun = Instant::now();
-    let waited = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(200));
-            first_peer.send_copy(b"wake").unwrap();
-            std::thread::sleep(Duration::from_millis(200));
-            second_peer.send_copy(b"message").unwrap();
-        });
-        scope.spawn(move || {
-            std::thread::sleep(Duration::from_millis(100));
-            tx.send(second.recv_timeout(Duration::from_secs(5)).unwrap().is_some()).unwrap();
-        });
-        // This thread drives when the other begins to wait, and then does not for a while.
-        a.block_on(async {
-            first.as_async().recv().await.unwrap().unwrap();
-            assert!(rx.recv().unwrap());
-        });
-        begun.elapsed()
-    });
-    assert!(waited < Duration::from_secs(3), "no thread drove for {waited:?}");
 }
 
 /// Begins a connection with a short time-out when dropped.

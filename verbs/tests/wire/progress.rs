@@ -1,14 +1,14 @@
 //! Which thread makes progress: no operation depends on a further call of the application, and an idle process does not spin.
 
-use crate::common::{End, Make, connected, fill, loopback, memory, pair_of, peek, tcp_pair};
+use crate::common::{End, Make, fill, loopback, memory, pair_of, peek, tcp_pair};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use uiw_verbs::{
-    Access, Arm, CapabilityExchange, CompChannel, ConnConfig, ConnectionConfig, CqConfig, Device, QpCap,
-    QpInit, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
+    Arm, CapabilityExchange, CompChannel, ConnConfig, CqConfig, Device, QpCap, QpInit, RecvWr, Remote,
+    SendFlags, SendOp, SendWr, Sge,
 };
 
 struct Notified {
@@ -397,98 +397,6 @@ fn receives_after_a_single_poll_are_used_without_a_further_call() {
         std::thread::yield_now();
     }
     b.received_ok(2);
-}
-
-#[test]
-fn blocked_receivers_are_woken() {
-    let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default());
-    let counted = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                while let Ok(Some(message)) = server.recv() {
-                    assert_eq!(&*message, b"wake up");
-                    counted.fetch_add(1, Ordering::SeqCst);
-                }
-            });
-        }
-        for _ in 0..300 {
-            client.send_copy(b"wake up").unwrap();
-        }
-        assert!(client.disconnect().unwrap().orderly);
-    });
-    assert_eq!(counted.load(Ordering::SeqCst), 300);
-}
-
-#[test]
-fn receive_with_a_timeout_returns_each_time() {
-    let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default());
-    for _ in 0..5 {
-        let timed_out = server.recv_timeout(Duration::from_millis(5)).unwrap_err();
-        assert!(matches!(timed_out, uiw_verbs::WcError::TimedOut { .. }), "{timed_out}");
-    }
-    client.send_copy(b"x").unwrap();
-    assert!(server.recv_timeout(Duration::from_secs(20)).unwrap().is_some());
-}
-
-#[test]
-fn dropped_operations_are_detached_and_freed() {
-    struct Counted(Vec<u8>, #[expect(dead_code, reason = "counts how many are alive")] Arc<()>);
-    // SAFETY: a vector's heap block stays where it is and belongs to the vector.
-    unsafe impl uiw_verbs::IoBuf for Counted {
-        fn as_mut_ptr(&mut self) -> *mut u8 {
-            self.0.as_mut_ptr()
-        }
-        fn len(&self) -> usize {
-            self.0.len()
-        }
-    }
-    // SAFETY: as above; a unique vector may be written.
-    unsafe impl uiw_verbs::IoBufMut for Counted {}
-    let alive = Arc::new(());
-    let settings = ConnectionConfig::default().send_depth(4);
-    let ((_a, client), (_b, server)) = connected(&settings);
-    let spd = server.clone().into_async().pd().clone();
-    let shared = spd.share(1 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
-    let remote = shared.remote(0..1 << 16).unwrap();
-    let pd = client.clone().into_async().pd().clone();
-    for i in 0..40 {
-        let buffer = || pd.register(Counted(vec![i; 1 << 16], alive.clone())).unwrap();
-        drop(client.read(buffer(), remote));
-        drop(client.write(buffer(), remote));
-    }
-    let (_, buffer) =
-        client.read(pd.register(Counted(vec![0; 16], alive.clone())).unwrap(), remote).wait().unwrap();
-    drop(buffer);
-    let until = Instant::now() + crate::peer::TIMEOUT;
-    while Arc::strong_count(&alive) > 1 {
-        assert!(Instant::now() < until, "{} buffers left", Arc::strong_count(&alive) - 1);
-        let _ = client.recv_timeout(Duration::from_millis(1));
-    }
-    // A connect future that is dropped gives its queue pair and socket back.
-    let port = crate::peer::Port::tcp();
-    let device = Device::open().unwrap();
-    let pd = device.alloc_pd().unwrap();
-    let settings = ConnectionConfig::default();
-    let connect = uiw_verbs::Connection::connect(&pd, port.addr(), &settings);
-    assert!(device.block_on_for(Duration::from_millis(30), connect).is_none());
-    let mut peer = port.accept();
-    peer.startup_frame();
-    assert!(peer.rest().is_empty());
-}
-
-#[test]
-fn operations_wait_for_room_and_all_complete() {
-    let settings = ConnectionConfig::default().send_depth(2);
-    let ((_a, client), (_b, server)) = connected(&settings);
-    let pd = client.clone().into_async().pd().clone();
-    let ops: Vec<_> = (0..50u8).map(|i| client.send(pd.register(vec![i; 100]).unwrap())).collect();
-    for i in 0..50u8 {
-        assert_eq!(&*server.recv().unwrap().unwrap(), &[i; 100]);
-    }
-    for op in ops {
-        op.wait().unwrap();
-    }
 }
 
 #[test]

@@ -1,23 +1,18 @@
 //! A device with several shards: connections between them, control calls while another thread drives, and the end of a device.
 
-use crate::common::{End, Make, loopback, pair_of, peek, plain, responder_opt};
+use crate::common::{End, Make, pair_of, peek, plain, responder_opt};
 use crate::peer::{Peer, TIMEOUT, tagged};
 use crate::simulation;
-use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::Poll;
 use std::time::Duration;
 use uiw_llp::tcp::TcpStack;
 use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
 use uiw_llp::{Event, Readable, Token, TransportStack, TransportStream};
 use uiw_mem::IoVecMut;
 use uiw_rdmap::Opcode;
-use uiw_verbs::{
-    Connection, ConnectionConfig, CqConfig, Device, DeviceConfig, Limits, Progress, QpState, WcStatus,
-};
+use uiw_verbs::{CqConfig, Device, DeviceConfig, Limits, Progress, QpState, WcStatus};
 
 fn device(stack: impl TransportStack + 'static, shards: usize, limits: Limits) -> Device {
     let options = DeviceConfig::default().shards(shards).limits(limits);
@@ -96,33 +91,6 @@ fn a_shard_that_the_device_has_not_is_refused() {
         let options = DeviceConfig::default().shards(shards);
         assert!(Device::with_stack(Box::new(TcpStack::new().unwrap()), options).is_err());
     }
-}
-
-/// With manual progress a thread that waits drives the listener's shard and those of both ends: there is no other thread that does.
-#[test]
-fn a_wait_drives_every_shard_where_no_other_thread_does() {
-    let options = DeviceConfig::default().progress(Progress::Manual).shards(3);
-    let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
-    let pd = device.alloc_pd().unwrap();
-    let listener = uiw_verbs::Listener::bind(&pd, loopback(), &ConnectionConfig::default()).unwrap();
-    let settings = ConnectionConfig::default();
-    let mut connect = pin!(Connection::connect(&pd, listener.local_addr(), &settings));
-    let mut accept = pin!(async { listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap() });
-    let (mut ours, mut theirs) = (None, None);
-    let both = poll_fn(|cx| {
-        if ours.is_none()
-            && let Poll::Ready(connected) = connect.as_mut().poll(cx)
-        {
-            ours = Some(connected.unwrap());
-        }
-        if theirs.is_none()
-            && let Poll::Ready(accepted) = accept.as_mut().poll(cx)
-        {
-            theirs = Some(accepted);
-        }
-        if ours.is_some() && theirs.is_some() { Poll::Ready(()) } else { Poll::Pending }
-    });
-    device.block_on_for(TIMEOUT, both).expect("both ends are established");
 }
 
 /// Hooks whose `poll` can be held, as a long system call holds the thread that drives.

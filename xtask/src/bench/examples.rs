@@ -1,4 +1,4 @@
-//! Examples of `uiw-verbs` that alternate slices of two programs in one process, and print figures of each round as an array of a JSON object: ours, theirs
+//! Examples of `uiw` and `uiw-verbs` that alternate slices of two programs in one process, and print figures of each round as an array of a JSON object: ours, theirs
 //! and, where there is noise to measure, theirs again.
 
 use super::programs::{Lab, output};
@@ -12,17 +12,17 @@ type Figure = (&'static str, Bar, &'static str, Unit);
 
 pub(super) fn connects() -> Vec<Row> {
     let figures = [("of TCP", Bar::AtLeast(0.5), "connects", (1.0, "a second"))];
-    row("connections set up, 64 under way", "connects", "", figures)
+    row("connections set up, 64 under way", "uiw-verbs", "connects", "", figures)
 }
 
 pub(super) fn clients() -> Vec<Row> {
     let figures = [("of tokio's TCP", Bar::AtLeast(0.9), "requests", (1e3, "k/s"))];
-    row("100 clients that are tokio tasks", "clients", "tokio", figures)
+    row("100 clients that are tokio tasks", "uiw", "clients", "tokio", figures)
 }
 
 pub(super) fn tls() -> Vec<Row> {
     let figures = [("of bare rustls", Bar::AtLeast(0.9), "bytes", (1e9, "GB/s"))];
-    row("write 1M over TLS", "tls", "tls", figures)
+    row("write 1M over TLS", "uiw", "tls", "tls", figures)
 }
 
 pub(super) fn datagrams() -> Vec<Row> {
@@ -30,17 +30,18 @@ pub(super) fn datagrams() -> Vec<Row> {
         ("delivered, of UDP", Bar::AtLeast(0.8), "delivered", (1e6, "million/s")),
         ("half round trip, of UDP", Bar::AtMost(1.2), "half_round_trip_us", (1.0, "us")),
     ];
-    row("64-byte datagrams", "datagrams", "", figures)
+    row("64-byte datagrams", "uiw-verbs", "datagrams", "", figures)
 }
 
 fn row<const N: usize>(
     name: &str,
+    package: &'static str,
     example: &'static str,
     features: &'static str,
     ratios: [Figure; N],
 ) -> Vec<Row> {
     let run = move |lab: &Lab| {
-        let program = lab.example("uiw-verbs", example, features)?;
+        let program = lab.example(package, example, features)?;
         let printed = output(Command::new(program).arg(lab.rounds.to_string()))?;
         ratios.iter().map(|figure| line(&printed, figure)).collect()
     };

@@ -5,12 +5,11 @@ use crate::sys;
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
-use std::thread;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
 use uiw_cabi_core::inherited::close_copy;
-use uiw_cabi_core::signals;
+use uiw_verbs::integration::spawn_thread;
 
 struct Watch {
     /// The sockets' set.
@@ -47,10 +46,7 @@ fn set() -> Result<Arc<OwnedFd>> {
     // The low numbers are the program's.
     let set = Arc::new(sys::duplicate(made.as_raw_fd())?);
     let own = Arc::clone(&set);
-    // The program's signals are for the program's own threads.
-    let held = signals::hold();
-    thread::Builder::new().name("uiw-datagrams".into()).spawn(move || run(&own))?;
-    drop(held);
+    spawn_thread("uiw-datagrams", move || run(&own))?;
     watch.set = Some(Arc::clone(&set));
     Ok(set)
 }

@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::denied;
 use uiw_cabi_core::settings::Settings;
-use uiw_cabi_core::signals;
 use uiw_datagram::Qpn;
 use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, ConnRequest};
+use uiw_verbs::integration::spawn_thread;
 use uiw_verbs::{ConnConfig, QpState, Revision, WcStatus};
 
 /// How long a peer's connection is left unanswered while a connection to that peer is being made.
@@ -102,10 +102,7 @@ impl Worker {
             pending: Mutex::default(),
         });
         let run = Arc::clone(&worker);
-        let _held = signals::hold();
-        let thread = thread::Builder::new()
-            .name("uiw-pairs".to_owned())
-            .spawn(move || run.run())
+        let thread = spawn_thread("uiw-pairs", move || run.run())
             .inspect_err(|error| denied::report("starting the thread that connects queue pairs", error))?;
         let _ = worker.thread.set(thread.thread().clone());
         Ok(worker)

@@ -80,13 +80,13 @@ mod armed;
 mod background;
 mod memory_polls;
 mod ownership;
-#[cfg(feature = "tokio")]
+#[cfg(not(any(loom, shuttle)))]
 mod task;
 mod wait;
 
 pub(super) use armed::answer_armed;
 pub(super) use background::run;
-#[cfg(feature = "tokio")]
+#[cfg(not(any(loom, shuttle)))]
 pub(crate) use task::ActiveTask;
 pub(super) use wait::block_on;
 

@@ -132,7 +132,6 @@ impl Ownership {
     }
 
     /// The caller becomes the active poller, unless there is one.
-    #[cfg(feature = "tokio")]
     pub(super) fn claim(&self, waker: impl FnOnce() -> Waker) -> bool {
         self.inner.lock().claim(&self.background, waker)
     }

@@ -1,0 +1,475 @@
+//! The operations and received messages of a connection, to which the engine gives completions.
+//!
+//! The engine calls with its locks held: the lock of a queue of the queue pair comes before those of this module, so none of these is held
+//! while a request or a receive is posted. A waker is called, and a buffer dropped, only after the engine's locks are released.
+
+use crate::dispatcher::Dispatcher;
+use crate::error::Error;
+use crate::op::WcError;
+use arrayvec::ArrayVec;
+use parking_lot::Mutex;
+use slab::Slab;
+use std::any::Any;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+use uiw_verbs::integration::{self, CompletionConsumer, Wakes};
+use uiw_verbs::{Qp, SendFlags, SendOp, Sge, Wc, WcStatus};
+
+/// Buffers of any type.
+pub(crate) type AnyBuffer = Box<dyn Any + Send>;
+
+/// Marks completions of sends among the `wr_id`s.
+pub(crate) const SEND: u64 = 1 << 63;
+
+/// A request that may have to wait for room in the send queue.
+pub(crate) struct Request {
+    pub(crate) op: SendOp,
+    pub(crate) sges: ArrayVec<Sge, 2>,
+    pub(crate) flags: SendFlags,
+}
+
+/// How an operation ended.
+pub(crate) enum Outcome {
+    Completed(Wc),
+    /// It was not posted.
+    Refused(Arc<Error>),
+}
+
+impl Outcome {
+    pub(crate) fn into_result(self, peer: SocketAddr, qp: Option<&Qp>) -> Result<Wc, WcError> {
+        match self {
+            Self::Completed(wc) if wc.status == WcStatus::Success => Ok(wc),
+            Self::Completed(wc) => Err(failed(&wc, peer, qp)),
+            Self::Refused(error) => Err(WcError::Refused(error)),
+        }
+    }
+}
+
+/// The error of a completion that is none of success.
+pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> WcError {
+    let is_local = matches!(
+        wc.status,
+        WcStatus::LocalLength | WcStatus::LocalProtection | WcStatus::LocalQpOperation | WcStatus::MwBind
+    );
+    let detail = qp.filter(|_| is_local).and_then(integration::local_error);
+    WcError::Completed { status: wc.status, reason: wc.reason, peer, detail }
+}
+
+enum State {
+    /// Not posted: waits for room.
+    Waiting(Request),
+    Posted,
+    Done(Outcome),
+}
+
+/// What takes the outcome of an operation.
+pub(crate) enum Caller {
+    /// Its future, which is woken by this if it has been polled.
+    Waits(Option<Waker>),
+    /// The future was dropped. The request is posted and completes as any other; then the slot is freed.
+    Detached,
+}
+
+pub(crate) struct Slot {
+    state: State,
+    caller: Caller,
+    buffer: AnyBuffer,
+}
+
+/// The operations of a connection.
+pub(crate) struct Ops {
+    slots: Slab<Slot>,
+    /// Keeps the connection until `slots` is empty, when only detached operations are left of it.
+    pub(crate) lingering: Option<Arc<Dispatcher>>,
+    /// Room in the send queue.
+    room: u32,
+    /// Operations that wait for room, in order: their slots stay until they are posted.
+    waiting: VecDeque<usize>,
+    /// Detached operations that are over, to be dropped without a lock.
+    freed: Vec<Slot>,
+}
+
+impl Ops {
+    /// Whether a request may be posted now, in front of none that waits.
+    pub(crate) fn has_room(&self) -> bool {
+        self.room > 0 && self.waiting.is_empty()
+    }
+
+    /// Takes in an operation that the caller posts.
+    pub(crate) fn add_posted(&mut self, buffer: AnyBuffer) -> usize {
+        self.room -= 1;
+        self.slots.insert(Slot { state: State::Posted, caller: Caller::Waits(None), buffer })
+    }
+
+    /// Takes in an operation that waits for room.
+    pub(crate) fn add_waiting(&mut self, request: Request, buffer: AnyBuffer) -> usize {
+        let state = State::Waiting(request);
+        let key = self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer });
+        self.waiting.push_back(key);
+        key
+    }
+
+    /// Takes in an operation that failed before it was posted.
+    pub(crate) fn add_failed(&mut self, error: Error, buffer: AnyBuffer) -> usize {
+        let state = State::Done(Outcome::Refused(Arc::new(error)));
+        self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer })
+    }
+
+    /// The next request that waits, if there is room for it. The caller posts it.
+    pub(crate) fn next_waiting(&mut self) -> Option<(usize, Request)> {
+        if self.room == 0 {
+            return None;
+        }
+        let key = self.waiting.pop_front()?;
+        let state = &mut self.slots.get_mut(key)?.state;
+        let State::Waiting(request) = std::mem::replace(state, State::Posted) else { return None };
+        self.room -= 1;
+        Some((key, request))
+    }
+
+    /// An operation is over, and its place in the send queue is free again. Gives what wakes its future.
+    pub(crate) fn finish(&mut self, key: usize, outcome: Outcome) -> Option<Waker> {
+        self.room += 1;
+        let slot = self.slots.get_mut(key)?;
+        match &mut slot.caller {
+            Caller::Waits(waker) => {
+                slot.state = State::Done(outcome);
+                waker.take()
+            }
+            Caller::Detached => {
+                self.freed.extend(self.slots.try_remove(key));
+                None
+            }
+        }
+    }
+
+    /// What [`Dispatcher::run_deferred`] drops: detached operations that are over, and with the last of
+    /// them what keeps the connection.
+    pub(crate) fn take_freed(&mut self) -> (Vec<Slot>, Option<Arc<Dispatcher>>) {
+        let ended = if self.slots.is_empty() { self.lingering.take() } else { None };
+        (std::mem::take(&mut self.freed), ended)
+    }
+
+    /// The outcome of an operation and its buffer, once it is over.
+    pub(crate) fn take_done(&mut self, key: usize) -> Option<(Outcome, AnyBuffer)> {
+        if !matches!(self.slots.get(key)?.state, State::Done(_)) {
+            return None;
+        }
+        let slot = self.slots.try_remove(key)?;
+        let State::Done(outcome) = slot.state else { return None };
+        Some((outcome, slot.buffer))
+    }
+
+    /// Another caller for an operation that is not over. Gives the one before, which is foreign code.
+    pub(crate) fn set_caller(&mut self, key: usize, caller: Caller) -> Option<Caller> {
+        let slot = self.slots.get_mut(key)?;
+        Some(std::mem::replace(&mut slot.caller, caller))
+    }
+
+    /// Removes an operation that is over.
+    pub(crate) fn remove_done(&mut self, key: usize) -> Option<Slot> {
+        let is_done = matches!(self.slots.get(key)?.state, State::Done(_));
+        is_done.then(|| self.slots.remove(key))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// As if so many more requests were under way.
+    #[cfg(test)]
+    pub(crate) fn set_room(&mut self, room: u32) {
+        self.room = room;
+    }
+}
+
+/// Received messages.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    pub(crate) messages: VecDeque<Wc>,
+    pub(crate) wakers: Vec<Waker>,
+    /// The first receive that was flushed: no message will come.
+    pub(crate) closed: Option<Wc>,
+    /// No handle is left: messages are dropped, and their receives posted again.
+    pub(crate) discards: bool,
+    /// Receives of messages that were dropped.
+    pub(crate) discarded: Vec<u32>,
+}
+
+/// What the completions of a connection's queue pair are put into.
+pub(crate) struct Completions {
+    pub(crate) ops: Mutex<Ops>,
+    pub(crate) inbox: Mutex<Inbox>,
+    /// Called where completions leave something to do that needs the queue pair, or runs foreign code.
+    pub(crate) deferred: OnceLock<Waker>,
+}
+
+impl Completions {
+    pub(crate) fn new(send_depth: u32) -> Arc<Self> {
+        let ops = Ops {
+            slots: Slab::new(),
+            lingering: None,
+            room: send_depth,
+            waiting: VecDeque::new(),
+            freed: Vec::new(),
+        };
+        Arc::new(Self { ops: Mutex::new(ops), inbox: Mutex::default(), deferred: OnceLock::new() })
+    }
+
+    /// Has [`Dispatcher::run_deferred`] called once the engine's locks are released.
+    fn wake_deferred(&self, wakes: &mut Wakes) {
+        if let Some(waker) = self.deferred.get() {
+            wakes.push_waker(waker.clone());
+        }
+    }
+}
+
+impl CompletionConsumer for Completions {
+    fn complete(&self, wc: Wc, wakes: &mut Wakes) {
+        if wc.wr_id & SEND != 0 {
+            let mut ops = self.ops.lock();
+            let waker = ops.finish((wc.wr_id & !SEND) as usize, Outcome::Completed(wc));
+            let defers = !ops.waiting.is_empty() || !ops.freed.is_empty();
+            drop(ops);
+            if let Some(waker) = waker {
+                wakes.push_waker(waker);
+            }
+            if defers {
+                self.wake_deferred(wakes);
+            }
+            return;
+        }
+        let mut inbox = self.inbox.lock();
+        if wc.status != WcStatus::Success {
+            inbox.closed.get_or_insert(wc);
+        } else if inbox.discards {
+            inbox.discarded.push(wc.wr_id as u32);
+            drop(inbox);
+            return self.wake_deferred(wakes);
+        } else {
+            inbox.messages.push_back(wc);
+        }
+        inbox.wakers.drain(..).for_each(|waker| wakes.push_waker(waker));
+    }
+}
+
+/// The dispatcher's completions. Dropped behind the queue pair: then nothing completes any more, and buffers are dropped here though the
+/// engine may keep the queue, and so the rest, for longer.
+pub(crate) struct Owned(Arc<Completions>);
+
+impl Owned {
+    pub(crate) fn new(completions: Arc<Completions>) -> Self {
+        Self(completions)
+    }
+}
+
+impl Deref for Owned {
+    type Target = Completions;
+
+    fn deref(&self) -> &Completions {
+        &self.0
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let mut ops = self.0.ops.lock();
+        let left = (std::mem::take(&mut ops.slots), std::mem::take(&mut ops.freed));
+        drop(ops);
+        drop(left);
+        let wakers = std::mem::take(&mut self.0.inbox.lock().wakers);
+        drop(wakers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use uiw_verbs::WcOpcode;
+
+    /// A waker that counts its calls.
+    #[derive(Default)]
+    struct Calls(AtomicUsize);
+
+    impl std::task::Wake for Calls {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Calls {
+        fn count(&self) -> usize {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn completions(send_depth: u32) -> (Arc<Completions>, Arc<Calls>) {
+        let (completions, runs) = (Completions::new(send_depth), Arc::<Calls>::default());
+        completions.deferred.set(Waker::from(Arc::clone(&runs))).unwrap();
+        (completions, runs)
+    }
+
+    fn complete(completions: &Completions, wr_id: u64, status: WcStatus) {
+        let mut wakes = Wakes::default();
+        let wc = Wc {
+            wr_id,
+            status,
+            opcode: WcOpcode::Recv,
+            byte_len: 1,
+            imm: None,
+            invalidated: None,
+            qp_num: 0,
+            datagram_from: None,
+            reason: None,
+            timestamp_ns: 0,
+        };
+        completions.complete(wc, &mut wakes);
+        assert!(completions.ops.try_lock().is_some() && completions.inbox.try_lock().is_some());
+        wakes.give();
+    }
+
+    fn request() -> Request {
+        Request { op: SendOp::Send, sges: ArrayVec::new(), flags: SendFlags::empty() }
+    }
+
+    fn none() -> AnyBuffer {
+        Box::new(())
+    }
+
+    fn messages(completions: &Completions) -> Vec<u64> {
+        completions.inbox.lock().messages.iter().map(|wc| wc.wr_id).collect()
+    }
+
+    #[test]
+    fn completion_wakes_its_operation_and_frees_its_room() {
+        let (completions, runs) = completions(2);
+        let wakers = [(); 2].map(|()| Arc::<Calls>::default());
+        let keys = wakers.each_ref().map(|waker| {
+            let mut ops = completions.ops.lock();
+            let key = ops.add_posted(none());
+            ops.set_caller(key, Caller::Waits(Some(Waker::from(Arc::clone(waker)))));
+            key
+        });
+        assert!(!completions.ops.lock().has_room());
+        complete(&completions, SEND | keys[1] as u64, WcStatus::Success);
+        assert_eq!(wakers.each_ref().map(|waker| waker.count()), [0, 1]);
+        let mut ops = completions.ops.lock();
+        assert!(ops.has_room());
+        assert!(ops.take_done(keys[0]).is_none());
+        assert!(
+            matches!(ops.take_done(keys[1]), Some((Outcome::Completed(wc), _)) if wc.status == WcStatus::Success)
+        );
+        drop(ops);
+        complete(&completions, SEND | keys[0] as u64, WcStatus::Flushed);
+        let done = completions.ops.lock().take_done(keys[0]);
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        let result = done.map(|(outcome, _)| outcome.into_result(peer, None));
+        assert!(
+            matches!(result, Some(Err(WcError::Completed { status: WcStatus::Flushed, peer: at, .. })) if at == peer)
+        );
+        assert_eq!(runs.count(), 0, "nothing is left to do");
+    }
+
+    #[test]
+    fn completion_defers_the_post_of_an_operation_that_waits_for_its_room() {
+        let (completions, runs) = completions(1);
+        let mut ops = completions.ops.lock();
+        let (first, second, third) =
+            (ops.add_posted(none()), ops.add_waiting(request(), none()), ops.add_waiting(request(), none()));
+        assert!(ops.next_waiting().is_none(), "there is no room");
+        drop(ops);
+        complete(&completions, SEND | first as u64, WcStatus::Success);
+        assert_eq!(runs.count(), 1);
+        let mut ops = completions.ops.lock();
+        assert!(!ops.has_room(), "the room is that of the operation that waits");
+        assert_eq!(ops.next_waiting().map(|(key, _)| key), Some(second));
+        assert!(ops.next_waiting().is_none());
+        drop(ops);
+        complete(&completions, SEND | second as u64, WcStatus::Success);
+        assert_eq!(runs.count(), 2);
+        assert_eq!(completions.ops.lock().next_waiting().map(|(key, _)| key), Some(third));
+        complete(&completions, SEND | third as u64, WcStatus::Success);
+        assert_eq!(runs.count(), 2, "none waits");
+    }
+
+    /// A buffer is foreign code: the engine's locks are held while a completion is taken.
+    #[test]
+    fn drop_of_the_buffer_of_a_detached_operation_is_deferred() {
+        let (completions, runs) = completions(1);
+        let alive = Arc::new(());
+        let mut ops = completions.ops.lock();
+        let key = ops.add_posted(Box::new(Arc::clone(&alive)));
+        ops.set_caller(key, Caller::Detached);
+        drop(ops);
+        complete(&completions, SEND | key as u64, WcStatus::Success);
+        assert_eq!((runs.count(), Arc::strong_count(&alive)), (1, 2));
+        let mut ops = completions.ops.lock();
+        assert!(ops.is_empty() && ops.has_room());
+        let (freed, _) = ops.take_freed();
+        drop(ops);
+        drop(freed);
+        assert_eq!(Arc::strong_count(&alive), 1);
+    }
+
+    #[test]
+    fn messages_are_in_order_and_wake_every_receiver() {
+        let (completions, runs) = completions(1);
+        let wakers = [(); 2].map(|()| Arc::<Calls>::default());
+        completions.inbox.lock().wakers = wakers.iter().map(|waker| Waker::from(Arc::clone(waker))).collect();
+        complete(&completions, 2, WcStatus::Success);
+        assert_eq!(wakers.each_ref().map(|waker| waker.count()), [1, 1]);
+        for slot in [0, 1] {
+            complete(&completions, slot, WcStatus::Success);
+        }
+        assert_eq!(wakers.map(|waker| waker.count()), [1, 1], "they are woken once");
+        assert_eq!(messages(&completions), [2, 0, 1]);
+        assert_eq!(runs.count(), 0);
+    }
+
+    #[test]
+    fn first_receive_that_fails_says_how_the_connection_ended() {
+        let (completions, _) = completions(1);
+        complete(&completions, 0, WcStatus::Success);
+        let waker = Arc::<Calls>::default();
+        completions.inbox.lock().wakers.push(Waker::from(Arc::clone(&waker)));
+        complete(&completions, 1, WcStatus::LocalLength);
+        assert_eq!(waker.count(), 1);
+        complete(&completions, 2, WcStatus::Flushed);
+        assert_eq!(completions.inbox.lock().closed.as_ref().map(|wc| wc.status), Some(WcStatus::LocalLength));
+        assert_eq!(messages(&completions), [0], "a message that came before is still received");
+    }
+
+    #[test]
+    fn receives_of_discarded_messages_are_posted_again_later() {
+        let (completions, runs) = completions(1);
+        completions.inbox.lock().discards = true;
+        for slot in [4, 3] {
+            complete(&completions, slot, WcStatus::Success);
+        }
+        assert_eq!(runs.count(), 2);
+        assert_eq!(completions.inbox.lock().discarded, [4, 3]);
+        assert!(messages(&completions).is_empty());
+    }
+
+    /// The engine may keep the queue for longer, and a completion may come though its operation is gone.
+    #[test]
+    fn buffers_are_dropped_with_the_dispatcher() {
+        let (completions, _) = completions(2);
+        let owned = Owned::new(Arc::clone(&completions));
+        let alive = Arc::new(());
+        let mut ops = completions.ops.lock();
+        let posted = ops.add_posted(Box::new(Arc::clone(&alive)));
+        let detached = ops.add_posted(Box::new(Arc::clone(&alive)));
+        ops.set_caller(detached, Caller::Detached);
+        drop(ops);
+        complete(&completions, SEND | detached as u64, WcStatus::Success);
+        assert_eq!(Arc::strong_count(&alive), 3);
+        drop(owned);
+        assert_eq!(Arc::strong_count(&alive), 1);
+        complete(&completions, SEND | posted as u64, WcStatus::Success);
+    }
+}

@@ -1,0 +1,153 @@
+//! Peers that are being accepted: their handshakes run side by side, so a silent peer delays no other.
+
+use crate::connection::Connection;
+use crate::error::{Error, Result};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use uiw_verbs::integration::register_waker;
+
+/// Most handshakes that run side by side; further requests wait in the listener's queue.
+const MAX: usize = 1024;
+/// Most failures that are kept; older ones are counted only.
+const KEPT_FAILURES: usize = 64;
+
+/// A peer that was accepted and did not become a connection.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct AcceptFailure {
+    /// The peer.
+    pub peer: SocketAddr,
+    /// Why.
+    pub error: Error,
+}
+
+type Handshake = Pin<Box<dyn Future<Output = std::result::Result<Connection, AcceptFailure>> + Send>>;
+
+/// The handshakes of one listener.
+#[derive(Default)]
+pub(crate) struct Handshakes {
+    running: Mutex<FuturesUnordered<Handshake>>,
+    failures: Mutex<Failures>,
+    waiting: Arc<Waiting>,
+}
+
+#[derive(Default)]
+struct Failures {
+    count: u64,
+    kept: VecDeque<AcceptFailure>,
+}
+
+/// Tasks that wait for a connection. All are woken, as each of them may have been dropped.
+#[derive(Default)]
+struct Waiting(Mutex<Vec<Waker>>);
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut *self.0.lock());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Handshakes {
+    /// Whether another one may begin.
+    pub(crate) fn has_room(&self) -> bool {
+        self.running.lock().len() < MAX
+    }
+
+    /// Adds the handshake of a peer that was accepted.
+    pub(crate) fn begin(
+        &self,
+        peer: SocketAddr,
+        established: impl Future<Output = Result<Connection>> + Send + 'static,
+    ) {
+        let handshake = async move { established.await.map_err(|error| AcceptFailure { peer, error }) };
+        self.running.lock().push(Box::pin(handshake));
+    }
+
+    /// A peer could not be accepted.
+    pub(crate) fn fail(&self, failure: AcceptFailure) {
+        let AcceptFailure { peer, error } = &failure;
+        tracing::warn!(%peer, %error, "the peer was not accepted");
+        let mut failures = self.failures.lock();
+        failures.count += 1;
+        if failures.kept.len() == KEPT_FAILURES {
+            failures.kept.pop_front();
+        }
+        failures.kept.push_back(failure);
+    }
+
+    /// The next connection that is established.
+    pub(crate) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Connection> {
+        // Before the handshakes are polled: one that is over then finds the waker.
+        register_waker(&mut self.waiting.0.lock(), cx.waker());
+        let waker = Waker::from(Arc::clone(&self.waiting));
+        let mut running = self.running.lock();
+        loop {
+            match running.poll_next_unpin(&mut Context::from_waker(&waker)) {
+                Poll::Ready(Some(Ok(connection))) => {
+                    drop(running);
+                    // Another task may wait for one that is established too.
+                    waker.wake();
+                    return Poll::Ready(connection);
+                }
+                Poll::Ready(Some(Err(failure))) => self.fail(failure),
+                Poll::Ready(None) | Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.lock().count
+    }
+
+    pub(crate) fn take_failure(&self) -> Option<AcceptFailure> {
+        self.failures.lock().kept.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    const PEER: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 1));
+
+    #[test]
+    fn as_many_handshakes_as_the_limit_run_side_by_side() {
+        let handshakes = Handshakes::default();
+        for _ in 0..MAX {
+            assert!(handshakes.has_room());
+            handshakes.begin(PEER, std::future::pending());
+        }
+        assert!(!handshakes.has_room());
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(handshakes.poll_established(cx).is_pending());
+        assert!(!handshakes.has_room(), "none has ended");
+    }
+
+    #[test]
+    fn the_last_failures_are_kept_and_all_are_counted() {
+        let handshakes = Handshakes::default();
+        let count = KEPT_FAILURES as u32 + 10;
+        for qp_num in 0..count {
+            handshakes.begin(PEER, async move { Err(ErrorKind::AlreadyConnected { qp_num }.into()) });
+            let cx = &mut Context::from_waker(Waker::noop());
+            assert!(handshakes.poll_established(cx).is_pending());
+        }
+        assert_eq!(handshakes.failures(), count.into());
+        let kept: Vec<_> = std::iter::from_fn(|| handshakes.take_failure())
+            .map(|failure| match failure.error.into_kind() {
+                ErrorKind::AlreadyConnected { qp_num } => qp_num,
+                other => panic!("{other}"),
+            })
+            .collect();
+        assert_eq!(kept, (10..count).collect::<Vec<_>>());
+    }
+}

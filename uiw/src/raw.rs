@@ -1,0 +1,24 @@
+//! Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`cm`]). The memory rules are in the hands
+//! of the caller.
+//!
+//! The types of this layer belong together: [`Device`] and [`Pd`] are those of [`crate::Device::as_raw`] and [`crate::Pd::as_raw`], and
+//! [`Error`] is [`crate::ErrorKind`].
+
+pub use uiw_verbs::{
+    Access, AddressHandle, Arm, AsyncEvent, Bind, Call, CapabilityExchange, CmCall, CmFault, CompChannel,
+    ConnConfig, Cq, CqConfig, DatagramCounts, DatagramPort, Destination, Device, DeviceConfig, Error,
+    EventQueue, FastMr, FastRegister, FaultPlan, FaultPlanError, FpduSize, Limits, Memory, Negotiated,
+    Origin, Path, Pd, PeerProfile, PollWaiter, PostError, Progress, ProgressHooks, Qp, QpAttr, QpCap, QpInit,
+    QpState, RawMr, RawMw, RecvWr, Remote, RemoteMr, Result, Revision, Rtr, RtrKinds, STag, SendFlags,
+    SendOp, SendWr, Sge, ShardSet, Srq, SrqAttr, StableTx, Suspect, TransportConfig, Wc, WcOpcode, WcStatus,
+    When, WindowType, WireReason,
+};
+
+/// Connection manager of the raw layer.
+pub mod cm {
+    pub use uiw_verbs::cm::{
+        Awaited, CloseReason, CmChannel, CmEvent, CmEventKind, ConnHandle, ConnId, ConnInfo, ConnRequest,
+        Listener, ListenerId, SidrHandle, SidrInfo, SidrListener, SidrRequest, abandon, accept_open, connect,
+        connect_in_two_steps, connect_open, connect_self,
+    };
+}

@@ -1,0 +1,68 @@
+//! A device in an event loop of mio's (feature `mio`).
+//!
+//! The loop polls the descriptors of the device's shards: when one is readable, [`Device::pump`] drives until it returns 0. Open such a
+//! device with [`Progress::Manual`](crate::Progress::Manual), and give [`Device::deadline`] to the loop as its time-out.
+//!
+//! ```
+//! use std::time::{Duration, Instant};
+//! use uiw::{ConnectionConfig, Connection, Device, DeviceConfig, Listener, Progress};
+//!
+//! const DEVICE: mio::Token = mio::Token(0);
+//! let mut device = Device::open_with(DeviceConfig::default().progress(Progress::Manual))?;
+//! let mut poll = mio::Poll::new()?;
+//! poll.registry().register(&mut device, DEVICE, mio::Interest::READABLE)?;
+//!
+//! let pd = device.alloc_pd()?;
+//! let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
+//! let settings = ConnectionConfig::default();
+//! let mut connecting = std::pin::pin!(Connection::connect(&pd, listener.local_addr(), &settings));
+//! let mut accepting = std::pin::pin!(listener.accept());
+//! let (mut client, mut server) = (None, None);
+//!
+//! let mut events = mio::Events::with_capacity(16);
+//! let cx = &mut std::task::Context::from_waker(std::task::Waker::noop());
+//! while client.is_none() || server.is_none() {
+//!     while device.pump() > 0 {}
+//!     use std::{future::Future, task::Poll::Ready};
+//!     if client.is_none() && let Ready(connection) = connecting.as_mut().poll(cx) {
+//!         client = Some(connection?);
+//!         continue;
+//!     }
+//!     if server.is_none() && let Ready(connection) = accepting.as_mut().poll(cx) {
+//!         server = Some(connection?);
+//!         continue;
+//!     }
+//!     let timeout = device.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+//!     poll.poll(&mut events, timeout)?;
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use crate::Device;
+use mio::event::Source;
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Every shard's descriptor has the same token. [`io::ErrorKind::Unsupported`] for a stack without descriptors (a simulated link).
+impl Source for Device {
+    fn register(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        if self.wait_fds().is_empty() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.wait_fds()
+            .iter()
+            .try_for_each(|fd| SourceFd(&fd.as_raw_fd()).register(registry, token, interests))
+    }
+
+    fn reregister(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        self.wait_fds()
+            .iter()
+            .try_for_each(|fd| SourceFd(&fd.as_raw_fd()).reregister(registry, token, interests))
+    }
+
+    fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        self.wait_fds().iter().try_for_each(|fd| SourceFd(&fd.as_raw_fd()).deregister(registry))
+    }
+}

@@ -1,0 +1,67 @@
+//! Buffers of the crate `bytes`.
+
+use bytes::{Bytes, BytesMut};
+use uiw::blocking::{Connection, Listener};
+use uiw::{Access, ConnectionConfig, Device, Pd};
+
+/// Both ends, on devices of their own. The server posts two receives.
+fn connected() -> [(Connection, Pd); 2] {
+    let settings = ConnectionConfig::default().recv_depth(2);
+    let server_pd = Device::open().unwrap().alloc_pd().unwrap();
+    let listener = Listener::bind(&server_pd, "127.0.0.1:0".parse().unwrap(), &settings).unwrap();
+    let to = listener.local_addr();
+    let client = std::thread::spawn(move || {
+        let device = Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        (Connection::connect(&pd, to, &ConnectionConfig::default()).unwrap(), pd)
+    });
+    let server = listener.accept().unwrap();
+    [client.join().unwrap(), (server, server_pd)]
+}
+
+/// Clones and slices of one block are sent at the same time.
+#[test]
+fn shared_bytes_are_sent() {
+    let [(client, pd), (server, _)] = connected();
+    let whole = Bytes::from((0..200u8).collect::<Vec<_>>());
+    let parts = [whole.clone(), whole.slice(50..60)];
+    let ops = parts.clone().map(|part| client.send(pd.register(part).unwrap()));
+    for part in &parts {
+        assert_eq!(*server.recv().unwrap().unwrap(), **part);
+    }
+    for (op, part) in ops.into_iter().zip(parts) {
+        let (_, buffer) = op.wait().unwrap();
+        assert_eq!(buffer.into_inner(), part);
+    }
+}
+
+/// One of two blocks that were one is the target of a Read: the other one stays as it is.
+#[test]
+fn unique_bytes_are_the_target_of_a_read() {
+    let [(client, pd), (server, server_pd)] = connected();
+    let shared = server_pd.share(64, Access::REMOTE_READ).unwrap();
+    shared.write(0, &[9; 64]).unwrap();
+    server.send_copy(&shared.remote(0..64).unwrap().to_bytes()).unwrap();
+    let remote = uiw::RemoteMr::from_bytes(&client.recv().unwrap().unwrap()).unwrap();
+    let mut target = BytesMut::zeroed(128);
+    let rest = target.split_off(64);
+    let buffer = pd.register(target).unwrap();
+    let (_, buffer) = client.read(buffer, remote).wait().unwrap();
+    assert_eq!(buffer.into_inner(), [9; 64][..]);
+    assert_eq!(rest, [0; 64][..]);
+}
+
+/// A message that became `Bytes` keeps its receive until the last clone is dropped.
+#[test]
+fn a_message_as_bytes_posts_its_receive_at_the_end() {
+    let [(client, _pd), (server, _)] = connected();
+    let mut kept = Vec::new();
+    for round in 0..20u8 {
+        client.send_copy(&[round; 8]).unwrap();
+        let message = Bytes::from(server.recv().unwrap().unwrap());
+        // Of two receives one is kept: the next message takes the other one, which the drop below has posted again.
+        kept.insert(0, (message.slice(..4), message));
+        kept.truncate(1);
+        assert_eq!(kept[0].0, [round; 4][..]);
+    }
+}

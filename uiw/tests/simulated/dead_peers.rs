@@ -1,0 +1,119 @@
+//! Peers and paths that are gone, on the virtual clock.
+
+use std::time::Duration;
+
+use uiw::{ConnectionConfig, WcError, WcStatus};
+use uiw_testkit::sim::Link;
+
+use crate::link::{CLIENT, SERVER, Simulation};
+
+const LATENCY: Duration = Duration::from_millis(20);
+
+fn simulation() -> Simulation {
+    Simulation::new(1, Link { latency: LATENCY, ..Link::default() })
+}
+
+/// Everything from the client to the server and back stops, or goes on.
+fn stall(simulation: &Simulation, on: bool) {
+    simulation.network().stall(CLIENT, SERVER, on);
+    simulation.network().stall(SERVER, CLIENT, on);
+}
+
+#[test]
+fn a_path_that_is_gone_ends_a_busy_connection_and_the_cause_is_named() {
+    let simulation = simulation();
+    let settings = ConnectionConfig::default().dead_after(Duration::from_secs(20));
+    let ((_, client), (_, server)) = simulation.connect(&settings);
+    simulation.run(async { client.send_copy(b"before").await.unwrap() }, async {
+        server.recv().await.unwrap().unwrap();
+    });
+    stall(&simulation, true);
+    let start = simulation.now();
+    let (ending, ()) = simulation.run(
+        async {
+            // TCP takes the first one; the Read waits for its answer.
+            client.send_copy(b"lost").await.unwrap();
+            client.ended().await
+        },
+        async {},
+    );
+    let took = simulation.now() - start;
+    assert!((Duration::from_secs(20)..Duration::from_secs(25)).contains(&took), "{took:?}");
+    assert_eq!(ending.silent_for, Some(Duration::from_secs(20)));
+    assert!(!ending.orderly && ending.reason.is_none());
+    assert_eq!(ending.to_string(), "nothing acknowledged for 20s");
+}
+
+#[test]
+fn an_outage_that_is_shorter_than_the_time_out_ends_nothing() {
+    let simulation = simulation();
+    let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default());
+    stall(&simulation, true);
+    simulation.run(async { client.send_copy(b"late").await.unwrap() }, async {});
+    for _ in 0..14 * 60 {
+        simulation.network().advance(Duration::from_secs(1));
+        simulation.round();
+    }
+    stall(&simulation, false);
+    let ((), message) = simulation.run(async {}, async { server.recv().await.unwrap().unwrap() });
+    assert_eq!(*message, *b"late");
+}
+
+/// Its TCP acknowledges, though the program takes nothing.
+#[test]
+fn a_busy_receiver_is_not_dead() {
+    let simulation = simulation();
+    let settings = ConnectionConfig::default().recv_depth(1).dead_after(Duration::from_secs(2));
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    const LEN: usize = 64 << 10;
+    let sends: Vec<_> = (0..16).map(|_| client.send(pd.register(vec![7; LEN]).unwrap())).collect();
+    let ((), kept) = simulation.run(async {}, async { server.recv().await.unwrap().unwrap() });
+    for _ in 0..60 {
+        simulation.network().advance(Duration::from_secs(1));
+        simulation.round();
+    }
+    drop(kept);
+    simulation.run(
+        async {
+            for send in sends {
+                send.await.unwrap();
+            }
+        },
+        async {
+            for _ in 1..16 {
+                assert_eq!(server.recv().await.unwrap().unwrap().len(), LEN);
+            }
+        },
+    );
+}
+
+/// Every request of a dead connection completes, each with a status.
+#[test]
+fn every_request_of_a_dead_connection_completes() {
+    let simulation = simulation();
+    let settings = ConnectionConfig::default().dead_after(Duration::from_secs(20));
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    stall(&simulation, true);
+    // More than the path takes.
+    let sends: Vec<_> = (0..8).map(|_| client.send(pd.register(vec![7; 128 << 10]).unwrap())).collect();
+    let (statuses, ()) = simulation.run(
+        async {
+            let mut statuses = Vec::new();
+            for send in sends {
+                statuses.push(match send.await {
+                    Ok(_) => WcStatus::Success,
+                    Err(error) => match error.error {
+                        WcError::Completed { status, .. } => status,
+                        error => panic!("{error}"),
+                    },
+                });
+            }
+            statuses
+        },
+        async {},
+    );
+    let first = statuses.iter().position(|status| *status != WcStatus::Success).unwrap();
+    assert_eq!(statuses[first], WcStatus::RetryExceeded);
+    assert!(statuses[first + 1..].iter().all(|status| *status == WcStatus::Flushed), "{statuses:?}");
+    drop(server);
+}

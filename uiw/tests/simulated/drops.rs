@@ -1,0 +1,273 @@
+//! Futures that are dropped halfway, and wakers that call back into the connection.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use uiw::raw::QpState;
+use uiw::{Access, ConnectionConfig, IoBuf, Mr, Op, Pd};
+use uiw_testkit::sim::Link;
+
+use crate::link::Simulation;
+
+/// A link on which a message of some thousand bytes is under way for a while.
+fn narrow() -> Link {
+    Link { capacity: 1000, ..Link::default() }
+}
+
+fn buffer(pd: &Pd, byte: u8, len: usize) -> Mr<Vec<u8>> {
+    pd.register(vec![byte; len]).unwrap()
+}
+
+fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(waker))
+}
+
+#[test]
+fn a_dropped_operation_is_posted_in_its_turn() {
+    let simulation = Simulation::new(1, narrow());
+    let settings = ConnectionConfig::default().send_depth(1);
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    let first = client.send(buffer(&pd, 1, 8000));
+    drop(client.send(buffer(&pd, 2, 1)));
+    let third = client.send(buffer(&pd, 3, 1));
+    simulation.run(
+        async {
+            for op in [first, third] {
+                op.await.unwrap();
+            }
+        },
+        async {
+            for byte in [1, 2, 3] {
+                assert_eq!(server.recv().await.unwrap().unwrap()[0], byte, "messages keep their order");
+            }
+        },
+    );
+}
+
+#[test]
+fn an_abandoned_window_bind_does_not_end_the_connection() {
+    let simulation = Simulation::new(1, Link { capacity: 64 << 10, ..Link::default() });
+    let ((pd, client), (server_pd, server)) = simulation.connect(&ConnectionConfig::default());
+    let target = server_pd.share(4 << 20, Access::REMOTE_WRITE).unwrap();
+    let own = pd.share(4096, Access::empty()).unwrap();
+    let write = client.write(buffer(&pd, 5, 4 << 20), target.remote(0..4 << 20).unwrap());
+    {
+        // The bind waits behind the Write.
+        let mut window = pin!(client_window(&own, &client));
+        assert!(window.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    drop(own);
+    simulation.run(
+        async {
+            write.await.unwrap();
+            client.send_copy(b"still here").await.unwrap();
+        },
+        async { assert_eq!(*server.recv().await.unwrap().unwrap(), *b"still here") },
+    );
+}
+
+async fn client_window(memory: &uiw::SharedMr, connection: &uiw::Connection) {
+    let _ = connection.bind_window(memory, 0..4096, Access::REMOTE_READ).await;
+}
+
+/// Drops an operation when woken.
+struct Dropper(Mutex<Option<Op<Vec<u8>>>>);
+
+impl Wake for Dropper {
+    fn wake(self: Arc<Self>) {
+        self.0.lock().unwrap().take();
+    }
+}
+
+#[test]
+fn a_waker_may_drop_operations_of_the_same_connection() {
+    let (done, over) = mpsc::channel();
+    std::thread::spawn(move || {
+        let simulation = Simulation::new(1, narrow());
+        let mut settings = ConnectionConfig::default().send_depth(1);
+        // Reads are refused when their turn comes.
+        (settings.options.ird, settings.options.ord) = (0, 0);
+        let ((pd, client), (server_pd, server)) = simulation.connect(&settings);
+        let memory = server_pd.share(64, Access::REMOTE_READ).unwrap();
+        let first = client.send(buffer(&pd, 1, 8000));
+        let mut refused = client.read(buffer(&pd, 0, 64), memory.remote(0..64).unwrap());
+        let dropped = client.send(buffer(&pd, 2, 1));
+        let waker = Waker::from(Arc::new(Dropper(Mutex::new(Some(dropped)))));
+        assert!(poll(&mut refused, &waker).is_pending());
+        simulation.run(async { first.await.unwrap() }, async { drop(server.recv().await.unwrap().unwrap()) });
+        assert!(matches!(poll(&mut refused, Waker::noop()), Poll::Ready(Err(_))));
+        done.send(()).unwrap();
+    });
+    over.recv_timeout(Duration::from_secs(20)).expect("no lock is held while wakers run");
+}
+
+/// Operations that were dropped arrive, whether they were posted or wait for room, though the connection's last handle is gone.
+#[test]
+fn a_dropped_connection_finishes_its_operations() {
+    let simulation = Simulation::new(5, Link { capacity: 500, ..Link::default() });
+    let settings = ConnectionConfig::default().recv_size(64 << 10).send_depth(1);
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    let bytes: Vec<u8> = (0..40_000u32).map(|i| (i / 7) as u8).collect();
+    let wanted = bytes.clone();
+    simulation.run(
+        async move {
+            for _ in 0..3 {
+                drop(client.send(pd.register(bytes.clone()).unwrap()));
+            }
+            drop(client);
+        },
+        async {
+            for _ in 0..3 {
+                assert!(*server.recv().await.unwrap().unwrap() == *wanted, "the message is whole");
+            }
+            assert!(server.ended().await.orderly);
+        },
+    );
+}
+
+/// A buffer whose counter shows whether it was freed.
+struct Counted {
+    bytes: Vec<u8>,
+    _alive: Arc<()>,
+}
+
+// SAFETY: as for the vector, of which there is no other use.
+unsafe impl IoBuf for Counted {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.bytes.as_mut_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+#[test]
+fn detached_operations_keep_a_connection_no_longer_than_their_timeout() {
+    const TIMEOUT: Duration = Duration::from_secs(7);
+    let simulation = Simulation::new(6, Link { capacity: 500, ..Link::default() });
+    let mut settings = ConnectionConfig::default().send_depth(2).recv_depth(1);
+    settings.options.no_receive_timeout = Duration::MAX;
+    settings.detached_timeout = TIMEOUT;
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    let alive = Arc::new(());
+    let start = simulation.now();
+    simulation.run(
+        async {
+            client.send_copy(b"kept").await.unwrap();
+            for _ in 0..4 {
+                let buffer = Counted { bytes: vec![9; 8000], _alive: Arc::clone(&alive) };
+                drop(client.send(pd.register(buffer).unwrap()));
+            }
+            drop(client);
+            assert_eq!(Arc::strong_count(&alive), 5, "every buffer is held");
+        },
+        async {
+            // Its receive is not posted again: the next message is never taken.
+            let kept = server.recv().await.unwrap().unwrap();
+            assert!(!server.ended().await.orderly);
+            drop(kept);
+        },
+    );
+    let lasted = simulation.now() - start;
+    assert!((TIMEOUT..TIMEOUT + Duration::from_secs(1)).contains(&lasted), "{lasted:?}");
+    assert_eq!(Arc::strong_count(&alive), 1, "every buffer is freed");
+}
+
+/// A buffer that shows by `alive` whether it was freed.
+fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<Counted> {
+    let buffer = Counted { bytes: vec![9; 8], _alive: Arc::clone(alive) };
+    pd.register(buffer).unwrap()
+}
+
+/// The queue pair waits for another connection, and no handle is left that could set one up.
+#[test]
+fn detached_operations_of_a_queue_pair_that_outlived_its_connection_are_freed() {
+    let simulation = Simulation::new(7, Link::default());
+    let mut settings = ConnectionConfig::default();
+    settings.options.outlives_peer = true;
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    simulation.run(async { client.ended().await }, async { drop(server) });
+    let alive = Arc::new(());
+    drop(client.send(counted(&pd, &alive)));
+    assert_eq!(Arc::strong_count(&alive), 2, "it waits for a connection");
+    drop(client);
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+/// RESET forgets what was posted: no completion will come.
+#[test]
+fn detached_operations_of_a_queue_pair_that_was_reset_are_freed() {
+    let simulation = Simulation::new(8, Link::default());
+    let mut settings = ConnectionConfig::default();
+    settings.options.acknowledged = true;
+    let ((pd, client), _server) = simulation.connect(&settings);
+    let alive = Arc::new(());
+    let op = client.send(counted(&pd, &alive));
+    client.qp().modify(QpState::Reset).unwrap();
+    drop(op);
+    drop(client);
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+/// The peer sends more messages than receives were posted: those in the queue are dropped, and each receive is posted again.
+#[test]
+fn a_connection_that_only_detached_operations_keep_discards_messages() {
+    let simulation =
+        Simulation::new(9, Link { capacity: 500, latency: Duration::from_millis(5), ..Link::default() });
+    let mut settings = ConnectionConfig::default().recv_depth(3).recv_size(64 << 10);
+    settings.options.no_receive_timeout = Duration::from_millis(10);
+    let ((pd, client), (server_pd, server)) = simulation.connect(&settings);
+    let memory = server_pd.share(64, Access::REMOTE_READ).unwrap();
+    let remote = memory.remote(0..1).unwrap();
+    simulation.run(
+        async move {
+            // The answer that has what is written behind the messages comes behind them.
+            loop {
+                let (_, bytes) = client.read(buffer(&pd, 0, 1), remote).await.unwrap();
+                if bytes.bytes() == [1] {
+                    break;
+                }
+            }
+            for _ in 0..3 {
+                drop(client.send(buffer(&pd, 2, 40_000)));
+            }
+            drop(client);
+        },
+        async {
+            for _ in 0..3 {
+                server.send_copy(b"queued").await.unwrap();
+            }
+            memory.write(0, &[1]).unwrap();
+            drop(server.recv().await.unwrap().unwrap());
+            for _ in 0..20 {
+                server.send_copy(b"discarded").await.unwrap();
+            }
+            for _ in 0..2 {
+                assert_eq!(server.recv().await.unwrap().unwrap().len(), 40_000);
+            }
+            assert!(server.ended().await.orderly);
+        },
+    );
+}
+
+/// Nothing drives the connection without a handle of its device: another connection is one, a protection domain is not.
+#[test]
+fn detached_operations_on_a_manual_device_end_with_its_last_handle() {
+    let simulation = Simulation::new(10, narrow());
+    let settings = ConnectionConfig::default().detached_timeout(Duration::MAX);
+    let ((pd, client), _server) = simulation.connect(&settings);
+    let ((_, other), _other_server) = simulation.connect(&settings);
+    let alive = Arc::new(());
+    let buffer = Counted { bytes: vec![9; 8000], _alive: Arc::clone(&alive) };
+    drop(client.send(pd.register(buffer).unwrap()));
+    drop(client);
+    drop(simulation);
+    assert_eq!(Arc::strong_count(&alive), 2, "the other connection can drive it");
+    drop(other);
+    assert_eq!(Arc::strong_count(&alive), 1);
+    drop(pd);
+}

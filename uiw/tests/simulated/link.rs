@@ -1,0 +1,235 @@
+//! Two devices on one simulated medium, driven by one thread.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use uiw::{Connection, ConnectionConfig, Device, DeviceConfig, Limits, Listener, Pd, Progress, Result};
+use uiw_impair::wan::{Direction, Profile};
+use uiw_llp::{Clock, TransportStack};
+use uiw_smol::pipe::{PipeLink, pipe};
+use uiw_smol::{SmolConfig, SmolStack};
+use uiw_testkit::sim::{Link, Network};
+
+pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+/// Virtual time after which a conversation counts as stuck.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Rounds of a device in which it polls its stack once.
+const POLL_STACK_EVERY: u32 = 32;
+/// Time that does not pass before both devices have polled their stacks.
+const PAUSE: Duration = Duration::from_millis(4);
+
+/// What is between the two.
+enum Medium {
+    /// Streams of bytes.
+    Streams(Network),
+    /// smoltcp at both ends, and frames that go an emulated path.
+    Frames(Clock),
+}
+
+pub(crate) struct Simulation {
+    medium: Medium,
+    pub(crate) client: Device,
+    pub(crate) server: Device,
+}
+
+impl Simulation {
+    pub(crate) fn new(seed: u64, link: Link) -> Self {
+        let network = Network::new(seed);
+        network.set_default_link(link);
+        let (client, server) = (device(network.stack(CLIENT)), device(network.stack(SERVER)));
+        Self { medium: Medium::Streams(network), client, server }
+    }
+
+    /// Connects to a server with limits of its own.
+    pub(crate) fn limited(seed: u64, link: Link, limits: Limits) -> Self {
+        let simulation = Self::new(seed, link);
+        let options = DeviceConfig::default().progress(Progress::Manual).limits(limits);
+        let server = Device::with_stack(Box::new(simulation.network().stack(SERVER)), options).unwrap();
+        Self { server, ..simulation }
+    }
+
+    /// The same with another client, and the client before, which does not run any more.
+    pub(crate) fn with_other_client(self) -> (Self, Device) {
+        let client = device(self.network().stack(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3))));
+        let Self { medium, client: before, server } = self;
+        (Self { medium, client, server }, before)
+    }
+
+    /// smoltcp at both ends, with frames of up to `mtu` bytes and socket buffers of `buffer`.
+    pub(crate) fn frames(seed: u64, profile: &Profile, mtu: usize, buffer: usize) -> Self {
+        let clock = Clock::virtual_time();
+        let (a, b) = pipe(mtu).unwrap();
+        let stack = |link: PipeLink, ip, seed| {
+            let link = link.through(Direction::new(profile, seed).unwrap(), &clock);
+            let config = SmolConfig { buffer, ..SmolConfig::new(ip, 24) };
+            device(SmolStack::with_clock(link, &config, clock.clone()).unwrap())
+        };
+        let (client, server) = (stack(a, CLIENT, seed), stack(b, SERVER, !seed));
+        Self { medium: Medium::Frames(clock), client, server }
+    }
+
+    /// The network of streams.
+    pub(crate) fn network(&self) -> &Network {
+        match &self.medium {
+            Medium::Streams(network) => network,
+            Medium::Frames(_) => panic!("this simulation has frames"),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        match &self.medium {
+            Medium::Streams(network) => network.now(),
+            Medium::Frames(clock) => clock.now(),
+        }
+    }
+
+    /// Moves the clock to what is due next, at most some milliseconds.
+    fn advance(&self) {
+        let devices = [&self.client, &self.server];
+        let next = match &self.medium {
+            Medium::Streams(network) => network.next_event(),
+            Medium::Frames(_) => devices.iter().filter_map(|device| device.deadline()).min(),
+        };
+        let step = next.map_or(Duration::MAX, |at| at.saturating_duration_since(self.now()));
+        let step = step.clamp(Duration::from_micros(1), Duration::from_millis(5));
+        match &self.medium {
+            Medium::Streams(network) => network.advance(step),
+            Medium::Frames(clock) => clock.advance(step),
+        }
+    }
+
+    /// A device with few connections polls its stack only now and then: it is given the chance before a longer time passes. True when
+    /// it has done something.
+    fn poll_before_pause(&self) -> bool {
+        let is_pause = self.next_due().is_none_or(|at| at > self.now() + PAUSE);
+        is_pause && (0..POLL_STACK_EVERY).any(|_| self.client.pump() + self.server.pump() > 0)
+    }
+
+    /// When something is due: on the network of streams, or a timer of a device.
+    fn next_due(&self) -> Option<Instant> {
+        let timers = [&self.client, &self.server].into_iter().filter_map(Device::deadline);
+        timers.chain(self.network().next_event()).min()
+    }
+
+    /// Moves the clock to what is due next.
+    fn step(&self, network: &Network) -> bool {
+        let now = network.now();
+        match (self.next_due(), network.next_event()) {
+            (Some(timer), Some(next)) if now < timer && timer < next => {
+                network.advance(timer - now);
+                true
+            }
+            _ => network.step(),
+        }
+    }
+
+    /// One round of both drivers and the network. False when nothing moved.
+    pub(crate) fn round(&self) -> bool {
+        let work = self.client.pump() + self.server.pump();
+        let moved = match &self.medium {
+            Medium::Streams(_) if work == 0 && self.poll_before_pause() => true,
+            Medium::Streams(network) => self.step(network),
+            Medium::Frames(_) => false,
+        };
+        work > 0 || moved
+    }
+
+    /// Runs both futures to their ends.
+    ///
+    /// # Panics
+    /// When they are not over after [`TIMEOUT`] of virtual time.
+    pub(crate) fn run<A: Future, B: Future>(&self, a: A, b: B) -> (A::Output, B::Output) {
+        self.run_with(a, b, |_| {})
+    }
+
+    /// As [`Simulation::run`]; calls `each` before each round, with its number.
+    pub(crate) fn run_with<A: Future, B: Future>(
+        &self,
+        a: A,
+        b: B,
+        mut each: impl FnMut(u64),
+    ) -> (A::Output, B::Output) {
+        let (mut a, mut b) = (pin!(a), pin!(b));
+        let (mut done_a, mut done_b) = (None, None);
+        let start = self.now();
+        let mut idle = 0;
+        for round in 0.. {
+            each(round);
+            let before = done_a.is_some() || done_b.is_some();
+            poll_once(a.as_mut(), &mut done_a);
+            poll_once(b.as_mut(), &mut done_b);
+            if done_a.is_some() && done_b.is_some() {
+                break;
+            }
+            let moved = self.round() || before != (done_a.is_some() || done_b.is_some());
+            idle = if moved { 0 } else { idle + 1 };
+            if idle > 2 {
+                // Nothing to do now: on to whatever comes next.
+                self.advance();
+            }
+            assert!(self.now() - start < TIMEOUT, "the conversation is stuck");
+        }
+        match (done_a, done_b) {
+            (Some(a), Some(b)) => (a, b),
+            _ => unreachable!(),
+        }
+    }
+
+    /// Both ends of one connection.
+    pub(crate) fn connect(&self, settings: &ConnectionConfig) -> (End, End) {
+        let (client, server) = self.try_connect(settings);
+        (client.unwrap(), server.unwrap())
+    }
+
+    /// Both ends of a connection that may not come to be. The server's is none when the client never reached it.
+    pub(crate) fn try_connect(&self, settings: &ConnectionConfig) -> (Result<End>, Option<End>) {
+        let (client_pd, server_pd) = (self.client.alloc_pd().unwrap(), self.server.alloc_pd().unwrap());
+        let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), settings).unwrap();
+        let address = listener.local_addr();
+        let tried = Cell::new(false);
+        let (client, server) = self.run(
+            async {
+                let connected = Connection::connect(&client_pd, address, settings).await;
+                tried.set(true);
+                connected
+            },
+            async {
+                let mut accepting = pin!(async {
+                    let incoming = listener.incoming().await.unwrap();
+                    incoming.accept(&server_pd, settings).await.ok()
+                });
+                // A client that failed may never have been seen: its time is over then.
+                let timeout = Duration::from_secs(20);
+                let start = self.now();
+                poll_fn(|cx| match accepting.as_mut().poll(cx) {
+                    Poll::Pending if tried.get() && self.now() - start > timeout => Poll::Ready(None),
+                    polled => polled,
+                })
+                .await
+            },
+        );
+        (client.map(|c| (client_pd, c)), server.map(|s| (server_pd, s)))
+    }
+}
+
+fn device(stack: impl TransportStack + 'static) -> Device {
+    let options = DeviceConfig::default().progress(Progress::Manual);
+    Device::with_stack(Box::new(stack), options).unwrap()
+}
+
+/// One end of a connection.
+pub(crate) type End = (Pd, Connection);
+
+fn poll_once<F: Future>(future: Pin<&mut F>, done: &mut Option<F::Output>) {
+    if done.is_none()
+        && let Poll::Ready(output) = future.poll(&mut Context::from_waker(Waker::noop()))
+    {
+        *done = Some(output);
+    }
+}

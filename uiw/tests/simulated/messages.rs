@@ -1,0 +1,250 @@
+//! Messages of the safe API: a receiver that is busy, messages longer than a receive buffer, and ends of connections.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use uiw::{Connection, ConnectionConfig, Limits, WcError, WcStatus};
+use uiw_testkit::sim::{Link, Split};
+
+use crate::link::{CLIENT, SERVER, Simulation};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn message(number: u32, len: usize) -> Vec<u8> {
+    (0..len as u32).map(|i| (i.wrapping_mul(31) ^ number) as u8).collect()
+}
+
+/// Sends every message, and then closes.
+async fn send_all(connection: &Connection, lengths: &[usize]) {
+    for (number, len) in lengths.iter().enumerate() {
+        connection.send_copy(&message(number as u32, *len)).await.unwrap();
+    }
+    assert!(connection.disconnect().await.unwrap().orderly);
+}
+
+/// Receives every message, and then the end.
+async fn receive_all(connection: &Connection, lengths: &[usize]) {
+    for (number, len) in lengths.iter().enumerate() {
+        let received = connection.recv().await.unwrap().expect("a message");
+        assert!(*received == message(number as u32, *len), "message {number} of {len} bytes");
+    }
+    assert!(connection.recv().await.unwrap().is_none(), "closed in order");
+    assert!(connection.recv().await.unwrap().is_none(), "and so it stays");
+}
+
+/// Lets the time pass while both devices run.
+fn pass(simulation: &Simulation, time: Duration) {
+    simulation.network().advance(time);
+    for _ in 0..4 {
+        simulation.client.pump();
+        simulation.server.pump();
+        simulation.network().step();
+    }
+}
+
+/// The sender waits as on TCP, however long it takes, and nothing is lost.
+#[test]
+fn a_receiver_that_is_busy_for_hours_loses_nothing() {
+    let simulation = Simulation::new(1, Link { capacity: 2_000, ..Link::default() });
+    let ((_, client), (_, server)) =
+        simulation.connect(&ConnectionConfig::default().recv_depth(4).send_depth(8));
+    let lengths = [100; 100];
+    let mut sending = pin!(async {
+        for number in 0..100 {
+            client.send_copy(&message(number, 100)).await.unwrap();
+        }
+        client
+    });
+    let cx = &mut Context::from_waker(Waker::noop());
+    for _ in 0..48 {
+        assert!(
+            sending.as_mut().poll(cx).is_pending(),
+            "more was taken than four receives and the link hold"
+        );
+        pass(&simulation, HOUR);
+    }
+    simulation.run(
+        async { assert!(sending.await.disconnect().await.unwrap().orderly) },
+        receive_all(&server, &lengths),
+    );
+}
+
+/// Both ends at once, byte by byte and in lumps, around the length of a receive buffer and far beyond.
+#[test]
+fn messages_have_any_length_up_to_the_limit() {
+    let settings = ConnectionConfig::default().recv_size(1000).recv_depth(3).max_message(100_000);
+    let lengths = [0, 1, 999, 1000, 1001, 5, 2000, 2001, 100_000, 0, 99_999, 1, 1000, 3, 100_000, 100_000];
+    for (seed, split) in [(1, Split::Whole), (2, Split::Random(700)), (3, Split::Random(30_000))] {
+        let simulation = Simulation::new(seed, Link { recv_split: split, ..Link::default() });
+        let ((_, client), (_, server)) = simulation.connect(&settings);
+        simulation.run(send_all(&client, &lengths), receive_all(&server, &lengths));
+    }
+}
+
+#[test]
+fn a_message_beyond_the_limit_ends_the_connection_at_both_ends() {
+    let settings = ConnectionConfig::default().recv_size(1000).max_message(2000);
+    let simulation = Simulation::new(1, Link::default());
+    let ((_, client), (_, server)) = simulation.connect(&settings);
+    let (sender, receiver) = simulation.run(
+        async {
+            client.send_copy(&[1; 2000]).await.unwrap();
+            let _ = client.send_copy(&[2; 2001]).await;
+            client.ended().await
+        },
+        async {
+            assert_eq!(server.recv().await.unwrap().expect("the first")[..], [1; 2000]);
+            server.recv().await.unwrap_err()
+        },
+    );
+    let reason = sender.reason.expect("a Terminate");
+    assert!(reason.from_peer && !sender.orderly, "{reason:?}");
+    // RFC 5041 section 7.2: DDP message too long for available buffer.
+    assert_eq!((reason.layer, reason.etype, reason.code), (1, 2, 5));
+    assert!(matches!(receiver, WcError::Completed { status: WcStatus::LocalLength, .. }), "{receiver:?}");
+    let said = receiver.to_string();
+    assert!(said.contains("bytes, and there is room for"), "{said}");
+}
+
+#[test]
+fn unfinished_message_over_limit_ends_connection() {
+    let settings = ConnectionConfig::default().recv_size(1000).max_message(100_000);
+    let limits = Limits::default().max_unfinished_bytes(50_000);
+    let simulation = Simulation::limited(1, Link::default(), limits);
+    let ((_, first), (_, first_server)) = simulation.connect(&settings);
+    let ((_, second), (_, second_server)) = simulation.connect(&settings);
+    // A message that has come as a whole counts no more.
+    for _ in 0..3 {
+        simulation.run(async { first.send_copy(&[1; 40_000]).await.unwrap() }, async {
+            assert_eq!(first_server.recv().await.unwrap().unwrap().len(), 40_000);
+        });
+    }
+    simulation.run(
+        async {
+            let _ = first.send_copy(&[2; 60_000]).await;
+            assert!(!first.ended().await.orderly);
+        },
+        async { assert!(first_server.recv().await.is_err()) },
+    );
+    simulation.run(send_all(&second, &[40_000, 7]), receive_all_of(&second_server, 2));
+}
+
+/// Receives so many messages, and then the end.
+async fn receive_all_of(connection: &Connection, count: usize) {
+    for _ in 0..count {
+        connection.recv().await.unwrap().expect("a message");
+    }
+    assert!(connection.recv().await.unwrap().is_none());
+}
+
+/// Peers that fall silent inside long messages make room for one that does not.
+#[test]
+fn silent_peers_release_message_memory() {
+    let settings = ConnectionConfig::default().recv_size(1000).max_message(100_000);
+    let limits = Limits::default().max_unfinished_bytes(350_000);
+    let simulation = Simulation::limited(1, Link { capacity: 4_000, ..Link::default() }, limits);
+    let silent: Vec<_> = (0..4).map(|_| simulation.connect(&settings)).collect();
+    let cx = &mut Context::from_waker(Waker::noop());
+    let mut sending: Vec<_> =
+        silent.iter().map(|((_, client), _)| Box::pin(client.send_copy(&[3; 90_000]))).collect();
+    // Most of each message comes.
+    for _ in 0..22 {
+        sending.iter_mut().for_each(|send| assert!(send.as_mut().poll(cx).is_pending()));
+        simulation.client.pump();
+        simulation.server.pump();
+        simulation.network().step();
+    }
+    let (other, _stopped) = simulation.with_other_client();
+    let ((_, client), (_, server)) = other.connect(&settings);
+    other.network().advance(Duration::from_secs(2));
+    other.run(send_all(&client, &[90_000, 90_000]), receive_all_of(&server, 2));
+}
+
+/// A peer that sends a long message a few bytes at a time is ended, and not the one that goes on.
+#[test]
+fn trickling_peer_releases_message_memory() {
+    let settings = ConnectionConfig::default().recv_size(1000).max_message(400_000);
+    let limits = Limits::default().max_unfinished_bytes(200_000);
+    let simulation = Simulation::limited(1, Link { capacity: 4_000, ..Link::default() }, limits);
+    let ((_, trickling), _trickled) = simulation.connect(&settings);
+    let cx = &mut Context::from_waker(Waker::noop());
+    let mut sending = pin!(trickling.send_copy(&[3; 300_000]));
+    for _ in 0..6 {
+        assert!(sending.as_mut().poll(cx).is_pending());
+        pass(&simulation, Duration::ZERO);
+    }
+    // It is never silent for a second.
+    for _ in 0..8 {
+        simulation.network().advance(Duration::from_millis(400));
+        if sending.as_mut().poll(cx).is_ready() {
+            break;
+        }
+        simulation.client.pump();
+        simulation.server.pump();
+        simulation.network().step();
+    }
+    let (other, _stopped) = simulation.with_other_client();
+    let ((_, client), (_, server)) = other.connect(&settings);
+    other.run(send_all(&client, &[90_000, 90_000]), receive_all_of(&server, 2));
+}
+
+/// Long messages that the program keeps delay the next one, and dropping one lets it come.
+#[test]
+fn long_messages_that_are_kept_are_bounded() {
+    let settings = ConnectionConfig::default().recv_size(100).recv_depth(32).max_message(10_000);
+    let simulation = Simulation::new(1, Link { capacity: 4_000, ..Link::default() });
+    let ((_, client), (_, server)) = simulation.connect(&settings);
+    let lengths = [9_000; 10];
+    let mut sending = pin!(send_all(&client, &lengths));
+    let cx = &mut Context::from_waker(Waker::noop());
+    let mut kept = Vec::new();
+    for _ in 0..200 {
+        assert!(sending.as_mut().poll(cx).is_pending());
+        pass(&simulation, Duration::from_millis(1));
+        if let std::task::Poll::Ready(received) = pin!(server.recv()).poll(cx) {
+            kept.push(received.unwrap().expect("a message"));
+        }
+    }
+    assert_eq!(kept.len(), 2, "the second one began while the first one left room");
+    simulation.run(sending, async {
+        let mut number = 0;
+        for received in kept {
+            assert!(*received == message(number, 9_000));
+            number += 1;
+        }
+        while let Some(received) = server.recv().await.unwrap() {
+            assert!(*received == message(number, 9_000));
+            number += 1;
+        }
+        assert_eq!(number, 10);
+    });
+}
+
+/// No receive is posted then, and so none is flushed.
+#[test]
+fn the_end_is_reported_while_the_program_keeps_every_message() {
+    for orderly in [true, false] {
+        let simulation = Simulation::new(1, Link::default());
+        let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default().recv_depth(2));
+        let (kept, ()) = simulation.run(
+            async {
+                let first = server.recv().await.unwrap().unwrap();
+                [first, server.recv().await.unwrap().unwrap()]
+            },
+            async {
+                client.send_copy(b"one").await.unwrap();
+                client.send_copy(b"two").await.unwrap();
+            },
+        );
+        if orderly {
+            client.qp().disconnect().unwrap();
+        } else {
+            simulation.network().cut(CLIENT, SERVER);
+        }
+        let (received, ()) = simulation.run(server.recv(), async {});
+        assert_eq!(received.is_ok_and(|message| message.is_none()), orderly);
+        drop(kept);
+    }
+}

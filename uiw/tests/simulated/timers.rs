@@ -1,0 +1,162 @@
+//! Time-outs on the virtual clock.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use uiw::raw::{SendFlags, SendOp, SendWr, Sge};
+use uiw::{CapabilityExchange, Connection, ConnectionConfig, Listener, Revision, STag, WcError, WcStatus};
+use uiw_mem::IoVecMut;
+use uiw_testkit::sim::Link;
+
+use crate::link::{SERVER, Simulation};
+use crate::raw::{poll, reader, settings};
+
+#[test]
+fn a_send_that_meets_no_receive_waits_for_one() {
+    let simulation = Simulation::new(1, Link::default());
+    let mut settings = ConnectionConfig::default().recv_depth(1);
+    settings.options.no_receive_timeout = Duration::from_secs(30);
+    let ((_, client), (_, server)) = simulation.connect(&settings);
+    simulation.run(
+        async {
+            for byte in 0..5u8 {
+                client.send_copy(&[byte]).await.unwrap();
+            }
+        },
+        async {
+            // Each message keeps the only receive until it is dropped.
+            for byte in 0..5u8 {
+                assert_eq!(*server.recv().await.unwrap().unwrap(), [byte]);
+            }
+        },
+    );
+}
+
+#[test]
+fn without_a_receive_in_time_the_stream_is_terminated() {
+    let simulation = Simulation::new(1, Link::default());
+    let mut settings = ConnectionConfig::default().recv_depth(1);
+    settings.options.no_receive_timeout = Duration::from_secs(3);
+    let ((_, client), (_, server)) = simulation.connect(&settings);
+    let start = simulation.now();
+    let (ending, _) = simulation.run(
+        async {
+            client.send_copy(b"one").await.unwrap();
+            client.send_copy(b"two").await.unwrap();
+            client.ended().await
+        },
+        async {
+            let kept = server.recv().await.unwrap().unwrap();
+            server.ended().await;
+            drop(kept);
+        },
+    );
+    let reason = ending.reason.unwrap();
+    assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 1, 2, 2), "no buffer");
+    assert!(simulation.now() - start >= Duration::from_secs(3));
+}
+
+/// Some virtual milliseconds, with rounds of both devices.
+fn rounds(simulation: &Simulation, millis: u64) {
+    for _ in 0..millis {
+        simulation.round();
+        simulation.network().advance(Duration::from_millis(1));
+    }
+}
+
+/// A doorbell is served between rounds, and the last one may be long ago: the time for the close begins with the close.
+#[test]
+fn a_request_that_fails_after_a_long_pause_has_its_time_to_close() {
+    let simulation = Simulation::new(1, Link::default());
+    let (_pd, connection, mut peer) = reader(&simulation, &settings());
+    rounds(&simulation, 5);
+    simulation.network().advance(Duration::from_secs(3600));
+    let nowhere = Sge { addr: 0, length: 8, lkey: STag(0xBAD) };
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, sges: &[nowhere], flags: SendFlags::SIGNALED };
+    // SAFETY: the element names no registered memory; the request fails before a byte of it is read.
+    unsafe { connection.qp().post_send([wr]).unwrap() };
+    rounds(&simulation, 20);
+    peer.read();
+    assert_eq!(peer.ulpdus.len(), 1, "the Terminate");
+    let end = peer.stream.recv(&mut [IoVecMut::from(&mut [0; 8][..])]);
+    assert!(matches!(end, Ok(0)), "a FIN, and no reset: {end:?}");
+}
+
+/// As above: the time for which a Send waits for a receive begins when it is parked.
+#[test]
+fn a_send_that_is_parked_after_a_long_pause_has_its_time() {
+    let simulation = Simulation::new(1, Link::default());
+    let mut settings = ConnectionConfig::default().recv_depth(1);
+    settings.options.no_receive_timeout = Duration::from_secs(3);
+    let ((client_pd, client), (server_pd, server)) = simulation.connect(&settings);
+    let ops: Vec<_> = (0..3).map(|n| client.send(client_pd.register(vec![n; 8]).unwrap())).collect();
+    let (kept, ()) = simulation.run(async { server.recv().await.unwrap().unwrap() }, async {});
+    // The second message is parked.
+    rounds(&simulation, 100);
+    simulation.network().advance(Duration::from_millis(2700));
+    drop(kept);
+    // The post serves the receive as well; the third message is parked.
+    let posted = server.send(server_pd.register(vec![9; 8]).unwrap());
+    rounds(&simulation, 1000);
+    let mut ended = Box::pin(server.ended());
+    assert!(poll(&mut ended).is_pending(), "three seconds are not over");
+    drop((ops, posted));
+}
+
+/// The round trip takes longer than the second for which a peer on a short path is awaited.
+#[test]
+fn an_extension_is_used_over_a_round_trip_of_three_seconds() {
+    let simulation = Simulation::new(1, Link { latency: Duration::from_millis(1500), ..Link::default() });
+    let settings = ConnectionConfig::default().startup_timeout(Duration::from_secs(30));
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    let op = client.send_imm(pd.register(b"early".to_vec()).unwrap(), 7);
+    simulation.run(async { op.await.map(drop).unwrap() }, async {
+        assert_eq!(*server.recv().await.unwrap().unwrap(), *b"early");
+    });
+}
+
+/// A peer without the capability exchange: what needs an extension fails, and nothing else.
+#[test]
+fn a_silent_peer_fails_the_request_that_needs_an_extension_alone() {
+    let simulation = Simulation::new(1, Link { latency: Duration::from_millis(20), ..Link::default() });
+    let settings = ConnectionConfig::default().capabilities(CapabilityExchange::Off);
+    let (pd, server_pd) = (simulation.client.alloc_pd().unwrap(), simulation.server.alloc_pd().unwrap());
+    let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), &settings).unwrap();
+    let (client, server) = simulation.run(
+        async {
+            Connection::connect(&pd, listener.local_addr(), &ConnectionConfig::default()).await.unwrap()
+        },
+        async { listener.accept().await.unwrap() },
+    );
+    let refused = client.send_imm(pd.register(b"refused".to_vec()).unwrap(), 7);
+    let behind = client.send(pd.register(b"behind".to_vec()).unwrap());
+    simulation.run(
+        async {
+            let failed = refused.await.map(drop).unwrap_err().error;
+            assert!(
+                matches!(failed, WcError::Completed { status: WcStatus::LocalQpOperation, .. }),
+                "{failed}"
+            );
+            behind.await.map(drop).unwrap();
+            client.send_copy(b"later").await.unwrap();
+        },
+        async {
+            assert_eq!(*server.recv().await.unwrap().unwrap(), *b"behind");
+            assert_eq!(*server.recv().await.unwrap().unwrap(), *b"later");
+        },
+    );
+}
+
+#[test]
+fn the_depth_of_reads_is_what_both_ends_allow() {
+    let simulation = Simulation::new(1, Link::default());
+    let depths = |settings: &ConnectionConfig| {
+        let ((_, client), (_, server)) = simulation.connect(settings);
+        [&client, &server].map(|end| (end.info().negotiated.ord, end.info().negotiated.ird))
+    };
+    assert_eq!(depths(&ConnectionConfig::default()), [(1024, 1024); 2]);
+    assert_eq!(depths(&ConnectionConfig::default().ird(7)), [(7, 7); 2]);
+    // Revision 1 announces no IRD.
+    let first = ConnectionConfig::default().revision(Revision::One).peer_to_peer(false);
+    assert_eq!(depths(&first).map(|(ord, _)| ord), [128; 2]);
+}

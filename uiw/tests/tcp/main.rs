@@ -1,0 +1,7 @@
+//! Connections over the kernel's TCP, both ends in one process.
+
+mod common;
+mod progress;
+mod smoke;
+mod stress;
+mod wakers;

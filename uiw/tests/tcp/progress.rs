@@ -1,0 +1,169 @@
+//! Operations and waits make progress without further calls of the application.
+
+use crate::common::{TIMEOUT, connected, loopback};
+use std::future::{Future, poll_fn};
+use std::io::{ErrorKind, Read};
+use std::net::TcpListener;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use uiw::blocking::{Connection, Listener};
+use uiw::llp::tcp::TcpStack;
+use uiw::{Access, ConnectionConfig, Device, DeviceConfig, Progress};
+use uiw_mpa::wire::startup::Frame;
+
+#[test]
+fn blocked_receivers_are_woken() {
+    let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default());
+    let counted = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while let Ok(Some(message)) = server.recv() {
+                    assert_eq!(&*message, b"wake up");
+                    counted.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for _ in 0..300 {
+            client.send_copy(b"wake up").unwrap();
+        }
+        assert!(client.disconnect().unwrap().orderly);
+    });
+    assert_eq!(counted.load(Ordering::SeqCst), 300);
+}
+
+#[test]
+fn receive_with_a_timeout_returns_each_time() {
+    let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default());
+    for _ in 0..5 {
+        let timed_out = server.recv_timeout(Duration::from_millis(5)).unwrap_err();
+        assert!(matches!(timed_out, uiw::WcError::TimedOut { .. }), "{timed_out}");
+    }
+    client.send_copy(b"x").unwrap();
+    assert!(server.recv_timeout(Duration::from_secs(20)).unwrap().is_some());
+}
+
+#[test]
+fn dropped_operations_are_detached_and_freed() {
+    struct Counted(Vec<u8>, #[expect(dead_code, reason = "counts how many are alive")] Arc<()>);
+    // SAFETY: a vector's heap block stays where it is and belongs to the vector.
+    unsafe impl uiw::IoBuf for Counted {
+        fn as_mut_ptr(&mut self) -> *mut u8 {
+            self.0.as_mut_ptr()
+        }
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+    // SAFETY: as above; a unique vector may be written.
+    unsafe impl uiw::IoBufMut for Counted {}
+    let alive = Arc::new(());
+    let settings = ConnectionConfig::default().send_depth(4);
+    let ((_a, client), (_b, server)) = connected(&settings);
+    let spd = server.clone().into_async().pd().clone();
+    let shared = spd.share(1 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let remote = shared.remote(0..1 << 16).unwrap();
+    let pd = client.clone().into_async().pd().clone();
+    for i in 0..40 {
+        let buffer = || pd.register(Counted(vec![i; 1 << 16], alive.clone())).unwrap();
+        drop(client.read(buffer(), remote));
+        drop(client.write(buffer(), remote));
+    }
+    let (_, buffer) =
+        client.read(pd.register(Counted(vec![0; 16], alive.clone())).unwrap(), remote).wait().unwrap();
+    drop(buffer);
+    let until = Instant::now() + TIMEOUT;
+    while Arc::strong_count(&alive) > 1 {
+        assert!(Instant::now() < until, "{} buffers left", Arc::strong_count(&alive) - 1);
+        let _ = client.recv_timeout(Duration::from_millis(1));
+    }
+    // A connect future that is dropped gives its queue pair and socket back.
+    let port = TcpListener::bind(loopback()).unwrap();
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnectionConfig::default();
+    let connect = uiw::Connection::connect(&pd, port.local_addr().unwrap(), &settings);
+    assert!(device.block_on_for(Duration::from_millis(30), connect).is_none());
+    let (mut peer, _) = port.accept().unwrap();
+    peer.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut rest = Vec::new();
+    // A reset is an end as well.
+    if let Err(error) = peer.read_to_end(&mut rest) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    let (_, used) = Frame::parse(&rest).unwrap().expect("a start-up frame");
+    assert!(rest[used..].is_empty());
+}
+
+#[test]
+fn operations_wait_for_room_and_all_complete() {
+    let settings = ConnectionConfig::default().send_depth(2);
+    let ((_a, client), (_b, server)) = connected(&settings);
+    let pd = client.clone().into_async().pd().clone();
+    let ops: Vec<_> = (0..50u8).map(|i| client.send(pd.register(vec![i; 100]).unwrap())).collect();
+    for i in 0..50u8 {
+        assert_eq!(&*server.recv().unwrap().unwrap(), &[i; 100]);
+    }
+    for op in ops {
+        op.wait().unwrap();
+    }
+}
+
+#[test]
+fn two_hundred_connections_at_once() {
+    let server = Device::open().unwrap().alloc_pd().unwrap();
+    let client = Device::open().unwrap();
+    let settings = ConnectionConfig::default().recv_depth(4).recv_size(256);
+    let listener = Listener::bind(&server, loopback(), &settings).unwrap();
+    let addr = listener.local_addr();
+    let thread = std::thread::spawn(move || {
+        let all: Vec<_> = (0..200).map(|_| listener.accept().unwrap()).collect();
+        for connection in &all {
+            let message = connection.recv().unwrap().unwrap().to_vec();
+            connection.send_copy(&message).unwrap();
+        }
+        for connection in &all {
+            connection.ended();
+        }
+    });
+    let pd = client.alloc_pd().unwrap();
+    let all: Vec<_> = (0..200).map(|_| Connection::connect(&pd, addr, &settings).unwrap()).collect();
+    for (i, connection) in all.iter().enumerate() {
+        connection.send_copy(format!("number {i}").as_bytes()).unwrap();
+    }
+    for (i, connection) in all.iter().enumerate() {
+        assert_eq!(&*connection.recv().unwrap().unwrap(), format!("number {i}").as_bytes());
+    }
+    drop(all);
+    thread.join().unwrap();
+}
+
+/// With manual progress a thread that waits drives the listener's shard and those of both ends: there is no other thread that does.
+#[test]
+fn a_wait_drives_every_shard_where_no_other_thread_does() {
+    let options = DeviceConfig::default().progress(Progress::Manual).shards(3);
+    let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let listener = uiw::Listener::bind(&pd, loopback(), &ConnectionConfig::default()).unwrap();
+    let settings = ConnectionConfig::default();
+    let mut connect = pin!(uiw::Connection::connect(&pd, listener.local_addr(), &settings));
+    let mut accept = pin!(async { listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap() });
+    let (mut ours, mut theirs) = (None, None);
+    let both = poll_fn(|cx| {
+        if ours.is_none()
+            && let Poll::Ready(connected) = connect.as_mut().poll(cx)
+        {
+            ours = Some(connected.unwrap());
+        }
+        if theirs.is_none()
+            && let Poll::Ready(accepted) = accept.as_mut().poll(cx)
+        {
+            theirs = Some(accepted);
+        }
+        if ours.is_some() && theirs.is_some() { Poll::Ready(()) } else { Poll::Pending }
+    });
+    device.block_on_for(TIMEOUT, both).expect("both ends are established");
+}

@@ -1,0 +1,182 @@
+//! A device driven by tokio's reactor.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use futures_util::StreamExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use uiw::{ByteStream, Connection, ConnectionConfig, Device, Listener};
+
+async fn echo(connection: Connection) {
+    while let Ok(Some(message)) = connection.recv().await {
+        if connection.send_copy(&message).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn tasks_talk_while_tokio_drives() {
+    let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
+    let drivers = [&client, &server].map(|device| tokio::spawn(uiw::with_tokio::drive(device.clone())));
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listener = Listener::bind(&server.alloc_pd().unwrap(), any, &ConnectionConfig::default()).unwrap();
+    let address = listener.local_addr();
+    tokio::spawn(async move {
+        loop {
+            tokio::spawn(echo(listener.accept().await.unwrap()));
+        }
+    });
+    let pd = client.alloc_pd().unwrap();
+    let tasks = (0..8u8).map(|number| {
+        let pd = pd.clone();
+        tokio::spawn(async move {
+            let settings = ConnectionConfig::default();
+            let connection = Connection::connect(&pd, address, &settings).await.unwrap();
+            for round in 0..100u8 {
+                let sent = [number, round];
+                connection.send_copy(&sent).await.unwrap();
+                assert_eq!(*connection.recv().await.unwrap().unwrap(), sent);
+            }
+            connection.disconnect().await.unwrap();
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    for driver in drivers {
+        assert!(!driver.is_finished(), "it drives until it is stopped");
+        driver.abort();
+    }
+}
+
+#[tokio::test]
+async fn only_one_task_drives() {
+    let device = Device::open().unwrap();
+    let first = tokio::spawn(uiw::with_tokio::drive(device.clone()));
+    tokio::task::yield_now().await;
+    let refused = uiw::with_tokio::drive(device.clone()).await.unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy);
+    first.abort();
+    let _ = first.await;
+    let again = tokio::spawn(uiw::with_tokio::drive(device));
+    tokio::task::yield_now().await;
+    assert!(!again.is_finished());
+    again.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_of_several_threads_is_refused_and_not_needed() {
+    let device = Device::open().unwrap();
+    let refused = uiw::with_tokio::drive(device.clone()).await.unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnectionConfig::default();
+    let listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
+    let address = listener.local_addr();
+    let server = tokio::spawn(async move { echo(listener.accept().await.unwrap()).await });
+    let connection = Connection::connect(&pd, address, &settings).await.unwrap();
+    connection.send_copy(b"there and back").await.unwrap();
+    assert_eq!(*connection.recv().await.unwrap().unwrap(), *b"there and back");
+    connection.disconnect().await.unwrap();
+    server.await.unwrap();
+}
+
+/// tokio's own copy between a stream of bytes and its halves.
+#[tokio::test]
+async fn bytes_are_copied_both_ways() {
+    let device = Device::open().unwrap();
+    let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnectionConfig::default();
+    let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
+    let address = listener.local_addr();
+    let server = tokio::spawn(async move {
+        let connection = listener.next().await.unwrap().unwrap();
+        let mut stream = ByteStream::new(connection).unwrap();
+        let (mut read, mut write) = tokio::io::split(&mut stream);
+        let copied = tokio::io::copy(&mut read, &mut write).await.unwrap();
+        write.shutdown().await.unwrap();
+        stream.connection().ended().await;
+        copied
+    });
+    let connection = Connection::connect(&pd, address, &settings).await.unwrap();
+    let (mut read, mut write) = tokio::io::split(ByteStream::new(connection).unwrap());
+    let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i >> 5) as u8).collect();
+    let copy = sent.clone();
+    let writer = tokio::spawn(async move {
+        write.write_all(&copy).await.unwrap();
+        write.shutdown().await.unwrap();
+    });
+    let mut back = Vec::new();
+    read.read_to_end(&mut back).await.unwrap();
+    assert!(back == sent);
+    writer.await.unwrap();
+    drop(read);
+    assert_eq!(server.await.unwrap(), sent.len() as u64);
+    driver.abort();
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Woken {
+    fn is(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// The halves of a stream belong to different tasks: a reader that grants credits looks for room among the messages that the
+/// writer waits for.
+#[tokio::test]
+async fn a_reader_does_not_take_the_writers_wake_up() {
+    const PAYLOAD: usize = 256 << 10;
+    let device = Device::open().unwrap();
+    let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnectionConfig::default().recv_depth(32).recv_size(PAYLOAD as u32 + 8);
+    let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
+    let (connected, accepted) =
+        tokio::join!(Connection::connect(&pd, listener.local_addr(), &settings), listener.next());
+    let mut stream = ByteStream::new(connected.unwrap()).unwrap();
+    let mut peer = ByteStream::new(accepted.unwrap().unwrap()).unwrap();
+    // The peer has credits for 30 messages, and gets new ones when half of them were read.
+    for byte in 0..20u8 {
+        AsyncWriteExt::write_all(&mut peer, &[byte]).await.unwrap();
+    }
+    AsyncWriteExt::flush(&mut peer).await.unwrap();
+    let mut read = [0; 4];
+    for byte in 0..4u8 {
+        AsyncReadExt::read_exact(&mut stream, &mut read[..1]).await.unwrap();
+        assert_eq!(read[0], byte);
+    }
+    // More than the socket takes at once: nothing drives while this task runs.
+    let writer = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&writer));
+    let block = vec![0; PAYLOAD];
+    let mut cx = Context::from_waker(&waker);
+    while Pin::new(&mut stream).poll_write(&mut cx, &block).is_ready() {}
+    assert!(Pin::new(&mut stream).poll_flush(&mut cx).is_pending());
+    writer.0.store(false, Ordering::SeqCst);
+    assert!(Pin::new(&mut stream).poll_flush(&mut cx).is_pending());
+    let reader = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&reader));
+    let mut cx = Context::from_waker(&waker);
+    for _ in 4..20 {
+        assert!(Pin::new(&mut stream).poll_read(&mut cx, &mut ReadBuf::new(&mut read)).is_ready());
+    }
+    while !writer.is() && !reader.is() {
+        tokio::task::yield_now().await;
+    }
+    assert!(writer.is(), "the writer waits for a message that was sent");
+    driver.abort();
+}
