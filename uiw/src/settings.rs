@@ -55,7 +55,7 @@ macro_rules! setters {
     };
 }
 
-uiw_verbs::connection_options!(setters, impl ConnectionConfig);
+uiw_verbs::integration::connection_options!(setters, impl ConnectionConfig);
 
 impl ConnectionConfig {
     /// Time without any acknowledgement after which the peer counts as dead: see [`ConnConfig::dead_after`].

@@ -31,7 +31,11 @@
 //! device do not keep its handles: a layer keeps the handle ([`device_of`]) that it drives the device with. On a device with
 //! [`Progress::Manual`](crate::Progress::Manual) nobody drives a connection after the last handle is dropped, so that a connection that keeps
 //! itself until its requests have completed registers for that moment ([`end_with_last_handle`]).
+//!
+//! # Configuration
+//! [`connection_options`] gives a configuration type of the layer the setters of [`ConnConfig`](crate::ConnConfig), from the same definition.
 
+pub use crate::connection_options;
 pub use crate::cq::CompletionConsumer;
 pub use crate::lingering::Linger;
 pub use crate::notify::{Wakes, register_waker};

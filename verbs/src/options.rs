@@ -52,7 +52,6 @@ macro_rules! options {
 /// Definition of the connection options: calls `$callback` with `$before` and the fields, each with its documentation, type and default.
 ///
 /// [`ConnConfig`] and the configuration of a safe connection in the crate `uiw` have the same setters by it.
-#[doc(hidden)]
 #[macro_export]
 macro_rules! connection_options {
     ($callback:ident, $($before:tt)*) => {
