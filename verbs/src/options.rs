@@ -95,7 +95,7 @@ macro_rules! connection_options {
             /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
             /// listens. Default: zero, which is one attempt.
             refused_retry_time: std::time::Duration = std::time::Duration::ZERO,
-            /// How long an inbound Send may wait for a receive before the stream is terminated: zero is not at all,
+            /// Time that an inbound Send may wait for a receive before the stream is terminated: zero is not at all,
             /// [`Duration::MAX`](std::time::Duration::MAX) for ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnConfig`], for ever with
             /// `uiw::ConnectionConfig`.
             no_receive_timeout: std::time::Duration = std::time::Duration::from_secs(1),

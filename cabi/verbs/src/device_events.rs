@@ -55,7 +55,7 @@ static DEVICE_EVENTS: ForkSafe<DeviceEvents> = ForkSafe::new();
 pub enum DeviceChange {
     /// The hardware address of its network device is another one.
     HardwareAddress,
-    /// Its network device is gone, or has another name.
+    /// The network device is gone, or has another name.
     Removed,
 }
 
