@@ -68,11 +68,22 @@ mod engine {
 
     #[inline]
     pub(super) fn one_shot(bytes: &[u8]) -> u32 {
-        crc_fast::crc32_iscsi(bytes)
+        match extend_preferred(super::ALL_ONES, bytes) {
+            Some(register) => register ^ super::ALL_ONES,
+            None => crc_fast::crc32_iscsi(bytes),
+        }
+    }
+
+    #[inline]
+    fn extend_preferred(register: u32, bytes: &[u8]) -> Option<u32> {
+        if uiw_crc32c::is_preferred() { uiw_crc32c::extend(register, bytes) } else { None }
     }
 
     #[inline]
     pub(super) fn extend(register: u32, bytes: &[u8]) -> u32 {
+        if let Some(register) = extend_preferred(register, bytes) {
+            return register;
+        }
         let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(register));
         digest.update(bytes);
         digest.get_state() as u32
