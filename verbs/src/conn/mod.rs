@@ -55,6 +55,9 @@ pub(crate) struct Conn {
     pub(crate) qp: Option<Arc<QpInner>>,
     state: HostState,
     partial: PartialFpdu,
+    /// Page offset at which the kernel is expected to hold the next byte of the stream. It starts a page when everything before
+    /// was read.
+    page_offset: usize,
     /// Bytes counted against the receive memory budget.
     counted: HeldBytes,
     /// When the FPDU began of which a part is kept.
@@ -129,6 +132,7 @@ impl Conn {
             qp: None,
             state: HostState::new(token, services.counters.unassigned()),
             partial: PartialFpdu::default(),
+            page_offset: 0,
             counted: HeldBytes::default(),
             partial_since: Time::NEVER,
             message_at: Time::NEVER,

@@ -2,7 +2,7 @@
 //! stack's own memory.
 
 use super::{Conn, QpHost};
-use crate::driver::{HeldBytes, RX_STAGING, Services};
+use crate::driver::{HeldBytes, PAGE, RX_STAGING, Services};
 use std::io;
 use std::time::Duration;
 use uiw_llp::{Readable, Rest};
@@ -193,14 +193,15 @@ impl Conn {
         }
         let (begun, mut taken) = (self.partial.len(), moved);
         let mut have = begun;
+        let mut start = staging_start(staging.as_ptr().addr(), self.page_offset, have);
         if have > 0 {
-            staging[..have].copy_from_slice(self.partial.bytes());
+            staging[start..start + have].copy_from_slice(self.partial.bytes());
         }
         self.partial.clear();
         // As many bytes in a turn, if its FPDUs are large.
         let turn = if reads == Reads::Whole { services.turn * WHOLE_READS } else { services.turn };
         for _ in 0..turn {
-            let mut end = staging.len();
+            let mut end = RX_STAGING;
             match self.peek(have, services) {
                 PeekResult::Elsewhere if reads == Reads::Whole => match self.end_of_whole(have) {
                     Ok(Some(until)) => end = until,
@@ -223,7 +224,7 @@ impl Conn {
                 }
             }
             let room = end - have;
-            match self.socket.recv(&mut [IoVecMut::from(&mut staging[have..end])]) {
+            match self.socket.recv(&mut [IoVecMut::from(&mut staging[start + have..start + end])]) {
                 Ok(0) => {
                     self.on_eof(have, services);
                     break;
@@ -231,13 +232,17 @@ impl Conn {
                 Ok(got) => {
                     moved = true;
                     services.moved += got;
-                    let used = self.handle_bytes(&mut staging[..have + got], services);
+                    let used = self.handle_bytes(&mut staging[start..start + have + got], services);
                     taken |= used > 0;
                     have += got;
-                    if used < have {
-                        staging.copy_within(used..have, 0);
+                    self.page_offset =
+                        if used == have && got < room { 0 } else { (self.page_offset + got) % PAGE };
+                    if used > 0 {
+                        let rest = start + used..start + have;
+                        have -= used;
+                        start = staging_start(staging.as_ptr().addr(), self.page_offset, have);
+                        staging.copy_within(rest, start);
                     }
-                    have -= used;
                     if got < room || !self.takes_bytes() {
                         break;
                     }
@@ -258,7 +263,7 @@ impl Conn {
         if moved && self.state.has_message_progress() {
             self.message_at = services.now;
         }
-        self.keep_rest(&staging[..have], begun == 0 || taken, services);
+        self.keep_rest(&staging[start..start + have], begun == 0 || taken, services);
         moved
     }
 
@@ -349,7 +354,7 @@ impl Conn {
             return self.leave_set();
         }
         let mut staging = std::mem::take(&mut services.staging);
-        let got = self.socket.recv(&mut [IoVecMut::from(&mut staging[..])]);
+        let got = self.socket.recv(&mut [IoVecMut::from(&mut staging[..RX_STAGING])]);
         match got {
             Ok(0) if self.stream.is_starting() => {
                 self.on_lost(&io::ErrorKind::ConnectionReset.into(), services);
@@ -447,5 +452,31 @@ impl Conn {
             }
         }
         moved
+    }
+}
+
+/// Returns where the first of `have` bytes goes in staging at `address`, so that the next byte read has this page offset.
+#[inline]
+fn staging_start(address: usize, page_offset: usize, have: usize) -> usize {
+    let aligned = address.wrapping_neg() % PAGE;
+    aligned + page_offset.wrapping_sub(have) % PAGE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::STAGING_LEN;
+
+    #[test]
+    fn next_byte_has_page_offset() {
+        for address in [0x1000, 0x1010, 0x1FFF] {
+            for page_offset in [0, 1, 20, 4095] {
+                for have in [0, 1, 20, 4096, 5000, RX_STAGING] {
+                    let start = staging_start(address, page_offset, have);
+                    assert_eq!((address + start + have) % PAGE, page_offset);
+                    assert!(start + RX_STAGING <= STAGING_LEN);
+                }
+            }
+        }
     }
 }

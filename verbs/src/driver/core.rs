@@ -3,7 +3,7 @@
 use crate::cm::{ListenerSlot, SidrSlot};
 use crate::conn::{Conn, Doorbell, StackRequest};
 use crate::driver::closed::ClosedStack;
-use crate::driver::services::{RX_STAGING, Services};
+use crate::driver::services::{RX_STAGING, STAGING_LEN, Services};
 use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
 use crate::error::Error;
 use crate::notify::Wakes;
@@ -106,7 +106,7 @@ impl Core {
             wakes: Wakes::default(),
             pool: Pool::default(),
             counters: shared.counters.shard(index),
-            staging: vec![0; RX_STAGING],
+            staging: vec![0; STAGING_LEN],
             turn: TURN_ALONE,
             moved: 0,
             datagrams: None,

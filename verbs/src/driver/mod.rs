@@ -30,7 +30,9 @@ pub(crate) use self::core::{Core, Slot};
 pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;
 pub(crate) use progress::ActiveTask;
-pub(crate) use services::{RX_STAGING, Services};
+#[cfg(test)]
+pub(crate) use services::STAGING_LEN;
+pub(crate) use services::{PAGE, RX_STAGING, Services};
 pub(crate) use shard::Shard;
 pub(crate) use shared::{HeldBytes, MessageCharge, OwnEnd, Shared};
 pub(crate) use timers::Timers;

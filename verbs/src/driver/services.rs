@@ -7,8 +7,13 @@ use std::sync::{Arc, Weak};
 use uiw_counters::ShardCounters;
 use uiw_stream::Time;
 
-/// Bytes that one read asks for; also the size of the receive staging that all connections share.
+/// Bytes that one read asks for.
 pub(crate) const RX_STAGING: usize = 256 << 10;
+/// Page size. On processors with FSRM the kernel copies slowly to a destination whose page offset is up to 31 bytes above that of
+/// the source.
+pub(crate) const PAGE: usize = 4096;
+/// Bytes of receive staging: those of one read, at any page offset.
+pub(crate) const STAGING_LEN: usize = RX_STAGING + 2 * PAGE;
 
 /// The parts of the core that a connection uses while it is served.
 pub(crate) struct Services {
@@ -22,6 +27,7 @@ pub(crate) struct Services {
     pub(crate) wakes: Wakes,
     pub(crate) pool: Pool,
     pub(crate) counters: ShardCounters,
+    /// Receive staging that all connections share.
     pub(crate) staging: Vec<u8>,
     /// Reads, and batches to send, of one connection before the next one's turn.
     pub(crate) turn: usize,
