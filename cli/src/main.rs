@@ -42,8 +42,6 @@ enum Command {
     /// Transfer a file with every RDMA operation, verify it, and compare with raw TCP
     #[command(after_help = EXIT_CODES)]
     Demo(demo::Args),
-    #[command(hide = true)]
-    DemoPeer(demo::peer::Args),
     /// Reference server: echo, rping and perf
     #[command(after_help = EXIT_CODES)]
     Serve(serve::Args),
@@ -136,7 +134,7 @@ fn obeys(command: &Command) -> Option<env::Obeys> {
             Some(env::Obeys::Connections)
         }
         Command::Doctor(args) if args.connects() => Some(env::Obeys::Connections),
-        Command::Demo(_) | Command::DemoPeer(_) => Some(env::Obeys::BothEnds),
+        Command::Demo(_) => Some(env::Obeys::BothEnds),
         Command::Conform(_) => Some(env::Obeys::Log),
         _ => None,
     }
@@ -205,7 +203,7 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
             global.without_pcap(why)
         }
         Command::Demo(_) => {
-            let why = "both processes of the demo are on this machine's own TCP";
+            let why = "both ends of the demo are on this machine's own TCP";
             global.without_tls(why)?;
             global.without_llp(why)
         }
@@ -214,15 +212,10 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
 }
 
 fn run_command(command: &Command, global: &Global) -> Result<()> {
-    let server = match command {
-        Command::Serve(args) => Some(args),
-        Command::Perf(args) => args.serve(),
-        _ => None,
-    };
-    let opener = Opener::new(global, server.map_or("off", serve::Args::log))?;
+    let log = if let Command::Serve(args) = command { args.log() } else { "off" };
+    let opener = Opener::new(global, log)?;
     match command {
         Command::Demo(args) => demo::run(&opener.without_tls(), args),
-        Command::DemoPeer(args) => demo::peer::run(&opener.without_tls(), args),
         Command::Serve(args) => serve::run(&opener, args),
         Command::Ping(args) => ping::run(&opener, args),
         Command::Perf(args) => perf::run(&opener, args),

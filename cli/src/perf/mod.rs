@@ -11,7 +11,6 @@ mod report;
 mod run;
 pub(crate) mod source;
 
-use crate::serve;
 use crate::shared::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, some_seconds};
 use crate::shared::child::Server;
 use crate::shared::fail::Result;
@@ -32,11 +31,8 @@ const SLICES: usize = 31;
 
 /// Options of `uiw perf`.
 #[derive(Clone, Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
-    #[command(subcommand)]
-    command: Option<Command>,
-    /// A `uiw perf serve` or `uiw serve`; with --compare it may be left out: a process of its own on this machine
+    /// A `uiw serve`; with --compare it may be left out: a process of its own on this machine
     #[arg(value_name = "HOST[:PORT]", required_unless_present = "compare")]
     host: Option<String>,
     /// What to measure
@@ -45,9 +41,6 @@ pub(crate) struct Args {
     /// Bytes of a message, such as 64, 64K, 1M
     #[arg(short, long, default_value = "64K", value_parser = bytes)]
     size: u32,
-    /// Every power of two from 2 bytes to 8 MiB
-    #[arg(long, conflicts_with = "size")]
-    sweep: bool,
     /// Connections at a time; doubled by --bidirectional
     #[arg(long, default_value_t = 1)]
     connections: u32,
@@ -85,7 +78,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["wait", "wait_descriptor"])]
     spin: bool,
     /// Beside raw TCP, in slices
-    #[arg(long, conflicts_with_all = ["sweep", "iterations", "connections"])]
+    #[arg(long, conflicts_with_all = ["iterations", "connections"])]
     compare: bool,
     /// Slices of a comparison
     #[arg(long, value_name = "N", default_value_t = SLICES, requires = "compare", hide = true)]
@@ -94,25 +87,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "S", requires = "compare", value_parser = some_seconds)]
     slice_seconds: Option<f64>,
     /// What was done in every so many seconds, by this end, as it goes; with --json a list in the result
-    #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds, conflicts_with_all = ["sweep", "compare"])]
+    #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds, conflicts_with = "compare")]
     interval: Option<f64>,
     /// One JSON object a result
     #[arg(long)]
     json: bool,
-    /// One JSON object an interval (of a second, or --interval), as it goes, then the result's
-    #[arg(long, conflicts_with_all = ["sweep", "compare", "json"])]
-    json_stream: bool,
-    /// How many round trips took how long
-    #[arg(long, requires = "latency")]
-    histogram: bool,
     #[command(flatten)]
     conn: ConnArgs,
-}
-
-#[derive(Clone, Debug, clap::Subcommand)]
-enum Command {
-    /// Serve measurements (the same as `uiw serve`)
-    Serve(serve::Args),
 }
 
 impl Args {
@@ -123,81 +104,44 @@ impl Args {
             _ => Wait::Sleep,
         }
     }
-
-    /// The length of an interval, where something needs one.
-    fn every(&self) -> Option<Duration> {
-        let streamed = self.json_stream.then_some(1.0);
-        self.interval.or(streamed).map(Duration::from_secs_f64)
-    }
-}
-
-impl Args {
-    /// The options of a server, if this is one.
-    pub(crate) fn serve(&self) -> Option<&serve::Args> {
-        self.command.as_ref().map(|Command::Serve(args)| args)
-    }
 }
 
 /// Runs `uiw perf`.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
-    if let Some(args) = args.serve() {
-        return serve::run(opener, args);
-    }
     let device = opener.device()?;
     let pd = device.alloc_pd()?;
     let (peer, _server) = match &args.host {
         Some(host) => (resolve(host, DEFAULT_PORT)?, None),
         None => {
-            let server = Server::start(&["perf", "serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"])?;
+            let server = Server::start(&["serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"])?;
             (server.address(), Some(server))
         }
     };
     if args.compare { compare(&device, &pd, peer, args) } else { measure(&device, &pd, peer, args) }
 }
 
-fn sizes(args: &Args) -> Vec<u32> {
-    if args.sweep && !args.op.is_atomic() {
-        (1..=23).map(|power| 1 << power).collect()
-    } else {
-        vec![args.size]
-    }
-}
-
 fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()> {
-    let mut headed = false;
-    // All plans before the first measurement: a wrong one ends the command at once.
-    let plans = sizes(args).into_iter().map(|size| Plan::new(args, size)).collect::<Result<Vec<_>>>()?;
-    for plan in plans {
-        let mut watch = Intervals::new(plan.size, plan.latency, args.every(), |interval| {
-            if args.json_stream {
-                text::json(&interval.json());
-            } else if args.interval.is_some() && !args.json {
-                text::line(interval.line());
-            }
-        })?;
-        let outcome = Run::connect(device, pd, peer, &plan)?.measure(&mut watch)?;
-        let own = outcome.messages - outcome.by_server.unwrap_or(0);
-        let intervals = watch.end(own, Duration::from_secs_f64(outcome.seconds));
-        if args.json || args.json_stream {
-            let mut result = report::result(&plan, &outcome);
-            if args.json && args.interval.is_some() {
-                result["intervals"] = intervals.iter().map(Interval::json).collect();
-            }
-            if args.histogram {
-                result["histogram"] = report::histogram(&outcome);
-            }
-            text::json(&result);
-            continue;
+    let plan = Plan::new(args, args.size)?;
+    let every = args.interval.map(Duration::from_secs_f64);
+    let mut watch = Intervals::new(plan.size, plan.latency, every, |interval| {
+        if !args.json {
+            text::line(interval.line());
         }
-        if !std::mem::replace(&mut headed, true) {
-            text::line(report::heading(&plan, &outcome));
-            text::line(report::columns(&plan));
+    })?;
+    let outcome = Run::connect(device, pd, peer, &plan)?.measure(&mut watch)?;
+    let own = outcome.messages - outcome.by_server.unwrap_or(0);
+    let intervals = watch.end(own, Duration::from_secs_f64(outcome.seconds));
+    if args.json {
+        let mut result = report::result(&plan, &outcome);
+        if every.is_some() {
+            result["intervals"] = intervals.iter().map(Interval::json).collect();
         }
-        text::line(report::row(&plan, &outcome));
-        if args.histogram {
-            report::histogram_lines(&outcome).iter().for_each(text::line);
-        }
+        text::json(&result);
+        return Ok(());
     }
+    text::line(report::heading(&plan, &outcome));
+    text::line(report::columns(&plan));
+    text::line(report::row(&plan, &outcome));
     Ok(())
 }
 

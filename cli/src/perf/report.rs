@@ -67,32 +67,6 @@ pub(crate) fn heading(plan: &Plan, outcome: &Outcome) -> String {
     )
 }
 
-/// How many round trips took up to how many microseconds, by steps of a tenth.
-fn steps(outcome: &Outcome) -> Vec<(f64, u64)> {
-    let Some(histogram) = &outcome.round_trips else { return Vec::new() };
-    let steps = histogram.iter_log(1_000, 1.1);
-    let counted =
-        steps.map(|step| (step.value_iterated_to() as f64 / 1e3, step.count_since_last_iteration()));
-    counted.filter(|(_, count)| *count > 0).collect()
-}
-
-/// The histogram of a ping-pong as a list of [microseconds at most, round trips].
-pub(crate) fn histogram(outcome: &Outcome) -> Value {
-    steps(outcome).into_iter().map(|(most, count)| json!([most, count])).collect()
-}
-
-/// The same for people, with a bar each.
-pub(crate) fn histogram_lines(outcome: &Outcome) -> Vec<String> {
-    const WIDTH: u64 = 50;
-    let steps = steps(outcome);
-    let most = steps.iter().map(|(_, count)| *count).max().unwrap_or(1);
-    let line = |(us, count): &(f64, u64)| {
-        let bar = "#".repeat((count * WIDTH).div_ceil(most) as usize);
-        format!("  up to {:>12} {:>12}  {bar}", text::micros(*us), text::grouped(*count))
-    };
-    steps.iter().map(line).collect()
-}
-
 /// What is measured, in a word or two.
 fn title(plan: &Plan) -> String {
     if plan.bidirectional { format!("{} both ways", plan.op) } else { plan.op.to_string() }

@@ -16,7 +16,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use times::Times;
-use uiw::raw::{ConnConfig, RemoteMr, SendFlags, SendOp};
+use uiw::raw::{RemoteMr, SendFlags, SendOp};
 
 /// Bytes of a ping at most.
 const MAX_SIZE: u32 = 16 << 20;
@@ -106,30 +106,6 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     }
     rounds.close();
     summary(args, peer, &times);
-    Ok(())
-}
-
-/// rping's protocol in sizes around every border, one connection a size: for `uiw siwtest --rping`.
-pub(crate) fn rping_sizes(
-    opener: &Opener,
-    peer: SocketAddr,
-    options: &ConnConfig,
-    as_json: bool,
-) -> Result<()> {
-    for size in [23, 64, 100, 1000, 1441, 1448, 4096, 16_384, 65_535] {
-        let begun = Instant::now();
-        let mut client = rping::Client::connect(opener, peer, size, Wait::Sleep, options)?;
-        for round in 0..20 {
-            client.round(round)?;
-        }
-        Box::new(client).close();
-        let ms = begun.elapsed().as_secs_f64() * 1e3;
-        if as_json {
-            text::json(&json!({"type": "rping", "bytes": size, "rounds": 20, "verified": true, "ms": ms}));
-        } else {
-            text::line(format!("ok rping {size}, 20 rounds {ms:.1} ms"));
-        }
-    }
     Ok(())
 }
 

@@ -48,7 +48,7 @@ use uiw_datagram::Qpn;
 /// Connections that TCP may complete before we take them.
 const BACKLOG: u32 = 1024;
 
-/// Options of `uiw serve` and `uiw perf serve`.
+/// Options of `uiw serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where to listen (repeatable): ADDR:PORT, NAME:PORT, ADDR, :PORT (all addresses) or PORT (this machine only); port 0 takes a free one

@@ -14,7 +14,6 @@ pub(crate) struct Server {
     child: Child,
     /// Its EOF makes the child exit, even if this process is killed.
     stdin: Option<ChildStdin>,
-    first_line: String,
     address: SocketAddr,
 }
 
@@ -40,7 +39,7 @@ impl Server {
         };
         let address = first_line.split_whitespace().next_back().and_then(|word| word.parse().ok());
         match (read, address) {
-            (Ok(_), Some(address)) => Ok(Self { child, stdin, first_line, address }),
+            (Ok(_), Some(address)) => Ok(Self { child, stdin, address }),
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -51,11 +50,6 @@ impl Server {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
-    }
-
-    /// What it said first.
-    pub(crate) fn first_line(&self) -> &str {
-        &self.first_line
     }
 }
 

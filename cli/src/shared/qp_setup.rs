@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use uiw::raw::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use uiw::raw::{
     Arm, ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag, SendFlags, SendOp,
-    SendWr, Sge, Srq, Wc, WcStatus,
+    SendWr, Sge, Wc, WcStatus,
 };
 
 /// Set in the number of every receive: the opcode of a completion in error means nothing.
@@ -39,12 +39,11 @@ pub(crate) struct Depths {
     pub(crate) send: u32,
     pub(crate) recv: u32,
     pub(crate) sges: u32,
-    pub(crate) srq: Option<Arc<Srq>>,
 }
 
 impl Depths {
     pub(crate) fn new(send: u32, recv: u32) -> Self {
-        Self { send, recv, sges: 1, srq: None }
+        Self { send, recv, sges: 1 }
     }
 }
 
@@ -101,7 +100,7 @@ impl Half {
             max_recv_sge: depths.sges,
             max_inline: MAX_INLINE,
         };
-        let qp = pd.create_qp(QpInit::new(cq, cq).cap(cap).signal_all(false).srq(depths.srq.clone()))?;
+        let qp = pd.create_qp(QpInit::new(cq, cq).cap(cap).signal_all(false))?;
         let channel = Arc::new(CmChannel::default());
         Ok(Self { device: device.clone(), pd: pd.clone(), cq: Arc::clone(cq), qp, channel })
     }
@@ -167,16 +166,6 @@ pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<S
 pub(crate) fn post_recv(qp: &Qp, slot: u64, sges: &[Sge]) -> Result<()> {
     // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::shared::memory::Buffer`).
     unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
-    Ok(())
-}
-
-/// As [`post_recvs`], to a shared receive queue.
-pub(crate) fn post_srq(srq: &Srq, slots: impl IntoIterator<Item = (u64, Option<Sge>)>) -> Result<()> {
-    for (slot, sge) in slots {
-        let sges = sge.as_slice();
-        // SAFETY: as in `post_recvs`.
-        unsafe { srq.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
-    }
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! `uiw siwtest`: every operation in both directions against a foreign stack. The other end is `siwpeer` (C, on libibverbs and
-//! librdmacm: `interop/siw/guest/siwpeer.c`), `uiw siwtest --listen`, or any stock `rping -s`.
+//! librdmacm: `interop/siw/guest/siwpeer.c`), or `uiw siwtest --listen`.
 
 mod bytes;
 mod end;
@@ -54,7 +54,7 @@ const DEPTH: u32 = 1024;
 /// Options of `uiw siwtest`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The peer: `siwpeer serve`, `uiw siwtest --listen`, or with --rping any rping server
+    /// The peer: `siwpeer serve`, `uiw siwtest --listen`, or with --raw any other
     #[arg(value_name = "HOST[:PORT]", required_unless_present = "listen", conflicts_with = "listen")]
     host: Option<String>,
     /// What to do: `OP[:SIZE[xCOUNT[xELEMENTS]]]`, by both ends, or with `me.` or `you.` in front by one; without any, everything
@@ -63,9 +63,6 @@ pub(crate) struct Args {
     /// Run as server on ADDR:PORT, ADDR or PORT
     #[arg(long, value_name = "ADDR:PORT", value_parser = crate::shared::args::listen)]
     listen: Option<SocketAddr>,
-    /// The peer is stock `rping -s -P`: its protocol, in sizes from 23 to 65,535 bytes
-    #[arg(long, conflicts_with_all = ["listen", "orders"])]
-    rping: bool,
     /// Connections one after the other
     #[arg(long, default_value_t = 1)]
     connections: u32,
@@ -80,10 +77,10 @@ pub(crate) struct Args {
     private_text: Option<String>,
     /// Single requests with any peer, one after the other: `send:BYTES`, `write:STAG:TO:BYTES`, `read:STAG:TO:BYTES`, `recv`. Byte n of what
     /// is sent is n modulo 256; STag and TO of 1 MiB for the peer are printed
-    #[arg(long, value_name = "REQUEST", num_args = 1.., conflicts_with_all = ["orders", "rping", "refused"])]
+    #[arg(long, value_name = "REQUEST", num_args = 1.., conflicts_with_all = ["orders", "refused"])]
     raw: Vec<raw::Raw>,
     /// Post an operation that the peer lacks, and see it refused here: sendimm, writeimm, fetchadd or cmpswap
-    #[arg(long, value_name = "OP", conflicts_with = "rping")]
+    #[arg(long, value_name = "OP")]
     refused: Option<Refused>,
     /// One JSON object a line
     #[arg(long)]
@@ -136,12 +133,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     if let Some(address) = args.listen {
         return passive::serve(opener, address, args);
     }
-    let host = args.host.as_deref().unwrap_or_default();
-    if args.rping {
-        let peer = resolve(host, crate::shared::args::DEFAULT_PORT)?;
-        return crate::ping::rping_sizes(opener, peer, &args.options(), args.json);
-    }
-    let peer = resolve(host, PORT)?;
+    let peer = resolve(args.host.as_deref().unwrap_or_default(), PORT)?;
     if !args.raw.is_empty() {
         return raw::Session::new(&opener.device()?, args)?.connect(peer);
     }

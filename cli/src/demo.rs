@@ -1,0 +1,425 @@
+//! `uiw demo`: transfers a file between two devices with every RDMA operation, verifies it byte for byte, and compares with raw TCP.
+
+use crate::shared::args::{PeerConfig, seconds};
+use crate::shared::fail::{Exit, Failure};
+use crate::shared::open::Opener;
+use crate::shared::text::{self, Progress};
+use serde_json::json;
+use std::error::Error;
+use std::fmt::Display;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use uiw::raw::{ConnConfig, FpduSize};
+use uiw::{Access, BoundWindow, Connection, ConnectionConfig, Device, Listener, Mr, RemoteMr, SharedMr};
+
+/// Largest file, in bytes: it lies in memory four times.
+const MAX_FILE: u64 = 1 << 30;
+/// Bytes of a message.
+const BLOCK: usize = 256 << 10;
+/// Longest time of one transfer of the file.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+type Result<T, E = Failure> = std::result::Result<T, E>;
+type AnyError = Box<dyn Error + Send + Sync>;
+
+/// Options of `uiw demo`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The file to move [default: this program's own executable]
+    file: Option<PathBuf>,
+    /// One JSON object a line, and one at the end
+    #[arg(long)]
+    json: bool,
+    /// How long each line moves the file, and raw TCP beside it
+    #[arg(long, hide = true, default_value = "0.25", value_parser = seconds)]
+    seconds: f64,
+    /// Flip a bit of the copy in this line: for tests of the verification
+    #[arg(long, hide = true, value_name = "LINE")]
+    corrupt: Option<usize>,
+}
+
+/// Operation that moves the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operation {
+    Send,
+    SendSolicited,
+    SendInvalidate,
+    SendImmediate,
+    Write,
+    WriteImmediate,
+    WriteWindow,
+    Read,
+    FetchAdd,
+    CmpSwap,
+}
+
+const OPERATIONS: [(Operation, &str); 10] = [
+    (Operation::Send, "Send"),
+    (Operation::SendSolicited, "Send with Solicited Event"),
+    (Operation::SendInvalidate, "Send with Invalidate"),
+    (Operation::SendImmediate, "Send with immediate"),
+    (Operation::Write, "RDMA Write"),
+    (Operation::WriteImmediate, "RDMA Write with immediate"),
+    (Operation::WriteWindow, "RDMA Write through a memory window"),
+    (Operation::Read, "RDMA Read"),
+    (Operation::FetchAdd, "RDMA Write, blocks by FetchAdd"),
+    (Operation::CmpSwap, "RDMA Write, lock by CmpSwap"),
+];
+
+/// One line of the table.
+struct Case {
+    operation: Operation,
+    name: &'static str,
+    wire: &'static str,
+    peer_options: PeerConfig,
+}
+
+/// All operations on the default wire, then three of them with other settings.
+fn cases() -> Vec<Case> {
+    let settings = [
+        ("", ConnConfig::default()),
+        ("CRC off", ConnConfig::default().crc(false)),
+        ("Markers", ConnConfig::default().markers(true)),
+        // Fits an Ethernet frame of 1500 bytes.
+        ("FPDUs of 1424", ConnConfig::default().fpdu(FpduSize::Fixed(1424))),
+    ];
+    let mut cases = Vec::new();
+    for (wire, config) in settings {
+        for (operation, name) in OPERATIONS {
+            if wire.is_empty() || matches!(operation, Operation::Send | Operation::Write | Operation::Read) {
+                cases.push(Case { operation, name, wire, peer_options: PeerConfig::new(config.clone()) });
+            }
+        }
+    }
+    cases
+}
+
+/// Runs `uiw demo`.
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
+    let path = match &args.file {
+        Some(path) => path.clone(),
+        None => std::env::current_exe()
+            .map_err(|error| Failure::local("cannot find the program's own file", error))?,
+    };
+    let file = read_file(&path)?;
+    let time = Duration::from_secs_f64(args.seconds);
+    // A capture has the bytes once.
+    let ends = [opener.device()?, uiw::raw::Device::open()?].map(Device::from);
+    if !args.json {
+        let (path, bytes) = (path.display(), text::grouped(file.len() as u64));
+        text::line(format!(
+            "{path} ({bytes} bytes) over iWARP on 127.0.0.1, in every way; beside it raw TCP:"
+        ));
+        text::line(format!(
+            "{:>3}  {:<35} {:<14} {:>14} {:>9} {:>12} {:>12} {:>6}",
+            "", "", "wire", "bytes", "verified", "uiw", "raw TCP", "ratio"
+        ));
+    }
+    let mut progress = Progress::new();
+    let cases = cases();
+    let (mut verified, mut first_failure) = (0, None);
+    for (number, case) in (1..).zip(&cases) {
+        progress.show(|| format!("line {number} of {}: {}", cases.len(), case.name));
+        let corrupt = args.corrupt == Some(number);
+        let outcome = Line::connect(case, &file, &ends)
+            .and_then(|mut line| repeat(&file, time, || line.pass(corrupt)))
+            .and_then(|ours| Ok((ours, over_tcp(&file, time)?)));
+        progress.clear();
+        report(number, case, &outcome, args.json);
+        match outcome {
+            Ok(_) => verified += 1,
+            Err(failure) => drop(first_failure.get_or_insert(failure)),
+        }
+    }
+    let lines = cases.len();
+    if args.json {
+        let all = verified == lines;
+        text::json(&json!({"type": "summary", "lines": lines, "verified": verified, "all": all}));
+    } else {
+        text::line(format!("{verified} of {lines} lines verified, byte for byte"));
+    }
+    first_failure.map_or(Ok(()), Err)
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let wrong = |why: &dyn Display| {
+        Failure::usage(path.display(), why, "name a file that is not empty and at most 1 GiB")
+    };
+    match std::fs::metadata(path).map_err(|error| wrong(&error))?.len() {
+        0 => Err(wrong(&"is empty")),
+        1..=MAX_FILE => std::fs::read(path).map_err(|error| wrong(&error)),
+        bytes => Err(wrong(&format_args!("has {bytes} bytes"))),
+    }
+}
+
+/// Bytes moved, and bytes a second.
+type Moved = (u64, f64);
+
+fn report(number: usize, case: &Case, outcome: &Result<(Moved, Moved)>, as_json: bool) {
+    let head = format!("{number:>3}  {:<35} {:<14}", case.name, case.wire);
+    let PeerConfig { crc, markers, fpdu, .. } = &case.peer_options;
+    let mut value = json!({
+        "type": "line", "line": number, "name": case.name, "crc": crc, "markers": markers, "fpdu": fpdu.to_string(),
+        "verified": outcome.is_ok(),
+    });
+    let line = match outcome {
+        Ok(((bytes, ours), (_, raw))) => {
+            value["bytes"] = (*bytes).into();
+            value["bytes_per_second"] = (*ours).into();
+            value["raw_bytes_per_second"] = (*raw).into();
+            value["ratio"] = (ours / raw).into();
+            let (bytes, our_rate, raw_rate) = (text::grouped(*bytes), text::rate(*ours), text::rate(*raw));
+            format!("{head} {bytes:>14} {:>9} {our_rate:>12} {raw_rate:>12} {:>6.2}", "yes", ours / raw)
+        }
+        Err(failure) => {
+            value["error"] = failure.to_string().into();
+            let verdict = if failure.exit == Exit::Failed { "NO" } else { "LOST" };
+            format!("{head} {:>14} {verdict:>9}  {failure}", "")
+        }
+    };
+    if as_json { text::json(&value) } else { text::line(line) }
+}
+
+/// Calls `pass`, which returns the time that it took to transfer the file, until `time` is over.
+fn repeat(file: &[u8], time: Duration, mut pass: impl FnMut() -> Result<Duration>) -> Result<Moved> {
+    let (mut bytes, mut took, start) = (0, Duration::ZERO, Instant::now());
+    loop {
+        took += pass()?;
+        bytes += file.len() as u64;
+        if start.elapsed() >= time {
+            return Ok((bytes, bytes as f64 / took.as_secs_f64()));
+        }
+    }
+}
+
+/// Transfers the file over raw TCP.
+fn over_tcp(file: &[u8], time: Duration) -> Result<Moved> {
+    let failed = |error| Failure::lost("raw TCP", error);
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
+    let mut from = listener.local_addr().and_then(TcpStream::connect).map_err(failed)?;
+    let (mut to, _) = listener.accept().map_err(failed)?;
+    let mut copy = vec![0; file.len()];
+    repeat(file, time, || {
+        let start = Instant::now();
+        let mut send = || {
+            file.chunks(BLOCK).try_for_each(|block| from.write_all(block))?;
+            from.read_exact(&mut [0])
+        };
+        let mut receive = || {
+            copy.chunks_mut(BLOCK).try_for_each(|block| to.read_exact(block))?;
+            to.write_all(&[0])
+        };
+        both(|| send().map_err(failed), || receive().map_err(failed))?;
+        let took = start.elapsed();
+        verify("raw TCP", &copy, file)?;
+        copy.fill(0);
+        Ok(took)
+    })
+}
+
+fn verify(name: &str, copy: &[u8], file: &[u8]) -> Result<()> {
+    match copy.iter().zip(file).position(|(a, b)| a != b) {
+        Some(at) => Err(Failure::differs(name, format!("byte {at} differs"))),
+        None => Ok(()),
+    }
+}
+
+/// Runs two ends at the same time.
+fn both<A: Send, B>(
+    first: impl FnOnce() -> Result<A> + Send,
+    second: impl FnOnce() -> Result<B>,
+) -> Result<(A, B)> {
+    std::thread::scope(|scope| {
+        let first = scope.spawn(first);
+        let second = second();
+        let first = first.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        second.and_then(|second| Ok((first?, second)))
+    })
+}
+
+/// Waits for an operation of this end.
+fn wait<T, E: Display>(
+    device: &Device,
+    name: &str,
+    operation: impl Future<Output = Result<T, E>>,
+) -> Result<T> {
+    let late = || Failure::lost(name, format!("not finished within {TIMEOUT:?}"));
+    let outcome = device.block_on_for(TIMEOUT, operation).ok_or_else(late)?;
+    outcome.map_err(|error| Failure::lost(name, error))
+}
+
+/// A connection that moves the file repeatedly.
+struct Line<'a> {
+    case: &'a Case,
+    file: &'a [u8],
+    /// Devices of the client and the server.
+    ends: &'a [Device; 2],
+    client: Connection,
+    server: Connection,
+    /// The file, or the destination of Reads, at the client.
+    blocks: Vec<Mr<Vec<u8>>>,
+    /// The file, or the destination of Writes, at the server.
+    memory: SharedMr,
+    /// Eight bytes for atomics at the server.
+    cell: SharedMr,
+}
+
+impl<'a> Line<'a> {
+    fn connect(case: &'a Case, file: &'a [u8], ends: &'a [Device; 2]) -> Result<Self> {
+        let failed = |error| Failure::local("cannot prepare the run", error);
+        let [client, server] = [ends[0].alloc_pd().map_err(failed)?, ends[1].alloc_pd().map_err(failed)?];
+        let access = match case.operation {
+            Operation::Read => Access::REMOTE_READ,
+            Operation::WriteWindow => Access::empty(),
+            _ => Access::REMOTE_WRITE,
+        };
+        let memory = server.share(file.len(), access).map_err(failed)?;
+        let cell = server.share(8, Access::REMOTE_ATOMIC).map_err(failed)?;
+        let blocks = file.chunks(BLOCK).map(|block| client.register(block.to_vec()));
+        let blocks = blocks.collect::<Result<_, _>>().map_err(|error| failed(error.error))?;
+        let config = ConnectionConfig::default().options(case.peer_options.options()).recv_size(BLOCK as u32);
+        let listener = Listener::bind(&server, ([127, 0, 0, 1], 0).into(), &config).map_err(failed)?;
+        let address = listener.local_addr();
+        let (client, server) = both(
+            || wait(&ends[0], case.name, Connection::connect(&client, address, &config)),
+            || wait(&ends[1], case.name, listener.accept()),
+        )?;
+        Ok(Self { case, file, ends, client, server, blocks, memory, cell })
+    }
+
+    /// Transfers the file and verifies it. Returns the time of the transfer.
+    fn pass(&mut self, corrupt: bool) -> Result<Duration> {
+        let Self { case, file, ends, client, server, blocks, memory, cell } = self;
+        let Case { operation, name, .. } = *case;
+        let failed = |error| Failure::local(name, error);
+        let all = 0..file.len() as u64;
+        // Nothing of the last pass is left.
+        if *operation == Operation::Read {
+            memory.write(0, file).map_err(failed)?;
+            blocks.iter_mut().for_each(|block| block.bytes_mut().fill(0));
+        } else {
+            memory.write(0, &vec![0; file.len()]).map_err(failed)?;
+        }
+        cell.update_u64(0, |_| 0).map_err(failed)?;
+        let window = match operation {
+            Operation::SendInvalidate | Operation::WriteWindow => {
+                let bind = server.bind_window(memory, all.clone(), Access::REMOTE_WRITE);
+                Some(wait(&ends[1], name, bind)?)
+            }
+            _ => None,
+        };
+        let target = match &window {
+            Some(window) => window.remote(),
+            None => memory.remote(all.clone()).map_err(failed)?,
+        };
+        let cell_at = cell.remote(0..8).map_err(failed)?;
+        let start = Instant::now();
+        let ((), received) = both(
+            || wait(&ends[0], name, post(client, *operation, blocks, target, cell_at)),
+            || wait(&ends[1], name, receive(server, *operation, file.len(), window.as_ref())),
+        )?;
+        let took = start.elapsed();
+        let mut copy = match operation {
+            Operation::Read => blocks.iter().flat_map(Mr::bytes).copied().collect(),
+            _ if received.is_empty() => memory.to_vec(all).map_err(failed)?,
+            _ => received,
+        };
+        if corrupt {
+            copy[file.len() / 2] ^= 1;
+        }
+        verify(name, &copy, file)?;
+        let expected = if *operation == Operation::FetchAdd { blocks.len() as u64 } else { 0 };
+        match cell.load_u64(0).map_err(failed)? {
+            found if found == expected => Ok(took),
+            found => Err(Failure::differs(name, format!("the number in memory is {found}, not {expected}"))),
+        }
+    }
+}
+
+/// Posts the blocks and waits for the server's answer.
+async fn post(
+    client: &Connection,
+    operation: Operation,
+    blocks: &mut Vec<Mr<Vec<u8>>>,
+    target: RemoteMr,
+    cell: RemoteMr,
+) -> Result<(), AnyError> {
+    let (last, mut offset) = (blocks.len() - 1, 0);
+    let mut posted = Vec::with_capacity(blocks.len());
+    for (index, block) in blocks.drain(..).enumerate() {
+        let place = target.slice(offset..offset + block.len() as u64)?;
+        offset += block.len() as u64;
+        match operation {
+            Operation::FetchAdd if client.fetch_add(cell, 1).await? != index as u64 => {
+                return Err(format!("FetchAdd did not find {index}").into());
+            }
+            Operation::CmpSwap => while client.compare_swap(cell, 0, 1).await? != 0 {},
+            _ => {}
+        }
+        posted.push(match operation {
+            Operation::SendInvalidate if index == last => client.send_invalidate(block, target.rkey),
+            Operation::Send | Operation::SendInvalidate => client.send(block),
+            Operation::SendSolicited => client.send_solicited(block),
+            Operation::SendImmediate => client.send_imm(block, index as u32),
+            Operation::WriteImmediate => client.write_imm(block, place, index as u32),
+            Operation::Read => client.read(block, place),
+            _ => client.write(block, place),
+        });
+        if operation == Operation::CmpSwap {
+            client.compare_swap(cell, 1, 0).await?;
+        }
+    }
+    for operation in posted {
+        blocks.push(operation.await?.1);
+    }
+    client.send_copy(b"").await?;
+    client.recv().await?;
+    Ok(())
+}
+
+/// Receives `len` bytes if they are sent, then the empty message behind them, and answers it. Returns the bytes.
+async fn receive(
+    server: &Connection,
+    operation: Operation,
+    len: usize,
+    window: Option<&BoundWindow>,
+) -> Result<Vec<u8>, AnyError> {
+    let (is_send, is_immediate) = match operation {
+        Operation::Send | Operation::SendSolicited | Operation::SendInvalidate => (true, false),
+        Operation::SendImmediate => (true, true),
+        operation => (false, operation == Operation::WriteImmediate),
+    };
+    let messages = if is_send || is_immediate { len.div_ceil(BLOCK) } else { 0 };
+    let mut copy = Vec::with_capacity(if is_send { len } else { 0 });
+    for index in 0..messages {
+        let message = server.recv().await?.ok_or("closed early")?;
+        let invalidated = window.filter(|_| index + 1 == messages).map(|window| window.remote().rkey);
+        let expected = (is_immediate.then_some(index as u32), invalidated);
+        if (message.imm(), message.invalidated()) != expected {
+            let (imm, stag) = (message.imm(), message.invalidated());
+            return Err(format!("block {index} came with immediate {imm:?}, invalidated {stag:?}").into());
+        }
+        copy.extend_from_slice(&message);
+    }
+    match server.recv().await? {
+        Some(end) if end.is_empty() => server.send_copy(b"").await?,
+        _ => return Err("closed, or sent more than the file".into()),
+    };
+    Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_has_a_line() {
+        let lines = cases();
+        assert_eq!(lines.len(), 19);
+        for (operation, _) in OPERATIONS {
+            assert!(lines.iter().any(|line| line.operation == operation), "{operation:?}");
+        }
+    }
+}
