@@ -4,7 +4,7 @@
     python3 xtask/scripts/count.py [ROOT]
 
 "code" is Rust without blank lines, comments, tests, examples and benches; tests are files below `tests/`, files named `tests.rs`, and
-modules with `#[cfg(test)]`. "lines" are all lines of Rust. "C, sh" are all lines of C and shell. "unsafe" are `unsafe` blocks of the code,
+items with `#[cfg(test)]` or `#[cfg(all(test, ..))]`, with the files of such modules. "lines" are all lines of Rust. "C, sh" are all lines of C and shell. "unsafe" are `unsafe` blocks of the code,
 before macros are expanded. "test functions" have `#[test]`, `#[tokio::test]` or the like, also inside `proptest!`. A cycle is a group of
 files of one crate that import each other, other than through the crate's root.
 """
@@ -15,7 +15,8 @@ import sys
 
 SKIPPED = {"target", ".git", "node_modules"}
 TEST_ATTRIBUTE = re.compile(r"^\s*#\[(?:\w+::)*test(?:\(.*\))?\]", re.M)
-TEST_MODULE = re.compile(r"^(\s*)(?:pub(?:\([^)]*\))?\s+)?mod \w+ \{")
+TEST_ONLY = re.compile(r"^\s*#\[cfg\((?:test|all\(test,.*\))\)\]$")
+TEST_FILE = re.compile(r"^\s*#\[cfg\((?:test|all\(test,[^\n]*\))\)\]\n\s*(?:#\[[^\n]*\]\n\s*)*(?:pub(?:\([^)]*\))?\s+)?mod (\w+);", re.M)
 
 
 def files_below(root):
@@ -34,19 +35,34 @@ def is_code_file(path):
     return not {"tests", "examples", "benches"} & set(parts[:-1]) and parts[-1] != "tests.rs"
 
 
-def without_test_modules(lines):
-    """Drops `#[cfg(test)] mod name { .. }`, which ends with a brace at the indentation of its first line (rustfmt)."""
-    end, attributes = None, []
+def test_files(root):
+    """Files of modules that are declared with `#[cfg(test)] mod name;`, and the folders below them."""
+    found = []
+    for path in files_below(root):
+        if path.endswith(".rs"):
+            folder, name = os.path.split(path)
+            inside = folder if name in ("lib.rs", "main.rs", "mod.rs") else path[:-3]
+            found += [os.path.join(inside, module) for module in TEST_FILE.findall(read(path))]
+    return tuple(module + end for module in found for end in (".rs", os.sep))
+
+
+def without_test_items(lines):
+    """Drops items behind `#[cfg(test)]`. One with a body ends with a brace at the indentation of its first line (rustfmt)."""
+    end, is_test = None, False
     for line in lines:
         if end is not None:
-            end = None if line.rstrip() == end else end
-        elif line.strip() == "#[cfg(test)]" or (attributes and line.strip().startswith("#[")):
-            attributes.append(line)
-        elif attributes and (module := TEST_MODULE.match(line)):
-            end, attributes = module.group(1) + "}", []
+            end = None if line.rstrip() in end else end
+        elif TEST_ONLY.match(line):
+            is_test = True
+        elif is_test:
+            if line.strip().startswith("#["):
+                continue
+            indentation = line[: len(line) - len(line.lstrip())]
+            if not line.rstrip().endswith((";", ",", "}")):
+                end = [indentation + close for close in ("}", "};", "},", ")?;", ");")]
+            is_test = False
         else:
-            yield from attributes + [line]
-            attributes = []
+            yield line
 
 
 def code_lines(lines):
@@ -100,7 +116,7 @@ def imports(source, modules):
     """For each module the others that it imports, `pub use` followed."""
     texts, exported = {}, {}
     for name, path in modules.items():
-        text = "\n".join(without_test_modules(read(path).split("\n")))
+        text = "\n".join(without_test_items(read(path).split("\n")))
         texts[name] = re.sub(r"//[^\n]*", "", text)
 
     def absolute(module, path):
@@ -161,14 +177,15 @@ def main():
     packages = crates(root)
     owner_of = lambda path: next((name for folder, name in reversed(packages.items()) if path.startswith(folder + os.sep)), "(none)")
     table = collections.defaultdict(collections.Counter)
+    tests = test_files(root)
     for path in files_below(root):
         if path.endswith(".rs"):
             row, text = table[owner_of(path)], read(path)
             lines = text.split("\n")[: -1 if text.endswith("\n") else None]
             row["lines"] += len(lines)
             row["tests"] += len(TEST_ATTRIBUTE.findall(text))
-            if is_code_file(os.path.relpath(path, root)):
-                code = list(without_test_modules(lines))
+            if is_code_file(os.path.relpath(path, root)) and not path.startswith(tests):
+                code = list(without_test_items(lines))
                 row["code"] += code_lines(code)
                 row["unsafe"] += sum(len(re.findall(r"\bunsafe \{", line.split("//")[0])) for line in code)
         elif path.endswith((".c", ".h", ".S", ".sh")):
