@@ -17,7 +17,6 @@ mod publishable;
 mod release;
 mod report;
 mod requirements;
-mod symbols;
 mod test;
 mod wheels;
 mod workspace;
@@ -51,8 +50,6 @@ enum Chore {
     /// Run against foreign stacks.
     #[command(subcommand)]
     Interop(Interop),
-    /// Say which names of a newer rdma-core the C libraries lack.
-    Symbols(symbols::Options),
     /// Install the program, the two C libraries and all that belongs to them below a prefix.
     Install(install::Options),
     /// Make packages for users: tarball, Debian package, wheel, OCI image, list of crates.
@@ -89,7 +86,6 @@ fn main() -> ExitCode {
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Book(options) => book::run(&options),
         Chore::Models(options) => models::run(&options),
-        Chore::Symbols(options) => symbols::run(&options),
         Chore::Publishable(options) => publishable::run(&options),
         Chore::Bench(options) => bench::run(options),
         Chore::Interop(Interop::Siw(options)) => {

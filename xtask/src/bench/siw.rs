@@ -62,8 +62,7 @@ fn ready(bench: &mut Bench, lab: &Lab) -> Result<()> {
 fn uiw(bench: &Bench, lab: &Lab, case: Case) -> Result<Vec<(&'static str, f64)>> {
     let own = bench.guest_own(Family::V4)?;
     let [client, server] = pins(case);
-    let server =
-        bench.serve_guest(&format!("{server}uiw serve --listen {own}:{SPARE}"), SPARE, TIMEOUT)?;
+    let server = bench.serve_guest(&format!("{server}uiw serve --listen {own}:{SPARE}"), SPARE, TIMEOUT)?;
     let crc = if lab.options.crc { "on" } else { "off" };
     let script = format!("{client}uiw perf --crc {crc} {} {own}:{SPARE} 2>&1", case.arguments());
     let output = bench.guest().run(&script, TIMEOUT)?;

@@ -4,15 +4,16 @@ mod build;
 mod file;
 mod layout;
 mod list;
-mod manifest;
 mod toolchain;
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub(crate) use build::{Built, PACKAGES, PYTHON};
+use file::{Content, File};
 pub(crate) use layout::Layout;
-use manifest::Manifest;
 
 /// Options of `cargo xtask install`.
 #[derive(clap::Args)]
@@ -20,8 +21,8 @@ use manifest::Manifest;
 Below PREFIX: bin/uiw; libibverbs.so.1, librdmacm.so.1 and rsocket/librspreload with its link, in LIBDIR; man pages, completions, a valgrind
 suppression file and the list of what was installed in share/; a systemd unit in lib/systemd/system/. No root, no kernel module:
     PREFIX/bin/uiw run -- ibv_devices
---destdir is for packagers: files go below it, and their contents name PREFIX. --uninstall removes what the list names, and the folders
-that were made for it if they are empty. The variable STRIP names the program that strips, for instance one for another architecture.
+--destdir is for packagers: files go below it, and their contents name PREFIX. The
+variable STRIP names the program that strips, for instance one for another architecture.
 Exit code 1 when the build fails or the folder cannot be written.")]
 pub(crate) struct Options {
     /// Where to install; made if it is not there
@@ -33,9 +34,6 @@ pub(crate) struct Options {
     /// The libraries' folder below the prefix [default: lib/uiw for /usr and /usr/local, where the loader looks in lib; lib otherwise]
     #[arg(long, value_name = "DIR")]
     libdir: Option<PathBuf>,
-    /// Remove what was installed
-    #[arg(long, conflicts_with_all = ["debug", "no_strip"])]
-    uninstall: bool,
     /// Install what a debug build makes: quicker to build, slower to run
     #[arg(long)]
     debug: bool,
@@ -45,7 +43,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> ExitCode {
-    match install_or_remove(options) {
+    match build_and_install(options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(line) => {
             eprintln!("error: {line}");
@@ -54,11 +52,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
 }
 
-fn install_or_remove(options: &Options) -> Result<(), String> {
+fn build_and_install(options: &Options) -> Result<(), String> {
     let layout = Layout::new(&options.prefix, options.libdir.as_deref(), options.destdir.as_deref())?;
-    if options.uninstall {
-        return uninstall(&layout, |path| println!("removed {}", path.display()));
-    }
     let built = Built::make(options.debug)?;
     install(&layout, &built, !options.no_strip, |path| println!("{}", path.display()))
 }
@@ -69,42 +64,43 @@ pub(crate) fn release(prefix: &Path) -> Result<(), String> {
     install(&layout, &Built::make(false)?, true, |_| {})
 }
 
-/// Puts everything in its place. What an earlier installation has put there and this one does not have is removed.
+/// The list of installed files, below the prefix.
+const LIST: &str = "share/uiw/installed";
+
+/// Puts everything in its place. Files of an earlier installation that this one does not have are removed.
 fn install(layout: &Layout, built: &Built, strip: bool, done: impl Fn(&Path)) -> Result<(), String> {
+    let old = fs::read_to_string(layout.place(LIST)).unwrap_or_default();
+    let old: BTreeSet<_> = old.lines().map(PathBuf::from).filter(|path| layout::is_below(path)).collect();
     let files = list::all(layout, built, strip)?;
-    let mut new = Manifest::of(layout, &files);
-    let old = Manifest::read(layout)?.unwrap_or_default();
-    new.add_folders(&old);
+    let new: BTreeSet<_> = files.iter().map(|file| file.path.clone()).chain([LIST.into()]).collect();
+    let write = |paths: &BTreeSet<PathBuf>| {
+        let lines = paths.iter().map(|path| format!("{}\n", path.display()));
+        put(layout, &File { path: LIST.into(), content: Content::Text(lines.collect()) })
+    };
     // First, so that an installation that was interrupted can be removed.
-    new.with_files(&old).write(layout)?;
+    write(&(&old | &new))?;
     for file in &files {
-        let to = layout.place(&file.path);
-        file.put(&to).map_err(|error| format!("{}: {error}", to.display()))?;
-        done(&to);
+        done(&put(layout, file)?);
     }
-    old.without_files(&new).remove(layout, |_| {})?;
-    new.write(layout)
+    for path in &old - &new {
+        let _ = fs::remove_file(layout.place(path));
+    }
+    write(&new).map(drop)
+}
+
+fn put(layout: &Layout, file: &File) -> Result<PathBuf, String> {
+    let to = layout.place(&file.path);
+    file.put(&to).map_err(|error| format!("{}: {error}", to.display()))?;
+    Ok(to)
 }
 
 /// Puts everything in its place, without the list of it: packages have one of their own.
 pub(crate) fn stage(layout: &Layout, built: &Built, strip: bool) -> Result<(), String> {
-    for file in list::all(layout, built, strip)? {
-        let to = layout.place(&file.path);
-        file.put(&to).map_err(|error| format!("{}: {error}", to.display()))?;
-    }
-    Ok(())
+    list::all(layout, built, strip)?.iter().try_for_each(|file| put(layout, file).map(drop))
 }
 
 /// Copies a library that was built, without its symbols.
 pub(crate) fn stripped(built: &Built, name: &str, to: &Path) -> Result<(), String> {
-    let file = file::File { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
+    let file = File { path: PathBuf::new(), content: built.stripped(name, "--strip-unneeded") };
     file.put(to).map_err(|error| format!("{}: {error}", to.display()))
-}
-
-fn uninstall(layout: &Layout, done: impl Fn(&Path)) -> Result<(), String> {
-    let installed = Manifest::read(layout)?.ok_or_else(|| {
-        let list = Manifest::place(layout);
-        format!("nothing is installed in {}: no {}", layout.place("").display(), list.display())
-    })?;
-    installed.remove(layout, done)
 }
