@@ -2,7 +2,7 @@
 
 use crate::{MAX_PAYLOAD, Qpn, VERSION, sidr};
 
-/// Why a datagram is dropped: one variant per violated rule.
+/// Reason for dropping a datagram: one variant per violated rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DatagramError {
     /// It ends within its headers or its CRC.
@@ -34,9 +34,9 @@ pub enum DatagramError {
     /// The CRC does not match.
     #[error("CRC {found:#010x}, computed {computed:#010x}")]
     Crc {
-        /// Of the bytes.
+        /// CRC computed over the bytes.
         computed: u32,
-        /// In the datagram.
+        /// CRC in the datagram.
         found: u32,
     },
     /// The source QPN has no port.

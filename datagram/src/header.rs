@@ -3,7 +3,7 @@
 use crate::{CRC_LEN, DatagramError, MAX_PAYLOAD, Qpn, VERSION, check_crc, u32_at};
 use uiw_rdmap::{Control, Opcode, QN_SEND, wire};
 
-/// What a datagram is.
+/// Kind of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -59,9 +59,9 @@ pub struct Header {
     pub immediate: Option<u32>,
 }
 
-/// Where the DDP header begins.
+/// Offset of the DDP header.
 const DDP: usize = 20;
-/// Where the MSN is: behind the DDP control byte, the five bytes for the ULP, and the queue number (RFC 5041 section 4.3).
+/// Offset of the MSN: after the DDP control byte, the five bytes for the ULP, and the queue number (RFC 5041 section 4.3).
 pub(crate) const MSN: usize = DDP + 10;
 
 impl Header {
@@ -145,7 +145,7 @@ impl Header {
         Ok((header, payload))
     }
 
-    /// Whether a datagram that begins with `bytes` has the header of one that begins with `other`, but for the MSN.
+    /// Returns whether two headers are equal except for the MSN.
     #[inline(always)]
     #[must_use]
     pub fn is_equal_but_msn(bytes: &[u8; Self::LEN], other: &[u8; Self::LEN]) -> bool {
@@ -167,7 +167,7 @@ impl Header {
     }
 }
 
-/// Whether the message is solicited, and its immediate.
+/// Returns whether the message is solicited, and its immediate data.
 fn operation(ddp: &uiw_ddp::Untagged) -> Result<(bool, Option<u32>), DatagramError> {
     if !ddp.last {
         return Err(DatagramError::NotLast);

@@ -17,7 +17,7 @@ pub struct RunCrc {
 }
 
 impl RunCrc {
-    /// Those of datagrams with the length and the header of this one, which is without its CRC field.
+    /// Prepares the CRCs of datagrams that have the length and header of `bytes`, which excludes the CRC field.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         let rest = bytes.get(MSN..).filter(|_| bytes.len() <= LONGEST);

@@ -9,10 +9,10 @@ pub const MAX_REQUEST_DATA: usize = 180;
 /// Bytes of private data in a reply.
 pub const MAX_REPLY_DATA: usize = 136;
 
-/// Where private data begins.
+/// Offset of the private data.
 const DATA: usize = 20;
 
-/// How a reply answers.
+/// Result in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Status {
@@ -40,22 +40,22 @@ impl Status {
 pub struct Request<'a> {
     /// The requester's random number.
     pub transaction: u64,
-    /// For the application.
+    /// Private data for the application.
     pub private_data: &'a [u8],
 }
 
 /// A reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reply<'a> {
-    /// That of the request.
+    /// Transaction number of the request.
     pub transaction: u64,
-    /// Whether there is a queue pair.
+    /// Result, with the queue pair if there is one.
     pub status: Status,
     /// The queue pair.
     pub qpn: Qpn,
-    /// Its Q_Key.
+    /// Q_Key of the queue pair.
     pub qkey: u32,
-    /// For the application.
+    /// Private data for the application.
     pub private_data: &'a [u8],
 }
 

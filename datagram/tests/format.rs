@@ -82,7 +82,7 @@ fn changed(at: usize, to: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn every_rule_of_a_message_has_its_error() {
+fn message_rules_have_errors() {
     let error = |bytes: &[u8]| Header::parse(bytes).unwrap_err();
     for len in 0..OVERHEAD {
         assert_eq!(error(&hex(SEND)[..len.min(42)]), DatagramError::TooShort { len });
@@ -115,7 +115,7 @@ fn every_rule_of_a_message_has_its_error() {
 }
 
 #[test]
-fn every_rule_of_sidr_has_its_error() {
+fn sidr_rules_have_errors() {
     let with_crc = |mut bytes: [u8; sidr::LEN]| {
         let field = crc(&bytes[..252]);
         bytes[252..].copy_from_slice(&field);
@@ -149,7 +149,7 @@ fn every_rule_of_sidr_has_its_error() {
 }
 
 #[test]
-fn the_longest_payload_is_an_ibta_mtu_that_fits() {
+fn longest_payload_is_ibta_mtu() {
     for (mtu, payload) in
         [(345, None), (346, Some(256)), (1280, Some(1024)), (9000, Some(4096)), (65536, Some(4096))]
     {
@@ -158,7 +158,7 @@ fn the_longest_payload_is_an_ibta_mtu_that_fits() {
 }
 
 #[test]
-fn a_route_header_has_the_addresses() {
+fn route_header_has_addresses() {
     for (source, destination) in [("10.1.2.3", "224.0.0.9"), ("fe80::1", "ff02::1:2")] {
         let grh = Grh { len: 77, source: source.parse().unwrap(), destination: destination.parse().unwrap() };
         let bytes = grh.emit();
@@ -172,7 +172,7 @@ fn a_route_header_has_the_addresses() {
 
 proptest! {
     #[test]
-    fn what_is_emitted_is_parsed(
+    fn emitted_messages_parse_back(
         epoch: u32, destination in 0x100u32..0x100_0000, source in 0x100u32..0x100_0000, qkey: u32, msn: u32, solicited: bool,
         immediate: Option<u32>, payload in proptest::collection::vec(any::<u8>(), 0..200),
     ) {
@@ -199,7 +199,7 @@ proptest! {
     }
 
     #[test]
-    fn crcs_of_a_run_are_those_of_its_datagrams(
+    fn crcs_of_run_match_datagrams(
         payloads in (0usize..600).prop_flat_map(|len| {
             proptest::collection::vec(proptest::collection::vec(any::<u8>(), len), 2..5)
         }),
@@ -224,7 +224,7 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_bit_is_found(at in 0usize..47, bit in 0u8..8) {
+    fn flipped_bit_detected(at in 0usize..47, bit in 0u8..8) {
         let mut bytes = hex(SEND);
         bytes[at] ^= 1 << bit;
         prop_assert!(Header::parse(&bytes).is_err());
@@ -232,7 +232,7 @@ proptest! {
 }
 
 #[test]
-fn headers_that_differ_in_the_msn_alone_are_equal_but_for_it() {
+fn headers_equal_except_msn() {
     for (solicited, immediate) in [(false, None), (true, None), (false, Some(3)), (true, Some(3))] {
         let bytes = Header { solicited, immediate, ..send() }.emit();
         for at in 0..Header::LEN {

@@ -6,7 +6,7 @@
 use crate::STag;
 use crate::wire::Untagged;
 
-/// One untagged queue of one stream, receiving: which message and which byte of it comes next.
+/// Receiving side of one untagged queue of one stream: the next message and the next byte of it.
 ///
 /// For each segment call [`check`](Self::check), place the payload, then call [`placed`](Self::placed).
 ///
@@ -23,7 +23,7 @@ use crate::wire::Untagged;
 #[derive(Clone, Debug)]
 pub struct UntaggedRx {
     msn: u32,
-    /// Of the message in progress; `None` between messages.
+    /// Message in progress; `None` between messages.
     message: Option<Message>,
 }
 
@@ -33,7 +33,7 @@ struct Message {
     rsvd_ulp: u8,
 }
 
-/// Where the payload of a segment goes.
+/// Destination of a segment's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Bytes from the start of the message's buffer.
@@ -43,9 +43,9 @@ pub struct Placement {
 /// A message that is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivered {
-    /// Its Message Sequence Number.
+    /// Message Sequence Number.
     pub msn: u32,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
@@ -62,7 +62,7 @@ impl UntaggedRx {
         self.msn
     }
 
-    /// Whether a message has begun and not ended.
+    /// Returns whether a message has begun and not ended.
     #[must_use]
     pub const fn in_progress(&self) -> bool {
         self.message.is_some()
@@ -75,8 +75,8 @@ impl UntaggedRx {
         self.message.map_or(0, |message| message.received)
     }
 
-    /// Whether a segment with `len` bytes of payload may be placed into the message's buffer of `buffer`
-    /// bytes, and where. `None`: no buffer is posted. A message without bytes needs a buffer too.
+    /// Checks whether a segment with `len` bytes of payload may be placed into the message's buffer of `buffer` bytes, and
+    /// returns its place. `None` means that no buffer is posted. A message without bytes needs a buffer too.
     ///
     /// # Errors
     /// The first rule broken, in this order: MSN, buffer, MO, RsvdULP, length.
@@ -254,7 +254,7 @@ mod tests {
 
     // [test:RFC5041-7.1-10] [test:RFC5041-5.3-06]
     #[test]
-    fn only_the_next_message_is_in_range() {
+    fn only_next_msn_accepted() {
         let queue = UntaggedRx::new(7);
         for got in [0, 1, 6, 8, 0xFFFF_FFFF] {
             let error = queue.check(&Untagged { msn: got, ..SEND }, 5, Some(64));
@@ -266,7 +266,7 @@ mod tests {
 
     // [test:RFC5041-7.1-03] [test:RFC5040-5.3-10]
     #[test]
-    fn a_message_needs_a_buffer() {
+    fn message_without_buffer_rejected() {
         let queue = UntaggedRx::new(1);
         assert_eq!(queue.check(&SEND, 5, None), Err(UntaggedError::NoBuffer { msn: 1 }));
         assert_eq!(queue.check(&SEND, 0, None), Err(UntaggedError::NoBuffer { msn: 1 }));
@@ -275,7 +275,7 @@ mod tests {
 
     // [test:RFC5041-7.1-08]
     #[test]
-    fn mo_is_what_came_so_far() {
+    fn mo_equals_received_length() {
         let queue = amid(1, 100);
         for got in [0, 99, 101, u32::MAX] {
             let error = queue.check(&Untagged { mo: got, ..SEND }, 5, Some(64_000));
@@ -288,7 +288,7 @@ mod tests {
 
     // [test:RFC5041-7.1-09] [test:RFC5040-5.3-04]
     #[test]
-    fn a_message_ends_within_its_buffer() {
+    fn message_beyond_buffer_rejected() {
         let queue = amid(1, 100);
         let segment = Untagged { mo: 100, ..SEND };
         assert!(queue.check(&segment, 28, Some(128)).is_ok());
@@ -299,7 +299,7 @@ mod tests {
 
     // [test:RFC5041-5.2-02]
     #[test]
-    fn a_message_has_less_than_2_to_32_bytes() {
+    fn message_limited_to_2_to_32_bytes() {
         let queue = amid(1, u32::MAX - 3);
         let segment = Untagged { mo: u32::MAX - 3, ..SEND };
         assert_eq!(queue.check(&segment, 3, Some(u32::MAX)), Ok(Placement { offset: u32::MAX - 3 }));
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_agree_on_what_the_message_is() {
+    fn segments_of_message_must_agree() {
         let queue = amid(1, 100);
         let error = queue.check(&Untagged { mo: 100, rsvd_ulp: 0x45, ..SEND }, 5, Some(128));
         assert_eq!(error, Err(UntaggedError::RsvdUlpChanged { was: 0x43, got: 0x45 }));
@@ -320,7 +320,7 @@ mod tests {
     /// DDP says what is wrong, and leaves the stream to its ULP: a segment that is refused changes nothing.
     // [test:RFC5041-6.2-01] [test:RFC5041-6.2.2-07]
     #[test]
-    fn what_is_refused_changes_nothing() {
+    fn rejected_segment_changes_nothing() {
         let mut queue = amid(7, 100);
         let good = Untagged { mo: 100, msn: 7, ..SEND };
         for (bad, len) in [
@@ -339,7 +339,7 @@ mod tests {
 
     // [test:RFC5041-5.4-02] [test:RFC5041-5.4-06]
     #[test]
-    fn delivered_with_the_last_segment_only() {
+    fn delivery_with_last_segment_only() {
         let mut queue = UntaggedRx::new(1);
         for mo in [0, 10, 20] {
             let segment = Untagged { mo, last: false, ..SEND };

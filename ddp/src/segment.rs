@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_message_is_one_last_segment() {
+    fn empty_message_is_one_segment() {
         let mut cut = segments(0, 1400);
         assert_eq!(cut.len(), 1);
         assert_eq!(cut.next(), Some(Segment { offset: 0, len: 0, last: true }));
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_cover_the_message_in_order() {
+    fn segments_cover_message_in_order() {
         // Miri takes a part.
         let step = if cfg!(miri) { 13 } else { 1 };
         for total in (0..300).step_by(step) {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_message() {
+    fn longest_message() {
         let cut = segments(u32::MAX, 64_750);
         assert_eq!(cut.len(), 66_332);
         let (mut sum, mut last) = (0u64, None);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_counted() {
+    fn remaining_bytes_counted() {
         let mut cut = segments(10, 4);
         for left in [3, 2, 1] {
             assert_eq!(cut.size_hint(), (left, Some(left)));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_maximum_of_zero_does_not_loop() {
+    fn zero_maximum_does_not_loop() {
         assert_eq!(segments(3, 0).count(), 3);
     }
 }

@@ -60,7 +60,7 @@ proptest! {
     /// A segment left out, sent twice or swapped with the next is never placed.
     // [test:RFC5041-7.1-08] [test:RFC5041-7.1-10] [test:RFC5041-5.3-06]
     #[test]
-    fn disorder_is_found(count in 3..20u32, at in 0..19u32, how in 0..3) {
+    fn disorder_detected(count in 3..20u32, at in 0..19u32, how in 0..3) {
         let at = at % (count - 1);
         let mut stream: Vec<_> = (0..count).flat_map(|n| untagged_segments(&[7; 25], n + 1, 10)).collect();
         let at = at as usize;

@@ -146,7 +146,7 @@ mod tests {
 
     // [test:RFC5044-4.4-12]
     #[test]
-    fn any_cut_gives_the_same_crc() {
+    fn crc_is_independent_of_cuts() {
         let bytes: Vec<u8> = (0..700u32).map(|n| (n * 7 % 251) as u8).collect();
         for len in [0, 1, 2, 3, 4, 15, 16, 17, 44, 63, 64, 65, 127, 128, 129, 255, 256, 257, 700] {
             let whole = by_definition(&bytes[..len]);

@@ -132,7 +132,7 @@ mod tests {
 
     // [test:RFC5044-4.2-02] [test:RFC5044-4.2-03b] [test:RFC5044-4.3-06]
     #[test]
-    fn reserved_bits_are_ignored() {
+    fn reserved_bits_ignored() {
         assert_eq!(parse([0xFF, 0xFF, 0x01, 0xFF]), 0x01FC);
         assert_eq!(emit(0x01FC), [0, 0, 0x01, 0xFC]);
     }

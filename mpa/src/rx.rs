@@ -29,12 +29,12 @@ pub struct FpduRx {
     failed: Option<FpduError>,
 }
 
-/// What the bytes at the front of the input are.
+/// Result of looking at the front of the input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// Not a whole FPDU yet.
+    /// The input does not hold a whole FPDU yet.
     NeedMore {
-        /// With fewer bytes than this, counted from the front, there is no progress.
+        /// Number of bytes, counted from the front, that are needed to make progress.
         at_least: usize,
     },
     /// A whole and valid FPDU.
@@ -48,7 +48,7 @@ pub struct Fpdu<'a> {
     pub consumed: usize,
     /// Bytes of the input in front of the ULPDU.
     pub start: usize,
-    /// Its ULPDU, in one piece.
+    /// ULPDU of the FPDU, in one piece.
     pub ulpdu: Verified<'a>,
 }
 
@@ -114,7 +114,7 @@ impl VerifiedBuf {
     }
 }
 
-/// Why the direction is dead (RFC 5044 section 8). TCP must stay open for the Terminate that reports it.
+/// Reason why the direction is dead (RFC 5044 section 8). TCP must stay open for the Terminate that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FpduError {
     /// Code 2: the CRC does not match.
@@ -122,9 +122,9 @@ pub enum FpduError {
     Crc {
         /// Bytes of Full Operation before the FPDU.
         position: u64,
-        /// Over the bytes that came.
+        /// CRC computed over the received bytes.
         computed: u32,
-        /// In the CRC field.
+        /// Value of the CRC field.
         received: u32,
     },
     /// Code 3: the CRC is right, but a Marker and the ULPDU_Lengths disagree on where the FPDU starts.
@@ -180,13 +180,13 @@ impl FpduRx {
         self.position
     }
 
-    /// Whether CRCs are checked.
+    /// Returns whether CRCs are checked.
     #[must_use]
     pub const fn crc_on(&self) -> bool {
         self.crc
     }
 
-    /// Whether Markers are expected.
+    /// Returns whether Markers are expected.
     #[must_use]
     pub const fn markers(&self) -> bool {
         self.markers

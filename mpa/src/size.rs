@@ -97,9 +97,9 @@ mod tests {
         assert_eq!(mulpdu(0, true), MIN_MULPDU);
     }
 
-    /// What MULPDU is for: the FPDU fits into one TCP segment, wherever the Markers fall.
+    /// The purpose of MULPDU: the FPDU fits into one TCP segment, wherever the Markers fall.
     #[test]
-    fn a_mulpdu_fits_into_a_segment() {
+    fn mulpdu_fits_into_segment() {
         // Miri takes a part.
         for emss in (150..3000).step_by(if cfg!(miri) { 229 } else { 1 }) {
             assert!(fpdu_len(mulpdu(emss, false)) <= emss);

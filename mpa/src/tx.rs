@@ -40,13 +40,13 @@ impl FpduTx {
         self.position = position;
     }
 
-    /// Whether the peer requires Markers.
+    /// Returns whether the peer requires Markers.
     #[must_use]
     pub const fn markers(&self) -> bool {
         self.markers
     }
 
-    /// Whether CRCs are computed. Without, the CRC field is sent as zero.
+    /// Returns whether CRCs are computed. Otherwise the CRC field is sent as zero.
     #[must_use]
     pub const fn crc_on(&self) -> bool {
         self.crc
@@ -62,7 +62,7 @@ impl FpduTx {
         self.finalize_crc(&mut buf[start..]);
     }
 
-    /// As [`seal`](Self::seal), but the CRC is still zero: [`finalize_crc`](Self::finalize_crc) computes it. For many FPDUs in a row it is
+    /// Like [`seal`](Self::seal), but leaves the CRC at zero for [`finalize_crc`](Self::finalize_crc) to compute. For many FPDUs in a row it is
     /// faster to compute all CRCs behind all copies than to read each byte right behind its store.
     ///
     /// # Panics
@@ -174,7 +174,7 @@ mod tests {
 
     // [test:RFC5044-4.3-04]
     #[test]
-    fn a_marker_at_2_to_32() {
+    fn marker_at_2_to_32() {
         let mut tx = FpduTx::at((1 << 32) - 8);
         let mut buf = Vec::from([0xEE; 12]);
         tx.seal(&mut buf, 0);
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     #[should_panic = "two bytes are due"]
-    fn the_length_needs_its_room() {
+    fn seal_requires_room_for_length() {
         FpduTx::new(true, false).seal(&mut Vec::from([0; 5]), 4);
     }
 }

@@ -46,7 +46,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
 }
 
-/// What `seal` makes of a ULPDU.
+/// Seals a ULPDU and returns the FPDU.
 fn seal(tx: &mut FpduTx, ulpdu: &[u8]) -> Vec<u8> {
     let mut buf = vec![0xEE; 2];
     buf.extend_from_slice(ulpdu);
@@ -117,7 +117,7 @@ fn figure_6() {
     assert_eq!((tx.position(), rx.position()), (544, 544));
 }
 
-/// Every place of a Marker within an FPDU: before it, in the header, in the data, in the PAD's word, before the
+/// Tests all places of a Marker within an FPDU: before it, in the header, in the data, in the PAD's word, before the
 /// CRC, right behind it.
 // [test:RFC5044-4.1-02] [test:RFC5044-4.2-03a] [test:RFC5044-4.3-01] [test:RFC5044-4.3-05] [test:RFC5044-4.3-08]
 // [test:RFC5044-4.3-09a] [test:RFC5044-4.3-09b] [test:RFC5044-4.4-11] [test:RFC5044-4.4-13] [test:RFC5044-3-01]
@@ -143,7 +143,7 @@ fn any_length_at_any_position() {
 // [test:RFC5044-3-05] [test:RFC5044-3-06a] [test:RFC5044-A.4-01]
 #[test]
 #[cfg_attr(miri, ignore = "minutes: 64 KiB byte by byte")]
-fn the_largest_ulpdu_at_every_position() {
+fn largest_ulpdu_at_every_position() {
     assert_eq!(MAX_ULPDU, 64_768, "RFC 5044 section 3");
     let ulpdu = pattern(MAX_ULPDU);
     for first in (0..=512).step_by(4).map(|bytes| bytes + 2) {
@@ -157,14 +157,14 @@ fn the_largest_ulpdu_at_every_position() {
 
 #[test]
 #[should_panic = "ULPDU of 64769 bytes"]
-fn a_larger_ulpdu_is_not_sent() {
+fn larger_ulpdu_not_sent() {
     seal(&mut FpduTx::new(true, false), &pattern(MAX_ULPDU + 1));
 }
 
 /// A peer may send all that ULPDU_Length can say. The Markers past what FPDUPTR can say are not looked at.
 #[test]
 #[cfg_attr(miri, ignore = "minutes: 64 KiB byte by byte")]
-fn a_larger_ulpdu_is_taken() {
+fn larger_ulpdu_accepted() {
     let ulpdu = pattern(65_535);
     for markers in [false, true] {
         let mut bytes = by_walking(0, &ulpdu, true, markers);
@@ -176,7 +176,7 @@ fn a_larger_ulpdu_is_taken() {
 
 // [test:RFC5044-4.4-11] [test:RFC5044-4.4-12]
 #[test]
-fn header_and_trailer_are_what_seal_writes() {
+fn header_and_trailer_match_seal() {
     for crc in [true, false] {
         let (mut contiguous, mut gathered) = (FpduTx::new(crc, false), FpduTx::new(crc, false));
         for len in (0..300).chain([1454, 65_000 - 232]).step_by(thinned(1, 50)) {
@@ -193,7 +193,7 @@ fn header_and_trailer_are_what_seal_writes() {
 }
 
 #[test]
-fn seal_leaves_what_stands_before() {
+fn seal_keeps_preceding_bytes() {
     let mut tx = FpduTx::new(true, true);
     let mut buf = Vec::new();
     let mut expected = Vec::new();
@@ -208,7 +208,7 @@ fn seal_leaves_what_stands_before() {
     assert_eq!(tx.position(), expected.len() as u64);
 }
 
-/// One byte more at a time. There is no FPDU before it is whole, `at_least` never asks for too much, and the
+/// Adds one byte at a time. There is no FPDU before it is whole, `at_least` never asks for too much, and the
 /// bytes are not touched.
 // [test:RFC5044-6-09] [test:RFC5044-5.1-05] [test:RFC5044-5.2-01] [test:RFC5044-6-06] [test:RFC5044-3-07]
 #[test]
@@ -242,7 +242,7 @@ fn byte_by_byte() {
 }
 
 #[test]
-fn at_least_is_exact_once_the_length_is_known() {
+fn needed_bytes_exact_with_known_length() {
     for markers in [false, true] {
         let bytes = seal(&mut FpduTx::new(true, markers), &pattern(1000));
         let mut rx = FpduRx::new(true, markers);
@@ -256,7 +256,7 @@ fn at_least_is_exact_once_the_length_is_known() {
 /// Several FPDUs in one read, and a part of the next.
 // [test:RFC5044-5.2-01] [test:RFC5044-4.3-10]
 #[test]
-fn fpdus_that_came_together() {
+fn several_fpdus_in_one_read() {
     for (crc, markers) in [(true, true), (false, true), (true, false), (false, false)] {
         let mut tx = FpduTx::new(crc, markers);
         let mut stream: Vec<u8> = (0..20).flat_map(|n| seal(&mut tx, &pattern(n * 37))).collect();
@@ -276,7 +276,7 @@ fn fpdus_that_came_together() {
 // [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-7.1.1-11]
 // [test:RFC5041-3-07]
 #[test]
-fn no_flipped_bit_gets_through() {
+fn flipped_bits_rejected() {
     let good = seal(&mut FpduTx::new(true, true), &pattern(521));
     for bit in (0..good.len() * 8).step_by(thinned(1, 131)) {
         let mut bytes = good.clone();
@@ -294,7 +294,7 @@ fn no_flipped_bit_gets_through() {
 
 // [test:RFC5044-4.1-03] [test:RFC5044-7.1.1-10] [test:RFC5044-7.1.1-12] [test:RFC5044-4.4-05] [test:RFC5044-4.4-09]
 #[test]
-fn without_crcs_the_field_may_be_anything() {
+fn crc_field_ignored_without_crcs() {
     for markers in [false, true] {
         for field in [[0; 4], [0xDE, 0xAD, 0xBE, 0xEF], [0xFF; 4]] {
             let mut bytes = seal(&mut FpduTx::new(false, markers), &pattern(41));
@@ -316,7 +316,7 @@ fn with_crc(mut bytes: Vec<u8>) -> Vec<u8> {
 
 // [test:RFC5044-4.1-02]
 #[test]
-fn pad_is_not_looked_at() {
+fn pad_ignored() {
     let mut bytes = seal(&mut FpduTx::new(true, false), &pattern(39));
     bytes[41..44].copy_from_slice(&[0xFF; 3]);
     let mut bytes = with_crc(bytes);
@@ -326,7 +326,7 @@ fn pad_is_not_looked_at() {
 
 // [test:RFC5044-8-04] [test:RFC5044-8-05] [test:RFC5044-5.2-02a]
 #[test]
-fn a_marker_that_points_elsewhere() {
+fn wrong_marker_pointer_rejected() {
     let good = seal(&mut FpduTx::new(true, true), &pattern(1100));
     for (at, expected) in [(0, 0), (512, 508), (1024, 1020)] {
         for found in [0, 4, 504, 508, 512, 1016, 1020, 0xFFFC] {
@@ -345,7 +345,7 @@ fn a_marker_that_points_elsewhere() {
 
 // [test:RFC5044-4.2-02] [test:RFC5044-4.2-03b] [test:RFC5044-4.3-06]
 #[test]
-fn reserved_bits_of_a_marker_are_not_looked_at() {
+fn reserved_marker_bits_ignored() {
     let mut bytes = seal(&mut FpduTx::new(true, true), &pattern(1100));
     for at in [0, 512, 1024] {
         bytes[at..at + 2].copy_from_slice(&[0xFF; 2]);
@@ -359,7 +359,7 @@ fn reserved_bits_of_a_marker_are_not_looked_at() {
 /// The wrong Marker is looked for only once the CRC is known to be right.
 // [test:RFC5044-8-04]
 #[test]
-fn a_crc_error_comes_before_a_marker_error() {
+fn crc_error_precedes_marker_error() {
     let mut bytes = seal(&mut FpduTx::new(true, true), &pattern(600));
     bytes[515] ^= 4;
     let outcome = FpduRx::new(true, true).next(&mut bytes);
@@ -367,7 +367,7 @@ fn a_crc_error_comes_before_a_marker_error() {
 }
 
 #[test]
-fn what_was_negotiated_can_be_asked() {
+fn negotiated_modes_reported() {
     for crc in [false, true] {
         for markers in [false, true] {
             let (tx, rx) = (FpduTx::new(crc, markers), FpduRx::new(crc, markers));
@@ -377,9 +377,9 @@ fn what_was_negotiated_can_be_asked() {
     }
 }
 
-/// What was built and never begun to be sent leaves no trace in the stream.
+/// An FPDU that was built but never sent leaves no trace in the stream.
 #[test]
-fn an_fpdu_that_is_dropped_moves_no_marker() {
+fn dropped_fpdu_moves_no_marker() {
     let (mut tx, mut straight) = (FpduTx::new(true, true), FpduTx::new(true, true));
     let first = seal(&mut tx, &pattern(300));
     assert_eq!(first, seal(&mut straight, &pattern(300)));
@@ -392,7 +392,7 @@ fn an_fpdu_that_is_dropped_moves_no_marker() {
 
 // [test:RFC5044-8-11]
 #[test]
-fn nothing_is_passed_after_an_error() {
+fn error_ends_reception() {
     for markers in [false, true] {
         let mut tx = FpduTx::new(true, markers);
         let (first, second) = (seal(&mut tx, &pattern(30)), seal(&mut tx, &pattern(40)));

@@ -9,7 +9,7 @@ fn plain() -> StartupConfig {
     StartupConfig { revision: Revision::One, ..StartupConfig::default() }
 }
 
-/// Both ends' views of one dialogue.
+/// Views of one dialogue by its two ends.
 struct Dialogue {
     request: Frame,
     reply: Frame,
@@ -36,7 +36,7 @@ fn dialogue(initiator: &StartupConfig, responder: &StartupConfig) -> Dialogue {
     Dialogue { request: request.frame, reply, responder: negotiated, initiator, terminate }
 }
 
-/// What a constructed Reply means to `config`.
+/// Interprets a constructed Reply as an initiator with `config` does.
 fn answered(config: &StartupConfig, reply: &Frame) -> Result<Outcome, StartupError> {
     let initiator = Initiator::new(config.clone(), b"").unwrap();
     initiator.reply(&reply.emit()).map(|outcome| outcome.expect("a whole Reply").1)
@@ -61,14 +61,14 @@ fn bare_reply(revision: u8, enhanced: Option<Enhanced>) -> Frame {
 // [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-17] [test:RFC5044-7.1.2-01] [test:RFC6581-6-02] [test:RFC6581-6-05]
 // [test:RFC6581-9-01] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02] [test:RFC5044-4.4-04]
 #[test]
-fn the_default_request() {
+fn default_request() {
     let expected = [&b"MPA ID Req Frame"[..], &[0x50, 2, 0, 7], &[0xC0, 0x80, 0xC0, 0x80], b"abc"].concat();
     assert_eq!(Initiator::new(StartupConfig::default(), b"abc").unwrap().request(), expected);
 }
 
 // [test:RFC5044-7.1.1-14] [test:RFC5044-7.1.1-13] [test:RFC6581-6-03] [test:RFC6581-10-03]
 #[test]
-fn the_request_of_revision_1() {
+fn request_of_revision_1() {
     let expected = [&b"MPA ID Req Frame"[..], &[0x40, 1, 0, 3], b"abc"].concat();
     assert_eq!(Initiator::new(plain(), b"abc").unwrap().request(), expected);
     let config = StartupConfig { crc: false, want_markers: true, ..plain() };
@@ -77,7 +77,7 @@ fn the_request_of_revision_1() {
 
 // [test:RFC5044-7.1.1-03] [test:RFC6581-10-01] [test:RFC6581-10-05] [test:RFC6581-9.2-04]
 #[test]
-fn the_default_reply() {
+fn default_reply() {
     let request = Initiator::new(StartupConfig::default(), b"").unwrap().request();
     let mut responder = Responder::new(StartupConfig::default());
     let (_, request) = responder.request(&request).unwrap().unwrap();
@@ -90,7 +90,7 @@ fn the_default_reply() {
 
 // [test:RFC5044-7.1.2-03] [test:RFC5044-7.1.2-07] [test:RFC5044-7.1.2-17]
 #[test]
-fn a_frame_may_come_in_pieces_and_ends_where_it_ends() {
+fn frame_parsed_from_pieces() {
     let initiator = Initiator::new(StartupConfig::default(), b"hello").unwrap();
     let mut responder = Responder::new(StartupConfig::default());
     let mut bytes = initiator.request();
@@ -113,7 +113,7 @@ fn a_frame_may_come_in_pieces_and_ends_where_it_ends() {
 
 // [test:RFC5044-7.1.1-02] [test:RFC5044-7.1.1-04] [test:RFC5044-7.1.2-12] [test:RFC5044-8-08]
 #[test]
-fn a_wrong_key_is_seen_at_its_first_wrong_byte() {
+fn wrong_key_rejected_at_first_byte() {
     let initiator = Initiator::new(StartupConfig::default(), b"").unwrap();
     let mut responder = Responder::new(StartupConfig::default());
     for offset in 0..16 {
@@ -133,7 +133,7 @@ fn a_wrong_key_is_seen_at_its_first_wrong_byte() {
 
 // [test:RFC5044-7.1.2-15]
 #[test]
-fn the_other_frame_is_refused_once_its_key_shows() {
+fn other_frame_kind_rejected_by_key() {
     let initiator = Initiator::new(StartupConfig::default(), b"").unwrap();
     let mut responder = Responder::new(StartupConfig::default());
     assert_eq!(initiator.reply(&KEY_REQUEST[..9]), Ok(None));
@@ -175,7 +175,7 @@ fn private_data_of_every_size() {
 
 // [test:RFC5044-7.1.1-18] [test:RFC5044-7.1.2-04] [test:RFC5044-7.1.2-08] [test:RFC5044-7.1.2-19]
 #[test]
-fn a_pd_length_above_512_is_refused_with_the_header() {
+fn long_private_data_rejected_with_header() {
     for announced in [513, 514, 1024, 0x8000, 65_535] {
         for revision in [1, 2] {
             let [high, low] = u16::to_be_bytes(announced);
@@ -193,7 +193,7 @@ fn a_pd_length_above_512_is_refused_with_the_header() {
 
 // [test:RFC6581-6-05]
 #[test]
-fn s_without_room_for_ird_and_ord() {
+fn s_flag_needs_ird_and_ord() {
     for pd_length in 0..4u8 {
         let request = [&KEY_REQUEST[..], &[0x50, 2, 0, pd_length], b"abc"].concat();
         let error = FrameError::EnhancedHeaderMissing { pd_length: pd_length.into() };
@@ -205,7 +205,7 @@ fn s_without_room_for_ird_and_ord() {
 
 // [test:RFC5044-7.1.1-13] [test:RFC6581-6-01a] [test:RFC6581-6-01b]
 #[test]
-fn reserved_bits_are_ignored_and_not_repeated() {
+fn reserved_bits_not_repeated() {
     // R means nothing in a Request; below revision 2, S means nothing either.
     for (flags, revision) in [(0x4F, 2), (0x6F, 2), (0x5F, 1), (0x7F, 1), (0x5F, 0)] {
         let request = [&KEY_REQUEST[..], &[flags, revision, 0, 2], b"hi"].concat();
@@ -227,7 +227,7 @@ fn reserved_bits_are_ignored_and_not_repeated() {
 // [test:RFC5044-4.4-01a] [test:RFC5044-4.4-05] [test:RFC5044-4.4-08] [test:RFC5044-4.4-09] [test:RFC5044-7.1.1-10]
 // [test:RFC5044-7.1.1-11]
 #[test]
-fn crcs_are_on_if_either_end_asks() {
+fn crcs_enabled_by_either_end() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
         let with = |crc| StartupConfig { crc, ..StartupConfig::default() };
         let Dialogue { request, reply, initiator, responder, .. } = dialogue(&with(active), &with(passive));
@@ -244,7 +244,7 @@ fn crcs_are_on_if_either_end_asks() {
 // [test:RFC5044-7.1.1-05] [test:RFC5044-7.1.1-06] [test:RFC5044-7.1.1-07] [test:RFC5044-7.1.1-08]
 // [test:RFC5044-7.1.1-09] [test:RFC5044-4.3-01]
 #[test]
-fn markers_are_sent_where_the_receiver_requires_them() {
+fn markers_sent_to_receiver_requiring_them() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
         let with = |want_markers| StartupConfig { want_markers, ..StartupConfig::default() };
         let Dialogue { request, reply, initiator, responder, .. } = dialogue(&with(active), &with(passive));
@@ -284,7 +284,7 @@ fn requests_of_every_revision() {
 /// An unsupported Request is refused before its Private Data has come.
 // [test:RFC5044-7.1.1-16]
 #[test]
-fn an_unknown_revision_is_refused_early() {
+fn unknown_revision_rejected_early() {
     let request = [&KEY_REQUEST[..], &[0x50, 3]].concat();
     let error = Responder::new(StartupConfig::default()).request(&request);
     assert_eq!(error, Err(StartupError::UnknownRevision { revision: 3 }));
@@ -350,7 +350,7 @@ fn ird_and_ord_of_both_ends() {
 
 // [test:RFC6581-9.1-08] [test:RFC6581-9.1-14] [test:RFC6581-9.1-07]
 #[test]
-fn a_responder_whose_ord_is_above_our_ird() {
+fn responder_ord_above_our_ird() {
     for (ours, needed) in [(0, 1), (8, 9), (128, 0x3FFE)] {
         let config = StartupConfig { ird: ours, ..StartupConfig::default() };
         let enhanced =
@@ -369,7 +369,7 @@ fn a_responder_whose_ord_is_above_our_ird() {
 }
 
 #[test]
-fn ird_and_ord_have_fourteen_bits() {
+fn ird_and_ord_limited_to_14_bits() {
     for depth in [0x4000, 0xFFFF] {
         let (ird, ord) = (
             StartupConfig { ird: depth, ..StartupConfig::default() },
@@ -433,7 +433,7 @@ fn every_set_of_rtr_kinds_at_both_ends() {
 /// A Read RTR uses one of the initiator's ORD and of the responder's IRD.
 // [test:RFC6581-9.1-03]
 #[test]
-fn a_read_rtr_needs_a_credit() {
+fn read_rtr_needs_credit() {
     let (read, read_or_send) = (kinds(2), kinds(6));
     let with = |rtr, ird, ord| StartupConfig { rtr, ird, ord, ..StartupConfig::default() };
 
@@ -462,7 +462,7 @@ fn a_read_rtr_needs_a_credit() {
 
 // [test:RFC6581-9.2-12] [test:RFC6581-9.2-13] [test:RFC6581-9.2-14] [test:RFC6581-9.2-15]
 #[test]
-fn the_client_server_model() {
+fn client_server_model() {
     let config = StartupConfig { peer_to_peer: false, ..StartupConfig::default() };
     for passive in
         [StartupConfig::default(), config.clone(), StartupConfig { rtr: RtrKinds::NONE, ..config.clone() }]
@@ -494,7 +494,7 @@ fn the_client_server_model() {
 
 // [test:RFC6581-9.2-03]
 #[test]
-fn a_responder_supports_some_rtr() {
+fn responder_supports_some_rtr() {
     let mut responder = Responder::new(StartupConfig::default());
     let request = Initiator::new(StartupConfig::default(), b"").unwrap().request();
     let (_, request) = responder.request(&request).unwrap().unwrap();
@@ -507,7 +507,7 @@ fn a_responder_supports_some_rtr() {
 
 // [test:RFC5044-7.1.2-05a] [test:RFC5044-7.1.2-05b] [test:RFC5044-7.1.2-14] [test:RFC6581-9.1-05]
 #[test]
-fn a_rejection_carries_private_data_and_depths() {
+fn rejection_has_private_data_and_depths() {
     for revision in [Revision::One, Revision::Two] {
         for want_markers in [false, true] {
             let config = StartupConfig { revision, want_markers, ird: 4, ord: 4, ..StartupConfig::default() };
@@ -533,7 +533,7 @@ fn a_rejection_carries_private_data_and_depths() {
 
 /// C of a rejection says what C of an acceptance would have said.
 #[test]
-fn a_rejection_sets_the_crc_flag_if_either_end_does() {
+fn rejection_sets_crc_flag() {
     for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
         let initiator = Initiator::new(StartupConfig { crc: theirs, ..plain() }, b"").unwrap();
         let mut responder = Responder::new(StartupConfig { crc: ours, ..plain() });
@@ -544,7 +544,7 @@ fn a_rejection_sets_the_crc_flag_if_either_end_does() {
 }
 
 #[test]
-fn the_ulp_receives_what_the_request_asks_for() {
+fn request_options_reported_to_ulp() {
     let config = StartupConfig { ird: 7, ord: 300, ..StartupConfig::default() };
     let ask = |config: StartupConfig| {
         let bytes = Initiator::new(config, b"").unwrap().request();
@@ -566,10 +566,10 @@ fn reserved_bits_by_revision() {
     }
 }
 
-/// Only a Read that is the one RTR raises an IRD of 0.
+/// An IRD of 0 is raised only by a Read that is the only RTR.
 // [test:RFC6581-9.1-03]
 #[test]
-fn an_ird_of_zero_stays_where_no_read_is_needed() {
+fn zero_ird_kept_without_read_rtr() {
     for (asked, expected) in
         [(RtrKinds { write: true, ..RtrKinds::NONE }, 0), (RtrKinds { read: true, ..RtrKinds::NONE }, 1)]
     {
@@ -580,7 +580,7 @@ fn an_ird_of_zero_stays_where_no_read_is_needed() {
 }
 
 #[test]
-fn frames_have_readable_descriptions() {
+fn descriptions_of_frames() {
     let frame = Frame {
         enhanced: Some(Enhanced {
             peer_to_peer: true,
@@ -601,7 +601,7 @@ fn frames_have_readable_descriptions() {
 /// A peer of the RDMA Consortium asks for CRCs always: they are on, whatever we would rather have.
 // [test:RFC5044-C.1-02]
 #[test]
-fn a_consortium_peer_gets_crcs() {
+fn consortium_peer_gets_crcs() {
     let mut responder = Responder::new(StartupConfig { crc: false, ..StartupConfig::default() });
     let frame = Frame { kind: FrameKind::Request, ..bare_reply(0, None) };
     let (_, request) = responder.request(&frame.emit()).unwrap().unwrap();
@@ -613,7 +613,7 @@ fn a_consortium_peer_gets_crcs() {
 
 // [test:RFC5044-4.4-03]
 #[test]
-fn crcs_are_preferred_unless_configured_otherwise() {
+fn crcs_preferred_by_default() {
     for revision in [Revision::One, Revision::Two] {
         let request = |config: StartupConfig| Initiator::new(config, b"").unwrap().request()[16] & 0x40 != 0;
         assert!(request(StartupConfig { revision, ..StartupConfig::default() }));
@@ -623,7 +623,7 @@ fn crcs_are_preferred_unless_configured_otherwise() {
 
 /// It may be the revision, or the enhanced data, that is rejected.
 #[test]
-fn a_rejection_in_another_revision_is_one() {
+fn rejection_in_other_revision_accepted() {
     for revision in [0, 1, 2] {
         let reply = Frame { reject: true, ..bare_reply(revision, None) };
         let outcome = answered(&StartupConfig::default(), &reply);
@@ -635,7 +635,7 @@ fn a_rejection_in_another_revision_is_one() {
 
 proptest! {
     #[test]
-    fn garbage_behind_a_key(bytes in prop::collection::vec(any::<u8>(), 0..600), reply: bool, good_key: bool) {
+    fn garbage_after_key(bytes in prop::collection::vec(any::<u8>(), 0..600), reply: bool, good_key: bool) {
         let key = if !good_key { &[][..] } else if reply { &KEY_REPLY[..] } else { &KEY_REQUEST[..] };
         let input = [key, &bytes].concat();
         if let Ok(Some((frame, consumed))) = Frame::parse(&input) {
@@ -661,7 +661,7 @@ fn flags(frame: &[u8]) -> u8 {
 }
 
 #[test]
-fn siws_private_flag_is_set_and_returned_only_where_asked_for() {
+fn siw_flag_returned_on_request() {
     for (initiator_on, responder_on) in [(false, false), (true, false), (false, true), (true, true)] {
         let with = |siw_gso| StartupConfig { siw_gso, ..StartupConfig::default() };
         let request = Initiator::new(with(initiator_on), &[]).unwrap().request();
@@ -676,7 +676,7 @@ fn siws_private_flag_is_set_and_returned_only_where_asked_for() {
 }
 
 #[test]
-fn of_the_reserved_bits_only_siws_own_is_returned() {
+fn only_siw_reserved_bit_returned() {
     let mut request = Initiator::new(StartupConfig::default(), &[]).unwrap().request();
     request[16] |= 0x0F;
     let config = StartupConfig { siw_gso: true, ..StartupConfig::default() };

@@ -6,7 +6,7 @@ use crate::TerminateReason;
 use crate::stream::RdmapError;
 use crate::wire::{FormatError, HeaderCopy, ReadRequest, Terminate};
 
-/// Why a stream ends, by the layer that found out.
+/// Reason for the end of a stream, by the layer that detected it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// MPA, or TCP below it.
@@ -31,7 +31,7 @@ pub enum Fault {
     /// The responder's ORD is above our IRD (RFC 6581 section 9.1).
     #[error("insufficient IRD resources")]
     InsufficientIrd,
-    /// No RTR kind in common (RFC 6581 section 9.2).
+    /// The ends have no RTR kind in common (RFC 6581 section 9.2).
     #[error("no matching RTR option")]
     NoMatchingRtr,
     /// Any other error of ours while the connection is established (RFC 6581 section 9.3).
@@ -39,7 +39,7 @@ pub enum Fault {
     StartupLocal,
 }
 
-/// What MPA reports (RFC 5044 section 8).
+/// Errors that MPA reports (RFC 5044 section 8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MpaFault {
     /// Code 1: TCP is closed, reset, timed out or half-closed by the peer.
@@ -56,7 +56,7 @@ pub enum MpaFault {
     StartupFrame,
 }
 
-/// What DDP reports (RFC 5041 section 7).
+/// Errors that DDP reports (RFC 5041 section 7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DdpFault {
     /// The header cannot be read.
@@ -73,7 +73,7 @@ pub enum DdpFault {
     LocalCatastrophic,
 }
 
-/// What a peer may not do to our memory (RFC 5040 section 4.8, Remote Protection Error).
+/// Violations of the protection of our memory (RFC 5040 section 4.8, Remote Protection Error).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Protection {
     /// There is no such Tagged Buffer, or not any more.
@@ -131,7 +131,7 @@ pub enum Operation {
     /// This stream cannot go on.
     #[error("catastrophic error of this stream")]
     Catastrophic,
-    /// No stream can go on.
+    /// No stream can continue.
     #[error("catastrophic error, global")]
     GlobalCatastrophic,
     /// Anything else.
@@ -145,7 +145,7 @@ impl From<MpaFault> for Fault {
     }
 }
 
-/// Every cause of DDP is one of [`DdpFault`].
+/// Converts each error of DDP to its [`DdpFault`].
 macro_rules! from_ddp {
     ($($error:ty),*) => {$(
         impl From<$error> for Fault {
@@ -170,7 +170,7 @@ pub struct Quoted<'a> {
     pub segment_len: u16,
     /// The segment's header, or the segment from its first byte on.
     pub header: &'a [u8],
-    /// If it is a Read Request, the bytes behind the DDP header.
+    /// Bytes after the DDP header if the segment is a Read Request.
     pub read_request: Option<&'a [u8]>,
 }
 

@@ -11,7 +11,7 @@ pub const QN_TERMINATE: u32 = 2;
 /// The untagged queue of Atomic Responses.
 pub const QN_ATOMIC_RESPONSE: u32 = 3;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
@@ -74,7 +74,7 @@ impl Opcode {
         self as u8
     }
 
-    /// Which of the four Sends.
+    /// Returns the Send with these properties.
     #[must_use]
     pub const fn send(solicited: bool, invalidate: bool) -> Self {
         match (solicited, invalidate) {
@@ -104,7 +104,7 @@ impl Opcode {
         }
     }
 
-    /// Whether the message goes to a Tagged Buffer.
+    /// Returns whether the message goes to a Tagged Buffer.
     #[inline]
     #[must_use]
     pub const fn tagged(self) -> bool {
@@ -149,7 +149,7 @@ mod tests {
     // [test:RFC5040-5.2.1-01] [test:RFC5040-5.2.2-01] [test:RFC5040-5.3-01] [test:RFC5040-5.4-01] [test:RFC7306-5.2-01]
     // [test:RFC7306-6.3-01]
     #[test]
-    fn the_table_of_messages() {
+    fn table_of_messages() {
         let table = [
             (0b0000, Opcode::Write, None),
             (0b0001, Opcode::ReadRequest, Some(1)),

@@ -6,7 +6,7 @@ use core::fmt;
 /// Writes the table once; everything that uses a row is generated from it.
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $layer:literal / $etype:literal / $code:literal, $words:literal;)*) => {
-        /// Why a stream was terminated: one row of the table.
+        /// Reason for the termination of a stream: one row of the table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum TerminateReason {
             $(
@@ -25,7 +25,7 @@ macro_rules! reasons {
         }
 
         impl TerminateReason {
-            /// Every row of the table.
+            /// All rows of the table.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
             /// The row of these codes.
@@ -95,7 +95,7 @@ reasons! {
 }
 
 impl TerminateReason {
-    /// Whether an RFC has it.
+    /// Returns whether an RFC defines the codes.
     #[must_use]
     pub const fn is_known(self) -> bool {
         !matches!(self, Self::Unknown { .. })
@@ -116,7 +116,7 @@ mod tests {
 
     // [test:RFC5040-4.8-03] [test:RFC5041-7.2-01]
     #[test]
-    fn every_row_is_found_by_its_codes() {
+    fn reasons_found_by_codes() {
         assert_eq!(TerminateReason::ALL.len(), 33);
         for reason in TerminateReason::ALL {
             let (layer, etype, code) = reason.codes();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_without_meaning_are_kept() {
+    fn unknown_codes_kept() {
         let reason = TerminateReason::from_codes(1, 2, 0);
         assert_eq!(reason, TerminateReason::Unknown { layer: 1, etype: 2, code: 0 });
         assert_eq!(reason.to_string(), "unknown reason (1/2/0x00)");

@@ -47,7 +47,7 @@ impl Delivery {
     }
 }
 
-/// What may come in on one stream.
+/// Rules for the messages that may arrive on one stream.
 #[derive(Clone, Debug)]
 pub struct StreamRx {
     extensions: Extensions,
@@ -72,7 +72,7 @@ impl StreamRx {
         self.extensions
     }
 
-    /// Whether the peer's Terminate has come.
+    /// Returns whether the peer's Terminate has arrived.
     #[must_use]
     pub const fn terminated(&self) -> bool {
         self.terminated
@@ -150,14 +150,14 @@ pub enum RdmapError {
     /// A message that belongs elsewhere (RFC 5040 section 4.1, Figure 4).
     #[error("{opcode} in {}", Place { tagged: *tagged, qn: *qn })]
     WrongBuffer {
-        /// What it is.
+        /// Opcode of the message.
         opcode: Opcode,
-        /// It came tagged.
+        /// True if the message was tagged.
         tagged: bool,
-        /// If not, on this queue.
+        /// Queue of an untagged message.
         qn: u32,
     },
-    /// After its Terminate, a peer must not send (RFC 5040 section 5.4).
+    /// A peer must not send after its Terminate (RFC 5040 section 5.4).
     #[error("opcode {opcode} after the Terminate")]
     AfterTerminate {
         /// Raw.
@@ -190,7 +190,7 @@ pub enum RdmapError {
     },
 }
 
-/// For the message of [`RdmapError::WrongBuffer`].
+/// Destination named in the text of [`RdmapError::WrongBuffer`].
 struct Place {
     tagged: bool,
     qn: u32,

@@ -38,7 +38,7 @@ fn add(data: u64, mask: u64) -> AtomicRequest {
 }
 
 #[test]
-fn fields_do_not_carry_into_each_other() {
+fn fields_do_not_carry() {
     // Four fields of 16 bits.
     let mask = 0x8000_8000_8000_8000;
     assert_eq!(add(0x0001_0001_0001_0001, mask).apply(0xFFFF_0000_FFFF_7FFF), 0x0000_0001_0000_8000);
@@ -51,7 +51,7 @@ fn fields_do_not_carry_into_each_other() {
 }
 
 #[test]
-fn swap_only_what_is_equal_under_the_mask() {
+fn swap_requires_masked_equality() {
     let request = AtomicRequest::cmp_swap(1, STag(2), 8, 42, 99);
     assert_eq!((request.apply(42), request.apply(43)), (99, 43));
     let masked = AtomicRequest { mask: 0xFF00, compare_mask: 0x00FF, compare: 0x12, data: 0xABCD, ..request };
@@ -74,7 +74,7 @@ fn word() -> impl Strategy<Value = u64> {
 proptest! {
     // [test:RFC7306-5-03] [test:RFC7306-5.1.2-01]
     #[test]
-    fn as_the_pseudo_code_has_it(old in word(), data in word(), mask in word(), compare in word(), compare_mask in word()) {
+    fn operations_follow_pseudo_code(old in word(), data in word(), mask in word(), compare in word(), compare_mask in word()) {
         prop_assert_eq!(add(data, mask).apply(old), fetch_add(old, data, mask));
         for compare in [compare, old, old ^ compare & !compare_mask] {
             let request = AtomicRequest { op: AtomicOp::CmpSwap, compare, compare_mask, ..add(data, mask) };

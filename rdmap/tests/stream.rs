@@ -52,7 +52,7 @@ fn delivery_of(opcode: Opcode, header: &Header) -> Option<Delivery> {
 // [test:RFC5040-4.1-05] [test:RFC5040-4.1-12] [test:RFC5040-4.1-13] [test:RFC7306-4.1-04] [test:RFC5040-7.2-02]
 // [test:RFC5040-5.2.1-06] [test:RFC7306-5.2-01] [test:RFC7306-5.2-02]
 #[test]
-fn messages_belong_where_figure_4_has_them() {
+fn messages_follow_figure_4() {
     for (raw, home, effects) in table() {
         let opcode = Opcode::from_raw(raw).unwrap();
         let places = [None, Some(0), Some(1), Some(2), Some(3)];
@@ -73,7 +73,7 @@ fn messages_belong_where_figure_4_has_them() {
 
 // [test:RFC5040-7.2-02] [test:RFC5040-7.2-07] [test:RFC7306-8.2-03]
 #[test]
-fn opcodes_that_are_not_there_or_not_agreed_on() {
+fn unknown_or_disabled_opcodes_rejected() {
     for raw in [12, 13, 14] {
         assert_eq!(admit(ALL, &tagged(0x40 | raw)), Err(RdmapError::UnexpectedOpcode { opcode: raw }));
         assert_eq!(
@@ -109,7 +109,7 @@ fn opcodes_that_are_not_there_or_not_agreed_on() {
 }
 
 #[test]
-fn extensions_may_be_agreed_on_later() {
+fn extensions_enabled_later() {
     let mut stream = StreamRx::new(NONE);
     let header = untagged(0x48, 0, 0);
     assert!(stream.admit(&header).is_err());
@@ -120,7 +120,7 @@ fn extensions_may_be_agreed_on_later() {
 
 // [test:RFC5040-7.2-03] [test:RFC5040-7.2-08] [test:RFC7306-8.2-04]
 #[test]
-fn other_versions() {
+fn other_versions_rejected() {
     for version in [0, 2, 3] {
         for (raw, home, _) in table() {
             let byte = version << 6 | raw;
@@ -132,7 +132,7 @@ fn other_versions() {
 
 // [test:RFC5040-4.1-10]
 #[test]
-fn reserved_bits_are_ignored() {
+fn reserved_bits_ignored() {
     for (raw, home, effects) in table().into_iter().filter(|row| row.0 != 15) {
         let opcode = Opcode::from_raw(raw).unwrap();
         let header = home.map_or(tagged(0x70 | raw), |qn| untagged(0x70 | raw, qn, 9));
@@ -143,7 +143,7 @@ fn reserved_bits_are_ignored() {
 
 // [test:RFC5041-7.1-02]
 #[test]
-fn queues_that_are_not_there() {
+fn unknown_queues_rejected() {
     for qn in [4, 5, 0x0100_0000, u32::MAX] {
         for raw in 0..16 {
             assert_eq!(admit(ALL, &untagged(0x40 | raw, qn, 0)), Err(RdmapError::InvalidQn { qn }));
@@ -154,7 +154,7 @@ fn queues_that_are_not_there() {
 
 // [test:RFC5040-5.4-05]
 #[test]
-fn nothing_after_the_terminate() {
+fn nothing_follows_terminate() {
     let mut stream = StreamRx::new(ALL);
     assert!(stream.admit(&untagged(0x43, 0, 0)).is_ok());
     assert!(!stream.terminated());
@@ -166,9 +166,9 @@ fn nothing_after_the_terminate() {
     }
 }
 
-/// No sender needs it, as four bytes fit into every segment; but DDP may cut any message.
+/// A Terminate fits into every segment, but DDP may cut any message.
 #[test]
-fn a_terminate_may_come_in_pieces() {
+fn terminate_parsed_from_pieces() {
     let mut stream = StreamRx::new(NONE);
     let piece = Untagged { last: false, rsvd_ulp: 0x47, rsvd_ulp32: 0, qn: 2, msn: 1, mo: 0 };
     assert_eq!(stream.admit(&Header::Untagged(piece)), Ok(Opcode::Terminate));
@@ -179,7 +179,7 @@ fn a_terminate_may_come_in_pieces() {
 }
 
 #[test]
-fn errors_say_what_came_where() {
+fn errors_name_message_and_queue() {
     let wrong = |byte, qn: Option<u32>| {
         let header = qn.map_or(tagged(byte), |qn| untagged(byte, qn, 0));
         admit(ALL, &header).unwrap_err().to_string()
@@ -191,7 +191,7 @@ fn errors_say_what_came_where() {
 
 // [test:RFC5040-4.1-01] [test:RFC5040-4.1-03] [test:RFC5040-4.1-04] [test:RFC5040-4.1-08] [test:RFC7306-4.1-01]
 #[test]
-fn headers_made_here_are_admitted_here() {
+fn own_headers_admitted() {
     for (raw, home, effects) in table() {
         let opcode = Opcode::from_raw(raw).unwrap();
         let header: Header = match home {
@@ -209,7 +209,7 @@ fn headers_made_here_are_admitted_here() {
 }
 
 #[test]
-fn a_send_with_immediate_may_be_solicited() {
+fn send_with_immediate_may_be_solicited() {
     for solicited in [false, true] {
         let header = send_imm_header(3, 100, true, 0xFEED, solicited);
         assert_eq!(

@@ -20,7 +20,7 @@ const READ: (&[u8], ReadRequest) = (
     },
 );
 
-/// One fault of every kind, and its codes by the RFCs.
+/// Returns one fault of each kind with its codes from the RFCs.
 fn faults() -> Vec<(Fault, (u8, u8, u8))> {
     let (stag, to, len) = (STag(5), 6, 7);
     let tagged = |error: TaggedError, code| (Fault::from(error), (1, 1, code));
@@ -78,7 +78,7 @@ fn faults() -> Vec<(Fault, (u8, u8, u8))> {
 // [test:RFC5040-4.8-03] [test:RFC5041-7.2-01] [test:RFC5040-5.3-15] [test:RFC7306-8.2-07] [test:RFC6581-9.1-09]
 // [test:RFC6581-9.2-11] [test:RFC7306-5.2.1-08] [test:RFC5044-8-08]
 #[test]
-fn every_fault_has_its_codes() {
+fn faults_map_to_codes() {
     for (fault, codes) in faults() {
         assert_eq!(fault.codes(), codes, "{fault}");
         assert!(fault.reason().is_known());
@@ -98,7 +98,7 @@ fn figure_10((layer, etype, _): (u8, u8, u8)) -> (bool, bool) {
 // [test:RFC5040-4.8-07] [test:RFC5040-4.8-08] [test:RFC5040-4.8-09] [test:RFC5040-4.8-10] [test:RFC5040-4.8-11]
 // [test:RFC5040-7.1-04] [test:RFC5041-7.1-18]
 #[test]
-fn what_is_quoted_goes_by_figure_10() {
+fn quoted_headers_follow_figure_10() {
     let read_bytes = READ.1.emit();
     for (fault, codes) in faults() {
         let first_two = [codes.0 << 4 | codes.1, codes.2];
@@ -127,7 +127,7 @@ fn what_is_quoted_goes_by_figure_10() {
 
 /// A header that came cut short cannot be quoted.
 #[test]
-fn no_half_header_is_quoted() {
+fn partial_headers_not_quoted() {
     let fault = Fault::from(UntaggedError::InvalidQn { qn: 9 });
     for len in 0..18 {
         let quoted = Quoted { segment_len: len as u16, header: &SEND[..len], read_request: None };
@@ -138,7 +138,7 @@ fn no_half_header_is_quoted() {
     assert_eq!(fault.terminate(Some(quoted)).read_request, None);
 }
 
-/// Every combination of M, D and R comes back as it was.
+/// All combinations of M, D and R survive a round trip.
 // [test:RFC5040-4.8-07] [test:RFC5040-4.8-08] [test:RFC5040-4.8-10] [test:RFC5040-4.8-11]
 #[test]
 fn bytes_and_back() {
@@ -162,7 +162,7 @@ fn bytes_and_back() {
 
 /// Some peers set R without a Read Request behind it, and some announce what TCP's end cut off.
 #[test]
-fn bits_that_announce_more_than_there_is() {
+fn header_bits_beyond_length_rejected() {
     let whole = Terminate {
         layer: 0,
         etype: 1,
@@ -193,7 +193,7 @@ fn bits_that_announce_more_than_there_is() {
 
 /// The quoted header's own T bit says how long it is, whatever the Error Type.
 #[test]
-fn a_tagged_header_under_an_untagged_error() {
+fn tagged_header_in_untagged_error() {
     let bytes = [&[0x12, 0x05, 0xC0, 0, 0, 16][..], &WRITE[..14]].concat();
     let header = Terminate::parse(&bytes).unwrap().ddp_header.unwrap();
     assert_eq!(header.as_slice(), &WRITE[..14]);
@@ -253,7 +253,7 @@ fn terminates_of_siw() {
 
 /// A Terminate of ours never looks like one of siw's.
 #[test]
-fn ours_are_not_taken_for_siws() {
+fn own_terminates_not_taken_for_siw() {
     let read_bytes = READ.1.emit();
     for (fault, _) in faults() {
         let quoted = Quoted { segment_len: 46, header: READ.0, read_request: Some(&read_bytes) };
@@ -283,7 +283,7 @@ proptest! {
     }
 }
 
-/// What had been done to siw, the bytes behind the DDP header, the codes that it meant, and whether those bytes could also refuse a
+/// Cause at siw, bytes after the DDP header, codes that siw meant, and whether those bytes could also refuse a
 /// Reply.
 type FromSiw = (&'static str, &'static str, (u8, u8, u8), bool);
 
@@ -317,7 +317,7 @@ const FROM_SIW: &[FromSiw] = &[
 ];
 
 #[test]
-fn every_terminate_of_siw_is_understood() {
+fn siw_terminates_understood() {
     for (what, bytes, codes, undecidable) in FROM_SIW {
         let digits: String = bytes.split_whitespace().collect();
         let bytes: Vec<u8> = (0..digits.len() / 2)
@@ -338,7 +338,7 @@ fn every_terminate_of_siw_is_understood() {
 }
 
 #[test]
-fn what_refuses_a_reply_is_that_only_at_the_start() {
+fn reply_rejection_only_at_start() {
     let refusal = Terminate::new(TerminateReason::from_codes(2, 0, 6)).emit();
     assert_eq!(Terminate::parse_at(&refusal, true).unwrap().0.layer, 2);
     let (later, origin) = Terminate::parse_at(&refusal, false).unwrap();
@@ -351,7 +351,7 @@ fn what_refuses_a_reply_is_that_only_at_the_start() {
 
 /// Any one of M, D and R identifies the sender's layout, where the codes do not.
 #[test]
-fn each_bit_alone_determines_the_origin() {
+fn origin_determined_by_each_bit() {
     for bit in [0x80, 0x40, 0x20] {
         let rfc = [0x02, 5, bit, 0, 0, 20];
         assert_eq!(Terminate::parse_any(&rfc).unwrap().1, Origin::Rfc, "{bit:#x}");
@@ -367,7 +367,7 @@ fn each_bit_alone_determines_the_origin() {
 }
 
 #[test]
-fn a_terminate_has_a_readable_description() {
+fn description_of_terminate() {
     let terminate = Terminate::new(TerminateReason::LlpCrc);
     assert_eq!(terminate.to_string(), TerminateReason::LlpCrc.to_string());
     let copy = HeaderCopy::new(&[0xC1; 14]).unwrap();

@@ -204,7 +204,7 @@ fn startup_frames() {
     assert_eq!(count, 44);
 }
 
-/// Both ends come to what the vector says was negotiated.
+/// The two ends negotiate the result that the vector states.
 #[test]
 fn negotiations() {
     for (name, conversation) in conversations() {
@@ -258,7 +258,7 @@ fn header_of(fields: &Fields<'_>) -> Header {
     }
 }
 
-/// What stands behind the DDP header, built from the fields; and checked to parse as such.
+/// Builds the bytes after the DDP header from the fields, and checks that they parse.
 fn body_of(fields: &Fields<'_>, opcode: Opcode) -> Vec<u8> {
     match opcode {
         Opcode::ReadRequest => {
@@ -332,7 +332,7 @@ fn sealed(tx: &mut FpduTx, ulpdu: &[u8], frame: &WireFrame) -> Vec<u8> {
     bytes
 }
 
-/// Every FPDU of every conversation, through MPA, DDP and RDMAP, both ways.
+/// Passes all FPDUs of all conversations through MPA, DDP and RDMAP, in both directions.
 // [test:RFC5040-4.1-02] [test:RFC5040-4.2-01] [test:RFC5040-4.4-01] [test:RFC5040-4.8-01] [test:RFC5041-4.2-01]
 // [test:RFC5041-4.3-01] [test:RFC5044-4.1-01] [test:RFC7306-4.1-01]
 #[test]
@@ -393,7 +393,7 @@ fn fpdus() {
 /// that may be read and written.
 const BUFFER: u32 = 64;
 
-/// What a receiver reports about a frame; `Err(None)` stands for closing at startup.
+/// Returns the fault that a receiver reports for a frame; `Err(None)` stands for closing at startup.
 fn verdict(vector: &Negative) -> Result<(), Option<Fault>> {
     let mut bytes = vector.bytes.clone();
     if vector.startup {
@@ -475,7 +475,7 @@ fn negatives() {
 }
 
 #[test]
-fn a_request_is_no_reply() {
+fn request_is_no_reply() {
     let request = unhex("4d504120494420526571204672616d6540010000");
     assert!(Initiator::new(StartupConfig::default(), b"").unwrap().reply(&request).is_err());
     assert!(Responder::new(StartupConfig::default()).request(&request).is_ok());

@@ -117,7 +117,7 @@ impl From<Untagged> for Header {
     }
 }
 
-/// Why bytes are no DDP segment.
+/// Reason why bytes are not a DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// The segment ends within its header. RFC 5041 has no code for that.
@@ -133,7 +133,7 @@ pub enum HeaderError {
     Version {
         /// T of the segment.
         tagged: bool,
-        /// Its DV.
+        /// Value of the DV field.
         version: u8,
     },
 }
@@ -177,10 +177,10 @@ mod tests {
         assert_eq!(Untagged { last: false, ..header }.emit()[0], 0x01);
     }
 
-    /// What DDP carries for its ULP comes out as it went in: RsvdULP of both kinds, STag, queue.
+    /// Fields that DDP carries for its ULP come out unchanged: RsvdULP of both kinds, STag, queue.
     // [test:RFC5041-4.2-03] [test:RFC5041-4.2-08] [test:RFC5041-4.3-03] [test:RFC5041-5.4-07]
     #[test]
-    fn what_is_the_ulps_passes_unchanged() {
+    fn ulp_fields_pass_unchanged() {
         for byte in 0..=255u8 {
             for last in [false, true] {
                 let (word, rsvd_ulp) = ((u32::from(byte) * 0x0101_0101) ^ 0x00FF_5A00, byte);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn emit_takes_the_front_of_the_buffer() {
+    fn emit_writes_to_buffer_start() {
         let mut out = [0xEE; 20];
         let (header, len) = Header::parse(&WRITE).unwrap();
         assert_eq!(header.emit(&mut out), len);
@@ -207,7 +207,7 @@ mod tests {
 
     // [test:RFC5041-4.1-10]
     #[test]
-    fn reserved_bits_are_not_checked_and_sent_as_zero() {
+    fn reserved_bits_ignored_and_sent_zero() {
         for bytes in [&WRITE[..], &SEND[..]] {
             let mut set = [0; 18];
             let set = &mut set[..bytes.len()];
@@ -220,7 +220,7 @@ mod tests {
 
     // [test:RFC5041-4.1-12] [test:RFC5041-6.2.2-04]
     #[test]
-    fn other_versions_are_refused() {
+    fn other_versions_rejected() {
         for version in [0, 2, 3] {
             for (bytes, tagged) in [(&WRITE[..], true), (&SEND[..], false)] {
                 let mut other = [0; 18];
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_is_refused() {
+    fn truncated_headers_rejected() {
         for bytes in [&WRITE[..], &SEND[..]] {
             for len in 0..bytes.len() {
                 let needed = if len == 0 { Tagged::LEN } else { bytes.len() };

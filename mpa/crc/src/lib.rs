@@ -10,7 +10,7 @@ extern crate std;
 #[cfg(all(target_arch = "x86_64", feature = "std"))]
 mod x86;
 
-/// Whether [`extend`] works on this processor and no faster way is known for it.
+/// Returns whether [`extend`] works on this processor and is the fastest known way.
 #[inline]
 #[must_use]
 pub fn is_preferred() -> bool {

@@ -68,12 +68,12 @@ impl StartupConfig {
     }
 }
 
-/// How the connection works, as both ends understand it after the Reply.
+/// Properties of the connection, as both ends understand it after the Reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     /// Rev of the Reply. 0 is a peer of the RDMA Consortium's specifications.
     pub revision: u8,
-    /// Whether IRD, ORD and the connection model were negotiated (S = 1).
+    /// True if IRD, ORD and the connection model were negotiated (S = 1).
     pub enhanced: bool,
     /// CRCs are generated and checked, in both directions.
     pub crc: bool,

@@ -43,7 +43,7 @@ pub enum StartupError {
         /// Rev of the Request.
         revision: u8,
     },
-    /// Both ends are initiators (RFC 5044 section 7.1.2).
+    /// A Request came instead of a Reply: both ends are initiators (RFC 5044 section 7.1.2).
     #[error("MPA Request where the Reply is due: both ends are initiators")]
     RequestWhereReplyDue,
     /// A Reply opens the connection.

@@ -13,18 +13,18 @@ pub struct Initiator {
     request: Frame,
 }
 
-/// What a well-formed Reply says.
+/// Meaning of a well-formed Reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The responder accepts.
     Accepted {
-        /// How the connection works.
+        /// Negotiated properties of the connection.
         negotiated: Negotiated,
         /// The Reply's enhanced data as received: the ULP receives the peer's IRD and ORD (RFC 6581 section 9.1).
         enhanced: Option<Enhanced>,
         /// The responder's Private Data.
         private_data: Vec<u8>,
-        /// If set, the connection stands only to send the Terminate that says this.
+        /// Refusal to send in a Terminate. If set, the connection exists only for that Terminate.
         terminate: Option<StartupRefusal>,
     },
     /// The responder rejects: MPA is over, TCP stays open.

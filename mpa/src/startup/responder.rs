@@ -184,7 +184,7 @@ impl Request {
         self.frame.enhanced.map(|enhanced| enhanced.ord)
     }
 
-    /// Whether the initiator asks for the peer-to-peer model.
+    /// Returns whether the initiator asks for the peer-to-peer model.
     #[must_use]
     pub fn peer_to_peer(&self) -> bool {
         self.frame.enhanced.is_some_and(|enhanced| enhanced.peer_to_peer)

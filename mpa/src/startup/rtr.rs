@@ -25,19 +25,19 @@ pub struct RtrKinds {
 }
 
 impl RtrKinds {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: Self = Self { write: true, read: true, send: true };
 
-    /// No kind.
+    /// The empty set.
     pub const NONE: Self = Self { write: false, read: false, send: false };
 
-    /// Whether there is no kind in it.
+    /// Returns whether the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         !(self.write || self.read || self.send)
     }
 
-    /// Whether `kind` is in it.
+    /// Returns whether the set contains `kind`.
     #[must_use]
     pub const fn contains(self, kind: Rtr) -> bool {
         match kind {

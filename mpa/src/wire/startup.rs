@@ -46,12 +46,12 @@ const C: u8 = 0x40;
 const R: u8 = 0x20;
 const S: u8 = 0x10;
 
-/// Which of the two startup frames.
+/// Kind of a startup frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameKind {
-    /// From the initiator.
+    /// Frame from the initiator.
     Request,
-    /// From the responder.
+    /// Frame from the responder.
     Reply,
 }
 
@@ -146,7 +146,7 @@ pub struct Frame {
     pub crc: bool,
     /// R: in a Reply, the connection is rejected. In a Request it means nothing.
     pub reject: bool,
-    /// With S = 1, the front of the Private Data. The S bit exists from revision 2 on.
+    /// Front of the Private Data if S = 1. The S bit exists from revision 2 on.
     pub enhanced: Option<Enhanced>,
     /// Res: sent as zero, ignored on receipt. Low four bits; below revision 2 the place of S is part of it.
     pub reserved: u8,
@@ -248,7 +248,7 @@ impl fmt::Display for Frame {
 /// The type of a TLS record with handshake messages (RFC 8446 section 5.1).
 const TLS_HANDSHAKE: u8 = 0x16;
 
-/// Why bytes are no startup frame.
+/// Reason why bytes are not a startup frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The bytes at the front are neither Key (RFC 5044 section 7.1.1).
@@ -259,19 +259,19 @@ pub enum FrameError {
     BadKey {
         /// The first byte that fits neither Key.
         offset: usize,
-        /// Its value.
+        /// Value of the wrong byte.
         byte: u8,
     },
     /// PD_Length is above 512 (RFC 5044 section 7.1.1).
     #[error("PD_Length announces {announced} bytes of Private Data, 512 are the most")]
     PrivateDataTooLong {
-        /// What PD_Length says.
+        /// Value of PD_Length.
         announced: u16,
     },
     /// S = 1, but the Private Data is too short for the enhanced data (RFC 6581 section 6).
     #[error("S is set, but PD_Length is {pd_length}: too short for IRD and ORD")]
     EnhancedHeaderMissing {
-        /// What PD_Length says.
+        /// Value of PD_Length.
         pd_length: u16,
     },
 }

@@ -33,7 +33,7 @@ use uiw_ddp::STag;
 use super::{FormatError, exactly, u32_at, u64_at};
 use crate::Opcode;
 
-/// Which atomic operation. An implementation of one has to support both.
+/// Atomic operation. An implementation of one has to support both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AtomicOp {
@@ -46,13 +46,13 @@ pub enum AtomicOp {
 /// An atomic operation on 64 bits of the responder's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AtomicRequest {
-    /// What to do.
+    /// Operation to perform.
     pub op: AtomicOp,
     /// Chosen by the requester; the Response repeats it.
     pub request_id: u32,
     /// The responder's buffer.
     pub stag: STag,
-    /// Where in the responder's buffer; what it stands for must be 64-bit aligned.
+    /// Offset in the responder's buffer; the address it denotes must be 64-bit aligned.
     pub to: u64,
     /// The number to add, or the value to swap in.
     pub data: u64,
@@ -124,7 +124,7 @@ impl AtomicRequest {
         bytes
     }
 
-    /// What memory holds after the operation, if it held `old` before (RFC 7306 sections 5.1.1 and 5.1.2). `old`
+    /// Returns the new value of memory that held `old` (RFC 7306 sections 5.1.1 and 5.1.2). `old`
     /// is in the responder's byte order, as are the fields of this.
     #[must_use]
     pub const fn apply(&self, old: u64) -> u64 {
@@ -142,10 +142,10 @@ impl AtomicRequest {
     }
 }
 
-/// What the responder's memory held before an atomic operation.
+/// Value of the responder's memory before an atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AtomicResponse {
-    /// That of the Request.
+    /// Identifier copied from the Request.
     pub request_id: u32,
     /// The 64 bits before the operation, whether it changed them or not.
     pub original: u64,
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn request_bytes_in_their_places() {
+    fn request_bytes_at_offsets() {
         assert_eq!(AtomicRequest::parse(&bytes()), Ok(REQUEST));
         assert_eq!(REQUEST.emit(), bytes());
         let mut reserved = bytes();
@@ -217,7 +217,7 @@ mod tests {
 
     // [test:RFC7306-5.2.1-01] [test:RFC7306-5.2.1-08] [test:RFC7306-5-03]
     #[test]
-    fn two_operations_and_no_other() {
+    fn other_atomic_operations_rejected() {
         for code in 0..16 {
             let mut bytes = bytes();
             bytes[3] = code;
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn response_bytes_in_their_places() {
+    fn response_bytes_at_offsets() {
         let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
         let response = AtomicResponse { request_id: 0x0102_0304, original: 0x0506_0708_090A_0B0C };
         assert_eq!(AtomicResponse::parse(&bytes), Ok(response));

@@ -53,7 +53,7 @@ mod tests {
 
     // [test:RFC5040-4.1-02] [test:RFC5040-4.1-09] [test:RFC5040-4.1-10] [test:RFC5040-4.1-11] [test:RFC7306-4.1-02]
     #[test]
-    fn bits_in_their_places() {
+    fn header_bits_at_offsets() {
         assert_eq!(Control::new(Opcode::SendSeInvalidate).emit(), 0x46);
         assert_eq!(Control::parse(0x46), Control { version: 1, rsv: 0, opcode: 6 });
         assert_eq!(Control::parse(0xBF), Control { version: 2, rsv: 3, opcode: 15 });

@@ -18,7 +18,7 @@ use crate::Opcode;
 /// The version of RDMAP in RFC 5040. Version 0 is the RDMA Consortium's.
 pub const VERSION: u8 = 1;
 
-/// Why the bytes of a message are not what its opcode says.
+/// Reason why the bytes of a message do not fit its opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// A message of fixed length has another one.

@@ -25,18 +25,18 @@ use uiw_ddp::STag;
 use super::{FormatError, exactly, u32_at, u64_at};
 use crate::Opcode;
 
-/// What to read, and where it goes.
+/// Source, sink and length of an RDMA Read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReadRequest {
     /// The requester's buffer; the Response repeats it without interpretation.
     pub sink_stag: STag,
-    /// Where in the requester's buffer; the Response starts with it.
+    /// Offset in the requester's buffer; the Response starts with it.
     pub sink_to: u64,
     /// Bytes to read. With 0, source STag and TO must not be validated.
     pub len: u32,
     /// The responder's buffer.
     pub source_stag: STag,
-    /// Where in the responder's buffer.
+    /// Offset in the responder's buffer.
     pub source_to: u64,
 }
 
@@ -81,7 +81,7 @@ mod tests {
 
     // [test:RFC5040-4.4-01]
     #[test]
-    fn bytes_in_their_places() {
+    fn bytes_at_offsets() {
         let bytes: [u8; 28] = core::array::from_fn(|n| n as u8 + 1);
         let request = ReadRequest {
             sink_stag: STag(0x0102_0304),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn other_lengths_are_refused() {
+    fn other_lengths_rejected() {
         for len in (0..40).filter(|len| *len != 28) {
             let error = ReadRequest::parse(&[0; 40][..len]);
             assert_eq!(error, Err(FormatError::Length { message: Opcode::ReadRequest, len, needed: 28 }));

@@ -35,7 +35,7 @@ const SIW_M: u8 = 0x01;
 const SIW_D: u8 = 0x02;
 const SIW_R: u8 = 0x04;
 
-/// Why the peer gave up, and over what.
+/// Reason why the peer gave up, with the headers of the message concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terminate {
     /// The layer that found the error, four bits.
@@ -52,14 +52,14 @@ pub struct Terminate {
     pub read_request: Option<ReadRequest>,
 }
 
-/// Whose way of writing a Terminate it is.
+/// Implementation whose encoding a Terminate follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// As the RFC has it, or the same either way.
+    /// The RFC's encoding, or the encodings agree.
     Rfc,
-    /// As siw has it.
+    /// The encoding of siw.
     Siw,
-    /// Both readings make sense and they differ; the RFC's was taken. [`Terminate::parse_siw`] has the other.
+    /// Ambiguous: the two readings differ and both make sense. The RFC's was taken; [`Terminate::parse_siw`] has the other.
     Ambiguous,
 }
 
@@ -118,9 +118,10 @@ impl Terminate {
         Ok((if origin == Origin::Siw { siw } else { rfc }, origin))
     }
 
-    /// As [`parse_any`](Self::parse_any), knowing when it came: only the initiator's first FPDU may be one of the Terminates by
-    /// which a Reply is refused (2/0/5 to 2/0/7, RFC 6581 section 8). `refuses_reply` = this may be such a one; if not, what
-    /// could be read either way is an RDMAP error.
+    /// Like [`parse_any`](Self::parse_any), for a Terminate whose position in the stream is known.
+    ///
+    /// Only the initiator's first FPDU may be one of the Terminates that refuse a Reply (2/0/5 to 2/0/7, RFC 6581 section 8);
+    /// `refuses_reply` states that this is that FPDU. Otherwise, codes with two meanings are an RDMAP error.
     ///
     /// # Errors
     /// If there are fewer than four bytes.
@@ -138,7 +139,7 @@ impl Terminate {
         })
     }
 
-    /// Whether the bytes can only be siw's.
+    /// Returns whether the bytes can only be siw's.
     #[must_use]
     pub fn looks_like_siw(bytes: &[u8]) -> bool {
         Self::origin(bytes) == Ok(Origin::Siw)
@@ -202,7 +203,7 @@ impl Terminate {
         bytes
     }
 
-    /// What the codes mean.
+    /// Returns the meaning of the codes.
     #[must_use]
     pub const fn reason(&self) -> TerminateReason {
         TerminateReason::from_codes(self.layer, self.etype, self.code)

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_emitted_is_parsed() {
+    fn emitted_messages_parse_back() {
         let gid = |last| ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, last] };
         let end = |qp_num, last| End { qp_num, gid: gid(last) };
         for (begins, unreliable) in [(None, false), (Some(0), true), (Some(0xFF_FFFF), false)] {
