@@ -14,7 +14,7 @@ static OWN: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 /// Blocks of a shard that have room from the beginning: a page.
 const FIRST_BLOCKS: usize = FIRST_CONN + 1;
 
-/// Whether this process publishes its counters in the file.
+/// Returns whether this process publishes its counters in the file.
 pub(crate) fn is_own(found: &Stat) -> bool {
     OWN.lock().unwrap_or_else(PoisonError::into_inner).contains(&(found.st_dev, found.st_ino))
 }

@@ -18,7 +18,7 @@ pub enum Dropped {
     BadReceive = conn::UNSENT + 3,
 }
 
-/// Why a datagram was dropped that belongs to no queue pair.
+/// Reason why a datagram was dropped that belongs to no queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Rejected {
@@ -129,9 +129,9 @@ impl Datagrams {
 /// One UD queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramQueuePair {
-    /// Its shard.
+    /// Shard.
     pub shard: usize,
-    /// Its number.
+    /// Number.
     pub qp_num: u32,
     /// The first address of its port.
     pub local: SocketAddr,

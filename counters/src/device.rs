@@ -100,7 +100,7 @@ impl DeviceCounters {
         self.process[process::QUEUE_PAIRS_CREATED].fetch_add(1, Relaxed);
     }
 
-    /// Whether they are in a file.
+    /// Returns whether they are in a file.
     #[must_use]
     pub fn is_published(&self) -> bool {
         self.file.is_some()

@@ -74,7 +74,7 @@ impl Directory {
         Self { path: path.into(), kind: DirectoryKind::Given }
     }
 
-    /// Its path.
+    /// Returns the path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -98,7 +98,7 @@ impl Directory {
         self.open(OFlags::PATH)
     }
 
-    /// Whether a process of this user could publish in it. Nothing is made: where the user's directory is not there, whether it can be.
+    /// Returns whether a process of this user could publish in it. Nothing is made: where the user's directory is not there, whether it can be.
     ///
     /// # Errors
     /// The system's; `PermissionDenied` for a user's directory that others may write.

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use uiw_mem::{BLOCK_BYTES, BLOCK_WORDS};
 
-/// Why a file cannot be read.
+/// Reason why a file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The system's error.
@@ -81,7 +81,7 @@ impl CounterFile {
         Ok(this)
     }
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -38,7 +38,7 @@ impl ProcessCounters {
 /// One shard: all its connections together, also those that are over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardCounts {
-    /// Its number.
+    /// Number.
     pub index: usize,
     /// Traffic of all connections.
     pub traffic: Operations,
@@ -75,7 +75,7 @@ pub struct ShardCounts {
 /// One connection in Full Operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionCounters {
-    /// Its shard.
+    /// Shard.
     pub shard: usize,
     /// The number of its queue pair.
     pub qp_num: u32,
@@ -102,9 +102,9 @@ pub struct ConnectionCounters {
 /// Traffic of a queue pair: its connections that are listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePairCounters {
-    /// Its number.
+    /// Number.
     pub qp_num: u32,
-    /// Its connections: one, or none between two.
+    /// Connections: one, or none between two.
     pub connections: usize,
     /// Traffic.
     pub traffic: Operations,

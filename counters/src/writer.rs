@@ -20,7 +20,7 @@ fn add(number: &AtomicU64, count: u64) {
     number.store(number.load(Relaxed).wrapping_add(count), Relaxed);
 }
 
-/// Why a peer was not connected.
+/// Reason why a peer was not connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Refusal {

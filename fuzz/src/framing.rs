@@ -56,7 +56,7 @@ pub fn run(data: &[u8]) {
 }
 
 impl Sender {
-    /// Whether what is due behind this is not known.
+    /// Returns whether what is due behind this is not known.
     fn over(&self) -> bool {
         self.due.last().is_some_and(|due| !matches!(due, Due::Ulpdu(_)))
     }

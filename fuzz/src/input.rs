@@ -13,7 +13,7 @@ impl<'a> Input<'a> {
         Self { bytes }
     }
 
-    /// Whether no choice is left.
+    /// Returns whether no choice is left.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()

@@ -57,7 +57,7 @@ impl Clock {
         }
     }
 
-    /// Whether it is none of the system's.
+    /// Returns whether it is none of the system's.
     #[must_use]
     pub fn is_virtual(&self) -> bool {
         self.0.is_some()

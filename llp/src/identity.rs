@@ -17,7 +17,7 @@ pub enum PeerIdentity {
     },
     /// An X.509 certificate that a trusted authority has signed.
     Certificate {
-        /// Its DNS names and URIs, in its order.
+        /// DNS names and URIs, in its order.
         names: Vec<String>,
         /// Of the whole certificate.
         fingerprint: Fingerprint,

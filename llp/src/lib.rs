@@ -169,7 +169,7 @@ pub trait TransportStream: StreamExtensions + Any + Send {
     /// The system's.
     fn set_interest(&mut self, interest: Interest) -> io::Result<()>;
 
-    /// Whether the connection attempt has succeeded; false while it is undecided.
+    /// Returns whether the connection attempt has succeeded; false while it is undecided.
     ///
     /// # Errors
     /// Why it failed: `ConnectionRefused`, `TimedOut`, `HostUnreachable`, ..
@@ -307,7 +307,7 @@ pub trait RecvBuf {
     /// The bytes from the stream's present position on, as far as they lie in one piece. They may be changed in place.
     fn bytes(&mut self) -> &mut [u8];
 
-    /// Whether it is worth while to leave what is behind the first `used` bytes until more has come. `false`: the piece ends at
+    /// Returns whether it is worth while to leave what is behind the first `used` bytes until more has come. `false`: the piece ends at
     /// the buffer's end or the stream's, or the buffer has hardly room for more; the rest must be had by [`TransportStream::recv`].
     fn can_grow(&self, used: usize) -> bool;
 

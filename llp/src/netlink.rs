@@ -88,7 +88,7 @@ fn send(
 /// A message of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message<'a> {
-    /// Its type.
+    /// Type.
     pub(crate) kind: u16,
     /// Payload after the header.
     pub(crate) body: &'a [u8],

@@ -116,7 +116,7 @@ impl From<OptionError> for io::Error {
 pub struct StreamInfo {
     /// Smoothed round-trip time in microseconds.
     pub rtt_us: Option<u32>,
-    /// Its mean deviation in microseconds.
+    /// Mean deviation in microseconds.
     pub rtt_var_us: Option<u32>,
     /// Least round-trip time seen, in microseconds.
     pub min_rtt_us: Option<u32>,

@@ -22,7 +22,7 @@ pub type Block = [AtomicU64; BLOCK_WORDS];
 pub struct Blocks {
     at: NonNull<Block>,
     count: usize,
-    /// Its entry in [`OF_FILES`].
+    /// Entry in [`OF_FILES`].
     entry: Option<&'static Mapping>,
 }
 

@@ -34,7 +34,7 @@ use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STRING_FROM: usize = 1024;
 
-/// Whether a copy of `len` bytes is one for [`string_move`].
+/// Returns whether a copy of `len` bytes is one for [`string_move`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn is_for_string(dst: *const u8, src: *const u8, len: usize) -> bool {
@@ -48,7 +48,7 @@ pub(crate) const PAGE: usize = 4096;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) const ALIASED: usize = 64;
 
-/// Whether the low address bits of `dst` are a few more than those of `src`: there `rep movsb` waits for its own stores (AMD Zen 3 and 4;
+/// Returns whether the low address bits of `dst` are a few more than those of `src`: there `rep movsb` waits for its own stores (AMD Zen 3 and 4;
 /// glibc has it as bug 30994). On an AMD EPYC (Zen 3) `rep movsb` copies 1.6 GB/s then instead of 33, words 12 to 17, `memcpy` in parts 24.
 ///
 /// An FPDU that is built at the start of a page, with a payload from the start of another one, is enough: the header moves the payload by 16 or 20 bytes.

@@ -20,7 +20,7 @@ pub struct Unaligned {
     pub address: usize,
 }
 
-/// Why eight bytes were not replaced.
+/// Reason why eight bytes were not replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpdateError {
     /// The address is no multiple of eight.
@@ -31,7 +31,7 @@ pub enum UpdateError {
     Gone(#[from] Gone),
 }
 
-/// Why memory was not registered.
+/// Reason why memory was not registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// The table is full.
@@ -59,7 +59,7 @@ pub enum RegisterError {
     NoEntropy(getrandom::Error),
 }
 
-/// Why a region was not re-registered. The region is as it was before.
+/// Reason why a region was not re-registered. The region is as it was before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReregError {
     /// No region with this STag.
@@ -73,7 +73,7 @@ pub enum ReregError {
     WindowsBound {
         /// The region's STag.
         stag: STag,
-        /// How many windows.
+        /// Number of windows.
         windows: u32,
     },
     /// The new rights or memory are illegal.
@@ -81,7 +81,7 @@ pub enum ReregError {
     Register(#[from] RegisterError),
 }
 
-/// Why a region was not deregistered.
+/// Reason why a region was not deregistered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeregisterError {
     /// No region or fast-register STag with this value.
@@ -95,12 +95,12 @@ pub enum DeregisterError {
     WindowsBound {
         /// The region's STag.
         stag: STag,
-        /// How many windows.
+        /// Number of windows.
         windows: u32,
     },
 }
 
-/// Why a peer may not touch what it asked for: the checks of RFC 5041 7.1 and 8.2, RFC 5040 7.
+/// Reason why a peer may not touch what it asked for: the checks of RFC 5041 7.1 and 8.2, RFC 5040 7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteError {
     /// No such STag, a stale key byte, or an STag that is in the invalid state.
@@ -116,7 +116,7 @@ pub enum RemoteError {
         stag: STag,
         /// The asking stream.
         stream: StreamId,
-        /// Its protection domain.
+        /// Protection domain.
         pd: PdId,
     },
     /// Not wholly inside the TO range of the STag.
@@ -151,7 +151,7 @@ pub enum RemoteError {
     },
 }
 
-/// Why a scatter/gather element of ours is illegal.
+/// Reason why a scatter/gather element of ours is illegal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocalError {
     /// No region with this key (windows have no local key).
@@ -188,7 +188,7 @@ pub enum LocalError {
     },
 }
 
-/// Why a memory window was not bound (`ibv_bind_mw(3)`).
+/// Reason why a memory window was not bound (`ibv_bind_mw(3)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
     /// The window was deallocated, or is a fast-register STag.
@@ -261,7 +261,7 @@ pub enum BindError {
     },
 }
 
-/// Why a fast registration failed.
+/// Reason why a fast registration failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FastRegisterError {
     /// The STag was deallocated, or is a window.
@@ -283,7 +283,7 @@ pub enum FastRegisterError {
         stag: STag,
         /// Bytes given.
         len: u64,
-        /// Its maximum.
+        /// Maximum.
         max: u64,
     },
     /// The rights or the memory are illegal.
@@ -291,7 +291,7 @@ pub enum FastRegisterError {
     Register(#[from] RegisterError),
 }
 
-/// Why an STag was not invalidated.
+/// Reason why an STag was not invalidated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidateError {
     /// No such STag, a stale key byte, or (for a peer) an STag that is in the invalid state already.
@@ -307,7 +307,7 @@ pub enum InvalidateError {
         stag: STag,
         /// The asking stream.
         stream: StreamId,
-        /// Its protection domain.
+        /// Protection domain.
         pd: PdId,
     },
     /// STags of this kind are not invalidated this way: a region, a type 1 window, or (for a peer) what several

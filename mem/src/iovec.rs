@@ -58,7 +58,7 @@ impl<'a> IoVec<'a> {
         unsafe { copy::load(to.as_mut_ptr(), self.raw.iov_base.cast(), self.len()) }
     }
 
-    /// As [`IoVec::copy_to`], where a program may have unmapped the bytes. False if some are not there; `to` has others then.
+    /// Like [`IoVec::copy_to`], where a program may have unmapped the bytes. False if some are not there; `to` has others then.
     ///
     /// # Panics
     /// If `to` is shorter.

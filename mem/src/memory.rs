@@ -31,7 +31,7 @@ pub(crate) enum Presence {
     /// A program may unmap them. What is given to [`crate::Table::discard`] is gone for good, as pages that an adapter has pinned are not
     /// those that are mapped there later.
     Foreign,
-    /// As `Foreign`; every access finds what is mapped there at that time: on-demand paging.
+    /// Like `Foreign`; every access finds what is mapped there at that time: on-demand paging.
     OnDemand,
 }
 
@@ -91,7 +91,7 @@ impl Memory {
         Self { presence: Presence::Foreign, page_state, ..memory }
     }
 
-    /// As [`Memory::foreign`]; every access finds what is there at that time: on-demand paging.
+    /// Like [`Memory::foreign`]; every access finds what is there at that time: on-demand paging.
     ///
     /// # Safety
     /// As for [`Memory::foreign`].
@@ -114,7 +114,7 @@ impl Memory {
         Self::guaranteed(at, len, Keep::Buffer(keep))
     }
 
-    /// As [`Memory::buffer`] of bytes that a device may take away while they are mapped: an access fails then, as with [`Memory::foreign`].
+    /// Like [`Memory::buffer`] of bytes that a device may take away while they are mapped: an access fails then, as with [`Memory::foreign`].
     ///
     /// # Safety
     /// As for [`Memory::buffer`], but the bytes need not stay behind the address.

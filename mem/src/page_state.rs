@@ -56,13 +56,13 @@ impl PageState {
         self.set(&self.protected, range);
     }
 
-    /// Whether none of `len` bytes at `start` is gone.
+    /// Returns whether none of `len` bytes at `start` is gone.
     #[inline]
     pub(crate) fn has(&self, start: usize, len: usize) -> bool {
         !self.given_up.any.load(SeqCst) || self.misses(&self.given_up, start, len)
     }
 
-    /// Whether a page of `len` bytes at `start` was protected: an access that fails may do so by that.
+    /// Returns whether a page of `len` bytes at `start` was protected: an access that fails may do so by that.
     #[inline]
     pub(crate) fn is_protected(&self, start: usize, len: usize) -> bool {
         self.protected.any.load(SeqCst) && !self.misses(&self.protected, start, len)

@@ -17,7 +17,7 @@ enum Exchange {
     Other(u64),
 }
 
-/// As [`crate::copy::store`]; false if a byte is not there: those before it may be written.
+/// Like [`crate::copy::store`]; false if a byte is not there: those before it may be written.
 ///
 /// # Safety
 /// As for [`crate::copy::store`], but for `dst`, which need not be there.
@@ -27,7 +27,7 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) -> bool {
     unsafe { arch::uiw_recover_store(dst, src, len) == 0 }
 }
 
-/// As [`crate::copy::load`]; false if a byte is not there.
+/// Like [`crate::copy::load`]; false if a byte is not there.
 ///
 /// # Safety
 /// As for [`crate::copy::load`], but for `src`, which need not be there.
@@ -37,7 +37,7 @@ pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> bool {
     unsafe { arch::uiw_recover_load(dst, src, len) == 0 }
 }
 
-/// As `memcpy`, for exclusive memory; false if a byte is not there.
+/// Like `memcpy`, for exclusive memory; false if a byte is not there.
 ///
 /// # Safety
 /// The ranges do not overlap; the private one is there, and nothing else accesses the other one in conflict.
@@ -47,7 +47,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
     unsafe { arch::uiw_recover_copy(dst, src, len) == 0 }
 }
 
-/// As [`crate::Pinned::atomic_u64`].
+/// Like [`crate::Pinned::atomic_u64`].
 ///
 /// # Safety
 /// `cell` is aligned; every other access to it is atomic. It need not be there.
@@ -79,7 +79,7 @@ unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<Exchange> {
     }
 }
 
-/// Whether the page of `address` can be read, and written if `write`: nothing in it changes.
+/// Returns whether the page of `address` can be read, and written if `write`: nothing in it changes.
 ///
 /// The handler of [`recover`] must be installed.
 pub fn is_accessible(address: usize, write: bool) -> bool {

@@ -98,17 +98,17 @@ impl Plan {
 }
 
 impl Region {
-    /// Its key on the wire.
+    /// Returns the key on the wire.
     pub fn stag(&self) -> STag {
         self.stag
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> PdId {
         self.pd
     }
 
-    /// Its rights.
+    /// Returns the rights.
     pub fn access(&self) -> Access {
         self.access
     }
@@ -143,13 +143,13 @@ impl Region {
         self.shared
     }
 
-    /// Whether an access may find that bytes are not there.
+    /// Returns whether an access may find that bytes are not there.
     #[inline]
     pub(crate) fn may_be_gone(&self) -> bool {
         self.presence != Presence::Guaranteed
     }
 
-    /// Whether none of the bytes was discarded. To be asked under a pin: [`crate::Table::discard`] waits for those that were taken before.
+    /// Returns whether none of the bytes was discarded. To be asked under a pin: [`crate::Table::discard`] waits for those that were taken before.
     #[inline]
     pub(crate) fn has(&self, offset: usize, len: usize) -> bool {
         self.page_state.as_ref().is_none_or(|state| state.has(self.at.addr().get() + offset, len))

@@ -135,7 +135,7 @@ impl<'a> Pinned<'a> {
         self.len == 0
     }
 
-    /// As [`Span::is_shared`].
+    /// Like [`Span::is_shared`].
     pub fn is_shared(&self) -> bool {
         self.region.is_shared()
     }
@@ -169,7 +169,7 @@ impl<'a> Pinned<'a> {
         self.region.protected(start.addr() - self.region.as_ptr().addr(), len)
     }
 
-    /// Whether the program has protected a page of `range` at some time: where a system call that is given its [`Pinned::io_vec`] fails with EFAULT
+    /// Returns whether the program has protected a page of `range` at some time: where a system call that is given its [`Pinned::io_vec`] fails with EFAULT
     /// a copy ([`Pinned::copy_to_vec`]) may not.
     ///
     /// # Panics

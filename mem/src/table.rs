@@ -161,7 +161,7 @@ impl Region {
         self.check_local_range(addr, len.into())
     }
 
-    /// Whether elements of ours may name it.
+    /// Returns whether elements of ours may name it.
     #[inline(always)]
     fn check_local_use(&self, pd: PdId, write: bool) -> Result<(), LocalError> {
         let lkey = self.stag();

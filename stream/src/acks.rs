@@ -31,7 +31,7 @@ impl Acks {
         self.uncovered >= ACK_EVERY
     }
 
-    /// Whether acknowledging Reads were sent for all that was built.
+    /// Returns whether acknowledging Reads were sent for all that was built.
     pub(crate) fn covers_all(&self) -> bool {
         self.uncovered == 0
     }
@@ -62,7 +62,7 @@ impl Acks {
         self.completed = None;
     }
 
-    /// Whether the answer to an acknowledging Read has completed request `id`.
+    /// Returns whether the answer to an acknowledging Read has completed request `id`.
     pub(crate) fn has_completed(&self, id: u32) -> bool {
         // Ids count up and wrap; far fewer than half of them are open at a time.
         self.completed.is_some_and(|upto| upto.wrapping_sub(id) <= u32::MAX / 2)

@@ -45,7 +45,7 @@ impl Capabilities {
     const NONE: Self = Self(0);
     const RFC_7306: Self = Self(Self::IMMEDIATE | Self::ATOMIC);
 
-    /// Whether a zero-length Write to this STag is a capability request.
+    /// Returns whether a zero-length Write to this STag is a capability request.
     #[must_use]
     pub fn is_request(stag: STag) -> bool {
         stag == REQUEST
@@ -142,13 +142,13 @@ impl PeerCaps {
         }
     }
 
-    /// Whether this end acknowledges what it places.
+    /// Returns whether this end acknowledges what it places.
     #[inline]
     pub(crate) fn sends_placement_acks(&self) -> bool {
         self.peer_wants_acks && self.capabilities().placement_acks()
     }
 
-    /// Whether the peer acknowledges what it places.
+    /// Returns whether the peer acknowledges what it places.
     #[inline]
     pub(crate) fn receives_placement_acks(&self) -> bool {
         self.wants_acks && self.capabilities().placement_acks()
@@ -165,7 +165,7 @@ impl PeerCaps {
         u64::from(capabilities.0 | wants) << NONCE_BITS
     }
 
-    /// Whether the exchange is not over.
+    /// Returns whether the exchange is not over.
     #[inline]
     pub(crate) fn is_undecided(&self) -> bool {
         self.kind == PeerKind::Unknown

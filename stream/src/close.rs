@@ -92,13 +92,13 @@ impl<M> RdmapStream<M> {
         self.shared.detached = true;
     }
 
-    /// Whether the host's queues are gone: the stream ends by itself.
+    /// Returns whether the host's queues are gone: the stream ends by itself.
     #[must_use]
     pub fn is_detached(&self) -> bool {
         self.shared.detached
     }
 
-    /// Whether the stream is open for the last acknowledgements of its peer alone: the host's queues are gone, or everything of the host's has
+    /// Returns whether the stream is open for the last acknowledgements of its peer alone: the host's queues are gone, or everything of the host's has
     /// completed and the stream closes.
     #[must_use]
     pub fn is_draining(&self) -> bool {
@@ -131,7 +131,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Whether the peer may wait for acknowledgements, and can be asked.
+    /// Returns whether the peer may wait for acknowledgements, and can be asked.
     fn may_drain(&self) -> bool {
         self.is_open()
             && self.shared.reads.acks.on

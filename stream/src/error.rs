@@ -8,7 +8,7 @@ use uiw_mpa::rx::FpduError;
 use uiw_mpa::startup::{ConfigError, StartupRefusal};
 use uiw_rdmap::{Fault, MpaFault, Origin, Protection, RdmapError, Terminate};
 
-/// Why the peer may not do to our memory what it asks for: the checks of [`crate::StreamHost`].
+/// Reason why the peer may not do to our memory what it asks for: the checks of [`crate::StreamHost`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// No memory has this STag, or not any more.
@@ -54,7 +54,7 @@ impl AccessError {
     }
 }
 
-/// Why an atomic of the peer is refused.
+/// Reason why an atomic of the peer is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AtomicError {
     /// The memory may not be used.
@@ -74,7 +74,7 @@ impl AtomicError {
     }
 }
 
-/// Why the host cannot go on with a request or a receive. The peer is not at fault.
+/// Reason why the host cannot go on with a request or a receive. The peer is not at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocalError {
     /// Local memory is not registered for this use, or not any more.
@@ -97,7 +97,7 @@ pub enum LocalError {
     GivenUp,
 }
 
-/// Why a stream leaves Full Operation.
+/// Reason why a stream leaves Full Operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnError {
     /// The peer broke a rule; a Terminate reports it.
@@ -157,19 +157,19 @@ impl ConnError {
         Self::fault(fault, None)
     }
 
-    /// Whether the transport carries nothing any more.
+    /// Returns whether the transport carries nothing any more.
     pub(crate) const fn is_fatal_to_transport(&self) -> bool {
         matches!(self, Self::Lost | Self::SourceGone | Self::NoFirstFpdu)
     }
 }
 
-/// Why a connection was not established.
+/// Reason why a connection was not established.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupFailure {
     /// The peer rejected.
     #[error("the peer rejected the connection")]
     Rejected {
-        /// Its private data.
+        /// Private data.
         private_data: Vec<u8>,
         /// Its IRD and ORD, where its Reply has them.
         peer_ird_ord: Option<(u16, u16)>,

@@ -40,14 +40,14 @@ pub trait StreamHost {
     where
         Self: 'a;
 
-    /// Whether the stream carries unreliable messages, as both ends have agreed by other means: a message that cannot be delivered is
+    /// Returns whether the stream carries unreliable messages, as both ends have agreed by other means: a message that cannot be delivered is
     /// discarded, and the stream goes on. As provided, messages are reliable.
     #[inline(always)]
     fn is_unreliable(&self) -> bool {
         false
     }
 
-    /// Whether the peer may write all of the `len` bytes from `to` on. Asked before the first segment of an unreliable Write is placed. As
+    /// Returns whether the peer may write all of the `len` bytes from `to` on. Asked before the first segment of an unreliable Write is placed. As
     /// provided, each segment is checked when it comes.
     ///
     /// # Errors
@@ -255,12 +255,12 @@ pub trait Payload {
     /// Bytes; more than none.
     fn len(&self) -> usize;
 
-    /// Whether there is no byte.
+    /// Returns whether there is no byte.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether these bytes are not written before the request completes: then they may be sent from their memory, and a CRC that
+    /// Returns whether these bytes are not written before the request completes: then they may be sent from their memory, and a CRC that
     /// was computed over them stays right.
     fn is_stable(&self) -> bool;
 
@@ -348,7 +348,7 @@ pub enum ReceivedKind {
     },
 }
 
-/// Why a receive fails.
+/// Reason why a receive fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiveError {
     /// The message is longer.

@@ -73,7 +73,7 @@ impl PlacementAcks {
         self.received = self.received.wrapping_add(1);
     }
 
-    /// Whether an acknowledgement is owed, built or not.
+    /// Returns whether an acknowledgement is owed, built or not.
     #[inline]
     pub(crate) fn is_owed(&self) -> bool {
         self.due
@@ -110,7 +110,7 @@ impl PlacementAcks {
         }
     }
 
-    /// Whether an acknowledgement is owed or is in the transmit queue.
+    /// Returns whether an acknowledgement is owed or is in the transmit queue.
     pub(crate) fn is_waiting(&self) -> bool {
         self.due || self.queued.is_some()
     }

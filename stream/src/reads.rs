@@ -145,13 +145,13 @@ impl Reads {
         }
     }
 
-    /// Whether ORD leaves room for another Read or atomic of ours.
+    /// Returns whether ORD leaves room for another Read or atomic of ours.
     #[inline]
     pub(crate) fn has_credit(&self) -> bool {
         self.outstanding.len() < usize::from(self.ord)
     }
 
-    /// Whether IRD leaves room for another Read or atomic of the peer.
+    /// Returns whether IRD leaves room for another Read or atomic of the peer.
     pub(crate) fn has_inbound_room(&self) -> bool {
         self.inbound.len() + usize::from(self.responding) < usize::from(self.ird)
     }
@@ -176,7 +176,7 @@ impl Reads {
         pop(&mut self.inbound)
     }
 
-    /// Whether an RTR Read waits for its answer.
+    /// Returns whether an RTR Read waits for its answer.
     #[inline]
     pub(crate) fn awaits_rtr(&self) -> bool {
         self.outstanding.front().is_some_and(|front| front.origin == ReadOrigin::Rtr)

@@ -77,7 +77,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it takes one of the ORD credits until its answer has come.
+    /// Returns whether it takes one of the ORD credits until its answer has come.
     #[must_use]
     pub const fn needs_ord(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. })

@@ -51,13 +51,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Whether Writes and Sends complete with the peer's placement acknowledgements, and not with the answers to zero-length Reads.
+    /// Returns whether Writes and Sends complete with the peer's placement acknowledgements, and not with the answers to zero-length Reads.
     #[inline]
     pub(crate) fn completes_by_placement(&self) -> bool {
         self.reads.acks.on && self.caps.receives_placement_acks() && !self.caps.gave_up
     }
 
-    /// Whether this end acknowledges what it places, and still can.
+    /// Returns whether this end acknowledges what it places, and still can.
     #[inline]
     pub(crate) fn sends_placement_acks(&self) -> bool {
         self.caps.sends_placement_acks() && !self.hold

@@ -349,7 +349,7 @@ impl<M> RdmapStream<M> {
         self.shared.placement.take_acknowledged()
     }
 
-    /// Whether a placement acknowledgement waits for TCP to take it.
+    /// Returns whether a placement acknowledgement waits for TCP to take it.
     #[must_use]
     pub fn owes_acknowledgement(&self) -> bool {
         self.shared.placement.is_waiting()
@@ -436,7 +436,7 @@ impl<M> RdmapStream<M> {
 
     // How it is.
 
-    /// Whether [`RdmapStream::handle_bytes`] takes bytes now. It does not while the host decides on a Request, while a Send waits for a
+    /// Returns whether [`RdmapStream::handle_bytes`] takes bytes now. It does not while the host decides on a Request, while a Send waits for a
     /// receive, and behind the peer's FIN.
     #[inline]
     #[must_use]
@@ -449,7 +449,7 @@ impl<M> RdmapStream<M> {
         }
     }
 
-    /// Whether a Send waits for a receive.
+    /// Returns whether a Send waits for a receive.
     #[inline]
     #[must_use]
     pub fn is_stalled(&self) -> bool {
@@ -469,7 +469,7 @@ impl<M> RdmapStream<M> {
         self.receiver.parked_len()
     }
 
-    /// Whether nothing is to be sent unless something happens: a post, an arrival, room.
+    /// Returns whether nothing is to be sent unless something happens: a post, an arrival, room.
     #[inline]
     #[must_use]
     pub fn has_nothing_due(&self) -> bool {
@@ -484,13 +484,13 @@ impl<M> RdmapStream<M> {
         self.has_nothing_due() && self.sender.is_drained() && !self.shared.fin.wanted && !self.pausing
     }
 
-    /// Whether a request is partly built.
+    /// Returns whether a request is partly built.
     #[must_use]
     pub fn is_inside_request(&self) -> bool {
         self.sender.is_inside_request()
     }
 
-    /// Whether the stream was begun by this end.
+    /// Returns whether the stream was begun by this end.
     #[must_use]
     pub fn is_initiator(&self) -> bool {
         self.shared.initiator
@@ -502,7 +502,7 @@ impl<M> RdmapStream<M> {
         self.receiver.negotiated()
     }
 
-    /// Whether [`RdmapStream::handle_eof`] behind `unread` bytes of a start-up frame would report [`Event::Reconnect`]. A peer that resets the connection
+    /// Returns whether [`RdmapStream::handle_eof`] behind `unread` bytes of a start-up frame would report [`Event::Reconnect`]. A peer that resets the connection
     /// there has refused the Request as well: adapters do so, and a TCP whose program closes without having read all.
     #[must_use]
     pub fn may_fall_back(&self, unread: usize) -> bool {
@@ -513,52 +513,52 @@ impl<M> RdmapStream<M> {
             && unread == 0
     }
 
-    /// Whether it is a stream to itself.
+    /// Returns whether it is a stream to itself.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         self.loopback
     }
 
-    /// Whether start-up is under way.
+    /// Returns whether start-up is under way.
     #[must_use]
     pub fn is_starting(&self) -> bool {
         !self.is_established() && !self.is_over()
     }
 
-    /// Whether the peer's Request has not come.
+    /// Returns whether the peer's Request has not come.
     #[must_use]
     pub fn awaits_request(&self) -> bool {
         matches!(self.phase, Phase::AwaitRequest(_))
     }
 
-    /// Whether TCP connects.
+    /// Returns whether TCP connects.
     #[inline]
     #[must_use]
     pub fn is_connecting(&self) -> bool {
         matches!(self.phase, Phase::Connecting)
     }
 
-    /// Whether the stream is past start-up: in Full Operation, or closing.
+    /// Returns whether the stream is past start-up: in Full Operation, or closing.
     #[inline]
     #[must_use]
     pub fn is_established(&self) -> bool {
         matches!(self.phase, Phase::Open | Phase::Closing)
     }
 
-    /// Whether it is in Full Operation.
+    /// Returns whether it is in Full Operation.
     #[inline]
     #[must_use]
     pub fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Open)
     }
 
-    /// Whether the orderly close was begun, from this end.
+    /// Returns whether the orderly close was begun, from this end.
     #[must_use]
     pub fn is_closing(&self) -> bool {
         self.shared.fin.wanted
     }
 
-    /// Whether the close has begun, from either end, or [`Event::Drained`] is due: then [`RdmapStream::poll_transmit`] has something to
+    /// Returns whether the close has begun, from either end, or [`Event::Drained`] is due: then [`RdmapStream::poll_transmit`] has something to
     /// find out when everything is sent.
     #[inline]
     #[must_use]
@@ -566,7 +566,7 @@ impl<M> RdmapStream<M> {
         !self.is_open() || self.shared.fin.wanted || self.shared.fin.received || self.pausing
     }
 
-    /// Whether nothing is left to do.
+    /// Returns whether nothing is left to do.
     #[inline]
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -579,7 +579,7 @@ impl<M> RdmapStream<M> {
         self.reset
     }
 
-    /// Whether the peer has sent FIN.
+    /// Returns whether the peer has sent FIN.
     #[inline]
     #[must_use]
     pub fn peer_has_closed(&self) -> bool {

@@ -87,7 +87,7 @@ impl Discards {
         self.tagged = false;
     }
 
-    /// Whether a message on queue 0 is one of those that are discarded.
+    /// Returns whether a message on queue 0 is one of those that are discarded.
     pub(crate) fn takes_untagged(&self, immediate: bool) -> bool {
         self.send || immediate && self.immediate
     }

@@ -354,7 +354,7 @@ impl Stack {
         (sent as f64 / seconds, received as f64 / receiving.max(seconds), lost)
     }
 
-    /// Whether messages are sent and delivered at this rate, and too few are lost; in one of several short slices, as other programs
+    /// Returns whether messages are sent and delivered at this rate, and too few are lost; in one of several short slices, as other programs
     /// take the processors in others.
     fn keeps(&mut self, rate: f64) -> bool {
         (0..TRIES).any(|_| {

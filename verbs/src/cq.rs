@@ -136,7 +136,7 @@ impl Cq {
         })
     }
 
-    /// Its number on the device.
+    /// Returns the number on the device.
     pub fn num(&self) -> u32 {
         self.num
     }
@@ -226,7 +226,7 @@ impl Cq {
         self.poll_into(max, &mut |max| self.pop(max, &mut each))
     }
 
-    /// As [`Cq::poll_with`]; `pop` takes what is there.
+    /// Like [`Cq::poll_with`]; `pop` takes what is there.
     #[inline]
     fn poll_into(&self, max: usize, pop: &mut impl FnMut(usize) -> usize) -> usize {
         if let Some(faults) = &self.faults {
@@ -257,7 +257,7 @@ impl Cq {
         if self.is_empty() { 0 } else { self.pop(max, &mut each) }
     }
 
-    /// As [`Cq::poll_with`], appended to `out`.
+    /// Like [`Cq::poll_with`], appended to `out`.
     pub fn poll(&self, out: &mut Vec<Wc>, max: usize) -> usize {
         self.poll_into(max, &mut |max| self.pop_all(max, out))
     }
@@ -298,7 +298,7 @@ impl Cq {
         taken
     }
 
-    /// As [`Cq::pop`], appended to `out`, which is not foreign code: under one locking.
+    /// Like [`Cq::pop`], appended to `out`, which is not foreign code: under one locking.
     fn pop_all(&self, max: usize, out: &mut Vec<Wc>) -> usize {
         let mut inner = self.inner.lock();
         let count = max.min(inner.ring.len());
@@ -344,7 +344,7 @@ impl Cq {
         std::mem::take(&mut self.inner.lock().arm) != Arm::None
     }
 
-    /// Whether connections of this shard of `driver` complete here.
+    /// Returns whether connections of this shard of `driver` complete here.
     pub(crate) fn is_driven_by(&self, driver: &Arc<Driver>, shard: usize) -> bool {
         self.shards.load(Ordering::Acquire) >> shard & 1 != 0 && Arc::ptr_eq(self.driver(), driver)
     }
@@ -372,7 +372,7 @@ impl Cq {
         self.queued.load(Ordering::Acquire)
     }
 
-    /// Whether no completion is queued.
+    /// Returns whether no completion is queued.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -155,7 +155,7 @@ impl Device {
         self.driver.shards().len()
     }
 
-    /// Its limits.
+    /// Returns the limits.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         self.driver.limits()
@@ -171,7 +171,7 @@ impl Device {
         self.driver.shared.counters.snapshot()
     }
 
-    /// Whether the counters are in a file that other processes read. They are not without [`DeviceConfig::counters`], and where the file
+    /// Returns whether the counters are in a file that other processes read. They are not without [`DeviceConfig::counters`], and where the file
     /// cannot be made.
     #[must_use]
     pub fn publishes_counters(&self) -> bool {
@@ -245,13 +245,13 @@ impl Device {
         }
     }
 
-    /// As [`Device::block_on`], for at most `timeout`; `None` when it has passed.
+    /// Like [`Device::block_on`], for at most `timeout`; `None` when it has passed.
     pub fn block_on_for<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
         self.driver.block_on(Instant::now().checked_add(timeout), |cx| future.as_mut().poll(cx))
     }
 
-    /// As [`Device::block_on`] for a poll function, until `deadline`.
+    /// Like [`Device::block_on`] for a poll function, until `deadline`.
     pub fn wait<T>(
         &self,
         deadline: Option<Instant>,

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Why a call was refused or failed. One variant per rule.
+/// Reason why a call was refused or failed. One variant per rule.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -86,7 +86,7 @@ pub enum Error {
     /// The queue pair already has a connection.
     #[error("queue pair {qp_num:#08x} already has a connection")]
     AlreadyConnected {
-        /// Its number.
+        /// Number.
         qp_num: u32,
     },
     /// The connection is gone.
@@ -120,7 +120,7 @@ pub enum Error {
     Rejected {
         /// The peer.
         peer: SocketAddr,
-        /// Its private data.
+        /// Private data.
         private_data: Vec<u8>,
         /// IRD and ORD that it said, where it did: what it would have needed (RFC 6581 section 9.1).
         peer_ird_ord: Option<(u16, u16)>,
@@ -132,7 +132,7 @@ pub enum Error {
     NoQueuePair {
         /// The peer.
         peer: SocketAddr,
-        /// Its private data.
+        /// Private data.
         private_data: Vec<u8>,
     },
     /// No program listens on that port.
@@ -176,7 +176,7 @@ pub enum Error {
     QueueFull {
         /// Which queue.
         queue: &'static str,
-        /// Its depth.
+        /// Depth.
         depth: u32,
     },
     /// Too many elements in one request.

@@ -18,7 +18,7 @@ pub enum AsyncEvent {
     DeviceFatal,
     /// The completion queue overflowed; completions were lost and its queue pairs are in error.
     CqError {
-        /// Its number.
+        /// Number.
         cq: u32,
     },
     /// A fatal error of a connection; `reason` says what, in the wire's terms where it has one.
@@ -54,7 +54,7 @@ pub enum AsyncEvent {
     },
     /// The shared receive queue fell below its limit.
     SrqLimitReached {
-        /// Its number.
+        /// Number.
         srq: u32,
     },
 }

@@ -89,7 +89,7 @@ impl RawMr {
         Ok(Self { pd: Mutex::new(pd.clone()), region: Mutex::new(region), gone: false })
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     #[inline]
     pub fn pd(&self) -> Pd {
         self.pd.lock().clone()
@@ -124,7 +124,7 @@ impl RawMr {
         self.region.lock().len()
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -200,19 +200,19 @@ impl RawMw {
         Ok(Self { pd: pd.clone(), window, kind })
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     #[must_use]
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// Its type.
+    /// Returns the type.
     #[must_use]
     pub fn kind(&self) -> WindowType {
         self.kind
     }
 
-    /// Its STag now.
+    /// Returns the current STag.
     #[must_use]
     pub fn stag(&self) -> STag {
         self.window.stag()
@@ -242,7 +242,7 @@ impl FastMr {
         Ok(Self { pd: pd.clone(), entry: pd.driver().shared.table.alloc_fast(pd.id(), max_len)? })
     }
 
-    /// Its STag now.
+    /// Returns the current STag.
     #[must_use]
     pub fn stag(&self) -> STag {
         self.entry.stag()

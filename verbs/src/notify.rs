@@ -94,7 +94,7 @@ impl Wakes {
         }
     }
 
-    /// As [`Wakes::give`], for wake-ups that are due by a post of this thread and nothing else: tokens may be withheld. `may_withhold`: whether
+    /// Like [`Wakes::give`], for wake-ups that are due by a post of this thread and nothing else: tokens may be withheld. `may_withhold`: whether
     /// the program sleeps only until an arrival, and another thread releases the token in time.
     pub(crate) fn give_after_post(self, may_withhold: impl Fn(&Arc<Withheld>) -> bool) {
         if self.is_empty() {
@@ -250,7 +250,7 @@ impl<T> EventQueue<T> {
         self.push_with(item, wakes, || Wake::Fd(Arc::clone(&self.tokens)));
     }
 
-    /// As [`EventQueue::push`]; `token` makes the wake-up that writes the descriptor's token.
+    /// Like [`EventQueue::push`]; `token` makes the wake-up that writes the descriptor's token.
     pub(crate) fn push_with(&self, item: T, wakes: &mut Wakes, token: impl FnOnce() -> Wake) {
         let mut inner = self.inner.lock();
         inner.items.push_back(item);
@@ -402,7 +402,7 @@ impl<T> EventQueue<T> {
         self.queued.store(inner.items.len(), Ordering::Release);
     }
 
-    /// Whether no event is queued.
+    /// Returns whether no event is queued.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

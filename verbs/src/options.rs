@@ -308,7 +308,7 @@ impl DeviceConfig {
         self
     }
 
-    /// Whether the wire is encrypted.
+    /// Returns whether the wire is encrypted.
     pub(crate) fn encrypts(&self) -> bool {
         #[cfg(feature = "tls")]
         let encrypts = self.tls.is_some();

@@ -41,7 +41,7 @@ impl Pd {
         &self.0.device
     }
 
-    /// Its number on the device.
+    /// Returns the number on the device.
     #[must_use]
     pub fn num(&self) -> u32 {
         self.0.id.0

@@ -22,7 +22,7 @@ impl ShardSet {
         self.0 |= other.0;
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
@@ -137,7 +137,7 @@ impl PollWaiter {
         Self::new_above(device, 0)
     }
 
-    /// As [`PollWaiter::new`], with descriptors whose numbers are at least `least`, if there are such: for a library in a program that expects the low
+    /// Like [`PollWaiter::new`], with descriptors whose numbers are at least `least`, if there are such: for a library in a program that expects the low
     /// ones for its own files.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ impl PollWaiter {
         driver.poll_progress(self.armed.0, &|| false);
     }
 
-    /// Whether the thread may sleep: a waker was not called since [`PollWaiter::arm`]. Then [`PollWaiter::end_sleep`] follows the sleep.
+    /// Returns whether the thread may sleep: a waker was not called since [`PollWaiter::arm`]. Then [`PollWaiter::end_sleep`] follows the sleep.
     #[must_use]
     pub fn begin_sleep(&self) -> bool {
         self.wakeup.asleep.store(true, Ordering::SeqCst);

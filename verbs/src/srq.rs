@@ -52,12 +52,12 @@ impl Srq {
         }
     }
 
-    /// Its number on the device.
+    /// Returns the number on the device.
     pub fn num(&self) -> u32 {
         self.num
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
@@ -133,7 +133,7 @@ impl Srq {
         Ok(())
     }
 
-    /// Its limits as they are now; the limit is 0 once the event was raised.
+    /// Returns the limits as they are now; the limit is 0 once the event was raised.
     pub fn query(&self) -> SrqAttr {
         SrqAttr {
             max_wr: self.queue.lock().depth(),

@@ -266,26 +266,26 @@ pub struct RecvWr<'a> {
 }
 
 impl SendOp {
-    /// Whether its local elements are written (Read, atomics) instead of read.
+    /// Returns whether its local elements are written (Read, atomics) instead of read.
     #[must_use]
     pub const fn writes_locally(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. })
     }
 
-    /// Whether it takes one of the ORD credits until its answer has come.
+    /// Returns whether it takes one of the ORD credits until its answer has come.
     #[must_use]
     pub const fn needs_ord(&self) -> bool {
         self.writes_locally()
     }
 
-    /// Whether an unreliable connection has it.
+    /// Returns whether an unreliable connection has it.
     pub(crate) const fn may_be_unreliable(&self) -> bool {
         let sends =
             matches!(self, Self::Send | Self::SendImm { .. } | Self::Write { .. } | Self::WriteImm { .. });
         sends || self.is_local()
     }
 
-    /// Whether it never leaves this machine.
+    /// Returns whether it never leaves this machine.
     #[must_use]
     pub const fn is_local(&self) -> bool {
         matches!(self, Self::LocalInvalidate { .. } | Self::Bind(_) | Self::FastRegister(_))

@@ -111,7 +111,7 @@ fn connect(id: &Arc<Id>, param: &InPtr<'_, rdma_conn_param>) -> Result<()> {
     }
 }
 
-/// Why a connection was not begun.
+/// Reason why a connection was not begun.
 enum Begin {
     /// The call fails.
     Program(Errno),
@@ -302,7 +302,7 @@ pub extern "C-unwind" fn rdma_disconnect(id: AnyPtr<rdma_cm_id>) -> c_int {
     unsafe { sync::complete(id, result) }
 }
 
-/// Whether an event is there or will come.
+/// Returns whether an event is there or will come.
 fn disconnect(id: &Id) -> Result<bool> {
     if id.is_ud() {
         return Err(Errno::INVAL.because("an id of RDMA_PS_UDP or RDMA_PS_IPOIB has no connection"));

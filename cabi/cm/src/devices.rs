@@ -88,7 +88,7 @@ pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
     Ok(())
 }
 
-/// Whether an id that is bound to `address` has no device yet: it is any address; or the loopback device's without a port, where there are
+/// Returns whether an id that is bound to `address` has no device yet: it is any address; or the loopback device's without a port, where there are
 /// other devices.
 ///
 /// The kernel has no device for either (`cma_any_addr`). Programs that ask which devices there are, as libfabric does, bind an id so, and take a
@@ -103,7 +103,7 @@ pub(crate) fn is_of_host(address: SocketAddr) -> Result<bool> {
     Ok(!Settings::get()?.own_loopback && netdev::all()?.iter().any(|netdev| !netdev.loopback))
 }
 
-/// Whether the id has a device.
+/// Returns whether the id has a device.
 pub(crate) fn is_bound(id: &Id) -> bool {
     !context_of(id).is_null()
 }

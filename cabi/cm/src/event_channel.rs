@@ -79,7 +79,7 @@ pub(crate) unsafe fn wait(channel: AnyPtr<rdma_event_channel>) -> Option<Deliver
     }
 }
 
-/// Whether the channel was destroyed, and its descriptor closed, between the attempt and the sleep that has just failed.
+/// Returns whether the channel was destroyed, and its descriptor closed, between the attempt and the sleep that has just failed.
 fn is_gone(channel: AnyPtr<rdma_event_channel>) -> bool {
     let closed = Errno::last() == Errno(libc::EBADF);
     closed && boundary::value(false, || Ok(channel.get().is_err()))

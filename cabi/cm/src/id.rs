@@ -191,7 +191,7 @@ impl Id {
         self.abi.get(|id| &id.ps)
     }
 
-    /// Whether it resolves UD queue pairs instead of connecting.
+    /// Returns whether it resolves UD queue pairs instead of connecting.
     pub(crate) fn is_ud(&self) -> bool {
         matches!(self.port_space(), RDMA_PS_UDP | RDMA_PS_IPOIB)
     }
@@ -206,7 +206,7 @@ impl Id {
         self.state.lock()
     }
 
-    /// Its state unless it is being destroyed.
+    /// Returns the state unless it is being destroyed.
     pub(crate) fn lock_alive(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.lock();
         (!state.gone).then_some(state)
@@ -233,7 +233,7 @@ impl Id {
         unsafe { Object::get(self.abi.get(|id| &id.qp)) }.ok()
     }
 
-    /// Whether the program has given the id no queue pair: it moves one itself, which it names by number.
+    /// Returns whether the program has given the id no queue pair: it moves one itself, which it names by number.
     pub(crate) fn has_foreign_qp(&self) -> bool {
         self.abi.get(|id| &id.qp).is_null()
     }
@@ -302,7 +302,7 @@ impl Id {
         drop(channel.queue().remove_if(|event| self.is_about(event, None)));
     }
 
-    /// Whether an event of a channel is about this id, whose connection is `conn`.
+    /// Returns whether an event of a channel is about this id, whose connection is `conn`.
     pub(crate) fn is_about(&self, event: &CmEvent, conn: Option<ConnId>) -> bool {
         match event.kind {
             CmEventKind::Posted(tag) => tag == self.abi().addr() as u64,

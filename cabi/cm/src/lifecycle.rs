@@ -37,7 +37,7 @@ pub(crate) fn destroy(id: &Id) {
     id.wait_acknowledged();
 }
 
-/// As [`destroy`], for an id that C has no event of.
+/// Like [`destroy`], for an id that C has no event of.
 pub(crate) fn discard(id: &Id) {
     let _control = id.control();
     let mut state = id.lock();

@@ -42,7 +42,7 @@ pub(crate) fn forget(address: usize) {
     }
 }
 
-/// Whether `thread` read the channel that was at `address` when it was destroyed.
+/// Returns whether `thread` read the channel that was at `address` when it was destroyed.
 pub(crate) fn contains(address: usize, thread: ThreadId) -> bool {
     ORPHANED.read().0.contains(&(address, thread))
 }

@@ -154,7 +154,7 @@ pub(crate) fn remove_event(event: *mut rdma_cm_event) -> bool {
     remove(event.addr(), |known| matches!(known, Known::Event)).is_some()
 }
 
-/// Whether the pointer came through a fork. It is forgotten.
+/// Returns whether the pointer came through a fork. It is forgotten.
 pub(crate) fn forget_inherited<T>(pointer: *mut T) -> bool {
     remove(pointer.addr(), |known| matches!(known, Known::Inherited)).is_some()
 }

@@ -36,7 +36,7 @@ impl Channel {
         Errno::last()
     }
 
-    /// Whether there is a request, which is destroyed.
+    /// Returns whether there is a request, which is destroyed.
     fn get_request(self) -> bool {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: the event has room; one that was read has an id of its own.
@@ -151,7 +151,7 @@ fn listen(channel: Channel) -> (*mut rdma_cm_id, u16) {
     }
 }
 
-/// Whether the channel becomes readable within that time.
+/// Returns whether the channel becomes readable within that time.
 fn is_readable(channel: Channel, milliseconds: i32) -> bool {
     // SAFETY: the channel lives.
     let fd = unsafe { (*channel.0).fd };

@@ -151,7 +151,7 @@ pub fn program_port(real: u16) -> u16 {
     (i32::from(real) - offset()).rem_euclid(1 << 16) as u16
 }
 
-/// Whether the program can name the real port: whether it can be what the system gives for port 0.
+/// Returns whether the program can name the real port: whether it can be what the system gives for port 0.
 pub(crate) fn has_program_port(real: u16) -> bool {
     real_port(real, -offset()).is_some()
 }

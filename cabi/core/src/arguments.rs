@@ -110,7 +110,7 @@ macro_rules! pointers {
             }
 
             impl<$($param $(: $bound)?)?> $name<'_ $(, $param)?> {
-                /// Whether C passed NULL.
+                /// Returns whether C passed NULL.
                 #[inline]
                 #[must_use]
                 pub fn is_null(&self) -> bool {
@@ -183,7 +183,7 @@ impl<T> AnyPtr<T> {
         self.0
     }
 
-    /// Whether C passed NULL.
+    /// Returns whether C passed NULL.
     #[must_use]
     pub fn is_null(self) -> bool {
         self.0.is_null()

@@ -79,7 +79,7 @@ pub fn code(body: impl FnOnce() -> Result<()>) -> c_int {
     code_of(guarded(body))
 }
 
-/// As [`code`], for functions that are called with every message.
+/// Like [`code`], for functions that are called with every message.
 pub fn code_fast(body: impl FnOnce() -> Result<()>) -> c_int {
     code_of(guarded_fast(body))
 }
@@ -108,7 +108,7 @@ pub fn number(body: impl FnOnce() -> Result<c_int>) -> c_int {
     })
 }
 
-/// As [`number`], for functions that return a count of bytes.
+/// Like [`number`], for functions that return a count of bytes.
 pub fn size(body: impl FnOnce() -> Result<isize>) -> isize {
     guarded(body).unwrap_or_else(|errno| {
         errno.set();
@@ -124,7 +124,7 @@ pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     })
 }
 
-/// As [`value`], for functions that are called with every message.
+/// Like [`value`], for functions that are called with every message.
 pub fn value_fast<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded_fast(body).unwrap_or(fallback)
 }
@@ -184,7 +184,7 @@ pub unsafe fn take_event<T>(attempt: impl Fn(bool) -> Result<Attempt<T>> + Copy)
     }
 }
 
-/// Whether the program made `fd` non-blocking.
+/// Returns whether the program made `fd` non-blocking.
 #[inline]
 #[must_use]
 pub fn is_nonblocking(fd: c_int) -> bool {

@@ -23,7 +23,7 @@ pub enum Privileged {
 /// Levels of the log that privileged programs obey.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// Whether the process has more rights than the user that started it.
+/// Returns whether the process has more rights than the user that started it.
 pub(crate) fn is_privileged() -> bool {
     // SAFETY: takes an integer alone.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
@@ -35,7 +35,7 @@ pub fn variable(name: &str, class: Privileged) -> Option<OsString> {
     read(name).filter(|value| !is_privileged() || is_obeyed(class, value))
 }
 
-/// Whether a variable is set that this process ignores because it is privileged.
+/// Returns whether a variable is set that this process ignores because it is privileged.
 pub(crate) fn is_ignored(name: &str, class: Privileged) -> bool {
     is_privileged() && read(name).is_some_and(|value| !is_obeyed(class, &value))
 }
@@ -44,7 +44,7 @@ fn read(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// Whether privileged programs use the value. That of a refused variable is passed on, because whoever reads it has to refuse.
+/// Returns whether privileged programs use the value. That of a refused variable is passed on, because whoever reads it has to refuse.
 fn is_obeyed(class: Privileged, value: &OsStr) -> bool {
     match class {
         Privileged::Obeyed | Privileged::Refused => true,

@@ -51,21 +51,21 @@ impl Errno {
         self
     }
 
-    /// As [`Errno::because`]: a pointer that must not be NULL is.
+    /// Like [`Errno::because`]: a pointer that must not be NULL is.
     #[cold]
     #[must_use]
     pub fn null(self) -> Self {
         self.because("an argument is NULL that must not be")
     }
 
-    /// As [`Errno::because`]: a number does not fit.
+    /// Like [`Errno::because`]: a number does not fit.
     #[cold]
     #[must_use]
     pub fn out_of_range(self) -> Self {
         self.because("a number is negative or too large")
     }
 
-    /// As [`Errno::because`]: another thread destroys the id.
+    /// Like [`Errno::because`]: another thread destroys the id.
     #[cold]
     #[must_use]
     pub fn destroyed(self) -> Self {

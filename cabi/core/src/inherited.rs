@@ -18,7 +18,7 @@ impl Member {
         inode(fd).map(|inode| Self { fd, inode })
     }
 
-    /// Whether the number still names the file: the program may have closed it and opened another one.
+    /// Returns whether the number still names the file: the program may have closed it and opened another one.
     pub fn is_open(self) -> bool {
         inode(self.fd) == Some(self.inode)
     }

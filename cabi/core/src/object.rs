@@ -35,13 +35,13 @@ pub fn leave(address: usize) {
     LIVING.shard(address as u64).write().0.remove(&address);
 }
 
-/// Whether something of `kind` lives at `address`.
+/// Returns whether something of `kind` lives at `address`.
 #[inline]
 pub fn lives(address: usize, kind: u32) -> bool {
     LIVING.shard(address as u64).read().0.get(&address) == Some(&kind)
 }
 
-/// Whether anything of this library lives at `address`.
+/// Returns whether anything of this library lives at `address`.
 pub fn is_known(address: usize) -> bool {
     LIVING.shard(address as u64).read().0.contains_key(&address)
 }
@@ -149,7 +149,7 @@ impl<B: Body> Object<B> {
         Ok(unsafe { &*object })
     }
 
-    /// Whether it was made before a fork, in the parent.
+    /// Returns whether it was made before a fork, in the parent.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.generation != fork::generation()

@@ -130,7 +130,7 @@ pub fn reserve(
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
 }
 
-/// Whether a bind to `at` that the system has refused with EADDRINUSE is about a wildcard address, as in [`is_taken_by_wildcard`], where
+/// Returns whether a bind to `at` that the system has refused with EADDRINUSE is about a wildcard address, as in [`is_taken_by_wildcard`], where
 /// another process may have the port. Only a socket at a wildcard address has it at an address of documentation, which no host has, too.
 pub fn is_bound_to_wildcard(at: SocketAddr, datagrams: bool) -> bool {
     if at.ip().is_unspecified() {
@@ -199,7 +199,7 @@ fn take(port: Port, bound: Option<Socket>) -> Result<Reservation> {
     Ok(Reservation { port: number, holder: port.holder, bound })
 }
 
-/// Whether another id of this process keeps `at` from an id because one of the two has a wildcard address. The kernel's rdma_cm reports that as
+/// Returns whether another id of this process keeps `at` from an id because one of the two has a wildcard address. The kernel's rdma_cm reports that as
 /// EADDRNOTAVAIL, and two ids with the same address as EADDRINUSE (`cma_check_port`).
 pub fn is_taken_by_wildcard(at: SocketAddr, datagrams: bool, reuse: bool) -> bool {
     let port = Port { at, datagrams, reuse, holder: 0 };

@@ -29,7 +29,7 @@ use values::{
 /// One environment variable. Those of connections are command-line options of the program as well.
 #[derive(Debug)]
 pub struct Variable {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
     /// The name of the command-line option, if there is one.
     pub option: Option<&'static str>,
@@ -390,7 +390,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Whether the sockets of the program `name`, or connections to the port of that number, are no rsockets.
+    /// Returns whether the sockets of the program `name`, or connections to the port of that number, are no rsockets.
     #[must_use]
     pub fn stays_on_tcp(&self, name: &str) -> bool {
         self.sockets_on_tcp.iter().any(|listed| listed == name)
@@ -405,13 +405,13 @@ impl Settings {
         (1..=5).find(|retries| Duration::from_secs((2 << retries) - 1) >= time)
     }
 
-    /// Whether queue pairs complete requests only when the peer has placed them.
+    /// Returns whether queue pairs complete requests only when the peer has placed them.
     #[must_use]
     pub fn acknowledged(&self) -> bool {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
     }
 
-    /// Whether events have private data in the length that the peer sent, instead of InfiniBand's fields.
+    /// Returns whether events have private data in the length that the peer sent, instead of InfiniBand's fields.
     #[must_use]
     pub fn exact_private_data(&self) -> bool {
         self.exact_private_data.unwrap_or(self.persona == Persona::Iwarp)
@@ -424,13 +424,13 @@ impl Settings {
         self.stable_tx.unwrap_or(StableTx::Writes)
     }
 
-    /// Whether programs can have UD queue pairs.
+    /// Returns whether programs can have UD queue pairs.
     #[must_use]
     pub fn offers_ud(&self) -> bool {
         self.no_datagrams().is_none()
     }
 
-    /// Why programs cannot have datagrams, if that is so.
+    /// Returns the reason why programs cannot have datagrams, if that is so.
     #[must_use]
     pub fn no_datagrams(&self) -> Option<&'static str> {
         if !self.ud.unwrap_or(self.persona != Persona::Iwarp) {

@@ -63,7 +63,7 @@ pub fn hold() -> Held {
 }
 
 impl Held {
-    /// Whether a signal waits that would end a `read` with EINTR.
+    /// Returns whether a signal waits that would end a `read` with EINTR.
     pub fn interrupts(&self) -> bool {
         let mut pending = no_signals();
         // SAFETY: there is room for a set.
@@ -79,7 +79,7 @@ impl Drop for Held {
     }
 }
 
-/// Whether the program has a handler for `signal` that does not restart calls.
+/// Returns whether the program has a handler for `signal` that does not restart calls.
 fn ends_calls(signal: c_int) -> bool {
     let mut action: libc::sigaction = zeroed();
     // SAFETY: there is room for the action, and none is set.

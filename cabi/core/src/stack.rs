@@ -30,7 +30,7 @@ fn own() -> Option<(&'static str, &'static SmolConfig)> {
     Settings::get().ok()?.llp.own()
 }
 
-/// Whether its addresses and ports are not the kernel's.
+/// Returns whether its addresses and ports are not the kernel's.
 pub fn is_own() -> bool {
     own().is_some()
 }

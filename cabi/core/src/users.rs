@@ -19,7 +19,7 @@ impl Users {
         Used(Arc::clone(&self.0))
     }
 
-    /// Whether there is any user.
+    /// Returns whether there is any user.
     #[must_use]
     pub fn any(&self) -> bool {
         self.0.load(Ordering::Acquire) > 0

@@ -54,7 +54,7 @@ impl Acceptor {
         Some(taken)
     }
 
-    /// Whether a connection waits.
+    /// Returns whether a connection waits.
     pub(crate) fn is_ready(&self) -> bool {
         !self.queue.lock().ready.is_empty()
     }

@@ -27,7 +27,7 @@ impl AnySocket {
         }
     }
 
-    /// Whether both are the same socket.
+    /// Returns whether both are the same socket.
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Stream(one), Self::Stream(other)) => Arc::ptr_eq(one, other),
@@ -36,7 +36,7 @@ impl AnySocket {
         }
     }
 
-    /// Whether it is this stream.
+    /// Returns whether it is this stream.
     pub(crate) fn is_stream(&self, other: &Arc<Socket>) -> bool {
         matches!(self, Self::Stream(one) if Arc::ptr_eq(one, other))
     }
@@ -49,7 +49,7 @@ impl AnySocket {
         }
     }
 
-    /// As [`AnySocket::ready`]; the task is woken by the next change.
+    /// Like [`AnySocket::ready`]; the task is woken by the next change.
     pub(crate) fn poll_ready(
         &self,
         events: c_short,

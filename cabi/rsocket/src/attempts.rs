@@ -40,7 +40,7 @@ impl Attempts {
         }
     }
 
-    /// Whether a call that waits omits its attempt, as the wait finds what has arrived as well. It counts as one that found nothing.
+    /// Returns whether a call that waits omits its attempt, as the wait finds what has arrived as well. It counts as one that found nothing.
     pub(crate) fn is_omitted(&self) -> bool {
         let count = self.in_vain.load(Ordering::Relaxed);
         let omitted = count >= ATTEMPTS_BEFORE_WAITS && !count.is_multiple_of(CALLS_PER_ATTEMPT);
@@ -50,7 +50,7 @@ impl Attempts {
         omitted
     }
 
-    /// Whether a wait polls before it sleeps, as the last one was short, and such waits are shorter with polling.
+    /// Returns whether a wait polls before it sleeps, as the last one was short, and such waits are shorter with polling.
     pub(crate) fn expect_soon(&self) -> bool {
         // Held only where a signal handler has interrupted a call, or by another thread.
         self.is_short.load(Ordering::Relaxed) && self.choice.try_lock().is_some_and(|choice| choice.polls)
@@ -127,7 +127,7 @@ impl Default for Choice {
 }
 
 impl Choice {
-    /// Whether the next wait counts however long the last one was: in a trial without polling, and for the first wait behind it, waits that polling would make
+    /// Returns whether the next wait counts however long the last one was: in a trial without polling, and for the first wait behind it, waits that polling would make
     /// short may be longer.
     fn is_for_all(&self) -> bool {
         self.trial == Trial::Sleeps || self.polls && self.left == BETWEEN_TRIALS

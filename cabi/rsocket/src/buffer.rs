@@ -37,7 +37,7 @@ impl Buffer {
         Ok(Self { span, base, lkey: mr.lkey(), rkey: mr.rkey(), _mr: mr })
     }
 
-    /// Whether `len` bytes at `at` are in it. The users' own sums say so.
+    /// Returns whether `len` bytes at `at` are in it. The users' own sums say so.
     fn check(&self, at: usize, len: usize) -> Result<()> {
         let is_inside = at.checked_add(len).is_some_and(|end| end <= self.span.len());
         if is_inside { Ok(()) } else { Err(Errno::IO) }

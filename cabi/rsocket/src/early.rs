@@ -21,18 +21,18 @@ use uiw_cabi_core::errno::Errno;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(20);
 
 impl State {
-    /// Whether the connection is being made, over one of the kernel that stands.
+    /// Returns whether the connection is being made, over one of the kernel that stands.
     pub(super) fn is_beginning(&self) -> bool {
         self.opened.is_some() && self.has_peer() && !matches!(self.phase, Phase::Connected(..))
     }
 
-    /// Whether there is room for what is sent before the connection is made.
+    /// Returns whether there is room for what is sent before the connection is made.
     pub(super) fn has_early_room(&self) -> bool {
         let room = self.set.sizes.bounded().sent as usize;
         self.is_beginning() && self.opened.as_ref().is_some_and(|opened| opened.early.len() < room)
     }
 
-    /// Whether bytes are kept.
+    /// Returns whether bytes are kept.
     pub(super) fn has_early(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| !opened.early.is_empty())
     }
@@ -120,7 +120,7 @@ impl Socket {
         if kept == 0 { Err(Errno::AGAIN) } else { Ok(kept as u64) }
     }
 
-    /// Whether the time for which it waits without a number has passed. The first call begins it.
+    /// Returns whether the time for which it waits without a number has passed. The first call begins it.
     fn is_over(&self, limit: &mut Option<Timer>, cx: &mut Context<'_>) -> bool {
         if limit.is_none() {
             *limit = Timer::after(self.lock().set.orphan_timeout).ok();

@@ -59,7 +59,7 @@ const LONGEST_EXIT: Duration = Duration::from_secs(60);
 /// The process ends: see [`is_exiting`].
 static EXITING: AtomicBool = AtomicBool::new(false);
 
-/// Whether the process ends. Its other threads go on until it has, and calls that they are in find no socket closed.
+/// Returns whether the process ends. Its other threads go on until it has, and calls that they are in find no socket closed.
 fn is_exiting() -> bool {
     EXITING.load(Ordering::Acquire)
 }

@@ -135,7 +135,7 @@ impl Link {
         self.qp.path().and_then(|path| path.stream.bytes_acked).unwrap_or(0)
     }
 
-    /// Whether TCP has bytes that the peer has not acknowledged.
+    /// Returns whether TCP has bytes that the peer has not acknowledged.
     pub(crate) fn is_unacknowledged(&self) -> bool {
         let stream = self.qp.path().map(|path| path.stream).unwrap_or_default();
         [stream.unacked, stream.not_sent].into_iter().flatten().any(|left| left > 0)

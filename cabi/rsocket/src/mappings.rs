@@ -39,7 +39,7 @@ impl Mappings {
         Self { list, room, shared: BTreeMap::new(), local: Vec::new() }
     }
 
-    /// Whether another mapping can be published.
+    /// Returns whether another mapping can be published.
     pub(crate) fn has_room(&self) -> bool {
         self.shared.len() < usize::from(self.room)
     }

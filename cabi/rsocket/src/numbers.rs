@@ -15,13 +15,13 @@ impl Numbers {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether it was the last one. Called when the table has the number no more.
+    /// Returns whether it was the last one. Called when the table has the number no more.
     pub(crate) fn remove(&self) -> bool {
         self.removed.fetch_add(1, Ordering::Release);
         self.count.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Whether the program has closed the socket.
+    /// Returns whether the program has closed the socket.
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }

@@ -65,7 +65,7 @@ pub(super) fn look(socket: &Socket, events: c_short) -> c_short {
     socket.look(None, |state| ready(state) & (events | ALWAYS))
 }
 
-/// As [`look`]; the task is woken by the next change.
+/// Like [`look`]; the task is woken by the next change.
 pub(super) fn poll(
     socket: &Socket,
     events: c_short,

@@ -172,7 +172,7 @@ impl Receiver {
         }
     }
 
-    /// Whether targets are shorter than the halves.
+    /// Returns whether targets are shorter than the halves.
     #[must_use]
     pub fn can_grow(&self) -> bool {
         self.len < self.half

@@ -70,12 +70,12 @@ impl Sender {
         }
     }
 
-    /// Whether something can be sent now.
+    /// Returns whether something can be sent now.
     pub(crate) fn has_room(&self) -> bool {
         self.has_slot() && self.current.len > 0
     }
 
-    /// Whether a message can be sent that has no target of the data.
+    /// Returns whether a message can be sent that has no target of the data.
     pub(crate) fn has_slot(&self) -> bool {
         let credits = self.limit.wrapping_sub(self.sent);
         self.slots > 0 && self.free >= LOW_WATER.min(self.size) && credits > self.reserve
@@ -113,7 +113,7 @@ impl Sender {
         Piece { staged: self.take(len), to }
     }
 
-    /// As [`Sender::next`], for bytes that go to a mapping with `room` bytes, which takes neither credit nor target.
+    /// Like [`Sender::next`], for bytes that go to a mapping with `room` bytes, which takes neither credit nor target.
     pub(crate) fn next_direct(&mut self, wanted: u64, room: u32) -> Range<u32> {
         let len = self.next_len(wanted, room);
         self.take(len)
@@ -162,7 +162,7 @@ impl Sender {
         self.limit = limit;
     }
 
-    /// Whether the current target is used up.
+    /// Returns whether the current target is used up.
     pub(crate) fn needs_target(&self) -> bool {
         self.current.len == 0
     }

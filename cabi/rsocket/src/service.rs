@@ -163,7 +163,7 @@ impl Drop for Closing {
     }
 }
 
-/// Whether connections are being closed.
+/// Returns whether connections are being closed.
 pub(crate) fn is_closing() -> bool {
     CLOSING.load(Ordering::Acquire) > 0
 }

@@ -188,7 +188,7 @@ impl Socket {
         self.may_fall_back.store(may, Ordering::Release);
     }
 
-    /// Whether the peer has no rsockets, and TCP is to be tried.
+    /// Returns whether the peer has no rsockets, and TCP is to be tried.
     pub(crate) fn is_refused(&self) -> bool {
         if !self.may_fall_back.load(Ordering::Acquire) {
             return false;
@@ -229,7 +229,7 @@ impl Socket {
         &self.channel
     }
 
-    /// Whether calls with these flags do not wait.
+    /// Returns whether calls with these flags do not wait.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
         self.lock().is_nonblocking(flags)
     }
@@ -239,7 +239,7 @@ impl Socket {
         self.watchers.wake_all(except);
     }
 
-    /// As [`Socket::wake`], after a change that this thread has made with the socket's lock.
+    /// Like [`Socket::wake`], after a change that this thread has made with the socket's lock.
     pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
         self.watchers.wake_changed(except);
     }
@@ -267,7 +267,7 @@ impl Socket {
         self.look_by(Take::Driving, own, ask)
     }
 
-    /// As [`Socket::look`].
+    /// Like [`Socket::look`].
     pub(super) fn look_by<T>(&self, take: Take, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let changed = self.update(&mut state, take);
@@ -286,13 +286,13 @@ impl Socket {
         state.process(take) || any
     }
 
-    /// As [`Socket::look`] without driving, which is for the thread or task that waits; if the answer is "not yet", the task is woken by the next
+    /// Like [`Socket::look`] without driving, which is for the thread or task that waits; if the answer is "not yet", the task is woken by the next
     /// change.
     pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
         self.poll_as(Registers::Pending, cx, ask)
     }
 
-    /// As [`Socket::poll`]; `registers` says when the task is woken by the next change.
+    /// Like [`Socket::poll`]; `registers` says when the task is woken by the next change.
     pub(super) fn poll_as<T>(
         &self,
         registers: Registers,
@@ -351,7 +351,7 @@ impl Socket {
         self.complete_as(|_| (nonblocking, None), attempt)
     }
 
-    /// As [`Socket::complete`]; `how` says whether the call does not wait, and for at most how long it does: EAGAIN then. It is asked with the lock of the first
+    /// Like [`Socket::complete`]; `how` says whether the call does not wait, and for at most how long it does: EAGAIN then. It is asked with the lock of the first
     /// attempt.
     pub(crate) fn complete_as<T>(
         &self,
@@ -477,12 +477,12 @@ impl Source for Socket {
 }
 
 impl State {
-    /// Whether the events of the connection are for the state: a listener's are its task's, and so are those of a connection that lingers.
+    /// Returns whether the events of the connection are for the state: a listener's are its task's, and so are those of a connection that lingers.
     fn takes_events(&self) -> bool {
         !matches!(self.phase, Phase::Listening(_) | Phase::Closed)
     }
 
-    /// Whether calls with these flags do not wait.
+    /// Returns whether calls with these flags do not wait.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
         (flags & libc::MSG_DONTWAIT) | (self.status_flags & libc::O_NONBLOCK) != 0
     }
@@ -617,7 +617,7 @@ impl State {
         }
     }
 
-    /// Whether the program has closed reading before the connection was made.
+    /// Returns whether the program has closed reading before the connection was made.
     pub(super) fn is_read_shut_early(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.shut[0])
     }
@@ -627,7 +627,7 @@ impl State {
         self.opened.as_ref().is_some_and(|opened| opened.shut[1])
     }
 
-    /// Whether a task is needed, from now on, which carries out what the program has closed when the peer answers.
+    /// Returns whether a task is needed, from now on, which carries out what the program has closed when the peer answers.
     pub(super) fn needs_task_to_shut(&mut self) -> bool {
         match &mut self.opened {
             Some(opened) if opened.shut != [false; 2] => !std::mem::replace(&mut opened.has_task, true),
@@ -635,7 +635,7 @@ impl State {
         }
     }
 
-    /// Whether what is sent now is lost without an error, as TCP takes it where the peer has closed the connection: it learns of that by the
+    /// Returns whether what is sent now is lost without an error, as TCP takes it where the peer has closed the connection: it learns of that by the
     /// peer's answer. Once, and only of sockets that a program of TCP has made.
     pub(crate) fn loses_send(&mut self) -> bool {
         let closed = match &self.phase {
@@ -645,7 +645,7 @@ impl State {
         closed && self.opened.as_mut().is_some_and(|opened| !std::mem::replace(&mut opened.has_lost, true))
     }
 
-    /// Whether the peer's address is known: the connection stands, or that of TCP does.
+    /// Returns whether the peer's address is known: the connection stands, or that of TCP does.
     pub(crate) fn has_peer(&self) -> bool {
         match &self.phase {
             Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => true,

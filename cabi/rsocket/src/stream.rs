@@ -163,7 +163,7 @@ impl Stream {
         true
     }
 
-    /// Whether the peer has filled a target so quickly that it may be waiting for the next one. Called where one is published.
+    /// Returns whether the peer has filled a target so quickly that it may be waiting for the next one. Called where one is published.
     fn is_filled_quickly(&mut self) -> bool {
         let now = Instant::now();
         let Some(before) = self.published.replace(now) else { return false };
@@ -185,27 +185,27 @@ impl Stream {
         }
     }
 
-    /// Whether the peer has closed it, and this program has not closed its direction.
+    /// Returns whether the peer has closed it, and this program has not closed its direction.
     pub(crate) fn is_closed_by_peer(&self) -> bool {
         self.ended == Some(Ending::Closed) && !self.shut.write
     }
 
-    /// Whether neither end sends any more.
+    /// Returns whether neither end sends any more.
     pub(crate) fn is_over(&self) -> bool {
         self.ended.is_some() || self.shut.peer_write && self.shut.write
     }
 
-    /// Whether the peer sends no more.
+    /// Returns whether the peer sends no more.
     pub(crate) fn at_end(&self) -> bool {
         self.ended.is_some() || self.shut.peer_write || self.shut.read
     }
 
-    /// Whether this end may not send any more.
+    /// Returns whether this end may not send any more.
     pub(crate) fn is_write_closed(&self) -> bool {
         self.ended.is_some() || self.shut.write
     }
 
-    /// Whether reading ends without waiting.
+    /// Returns whether reading ends without waiting.
     pub(crate) fn is_readable(&self) -> bool {
         self.receiver.readable() > 0 || self.at_end()
     }
@@ -242,7 +242,7 @@ impl Stream {
         }
     }
 
-    /// Whether bytes may be sent.
+    /// Returns whether bytes may be sent.
     ///
     /// # Errors
     /// EPIPE after this program closed the direction, ECONNRESET after the peer closed the connection; EAGAIN where there is no room.
@@ -259,7 +259,7 @@ impl Stream {
         self.check_open().map(|()| 0)
     }
 
-    /// As [`Stream::check_room`], for a message that needs no target.
+    /// Like [`Stream::check_room`], for a message that needs no target.
     pub(crate) fn check_slot(&self) -> Result<()> {
         self.check_open()?;
         if self.sender.has_slot() { Ok(()) } else { Err(Errno::AGAIN) }
@@ -361,7 +361,7 @@ impl Stream {
         }
     }
 
-    /// Whether the stream has ended.
+    /// Returns whether the stream has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.is_some()
     }

@@ -325,7 +325,7 @@ pub(crate) fn mark(fd: RawFd) -> bool {
     set_status_flags(fd, MARK).is_ok() && is_marked(fd)
 }
 
-/// Whether the file is a socket that [`mark`] has marked. This takes a third of the time of [`cookie`].
+/// Returns whether the file is a socket that [`mark`] has marked. This takes a third of the time of [`cookie`].
 pub(crate) fn is_marked(fd: RawFd) -> bool {
     status_flags(fd) == Ok(MARK)
 }
@@ -343,7 +343,7 @@ pub(crate) fn name_placeholder(fd: RawFd) {
     let _ = bind(fd, &name);
 }
 
-/// Whether the file is a socket that [`name_placeholder`] has named.
+/// Returns whether the file is a socket that [`name_placeholder`] has named.
 pub(crate) fn stood_for_rsocket(fd: RawFd) -> bool {
     name(fd, false).is_ok_and(|name| {
         address::family(&name).map(c_int::from) == Some(libc::AF_UNIX)

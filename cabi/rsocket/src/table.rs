@@ -175,7 +175,7 @@ pub(crate) fn get(fd: RawFd) -> Option<Entry> {
     shard(fd).read().0.get(&fd).cloned()
 }
 
-/// As [`get`], of what the program still has: a number that it has closed by a call that is not seen here, and that may be another file's by now,
+/// Like [`get`], of what the program still has: a number that it has closed by a call that is not seen here, and that may be another file's by now,
 /// is ordinary.
 pub(crate) fn present(fd: RawFd) -> Option<Entry> {
     loop {
@@ -218,7 +218,7 @@ pub(crate) fn socket(fd: RawFd) -> Result<AnySocket> {
     socket.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))
 }
 
-/// As [`socket`], for calls that only streams have.
+/// Like [`socket`], for calls that only streams have.
 ///
 /// # Errors
 /// As [`socket`]; EOPNOTSUPP for datagrams.

@@ -53,7 +53,7 @@ impl<'a> Limit<'a> {
         Self { mask, ..self }
     }
 
-    /// Whether no thread is to wait.
+    /// Returns whether no thread is to wait.
     pub(crate) fn is_now(&self) -> bool {
         self.now
     }
@@ -180,7 +180,7 @@ impl Drop for Waiter {
     }
 }
 
-/// As [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases. What arrives on `shards` ends the sleep, and
+/// Like [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases. What arrives on `shards` ends the sleep, and
 /// the thread drives them. `leave` is that of [`until`]. A signal that is handled in the microseconds before the sleep does not end it, as one before poll(2) does not.
 ///
 /// # Errors

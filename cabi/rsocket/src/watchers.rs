@@ -59,7 +59,7 @@ impl Watchers {
         first.into_iter().chain(others).filter(is_woken).for_each(Waker::wake);
     }
 
-    /// As [`Watchers::wake_all`], by a thread that has made the change with the socket's lock. A waker that is added with that lock is seen here, or
+    /// Like [`Watchers::wake_all`], by a thread that has made the change with the socket's lock. A waker that is added with that lock is seen here, or
     /// is one that was added after the change.
     pub(crate) fn wake_changed(&self, except: Option<&Waker>) {
         if self.any.load(Ordering::Relaxed) {

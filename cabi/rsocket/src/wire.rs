@@ -86,7 +86,7 @@ impl Order {
 pub enum WireError {
     /// Private data is shorter than [`ConnData::LEN`].
     Short {
-        /// Its bytes.
+        /// Bytes.
         len: usize,
     },
     /// Another version of the protocol, or no rsocket at all.
@@ -208,7 +208,7 @@ pub struct ConnData {
     pub credits: u16,
     /// Mappings that may be published to it. They follow the list of targets.
     pub mappings: u16,
-    /// Its list of targets; `len` counts entries. The first entry is `first`, so the second one is written first.
+    /// List of targets; `len` counts entries. The first entry is `first`, so the second one is written first.
     pub targets: Target,
     /// The first part of its receive buffer.
     pub first: Target,
@@ -313,7 +313,7 @@ pub enum Message {
     },
     /// A mapping was published.
     Mapped {
-        /// Its index.
+        /// Index.
         index: u16,
     },
     /// The peer neither sends nor receives any more.

@@ -16,7 +16,7 @@ pub(crate) fn find() {
     BITS.store(bits.cast_mut().cast(), Ordering::Release);
 }
 
-/// Whether the bit of a descriptor is set.
+/// Returns whether the bit of a descriptor is set.
 #[inline]
 pub(crate) fn is_set(fd: c_int) -> bool {
     let bits = BITS.load(Ordering::Acquire);
@@ -35,7 +35,7 @@ pub(crate) fn is_rsocket(fd: c_int) -> bool {
     is_set(fd) && sockets::uiw_sockets_enter(fd) == sockets::RSOCKET
 }
 
-/// As [`is_rsocket`], without a change of an accepted connection.
+/// Like [`is_rsocket`], without a change of an accepted connection.
 #[inline]
 pub(crate) fn is_rsocket_already(fd: c_int) -> bool {
     is_set(fd) && sockets::uiw_sockets_kind(fd) == sockets::RSOCKET && is_rsocket(fd)

@@ -57,7 +57,7 @@ unsafe trait Next {
     }
 }
 
-/// Whether the C library has handlers for threads that are cancelled, outside of the macros of its headers.
+/// Returns whether the C library has handlers for threads that are cancelled, outside of the macros of its headers.
 pub(crate) fn has_cleanup() -> bool {
     [found::cleanup_push::found(), found::cleanup_pop::found()]
         .iter()

@@ -13,7 +13,7 @@ macro_rules! of {
     };
 }
 
-/// As [`of`], where one call finds out what the descriptor is and does its work.
+/// Like [`of`], where one call finds out what the descriptor is and does its work.
 macro_rules! tried {
     ($fd:expr, $tried:expr, $next:expr) => {{
         if is_set($fd) {
@@ -189,7 +189,7 @@ extern "C-unwind" fn send<'a>(fd: c_int, buffer: In<'a, c_void>, len: Len<'a>, f
     )
 }
 
-/// Whether a call would connect a socket that may become an rsocket: by TCP, past `connect`. It is refused as by a system
+/// Returns whether a call would connect a socket that may become an rsocket: by TCP, past `connect`. It is refused as by a system
 /// without TCP Fast Open, and programs connect then.
 fn connects(fd: c_int, flags: c_int) -> bool {
     flags & libc::MSG_FASTOPEN != 0 && is_set(fd) && !is_rsocket(fd)

@@ -38,7 +38,7 @@ impl Time {
         self.0.as_ref().map_or(-1, |time| c_int::try_from(ms(time)).unwrap_or(c_int::MAX))
     }
 
-    /// Whether there is no wait.
+    /// Returns whether there is no wait.
     fn is_none(&self) -> bool {
         self.0.is_some_and(|time| time.tv_sec == 0 && time.tv_nsec == 0)
     }
@@ -71,7 +71,7 @@ impl Time {
     }
 }
 
-/// Whether the list has an rsocket.
+/// Returns whether the list has an rsocket.
 fn has_rsocket<'a>(fds: In<'a, pollfd>, count: Argument<'a, nfds_t>) -> bool {
     fds.elements(count).iter().any(|fd| is_set(fd.fd)) && sockets::uiw_sockets_enter_all(fds, count) != 0
 }
@@ -127,7 +127,7 @@ extern "C-unwind" fn __ppoll_chk<'a>(
     next::ppoll_chk(fds, count, timeout, mask, room)
 }
 
-/// Whether a set has an rsocket.
+/// Returns whether a set has an rsocket.
 fn sets_have_rsocket<'a>(count: Argument<'a, c_int>, sets: [Out<'a, fd_set>; 3]) -> bool {
     let mut any = false;
     for fd in 0..count.get().min(libc::FD_SETSIZE as c_int) {

@@ -18,7 +18,7 @@ impl<T> CallLock<T> {
         self.0.lock()
     }
 
-    /// Whether a thread has it.
+    /// Returns whether a thread has it.
     pub(crate) fn is_locked(&self) -> bool {
         self.0.is_locked()
     }

@@ -182,7 +182,7 @@ fn attempt(
 }
 
 impl CompChannel {
-    /// As [`CompEvents::try_get`]; drives the engine for [`DRIVE`] while there is none.
+    /// Like [`CompEvents::try_get`]; drives the engine for [`DRIVE`] while there is none.
     fn get_driving(&self) -> Option<*mut ibv_cq> {
         let deadline = Instant::now() + DRIVE;
         loop {

@@ -21,7 +21,7 @@ use uiw_cabi_core::users::Unacknowledged;
 
 /// What a context and everything made in it share.
 pub struct Context {
-    /// Its device.
+    /// Device.
     pub device: &'static Device,
     /// The engine, as this context's own view.
     pub engine: uiw_verbs::Device,
@@ -125,7 +125,7 @@ fn empty_descriptor() -> Result<OwnedFd> {
     Ok(made.inspect_err(|error| denied::report("opening a device", error))?)
 }
 
-/// Whether an open context of ours, which C's pointer names by its tail, is at `address`.
+/// Returns whether an open context of ours, which C's pointer names by its tail, is at `address`.
 pub(crate) fn lives(address: usize) -> bool {
     object::lives(address.wrapping_sub(OpenContext::OFFSET), OpenContext::KIND)
 }

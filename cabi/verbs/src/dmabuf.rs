@@ -126,7 +126,7 @@ fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
     Errno::UNSUPPORTED.because("a DMA-buf that cannot be mapped")
 }
 
-/// As [`ibv_reg_dmabuf_mr`].
+/// Like [`ibv_reg_dmabuf_mr`].
 pub(crate) fn register(
     domain: &Object<Pd>,
     (fd, offset): (RawFd, u64),

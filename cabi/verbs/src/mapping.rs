@@ -247,7 +247,7 @@ fn populate(start: usize, len: usize, advice: i32) -> bool {
     unsafe { libc::syscall(libc::SYS_madvise, start, len, advice) == 0 }
 }
 
-/// Whether the kernel can make pages present (Linux 5.14).
+/// Returns whether the kernel can make pages present (Linux 5.14).
 fn has_populate(page: usize) -> bool {
     static KNOWN: OnceBool = OnceBool::new();
     KNOWN.get_or_init(|| {

@@ -12,7 +12,7 @@ use uiw_cabi_core::users::{Used, Users};
 
 /// A protection domain as C holds it.
 pub struct Pd {
-    /// Its context.
+    /// Context.
     pub context: Arc<Context>,
     /// The engine's; a parent domain is another handle of the domain under it.
     pub engine: uiw_verbs::Pd,

@@ -203,7 +203,7 @@ unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
     }
 }
 
-/// As [`step`], for a request in a packed structure.
+/// Like [`step`], for a request in a packed structure.
 ///
 /// # Safety
 /// As for [`step`].

@@ -42,7 +42,7 @@ pub extern "C" fn old() -> c_int {
     refuse(Errno::NOSYS).0
 }
 
-/// As [`old`], for functions that return an object.
+/// Like [`old`], for functions that return an object.
 pub extern "C" fn old_null() -> *mut c_void {
     refuse(Errno::NOSYS);
     ptr::null_mut()

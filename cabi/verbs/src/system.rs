@@ -124,7 +124,7 @@ fn dl_error() -> String {
     }
 }
 
-/// Whether a call with this first argument is ours: an object of ours, or none of any library. For the assembly of
+/// Returns whether a call with this first argument is ours: an object of ours, or none of any library. For the assembly of
 /// `cabi/ibverbs/src/export.rs`.
 pub extern "C" fn is_ours(address: *const c_void) -> bool {
     let address = address.addr();

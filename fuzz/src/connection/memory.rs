@@ -277,7 +277,7 @@ impl Arena {
         out
     }
 
-    /// Whether bytes on the wire are none of the secret ones. A peer writes none like these.
+    /// Returns whether bytes on the wire are none of the secret ones. A peer writes none like these.
     pub(crate) fn no_secret(bytes: &[u8]) {
         assert!(
             bytes.iter().all(|byte| byte & 0x80 == 0),

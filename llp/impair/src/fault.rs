@@ -57,9 +57,9 @@ pub struct Faults {
 /// Changes one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flip {
-    /// Its position.
+    /// Position.
     pub byte: u64,
-    /// Its bits to turn over.
+    /// Bits to turn over.
     pub mask: u8,
 }
 
@@ -201,7 +201,7 @@ enum End {
 }
 
 impl FaultStream {
-    /// Whether this call of `send` (0) or `recv` (1) is to block.
+    /// Returns whether this call of `send` (0) or `recv` (1) is to block.
     fn blocks(&mut self, which: usize) -> bool {
         self.calls[which] = self.calls[which].wrapping_add(1);
         self.faults.would_block_every.is_some_and(|every| self.calls[which].is_multiple_of(every.max(2)))
@@ -217,7 +217,7 @@ impl FaultStream {
         self.shared.shard.lock().cut.insert(self.token);
     }
 
-    /// Its shard reports it no more. Once it is detached, its token may be another stream's there.
+    /// Returns the shard reports it no more. Once it is detached, its token may be another stream's there.
     fn forget_cut(&self) {
         if !self.detached {
             self.shared.shard.lock().cut.remove(&self.token);

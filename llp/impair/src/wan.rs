@@ -104,7 +104,7 @@ pub enum ProfileError {
 }
 
 impl Profile {
-    /// Whether a path can be like this.
+    /// Returns whether a path can be like this.
     ///
     /// # Errors
     /// The first value that it cannot have.

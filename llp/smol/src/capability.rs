@@ -31,7 +31,7 @@ impl Capability {
         }
     }
 
-    /// Whether this process has it.
+    /// Returns whether this process has it.
     #[must_use]
     pub fn is_held(self) -> bool {
         // CAP_SYS_ADMIN serves for the two that the bpf system call asks for, as it did before kernel 5.8.
@@ -70,7 +70,7 @@ fn effective() -> u64 {
     line.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Why a stack that needs `needed` was refused, and what would help.
+/// Returns the reason why a stack that needs `needed` was refused, and what would help.
 #[must_use]
 pub fn refusal(needed: &[Capability]) -> (String, &'static str) {
     match Capability::missing(needed) {

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 /// An interface's addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SmolConfig {
-    /// Its MAC address; unicast, and not that of the kernel's interface.
+    /// MAC address; unicast, and not that of the kernel's interface.
     pub mac: [u8; 6],
-    /// Its IP addresses with their prefix lengths; none of them the kernel's or another host's on the wire. Only conflicts with those that this
+    /// IP addresses with their prefix lengths; none of them the kernel's or another host's on the wire. Only conflicts with those that this
     /// process can see are detected: there is no duplicate address detection on the wire.
     pub addresses: Vec<(IpAddr, u8)>,
     /// Default routes, one an address family.
@@ -31,7 +31,7 @@ pub enum ConfigError {
     Address {
         /// What was given.
         address: IpAddr,
-        /// Its prefix length.
+        /// Prefix length.
         prefix: u8,
     },
     /// The same address again.
@@ -85,7 +85,7 @@ impl SmolConfig {
         Self { mac, addresses: vec![(address, prefix)], gateways: Vec::new(), buffer: Self::BUFFER }
     }
 
-    /// Whether a host can be like this.
+    /// Returns whether a host can be like this.
     ///
     /// # Errors
     /// The first value that it cannot have.
@@ -116,7 +116,7 @@ impl SmolConfig {
         Ok(())
     }
 
-    /// Whether another host in a network of ours has this address. IPv6 routers mostly go by their link-local one.
+    /// Returns whether another host in a network of ours has this address. IPv6 routers mostly go by their link-local one.
     fn is_neighbour(&self, other: IpAddr) -> bool {
         let link_local = matches!(other, IpAddr::V6(v6) if v6.is_unicast_link_local());
         self.addresses.iter().any(|(address, prefix)| {
@@ -128,7 +128,7 @@ impl SmolConfig {
     }
 }
 
-/// Whether a host can have this address.
+/// Returns whether a host can have this address.
 fn is_host(address: IpAddr, prefix: u8) -> bool {
     let width = if address.is_ipv4() { 32 } else { 128 };
     if prefix > width || address.is_unspecified() || address.is_multicast() || address.is_loopback() {

@@ -529,7 +529,7 @@ impl<L: Link> SmolInterface<L> {
         self.wake.kick();
     }
 
-    /// Whether the link is there, or there again.
+    /// Returns whether the link is there, or there again.
     fn standing(&mut self) -> io::Result<()> {
         if self.gone.is_some() {
             self.tick();
@@ -692,7 +692,7 @@ impl<L: Link> SmolInterface<L> {
         self.egress_all(self.clock());
     }
 
-    /// Whether a connection that was let go has sent something that is not acknowledged.
+    /// Returns whether a connection that was let go has sent something that is not acknowledged.
     pub(super) fn is_lingering(&self) -> bool {
         self.gone.is_none() && self.conns.iter().any(|(_, conn)| conn.is_unacknowledged())
     }

@@ -36,10 +36,10 @@ pub struct Segmentation {
 
 /// A frame that came.
 pub trait Frame {
-    /// Its bytes, from the Ethernet header on.
+    /// Returns the bytes, from the Ethernet header on.
     fn bytes(&mut self) -> &mut [u8];
 
-    /// Whether the link vouches for its TCP checksum, or it never had one (it came from this machine).
+    /// Returns whether the link vouches for its TCP checksum, or it never had one (it came from this machine).
     fn is_checked(&self) -> bool;
 
     /// Bytes of each UDP datagram but the last one, where the frame has several: one header, and their payloads one behind the other.
@@ -83,7 +83,7 @@ pub trait Link: Send {
     /// frames stay in order.
     fn send_for(&mut self, _flow: u64) {}
 
-    /// Whether [`Link::transmit`] has room now.
+    /// Returns whether [`Link::transmit`] has room now.
     fn has_room(&mut self) -> bool;
 
     /// Sends a frame of `len` bytes that `fill` writes, which then says how it is to be cut. It may be kept until [`Link::flush`].
@@ -118,13 +118,13 @@ pub trait Link: Send {
         None
     }
 
-    /// Why the link is gone, once it is: `NetworkDown` where it may come back, `NotFound` where it is gone for good (the interface was
+    /// Returns the reason why the link is gone, once it is: `NetworkDown` where it may come back, `NotFound` where it is gone for good (the interface was
     /// deleted, its program detached). `None` again when it is back: listeners go on then, and what was connected is lost. `now` is
     /// the stack's time: the system's, where the link is an interface.
     fn failure(&mut self, now: Instant) -> Option<io::Error>;
 }
 
-/// Why the link over an interface is gone.
+/// Reason why the link over an interface is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gone {
     /// It is down.
@@ -136,7 +136,7 @@ pub(super) enum Gone {
 }
 
 impl Gone {
-    /// As [`Link::failure`] has it.
+    /// Like [`Link::failure`] has it.
     pub(super) fn error(self, interface: &str) -> io::Error {
         let (kind, what) = match self {
             Self::Down => (io::ErrorKind::NetworkDown, "is down"),

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use uiw_llp::interface::{Interface, InterfaceAddresses, check, index_of, mtu_by, request, socket};
 use uiw_llp::netlink::{self, attribute};
 
-/// Whether frames can be had of the interface: it is up, and its frames are Ethernet's. Its MAC address.
+/// Returns whether frames can be had of the interface: it is up, and its frames are Ethernet's. Its MAC address.
 ///
 /// # Errors
 /// `NotFound` when there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun, WireGuard, tunnels); the system's.
@@ -91,7 +91,7 @@ impl Queues {
     }
 }
 
-/// Whether the interface has no device below it, as a veth or a bridge: the kernel has a kind for it, and no parent.
+/// Returns whether the interface has no device below it, as a veth or a bridge: the kernel has a kind for it, and no parent.
 ///
 /// # Errors
 /// The system's.

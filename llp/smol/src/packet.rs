@@ -79,7 +79,7 @@ impl PacketLink {
         Self::new(interface, socket, mtu, None)
     }
 
-    /// Whether frames to groups come. It needs no privilege, and may be called in another network namespace.
+    /// Returns whether frames to groups come. It needs no privilege, and may be called in another network namespace.
     pub(super) fn take_groups(&mut self, taken: bool) -> io::Result<()> {
         self.socket.take_groups(self.interface.index as libc::c_int, taken)?;
         if !taken {
@@ -105,7 +105,7 @@ impl PacketLink {
         })
     }
 
-    /// Whether this process may use AF_PACKET at all.
+    /// Returns whether this process may use AF_PACKET at all.
     ///
     /// # Errors
     /// `PermissionDenied` without CAP_NET_RAW; the system's.

@@ -42,7 +42,7 @@ impl PathMtu {
         self.limit.map_or(whole, |limit| limit.min(whole))
     }
 
-    /// Whether the next segment may have to be cut.
+    /// Returns whether the next segment may have to be cut.
     pub(super) fn may_cut(&self) -> bool {
         self.limit.is_some() || self.in_vain + 1 >= IN_VAIN
     }

@@ -58,7 +58,7 @@ pub(super) fn sequence(number: TcpSeqNumber) -> u32 {
     number.0 as u32
 }
 
-/// Whether `this` comes behind `other` in the sequence space.
+/// Returns whether `this` comes behind `other` in the sequence space.
 pub(super) fn is_behind(this: u32, other: u32) -> bool {
     this.wrapping_sub(other).cast_signed() > 0
 }

@@ -217,7 +217,7 @@ impl XdpLink {
         })
     }
 
-    /// Whether this process may use AF_XDP at all: a socket, a map and a program are made, and nothing is attached.
+    /// Returns whether this process may use AF_XDP at all: a socket, a map and a program are made, and nothing is attached.
     ///
     /// # Errors
     /// `PermissionDenied` without the capabilities; the system's.

@@ -82,7 +82,7 @@ impl PcapFile {
         Self { append, ..self }
     }
 
-    /// Its path.
+    /// Returns the path.
     #[must_use]
     pub fn path(&self) -> &std::path::Path {
         &self.path

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 /// A network interface that has an IP address, with all that it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceAddresses {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// The kernel's number.
     pub index: u32,
@@ -21,7 +21,7 @@ pub struct InterfaceAddresses {
     pub is_loopback: bool,
     /// Its MAC address, if it has one.
     pub mac: Option<[u8; 6]>,
-    /// Its addresses, each with the length of its prefix: those of IPv4, then those of IPv6.
+    /// Addresses, each with the length of its prefix: those of IPv4, then those of IPv6.
     pub addresses: Vec<(IpAddr, u8)>,
 }
 

@@ -70,7 +70,7 @@ pub(super) fn open(
     Ok((socket, local, peer))
 }
 
-/// Whether sockets of this kind can be made.
+/// Returns whether sockets of this kind can be made.
 pub(super) fn permitted(kind: Kind) -> io::Result<()> {
     let made = Socket::new(Domain::IPV4, Type::STREAM, Some(kind.protocol())).map(drop);
     made.map_err(|error| kind.refused(error))

@@ -51,7 +51,7 @@ pub(super) fn readable(fd: BorrowedFd<'_>) -> io::Result<usize> {
     Ok(count.unsigned_abs() as usize)
 }
 
-/// Whether the peer has sent its FIN, or the connection is gone.
+/// Returns whether the peer has sent its FIN, or the connection is gone.
 pub(super) fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: the call reads and writes one entry, and does not wait.

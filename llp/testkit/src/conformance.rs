@@ -109,7 +109,7 @@ impl Check {
         Self { name, promise, run }
     }
 
-    /// Its name, such as `refused`.
+    /// Returns the name, such as `refused`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
@@ -155,7 +155,7 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// Why a check ends early.
+/// Reason why a check ends early.
 #[derive(Debug)]
 enum Stop {
     NotOffered(&'static str),
@@ -218,7 +218,7 @@ impl Report {
         &self.outcomes
     }
 
-    /// Whether no check failed.
+    /// Returns whether no check failed.
     #[must_use]
     pub fn is_conforming(&self) -> bool {
         self.failed().next().is_none()

@@ -155,12 +155,12 @@ pub struct SimStack {
 }
 
 impl SimStack {
-    /// Its network.
+    /// Returns the network.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// Its address.
+    /// Returns the address.
     pub fn ip(&self) -> IpAddr {
         self.ip
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use uiw_llp::Fingerprint;
 
-/// Why a TLS connection failed; inside of the `io::Error` that every call of its stream returns from then on.
+/// Reason why a TLS connection failed; inside of the `io::Error` that every call of its stream returns from then on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {

@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use uiw_llp::Fingerprint;
 
-/// Why a key or a file of keys or certificates cannot be used.
+/// Reason why a key or a file of keys or certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -33,7 +33,7 @@ pub enum KeyError {
     Readable {
         /// The file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits.
         mode: u32,
     },
     /// Others can change a file that decides which peers may connect.
@@ -41,7 +41,7 @@ pub enum KeyError {
     Writable {
         /// The file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits.
         mode: u32,
     },
     /// A file that must be protected belongs to another user.
@@ -185,7 +185,7 @@ impl SecretKey {
         pem("PRIVATE KEY", self.der.secret_der())
     }
 
-    /// Its public part.
+    /// Returns the public part.
     #[must_use]
     pub fn public_key(&self) -> PublicKey {
         self.public.clone()
@@ -296,13 +296,13 @@ pub struct PinnedLine<'a> {
     pub number: usize,
     /// The key.
     pub key: &'a PublicKey,
-    /// Its name.
+    /// Name.
     pub name: &'a str,
     /// Its options, empty where the line has none.
     pub options: &'a str,
 }
 
-/// Whether a word of a line is its options: a key begins with `M`, as the DER of every SubjectPublicKeyInfo does in base64.
+/// Returns whether a word of a line is its options: a key begins with `M`, as the DER of every SubjectPublicKeyInfo does in base64.
 fn is_options(word: &str) -> bool {
     word.starts_with(|first: char| first.is_ascii_lowercase()) && word.contains('=')
 }

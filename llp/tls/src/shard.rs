@@ -233,7 +233,7 @@ impl Shard {
         Ok(conn)
     }
 
-    /// Its connections, in their handshake or not accepted, are cut.
+    /// Returns the connections, in their handshake or not accepted, are cut.
     pub(super) fn remove_listener(&mut self, key: usize) {
         let Some((_, Slot::TransportListener(listener))) = self.slots.try_remove(key) else { return };
         self.ready.remove(&key);

@@ -156,7 +156,7 @@ impl Shared {
         self.own.lock()
     }
 
-    /// Whether the accepted connection between these addresses was begun by this process. Its initiator is notified.
+    /// Returns whether the accepted connection between these addresses was begun by this process. Its initiator is notified.
     pub(super) fn take_own(&self, initiator: SocketAddr, acceptor: SocketAddr) -> bool {
         let found = self.own.lock().0.get(&(initiator, acceptor)).and_then(Weak::upgrade);
         found.is_some_and(|own| !own.accepted.swap(true, Ordering::AcqRel))
@@ -185,7 +185,7 @@ pub(super) struct OwnConnection {
 }
 
 impl OwnConnection {
-    /// Whether this process has accepted it, too.
+    /// Returns whether this process has accepted it, too.
     pub(super) fn is_accepted(&self) -> bool {
         self.accepted.load(Ordering::Acquire)
     }

@@ -259,7 +259,7 @@ impl StackExtensions for TlsStack {
     }
 }
 
-/// Why a stream that is not detached cannot be adopted: the inner stack says it.
+/// Returns the reason why a stream that is not detached cannot be adopted: the inner stack says it.
 fn refusal(conn: Option<&mut Conn>, stack: &mut dyn TransportStack, token: Token) -> io::Error {
     match conn {
         Some(conn) if conn.is_aborted() => ErrorKind::NotConnected.into(),

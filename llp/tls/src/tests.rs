@@ -181,7 +181,7 @@ fn plain_client(
     })
 }
 
-/// As [`TlsConfig`] makes it, without the certificate if that is asked for.
+/// Builds the configuration that [`TlsConfig`] describes, without the certificate if `anonymous`.
 fn plain_config(config: &TlsConfig, anonymous: bool) -> rustls::ClientConfig {
     let (own, _) = config.to_rustls().unwrap();
     let mut own = (*own).clone();

@@ -228,7 +228,7 @@ impl Pattern {
         }
     }
 
-    /// Whether it is an IP address that the certificate is valid for.
+    /// Returns whether it is an IP address that the certificate is valid for.
     fn is_address_of(&self, certificate: &CertificateDer<'_>) -> bool {
         let Ok(address) = self.0.parse::<std::net::IpAddr>() else { return false };
         let name = ServerName::IpAddress(address.into());
@@ -237,7 +237,7 @@ impl Pattern {
     }
 }
 
-/// Whether `pattern` fits the whole of `text`, where `*` stands for any characters; letters of either case are equal, as in DNS names.
+/// Returns whether `pattern` fits the whole of `text`, where `*` stands for any characters; letters of either case are equal, as in DNS names.
 fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.to_ascii_lowercase(), text.to_ascii_lowercase());
     let mut parts = pattern.split('*');

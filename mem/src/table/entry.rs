@@ -42,7 +42,7 @@ impl Entry {
         STag::from_parts(self.index, self.key.load(Relaxed))
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> PdId {
         self.pd
     }

@@ -146,7 +146,7 @@ impl Drop for Kept {
 }
 
 impl Table {
-    /// As [`Table::remote`], pinned at once until `cache` lets go; a stream that names the same STag repeatedly is spared
+    /// Like [`Table::remote`], pinned at once until `cache` lets go; a stream that names the same STag repeatedly is spared
     /// the look-up and the pin.
     ///
     /// # Errors
@@ -165,7 +165,7 @@ impl Table {
         cache.remote.hold(offset, len as usize).ok_or(invalid)
     }
 
-    /// As [`Table::local`], pinned at once until `cache` lets go; elements that name the same key repeatedly are spared the
+    /// Like [`Table::local`], pinned at once until `cache` lets go; elements that name the same key repeatedly are spared the
     /// look-up and the pin.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl Table {
         cache.local.hold(offset, len as usize).ok_or(invalid)
     }
 
-    /// As [`Table::hold_local`], for many elements that name the same key: of each, the range remains to be checked.
+    /// Like [`Table::hold_local`], for many elements that name the same key: of each, the range remains to be checked.
     ///
     /// # Errors
     /// [`LocalError`].

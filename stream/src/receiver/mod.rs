@@ -96,7 +96,7 @@ impl Receiver {
         self.rdmap.set_extensions(shared.caps.capabilities().extensions());
     }
 
-    /// Whether a Send waits for a receive: nothing is read meanwhile.
+    /// Returns whether a Send waits for a receive: nothing is read meanwhile.
     #[inline]
     pub(crate) fn is_stalled(&self) -> bool {
         self.parked.is_some()
@@ -111,7 +111,7 @@ impl Receiver {
         self.parked = None;
     }
 
-    /// Whether a message has begun to fill a receive.
+    /// Returns whether a message has begun to fill a receive.
     pub(crate) fn is_receiving(&self) -> bool {
         self.receiving.is_some()
     }
@@ -376,7 +376,7 @@ impl Receiver {
         Err(segment.fault(error.of_write(header.stag, header.to, len)))
     }
 
-    /// Whether an unreliable message for which no receive is posted waits for one.
+    /// Returns whether an unreliable message for which no receive is posted waits for one.
     fn may_wait(&self, shared: &Shared) -> bool {
         !self.discards.waits_no_more && !shared.config.no_receive_timeout.is_zero()
     }

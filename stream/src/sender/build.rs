@@ -89,7 +89,7 @@ impl<M> Sender<M> {
         Ok(false)
     }
 
-    /// Whether the batch takes more.
+    /// Returns whether the batch takes more.
     fn has_room(&self) -> bool {
         self.queue.waiting() < BATCH
             && self.queue.pieces() < BATCH_PIECES
@@ -179,7 +179,7 @@ impl<M> Sender<M> {
         self.queue.end_fpdu();
     }
 
-    /// Whether an FPDU of `message` with `len` bytes of payload may be sent from where the payload lies.
+    /// Returns whether an FPDU of `message` with `len` bytes of payload may be sent from where the payload lies.
     fn may_gather(&self, message: &Message, len: u32, shared: &Shared) -> bool {
         let copies = match shared.config.stable_tx {
             StableTx::Off => false,

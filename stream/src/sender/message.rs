@@ -113,7 +113,7 @@ impl Message {
         self.total - self.offset
     }
 
-    /// Whether it belongs to a request.
+    /// Returns whether it belongs to a request.
     pub(super) fn is_request(&self) -> bool {
         self.end != End::Nothing
     }

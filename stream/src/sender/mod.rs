@@ -173,7 +173,7 @@ impl<M> Sender<M> {
         whole
     }
 
-    /// Whether nothing of the stream's own is due.
+    /// Returns whether nothing of the stream's own is due.
     #[inline]
     fn is_idle(&self, shared: &Shared) -> bool {
         self.message.is_none()
@@ -184,24 +184,24 @@ impl<M> Sender<M> {
             && !shared.placement.is_owed()
     }
 
-    /// Whether there is nothing to send unless something happens: a post, an arrival that lets a waiting request go, room.
+    /// Returns whether there is nothing to send unless something happens: a post, an arrival that lets a waiting request go, room.
     #[inline]
     pub(crate) fn has_nothing_due(&self, shared: &Shared) -> bool {
         self.queue.is_empty() && self.is_idle(shared) && shared.reads.inbound.is_empty()
     }
 
-    /// Whether the host had no more requests when it was asked last.
+    /// Returns whether the host had no more requests when it was asked last.
     #[inline]
     pub(crate) fn is_drained(&self) -> bool {
         self.drained
     }
 
-    /// Whether a request is partly built.
+    /// Returns whether a request is partly built.
     pub(crate) fn is_inside_request(&self) -> bool {
         self.message.as_ref().is_some_and(Message::is_request)
     }
 
-    /// Whether every request that was begun has completed.
+    /// Returns whether every request that was begun has completed.
     pub(crate) fn has_no_open_request(&self, shared: &Shared) -> bool {
         // An acknowledging Read that was sent before the peer was known to acknowledge by itself: no request waits for its answer.
         let by_placement = shared.completes_by_placement();
@@ -212,12 +212,12 @@ impl<M> Sender<M> {
             && shared.reads.outstanding.iter().all(is_surplus)
     }
 
-    /// Whether no request waits for TCP or for an acknowledgement. The answer to an acknowledging Read may have completed some.
+    /// Returns whether no request waits for TCP or for an acknowledgement. The answer to an acknowledging Read may have completed some.
     fn has_completed_all(&self, shared: &Shared) -> bool {
         self.watermarks.iter().all(|(_, id)| shared.reads.acks.has_completed(*id))
     }
 
-    /// Whether everything that was posted is sent and answered. A host that has let go has nothing to send.
+    /// Returns whether everything that was posted is sent and answered. A host that has let go has nothing to send.
     pub(crate) fn is_finished<H: StreamHost<Memory = M>>(&self, shared: &Shared, host: &mut H) -> bool {
         let finished = self.has_nothing_due(shared)
             && self.has_completed_all(shared)
@@ -227,7 +227,7 @@ impl<M> Sender<M> {
         finished
     }
 
-    /// Whether the peer has every answer.
+    /// Returns whether the peer has every answer.
     pub(crate) fn owes_nothing(&self, shared: &Shared) -> bool {
         shared.reads.inbound.is_empty()
             && self.message.is_none()
@@ -355,7 +355,7 @@ impl<'a, M> Batch<'a, M> {
         self.queue.waiting()
     }
 
-    /// Whether there is no byte: never.
+    /// Returns whether there is no byte: never.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
@@ -379,7 +379,7 @@ impl<'a, M> Batch<'a, M> {
         self.queue.single()
     }
 
-    /// Whether the stream has more to send once these bytes are taken. Otherwise [`crate::RdmapStream::poll_transmit`] need not be
+    /// Returns whether the stream has more to send once these bytes are taken. Otherwise [`crate::RdmapStream::poll_transmit`] need not be
     /// called again until something happens.
     #[must_use]
     pub const fn has_more(&self) -> bool {

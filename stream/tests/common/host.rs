@@ -17,7 +17,7 @@ pub(crate) const MEMORY: STag = STag(0x4D00);
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) request: Request,
-    /// Its payload, or the bytes of its answer; the guard follows.
+    /// Payload, or the bytes of its answer; the guard follows.
     pub(crate) bytes: Vec<u8>,
     pub(crate) msn: Option<u32>,
     pub(crate) completions: u32,

@@ -271,7 +271,7 @@ impl Pair {
         self.run();
     }
 
-    /// As [`Pair::advance`], but nothing moves on the wire.
+    /// Like [`Pair::advance`], but nothing moves on the wire.
     pub(crate) fn delay(&mut self, wait: Duration) {
         let until = self.now.after(wait);
         loop {

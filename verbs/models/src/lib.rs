@@ -26,7 +26,7 @@ fn is_mutant(mutant: Mutant) -> bool {
     SWITCHED_ON.is_some() && is_switched_on(&format!("{mutant:?}"))
 }
 
-/// Whether the defect of this name is switched on: a [`Mutant`], or one of a test's own.
+/// Returns whether the defect of this name is switched on: a [`Mutant`], or one of a test's own.
 pub fn is_switched_on(name: &str) -> bool {
     SWITCHED_ON.as_deref() == Some(name)
 }
@@ -57,7 +57,7 @@ pub fn check(schedules: usize, model: impl Fn() + Sync + Send + 'static) {
     shuttle::check_random(model, schedules);
 }
 
-/// Whether a model of this test binary, by the name of its test, fails with the defect `mutant` switched on, with at most three
+/// Returns whether a model of this test binary, by the name of its test, fails with the defect `mutant` switched on, with at most three
 /// preemptions. It runs in a process of its own, as unwinding through a schedule that has failed may abort.
 pub fn finds(mutant: &str, test: &str) -> bool {
     let this = std::env::current_exe().expect("the test program's path");

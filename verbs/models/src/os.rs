@@ -186,7 +186,7 @@ impl ChannelSet {
     }
 }
 
-/// Whether the stack has something.
+/// Returns whether the stack has something.
 pub(super) fn is_readable(stack: &StackFd) -> bool {
     stack.0.is_readable()
 }

@@ -178,7 +178,7 @@ impl Shard {
         spawn(move || body(&shard))
     }
 
-    /// Its completion queue.
+    /// Returns the completion queue.
     pub fn queue(&self) -> &Queue {
         &self.queue
     }

@@ -49,7 +49,7 @@ pub fn connect(
     connect_to(qp, (local, peer), options, private_data, channel, false)
 }
 
-/// As [`connect`], in two steps: when the peer has answered ([`crate::cm::CmEventKind::Established`] on this side), nothing is sent to it
+/// Like [`connect`], in two steps: when the peer has answered ([`crate::cm::CmEventKind::Established`] on this side), nothing is sent to it
 /// before [`crate::cm::ConnHandle::establish`], with which the connection is established on its side too. So a connection is set up on InfiniBand by
 /// programs that move their queue pairs themselves.
 ///
@@ -99,7 +99,7 @@ fn connect_to(
     })
 }
 
-/// As [`connect`], over a socket of the kernel that is connected to `peer`, or has begun to connect, and over which nothing was sent. It
+/// Like [`connect`], over a socket of the kernel that is connected to `peer`, or has begun to connect, and over which nothing was sent. It
 /// is not connected anew, whatever the options say of other attempts. When TCP is connected (and encrypted, with TLS) an event says so,
 /// [`crate::cm::CmEventKind::Posted`] with the number `connected`.
 ///

@@ -64,7 +64,7 @@ impl ConnHandle {
         self.with(Conn::establish)
     }
 
-    /// As [`Qp::disconnect`].
+    /// Like [`Qp::disconnect`].
     ///
     /// # Errors
     /// [`Error::NotConnected`].

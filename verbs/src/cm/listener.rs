@@ -137,7 +137,7 @@ impl Listener {
     }
 }
 
-/// Whether a connection in start-up came to `listener`.
+/// Returns whether a connection in start-up came to `listener`.
 fn is_of(conn: &Conn, listener: Token) -> bool {
     conn.half_open.as_ref().is_some_and(|half| half.listener == listener)
 }

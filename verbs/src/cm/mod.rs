@@ -176,7 +176,7 @@ impl CmSide {
         std::mem::replace(&mut self.channel, Arc::clone(channel))
     }
 
-    /// As [`Self::migrate`], and the events not taken yet go along.
+    /// Like [`Self::migrate`], and the events not taken yet go along.
     fn migrate_all(&mut self, channel: &Arc<CmChannel>, wakes: &mut Wakes) -> Arc<CmChannel> {
         let before = self.migrate(channel);
         if !Arc::ptr_eq(&before, channel) {
@@ -185,7 +185,7 @@ impl CmSide {
         before
     }
 
-    /// Whether no event has reported its outcome.
+    /// Returns whether no event has reported its outcome.
     pub(crate) fn is_undecided(&self) -> bool {
         self.state == CmState::Nothing
     }

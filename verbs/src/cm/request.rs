@@ -157,7 +157,7 @@ impl ConnRequest {
         Ok(())
     }
 
-    /// Whether the connection is a socket of the kernel that carries MPA as it is: what [`ConnRequest::take_socket`] takes.
+    /// Returns whether the connection is a socket of the kernel that carries MPA as it is: what [`ConnRequest::take_socket`] takes.
     #[must_use]
     pub fn has_socket(&self) -> bool {
         self.has_socket

@@ -106,7 +106,7 @@ impl CompChannel {
         self.taken(event.or_else(|| self.drive()))
     }
 
-    /// As [`EventQueue::pop_with_token`], for a token of [`CompChannel::token_fd`].
+    /// Like [`EventQueue::pop_with_token`], for a token of [`CompChannel::token_fd`].
     pub fn pop_with_token(&self) -> Option<Weak<Cq>> {
         self.taken(self.events.pop_with_token())
     }
@@ -134,12 +134,12 @@ impl CompChannel {
         self.events.len()
     }
 
-    /// Whether no event is queued.
+    /// Returns whether no event is queued.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether an arrival may end a sleep on [`CompChannel::fd`] directly; by default it may. Then an event may come of a queue that is
+    /// Returns whether an arrival may end a sleep on [`CompChannel::fd`] directly; by default it may. Then an event may come of a queue that is
     /// empty, though nothing was polled. Without it a queue raises an event for a completion alone.
     pub fn set_direct(&self, direct: bool) {
         self.indirect.store(!direct, Ordering::Relaxed);

@@ -79,7 +79,7 @@ impl Withheld {
         self.release();
     }
 
-    /// Whether a token may be withheld. Forgets it: the caller takes the event.
+    /// Returns whether a token may be withheld. Forgets it: the caller takes the event.
     pub(super) fn take(&self) -> bool {
         let any = self.any.load(Ordering::Relaxed);
         if any {

@@ -170,12 +170,12 @@ impl Conn {
         self.transmit(services);
     }
 
-    /// As [`Conn::abort`], because the application gives up the peer.
+    /// Like [`Conn::abort`], because the application gives up the peer.
     pub(crate) fn give_up(&mut self, services: &mut Services) {
         self.fail(LocalError::GivenUp, services);
     }
 
-    /// As [`Conn::abort`], for a reason of the engine's own.
+    /// Like [`Conn::abort`], for a reason of the engine's own.
     pub(crate) fn fail(&mut self, error: LocalError, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.fail_locally(host, error, now));
         self.transmit(services);

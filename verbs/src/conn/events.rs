@@ -300,7 +300,7 @@ impl Conn {
         }
     }
 
-    /// Whether the queue pair goes on without this connection: the peer has closed it while nothing was under way, or its queue pair
+    /// Returns whether the queue pair goes on without this connection: the peer has closed it while nothing was under way, or its queue pair
     /// has entered the error state, or it has gone after our Reply and before its first FPDU. What was posted before that waits for another
     /// connection.
     fn may_leave(&self, error: &ConnError) -> bool {
@@ -316,7 +316,7 @@ impl Conn {
             })
     }
 
-    /// Whether the queue pair is an unreliable one that does not notice what its peer does, or what the network does to the connection.
+    /// Returns whether the queue pair is an unreliable one that does not notice what its peer does, or what the network does to the connection.
     fn may_lose(&self, error: &ConnError) -> bool {
         let own = match error {
             ConnError::Local { .. } | ConnError::Aborted | ConnError::SourceGone => true,

@@ -81,12 +81,12 @@ impl HostState {
         std::mem::take(&mut self.receiving).then_some(&mut self.receive)
     }
 
-    /// Whether a message has begun that is longer than its receive.
+    /// Returns whether a message has begun that is longer than its receive.
     pub(crate) fn has_long_message(&self) -> bool {
         self.charge.is_some()
     }
 
-    /// Whether that message has made progress since the last time it had: see [`MessageCharge::has_progress`].
+    /// Returns whether that message has made progress since the last time it had: see [`MessageCharge::has_progress`].
     pub(crate) fn has_message_progress(&mut self) -> bool {
         self.charge.as_mut().is_some_and(|charge| charge.has_progress(self.long.len()))
     }

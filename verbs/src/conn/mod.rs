@@ -90,7 +90,7 @@ pub(crate) struct Conn {
     silent_for: Option<Duration>,
     /// Counted by the listener during start-up.
     pub(crate) half_open: Option<HalfOpen>,
-    /// Its addresses among those of the device, from the connection of TCP on.
+    /// Addresses among those of the device, from the connection of TCP on.
     ends: Option<OwnEnd>,
     /// Full Operation has begun.
     was_open: bool,
@@ -180,7 +180,7 @@ impl Conn {
         result
     }
 
-    /// Whether the stream is past start-up: the driver may read it without asking the stack first.
+    /// Returns whether the stream is past start-up: the driver may read it without asking the stack first.
     pub(crate) fn is_established(&self) -> bool {
         self.stream.is_established()
     }
@@ -202,7 +202,7 @@ impl Conn {
         (self.state.has_long_message() && self.stream.is_open() && waits).then_some(self.message_at)
     }
 
-    /// Its queue pair is gone, and its peer still waits for answers.
+    /// Returns the queue pair is gone, and its peer still waits for answers.
     pub(crate) fn is_draining(&self) -> bool {
         self.stream.is_draining()
     }
@@ -254,7 +254,7 @@ impl Conn {
         }
     }
 
-    /// Whether what comes is read and discarded.
+    /// Returns whether what comes is read and discarded.
     fn is_closing(&self) -> bool {
         self.is_established() && !self.stream.is_open()
     }
@@ -328,7 +328,7 @@ impl Conn {
         moved
     }
 
-    /// Whether news of the socket can be used. Otherwise an interest in it would wake the active poller repeatedly.
+    /// Returns whether news of the socket can be used. Otherwise an interest in it would wake the active poller repeatedly.
     fn reads(&self) -> bool {
         self.stream.accepts_bytes() && !self.starved.is_some_and(Starved::is_deaf)
     }

@@ -39,7 +39,7 @@ impl PartialFpdu {
         self.used = 0;
     }
 
-    /// Whether there is an allocation to give back.
+    /// Returns whether there is an allocation to give back.
     pub(crate) fn has_buffer(&self) -> bool {
         self.bytes.capacity() > 0
     }

@@ -34,7 +34,7 @@ pub(super) struct Starved {
 }
 
 impl Starved {
-    /// Whether reports of the stack are of no use.
+    /// Returns whether reports of the stack are of no use.
     pub(super) fn is_deaf(self) -> bool {
         self.pause.is_some()
     }
@@ -276,7 +276,7 @@ impl Conn {
         self.hold(if self.stream.is_open() { rest } else { &[] }, services);
     }
 
-    /// Whether the stream goes on in Full Operation.
+    /// Returns whether the stream goes on in Full Operation.
     fn takes_bytes(&self) -> bool {
         self.stream.is_open() && self.stream.accepts_bytes()
     }

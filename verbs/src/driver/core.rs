@@ -46,7 +46,7 @@ pub(crate) enum Slot {
 }
 
 impl Slot {
-    /// Whether it depends on the time: datagrams do not.
+    /// Returns whether it depends on the time: datagrams do not.
     fn is_timed(&self) -> bool {
         !matches!(self, Self::DatagramPort(_) | Self::DatagramSocket(_) | Self::Endpoint(_))
     }
@@ -250,14 +250,14 @@ impl Core {
         }
     }
 
-    /// As [`Core::deadline`]; `None` when it has not changed since the last call.
+    /// Like [`Core::deadline`]; `None` when it has not changed since the last call.
     #[inline]
     pub(crate) fn new_deadline(&mut self) -> Option<Option<Instant>> {
         let next = (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline());
         (std::mem::replace(&mut self.published_deadline, next) != next).then(|| self.deadline())
     }
 
-    /// Whether unlocking requires no further work: no wake-up, connection to drop, bulk disconnect or new deadline.
+    /// Returns whether unlocking requires no further work: no wake-up, connection to drop, bulk disconnect or new deadline.
     #[inline]
     pub(crate) fn has_nothing_to_release(&mut self) -> bool {
         self.services.wakes.is_empty()
@@ -267,7 +267,7 @@ impl Core {
                 == (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline())
     }
 
-    /// Whether `token` is a connection past its start-up.
+    /// Returns whether `token` is a connection past its start-up.
     pub(crate) fn is_established(&mut self, token: Token) -> bool {
         matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.is_established())
     }
@@ -399,12 +399,12 @@ impl Core {
         (slots, std::mem::take(&mut self.trash), stack)
     }
 
-    /// Whether a connection whose queue pair was destroyed still has something to send.
+    /// Returns whether a connection whose queue pair was destroyed still has something to send.
     pub(crate) fn has_draining(&self) -> bool {
         self.slots.iter().any(|(_, (_, slot))| matches!(slot, Slot::Conn(conn) if conn.is_draining()))
     }
 
-    /// Whether the round ends: it has moved [`ROUND_BYTES`], or `enough` returns true.
+    /// Returns whether the round ends: it has moved [`ROUND_BYTES`], or `enough` returns true.
     #[inline]
     fn is_round_over(&self, enough: &dyn Fn() -> bool) -> bool {
         self.services.moved >= ROUND_BYTES || enough()
@@ -423,7 +423,7 @@ impl Core {
         count
     }
 
-    /// Whether anything in a round depends on the time. Reading the clock adds a tenth to a round that finds no datagram.
+    /// Returns whether anything in a round depends on the time. Reading the clock adds a tenth to a round that finds no datagram.
     fn needs_clock(&self) -> bool {
         self.timed > 0 || self.services.timers.next().is_some() || self.stack.deadline().is_some()
     }

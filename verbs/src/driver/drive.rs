@@ -72,7 +72,7 @@ impl Shard {
         self.progress.arm(watch);
     }
 
-    /// As [`Shard::arm`], by a thread that sleeps in a poll(2) of its own: see [`State::arm_waiter`].
+    /// Like [`Shard::arm`], by a thread that sleeps in a poll(2) of its own: see [`State::arm_waiter`].
     pub(crate) fn arm_waiter(self: &Arc<Self>, watch: Option<&Arc<Watch>>) {
         if self.is_pending() {
             self.try_flush();

@@ -24,7 +24,7 @@ impl EpollWaiter {
         Ok(Self { set: EpollSet::new(stack, &wake_fd)?, wake_fd, written: AtomicBool::new(false) })
     }
 
-    /// Whether the descriptor of the stack is an epoll set.
+    /// Returns whether the descriptor of the stack is an epoll set.
     pub(super) fn is_set_of(&self, stack: &Arc<StackFd>) -> bool {
         self.set.is(stack)
     }

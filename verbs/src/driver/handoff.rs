@@ -68,7 +68,7 @@ impl<C, P> Handoff<C, P> {
         self.core.try_lock_for(timeout)
     }
 
-    /// Whether a thread holds the core.
+    /// Returns whether a thread holds the core.
     pub(super) fn is_held(&self) -> bool {
         self.core.is_locked()
     }
@@ -96,7 +96,7 @@ impl<C, P> Handoff<C, P> {
         self.pending.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a post or a command waits.
+    /// Returns whether a post or a command waits.
     #[inline]
     pub(super) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::SeqCst)

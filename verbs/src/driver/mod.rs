@@ -147,7 +147,7 @@ impl Driver {
         self.each_shard(shards, |shard| shard.poll_progress(enough));
     }
 
-    /// Whether requests were posted on one of these shards that no round has served.
+    /// Returns whether requests were posted on one of these shards that no round has served.
     pub(crate) fn has_pending(&self, shards: u64) -> bool {
         let mut pending = false;
         self.each_shard(shards, |shard| pending |= shard.is_pending());
@@ -159,7 +159,7 @@ impl Driver {
         self.each_shard(shards, |shard| shard.arm(watch(shard.index()).as_ref()));
     }
 
-    /// As [`Driver::arm`] for one shard, by a thread that sleeps in a poll(2) of its own: see [`State::arm_waiter`](progress::State::arm_waiter).
+    /// Like [`Driver::arm`] for one shard, by a thread that sleeps in a poll(2) of its own: see [`State::arm_waiter`](progress::State::arm_waiter).
     pub(crate) fn arm_waiter(&self, shard: usize, watch: Option<&Arc<Watch>>) {
         self.shard_at(shard).arm_waiter(watch);
     }
@@ -241,7 +241,7 @@ impl Driver {
         }
     }
 
-    /// Whether a connection whose queue pair was destroyed still has something to send.
+    /// Returns whether a connection whose queue pair was destroyed still has something to send.
     ///
     /// Nothing where this cannot be asked within `timeout`.
     pub(crate) fn is_draining(&self, timeout: Duration) -> Option<bool> {
@@ -261,7 +261,7 @@ impl Driver {
         self.shards.iter().filter_map(|shard| shard.call(|core| core.deadline())).min()
     }
 
-    /// Whether the stacks have sent everything that is to be sent before the process ends.
+    /// Returns whether the stacks have sent everything that is to be sent before the process ends.
     ///
     /// Nothing where this cannot be asked within `timeout`.
     pub(crate) fn drain(&self, timeout: Duration) -> Option<bool> {

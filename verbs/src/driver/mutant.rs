@@ -27,7 +27,7 @@ pub enum Mutant {
     WithheldIsKept,
 }
 
-/// Whether `mutant` is switched on.
+/// Returns whether `mutant` is switched on.
 #[cfg(not(any(loom, shuttle)))]
 #[inline(always)]
 pub(super) const fn is_mutant(_: Mutant) -> bool {

@@ -76,7 +76,7 @@ impl EpollSet {
         }
     }
 
-    /// Whether this is the stack's own set.
+    /// Returns whether this is the stack's own set.
     pub(super) fn is(&self, stack: &Arc<StackFd>) -> bool {
         Arc::ptr_eq(&self.0, stack)
     }
@@ -129,7 +129,7 @@ impl AsFd for ChannelSet {
     }
 }
 
-/// Whether the stack's descriptor is readable.
+/// Returns whether the stack's descriptor is readable.
 pub(super) fn is_readable(stack: &StackFd) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(stack, PollFlags::IN)], Some(&at_once)) == Ok(1)

@@ -111,7 +111,7 @@ impl Shard {
         }
     }
 
-    /// As [`Self::call`], for a thread that may be the one that drives: a signal handler that ends the process interrupts the round. Nothing
+    /// Like [`Self::call`], for a thread that may be the one that drives: a signal handler that ends the process interrupts the round. Nothing
     /// where the result is not there within `timeout`.
     pub(super) fn call_within<R: Send + 'static>(
         self: &Arc<Self>,
@@ -259,7 +259,7 @@ impl<'a> Busy<'a> {
         self.pump_until(&|| false)
     }
 
-    /// As [`Busy::pump`]; ends early, between two connections, once `enough` returns true.
+    /// Like [`Busy::pump`]; ends early, between two connections, once `enough` returns true.
     pub(crate) fn pump_until(&mut self, enough: &dyn Fn() -> bool) -> usize {
         let shard = self.shard;
         let round = shard.rounds.load(Ordering::Relaxed).wrapping_add(1);

@@ -96,7 +96,7 @@ impl MessageCharge {
         Self { shared: Arc::clone(shared), bytes: 0, next_step: 0 }
     }
 
-    /// Whether a message that has `len` bytes now has made progress since the last time it had.
+    /// Returns whether a message that has `len` bytes now has made progress since the last time it had.
     pub(crate) fn has_progress(&mut self, len: usize) -> bool {
         let has = len >= self.next_step;
         if has {
@@ -145,23 +145,23 @@ impl Budget {
         }
     }
 
-    /// Whether long messages have more than three quarters of their memory: those whose peers are silent have to end.
+    /// Returns whether long messages have more than three quarters of their memory: those whose peers are silent have to end.
     pub(crate) fn is_short_of_messages(&self) -> bool {
         self.unfinished.load(Ordering::Relaxed) > self.unfinished_limit / 4 * 3
     }
 
-    /// Whether another `bytes` may be held by a connection that is read as far as its socket has bytes.
+    /// Returns whether another `bytes` may be held by a connection that is read as far as its socket has bytes.
     #[inline]
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         self.held.load(Ordering::Relaxed) + bytes <= self.held_limit
     }
 
-    /// Whether another `bytes` may be held by a connection of which whole FPDUs are read.
+    /// Returns whether another `bytes` may be held by a connection of which whole FPDUs are read.
     pub(crate) fn has_room_for_whole(&self, bytes: usize) -> bool {
         self.of_whole.load(Ordering::Relaxed) + bytes <= self.limit / 8
     }
 
-    /// Whether so much is free that holders of partial FPDUs may go on: `bytes`, or most of a small budget.
+    /// Returns whether so much is free that holders of partial FPDUs may go on: `bytes`, or most of a small budget.
     pub(crate) fn is_relaxed(&self, bytes: usize) -> bool {
         self.has_room(bytes) || self.held.load(Ordering::Relaxed) <= self.limit / 4
     }
@@ -263,7 +263,7 @@ impl Shared {
         self.next_num.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Whether the connection's other end belongs to this device, too.
+    /// Returns whether the connection's other end belongs to this device, too.
     pub(crate) fn has_both_ends(&self, local: SocketAddr, peer: SocketAddr) -> bool {
         local == peer || self.ends.lock().contains(&(peer, local))
     }

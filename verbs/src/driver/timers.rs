@@ -38,7 +38,7 @@ impl Timers {
         self.heap.pop().map(|Reverse((_, token))| Token(token))
     }
 
-    /// Whether there are twice as many entries as [`Timers::keep`] retained, so that the cost of its walk is amortised over the entries
+    /// Returns whether there are twice as many entries as [`Timers::keep`] retained, so that the cost of its walk is amortised over the entries
     /// that were added.
     pub(crate) fn is_full(&self) -> bool {
         self.heap.len() >= self.full

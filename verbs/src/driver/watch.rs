@@ -53,13 +53,13 @@ impl Watch {
         self.release_withheld();
     }
 
-    /// As [`Watch::stop`], by another thread than the program's; recorded for [`Watch::is_taken`].
+    /// Like [`Watch::stop`], by another thread than the program's; recorded for [`Watch::is_taken`].
     pub(super) fn take(&self) {
         self.taken.store(true, Ordering::SeqCst);
         self.stop();
     }
 
-    /// Whether [`Watch::take`] was called since [`Watch::reset`].
+    /// Returns whether [`Watch::take`] was called since [`Watch::reset`].
     pub(crate) fn is_taken(&self) -> bool {
         self.taken.load(Ordering::SeqCst)
     }
@@ -69,7 +69,7 @@ impl Watch {
         self.taken.store(false, Ordering::SeqCst);
     }
 
-    /// Whether [`Watch::release_withheld`] writes the tokens of the channel whose `Withheld` is at this address.
+    /// Returns whether [`Watch::release_withheld`] writes the tokens of the channel whose `Withheld` is at this address.
     pub(super) fn releases(&self, withheld: *const ()) -> bool {
         self.release.data() == withheld
     }

@@ -84,7 +84,7 @@ impl Faults {
         }
     }
 
-    /// As [`Faults::call`] for a call that does not fail.
+    /// Like [`Faults::call`] for a call that does not fail.
     #[cold]
     pub(crate) fn delay(&self, call: Call) {
         let time = self.due(|fault| match fault {
@@ -126,7 +126,7 @@ impl Faults {
         first
     }
 
-    /// Whether a rule is due at its next call, which this is.
+    /// Returns whether a rule is due at its next call, which this is.
     fn counts(&self, counted: &Counted) -> bool {
         let number = counted.calls.fetch_add(1, Ordering::Relaxed) + 1;
         match counted.rule.when {

@@ -133,7 +133,7 @@ enum Operation {
 }
 
 impl Call {
-    /// Its name in the text of a plan.
+    /// Returns the name in the text of a plan.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::AllocPd => "alloc_pd",
@@ -165,7 +165,7 @@ impl CmFault {
         }
     }
 
-    /// Whether `call` can end so.
+    /// Returns whether `call` can end so.
     const fn is_of(self, call: CmCall) -> bool {
         match self {
             Self::Rejected | Self::Refused | Self::Unreachable | Self::ConnectError => {

@@ -75,14 +75,14 @@ impl QpInit {
         self
     }
 
-    /// Whether every send request produces a completion, and not only those with [`crate::SendFlags::SIGNALED`]. Default: true.
+    /// Returns whether every send request produces a completion, and not only those with [`crate::SendFlags::SIGNALED`]. Default: true.
     #[must_use]
     pub fn signal_all(mut self, all: bool) -> Self {
         self.signal_all = all;
         self
     }
 
-    /// Its number, for callers that need a certain number: 2 to 0xFFFFFF. Default: a random one.
+    /// Returns the number, for callers that need a certain number: 2 to 0xFFFFFF. Default: a random one.
     #[must_use]
     pub fn num(mut self, num: impl Into<Option<u32>>) -> Self {
         self.num = num.into();

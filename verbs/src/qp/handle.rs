@@ -116,19 +116,19 @@ impl Qp {
         Ok(Self(inner))
     }
 
-    /// Its number: 24 bits, random, unique on the device.
+    /// Returns the number: 24 bits, random, unique on the device.
     #[must_use]
     pub fn num(&self) -> u32 {
         self.0.num
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     #[must_use]
     pub fn pd(&self) -> &Pd {
         &self.0.pd
     }
 
-    /// Its state now.
+    /// Returns the state now.
     #[must_use]
     pub fn state(&self) -> QpState {
         self.0.state()
@@ -228,7 +228,7 @@ impl Qp {
         crate::qp::control::fail(&self.0, status);
     }
 
-    /// Whether it is one of [`QpInit::unreliable`].
+    /// Returns whether it is one of [`QpInit::unreliable`].
     #[must_use]
     pub fn is_unreliable(&self) -> bool {
         self.0.unreliable

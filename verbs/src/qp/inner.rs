@@ -68,7 +68,7 @@ pub(crate) struct QpInner {
     pub(super) cap: QpCap,
     /// Rights of peers, as bits: read for every segment.
     pub(super) access: AtomicU32,
-    /// Its connection's token, or [`NO_CONN`].
+    /// Connection's token, or [`NO_CONN`].
     pub(super) conn: AtomicU64,
     pub(crate) attrs: Mutex<Attrs>,
     /// Of a UD queue pair.
@@ -137,7 +137,7 @@ impl QpInner {
         }
     }
 
-    /// Whether a connection may be begun: asked with [`QpInner::control`] held.
+    /// Returns whether a connection may be begun: asked with [`QpInner::control`] held.
     pub(crate) fn may_connect(&self, what: &'static str) -> Result<()> {
         let state = self.state();
         let waiting = state == QpState::Rts && self.sq.lock().mode == SqMode::Waiting;

@@ -34,7 +34,7 @@ impl LocalCause {
 pub(crate) struct LogLimit(Mutex<[Option<Instant>; LocalCause::COUNT]>);
 
 impl LogLimit {
-    /// Whether a line about `cause` may be logged now. If so, it is counted.
+    /// Returns whether a line about `cause` may be logged now. If so, it is counted.
     pub(crate) fn permits(&self, cause: LocalCause) -> bool {
         let now = Instant::now();
         let last = &mut self.0.lock()[cause as usize];

@@ -24,7 +24,7 @@ impl LongMessages {
         self.limit
     }
 
-    /// Whether another message may begin. Asked with the receive queue locked: a receive is posted after every [`LongMessages::release`],
+    /// Returns whether another message may begin. Asked with the receive queue locked: a receive is posted after every [`LongMessages::release`],
     /// which wakes a stream that was refused.
     pub(crate) fn has_room(&self) -> bool {
         self.held.load(Ordering::Relaxed) < self.limit as usize

@@ -93,7 +93,7 @@ impl<T: Default> Ring<T> {
         count
     }
 
-    /// As [`Ring::pop`], of the last entry.
+    /// Like [`Ring::pop`], of the last entry.
     pub(crate) fn pop_last(&mut self) -> Option<&mut T> {
         self.len = self.len.checked_sub(1)?;
         let place = self.place(self.len);

@@ -81,7 +81,7 @@ impl Wqe {
         }
     }
 
-    /// Its completion, on queue pair `qp_num`. `reason` belongs to an error.
+    /// Returns the completion, on queue pair `qp_num`. `reason` belongs to an error.
     fn completion(&self, qp_num: u32, reason: Option<WireReason>) -> Cqe {
         Cqe {
             wc: Wc {
@@ -111,7 +111,7 @@ pub(crate) struct SqLimits {
 }
 
 impl SqLimits {
-    /// Whether a request that succeeds has a completion.
+    /// Returns whether a request that succeeds has a completion.
     #[inline]
     pub(crate) fn reports(&self, wqe: &Wqe) -> bool {
         self.signal_all || wqe.flags.contains(SendFlags::SIGNALED)
@@ -153,7 +153,7 @@ impl SendQueue {
         }
     }
 
-    /// Whether every request posted so far is over and the application has seen its completion: it has taken `taken` of those that
+    /// Returns whether every request posted so far is over and the application has seen its completion: it has taken `taken` of those that
     /// were ever in the completion queue.
     pub(crate) fn all_seen(&self, taken: u64) -> bool {
         self.ring.len() == 0 && taken >= self.reported

@@ -35,7 +35,7 @@ impl QpState {
         }
     }
 
-    /// Whether an application may ask for the transition to `to`: the verbs state diagram.
+    /// Returns whether an application may ask for the transition to `to`: the verbs state diagram.
     #[must_use]
     pub const fn may_become(self, to: Self) -> bool {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};

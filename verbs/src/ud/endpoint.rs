@@ -110,7 +110,7 @@ impl Endpoint {
         self.port
     }
 
-    /// Whether datagrams are received in this state.
+    /// Returns whether datagrams are received in this state.
     pub(super) fn receives(state: QpState) -> bool {
         matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }

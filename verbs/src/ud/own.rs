@@ -55,7 +55,7 @@ impl OwnSockets {
 pub(super) struct LastPeer(Option<(SocketAddr, bool)>);
 
 impl LastPeer {
-    /// Whether `peer` is a queue pair of the device.
+    /// Returns whether `peer` is a queue pair of the device.
     #[inline]
     pub(super) fn is_own(&mut self, own: &OwnSockets, peer: SocketAddr) -> bool {
         own.has_port(peer.port()) && self.look_up(own, peer)

@@ -109,7 +109,7 @@ impl Checked {
         Some(Self { header, bytes: *datagram.first_chunk()?, len: datagram.len(), run_crc: None })
     }
 
-    /// Whether another datagram of the same sender is valid as this one is, and has the same header but for the MSN.
+    /// Returns whether another datagram of the same sender is valid as this one is, and has the same header but for the MSN.
     #[inline(always)]
     fn is_like(&mut self, datagram: &[u8]) -> bool {
         let is_like = datagram.len() == self.len

@@ -14,7 +14,7 @@ pub(super) const MAX_GROUPS: usize = 64;
 /// One socket of a port.
 pub(super) struct PortSocket {
     pub(super) socket: Box<dyn DatagramSocket>,
-    /// Its address, or that of its group.
+    /// Address, or that of its group.
     pub(super) local: SocketAddr,
     /// The token of its events.
     pub(super) token: Token,
@@ -96,7 +96,7 @@ impl PortSlot {
         self.blocked.remove(at).map(|blocked| blocked.endpoint)
     }
 
-    /// Whether the queue pair waits for room.
+    /// Returns whether the queue pair waits for room.
     pub(super) fn is_blocked(&self, endpoint: Token) -> bool {
         self.blocked.iter().any(|blocked| blocked.endpoint == endpoint)
     }
@@ -113,7 +113,7 @@ impl PortSlot {
         (0..self.sockets.len()).find(|at| self.is_socket_at(*at, local))
     }
 
-    /// Whether the socket number `at` has this address, and is no group's.
+    /// Returns whether the socket number `at` has this address, and is no group's.
     pub(super) fn is_socket_at(&self, at: usize, local: IpAddr) -> bool {
         let has_address =
             |socket: &PortSocket| socket.group.is_none() && socket.local.ip().to_canonical() == local;

@@ -161,7 +161,7 @@ impl Staging {
         self.turn -= sent;
     }
 
-    /// Whether the turn has a request left, when those that were sent are counted.
+    /// Returns whether the turn has a request left, when those that were sent are counted.
     pub(super) fn has_turn(&self) -> bool {
         self.turn > 0
     }
@@ -218,7 +218,7 @@ impl Staging {
         }
     }
 
-    /// Whether a datagram of `len` bytes may be added: there is room, and the turn has a request left.
+    /// Returns whether a datagram of `len` bytes may be added: there is room, and the turn has a request left.
     #[inline(always)]
     pub(super) fn may_add(&self, len: usize) -> bool {
         // One that is longer than any message is refused later.

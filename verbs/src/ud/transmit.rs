@@ -53,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// Whether a request to `to` is built as this one.
+    /// Returns whether a request to `to` is built as this one.
     #[inline(always)]
     fn is_of(&self, wqe: &Wqe, to: &Destination) -> bool {
         let has_lkey = || match self.lkey {

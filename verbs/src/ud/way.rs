@@ -26,7 +26,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// Whether its header has what the queue pair has now.
+    /// Returns whether its header has what the queue pair has now.
     pub(super) fn is_of(&self, epoch: u32, own_qkey: u32) -> bool {
         (self.header.epoch, self.own_qkey) == (epoch, own_qkey)
     }

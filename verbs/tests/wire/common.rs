@@ -303,7 +303,7 @@ pub(crate) fn responder_with(end: &End, options: &ConnConfig, request: &Frame) -
     (peer, reply)
 }
 
-/// As [`responder_with`] with plain options and the first FPDU through.
+/// Like [`responder_with`] with plain options and the first FPDU through.
 pub(crate) fn responder(end: &End) -> Peer {
     responder_opt(end, &plain())
 }

@@ -136,7 +136,7 @@ impl Cxgb4 {
         Adapter { peer, refuses_stag_0: true, first: first.then_some(self.p2p_type) }
     }
 
-    /// Its listener. `None`: it has reset the connection.
+    /// Returns the listener. `None`: it has reset the connection.
     fn answers(self, port: &Port) -> Option<Adapter> {
         let mut peer = port.accept();
         let asked = peer.startup_frame();
@@ -156,7 +156,7 @@ impl Cxgb4 {
         Some(self.adapter(peer, true, first))
     }
 
-    /// Its Request of revision 2.
+    /// Returns the Request of revision 2.
     fn request(self) -> Frame {
         with(request(2), data(self.peer2peer, self.kinds(), 32, 32))
     }
@@ -451,7 +451,7 @@ fn irdma_refuses_what_its_driver_refuses_and_is_named() {
     }
 }
 
-/// Its revision 1 has no such rule.
+/// Returns the revision 1 has no such rule.
 #[test]
 fn irdma_takes_revision_1_after_its_reset() {
     let (end, port) = (End::new(), Port::new());

@@ -317,7 +317,7 @@ impl Port {
         })
     }
 
-    /// Whether no connection comes for `millis`.
+    /// Returns whether no connection comes for `millis`.
     pub(crate) fn is_quiet(&self, millis: u64) -> bool {
         let time = Duration::from_millis(millis);
         let listener = match self {

@@ -6,7 +6,7 @@ use std::task::Context;
 use std::time::Duration;
 use uiw_verbs::{ConnConfig, Device, PollWaiter, WcStatus};
 
-/// Whether the waiter is readable within `timeout`; the sleep is as a program does it.
+/// Returns whether the waiter is readable within `timeout`; the sleep is as a program does it.
 fn sleep(waiter: &PollWaiter, timeout: Duration) -> bool {
     let mut polled = libc::pollfd { fd: waiter.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one descriptor, which can be written.

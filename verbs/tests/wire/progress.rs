@@ -97,14 +97,14 @@ fn no_wake_up_is_lost_edge_triggered() {
     event_driven_ping_pong(true, 10_000);
 }
 
-/// Whether the channel becomes readable within 20 s.
+/// Returns whether the channel becomes readable within 20 s.
 fn is_readable(channel: &CompChannel) -> bool {
     let mut polled = libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one descriptor, which can be written.
     unsafe { libc::poll(&raw mut polled, 1, 20_000) == 1 }
 }
 
-/// Whether a sleep on the channel would begin now.
+/// Returns whether a sleep on the channel would begin now.
 fn is_asleep(channel: &CompChannel) -> bool {
     let mut polled = libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one descriptor, which can be written.

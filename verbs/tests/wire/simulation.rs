@@ -54,7 +54,7 @@ pub(crate) fn change_link(change: impl FnOnce(&mut Link)) {
     SIMULATION.with(|simulation| simulation.network.change_link(HOST, HOST, change));
 }
 
-/// Whether the device is on a simulated network: the kernel's TCP has a descriptor to wait with.
+/// Returns whether the device is on a simulated network: the kernel's TCP has a descriptor to wait with.
 pub(crate) fn is_simulated(device: &Device) -> bool {
     device.wait_fds().is_empty()
 }
@@ -64,7 +64,7 @@ pub(crate) fn any_port() -> SocketAddr {
     SocketAddr::new(HOST, 0)
 }
 
-/// Whether the address is one of the network.
+/// Returns whether the address is one of the network.
 pub(crate) fn is_address(address: SocketAddr) -> bool {
     address.ip() == HOST
 }

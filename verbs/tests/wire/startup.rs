@@ -1003,7 +1003,7 @@ fn exchanging() -> ConnConfig {
     plain().capabilities(CapabilityExchange::On)
 }
 
-/// Whether requests that need an extension are refused locally.
+/// Returns whether requests that need an extension are refused locally.
 fn is_foreign(end: &End) -> bool {
     let op = SendOp::FetchAdd { remote: uiw_verbs::Remote::default(), add: 1, mask: 0 };
     end.op(99, op, 0, 8);

@@ -98,7 +98,7 @@ pub(crate) fn wait_for<T>(
     })
 }
 
-/// As [`wait_for`], with a time-out that nothing takes that happens at all.
+/// Like [`wait_for`], with a time-out that nothing takes that happens at all.
 pub(crate) fn wait<T>(device: &Device, poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
     wait_for(device, TIMEOUT, poll)
 }

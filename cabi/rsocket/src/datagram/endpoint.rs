@@ -109,12 +109,12 @@ impl Endpoint {
         self.receives.into()
     }
 
-    /// Whether there is room for a message.
+    /// Returns whether there is room for a message.
     pub(super) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Whether UDP has taken every message.
+    /// Returns whether UDP has taken every message.
     pub(super) fn is_flushed(&self) -> bool {
         self.free.len() == usize::from(self.sends)
     }

@@ -63,7 +63,7 @@ pub(crate) struct State {
     pub(super) send_timeout: Option<Duration>,
     /// Reading and writing.
     pub(super) shut: [bool; 2],
-    /// Its number at the thread that waits for what comes over UDP.
+    /// Number at the thread that waits for what comes over UDP.
     watched: Option<u64>,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Datagram {
 }
 
 impl Datagram {
-    /// Why this process cannot have datagram rsockets, if that is so.
+    /// Returns the reason why this process cannot have datagram rsockets, if that is so.
     ///
     /// # Errors
     /// EINVAL when an environment variable has a bad value.
@@ -170,12 +170,12 @@ impl Datagram {
         answer
     }
 
-    /// As [`Datagram::look`]; if the answer is "not yet", the task is woken by the next change.
+    /// Like [`Datagram::look`]; if the answer is "not yet", the task is woken by the next change.
     fn poll<T>(&self, cx: &mut Context<'_>, ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
         self.poll_as(Registers::Pending, cx, ask)
     }
 
-    /// As [`Datagram::poll`]; `registers` says when the task is woken by the next change.
+    /// Like [`Datagram::poll`]; `registers` says when the task is woken by the next change.
     fn poll_as<T>(
         &self,
         registers: Registers,
@@ -233,7 +233,7 @@ impl Datagram {
         self.look(None, |state| state.ready() & (events | POLLERR | POLLHUP))
     }
 
-    /// As [`Datagram::ready`]; the task is woken by the next change.
+    /// Like [`Datagram::ready`]; the task is woken by the next change.
     pub(crate) fn poll_ready(
         &self,
         events: c_short,

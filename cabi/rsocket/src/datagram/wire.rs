@@ -40,7 +40,7 @@ impl Bytes {
         Self { bytes, len }
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.len]
@@ -100,7 +100,7 @@ impl ExchangeHeader {
         if address.is_ipv4() { 16 } else { Self::MAX_LEN }
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn emit(&self) -> Bytes {
         let operation = match self.operation {
@@ -153,7 +153,7 @@ impl MessageHeader {
         if address.is_ipv4() { 8 } else { 24 }
     }
 
-    /// Its bytes. The flow label is 0.
+    /// Returns the bytes. The flow label is 0.
     #[must_use]
     pub fn emit(&self) -> Bytes {
         let ip = self.from.ip();

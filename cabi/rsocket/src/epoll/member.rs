@@ -192,7 +192,7 @@ impl Member {
         })
     }
 
-    /// Whether the program still has the descriptor. The table is asked when the socket has lost a number since the last time.
+    /// Returns whether the program still has the descriptor. The table is asked when the socket has lost a number since the last time.
     pub(super) fn is_open(&self) -> bool {
         // Read first: a number that is removed meanwhile counts at the next look.
         let removed = u64::from(self.socket.numbers().removed());
@@ -207,7 +207,7 @@ impl Member {
         is_open
     }
 
-    /// Whether the set has it.
+    /// Returns whether the set has it.
     pub(super) fn is_in_set(&self) -> bool {
         self.is_in_set.load(Ordering::Relaxed)
     }

@@ -99,7 +99,7 @@ impl Epoll {
         }
     }
 
-    /// Whether the marker is in the set, from where it goes with the last thread.
+    /// Returns whether the marker is in the set, from where it goes with the last thread.
     fn has_marker(&self) -> bool {
         let mut marker = self.marker.lock();
         if let Some(fd) = *marker

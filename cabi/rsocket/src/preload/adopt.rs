@@ -117,7 +117,7 @@ fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
     Ok(())
 }
 
-/// As [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which neither sends nor receives any more.
+/// Like [`take_over`]. Without a placeholder the numbers keep the socket of the kernel, which neither sends nor receives any more.
 fn give_numbers(plain: &Arc<Plain>, socket: &Arc<Socket>, placeholder: Option<Placeholder>) {
     socket.set_behind(plain.behind().map(|behind| behind.or(placeholder.as_ref())));
     let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));

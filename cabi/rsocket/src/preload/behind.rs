@@ -39,7 +39,7 @@ impl Behind {
         }
     }
 
-    /// Whether one of them is behind the number.
+    /// Returns whether one of them is behind the number.
     pub(crate) fn is_at(&self, fd: RawFd) -> bool {
         self.is_marked && sys::is_marked(fd)
             || sys::cookie(fd).is_some_and(|cookie| cookie == self.own || Some(cookie) == self.placeholder)

@@ -20,7 +20,7 @@ impl Bitmap {
         Some((self.0.get(fd / WORD)?, 1 << (fd % WORD)))
     }
 
-    /// Whether there is a bit for the descriptor.
+    /// Returns whether there is a bit for the descriptor.
     pub(crate) fn has_room(&self, fd: RawFd) -> bool {
         self.place(fd).is_some()
     }

@@ -68,7 +68,7 @@ fn has(lines: &[Line], program: &str, domain: c_int, kind: Kind) -> bool {
         })
 }
 
-/// Whether sockets of `domain` become rsockets in `program`.
+/// Returns whether sockets of `domain` become rsockets in `program`.
 pub(super) fn includes(program: &str, domain: c_int, kind: Kind) -> bool {
     static LINES: OnceBox<Vec<Line>> = OnceBox::new();
     let lines = LINES

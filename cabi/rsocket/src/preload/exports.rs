@@ -142,7 +142,7 @@ pub extern "C" fn uiw_sockets_read<'a>(
     transfer(fd, |socket| transfer::read(socket, &mut OutBuffers::new(list, count)?))
 }
 
-/// As [`uiw_sockets_read`], for recv(2).
+/// Like [`uiw_sockets_read`], for recv(2).
 pub extern "C" fn uiw_sockets_receive<'a>(
     fd: c_int,
     list: ArrayPtr<'a, OutVec<'a>>,
@@ -152,7 +152,7 @@ pub extern "C" fn uiw_sockets_receive<'a>(
     transfer(fd, |socket| transfer::receive(socket, &mut OutBuffers::new(list, count)?, flags))
 }
 
-/// As [`uiw_sockets_read`], for write(2), writev(2) and send(2).
+/// Like [`uiw_sockets_read`], for write(2), writev(2) and send(2).
 pub extern "C" fn uiw_sockets_send<'a>(
     fd: c_int,
     list: ArrayPtr<'a, InVec<'a>>,

@@ -61,12 +61,12 @@ impl Plain {
         self.syn_retries.swap(0, Ordering::Relaxed)
     }
 
-    /// Whether a thread makes an rsocket of it.
+    /// Returns whether a thread makes an rsocket of it.
     pub(crate) fn is_becoming(&self) -> bool {
         self.state.load(Ordering::Acquire) == BECOMING
     }
 
-    /// Whether it may be connected, or is.
+    /// Returns whether it may be connected, or is.
     pub(crate) fn may_become(&self) -> bool {
         self.state.load(Ordering::Acquire) != LISTENING
     }
@@ -100,7 +100,7 @@ pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) -> Result<()> {
     }
 }
 
-/// Whether a connection may not be TCP's alone: with TLS it would not be encrypted. So also where it is not known whether there is TLS.
+/// Returns whether a connection may not be TCP's alone: with TLS it would not be encrypted. So also where it is not known whether there is TLS.
 pub(crate) fn must_encrypt() -> bool {
     Settings::get().map_or(true, |settings| settings.tls.is_some())
 }

@@ -23,7 +23,7 @@ pub(super) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// Whether this is a child of vfork(2).
+/// Returns whether this is a child of vfork(2).
 pub(crate) fn is_vforked() -> bool {
     PROCESS.load(Ordering::Relaxed) != sys::process()
 }

@@ -24,7 +24,7 @@ impl Waiting {
         COUNTS
     }
 
-    /// Whether a thread may wait for the set, which is followed already.
+    /// Returns whether a thread may wait for the set, which is followed already.
     pub(crate) fn any(&self, set: RawFd) -> bool {
         // Either this thread sees the count, or that one sees that the set is followed.
         fence(Ordering::SeqCst);

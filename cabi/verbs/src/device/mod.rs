@@ -90,7 +90,7 @@ impl Device {
         &self.netdev
     }
 
-    /// Its network device as it is now.
+    /// Returns the network device as it is now.
     ///
     /// # Errors
     /// ENODEV when it is gone, or has lost its last address.

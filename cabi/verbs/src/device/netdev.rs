@@ -11,7 +11,7 @@ use uiw_smol::SmolConfig;
 /// A network device with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetDev {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// The kernel's index.
     pub index: u32,
@@ -25,7 +25,7 @@ pub struct NetDev {
     pub mtu: u32,
     /// Its speed in megabit a second; `None` where it is virtual or its speed is unknown.
     pub mbps: Option<u32>,
-    /// Its addresses, each with the length of its prefix, in the order of [`InterfaceAddresses`].
+    /// Addresses, each with the length of its prefix, in the order of [`InterfaceAddresses`].
     pub addresses: Vec<(IpAddr, u8)>,
 }
 
@@ -36,7 +36,7 @@ impl NetDev {
         self.addresses.get(index).map(|(address, _)| *address)
     }
 
-    /// Whether an address is the device's: every address 127.x.y.z is one of the loopback device.
+    /// Returns whether an address is the device's: every address 127.x.y.z is one of the loopback device.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|(own, _)| *own == address)

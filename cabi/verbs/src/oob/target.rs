@@ -84,7 +84,7 @@ impl Target {
         })
     }
 
-    /// Whether this end connects at once.
+    /// Returns whether this end connects at once.
     pub(super) fn initiates(&self) -> bool {
         let key = |end: &End| (end.qp_num, end.gid.raw);
         self.itself || key(&self.own) < key(&self.peer)
@@ -101,7 +101,7 @@ impl Target {
         }
     }
 
-    /// Whether data from a connection of `from` names this pair in this run of the two programs: after a restart the PSNs differ.
+    /// Returns whether data from a connection of `from` names this pair in this run of the two programs: after a restart the PSNs differ.
     pub(super) fn matches(&self, info: &PairInfo, from: SocketAddr) -> bool {
         let psn = |theirs: Option<u32>, ours: Option<u32>| match (theirs, ours) {
             (Some(theirs), Some(ours)) => theirs == ours,

@@ -166,7 +166,7 @@ fn shown_state(object: &Object<Qp>) -> QpState {
     }
 }
 
-/// Whether the change is one that `rdma_init_qp_attr` asks for.
+/// Returns whether the change is one that `rdma_init_qp_attr` asks for.
 ///
 /// Programs that connect with rdma_cm and move their queue pair themselves make it before the connection is established, or after the
 /// connection has brought the queue pair to RTS. Nothing is left to do then; siw succeeds as well.

@@ -96,7 +96,7 @@ impl Qp {
         self.attributes.lock().timeout = timeout;
     }
 
-    /// Whether it sends datagrams.
+    /// Returns whether it sends datagrams.
     pub fn is_ud(&self) -> bool {
         self.qp_type == QpType::Ud
     }

@@ -13,7 +13,7 @@ const HOLD: Duration = Duration::from_millis(10);
 /// Bytes that a flipped bit spares: the Ethernet header.
 const SPARED: usize = 14;
 
-/// Whether a frame is of the Address Resolution Protocol (RFC 826), which has no checksum of its own: damage that Ethernet's check
+/// Returns whether a frame is of the Address Resolution Protocol (RFC 826), which has no checksum of its own: damage that Ethernet's check
 /// did not find would give a neighbour a MAC that no host has, for minutes.
 fn is_arp(frame: &[u8]) -> bool {
     frame.get(12..14) == Some(&[8, 6])

@@ -61,11 +61,11 @@ pub(super) struct Conn {
     pub(super) owner: Owner,
     /// It is on the list of those to be looked at.
     pub(super) hot: bool,
-    /// Its entry among the timers.
+    /// Entry among the timers.
     pub(super) timer: Option<i64>,
     pub(super) began: Instant,
     timeout: Option<Duration>,
-    /// Why it ended, if smoltcp has no reason.
+    /// Reason why it ended, if smoltcp has no reason.
     ended: Option<ErrorKind>,
     /// The gateway for its segments, from which nothing was received yet.
     pub(super) gateway: Option<IpAddr>,
@@ -79,7 +79,7 @@ pub(super) struct Conn {
     _buffers: Memory,
 }
 
-/// Whether the options can be had here.
+/// Returns whether the options can be had here.
 pub(super) fn check(options: &TransportConfig) -> io::Result<CongestionControl> {
     congestion_control(options.congestion.as_deref())
 }
@@ -258,7 +258,7 @@ impl Conn {
         (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
     }
 
-    /// Whether smoltcp is to leave it alone until its stream is dropped: at the end of TIME-WAIT it throws away what was received and
+    /// Returns whether smoltcp is to leave it alone until its stream is dropped: at the end of TIME-WAIT it throws away what was received and
     /// not read, the peer's FIN as well. Until half of that time is over it acknowledges, as it must (RFC 9293 section 3.6.1).
     pub(super) fn outlasts_time_wait(&mut self, now: Tick) -> bool {
         if self.owner != Owner::TransportStream || self.socket().state() != State::TimeWait {
@@ -303,7 +303,7 @@ impl Conn {
         (readable || writable).then_some(Event { token, readable, writable })
     }
 
-    /// Why nothing can be sent or received any more.
+    /// Returns the reason why nothing can be sent or received any more.
     fn error(&self) -> io::Error {
         match (self.ended, self.gateway) {
             (Some(ErrorKind::HostUnreachable), Some(gateway)) => {
@@ -365,7 +365,7 @@ impl Conn {
         }
     }
 
-    /// Whether bytes that come will stand behind the `len` of [`Conn::received`], with room for them once `used` are taken.
+    /// Returns whether bytes that come will stand behind the `len` of [`Conn::received`], with room for them once `used` are taken.
     pub(super) fn can_grow(&self, len: usize, used: usize) -> bool {
         let socket = self.socket();
         !self.is_all_here() && socket.recv_queue() == len && len - used < socket.recv_capacity() / 2
@@ -427,7 +427,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Whether it waits in vain for the gateway of its segments.
+    /// Returns whether it waits in vain for the gateway of its segments.
     pub(super) fn misses_gateway(&self, now: Instant) -> bool {
         self.gateway.is_some() && self.is_opening() && now.saturating_duration_since(self.began) >= GATEWAY
     }

@@ -88,7 +88,7 @@ impl Datagrams {
         }
     }
 
-    /// Whether a socket is bound to the group, at any port.
+    /// Returns whether a socket is bound to the group, at any port.
     fn has_group(&self, group: IpAddr) -> bool {
         self.sockets.iter().any(|(_, socket)| socket.local.ip() == group)
     }

@@ -24,7 +24,7 @@ pub(super) struct PortListener {
 }
 
 impl PortListener {
-    /// Whether an accept has an answer.
+    /// Returns whether an accept has an answer.
     pub(super) fn has_news(&self) -> bool {
         self.is_to_be_told || !self.ready.is_empty()
     }

@@ -121,7 +121,7 @@ impl PacketSocket {
         self.set(libc::SOL_PACKET, change, &member)
     }
 
-    /// Whether frames to multicast groups of IPv4 and IPv6 come. For a socket that takes nothing else.
+    /// Returns whether frames to multicast groups of IPv4 and IPv6 come. For a socket that takes nothing else.
     pub(crate) fn take_groups(&self, index: libc::c_int, taken: bool) -> io::Result<()> {
         if taken {
             self.attach(&mut filter::groups())?;

@@ -100,7 +100,7 @@ impl<T: Copy> Ring<T> {
         Some(entry)
     }
 
-    /// Whether the kernel needs a system call to proceed.
+    /// Returns whether the kernel needs a system call to proceed.
     pub(super) fn needs_wakeup(&self) -> bool {
         self.index(self.offsets.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }

@@ -90,7 +90,7 @@ fn send(
     Ok(())
 }
 
-/// Whether a readable event of `token` comes, within a few rounds.
+/// Returns whether a readable event of `token` comes, within a few rounds.
 fn comes(s: &mut Session, which: usize, token: Token) -> Verdict<bool> {
     let mut came = false;
     s.never("", |s| {

@@ -45,7 +45,7 @@ pub(super) struct Session {
 struct Driven {
     stack: Box<dyn TransportStack>,
     wait: Option<Arc<OwnedFd>>,
-    /// Its descriptor or its deadline asks for a poll.
+    /// True if the descriptor or the deadline asks for a poll.
     due: bool,
     /// What its last poll reported; nothing if it was not due in this round.
     events: Vec<Event>,

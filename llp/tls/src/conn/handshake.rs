@@ -16,7 +16,7 @@ const SAME_PROCESS: u8 = 0;
 const HANDSHAKE_RECORD: u8 = 0x16;
 
 impl Conn {
-    /// Whether TCP is connected.
+    /// Returns whether TCP is connected.
     pub(super) fn connect_inner(&mut self) -> io::Result<bool> {
         let connected = self.inner.connect_result()?;
         if let (true, State::Clear { connecting }) = (connected, &mut self.state) {

@@ -57,7 +57,7 @@ enum Fin {
     Sent,
 }
 
-/// Why every call fails. An `io::Error` cannot be cloned.
+/// Reason why every call fails. An `io::Error` cannot be cloned.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
     System(i32),
@@ -213,7 +213,7 @@ impl Conn {
         matches!(self.state, State::Aborted)
     }
 
-    /// Whether bytes of the user pass.
+    /// Returns whether bytes of the user pass.
     pub(super) fn is_open(&self) -> bool {
         matches!(self.state, State::Open(_) | State::Clear { connecting: false })
     }
@@ -222,7 +222,7 @@ impl Conn {
         matches!(self.state, State::Clear { .. })
     }
 
-    /// Whether something waits to be sent.
+    /// Returns whether something waits to be sent.
     pub(super) fn has_output(&self) -> bool {
         self.out_at < self.out.len()
     }
@@ -235,7 +235,7 @@ impl Conn {
         self.plain_at < self.plain.len()
     }
 
-    /// Whether an event is due though the inner stream has none.
+    /// Returns whether an event is due though the inner stream has none.
     pub(super) fn is_ready(&self) -> bool {
         self.outer.is_some()
             && !self.is_aborted()
@@ -395,12 +395,12 @@ impl Conn {
         self.update_interest();
     }
 
-    /// Whether a closed connection can be forgotten.
+    /// Returns whether a closed connection can be forgotten.
     pub(super) fn is_finished(&self) -> bool {
         !self.has_output() || self.failure.is_some() || self.is_aborted()
     }
 
-    /// Whether the handshake is over, be it by a failure.
+    /// Returns whether the handshake is over, be it by a failure.
     pub(super) fn is_decided(&self) -> bool {
         self.is_open() || self.failure.is_some()
     }

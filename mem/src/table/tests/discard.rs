@@ -24,7 +24,7 @@ fn addresses(region: &Region, pages: Range<usize>) -> Range<usize> {
     start + pages.start * PAGE..start + pages.end * PAGE
 }
 
-/// Whether a peer can write there.
+/// Returns whether a peer can write there.
 fn takes(table: &Table, stag: STag, offset: u32, len: u32) -> bool {
     write(table, stag, BASE + u64::from(offset), len).is_ok_and(|span| span.pin().is_ok())
 }

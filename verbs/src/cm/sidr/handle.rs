@@ -93,7 +93,7 @@ impl SidrHandle {
         self.local
     }
 
-    /// Its event goes to another channel, also one that was not taken yet.
+    /// Returns the event goes to another channel, also one that was not taken yet.
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let id = self.id;
         migrate(&self.driver, self.token, channel, move |event| event.id == id);

@@ -91,7 +91,7 @@ impl Drop for SidrListener {
     }
 }
 
-/// Whether `event` is a request to the listener `id`.
+/// Returns whether `event` is a request to the listener `id`.
 fn is_for(event: &CmEvent, id: ListenerId) -> bool {
     matches!(&event.kind, CmEventKind::SidrRequest(request) if request.listener() == id)
 }

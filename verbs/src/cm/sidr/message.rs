@@ -13,9 +13,9 @@ pub struct SidrInfo {
     pub peer: SocketAddr,
     /// The number of its queue pair.
     pub qpn: u32,
-    /// Its Q_Key.
+    /// Q_Key.
     pub qkey: u32,
-    /// Its private data.
+    /// Private data.
     pub private_data: Vec<u8>,
 }
 

@@ -48,7 +48,7 @@ impl Requester {
         }
     }
 
-    /// Whether no reply is expected any more.
+    /// Returns whether no reply is expected any more.
     pub(super) fn is_over(&self) -> bool {
         self.over
     }

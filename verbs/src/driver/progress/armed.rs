@@ -34,7 +34,7 @@ impl State {
         if waiter.is_set_of(stack) { Watch::new(set, stack, release) } else { None }
     }
 
-    /// Whether a post may withhold the token of a channel, the address of whose `Withheld` is given: its program is armed.
+    /// Returns whether a post may withhold the token of a channel, the address of whose `Withheld` is given: its program is armed.
     pub(in super::super) fn may_withhold(&self, withheld: *const ()) -> bool {
         self.ownership.withhold(withheld)
     }
@@ -52,7 +52,7 @@ impl State {
         self.arm_waiter(watch);
     }
 
-    /// As [`State::arm`], by a thread that sleeps in a poll(2) of its own next, whatever it did before.
+    /// Like [`State::arm`], by a thread that sleeps in a poll(2) of its own next, whatever it did before.
     pub(in super::super) fn arm_waiter(&self, watch: Option<&Arc<Watch>>) {
         if self.manual {
             return;

@@ -171,7 +171,7 @@ impl<D: Drive> Background<'_, D> {
         }
     }
 
-    /// Whether the stack stays readable while the thread that polled last runs, and makes no poll. Nothing where it does not run, or has ended.
+    /// Returns whether the stack stays readable while the thread that polled last runs, and makes no poll. Nothing where it does not run, or has ended.
     fn is_unserved(&self) -> Option<bool> {
         let state = self.state;
         let (poller, rounds) = (state.poller.load(Ordering::SeqCst), self.rounds());
@@ -222,13 +222,13 @@ impl<D: Drive> Background<'_, D> {
         self.drive.upgrade().is_some_and(|drive| drive.is_held())
     }
 
-    /// Whether rounds were made since the last call.
+    /// Returns whether rounds were made since the last call.
     fn see_rounds(&mut self) -> bool {
         let now = self.rounds();
         std::mem::replace(&mut self.standby.rounds, now) != now
     }
 
-    /// As [`Self::see_rounds`], without a change of what the next call returns.
+    /// Like [`Self::see_rounds`], without a change of what the next call returns.
     fn has_rounds(&self) -> bool {
         self.rounds() != self.standby.rounds
     }

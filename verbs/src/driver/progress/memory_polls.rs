@@ -44,7 +44,7 @@ impl Default for MemoryPolls {
 }
 
 impl MemoryPolls {
-    /// Whether the programs are taken for ones that poll memory.
+    /// Returns whether the programs are taken for ones that poll memory.
     pub(super) fn are_likely(&self) -> bool {
         self.unserved >= ENOUGH
     }

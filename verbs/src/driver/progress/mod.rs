@@ -112,11 +112,11 @@ const NEVER: Nanos = Nanos::MAX;
 
 /// A shard, as this module drives it.
 pub(super) trait Drive: Send + Sync + 'static {
-    /// Its part of the state of this module.
+    /// Returns the part of the state of this module.
     fn progress(&self) -> &State;
-    /// Whether a post or a command waits.
+    /// Returns whether a post or a command waits.
     fn is_pending(&self) -> bool;
-    /// Whether a thread holds the core.
+    /// Returns whether a thread holds the core.
     fn is_held(&self) -> bool;
     /// The number of rounds that were made, wrapping.
     fn rounds(&self) -> u32;
@@ -238,7 +238,7 @@ impl State {
         u64::try_from(at.saturating_duration_since(self.base).as_nanos()).unwrap_or(NEVER - 1)
     }
 
-    /// Whether the stack has something.
+    /// Returns whether the stack has something.
     fn is_readable(&self) -> bool {
         self.stack.as_deref().is_some_and(is_readable)
     }

@@ -136,7 +136,7 @@ impl Ownership {
         self.inner.lock().claim(&self.background, waker)
     }
 
-    /// As [`Ownership::claim`] for the thread of `parker`; where there is an active poller, the thread is on standby.
+    /// Like [`Ownership::claim`] for the thread of `parker`; where there is an active poller, the thread is on standby.
     pub(super) fn claim_or_stand_by(&self, parker: &Arc<Parker>) -> bool {
         let mut inner = self.inner.lock();
         let claimed = inner.claim(&self.background, || Waker::from(Arc::clone(parker)));
@@ -246,7 +246,7 @@ impl Ownership {
         true
     }
 
-    /// Whether the program of `watch` is the owner, armed or served.
+    /// Returns whether the program of `watch` is the owner, armed or served.
     pub(super) fn is_watched_by(&self, watch: &Arc<Watch>) -> bool {
         self.inner.lock().is_watched_by(watch)
     }
@@ -260,17 +260,17 @@ impl Ownership {
         }
     }
 
-    /// Whether there is an active poller.
+    /// Returns whether there is an active poller.
     pub(super) fn is_owned(&self) -> bool {
         matches!(self.inner.lock().owner, Owner::Awake(_) | Owner::Asleep(_))
     }
 
-    /// Whether there is an owner besides the background thread.
+    /// Returns whether there is an owner besides the background thread.
     pub(super) fn is_taken(&self) -> bool {
         !matches!(self.inner.lock().owner, Owner::Unowned | Owner::Background)
     }
 
-    /// Whether the thread of `parker` is the active poller already: its wait is nested in another one, in a waker or a future.
+    /// Returns whether the thread of `parker` is the active poller already: its wait is nested in another one, in a waker or a future.
     pub(super) fn is_owned_by(&self, parker: &Arc<Parker>) -> bool {
         match &self.inner.lock().owner {
             Owner::Awake(waker) | Owner::Asleep(waker) => waker.data() == Arc::as_ptr(parker).cast(),
@@ -400,7 +400,7 @@ mod tests {
             self.ownership.arm(&watch.watch, || now, || ())
         }
 
-        /// Whether the background thread was woken since the last call.
+        /// Returns whether the background thread was woken since the last call.
         fn woken(&self) -> bool {
             let woken = self.background.is_notified();
             self.background.reset();
@@ -432,14 +432,14 @@ mod tests {
             Arc::as_ptr(&self.release).cast()
         }
 
-        /// Whether the channel's tokens were released since the last call.
+        /// Returns whether the channel's tokens were released since the last call.
         fn released(&self) -> bool {
             let released = self.release.is_notified();
             self.release.reset();
             released
         }
 
-        /// Whether the channel's descriptor is readable, as the stack has something.
+        /// Returns whether the channel's descriptor is readable, as the stack has something.
         fn is_on(&self) -> bool {
             let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
             poll(&mut [PollFd::new(&*self.set, PollFlags::IN)], Some(&at_once)) == Ok(1)
