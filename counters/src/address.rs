@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_as_they_are_written() {
+    fn addresses_survive_round_trip() {
         for text in ["192.0.2.7:65535", "[2001:db8::7:1]:1", "[fe80::1%7]:80", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(parse(emit(address)), Some(address));

@@ -80,7 +80,7 @@ fn count(messages: u64, bytes: u64) -> Count {
 }
 
 #[test]
-fn a_file_has_what_the_device_counted() {
+fn file_has_device_counts() {
     let temp = Temp::new();
     let device = DeviceCounters::new(3, Some(&temp.publish())).unwrap();
     let mut shard = device.shard(2);
@@ -140,7 +140,7 @@ fn a_file_has_what_the_device_counted() {
 }
 
 #[test]
-fn datagrams_are_counted_by_queue_pair_and_shard() {
+fn datagrams_counted_by_qp_and_shard() {
     let temp = Temp::new();
     let device = DeviceCounters::new(2, Some(&temp.publish())).unwrap();
     let mut shard = device.shard(1);
@@ -202,7 +202,7 @@ fn datagrams_are_counted_by_queue_pair_and_shard() {
 }
 
 #[test]
-fn a_later_connection_begins_at_zero_and_the_shard_goes_on() {
+fn later_connection_starts_at_zero() {
     let device = DeviceCounters::new(1, None).unwrap();
     let mut shard = device.shard(0);
     for round in 0..5 {
@@ -222,7 +222,7 @@ fn a_later_connection_begins_at_zero_and_the_shard_goes_on() {
 }
 
 #[test]
-fn more_connections_than_blocks_count_for_their_shard() {
+fn connections_without_block_count_for_shard() {
     let temp = Temp::new();
     let device = DeviceCounters::new(1, Some(&temp.publish())).unwrap();
     let mut shard = device.shard(0);
@@ -250,7 +250,7 @@ fn more_connections_than_blocks_count_for_their_shard() {
 
 /// Connections of two addresses, one after the other and with few at a time: each address has what was counted for it, to the byte.
 #[test]
-fn counts_go_by_the_address_of_this_end() {
+fn counts_grouped_by_local_address() {
     let device = DeviceCounters::new(2, None).unwrap();
     let mut shards = [device.shard(0), device.shard(1)];
     for number in 0..3000 {
@@ -276,7 +276,7 @@ fn counts_go_by_the_address_of_this_end() {
 }
 
 #[test]
-fn more_codes_than_entries_are_counted_together() {
+fn excess_codes_counted_together() {
     let device = DeviceCounters::new(1, None).unwrap();
     let shard = device.shard(0);
     for code in 0..=u8::MAX {
@@ -289,7 +289,7 @@ fn more_codes_than_entries_are_counted_together() {
 }
 
 #[test]
-fn a_closed_device_has_ended() {
+fn closed_device_has_ended() {
     let temp = Temp::new();
     temp.left();
     assert_eq!(temp.only().owner().unwrap(), Owner::Ended);
@@ -341,7 +341,7 @@ fn files_that_are_none_are_errors() {
 }
 
 #[test]
-fn random_numbers_in_a_file_are_read_without_a_panic() {
+fn random_file_read_without_panic() {
     let temp = Temp::new();
     let path = temp.left();
     let file = File::options().write(true).open(&path).unwrap();
@@ -361,7 +361,7 @@ fn random_numbers_in_a_file_are_read_without_a_panic() {
 }
 
 #[test]
-fn a_directory_of_others_is_refused() {
+fn directory_of_other_user_refused() {
     let temp = Temp::new();
     let user = Directory::of_user(Some(&temp.0));
     assert_eq!(user.path(), temp.0.join("uiw"));
@@ -383,7 +383,7 @@ fn a_directory_of_others_is_refused() {
 }
 
 #[test]
-fn a_user_s_directory_keeps_few_files_of_ended_processes() {
+fn directory_keeps_few_ended_files() {
     let temp = Temp::new();
     let user = Directory::of_user(Some(&temp.0));
     let publish = Publish { directory: user.clone(), library: String::new() };

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_is_in_the_file() {
+    fn stored_bytes_reach_file() {
         let file = TempFile::new("stored", 3);
         let blocks = Blocks::of_file(&file.1, 3).unwrap();
         assert!(blocks.get(3).is_none());
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_of_a_fork_writes_nothing_of_its_parents() {
+    fn forked_child_keeps_parent_blocks() {
         let file = TempFile::new("fork", 1);
         let blocks = Blocks::of_file(&file.1, 1).unwrap();
         let block = blocks.get(0).unwrap();

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_lives_as_long_as_its_memory() {
+    fn buffer_lives_with_memory() {
         let owner = Arc::new(vec![7u8; 16]);
         let weak = Arc::downgrade(&owner);
         let at = owner.as_ptr().cast_mut();

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_page_of_a_range_and_no_other_is_gone() {
+    fn only_pages_of_range_gone() {
         const PAGES: usize = 200;
         let start = 1000 * PAGE + 100;
         for from in [0, 1, 62, 63, 64, 127, 128, 199] {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn every_page_of_a_range_and_no_other_is_protected_and_none_is_given_up() {
+    fn only_pages_of_range_protected() {
         let state = PageState::new(1000 * PAGE, 10 * PAGE);
         let protected = |state: &PageState| {
             (0..10).filter(|page| state.is_protected((1000 + page) * PAGE, PAGE)).collect::<Vec<_>>()

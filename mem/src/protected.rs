@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn private_pages_are_read_and_written_whatever_their_protection() {
+    fn private_pages_accessed_despite_protection() {
         for protection in [libc::PROT_NONE, libc::PROT_READ] {
             let (at, memory) = pages(libc::MAP_PRIVATE, protection, &[1, 3]);
             let state = memory.page_state().unwrap();
@@ -163,7 +163,7 @@ mod tests {
 
     /// The kernel writes no shared mapping that the program may not write.
     #[test]
-    fn shared_pages_are_read_and_not_written() {
+    fn shared_pages_read_only() {
         let (at, memory) = pages(libc::MAP_SHARED, libc::PROT_READ, &[2]);
         let state = memory.page_state().unwrap();
         let mut got = vec![0u8; ALL];
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_mapped_is_neither_read_nor_written() {
+    fn unmapped_pages_not_accessed() {
         let (at, memory) = pages(libc::MAP_PRIVATE, libc::PROT_NONE, &[1]);
         let state = memory.page_state().unwrap();
         let mut bytes = vec![0u8; PAGE];

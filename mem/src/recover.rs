@@ -458,7 +458,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn memory_that_is_not_there_is_an_error() {
+        fn missing_memory_is_error() {
             let at = pages(libc::PROT_NONE);
             let mut private = vec![7u8; 5000];
             for len in [1, 3, 8, 15, 17, 40, 64, 100, 1500, 4000] {
@@ -480,7 +480,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn what_may_only_be_read_is_an_error_to_write() {
+        fn write_to_read_only_memory_fails() {
             let at = pages(libc::PROT_READ);
             let second = at.wrapping_add(4096);
             let mut private = [7u8; 64];

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echoed_request_is_no_answer() {
+    fn echoed_request_is_no_answer() {
         let mut initiator = PeerCaps::new(true, CapabilityExchange::On, false, 42);
         let request = initiator.request();
         assert!(!initiator.on_zero_write(request.stag, request.to, true));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_answer_counts() {
+    fn first_answer_counts() {
         let mut initiator = PeerCaps::new(true, CapabilityExchange::On, false, 42);
         let answer = |capabilities: u64| capabilities << NONCE_BITS | mix(42);
         assert!(initiator.on_zero_write(ANSWER, answer(1), true));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_counts_in_the_first_fpdu_only() {
+    fn request_counts_in_first_fpdu_only() {
         let request = PeerCaps::new(true, CapabilityExchange::On, false, 3).request();
         let mut responder = PeerCaps::new(false, CapabilityExchange::On, false, 0);
         assert!(!responder.on_zero_write(request.stag, request.to, false));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rtr_write_of_siw_is_not_a_request() {
+    fn rtr_write_of_siw_is_no_request() {
         // A zero-length Write with STag 1, TO 0.
         let mut responder = PeerCaps::new(false, CapabilityExchange::On, false, 0);
         assert!(!responder.on_zero_write(STag(1), 0, true));

@@ -5,7 +5,7 @@ use crate::{Op, RdmapConfig};
 
 // [test:RFC5041-4.3-10]
 #[test]
-fn message_sequence_numbers_wrap_on_every_queue() {
+fn sequence_numbers_wrap_on_all_queues() {
     let mut pair = Pair::open(RdmapConfig::default(), RdmapConfig::default());
     for end in &mut pair.ends {
         end.stream.set_msn(u32::MAX - 1);

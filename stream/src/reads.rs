@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_taken_by_reads_and_not_by_ird_and_ord_and_a_burst_gives_it_back() {
+    fn read_slots_released_after_burst() {
         let mut reads = Reads { ord: 1024, ird: 1024, ..Reads::new(STag(1)) };
         assert_eq!(capacities(&reads), [0, 0]);
         let request =

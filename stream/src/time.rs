@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_beyond_the_clock_never_ends() {
+    fn wait_beyond_clock_never_ends() {
         assert_eq!(Time::from_nanos(5).after(Duration::MAX), Time::NEVER);
         assert_eq!(Time::from_nanos(5).after(Duration::from_nanos(7)), Time::from_nanos(12));
         assert_eq!(Time::NEVER.deadline(), None);

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_earliest_deadline_follows_every_change() {
+    fn earliest_deadline_follows_changes() {
         let (now, ms) = (Time::from_nanos(0), Duration::from_millis);
         let mut timers = Timers::new();
         timers.set(Timer::Close, now, ms(5));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_beyond_the_clock_never_expires() {
+    fn deadline_beyond_clock_never_expires() {
         let mut timers = Timers::new();
         timers.set(Timer::NoReceive, Time::from_nanos(1), Duration::MAX);
         assert_eq!((timers.earliest(), timers.expire(Time::from_nanos(u64::MAX - 1))), (Time::NEVER, None));

@@ -18,7 +18,7 @@ fn large_pair() -> Pair {
 }
 
 #[test]
-fn the_orderly_close_sends_and_answers_everything_first() {
+fn orderly_close_finishes_requests_and_answers() {
     let mut pair = pair();
     pair.receives(1, 1, 100);
     for n in 0..2 {
@@ -45,7 +45,7 @@ fn the_orderly_close_sends_and_answers_everything_first() {
 }
 
 #[test]
-fn a_close_that_the_peer_does_not_answer_is_cut_off() {
+fn unanswered_close_times_out() {
     let mut pair = pair();
     pair.call(0, |stream, _, now| stream.close(now));
     // The FIN leaves, and nothing comes back.
@@ -74,7 +74,7 @@ fn next_transmit(pair: &mut Pair, n: usize) -> Option<Option<usize>> {
 }
 
 #[test]
-fn an_abort_reports_that_the_peer_is_not_at_fault() {
+fn abort_does_not_blame_peer() {
     let mut pair = pair();
     let done = pair.ends[0].post(Op::Write { remote: at(0) }, b"done");
     pair.run();
@@ -91,7 +91,7 @@ fn an_abort_reports_that_the_peer_is_not_at_fault() {
 
 /// The whole of what an end has said is FPDUs, however far a gathered one was sent when the stream ended.
 #[test]
-fn an_fpdu_that_is_partly_sent_is_finished_before_the_terminate() {
+fn partial_fpdu_finished_before_terminate() {
     for taken in [1, 2, 15, 16, 17, 18, 4_000, 64_000, 64_772, 64_775, 64_776, 64_777, 70_000, 129_553] {
         for stable in [false, true] {
             let mut pair = large_pair();
@@ -120,7 +120,7 @@ fn an_fpdu_that_is_partly_sent_is_finished_before_the_terminate() {
 
 /// Markers stand every 512 bytes of what is sent (RFC 5044 section 4.3): what is dropped does not count.
 #[test]
-fn the_markers_of_a_terminate_go_by_what_is_sent() {
+fn terminate_markers_follow_sent_bytes() {
     let config = config_with(|config| {
         config.fpdu = FpduSize::Large;
         config.startup.want_markers = true;
@@ -140,7 +140,7 @@ fn the_markers_of_a_terminate_go_by_what_is_sent() {
 }
 
 #[test]
-fn without_its_memory_a_partly_sent_fpdu_ends_the_transport() {
+fn partial_fpdu_without_memory_resets() {
     for taken in [1, 16, 40_000] {
         let mut pair = large_pair();
         pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
@@ -165,7 +165,7 @@ fn without_its_memory_a_partly_sent_fpdu_ends_the_transport() {
 }
 
 #[test]
-fn memory_that_is_gone_while_it_is_sent_ends_the_stream() {
+fn memory_gone_during_send_ends_stream() {
     let mut pair = large_pair();
     pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
     let mut budget = vec![0, 30_000];
@@ -181,7 +181,7 @@ fn memory_that_is_gone_while_it_is_sent_ends_the_stream() {
 }
 
 #[test]
-fn an_end_inside_an_fpdu_is_a_fault() {
+fn end_inside_fpdu_is_fault() {
     let mut pair = pair();
     pair.ends[0].post(Op::Write { remote: at(0) }, &[7; 100]);
     let mut budget = vec![0, 50];
@@ -198,7 +198,7 @@ fn an_end_inside_an_fpdu_is_a_fault() {
 }
 
 #[test]
-fn a_peer_that_closes_first_still_gets_its_answers() {
+fn answers_sent_after_peer_close() {
     let mut pair = pair();
     pair.ends[1].host.memory[..3].copy_from_slice(b"abc");
     pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 3]);
@@ -226,7 +226,7 @@ fn forward(pair: &mut Pair) -> Option<Option<usize>> {
 }
 
 #[test]
-fn a_lost_transport_flushes_what_is_open() {
+fn lost_transport_flushes_requests() {
     for closing in [false, true] {
         let mut pair = pair();
         let done = pair.ends[0].post(Op::Write { remote: at(0) }, b"done");
@@ -252,7 +252,7 @@ fn a_lost_transport_flushes_what_is_open() {
 }
 
 #[test]
-fn a_detached_idle_stream_closes_in_order() {
+fn detached_idle_stream_closes_orderly() {
     let mut pair = pair();
     pair.detach(0);
     pair.assert_over();
@@ -260,7 +260,7 @@ fn a_detached_idle_stream_closes_in_order() {
 }
 
 #[test]
-fn a_detached_stream_with_open_requests_is_aborted() {
+fn detached_stream_with_requests_aborts() {
     let mut pair = pair();
     pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
     next_transmit(&mut pair, 0);
@@ -338,7 +338,7 @@ fn detach_with_requests_in_flight(config: &RdmapConfig) {
 
 /// The acknowledging Read of the last Send waits for the ORD that a Read has, and the peer closes as soon as it has the Send.
 #[test]
-fn the_orderly_close_answers_the_last_acknowledgements_of_the_peer() {
+fn orderly_close_answers_last_acknowledgements() {
     for (closes_both, capabilities) in [false, true]
         .into_iter()
         .flat_map(|both| [CapabilityExchange::On, CapabilityExchange::Off].map(|mode| (both, mode)))
@@ -383,7 +383,7 @@ fn the_orderly_close_answers_the_last_acknowledgements_of_the_peer() {
 
 /// A host that lets go of a stream which closes leaves the rest to the stream.
 #[test]
-fn detached_while_closing_still_closes_in_order() {
+fn detach_during_close_stays_orderly() {
     let mut pair = Pair::open(acknowledged_by_reads(), acknowledged_by_reads());
     pair.receives(1, 1, 64);
     let id = pair.ends[0].post(Op::Send, b"last");
@@ -406,7 +406,7 @@ fn detached_while_closing_still_closes_in_order() {
 
 /// A peer that closes meanwhile answers no drain Read, and one that waits for a receive could not.
 #[test]
-fn close_ends_without_answer_to_drain_read() {
+fn close_ends_without_drain_answer() {
     let mut pair = Pair::open(acknowledged_by_reads(), acknowledged_by_reads());
     pair.call(1, |stream, _, now| stream.close(now));
     assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))), "the drain Read, which is lost");
@@ -506,7 +506,7 @@ fn acks_sent_only_on_request() {
 }
 
 #[test]
-fn a_drain_lasts_a_second_at_most() {
+fn drain_limited_to_one_second() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
     pair.detach(1);
     assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))));
@@ -516,7 +516,7 @@ fn a_drain_lasts_a_second_at_most() {
 }
 
 #[test]
-fn a_pause_takes_effect_when_nothing_is_under_way() {
+fn pause_takes_effect_when_idle() {
     let mut pair = pair();
     let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
     next_transmit_to_peer(&mut pair);
@@ -538,7 +538,7 @@ fn next_transmit_to_peer(pair: &mut Pair) {
 }
 
 #[test]
-fn a_completion_queue_that_overflows_ends_the_stream() {
+fn completion_queue_overflow_ends_stream() {
     let mut pair = pair();
     pair.ends[0].host.cq_full = true;
     pair.ends[0].post(Op::Write { remote: at(0) }, b"sent");
@@ -583,7 +583,7 @@ fn nothing_follows_a_fin() {
 
 /// The limit of an open stream's lifetime does not move the deadline of one that closes.
 #[test]
-fn a_limited_lifetime_resets_an_open_stream() {
+fn limited_lifetime_resets_open_stream() {
     for closes in [false, true] {
         let mut pair = pair();
         if closes {
@@ -603,7 +603,7 @@ fn a_limited_lifetime_resets_an_open_stream() {
 
 /// No receive will come for a Send that waits for one: a Terminate reports it to the peer at once, and the Send is not acknowledged.
 #[test]
-fn a_detached_stream_refuses_the_send_that_waits_for_a_receive() {
+fn detached_stream_refuses_waiting_send() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
     pair.receives(1, 1, 100);
     let placed = pair.ends[0].post(Op::Send, b"placed");
@@ -619,7 +619,7 @@ fn a_detached_stream_refuses_the_send_that_waits_for_a_receive() {
 
 /// A Send that waits for a receive came before the FIN: it is delivered first.
 #[test]
-fn a_fin_behind_a_send_that_waits_for_a_receive_ends_nothing() {
+fn fin_after_waiting_send_ends_nothing() {
     let mut pair = pair();
     pair.ends[0].post(Op::Send, b"before the FIN");
     pair.run();
@@ -634,7 +634,7 @@ fn a_fin_behind_a_send_that_waits_for_a_receive_ends_nothing() {
 
 /// Where the peer has closed already, our FIN is the last thing to be done: a host need not ask again.
 #[test]
-fn a_stream_is_over_with_its_fin_behind_that_of_the_peer() {
+fn stream_over_after_both_fins() {
     let mut pair = pair();
     pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
     assert!(matches!(next_transmit(&mut pair, 0), Some(None)));
@@ -642,7 +642,7 @@ fn a_stream_is_over_with_its_fin_behind_that_of_the_peer() {
 }
 
 #[test]
-fn a_stream_that_was_reset_sends_nothing() {
+fn reset_stream_sends_nothing() {
     let mut pair = large_pair();
     pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
     // A part of an FPDU is with TCP: the rest of it would be sent before a FIN.
@@ -655,7 +655,7 @@ fn a_stream_that_was_reset_sends_nothing() {
 
 /// What is known of an FPDU that was taken does not hold of the next one.
 #[test]
-fn nothing_is_known_to_be_needed_behind_a_send_that_waits_for_a_receive() {
+fn needed_bytes_unknown_after_waiting_send() {
     let mut pair = pair();
     pair.ends[0].post(Op::Send, &[7; 1000]);
     let now = pair.now;

@@ -133,7 +133,7 @@ fn everything(mut pair: Pair, large: usize) {
 
 /// A host's pool keeps it for the next batch.
 #[test]
-fn buffer_of_large_fpdus_has_the_capacity_that_is_promised() {
+fn large_fpdu_buffer_has_promised_capacity() {
     let config = || {
         config_with(|config| {
             config.stable_tx = StableTx::On;
@@ -184,7 +184,7 @@ fn pair(bits: u32) -> Pair {
 }
 
 #[test]
-fn every_operation_both_ways_over_every_framing() {
+fn operations_over_all_framings() {
     for bits in 0..256u32 {
         for host in 0..4 {
             everything(pair(bits | bits.reverse_bits() >> 16 & 0xFF00 | host << 16), 3000);
@@ -193,7 +193,7 @@ fn every_operation_both_ways_over_every_framing() {
 }
 
 #[test]
-fn large_messages_are_sent_from_memory_and_copied() {
+fn large_messages_gathered_or_copied() {
     for bits in [0, 2, 4, 8, 1 << 5, 2 << 5, 3 << 5, 1 << 16, 1 << 17, 2 << 5 | 1 << 17, 2 << 5 | 3 << 16] {
         everything(pair(bits | bits << 8), 100_000);
     }
@@ -201,7 +201,7 @@ fn large_messages_are_sent_from_memory_and_copied() {
 
 /// Where the payload may change before TCP has taken it, or the FPDU has Markers, it is copied.
 #[test]
-fn payloads_are_sent_from_where_they_lie_unless_they_may_change() {
+fn stable_payloads_gathered() {
     const MARKERS: u32 = 2;
     const STABLE_SOURCE: u32 = 4;
     const UNSTABLE: u32 = 1 << 16;
@@ -218,7 +218,7 @@ fn payloads_are_sent_from_where_they_lie_unless_they_may_change() {
 }
 
 #[test]
-fn which_requests_are_copied_first() {
+fn requests_copied_before_sending() {
     for (whose, sends, writes) in
         [(StableTx::Off, true, true), (StableTx::Writes, true, false), (StableTx::On, false, false)]
     {
@@ -236,7 +236,7 @@ fn which_requests_are_copied_first() {
 }
 
 #[test]
-fn a_fenced_request_waits_for_the_reads_before_it() {
+fn fenced_request_waits_for_reads() {
     for op in [Op::Send, Op::Write { remote: at(0) }, Op::Read { remote: at(0), invalidate: None }] {
         let mut pair = pair(0);
         pair.receives(1, 1, 64);
@@ -258,7 +258,7 @@ fn a_fenced_request_waits_for_the_reads_before_it() {
 }
 
 #[test]
-fn the_wire_may_cut_between_any_two_bytes() {
+fn stream_cut_at_any_byte() {
     for bits in [0, 1, 2, 3, 2 | 512, 128] {
         let mut pair = pair(bits | bits << 8);
         pair.receive_cuts = Box::new(|| 1);
@@ -267,7 +267,7 @@ fn the_wire_may_cut_between_any_two_bytes() {
 }
 
 #[test]
-fn a_transport_that_takes_byte_after_byte_gets_the_same_bytes() {
+fn byte_wise_transport_gets_same_bytes() {
     for bits in [0, 2, 8, 1 << 5, 2 << 5 | 1 << 17] {
         let mut pair = pair(bits | bits << 8);
         pair.send_cuts = Box::new(|| 1);
@@ -301,7 +301,7 @@ proptest! {
 
     /// Start-up frames, too.
     #[test]
-    fn any_cuts_of_start_up_give_the_same_result(
+    fn startup_independent_of_cuts(
         bits in 0u32..1 << 16, send in any::<u64>(), receive in any::<u64>(),
     ) {
         let whole = Pair::open(setting(bits), setting(bits >> 8));
@@ -319,7 +319,7 @@ proptest! {
 
 /// With the extensions of RFC 7306 alone, as some NICs have them; without any, the requests fail and say what is missing.
 #[test]
-fn extensions_are_used_where_the_peer_has_them() {
+fn extensions_used_if_peer_has_them() {
     let assume = || config_with(|config| config.capabilities = CapabilityExchange::Assume);
     let mut pair = Pair::open(assume(), assume());
     pair.receives(1, 1, 64);
@@ -355,7 +355,7 @@ fn extensions_are_used_where_the_peer_has_them() {
 
 /// The completion of Immediate Data has the length of the Write directly in front of it, and of no other one.
 #[test]
-fn immediate_data_counts_the_write_in_front_of_it_alone() {
+fn immediate_counts_preceding_write_only() {
     let mut pair = pair(0);
     pair.receives(1, 2, 64);
     pair.ends[0].post(Op::Write { remote: at(0) }, &[1; 100]);
@@ -367,7 +367,7 @@ fn immediate_data_counts_the_write_in_front_of_it_alone() {
 }
 
 #[test]
-fn the_sink_of_reads_names_no_memory() {
+fn read_sink_names_no_memory() {
     let mut pair = pair(0);
     pair.ends[0].post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
     let before = pair.ends[0].sent.len();
@@ -381,7 +381,7 @@ fn the_sink_of_reads_names_no_memory() {
 
 /// On a path whose round trip takes longer than a second, the answer to the capability request is awaited.
 #[test]
-fn the_answer_to_the_capability_request_is_awaited_for_round_trips() {
+fn capability_answer_awaited_for_round_trips() {
     for millis in [1, 600, 1500, 3000] {
         let one_way = Duration::from_millis(millis);
         let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
@@ -403,7 +403,7 @@ fn the_answer_to_the_capability_request_is_awaited_for_round_trips() {
 
 /// A peer that takes our request and says nothing.
 #[test]
-fn a_silent_peer_fails_the_request_alone() {
+fn silent_peer_fails_request_only() {
     let mut pair = Pair::new(
         RdmapConfig::default(),
         config_with(|config| config.capabilities = CapabilityExchange::Off),

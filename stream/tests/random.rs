@@ -203,7 +203,7 @@ fn run(seed: u64, rude: bool) {
 }
 
 #[test]
-fn streams_end_whatever_their_hosts_and_the_wire_do() {
+fn random_streams_end() {
     for seed in 0..RUNS {
         run(seed, true);
     }

@@ -69,7 +69,7 @@ fn every_revision_model_and_rtr_kind() {
 }
 
 #[test]
-fn private_data_and_credits_reach_the_other_end() {
+fn private_data_and_credits_reach_peer() {
     let initiator = config_with(|config| (config.startup.ird, config.startup.ord) = (3, 5));
     let responder = config_with(|config| (config.startup.ird, config.startup.ord) = (8, 2));
     let pair = Pair::open(initiator, responder);
@@ -81,7 +81,7 @@ fn private_data_and_credits_reach_the_other_end() {
 }
 
 #[test]
-fn a_responder_sends_nothing_before_the_first_fpdu() {
+fn responder_waits_for_first_fpdu() {
     // RFC 5044 section 7.1.1, in the client-server model: nothing is lost, and it goes on behind the first FPDU.
     let config = config_with(|config| {
         config.startup.peer_to_peer = false;
@@ -99,7 +99,7 @@ fn a_responder_sends_nothing_before_the_first_fpdu() {
 }
 
 #[test]
-fn an_initiator_sends_nothing_before_the_call_that_establishes() {
+fn initiator_waits_for_establish() {
     for kind in RTR_KINDS {
         for capabilities in [CapabilityExchange::On, CapabilityExchange::Off] {
             let responder = config_with(|config| {
@@ -124,7 +124,7 @@ fn an_initiator_sends_nothing_before_the_call_that_establishes() {
 }
 
 #[test]
-fn a_connection_that_is_not_established_ends_without_an_fpdu() {
+fn unestablished_connection_ends_without_fpdu() {
     let initiator = config_with(|config| config.awaits_establish = true);
     let mut pair = Pair::new(initiator, RdmapConfig::default());
     pair.run();
@@ -144,7 +144,7 @@ fn a_connection_that_is_not_established_ends_without_an_fpdu() {
 }
 
 #[test]
-fn a_responder_that_must_not_send_ends_without_a_terminate() {
+fn early_responder_ends_without_terminate() {
     let config = config_with(|config| {
         config.startup.peer_to_peer = false;
         config.capabilities = CapabilityExchange::Off;
@@ -159,7 +159,7 @@ fn a_responder_that_must_not_send_ends_without_a_terminate() {
 }
 
 #[test]
-fn a_reject_carries_private_data_and_closes() {
+fn reject_carries_private_data() {
     for revision in [Revision::One, Revision::Two] {
         let config = config_with(|config| config.startup.revision = revision);
         let mut pair = Pair::new(config.clone(), config);
@@ -180,7 +180,7 @@ fn a_reject_carries_private_data_and_closes() {
 }
 
 #[test]
-fn no_decision_and_no_frame_run_out_of_time() {
+fn missing_decision_or_frame_times_out() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
     pair.ends[1].decision = Decision::Wait;
     pair.run();
@@ -195,7 +195,7 @@ fn no_decision_and_no_frame_run_out_of_time() {
 }
 
 #[test]
-fn the_rtr_message_must_come_in_time() {
+fn late_rtr_message_times_out() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
     // The Request goes there, the Reply does not come back: the initiator sends no FPDU.
     let bytes = first_bytes(&mut pair.ends[0]);
@@ -226,7 +226,7 @@ fn first_bytes(end: &mut End) -> Vec<u8> {
 }
 
 #[test]
-fn a_peer_that_closes_on_revision_two_is_tried_with_revision_one() {
+fn close_on_revision_2_falls_back() {
     let mut pair =
         Pair::new(RdmapConfig::default(), config_with(|config| config.startup.revision = Revision::One));
     let request = first_bytes(&mut pair.ends[0]);
@@ -245,7 +245,7 @@ fn a_peer_that_closes_on_revision_two_is_tried_with_revision_one() {
 }
 
 #[test]
-fn the_fall_back_is_for_a_close_before_the_first_byte_only_and_once() {
+fn fallback_only_before_first_byte() {
     for (unread, fallback, again) in [(3, true, false), (0, false, false), (0, true, true)] {
         let mut pair = Pair::new(config_with(|config| config.fallback = fallback), RdmapConfig::default());
         first_bytes(&mut pair.ends[0]);
@@ -264,7 +264,7 @@ fn the_fall_back_is_for_a_close_before_the_first_byte_only_and_once() {
 }
 
 #[test]
-fn the_time_for_start_up_is_that_of_both_revisions_together() {
+fn startup_timeout_covers_both_revisions() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
     first_bytes(&mut pair.ends[0]);
     pair.ends[1].stream.abandon_startup();
@@ -280,7 +280,7 @@ fn the_time_for_start_up_is_that_of_both_revisions_together() {
 
 /// The new connection of TCP comes too late: a stream that has failed does not begin again, with no deadline any more.
 #[test]
-fn a_stream_whose_time_for_start_up_is_over_is_not_reconnected() {
+fn no_reconnect_after_startup_timeout() {
     let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
     first_bytes(&mut pair.ends[0]);
     pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
@@ -296,7 +296,7 @@ fn a_stream_whose_time_for_start_up_is_over_is_not_reconnected() {
 }
 
 #[test]
-fn the_transport_may_be_lost_at_any_point_of_start_up() {
+fn transport_lost_during_startup() {
     let config = RdmapConfig::default();
     let mut connecting = RdmapStream::<Vec<u8>>::connect(
         config.clone(),
@@ -330,7 +330,7 @@ fn the_transport_may_be_lost_at_any_point_of_start_up() {
 }
 
 #[test]
-fn what_is_no_frame_fails_start_up() {
+fn invalid_frame_fails_startup() {
     for n in 0..2 {
         let mut pair = Pair::new(RdmapConfig::default(), RdmapConfig::default());
         first_bytes(&mut pair.ends[0]);
@@ -342,7 +342,7 @@ fn what_is_no_frame_fails_start_up() {
 }
 
 #[test]
-fn a_reply_that_offers_too_little_is_refused_with_a_terminate() {
+fn insufficient_reply_refused_with_terminate() {
     // RFC 6581 section 9: its RTR kinds are none of ours.
     let [read, send] =
         [Rtr::Read, Rtr::Send].map(|kind| config_with(|config| config.startup.rtr = rtr(kind)));
@@ -356,7 +356,7 @@ fn a_reply_that_offers_too_little_is_refused_with_a_terminate() {
 }
 
 #[test]
-fn a_foreign_peer_is_found_out_without_a_pause_or_after_one() {
+fn foreign_peer_detected_with_or_without_pause() {
     // The responder's first FPDU is no answer to the capability request.
     let off = config_with(|config| config.capabilities = CapabilityExchange::Off);
     let mut pair = Pair::open(RdmapConfig::default(), off.clone());
@@ -382,7 +382,7 @@ fn a_foreign_peer_is_found_out_without_a_pause_or_after_one() {
 }
 
 #[test]
-fn a_stream_to_itself_needs_no_peer() {
+fn loopback_stream_needs_no_peer() {
     let now = uiw_stream::Time::default();
     let mut stream = RdmapStream::<Vec<u8>>::loopback(RdmapConfig::default(), uiw_ddp::STag(9), now);
     let mut host = common::TestHost::new();

@@ -31,7 +31,7 @@ fn refused(mut pair: Pair, header: &Header, payload: &[u8], reason: Reason) -> P
 }
 
 #[test]
-fn writes_and_what_is_wrong_with_their_memory() {
+fn invalid_writes_terminated() {
     let write = |stag, to| tagged(Opcode::Write, stag, to);
     refused(pair(), &write(STag(5), 0), b"x", Reason::TaggedInvalidStag);
     refused(pair(), &write(MEMORY, (1 << 18) - 1), b"xy", Reason::TaggedBaseOrBounds);
@@ -44,7 +44,7 @@ fn writes_and_what_is_wrong_with_their_memory() {
 }
 
 #[test]
-fn sends_out_of_order_and_too_long() {
+fn invalid_sends_terminated() {
     let ready = || {
         let mut pair = pair();
         pair.receives(1, 2, 8);
@@ -72,7 +72,7 @@ fn send_of(header: &Header) -> uiw_ddp::Untagged {
 }
 
 #[test]
-fn a_crc_or_a_marker_that_is_wrong() {
+fn wrong_crc_or_marker_terminated() {
     let mut wrong = pair();
     wrong.ends[1].incoming.extend([0, 14, 0xC1, 0x40, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
     wrong.run();
@@ -142,7 +142,7 @@ fn reads_and_atomics_of_wrong_memory() {
 }
 
 #[test]
-fn a_read_of_which_one_byte_may_not_be_read_is_refused() {
+fn read_beyond_rights_refused() {
     let mut pair = pair();
     pair.ends[1].host.forbidden = 100_000..100_001;
     let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &vec![0; 120_000]);
@@ -185,7 +185,7 @@ fn unsolicited_answers_are_refused() {
 }
 
 #[test]
-fn a_peer_has_no_more_reads_open_than_the_ird() {
+fn reads_beyond_ird_refused() {
     let initiator = config_with(|config| config.startup.ord = 2);
     let responder = config_with(|config| config.startup.ird = 2);
     let request =
@@ -210,7 +210,7 @@ fn a_peer_has_no_more_reads_open_than_the_ird() {
 
 /// RFC 5040 section 6.1: a Read counts against the IRD until the last segment of its answer is built.
 #[test]
-fn a_read_whose_answer_is_partly_built_is_open() {
+fn partly_answered_read_counts_against_ird() {
     // More than one batch.
     let request =
         ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1 << 18, source_stag: MEMORY, source_to: 0 };
@@ -233,7 +233,7 @@ fn a_read_whose_answer_is_partly_built_is_open() {
 }
 
 #[test]
-fn the_stream_keeps_to_its_own_ord() {
+fn own_ord_respected() {
     let config = config_with(|config| config.startup.ord = 2);
     let mut pair = Pair::open(config, RdmapConfig::default());
     for _ in 0..9 {
@@ -250,7 +250,7 @@ fn the_stream_keeps_to_its_own_ord() {
 }
 
 #[test]
-fn an_stag_that_may_not_be_invalidated() {
+fn protected_stag_not_invalidated() {
     let mut pair = pair();
     pair.receives(1, 1, 8);
     pair.ends[0].post(Op::SendInvalidate { stag: STag(9) }, b"x");
@@ -261,7 +261,7 @@ fn an_stag_that_may_not_be_invalidated() {
 }
 
 #[test]
-fn a_receive_whose_memory_is_gone_is_no_fault_of_the_peer() {
+fn lost_receive_memory_does_not_blame_peer() {
     let mut pair = pair();
     pair.receives(1, 1, 8);
     pair.ends[1].host.no_local_memory = true;
@@ -272,7 +272,7 @@ fn a_receive_whose_memory_is_gone_is_no_fault_of_the_peer() {
 }
 
 #[test]
-fn a_request_whose_memory_is_gone_is_named() {
+fn request_with_lost_memory_named() {
     for len in [5, 20_000, 100_000] {
         let mut pair = pair();
         pair.ends[0].post(Op::Write { remote: at(0) }, b"whole");
@@ -289,7 +289,7 @@ fn a_request_whose_memory_is_gone_is_named() {
 }
 
 #[test]
-fn the_request_that_a_terminate_is_about_is_named() {
+fn terminated_request_named() {
     let cases: [(Op, Option<Named>); 4] = [
         (Op::Write { remote: at(1 << 40) }, Some(Named::Write { stag: MEMORY, to: 1 << 40 })),
         (Op::SendInvalidate { stag: STag(9) }, Some(Named::Send { msn: 3 })),
@@ -312,7 +312,7 @@ fn the_request_that_a_terminate_is_about_is_named() {
 }
 
 #[test]
-fn a_send_waits_for_its_receive() {
+fn send_waits_for_receive() {
     let mut pair = pair();
     pair.ends[0].post(Op::Send, b"early");
     pair.ends[0].post(Op::Write { remote: at(0) }, b"behind");
@@ -335,7 +335,7 @@ fn a_send_waits_for_its_receive() {
 }
 
 #[test]
-fn a_send_without_a_receive_is_terminated_in_time() {
+fn send_without_receive_times_out() {
     for wait in [0u64, 50, 1000] {
         let config = config_with(|config| config.no_receive_timeout = Duration::from_millis(wait));
         let mut pair = Pair::open(RdmapConfig::default(), config);
@@ -362,7 +362,7 @@ fn a_send_without_a_receive_is_terminated_in_time() {
 }
 
 #[test]
-fn a_receive_that_is_posted_too_short_fails_where_the_send_waited() {
+fn short_receive_fails_waiting_send() {
     let mut pair = pair();
     pair.ends[0].post(Op::Send, b"early");
     pair.run();

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn resting_and_used_ones_are_passed_over() {
+    fn resting_and_used_indices_skipped() {
         let mut indexes = Indexes::new(8);
         indexes.used = 0;
         indexes.pool[..9].copy_from_slice(&[7, 0, 0, 8, 0, 0, 9, 0, 0]);

@@ -103,7 +103,7 @@ fn ranges_are_exact() {
 }
 
 #[test]
-fn no_byte_whose_tagged_offset_is_out_of_reach() {
+fn offsets_out_of_range_rejected() {
     let table = table();
     for (base, len, legal) in [
         (u64::MAX, 0, true),
@@ -121,7 +121,7 @@ fn no_byte_whose_tagged_offset_is_out_of_reach() {
 }
 
 #[test]
-fn a_zero_based_region_starts_at_zero() {
+fn zero_based_region_starts_at_zero() {
     let table = table();
     let region = region(&table, 10, ALL | Access::ZERO_BASED);
     assert_eq!(region.base(), 0);
@@ -131,7 +131,7 @@ fn a_zero_based_region_starts_at_zero() {
 }
 
 #[test]
-fn an_empty_region_grants_nothing() {
+fn empty_region_grants_nothing() {
     let table = table();
     let region = region(&table, 0, ALL);
     let stag = region.stag();
@@ -163,7 +163,7 @@ fn another_protection_domain_gets_nothing() {
 
 // [test:RFC5041-7.1-12] [test:RFC5041-8.3-04] [test:RFC5040-7.2-09]
 #[test]
-fn every_other_key_and_index_is_invalid() {
+fn other_keys_and_indices_invalid() {
     let table = table();
     let region = plain(&table);
     let stag = region.stag();
@@ -217,7 +217,7 @@ fn remote_change_needs_local_write() {
 }
 
 #[test]
-fn an_element_of_no_bytes_has_no_address() {
+fn empty_element_has_no_address() {
     let table = table();
     let region = plain(&table);
     assert_eq!(table.local(region.stag(), PD, 12345, 0, true).unwrap().len(), 0);
@@ -226,7 +226,7 @@ fn an_element_of_no_bytes_has_no_address() {
 }
 
 #[test]
-fn which_regions_are_shared() {
+fn shared_regions_reported() {
     let table = table();
     let shared = |memory: Memory, access| {
         let region = table.register(PD, memory, 0, access).unwrap();
@@ -249,7 +249,7 @@ fn which_regions_are_shared() {
 }
 
 #[test]
-fn copies_work_on_exclusive_memory_as_well() {
+fn exclusive_memory_copied() {
     let table = table();
     for exclusive in [false, true] {
         let memory = Memory::from(vec![0; 10_000]);
@@ -368,7 +368,7 @@ fn reregistered_in_every_way() {
 }
 
 #[test]
-fn rereg_of_an_exclusive_region_keeps_it_exclusive() {
+fn rereg_keeps_region_exclusive() {
     let table = table();
     // SAFETY: nothing is in flight.
     let memory = unsafe { Memory::from(vec![0; 8]).exclusive() };
@@ -412,7 +412,7 @@ fn bounded_and_given_back() {
 }
 
 #[test]
-fn an_stag_does_not_come_back_soon() {
+fn stag_not_reused_soon() {
     let table = table();
     let first = table.reserve().unwrap();
     table.release(first);

@@ -252,7 +252,7 @@ mod tests {
     /// TCP has no room right behind the last byte of memory: its request completes and the host gives up the memory, while the next
     /// FPDU with memory of its own still waits.
     #[test]
-    fn memory_whose_bytes_are_sent_is_not_named_any_more() {
+    fn sent_memory_released() {
         for taken in [9, 10, 11] {
             let mut queue = TransmitQueue::new();
             for number in 1..=2u8 {

@@ -80,7 +80,7 @@ fn nothing_is_written_after_invalidation() {
 }
 
 #[test]
-fn nothing_is_written_after_the_stream_is_gone() {
+fn nothing_written_after_stream_ended() {
     nothing_after(
         |table, _, _| table.unbind_stream(STREAM),
         |table, region| {

@@ -30,7 +30,7 @@ fn takes(table: &Table, stag: STag, offset: u32, len: u32) -> bool {
 }
 
 #[test]
-fn discarded_pages_are_refused_and_the_rest_stays() {
+fn discarded_pages_refused() {
     let table = table();
     let mut memory = pages(10);
     let region = foreign(&table, &mut memory);
@@ -65,7 +65,7 @@ fn discarded_pages_are_refused_and_the_rest_stays() {
 
 /// The memory is the same: what was mapped there since is not registered.
 #[test]
-fn discarded_pages_stay_refused_when_rights_are_changed() {
+fn discarded_pages_refused_after_rereg() {
     let table = table();
     let mut memory = pages(3);
     let region = foreign(&table, &mut memory);
@@ -78,7 +78,7 @@ fn discarded_pages_stay_refused_when_rights_are_changed() {
 }
 
 #[test]
-fn guaranteed_and_on_demand_memory_is_not_discarded() {
+fn guaranteed_memory_not_discarded() {
     let table = table();
     let own = plain(&table);
     let start = own.as_ptr().addr();
@@ -95,7 +95,7 @@ fn guaranteed_and_on_demand_memory_is_not_discarded() {
 
 /// An allocator that unmaps may run under a pin, or under the lock of a shard.
 #[test]
-fn a_thread_that_has_a_pin_or_a_lock_of_the_table_discards_too() {
+fn discard_under_pin_or_lock() {
     let table = table();
     let mut memory = pages(2);
     let region = foreign(&table, &mut memory);

@@ -23,7 +23,7 @@ fn fast(table: &Table, stream: Option<StreamId>) -> (Arc<Entry>, STag) {
 }
 
 #[test]
-fn type_1_is_pd_wide_and_changes_its_key() {
+fn type_1_window_changes_key() {
     let table = table();
     let region = plain(&table);
     let window = window(&table, WindowType::One);
@@ -65,7 +65,7 @@ fn type_1_is_pd_wide_and_changes_its_key() {
 }
 
 #[test]
-fn a_type_1_key_wraps() {
+fn type_1_key_wraps() {
     let table = table();
     let region = plain(&table);
     let window = window(&table, WindowType::One);
@@ -115,7 +115,7 @@ fn type_2_serves_one_stream() {
 }
 
 #[test]
-fn a_window_may_be_zero_based() {
+fn window_may_be_zero_based() {
     let table = table();
     let region = plain(&table);
     let window = window(&table, WindowType::One);
@@ -132,7 +132,7 @@ fn a_window_may_be_zero_based() {
 }
 
 #[test]
-fn what_cannot_be_bound() {
+fn invalid_binds_rejected() {
     let table = table();
     let region = plain(&table);
     let one = window(&table, WindowType::One);
@@ -197,7 +197,7 @@ fn what_cannot_be_bound() {
 
 // [test:RFC5040-8.1.1-07] [test:RFC5041-8.3.1-07]
 #[test]
-fn a_region_outlives_its_windows() {
+fn region_outlives_windows() {
     let table = table();
     let region = plain(&table);
     let stag = region.stag();
@@ -219,7 +219,7 @@ fn a_region_outlives_its_windows() {
 
 // [test:RFC5040-5.3-15] [test:RFC5040-7.2-04] [test:RFC5040-7.2-05]
 #[test]
-fn a_peer_invalidates_what_is_bound_to_its_stream() {
+fn peer_invalidates_own_window() {
     let table = table();
     let region = plain(&table);
     let (_, window) = bound_two(&table, &region);
@@ -249,7 +249,7 @@ fn a_peer_invalidates_what_is_bound_to_its_stream() {
 
 // [test:RFC5040-8.1.1-08]
 #[test]
-fn a_peer_invalidates_nothing_that_streams_share() {
+fn peer_invalidate_of_shared_stag_rejected() {
     let table = table();
     let region = plain(&table);
     let one = window(&table, WindowType::One);
@@ -299,7 +299,7 @@ fn lenient_as_siw() {
 }
 
 #[test]
-fn the_program_invalidates_type_2_and_fast() {
+fn local_invalidate_of_type_2_and_fast() {
     let table = table();
     let region = plain(&table);
     let (_, window) = bound_two(&table, &region);
@@ -367,7 +367,7 @@ fn fast_registration() {
 }
 
 #[test]
-fn a_stream_takes_its_bindings_along() {
+fn bindings_end_with_stream() {
     let table = table();
     let region = plain(&table);
     let (_, mine) = bound_two(&table, &region);

@@ -9,7 +9,7 @@ fn hold(table: &Table, cache: &mut MrCache, region: &Region, bytes: &[u8]) -> Re
 }
 
 #[test]
-fn a_batch_takes_one_pin_and_gives_it_back() {
+fn batch_takes_one_pin() {
     let table = table();
     let (one, two) = (plain(&table), plain(&table));
     let mut cache = MrCache::default();
@@ -36,7 +36,7 @@ fn a_batch_takes_one_pin_and_gives_it_back() {
 }
 
 #[test]
-fn the_end_of_a_region_waits_for_a_batch_and_the_next_one_is_refused() {
+fn deregistration_waits_for_batch() {
     let table = table();
     let region = plain(&table);
     let mut cache = MrCache::default();
@@ -55,7 +55,7 @@ fn the_end_of_a_region_waits_for_a_batch_and_the_next_one_is_refused() {
 }
 
 #[test]
-fn elements_of_a_held_region_are_checked_one_by_one() {
+fn elements_of_held_region_checked() {
     let table = table();
     let region = plain(&table);
     let lkey = region.stag();
@@ -88,7 +88,7 @@ fn elements_of_a_held_region_are_checked_one_by_one() {
 }
 
 #[test]
-fn held_regions_that_are_exclusive_or_may_not_be_written() {
+fn exclusive_or_read_only_held_regions() {
     let table = table();
     // SAFETY: only this thread uses it.
     let memory = unsafe { Memory::from(vec![7; 300]).exclusive() };
