@@ -2,7 +2,7 @@
 
 use crate::layout::{Wait, conn};
 
-/// Which payload is counted. Read Responses and answers to atomics count, not the requests: so bytes count in the direction in which
+/// Class of counted payload. Read Responses and answers to atomics count, not the requests: so bytes count in the direction in which
 /// they travel, and what one end has sent is what the other has received. Writes and Reads without payload do not count, as the
 /// protocol has such of its own; Immediate Data counts as a Send without payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Operations {
         [("send", self.send), ("write", self.write), ("read", self.read), ("atomic", self.atomic)]
     }
 
-    /// All operations together.
+    /// Returns the sum over all operations.
     #[must_use]
     pub fn total(&self) -> Directions {
         let mut total = Directions::default();
@@ -110,7 +110,7 @@ impl Operations {
         self.each(other, |mine, other| *mine = mine.wrapping_add(other));
     }
 
-    /// What was counted since an `earlier` snapshot, or beside a part; zero where that has more.
+    /// Returns the difference to an `earlier` snapshot or to a part; zero where `earlier` is greater.
     #[must_use]
     pub fn since(mut self, earlier: &Self) -> Self {
         self.each(earlier, |mine, earlier| *mine = mine.saturating_sub(earlier));

@@ -4,13 +4,13 @@ use crate::counts::{Count, Directions};
 use crate::layout::{conn, shard};
 use std::net::SocketAddr;
 
-/// What became of datagrams, beside those that were passed on.
+/// Reason why a datagram was not passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Dropped {
-    /// Not sent: UDP refused it.
+    /// UDP refused to send it.
     Unsent = conn::UNSENT,
-    /// Its Q_Key is not the queue pair's.
+    /// The Q_Key is not the queue pair's.
     BadQkey = conn::UNSENT + 1,
     /// No receive was posted.
     NoReceive = conn::UNSENT + 2,
@@ -47,7 +47,7 @@ pub struct Datagrams {
     pub bad_qkey: u64,
     /// Dropped: no receive was posted.
     pub no_receive: u64,
-    /// Not placed: the receive was too short or its memory not valid, which ends the queue pair.
+    /// Datagrams not placed because the receive was too short or its memory not valid, which ends the queue pair.
     pub bad_receive: u64,
     /// Dropped, of a shard or device: the CRC does not match.
     pub bad_crc: u64,
@@ -60,7 +60,7 @@ pub struct Datagrams {
 }
 
 impl Datagrams {
-    /// All that arrived and were not passed on, by cause.
+    /// Returns the number of datagrams that arrived and were not passed on, by cause.
     #[must_use]
     pub fn dropped(&self) -> [(&'static str, u64); 7] {
         [
@@ -109,7 +109,7 @@ impl Datagrams {
         }
     }
 
-    /// From the numbers of a block that begin at [`conn::TRAFFIC`].
+    /// Parses the numbers of a block that begin at [`conn::TRAFFIC`].
     pub(crate) fn parse(counts: &[u64; conn::COUNTS]) -> Self {
         let at = |at: usize| counts[at - conn::TRAFFIC];
         let count = |first: usize| Count { messages: at(first), bytes: at(first + 1) };
@@ -135,8 +135,8 @@ pub struct DatagramQueuePair {
     pub qp_num: u32,
     /// The first address of its port.
     pub local: SocketAddr,
-    /// When it was created, in nanoseconds since 1970.
+    /// Time of creation, in nanoseconds since 1970.
     pub began_ns: u64,
-    /// What it sent, received and dropped.
+    /// Datagrams sent, received and dropped.
     pub datagrams: Datagrams,
 }

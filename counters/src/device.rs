@@ -80,7 +80,7 @@ impl DeviceCounters {
         Ok(Self { blocks, process, shards, file })
     }
 
-    /// What the thread uses that holds the lock of shard `index`. To be called once for each shard.
+    /// Returns the counters for the thread that holds the lock of shard `index`. To be called once for each shard.
     ///
     /// # Panics
     /// When there is no such shard.

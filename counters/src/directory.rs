@@ -19,10 +19,10 @@ pub(crate) const NEW: &str = ".new-";
 const MAX_FILES: usize = 128;
 /// A process that has not finished its file after this time was killed meanwhile.
 const UNFINISHED_SECONDS: i64 = 60;
-/// So many are left then.
+/// Number of files that are kept.
 const KEEP_FILES: usize = 64;
 
-/// Whose directory it is.
+/// Owner of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryKind {
     /// The user's: made with mode 0700 where it is not there, and refused unless it belongs to the user alone.
@@ -80,7 +80,7 @@ impl Directory {
         &self.path
     }
 
-    /// Whose it is.
+    /// Returns the owner of the directory.
     #[must_use]
     pub fn kind(&self) -> DirectoryKind {
         self.kind

@@ -37,7 +37,7 @@ pub enum FileError {
         /// Bytes that it should have.
         expected: u64,
     },
-    /// Its numbers contradict each other.
+    /// The numbers of the file contradict each other.
     #[error("its contents are damaged")]
     Damaged,
     /// A device of this process publishes it.
@@ -104,7 +104,7 @@ impl CounterFile {
         Ok(())
     }
 
-    /// Which process publishes it, by the lock that it has: no other user can hold one on a file of mode 0600.
+    /// Returns the process that publishes the file, by its lock: no other user can hold one on a file of mode 0600.
     ///
     /// # Errors
     /// The system's.

@@ -27,9 +27,9 @@ pub(crate) const FIRST: usize = 4;
 pub(crate) const MAX_SHARDS: usize = 64;
 /// Blocks of a shard: itself, two for connections without one, and connections.
 pub(crate) const SHARD_BLOCKS: usize = 1024;
-/// Of connections to other devices that have no block of their own.
+/// Block of connections to other devices that have no block of their own.
 pub(crate) const OTHERS: usize = 1;
-/// Of connections within the device that have no block of their own.
+/// Block of connections within the device that have no block of their own.
 pub(crate) const SAME_DEVICE: usize = 2;
 /// The first block of a connection.
 pub(crate) const FIRST_CONN: usize = 3;
@@ -49,7 +49,7 @@ pub(crate) mod process {
     pub(crate) const MAGIC: usize = 0;
     pub(crate) const VERSION: usize = 1;
     pub(crate) const SHARDS: usize = 2;
-    /// As the process itself has it: in another PID namespace it has another one.
+    /// Process number in the namespace of the process itself; it differs in other PID namespaces.
     pub(crate) const PID: usize = 3;
     /// Nanoseconds since 1970.
     pub(crate) const BEGAN: usize = 4;
@@ -128,7 +128,7 @@ pub(crate) mod conn {
     pub(crate) const DATAGRAMS: usize = 36;
     pub(crate) const DATAGRAMS_SAME_DEVICE: usize = DATAGRAMS + 4;
     pub(crate) const UNSENT: usize = DATAGRAMS_SAME_DEVICE + 4;
-    /// All numbers that only grow, and the copy of them.
+    /// Number of words with counts that only grow.
     pub(crate) const COUNTS: usize = 32;
     pub(crate) const BASE: usize = 64;
 }
@@ -139,7 +139,7 @@ const _: () = assert!(conn::TRAFFIC + conn::COUNTS <= conn::BASE && conn::BASE +
 const _: () = assert!(shard::REFUSED + shard::REFUSALS <= shard::CRC_ERRORS);
 const _: () = assert!(shard::DATAGRAMS + shard::DATAGRAM_WORDS <= shard::TERMINATES);
 
-/// What a connection waited for.
+/// Resource that a connection waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Wait {

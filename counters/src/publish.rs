@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Publishes a device's counters in a file.
 #[derive(Clone, Debug)]
 pub struct Publish {
-    /// Where.
+    /// Directory of the file.
     pub directory: Directory,
     /// The file whose code counts: a path of `libibverbs.so.1`, or of a program.
     pub library: String,

@@ -13,13 +13,13 @@ use uiw_mem::BLOCK_WORDS;
 /// The process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessCounters {
-    /// Its number as it has it itself, in its own PID namespace.
+    /// Process number in the PID namespace of the process.
     pub pid: u32,
-    /// Its name when the device was opened, as `ps -o comm` shows it.
+    /// Name of the process when the device was opened, as `ps -o comm` shows it.
     pub name: String,
     /// The file whose code counts.
     pub library: String,
-    /// When the device was opened, in nanoseconds since 1970.
+    /// Time when the device was opened, in nanoseconds since 1970.
     pub began_ns: u64,
     /// Handles of the device that were opened: `ibv_open_device` of C; the first one of Rust.
     pub devices_opened: u64,
@@ -28,7 +28,7 @@ pub struct ProcessCounters {
 }
 
 impl ProcessCounters {
-    /// When the device was opened.
+    /// Returns the time when the device was opened.
     #[must_use]
     pub fn began(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_nanos(self.began_ns)
@@ -54,7 +54,7 @@ pub struct ShardCounts {
     pub accepted: u64,
     /// Connections that entered Full Operation.
     pub established: u64,
-    /// Those of them that are over.
+    /// Number of connections that are over.
     pub ended: u64,
     /// Connections that ended in start-up.
     pub failed_startups: u64,
@@ -83,13 +83,13 @@ pub struct ConnectionCounters {
     pub local: SocketAddr,
     /// The other end.
     pub peer: SocketAddr,
-    /// Whether this end connected.
+    /// True if this end connected.
     pub initiator: bool,
-    /// Whether the other end is a queue pair of the same device.
+    /// True if the other end is a queue pair of the same device.
     pub same_device: bool,
-    /// Whether the kernel's TCP has it: its round trip, retransmissions and more are asked of the kernel, by the two addresses.
+    /// True if the connection uses the kernel's TCP. Round trip time, retransmissions and more are then queried from the kernel by the two addresses.
     pub kernel: bool,
-    /// When Full Operation began, in nanoseconds since 1970.
+    /// Start of Full Operation, in nanoseconds since 1970.
     pub began_ns: u64,
     /// Traffic.
     pub traffic: Operations,
@@ -115,9 +115,9 @@ pub struct QueuePairCounters {
 /// Traffic at one address of this end: all connections and UD queue pairs that ever had it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressCounts {
-    /// On connections.
+    /// Payload on connections.
     pub traffic: Operations,
-    /// Of datagrams.
+    /// Payload of datagrams.
     pub datagrams: Directions,
 }
 
@@ -153,14 +153,14 @@ pub struct Snapshot {
     pub connections: Vec<ConnectionCounters>,
     /// UD queue pairs with counters of their own: connections and they are up to 1,021 a shard.
     pub datagram_queue_pairs: Vec<DatagramQueuePair>,
-    /// By the address of this end: of connections and UD queue pairs that have or had counters of their own. A program that uses several
+    /// Counts by local address, of connections and UD queue pairs that have or had counters of their own. A program that uses several
     /// addresses and more counters at a time than there are may count for another address of its own.
     pub addresses: BTreeMap<IpAddr, AddressCounts>,
 }
 
 type Words = [u64; BLOCK_WORDS];
 
-/// How often a block is read that changes hands meanwhile.
+/// Number of attempts to read a block that changes hands meanwhile.
 const READS: usize = 16;
 
 impl Snapshot {
@@ -361,7 +361,7 @@ fn datagram_queue_pair(shard: usize, words: &Words) -> Option<DatagramQueuePair>
     })
 }
 
-/// What was counted since the block's present owner has it.
+/// Returns the counts since the present owner of the block took it.
 fn own_counts(words: &Words) -> [u64; conn::COUNTS] {
     std::array::from_fn(|at| words[conn::TRAFFIC + at].wrapping_sub(words[conn::BASE + at]))
 }

@@ -25,7 +25,7 @@ pub(crate) fn counter(block: &Block, code: u16, sent: bool) -> &AtomicU64 {
     &block[if sent { OTHER_TERMINATES_SENT } else { OTHER_TERMINATES_RECEIVED }]
 }
 
-/// Those of a shard.
+/// Parses the counts of a shard.
 pub(crate) fn parse(block: &[u64; BLOCK_WORDS]) -> impl Iterator<Item = TerminateCount> {
     let entries = block[TERMINATES..].chunks_exact(3).take(TERMINATE_CODES);
     let known = entries.filter(|entry| entry[0] & USED != 0).map(|entry| TerminateCount {

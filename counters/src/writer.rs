@@ -24,7 +24,7 @@ fn add(number: &AtomicU64, count: u64) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Refusal {
-    /// As many connections were in set-up as the listener may have.
+    /// The listener had its maximum of connections in set-up.
     SetUpLimit = 0,
     /// No memory key was left.
     Keys = 1,
@@ -50,7 +50,7 @@ pub struct ShardCounters {
     file: Option<Arc<BlockFile>>,
 }
 
-/// What is shown of a connection.
+/// Published description of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnDetails {
     /// The number of its queue pair.
@@ -59,11 +59,11 @@ pub struct ConnDetails {
     pub local: SocketAddr,
     /// The other end.
     pub peer: SocketAddr,
-    /// Whether this end connected.
+    /// True if this end connected.
     pub initiator: bool,
-    /// Whether the other end is a queue pair of the same device.
+    /// True if the other end is a queue pair of the same device.
     pub same_device: bool,
-    /// Whether the kernel's TCP has the connection.
+    /// True if the connection uses the kernel's TCP.
     pub kernel: bool,
 }
 
@@ -172,7 +172,7 @@ impl ShardCounters {
         self.free.get_mut(&local)?.pop_front()
     }
 
-    /// What it counted is the next address's from then on.
+    /// Frees a block; later counts go to the next address.
     fn free_of_any(&mut self) -> Option<usize> {
         self.free.values_mut().find_map(VecDeque::pop_front)
     }
@@ -216,7 +216,7 @@ impl ShardCounters {
         }
     }
 
-    /// For a connection in start-up, which counts nothing of its own.
+    /// Returns counters for a connection in start-up, which counts nothing of its own.
     #[must_use]
     pub fn unassigned(&self) -> ConnCounters {
         ConnCounters { block: self.others.clone(), index: None }
@@ -272,7 +272,7 @@ impl ConnCounters {
         add(&self.block[conn::WAITS + wait as usize], 1);
     }
 
-    /// So many bytes are kept for it.
+    /// Sets the number of bytes that are kept for the connection.
     #[inline(always)]
     pub fn set_held(&self, bytes: usize) {
         self.block[conn::HELD].store(bytes as u64, Relaxed);
@@ -306,7 +306,7 @@ impl DatagramCounters {
         }
     }
 
-    /// So many were not passed on.
+    /// Counts datagrams that were not passed on.
     #[inline]
     pub fn dropped(&self, why: Dropped, count: u64) {
         add(&self.block[why as usize], count);

@@ -54,7 +54,7 @@ impl Blocks {
         Ok(Arc::new(Self { at, count, entry: Some(entry) }))
     }
 
-    /// How many there are.
+    /// Returns the number of blocks.
     pub fn count(&self) -> usize {
         self.count
     }

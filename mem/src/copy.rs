@@ -16,7 +16,7 @@ use core::sync::atomic::{
 #[cfg(not(miri))]
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-/// From this length on x86-64 copies with `rep movsb`. `examples/copy_speed.rs` on an AMD EPYC (Zen 5, fsrm), GB/s:
+/// Length from which copies on x86-64 use `rep movsb`. `examples/copy_speed.rs` on an AMD EPYC (Zen 5, fsrm), GB/s:
 ///
 /// | bytes | memcpy | words | rep movsb | store as it is |
 /// |---|---|---|---|---|
@@ -324,7 +324,7 @@ unsafe fn string_move(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// For `examples/copy_speed.rs` alone: each way of copying by itself.
+/// Each way of copying by itself, for `examples/copy_speed.rs`.
 #[doc(hidden)]
 pub mod bench {
     /// The shared copy as it is used.

@@ -119,7 +119,7 @@ pub enum RemoteError {
         /// Protection domain.
         pd: PdId,
     },
-    /// Not wholly inside the TO range of the STag.
+    /// The access is not entirely inside the TO range of the STag.
     #[error("bytes {to:#x} + {len} are outside of {stag}")]
     BaseOrBounds {
         /// The STag given.
@@ -144,9 +144,9 @@ pub enum RemoteError {
     AccessRights {
         /// The STag given.
         stag: STag,
-        /// What was asked for.
+        /// Right that the access needs.
         right: Right,
-        /// What the STag grants.
+        /// Rights that the STag grants.
         access: Access,
     },
 }
@@ -170,7 +170,7 @@ pub enum LocalError {
         /// The protection domain that asked.
         pd: PdId,
     },
-    /// Not wholly inside the region.
+    /// The element is not entirely inside the region.
     #[error("bytes {addr:#x} + {len} are outside of the region with local key {lkey}")]
     OutOfRange {
         /// The key given.
@@ -231,7 +231,7 @@ pub enum BindError {
         /// The rights asked for.
         access: Access,
     },
-    /// Not wholly inside the region.
+    /// The range is not entirely inside the region.
     #[error("bytes {to:#x} + {len} are outside of region {stag}")]
     OutOfRange {
         /// The region's STag.
@@ -273,7 +273,7 @@ pub enum FastRegisterError {
     /// It is valid; it must be invalidated first.
     #[error("{stag} is valid; invalidate it first")]
     AlreadyValid {
-        /// Its present value.
+        /// Current value of the STag.
         stag: STag,
     },
     /// More bytes than it was allocated for.
@@ -316,7 +316,7 @@ pub enum InvalidateError {
     CannotInvalidate {
         /// The STag given.
         stag: STag,
-        /// What it stands for.
+        /// Kind of object that the STag names.
         what: &'static str,
     },
 }

@@ -18,12 +18,12 @@ pub struct Memory {
     /// In-flight buffers belong to the engine: a caller of an `unsafe` function promised it.
     exclusive: bool,
     presence: Presence,
-    /// Of `Presence::Foreign`.
+    /// State of the pages of `Presence::Foreign`.
     page_state: Option<Arc<PageState>>,
     _keep: Keep,
 }
 
-/// Whether the bytes are there as long as a region stands on them.
+/// Guarantee that the bytes stay mapped while a region covers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// Rust's ownership, or the caller of an `unsafe` function, guarantees it.
@@ -101,7 +101,7 @@ impl Memory {
         Self { presence: Presence::OnDemand, ..memory }
     }
 
-    /// Which pages of [`Memory::foreign`] were given up or protected.
+    /// Returns the state of the pages of [`Memory::foreign`]: which ones were given up or protected.
     pub fn page_state(&self) -> Option<&Arc<PageState>> {
         self.page_state.as_ref()
     }
@@ -124,7 +124,7 @@ impl Memory {
         Self { presence: Presence::OnDemand, ..memory }
     }
 
-    /// Of bytes that the caller keeps mapped.
+    /// Describes bytes that the caller keeps mapped.
     fn guaranteed(at: *mut u8, len: usize, keep: Keep) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
         Self { at, len, exclusive: true, presence: Presence::Guaranteed, page_state: None, _keep: keep }
@@ -201,7 +201,7 @@ pub fn give_back_free_pages() {
     }
 }
 
-/// All threads share one of the allocator's arenas, for programs that have a thread a connection: of each further one (up to eight a
+/// Makes all threads share one of the allocator's arenas, for programs with one thread per connection: of each further arena (up to eight a
 /// processor) glibc keeps some hundred KiB after a bulk disconnect, and more after the next one. To be called before the threads are
 /// there; what they allocate often, each still has a store of its own for. Elsewhere it does nothing.
 pub fn share_arenas() {

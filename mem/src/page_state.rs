@@ -25,7 +25,7 @@ pub struct PageState {
 /// One bit for each page.
 #[derive(Debug)]
 struct Bits {
-    /// Whether one was ever set.
+    /// True once a bit was set.
     any: AtomicBool,
     words: Box<[AtomicU64]>,
 }

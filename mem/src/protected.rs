@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd as _;
 /// Bytes of the last part of a store: a program that polls the end of a buffer finds the rest there.
 const LAST: usize = 8;
 
-/// Which side of a copy is the registered memory.
+/// Side of a copy that is the registered memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Registered {
     From,

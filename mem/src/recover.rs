@@ -10,7 +10,7 @@
 use crate::Gone;
 use uiw_ddp::STag;
 
-/// What became of one attempt to exchange eight bytes.
+/// Result of one attempt to exchange eight bytes.
 enum Exchange {
     Done,
     /// Another number was there.
@@ -104,7 +104,7 @@ pub fn prepare() {
     arch::prepare();
 }
 
-/// For a handler of SIGSEGV and SIGBUS that was installed with SA_SIGINFO: if a routine of this module caused the signal, it will
+/// Handles SIGSEGV and SIGBUS in a handler that was installed with SA_SIGINFO: if a routine of this module caused the signal, it will
 /// return "gone" when the handler returns. False: the signal is another's.
 ///
 /// Safe in a signal handler: it reads and writes the context alone.
@@ -130,7 +130,7 @@ mod arch {
         fn uiw_recover_gone();
     }
 
-    /// From this length on copies are made by `rep movsb`, see [`crate::copy`].
+    /// Length from which copies use `rep movsb`, see [`crate::copy`].
     static STRING_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
     pub(super) fn prepare() {

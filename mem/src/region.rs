@@ -12,7 +12,7 @@ use crate::{
     pin_count::{CloseError, PinCount},
 };
 
-/// What an STag stands for while it is valid. It never changes: to re-register, to bind or to register fast makes
+/// Memory and rights behind an STag while it is valid. A region never changes: to re-register, to bind or to register fast makes
 /// another one, and the old one is revoked.
 pub struct Region {
     stag: STag,
@@ -28,7 +28,7 @@ pub struct Region {
     len: usize,
     shared: bool,
     presence: Presence,
-    /// Those of its memory, also of a window and after a re-registration.
+    /// State of the pages of the memory, also for a window and after a re-registration.
     page_state: Option<Arc<PageState>>,
     /// `None` once the region has ended for good: a handle that still exists keeps no bytes.
     memory: Mutex<Option<Arc<Memory>>>,
@@ -43,14 +43,14 @@ unsafe impl Send for Region {}
 // SAFETY: `&Region` hands out the address, never access to the bytes; pins are counted atomically.
 unsafe impl Sync for Region {}
 
-/// Where a range of tagged offsets fails to lie inside of a region.
+/// Reason why a range of tagged offsets is not inside a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeError {
     Wrap,
     Bounds,
 }
 
-/// All that is needed to make a region of its own memory.
+/// Everything needed to make a region of its own memory.
 pub(crate) struct Plan {
     pub(crate) pd: PdId,
     pub(crate) access: Access,
@@ -155,7 +155,7 @@ impl Region {
         self.page_state.as_ref().is_none_or(|state| state.has(self.at.addr().get() + offset, len))
     }
 
-    /// What the program did to the pages, if one of the bytes is on a page that it has protected at some time.
+    /// Returns the page state if one of the bytes is on a page that the program has protected at some time.
     #[inline]
     pub(crate) fn protected(&self, offset: usize, len: usize) -> Option<&PageState> {
         self.page_state.as_deref().filter(|state| state.is_protected(self.at.addr().get() + offset, len))
@@ -229,7 +229,7 @@ impl Region {
         })
     }
 
-    /// What a re-registration keeps; `None` if the region has ended for good.
+    /// Returns the part that a re-registration keeps; `None` if the region has ended for good.
     pub(crate) fn plan(&self) -> Option<Plan> {
         Some(Plan {
             pd: self.pd,

@@ -163,7 +163,7 @@ impl<'a> Pinned<'a> {
         unsafe { self.region.as_ptr().add(self.offset + range.start) }
     }
 
-    /// What the program did to the pages, if it has protected one of those of `len` pinned bytes at `start`.
+    /// Returns the page state if the program has protected one of the pages of `len` pinned bytes at `start`.
     #[cold]
     fn protected(&self, start: *const u8, len: usize) -> Option<&PageState> {
         self.region.protected(start.addr() - self.region.as_ptr().addr(), len)

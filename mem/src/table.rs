@@ -54,7 +54,7 @@ impl Default for Limits {
     }
 }
 
-/// What is to change when a region is re-registered; `None` = as it was (`ibv_rereg_mr(3)`).
+/// Changes of a re-registration; `None` leaves a property as it is (`ibv_rereg_mr(3)`).
 #[derive(Debug, Default)]
 pub struct Rereg {
     /// Another protection domain.
@@ -65,7 +65,7 @@ pub struct Rereg {
     pub access: Option<Access>,
 }
 
-/// All memory keys of one device.
+/// Table of all memory keys of one device.
 pub struct Table {
     shards: [Shard; SHARDS],
     /// Locked before a shard, never after one.
@@ -96,7 +96,7 @@ fn forget(slots: &mut Slots, indexes: &mut Indexes, index: u32) {
     }
 }
 
-/// What an index stands for.
+/// Object at an index.
 enum Slot {
     Region(Arc<Region>),
     /// A window or a fast-register STag, and what it stands for now; `None` = the invalid state.

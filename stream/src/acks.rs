@@ -6,7 +6,7 @@ const ACK_EVERY: u32 = 16;
 /// Acknowledging Reads outstanding.
 const ACKS: u32 = 4;
 
-/// Which requests of a stream wait for an acknowledgement.
+/// Requests of a stream that wait for an acknowledgement.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
     pub(crate) on: bool,
@@ -26,7 +26,7 @@ impl Acks {
         self.last = id;
     }
 
-    /// As many requests are built as one Read covers: it goes first.
+    /// Returns whether as many requests are built as one Read covers, so that the Read goes first.
     pub(crate) fn is_due(&self) -> bool {
         self.uncovered >= ACK_EVERY
     }
@@ -36,7 +36,7 @@ impl Acks {
         self.uncovered == 0
     }
 
-    /// What was built needs no acknowledging Read.
+    /// Forgets requests that need no acknowledging Read.
     pub(crate) fn forget_uncovered(&mut self) {
         self.uncovered = 0;
     }
@@ -57,7 +57,7 @@ impl Acks {
         self.completed = Some(upto);
     }
 
-    /// All requests that are open are newer than those that the answer to an acknowledging Read has completed.
+    /// Notes that all open requests are newer than those that the answer to an acknowledging Read has completed.
     pub(crate) fn forget_completed(&mut self) {
         self.completed = None;
     }
@@ -68,7 +68,7 @@ impl Acks {
         self.completed.is_some_and(|upto| upto.wrapping_sub(id) <= u32::MAX / 2)
     }
 
-    /// What was built is forgotten.
+    /// Forgets all requests.
     pub(crate) fn clear(&mut self) {
         *self = Self { on: self.on, ..Self::default() };
     }

@@ -15,7 +15,7 @@ const ANSWER: STag = STag(0x7569_7732);
 const NONCE_BITS: u32 = 48;
 const NONCE_MASK: u64 = (1 << NONCE_BITS) - 1;
 
-/// Whether the capability exchange takes place.
+/// Mode of the capability exchange.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CapabilityExchange {
     /// The first FPDU carries the request; extensions are on where both ends have them.
@@ -74,10 +74,10 @@ impl Capabilities {
     }
 }
 
-/// What the capability exchange has found out.
+/// Kind of the peer, as far as the capability exchange has determined it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerKind {
-    /// Its answer has not come yet.
+    /// The answer has not arrived yet.
     Unknown,
     /// A uiw peer, or one that is assumed to be as capable, with the capabilities that both ends have.
     Capable(Capabilities),
@@ -96,9 +96,9 @@ pub(crate) struct ZeroWrite {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerCaps {
     pub(crate) kind: PeerKind,
-    /// To be sent before anything else.
+    /// Message to send before anything else.
     pub(crate) due: Option<ZeroWrite>,
-    /// How long the initiator waits for the answer.
+    /// Time for which the initiator waits for the answer.
     pub(crate) timeout: Duration,
     initiator: bool,
     on: bool,

@@ -215,7 +215,7 @@ impl<M> RdmapStream<M> {
         self.phase = Phase::Over;
     }
 
-    /// What the fault of a peer is where the peer is this very stream: the Terminate that it sends itself has come already.
+    /// Converts a fault of the peer if the peer is this very stream: the Terminate that the stream sends itself has arrived already.
     fn as_own_peer(&self, error: ConnError) -> ConnError {
         match (&error, self.terminate_for(&error)) {
             (ConnError::Fault(_), Some(terminate)) => ConnError::Terminated(Box::new(terminate), Origin::Rfc),

@@ -4,15 +4,15 @@ use crate::CapabilityExchange;
 use core::time::Duration;
 use uiw_mpa::startup;
 
-/// How large the FPDUs are that the stream sends.
+/// Size of the FPDUs that the stream sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FpduSize {
     /// Large towards peers that take them, what a TCP segment carries towards others (RFC 5044 section 5).
     #[default]
     Auto,
-    /// What a TCP segment carries.
+    /// The payload of a TCP segment.
     Segment,
-    /// As large as MPA allows (64,768 bytes of ULPDU), whatever the segment.
+    /// The largest size that MPA allows (64,768 bytes of ULPDU), whatever the segment.
     Large,
     /// A MULPDU of this many bytes, between 128 and 64,768.
     Fixed(u16),
@@ -51,7 +51,7 @@ impl core::fmt::Display for FpduSize {
 #[error("expected auto, segment, large or 128 to 64768 bytes")]
 pub struct FpduSizeError;
 
-/// Whose payload is copied before its CRC is computed. Bytes that change between their CRC and TCP's copy of them end the stream: the peer
+/// Requests whose payload is copied before its CRC is computed. Bytes that change between their CRC and TCP's copy of them end the stream: the peer
 /// terminates it with a CRC error (RFC 5044 section 8). Memory that peers can access is always copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StableTx {
@@ -67,29 +67,29 @@ pub enum StableTx {
 /// Settings of one stream.
 #[derive(Clone, Debug)]
 pub struct RdmapConfig {
-    /// What start-up asks for and offers.
+    /// Parameters that start-up requests and offers.
     pub startup: startup::StartupConfig,
     /// FPDU size policy.
     pub fpdu: FpduSize,
     /// The capability exchange with the peer.
     pub capabilities: CapabilityExchange,
-    /// Whose payload is copied before its CRC is computed.
+    /// Requests whose payload is copied before its CRC is computed.
     pub stable_tx: StableTx,
     /// A Write or Send completes when the peer has placed it, or with the status of the peer's Terminate, instead of when TCP has
     /// taken its bytes. A uiw peer acknowledges what it has placed; with other peers a zero-length Read follows the request. Needs an
     /// ORD of at least 1; otherwise it has no effect.
     pub acknowledged: bool,
-    /// As initiator: reports [`crate::Event::Reconnect`] once, to start again with MPA revision 1, when the peer closes on
+    /// Makes an initiator report [`crate::Event::Reconnect`] once, to start again with MPA revision 1, when the peer closes on
     /// revision 2 before any byte of a Reply (RFC 6581 section 10).
     pub fallback: bool,
-    /// Whether an initiator sends no FPDU before [`crate::RdmapStream::establish`], not even the RTR message.
+    /// True if an initiator sends no FPDU before [`crate::RdmapStream::establish`], not even the RTR message.
     pub awaits_establish: bool,
     /// Time for the connection of TCP and the start-up together.
     pub startup_timeout: Duration,
-    /// How long an inbound Send may wait for a receive before the stream is terminated; zero: not at all,
+    /// Time for which an inbound Send may wait for a receive before the stream is terminated; zero: not at all,
     /// [`Duration::MAX`]: for ever.
     pub no_receive_timeout: Duration,
-    /// How long an orderly close may take before the stream is aborted.
+    /// Time after which an unfinished orderly close becomes an abort.
     pub close_timeout: Duration,
 }
 

@@ -29,7 +29,7 @@ pub enum AccessError {
 }
 
 impl AccessError {
-    /// As DDP reports it, of an RDMA Write.
+    /// Returns the fault that DDP reports for an RDMA Write.
     pub(crate) fn of_write(self, stag: STag, to: u64, len: u32) -> Fault {
         match self {
             Self::InvalidStag => TaggedError::InvalidStag { stag },
@@ -41,7 +41,7 @@ impl AccessError {
         .into()
     }
 
-    /// As RDMAP reports it, of a Read or an atomic.
+    /// Returns the fault that RDMAP reports for a Read or an atomic.
     pub(crate) fn of_read(self, stag: STag, to: u64, len: u32) -> Fault {
         match self {
             Self::InvalidStag => Protection::InvalidStag { stag },
@@ -108,7 +108,7 @@ pub enum ConnError {
     Local {
         /// The request that failed.
         request: Option<u32>,
-        /// How.
+        /// Error of the local memory.
         error: LocalError,
     },
     /// The peer sent a Terminate.
@@ -123,7 +123,7 @@ pub enum ConnError {
         /// Bytes of the FPDU that came.
         bytes: usize,
     },
-    /// Both ends have closed in order.
+    /// The two ends have closed in order.
     #[error("closed in order")]
     Closed,
     /// An FPDU that is partly sent cannot be finished: its memory was deregistered.
@@ -171,7 +171,7 @@ pub enum StartupFailure {
     Rejected {
         /// Private data.
         private_data: Vec<u8>,
-        /// Its IRD and ORD, where its Reply has them.
+        /// IRD and ORD of the peer, if its Reply has them.
         peer_ird_ord: Option<(u16, u16)>,
         /// It rejected because of Markers (RFC 5044 section 7.1.2).
         markers_refused: bool,

@@ -31,7 +31,7 @@ pub enum Event {
 /// An established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Established {
-    /// What start-up agreed on.
+    /// Result of the negotiation.
     pub negotiated: Negotiated,
     /// IRD and ORD as the peer's frame has them (RFC 6581 section 9.1).
     pub peer_ird_ord: Option<(u16, u16)>,
@@ -39,10 +39,10 @@ pub struct Established {
     pub private_data: Vec<u8>,
 }
 
-/// How a stream ended.
+/// End of a stream.
 #[derive(Debug)]
 pub struct Ended {
-    /// Why.
+    /// Reason for the end.
     pub error: ConnError,
     /// The Terminate that is sent to the peer.
     pub terminate: Option<Terminate>,

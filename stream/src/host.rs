@@ -209,7 +209,7 @@ pub trait StreamHost {
     }
 }
 
-/// What an atomic moves.
+/// Length of an atomic's operand.
 pub(crate) const ATOMIC_BYTES: u32 = 8;
 
 /// Kind of payload that [`StreamHost::count`] counts.
@@ -309,27 +309,27 @@ impl Payload for &[u8] {
 /// A part of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// Of a Read: bytes.
+    /// Bytes of a Read Response.
     Read(Verified<'a>),
-    /// Of an atomic: the value before, a number of this machine.
+    /// Value before an atomic operation, in the byte order of this machine.
     Atomic(u64),
 }
 
 /// A message that has come for a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// What it is.
+    /// Kind of the message.
     pub kind: ReceivedKind,
     /// The peer asked for a solicited event.
     pub solicited: bool,
     /// The STag that it invalidated.
     pub invalidated: Option<STag>,
-    /// Whether the peer waits for a placement acknowledgement of this message. A program that may exit as soon as it has seen the
+    /// True if the peer waits for a placement acknowledgement of this message. A program that may exit as soon as it has seen the
     /// message is to see it only after [`crate::RdmapStream::take_acknowledged`] has counted it.
     pub awaits_ack: bool,
 }
 
-/// What came for a receive.
+/// Kind of a message that takes a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceivedKind {
     /// A Send.
@@ -354,10 +354,10 @@ pub enum ReceiveError {
     /// The message is longer.
     #[error("the message of at least {message} bytes is longer than the receive")]
     TooLong {
-        /// Its bytes, as far as they have come.
+        /// Length of the message, as far as it has arrived.
         message: u32,
     },
-    /// Its memory is gone.
+    /// The memory of the receive is gone.
     #[error("local memory protection error")]
     Protection,
 }

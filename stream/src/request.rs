@@ -11,7 +11,7 @@ pub struct Remote {
     pub to: u64,
 }
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// RDMA Write (RFC 5040 section 4.4).
@@ -104,7 +104,7 @@ impl Op {
 pub struct Request {
     /// Names the request in calls of [`crate::StreamHost`]. Consecutive requests have consecutive numbers.
     pub id: u32,
-    /// What it does.
+    /// Operation to perform.
     pub op: Op,
     /// Bytes of its payload: those sent, or those that a Read asks for.
     pub len: u32,
@@ -112,6 +112,6 @@ pub struct Request {
     pub fence: bool,
     /// Raises a solicited event at the receiver.
     pub solicited: bool,
-    /// Whether the payload is a copy that the host made while posting, which [`crate::StreamHost::copy_request`] gives.
+    /// True if the payload is a copy that the host made while posting, which [`crate::StreamHost::copy_request`] gives.
     pub inline: bool,
 }

@@ -8,7 +8,7 @@ use crate::{Established, Event, RdmapConfig, Time};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-/// How far the close is, in both directions.
+/// Progress of the close, in both directions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fin {
     /// FIN is sent when everything before it is.
@@ -19,14 +19,14 @@ pub(crate) struct Fin {
     pub(crate) received: bool,
 }
 
-/// What the two halves have in common, and what each passes to the other.
+/// State that the sender and the receiver have in common, and messages between them.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: RdmapConfig,
     pub(crate) initiator: bool,
     /// The time of the call that is being served.
     pub(crate) now: Time,
-    /// When our MPA Request or Reply was sent, on which the peer's Reply or first FPDU follows.
+    /// Time when our MPA Request or Reply was sent, on which the peer's Reply or first FPDU follows.
     pub(crate) startup_sent: Time,
     pub(crate) timers: Timers,
     pub(crate) caps: PeerCaps,

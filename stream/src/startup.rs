@@ -12,11 +12,11 @@ use alloc::vec::Vec;
 use core::time::Duration;
 use uiw_mpa::startup::{ConfigError, Initiator, Negotiated, Outcome, Request, Revision, Rtr, RtrKinds};
 
-/// How often, and at which distance, the capability request is repeated towards a peer that has sent nothing: siw's responder can
+/// Number of repetitions of the capability request towards a peer that has sent nothing, and the distance between them: siw's responder can
 /// miss the first FPDU.
 pub(crate) const CAPABILITY_REPEATS: u8 = 5;
 const CAPABILITY_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the answer to the capability request is awaited: a second for a peer that is busy, and round trips for TCP to send the request
+/// Time for which the answer to the capability request is awaited: a second for a peer that is busy, and round trips for TCP to send the request
 /// and the answer again. Its first retransmission comes after about three round trips, the second after six more (RFC 6298).
 const CAPABILITY_TIMEOUT: Duration = Duration::from_secs(1);
 const CAPABILITY_ROUND_TRIPS: u32 = 12;
@@ -275,7 +275,7 @@ impl<M> RdmapStream<M> {
 }
 
 impl Shared {
-    /// How long to wait for the capability exchange, when the peer's answer to our start-up frame has come.
+    /// Returns the time-out of the capability exchange, once the peer's answer to our start-up frame has arrived.
     pub(crate) fn capability_timeout(&self) -> Duration {
         let round_trip = self.now.as_nanos().saturating_sub(self.startup_sent.as_nanos());
         let wait =

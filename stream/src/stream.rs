@@ -18,7 +18,7 @@ use core::time::Duration;
 use uiw_ddp::STag;
 use uiw_mpa::startup::{ConfigError, Initiator, Request, Responder, Revision};
 
-/// How far a stream is.
+/// Phase of a stream's life.
 #[derive(Debug)]
 pub(crate) enum Phase {
     /// TCP connects.
@@ -31,9 +31,9 @@ pub(crate) enum Phase {
     Decision(Box<(Responder, Request)>),
     /// Full Operation.
     Open,
-    /// What is queued is sent, then FIN.
+    /// The queue is sent, followed by FIN.
     Closing,
-    /// Nothing left.
+    /// The stream is over.
     Over,
 }
 
@@ -74,9 +74,9 @@ pub struct RdmapStream<M> {
     pub(crate) pausing: bool,
     /// Revision 2 was tried, and the peer closed.
     pub(crate) fell_back: bool,
-    /// How often the capability request may still be repeated.
+    /// Number of times that the capability request may still be repeated.
     pub(crate) capability_repeats: u8,
-    /// Of the Request, kept for a fall-back to revision 1.
+    /// Private data of the Request, kept for a fall-back to revision 1.
     pub(crate) private_data: Vec<u8>,
 }
 
@@ -408,7 +408,7 @@ impl<M> RdmapStream<M> {
         self.doorbell();
     }
 
-    /// How long from now on an inbound Send may wait for a receive; for one that waits already its time begins anew.
+    /// Sets the time for which an inbound Send may wait for a receive. For a Send that waits already, the time begins anew.
     pub fn set_no_receive_timeout(&mut self, timeout: Duration, now: Time) {
         self.shared.config.no_receive_timeout = timeout;
         if self.receiver.is_stalled() {
@@ -496,7 +496,7 @@ impl<M> RdmapStream<M> {
         self.shared.initiator
     }
 
-    /// What start-up agreed on; `None` before.
+    /// Returns the result of the negotiation; `None` before it.
     #[must_use]
     pub fn negotiated(&self) -> Option<&uiw_mpa::startup::Negotiated> {
         self.receiver.negotiated()
@@ -573,7 +573,7 @@ impl<M> RdmapStream<M> {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Of a stream that is over: whether the transport is to be ended with a reset.
+    /// Returns whether the transport of a stream that is over is to be ended with a reset.
     #[must_use]
     pub fn is_reset(&self) -> bool {
         self.reset
@@ -586,7 +586,7 @@ impl<M> RdmapStream<M> {
         self.shared.fin.received
     }
 
-    /// What the capability exchange has found out.
+    /// Returns the kind of the peer, as far as the capability exchange has determined it.
     #[must_use]
     pub fn peer(&self) -> PeerKind {
         self.shared.caps.kind
@@ -610,7 +610,7 @@ impl<M> RdmapStream<M> {
         self.shared.reads.sink
     }
 
-    /// As after so many messages on each queue, for tests of their wrap.
+    /// Advances the message sequence numbers of all queues, for tests of their wrap.
     #[cfg(test)]
     pub(crate) fn set_msn(&mut self, msn: u32) {
         self.sender.set_msn(msn);

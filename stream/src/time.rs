@@ -10,7 +10,7 @@ impl Time {
     /// Later than every other: a deadline that never passes.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// So many nanoseconds behind the origin.
+    /// Returns the time that is this many nanoseconds after the origin.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
@@ -29,7 +29,7 @@ impl Time {
         Self(self.0.saturating_add(nanos))
     }
 
-    /// As an optional deadline: `None` for [`Time::NEVER`].
+    /// Returns the time as an optional deadline: `None` for [`Time::NEVER`].
     #[must_use]
     pub fn deadline(self) -> Option<Self> {
         (self != Self::NEVER).then_some(self)

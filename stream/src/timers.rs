@@ -3,7 +3,7 @@
 use crate::Time;
 use core::time::Duration;
 
-/// What a deadline is for.
+/// Purpose of a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
     /// Start-up takes too long.

@@ -19,7 +19,7 @@ const IMMEDIATE: u64 = 1 << 48;
 pub(crate) struct AnnouncedWrite {
     /// Bytes of all its segments.
     pub(crate) len: u32,
-    /// Whether Immediate Data follows, which takes a receive.
+    /// True if Immediate Data follows, which takes a receive.
     pub(crate) immediate: bool,
 }
 

@@ -59,7 +59,7 @@ fn unanswered_close_times_out() {
     assert!(matches!(pair.ends[0].error(), ConnError::Lost));
 }
 
-/// What end `n` sends next, which does not arrive: bytes, or `None` for FIN.
+/// Discards the next bytes that end `n` sends. Returns their number, or `None` for FIN.
 fn next_transmit(pair: &mut Pair, n: usize) -> Option<Option<usize>> {
     let now = pair.now;
     let end = &mut pair.ends[n];
@@ -209,7 +209,7 @@ fn answers_sent_after_peer_close() {
     assert!(matches!(pair.ends[1].error(), ConnError::Closed));
 }
 
-/// What the initiator sends next, to the responder.
+/// Delivers the next bytes of the initiator to the responder.
 fn forward(pair: &mut Pair) -> Option<Option<usize>> {
     let now = pair.now;
     let [end, peer] = &mut pair.ends;
@@ -632,7 +632,7 @@ fn fin_after_waiting_send_ends_nothing() {
     assert!(matches!(pair.ends[1].error(), ConnError::Closed));
 }
 
-/// Where the peer has closed already, our FIN is the last thing to be done: a host need not ask again.
+/// If the peer has closed already, our FIN is the last thing to be done: a host need not ask again.
 #[test]
 fn stream_over_after_both_fins() {
     let mut pair = pair();
@@ -653,7 +653,7 @@ fn reset_stream_sends_nothing() {
     assert!(next_transmit(&mut pair, 0).is_none());
 }
 
-/// What is known of an FPDU that was taken does not hold of the next one.
+/// The length known of an FPDU that was taken does not apply to the next one.
 #[test]
 fn needed_bytes_unknown_after_waiting_send() {
     let mut pair = pair();

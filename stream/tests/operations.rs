@@ -10,12 +10,12 @@ use uiw_stream::{
     CapabilityExchange, FpduSize, MAX_BUFFER, Op, PeerKind, RdmapConfig, Received, ReceivedKind, StableTx,
 };
 
-/// Where things are in the memory of each end.
+/// Offset of the bytes written by the peer, in the memory of each end.
 const WRITTEN: u64 = 0;
 const SOURCE: u64 = 128 << 10;
 const ATOMIC: u64 = 250 << 10;
 
-/// What has come of everything that one end posted.
+/// Results of everything that one end posted.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     memory: Vec<u8>,
@@ -60,7 +60,7 @@ fn post_everything(pair: &mut Pair, n: usize, large: usize) {
     end.stream.doorbell();
 }
 
-/// What `post_everything` must come to at end `n`'s peer and in `n`'s answers.
+/// Returns the results of `post_everything` that are due at end `n`'s peer and in `n`'s answers.
 fn expected(n: usize, large: usize) -> Outcome {
     let seed = 1 + n as u8;
     let (big, source) = (pattern(large, seed), pattern(large, seed + 64));
@@ -199,7 +199,7 @@ fn large_messages_gathered_or_copied() {
     }
 }
 
-/// Where the payload may change before TCP has taken it, or the FPDU has Markers, it is copied.
+/// The payload is copied if it may change before TCP has taken it, or if the FPDU has Markers.
 #[test]
 fn stable_payloads_gathered() {
     const MARKERS: u32 = 2;
@@ -317,7 +317,7 @@ proptest! {
     }
 }
 
-/// With the extensions of RFC 7306 alone, as some NICs have them; without any, the requests fail and say what is missing.
+/// Extensions of RFC 7306 are used alone, as some NICs have them. Without any, the requests fail and name the missing extension.
 #[test]
 fn extensions_used_if_peer_has_them() {
     let assume = || config_with(|config| config.capabilities = CapabilityExchange::Assume);
@@ -379,7 +379,7 @@ fn read_sink_names_no_memory() {
     assert_ne!(STag(sink), MEMORY);
 }
 
-/// On a path whose round trip takes longer than a second, the answer to the capability request is awaited.
+/// The answer to the capability request is awaited on a path whose round trip takes longer than a second.
 #[test]
 fn capability_answer_awaited_for_round_trips() {
     for millis in [1, 600, 1500, 3000] {

@@ -163,7 +163,7 @@ fn step(pair: &mut Pair, random: &mut Random, rude: bool) {
     }
 }
 
-/// Both streams come to their end within the times that they were set.
+/// Runs both streams to their end within the configured times.
 fn finish(pair: &mut Pair, seed: u64) {
     for _ in 0..40 {
         pair.run();

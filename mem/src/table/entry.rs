@@ -24,7 +24,7 @@ pub struct Entry {
 /// A memory window.
 pub type Window = Entry;
 
-/// What an [`Entry`] is.
+/// Kind of an [`Entry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// A memory window.
@@ -37,7 +37,7 @@ pub enum EntryKind {
 }
 
 impl Entry {
-    /// Its present value. Whether it is valid is another question.
+    /// Returns the current STag, which is not necessarily valid.
     pub fn stag(&self) -> STag {
         STag::from_parts(self.index, self.key.load(Relaxed))
     }
@@ -47,7 +47,7 @@ impl Entry {
         self.pd
     }
 
-    /// What it is.
+    /// Returns the kind of the entry.
     pub fn kind(&self) -> EntryKind {
         self.kind
     }
@@ -56,7 +56,7 @@ impl Entry {
         matches!(self.kind, EntryKind::Fast { .. })
     }
 
-    /// For error messages.
+    /// Returns a name of the kind for error messages.
     pub(super) fn what(&self) -> &'static str {
         match self.kind {
             EntryKind::Window(WindowType::One) => "type 1 memory window",

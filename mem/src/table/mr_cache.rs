@@ -9,7 +9,7 @@ use super::{Slot, Table};
 use crate::copy;
 use crate::{Gone, LocalError, PdId, Pinned, Region, RemoteError, Right, StreamId};
 
-/// What one stream's last look-ups found. An STag names a region only as long as that lives, so a live region with the right
+/// Results of one stream's last look-ups. An STag names a region only as long as that lives, so a live region with the right
 /// STag is what the table would give. It keeps no bytes of a region that has ended.
 ///
 /// A batch of segments is spared a pin each: [`Table::hold_remote`] and [`Table::hold_local`] pin the region once and keep it so
@@ -86,7 +86,7 @@ impl Kept {
 /// A region that a [`MrCache`] keeps pinned, and that our elements may name: [`Table::hold_local_region`].
 pub struct HeldRegion<'a> {
     region: &'a Arc<Region>,
-    /// Its bytes are shared, and stay there.
+    /// True if the bytes are shared and stay mapped.
     is_plain: bool,
 }
 

@@ -25,7 +25,7 @@ use uiw_rdmap::{Opcode, QN_SEND, StreamRx};
 /// Longest message on the stream's own queues: a Terminate or an Atomic Request of 52 bytes, with room to see a longer one.
 const CONTROL_LEN: usize = 52;
 
-/// What a stream remembers between FPDUs it receives.
+/// State of the receiving side between FPDUs.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     fpdu: FpduRx,
@@ -41,7 +41,7 @@ pub(crate) struct Receiver {
     /// Bytes of the present Write so far, and of the last one that was whole.
     write_len: u32,
     last_write_len: u32,
-    /// Nothing but RTR messages came so far: a capability request may still come.
+    /// True while only RTR messages have arrived: a capability request may still come.
     only_rtr: bool,
     /// Unreliable messages that are being discarded.
     discards: Discards,
@@ -52,7 +52,7 @@ pub(crate) struct Receiver {
     needed: usize,
 }
 
-/// What became of a segment.
+/// Result of placing a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placed {
     Yes,
@@ -226,7 +226,7 @@ impl Receiver {
         shared.first_fpdu_came();
     }
 
-    /// What an FPDU without capability request or answer shows of the peer: anything but RTR messages makes it a foreign one.
+    /// Classifies the peer by an FPDU that is neither capability request nor answer: anything but RTR messages makes it a foreign one.
     fn judge_peer(&mut self, classifies: bool, shared: &mut Shared) {
         let foreign = if shared.initiator { classifies } else { !self.only_rtr };
         if foreign {
@@ -464,7 +464,7 @@ impl<'a> Segment<'a> {
 
 #[cfg(test)]
 impl Receiver {
-    /// As after so many messages on each queue but the Terminate's.
+    /// Advances the message sequence numbers of all queues except the Terminate's, for tests.
     pub(crate) fn set_msn(&mut self, msn: u32) {
         for qn in [0, 1, 3] {
             self.queues[qn] = UntaggedRx::new(msn);

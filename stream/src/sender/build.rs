@@ -24,10 +24,10 @@ pub const MAX_BUFFER: usize = STAGING + (66 << 10);
 const SMALL_STAGING: usize = 64 << 10;
 /// Small requests built between two calls of [`StreamHost::release`]: a poster waits no longer than that for the host's queue.
 const BURST: usize = 32;
-/// From this payload on an FPDU is gathered; below, three pieces cost more than the copy.
+/// Payload from which an FPDU is gathered; below, three pieces cost more than the copy.
 const GATHER_MIN: u32 = 8 << 10;
 
-/// What asking the host for small requests came to.
+/// Result of asking the host for small requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Burst {
     /// Some were built; there may be more.
@@ -194,7 +194,7 @@ impl<M> Sender<M> {
         u32::try_from(self.mulpdu - message.header.len()).unwrap_or(u32::MAX)
     }
 
-    /// As many FPDUs as the batch has room for and one piece of memory has bytes: the memory is looked up, checked and pinned once
+    /// Builds as many FPDUs as fit into the batch and as one piece of memory has bytes for: the memory is looked up, checked and pinned once
     /// for all of them. False when the next FPDU must be built alone: it needs no memory, or more than one piece.
     fn build_run<H: StreamHost<Memory = M>>(
         &mut self,

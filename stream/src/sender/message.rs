@@ -17,10 +17,10 @@ pub(super) struct Message {
     pub(super) end: End,
 }
 
-/// What follows the last segment of a message.
+/// Consequence of sending the last segment of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Nothing: it is no request's.
+    /// No request completes.
     Nothing,
     /// This request is built. It completes with its answer.
     Answered(u32),
@@ -142,7 +142,7 @@ impl MessageHeader {
         }
     }
 
-    /// What a message counts as whose payload is the host's.
+    /// Returns the class in which the host's payload is counted.
     #[inline(always)]
     pub(super) fn traffic(&self) -> Traffic {
         match self {

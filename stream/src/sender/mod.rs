@@ -48,7 +48,7 @@ pub(crate) struct Sender<M> {
     watermarks: VecDeque<(u64, u32)>,
     /// The RTR message, where it is a Read or a Send: to be sent first of all.
     rtr: Option<Rtr>,
-    /// Whose turn it is when both requests and answers are due.
+    /// Whether the next message is a request or a response when both are pending.
     answers_turn: bool,
     /// The host had no more requests when it was asked last; a doorbell announces new ones.
     drained: bool,
@@ -366,13 +366,13 @@ impl<'a, M> Batch<'a, M> {
         self.queue.iter()
     }
 
-    /// How many pieces there are.
+    /// Returns the number of pieces.
     #[must_use]
     pub fn count(&self) -> usize {
         self.queue.pieces()
     }
 
-    /// All bytes, if they are one piece of the stream's own.
+    /// Returns all bytes if they are one piece of the stream's own.
     #[must_use]
     #[inline]
     pub fn single(&self) -> Option<&'a [u8]> {
@@ -401,7 +401,7 @@ impl<M: AsRef<[u8]>> Batch<'_, M> {
 
 #[cfg(test)]
 impl<M> Sender<M> {
-    /// As after so many messages on each queue.
+    /// Advances the message sequence numbers of all queues, for tests.
     pub(crate) fn set_msn(&mut self, msn: u32) {
         self.msn = [msn; 4];
     }

@@ -35,9 +35,9 @@ pub enum Piece<'a, M> {
     Bytes(&'a [u8]),
     /// A range of memory of the host. Consecutive pieces may name the same memory: then the reference is the same, too.
     Memory {
-        /// Which memory.
+        /// Memory that holds the bytes.
         memory: &'a M,
-        /// Which of its bytes.
+        /// Range of the bytes in `memory`.
         range: Range<usize>,
     },
 }
@@ -150,7 +150,7 @@ impl<M> TransmitQueue<M> {
         })
     }
 
-    /// Where in `memory` the memory of this number is.
+    /// Returns the position in `memory` of the memory with this number.
     fn place(&self, id: MemoryId) -> usize {
         (id.0 - self.first_memory) as usize
     }
@@ -236,7 +236,7 @@ impl<M> TransmitQueue<M> {
 mod tests {
     use super::*;
 
-    /// What TCP would take: up to `room` bytes of the pieces.
+    /// Returns the bytes that TCP would take: up to `room` bytes of the pieces.
     fn take(queue: &TransmitQueue<u8>, room: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         for piece in queue.iter() {

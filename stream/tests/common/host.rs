@@ -26,7 +26,7 @@ pub(crate) struct Posted {
 /// Memory, queues and completions of one end.
 #[derive(Debug)]
 pub(crate) struct TestHost {
-    /// What the peer reaches; the guard follows.
+    /// Memory that the peer reaches; the guard follows.
     pub(crate) memory: Vec<u8>,
     /// Bytes behind all memory, which no operation may send or change.
     guard: &'static [u8],
@@ -36,7 +36,7 @@ pub(crate) struct TestHost {
     pub(crate) built: usize,
     /// Completed requests, in the order of their completions.
     pub(crate) completed: Vec<u32>,
-    /// Those of them that were refused, and what the peer lacks.
+    /// Refused requests, and the feature that the peer lacks.
     pub(crate) refused: Vec<(u32, &'static str)>,
     /// Lengths of posted receives.
     pub(crate) receives: VecDeque<u32>,
@@ -104,7 +104,7 @@ impl TestHost {
         Self::with_memory(1 << 18, &[])
     }
 
-    /// With `len` bytes that the peer may use, and `guard` behind all memory.
+    /// Creates a host with `len` bytes that the peer may use, and `guard` behind all memory.
     pub(crate) fn with_memory(len: usize, guard: &'static [u8]) -> Self {
         Self {
             memory: guarded(&vec![0; len], guard),

@@ -21,7 +21,7 @@ use uiw_stream::{
 
 const SINK: STag = STag(0x51_4B00);
 
-/// What a responder does about a Request.
+/// Decision of a responder about a Request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
     Accept,
@@ -44,7 +44,7 @@ pub(crate) struct End {
     eof: bool,
     /// Every byte that this end has sent.
     pub(crate) sent: Vec<u8>,
-    /// How many of them were due from the host's memory.
+    /// Number of sent bytes that came from the host's memory.
     pub(crate) from_memory: usize,
     pub(crate) fin_sent: bool,
     pub(crate) established: Option<Established>,
@@ -93,7 +93,7 @@ impl End {
         &self.ended.as_ref().expect("ended").error
     }
 
-    /// What the Terminate that this end has received says.
+    /// Returns the reason in the Terminate that this end has received.
     pub(crate) fn terminated_by_peer(&self) -> TerminateReason {
         match self.error() {
             ConnError::Terminated(terminate, _) => terminate.reason(),
@@ -101,7 +101,7 @@ impl End {
         }
     }
 
-    /// What the Terminate that this end has sent says.
+    /// Returns the reason in the Terminate that this end has sent.
     pub(crate) fn terminated(&self) -> TerminateReason {
         let ended = self.ended.as_ref().expect("ended");
         ended.terminate.as_ref().unwrap_or_else(|| panic!("no Terminate: {:?}", ended.error)).reason()
@@ -198,7 +198,7 @@ impl End {
     }
 }
 
-/// How the wire cuts: the sizes of the next pieces that a sender is rid of, and that a receiver gets.
+/// Source of the sizes of the next pieces that a sender passes on and that a receiver gets.
 pub(crate) type Cuts = Box<dyn FnMut() -> usize>;
 
 /// Two streams back to back; the first is the initiator.
@@ -210,7 +210,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Both ends with these settings, before the first byte.
+    /// Creates both ends with these settings, before the first byte.
     pub(crate) fn new(initiator: RdmapConfig, responder: RdmapConfig) -> Self {
         let now = Time::from_nanos(1_000_000_000);
         let connect =
@@ -226,7 +226,7 @@ impl Pair {
         Self { ends, now, send_cuts: Box::new(|| usize::MAX), receive_cuts: Box::new(|| usize::MAX) }
     }
 
-    /// Both ends established, with the capability exchange decided.
+    /// Creates both ends and establishes the streams, with the capability exchange decided.
     pub(crate) fn open(initiator: RdmapConfig, responder: RdmapConfig) -> Self {
         let mut pair = Self::new(initiator, responder);
         pair.run();
@@ -335,7 +335,7 @@ impl Pair {
         self.run();
     }
 
-    /// Both streams are over, and every request was completed at most once.
+    /// Asserts that both streams are over and that every request was completed at most once.
     pub(crate) fn assert_over(&mut self) {
         self.run();
         for end in &self.ends {
