@@ -22,7 +22,7 @@ async fn serve(listener: Listener) {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open()?;
-    let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
+    let _driver = uiw::with_tokio::drive(&device)?;
     let pd = device.alloc_pd()?;
     let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
@@ -35,6 +35,5 @@ async fn main() -> Result<(), Box<dyn Error>> {
         println!("{} came back", String::from_utf8_lossy(&back));
     }
     connection.disconnect().await?;
-    driver.abort();
     Ok(())
 }

@@ -10,15 +10,15 @@ use std::thread;
 use uiw::blocking::{Connection, Listener};
 use uiw::{Access, ConnectionConfig, Device, IoBufMut, Mr, RemoteMr};
 
-const BLOCK: u64 = 256 << 10;
-const BLOCKS: u64 = 8;
+const BLOCK: usize = 256 << 10;
+const BLOCKS: usize = 8;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
 /// Receives one file. Returns its length.
 fn receive(listener: &Listener, to: &Path) -> Result<u64, AnyError> {
     let connection = listener.accept()?;
-    let memory = connection.as_async().pd().share((BLOCK * BLOCKS) as usize, Access::empty())?;
+    let memory = connection.pd().share(BLOCK * BLOCKS, Access::empty())?;
     // The memory is open to this peer only.
     let window = connection.bind_window(&memory, 0..BLOCK * BLOCKS, Access::REMOTE_WRITE)?;
     connection.send_copy(&window.remote().to_bytes())?;
@@ -26,10 +26,10 @@ fn receive(listener: &Listener, to: &Path) -> Result<u64, AnyError> {
     let mut received = 0;
     while let Some(written) = connection.recv()? {
         // The immediate names the block, and comes behind its bytes.
-        let block = u64::from(written.imm().ok_or("a message without an immediate")?);
-        let len = u64::from(written.write_len().unwrap_or(0));
+        let block = written.imm().ok_or("a message without an immediate")? as usize;
+        let len = written.write_len().unwrap_or(0) as usize;
         file.write_all(&memory.to_vec(block * BLOCK..block * BLOCK + len)?)?;
-        received += len;
+        received += len as u64;
         connection.send_copy(&[block as u8])?;
     }
     file.sync_all()?;
@@ -51,29 +51,29 @@ fn fill<B: IoBufMut>(buffer: &mut Mr<B>, file: &mut File) -> Result<usize, AnyEr
 fn send(to: SocketAddr, from: &Path) -> Result<u64, AnyError> {
     let pd = Device::open()?.alloc_pd()?;
     let connection = Connection::connect(&pd, to, &ConnectionConfig::default())?;
-    let memory = RemoteMr::from_bytes(&connection.recv()?.ok_or("closed")?).ok_or("not an address")?;
+    let memory = RemoteMr::from_bytes(&connection.recv()?.ok_or("closed")?)?;
     let mut file = File::open(from)?;
-    let mut free: Vec<u64> = (0..BLOCKS).collect();
+    let mut free: Vec<usize> = (0..BLOCKS).collect();
     let mut sent = 0;
     loop {
         let Some(block) = free.pop() else {
             let returned = connection.recv()?.ok_or("the receiver has closed")?;
-            free.extend(returned.first().map(|block| u64::from(*block)));
+            free.extend(returned.first().map(|block| usize::from(*block)));
             continue;
         };
-        let mut buffer = pd.register(vec![0; BLOCK as usize])?;
+        let mut buffer = pd.register(vec![0; BLOCK])?;
         let len = fill(&mut buffer, &mut file)?;
         if len == 0 {
             // Every block that is under way is returned before the connection is closed: then the receiver has it.
-            for _ in free.len() as u64 + 1..BLOCKS {
+            for _ in free.len() + 1..BLOCKS {
                 connection.recv()?.ok_or("the receiver has closed")?;
             }
             connection.disconnect()?;
             return Ok(sent);
         }
-        let place = memory.slice(block * BLOCK..block * BLOCK + len as u64)?;
+        let place = memory.slice(block * BLOCK..block * BLOCK + len)?;
         // Not waited for: the receiver returns the block.
-        drop(connection.as_async().write_imm(buffer.range(0..len)?, place, block as u32));
+        drop(connection.write_imm(buffer.range(0..len)?, place, block as u32));
         sent += len as u64;
     }
 }

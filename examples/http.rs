@@ -40,7 +40,7 @@ async fn accept(listener: Listener) {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), AnyError> {
     let device = Device::open()?;
-    let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
+    let _driver = uiw::with_tokio::drive(&device)?;
     let pd = device.alloc_pd()?;
     let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
@@ -65,6 +65,5 @@ async fn main() -> Result<(), AnyError> {
     // hyper ends the stream in the client's direction, and the server answers with the end of its own.
     drop(requests);
     stream.await??;
-    driver.abort();
     Ok(())
 }

@@ -5,22 +5,22 @@ use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::thread;
 use uiw::blocking::{Connection, Listener};
-use uiw::{Access, ConnectionConfig, Device, RemoteMr, SharedMr, WcError};
+use uiw::{Access, ConnectionConfig, Device, RemoteMr, SharedMr};
 
 /// Entries; those of keys with the same hash are the same entry.
-const ENTRIES: u64 = 1024;
+const ENTRIES: usize = 1024;
 /// Bytes of a key and of a value, filled up with zeros.
 const KEY: usize = 24;
 const VALUE: usize = 24;
 /// Version, key, value, version.
-const ENTRY: u64 = (8 + KEY + VALUE + 8) as u64;
+const ENTRY: usize = 8 + KEY + VALUE + 8;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
-fn place(key: &[u8; KEY]) -> u64 {
+fn place(key: &[u8; KEY]) -> usize {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
-    hasher.finish() % ENTRIES * ENTRY
+    (hasher.finish() % ENTRIES as u64) as usize * ENTRY
 }
 
 fn filled<const LEN: usize>(text: &str) -> Result<[u8; LEN], AnyError> {
@@ -30,7 +30,7 @@ fn filled<const LEN: usize>(text: &str) -> Result<[u8; LEN], AnyError> {
 }
 
 /// The server's end of a connection.
-fn serve(connection: &Connection, table: &SharedMr) -> Result<(), WcError> {
+fn serve(connection: &Connection, table: &SharedMr) -> uiw::Result<()> {
     connection.send_copy(&table.remote(0..table.len())?.to_bytes())?;
     while let Some(put) = connection.recv()? {
         let Some((key, _)) = put.split_first_chunk::<KEY>().filter(|(_, value)| value.len() == VALUE) else {
@@ -57,7 +57,7 @@ impl Client {
         let pd = Device::open()?.alloc_pd()?;
         let connection = Connection::connect(&pd, to, &ConnectionConfig::default())?;
         let table = connection.recv()?.ok_or("closed")?;
-        let table = RemoteMr::from_bytes(&table).ok_or("not an address")?;
+        let table = RemoteMr::from_bytes(&table)?;
         Ok(Self { connection, table })
     }
 
@@ -71,9 +71,9 @@ impl Client {
     fn get(&self, key: &str) -> Result<Option<String>, AnyError> {
         let key = filled(key)?;
         let at = place(&key);
-        let mut entry = self.connection.as_async().pd().register(vec![0; ENTRY as usize])?;
+        let mut entry = self.connection.pd().register(vec![0; ENTRY])?;
         loop {
-            (_, entry) = self.connection.read(entry, self.table.slice(at..at + ENTRY)?).wait()?;
+            entry = self.connection.read(entry, self.table.slice(at..at + ENTRY)?).wait()?;
             let (version, rest) = entry.bytes().split_first_chunk::<8>().ok_or("short")?;
             let (entry, behind) = rest.split_last_chunk::<8>().ok_or("short")?;
             if u64::from_ne_bytes(*version) % 2 == 1 || version != behind {
@@ -87,10 +87,10 @@ impl Client {
 
 fn main() -> Result<(), AnyError> {
     let pd = Device::open()?.alloc_pd()?;
-    let table = pd.share((ENTRIES * ENTRY) as usize, Access::REMOTE_READ)?;
+    let table = pd.share(ENTRIES * ENTRY, Access::REMOTE_READ)?;
     let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
-    let server = thread::spawn(move || -> Result<(), WcError> {
+    let server = thread::spawn(move || -> uiw::Result<()> {
         for _ in 0..2 {
             serve(&listener.accept()?, &table)?;
         }

@@ -100,7 +100,7 @@ async fn upper_case(request: Vec<u8>) -> Result<Vec<u8>, Infallible> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), AnyError> {
     let device = Device::open()?;
-    let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
+    let _driver = uiw::with_tokio::drive(&device)?;
     let pd = device.alloc_pd()?;
     let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
@@ -119,6 +119,5 @@ async fn main() -> Result<(), AnyError> {
         println!("{word} became {}", String::from_utf8_lossy(&answer));
     }
     connection.disconnect().await?;
-    driver.abort();
     Ok(())
 }

@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
 
-    let server = thread::spawn(move || -> Result<(), uiw::WcError> {
+    let server = thread::spawn(move || -> uiw::Result<()> {
         let connection = listener.accept()?;
         // Until the client closes the connection.
         while let Some(message) = connection.recv()? {

@@ -3,18 +3,18 @@
 use std::error::Error;
 use std::thread;
 use uiw::blocking::{Connection, Listener};
-use uiw::{Access, ConnectionConfig, Device, RemoteMr, WcError};
+use uiw::{Access, ConnectionConfig, Device, RemoteMr};
 
-const LEN: u64 = 1 << 20;
+const LEN: usize = 1 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let pd = Device::open()?.alloc_pd()?;
     let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
     let address = listener.local_addr();
 
-    let server = thread::spawn(move || -> Result<bool, WcError> {
+    let server = thread::spawn(move || -> uiw::Result<bool> {
         let connection = listener.accept()?;
-        let memory = pd.share(LEN as usize, Access::empty())?;
+        let memory = pd.share(LEN, Access::empty())?;
         // A bound window belongs to one connection: its key is of no use to another peer, and becomes invalid when the window is dropped.
         let window = connection.bind_window(&memory, 0..LEN, Access::REMOTE_WRITE)?;
         connection.send_copy(&window.remote().to_bytes())?;
@@ -24,9 +24,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let pd = Device::open()?.alloc_pd()?;
     let connection = Connection::connect(&pd, address, &ConnectionConfig::default())?;
-    let target = RemoteMr::from_bytes(&connection.recv()?.ok_or("closed")?).ok_or("not an address")?;
-    let source = pd.register(vec![0xA5; LEN as usize])?;
-    let (_, _source) = connection.write(source, target).wait()?;
+    let target = RemoteMr::from_bytes(&connection.recv()?.ok_or("closed")?)?;
+    let source = pd.register(vec![0xA5; LEN])?;
+    let _source = connection.write(source, target).wait()?;
     // A Write does not notify the peer's application; what is sent behind it arrives behind it.
     connection.send_copy(b"written")?;
     println!("written {LEN} bytes; the server saw them: {}", server.join().map_err(|_| "panic")??);

@@ -294,7 +294,7 @@ impl<'a> Line<'a> {
         let Self { case, file, ends, client, server, blocks, memory, cell } = self;
         let Case { operation, name, .. } = *case;
         let failed = |error| Failure::local(name, error);
-        let all = 0..file.len() as u64;
+        let all = 0..file.len();
         // Nothing of the last pass is left.
         if *operation == Operation::Read {
             memory.write(0, file).map_err(failed)?;
@@ -349,8 +349,8 @@ async fn post(
     let (last, mut offset) = (blocks.len() - 1, 0);
     let mut posted = Vec::with_capacity(blocks.len());
     for (index, block) in blocks.drain(..).enumerate() {
-        let place = target.slice(offset..offset + block.len() as u64)?;
-        offset += block.len() as u64;
+        let place = target.slice(offset..offset + block.len())?;
+        offset += block.len();
         match operation {
             Operation::FetchAdd if client.fetch_add(cell, 1).await? != index as u64 => {
                 return Err(format!("FetchAdd did not find {index}").into());
@@ -372,7 +372,7 @@ async fn post(
         }
     }
     for operation in posted {
-        blocks.push(operation.await?.1);
+        blocks.push(operation.await?);
     }
     client.send_copy(b"").await?;
     client.recv().await?;

@@ -245,7 +245,7 @@ impl Connection {
         timeout: Option<f64>,
     ) -> PyResult<()> {
         let bytes = buffer::writable(target)?;
-        let part = remote.0.slice(0..bytes as u64).map_err(raise)?;
+        let part = remote.0.slice(0..bytes).map_err(raise)?;
         buffer::fill(target, &self.fetch(py, part, timeout)?)
     }
 
@@ -291,7 +291,7 @@ impl Connection {
 impl Connection {
     fn fetch(&self, py: Python<'_>, remote: uiw::RemoteMr, timeout: Option<f64>) -> PyResult<Vec<u8>> {
         let memory = self.domain.pd.register(buffer::for_read(remote.len)?).map_err(raise)?;
-        let (_, memory) = self.wait(py, timeout, self.inner.read(memory, remote))?.map_err(raise)?;
+        let memory = self.wait(py, timeout, self.inner.read(memory, remote))?.map_err(raise)?;
         Ok(memory.into_inner())
     }
 }

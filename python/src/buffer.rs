@@ -21,19 +21,18 @@ pub(crate) fn copy(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
 }
 
 /// The most bytes of a Read: its length has 32 bits (RFC 5040 section 4.4).
-const LONGEST_READ: u64 = u32::MAX as u64;
+const LONGEST_READ: usize = u32::MAX as usize;
 
 /// Memory for `length` bytes of a peer's memory. The length may be a peer's word.
 ///
 /// # Errors
 /// `ValueError` for more than a Read has, `MemoryError` where the system has less.
-pub(crate) fn for_read(length: u64) -> PyResult<Vec<u8>> {
+pub(crate) fn for_read(length: usize) -> PyResult<Vec<u8>> {
     if length > LONGEST_READ {
         let why = format!("a read of {length} bytes; at most {LONGEST_READ}: read a slice of it");
         return Err(pyo3::exceptions::PyValueError::new_err(why));
     }
     let no_room = || pyo3::exceptions::PyMemoryError::new_err(format!("no memory for {length} bytes"));
-    let length = usize::try_from(length).map_err(|_| no_room())?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length).map_err(|_| no_room())?;
     bytes.resize(length, 0);

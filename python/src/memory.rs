@@ -24,37 +24,42 @@ impl Memory {
 #[pymethods]
 impl Memory {
     fn __len__(&self) -> usize {
-        usize::try_from(self.0.len()).unwrap_or(usize::MAX)
+        self.0.len()
     }
 
     /// A copy of `length` bytes from `offset` on; of all that follow, without a length.
     #[pyo3(signature = (offset=0, length=None))]
-    fn read<'py>(&self, py: Python<'py>, offset: u64, length: Option<u64>) -> PyResult<Bound<'py, PyBytes>> {
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        offset: usize,
+        length: Option<usize>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = self.0.to_vec(self.range(offset, length)?).map_err(raise)?;
         Ok(PyBytes::new(py, &bytes))
     }
 
     /// Copies `data` to `offset`.
     #[pyo3(signature = (data, offset=0))]
-    fn write(&self, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<()> {
+    fn write(&self, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
         self.0.write(offset, &buffer::copy(data)?).map_err(raise)
     }
 
     /// The number in the eight bytes at `offset`, which peers change by atomics.
     #[pyo3(signature = (offset=0))]
-    fn load(&self, offset: u64) -> PyResult<u64> {
+    fn load(&self, offset: usize) -> PyResult<u64> {
         self.0.load_u64(offset).map_err(raise)
     }
 
     /// Adds to that number, atomically; returns what it was.
     #[pyo3(signature = (add, offset=0))]
-    fn fetch_add(&self, add: u64, offset: u64) -> PyResult<u64> {
+    fn fetch_add(&self, add: u64, offset: usize) -> PyResult<u64> {
         self.0.update_u64(offset, |old| old.wrapping_add(add)).map_err(raise)
     }
 
     /// What a peer needs to reach `length` bytes from `offset` on.
     #[pyo3(signature = (offset=0, length=None))]
-    fn remote(&self, offset: u64, length: Option<u64>) -> PyResult<Remote> {
+    fn remote(&self, offset: usize, length: Option<usize>) -> PyResult<Remote> {
         self.0.remote(self.range(offset, length)?).map(Remote).map_err(raise)
     }
 
@@ -64,7 +69,7 @@ impl Memory {
 }
 
 impl Memory {
-    fn range(&self, offset: u64, length: Option<u64>) -> PyResult<std::ops::Range<u64>> {
+    fn range(&self, offset: usize, length: Option<usize>) -> PyResult<std::ops::Range<usize>> {
         let end = match length {
             Some(length) => offset.checked_add(length),
             None => Some(self.0.len().max(offset)),
@@ -83,15 +88,7 @@ impl Remote {
     /// From the bytes that `bytes(remote)` gives.
     #[new]
     fn new(data: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let bytes = buffer::copy(data)?;
-        let why = || {
-            PyValueError::new_err(format!(
-                "{} bytes where the name of memory has {}",
-                bytes.len(),
-                RemoteMr::LEN
-            ))
-        };
-        RemoteMr::from_bytes(&bytes).map(Self).ok_or_else(why)
+        RemoteMr::from_bytes(&buffer::copy(data)?).map(Self).map_err(raise)
     }
 
     fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
@@ -99,12 +96,12 @@ impl Remote {
     }
 
     fn __len__(&self) -> usize {
-        usize::try_from(self.0.len).unwrap_or(usize::MAX)
+        self.0.len
     }
 
     /// A part of it.
     #[pyo3(signature = (offset=0, length=None))]
-    fn slice(&self, offset: u64, length: Option<u64>) -> PyResult<Self> {
+    fn slice(&self, offset: usize, length: Option<usize>) -> PyResult<Self> {
         let end = length.map_or(Some(self.0.len), |length| offset.checked_add(length));
         let end = end.ok_or_else(|| PyValueError::new_err("offset and length exceed 64 bits"))?;
         self.0.slice(offset..end).map(Self).map_err(raise)

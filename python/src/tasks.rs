@@ -274,24 +274,18 @@ impl AsyncConnection {
     fn read(&self, remote: &Remote) -> PyResult<u64> {
         let memory = self.connection.pd().register(buffer::for_read(remote.0.len)?).map_err(raise)?;
         let read = self.connection.read(memory, remote.0);
-        Ok(self.tasks.start(async move {
-            let (_, memory) = read.await.map_err(raise)?;
-            Ok(Value::Bytes(memory.into_inner()))
-        }))
+        let bytes = async move { Ok(Value::Bytes(read.await.map_err(raise)?.into_inner())) };
+        Ok(self.tasks.start(bytes))
     }
 
     fn fetch_add(&self, remote: &Remote, add: u64) -> u64 {
-        let remote = remote.0;
-        self.start(move |connection| async move {
-            connection.fetch_add(remote, add).await.map(Value::Number).map_err(raise)
-        })
+        let added = self.connection.fetch_add(remote.0, add);
+        self.tasks.start(async move { added.await.map(Value::Number).map_err(raise) })
     }
 
     fn compare_swap(&self, remote: &Remote, compare: u64, swap: u64) -> u64 {
-        let remote = remote.0;
-        self.start(move |connection| async move {
-            connection.compare_swap(remote, compare, swap).await.map(Value::Number).map_err(raise)
-        })
+        let swapped = self.connection.compare_swap(remote.0, compare, swap);
+        self.tasks.start(async move { swapped.await.map(Value::Number).map_err(raise) })
     }
 
     fn close(&self) -> u64 {

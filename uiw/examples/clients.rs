@@ -74,7 +74,7 @@ where
 fn uiw(clients: usize) -> Result<f64> {
     async fn serve(address: mpsc::Sender<SocketAddr>, clients: usize) -> Result<()> {
         let device = Device::open()?;
-        let driver = tokio::spawn(with_tokio::drive(device.clone()));
+        let driver = with_tokio::drive(&device)?;
         let listener = Listener::bind(&device.alloc_pd()?, loopback()?, &ConnectionConfig::default())?;
         address.send(listener.local_addr())?;
         let mut tasks = JoinSet::new();
@@ -90,12 +90,12 @@ fn uiw(clients: usize) -> Result<f64> {
         while let Some(one) = tasks.join_next().await {
             one??;
         }
-        driver.abort();
+        drop(driver);
         Ok(())
     }
     beside(serve, clients, async |address| {
         let device = Device::open()?;
-        let driver = tokio::spawn(with_tokio::drive(device.clone()));
+        let driver = with_tokio::drive(&device)?;
         let (pd, settings) = (device.alloc_pd()?, ConnectionConfig::default());
         let mut connections = Vec::new();
         for _ in 0..clients {
@@ -118,7 +118,7 @@ fn uiw(clients: usize) -> Result<f64> {
             });
         }
         let rate = sum(tasks).await;
-        driver.abort();
+        drop(driver);
         rate
     })
 }

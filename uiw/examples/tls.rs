@@ -55,7 +55,7 @@ fn writes(client: &TlsConfig, server: &TlsConfig, slice: Duration) -> Result<f64
     let listener = Listener::bind(&pd, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0), &settings)?;
     let to = listener.local_addr();
     let target = pd.share(SIZE, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
-    let remote = target.remote(0..SIZE as u64)?;
+    let remote = target.remote(0..SIZE)?;
     let accepted = std::thread::spawn(move || -> Result<()> {
         let connection = listener.accept()?;
         // Sleeps in the device and drives it until the peer closes.
@@ -75,7 +75,7 @@ fn writes(client: &TlsConfig, server: &TlsConfig, slice: Duration) -> Result<f64
             under_way.push_back(connection.write(source, remote));
         }
         if let Some(write) = under_way.pop_front() {
-            let (_, source) = write.wait()?;
+            let source = write.wait()?;
             free.push(source);
             count += 1;
         }

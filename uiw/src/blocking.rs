@@ -2,15 +2,17 @@
 //! meanwhile.
 
 use crate::{
-    Access, BoundWindow, CloseReason, ConnInfo, ConnectionConfig, Device, IoBuf, IoBufMut, Message, Mr, Op,
-    Pd, RemoteMr, Result, SharedMr, Wc, WcError,
+    AcceptFailure, Access, BoundWindow, BufferOp, CloseReason, ConnInfo, ConnectionConfig, Device, ErrorKind,
+    IoBuf, IoBufMut, Message, Mr, Pd, RemoteMr, Result, STag, SharedMr,
 };
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
+use uiw_llp::PeerIdentity;
 
-/// A connection whose calls wait. [`Op`]s of it can be collected and waited for later with [`Op::wait`].
+/// A connection whose calls wait. Operations with a buffer return an [`Op`](crate::Op), so that several can be under way before
+/// [`Op::wait`](crate::Op::wait) is called.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -30,10 +32,14 @@ pub struct Connection {
 }
 
 impl Connection {
+    fn new(device: &Device, inner: crate::Connection) -> Self {
+        Self { device: device.clone(), inner }
+    }
+
     /// Connects to `peer`.
     ///
     /// # Errors
-    /// As [`crate::Connection::connect`].
+    /// The errors are those of [`crate::Connection::connect`].
     pub fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let device = pd.device();
         let inner = device.block_on(crate::Connection::connect(pd, peer, settings))?;
@@ -41,98 +47,153 @@ impl Connection {
     }
 
     /// Sends the buffer as one message.
-    pub fn send<B: IoBuf>(&self, buffer: Mr<B>) -> Op<B> {
+    pub fn send<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
         self.inner.send(buffer)
     }
 
+    /// Sends the buffer as one message that raises a solicited event at a peer that asked for those.
+    pub fn send_solicited<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
+        self.inner.send_solicited(buffer)
+    }
+
+    /// Sends the buffer and invalidates `stag` of the peer's before its receive completes.
+    pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
+        self.inner.send_invalidate(buffer, stag)
+    }
+
+    /// Like [`Connection::send_invalidate`], but raises a solicited event, too.
+    pub fn send_solicited_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
+        self.inner.send_solicited_invalidate(buffer, stag)
+    }
+
+    /// Sends the buffer with an immediate: between uiw peers only.
+    pub fn send_imm<B: IoBuf>(&self, buffer: Mr<B>, imm: u32) -> BufferOp<B> {
+        self.inner.send_imm(buffer, imm)
+    }
+
     /// Writes the buffer into the peer's memory.
-    pub fn write<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> Op<B> {
+    pub fn write<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> BufferOp<B> {
         self.inner.write(buffer, to)
     }
 
+    /// Writes the buffer into the peer's memory, then notifies the peer with an immediate (RFC 7306).
+    pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
+        self.inner.write_imm(buffer, to, imm)
+    }
+
+    /// Like [`Connection::write_imm`], but raises a solicited event, too.
+    pub fn write_imm_solicited<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
+        self.inner.write_imm_solicited(buffer, to, imm)
+    }
+
     /// Reads the peer's memory into the buffer.
-    pub fn read<B: IoBufMut>(&self, buffer: Mr<B>, from: RemoteMr) -> Op<B> {
+    pub fn read<B: IoBufMut>(&self, buffer: Mr<B>, from: RemoteMr) -> BufferOp<B> {
         self.inner.read(buffer, from)
     }
 
     /// Sends a copy of `message` and waits until TCP has it.
     ///
     /// # Errors
-    /// [`WcError`].
-    pub fn send_copy(&self, message: &[u8]) -> std::result::Result<Wc, WcError> {
-        self.device.block_on(self.inner.send_copy(message))
+    /// [`ErrorKind::Closed`], [`ErrorKind::Ended`], [`ErrorKind::Completed`].
+    pub fn send_copy(&self, message: &[u8]) -> Result<()> {
+        self.inner.send_copy(message).wait()
     }
 
     /// Adds to eight bytes of the peer's; returns what they were.
     ///
     /// # Errors
-    /// [`WcError`].
-    pub fn fetch_add(&self, at: RemoteMr, add: u64) -> std::result::Result<u64, WcError> {
-        self.device.block_on(self.inner.fetch_add(at, add))
+    /// The errors are those of [`Connection::send_copy`]; [`ErrorKind::OutOfRange`].
+    pub fn fetch_add(&self, at: RemoteMr, add: u64) -> Result<u64> {
+        self.inner.fetch_add(at, add).wait()
     }
 
     /// Replaces eight bytes of the peer's by `swap` if they are `compare`; returns what they were.
     ///
     /// # Errors
-    /// [`WcError`].
-    pub fn compare_swap(&self, at: RemoteMr, compare: u64, swap: u64) -> std::result::Result<u64, WcError> {
-        self.device.block_on(self.inner.compare_swap(at, compare, swap))
+    /// The errors are those of [`Connection::fetch_add`].
+    pub fn compare_swap(&self, at: RemoteMr, compare: u64, swap: u64) -> Result<u64> {
+        self.inner.compare_swap(at, compare, swap).wait()
     }
 
-    /// Waits for the next message, at most `timeout`; `None` when the connection was closed in order.
+    /// Waits for the next message; returns `None` when the connection was closed in order, by whichever side
+    /// ([`crate::Connection::recv`]).
     ///
     /// # Errors
-    /// [`WcError::TimedOut`] when no message came; as [`Connection::recv`].
-    pub fn recv_timeout(&self, timeout: Duration) -> std::result::Result<Option<Message>, WcError> {
-        let received = self.device.block_on_for(timeout, self.inner.recv());
-        received.unwrap_or(Err(WcError::TimedOut { after: timeout }))
-    }
-
-    /// Waits for the next message; `None` when the connection was closed in order, by whichever side.
-    ///
-    /// # Errors
-    /// [`WcError`] when the connection has ended otherwise.
-    pub fn recv(&self) -> std::result::Result<Option<Message>, WcError> {
+    /// The errors are those of [`crate::Connection::recv`].
+    pub fn recv(&self) -> Result<Option<Message>> {
         self.device.block_on(self.inner.recv())
+    }
+
+    /// Like [`Connection::recv`], but for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoMessage`] when no message came; otherwise the errors are those of [`Connection::recv`].
+    pub fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
+        let received = self.device.block_on_for(timeout, self.inner.recv());
+        received.unwrap_or(Err(ErrorKind::NoMessage { after: timeout }.into()))
     }
 
     /// Opens bytes `range` of `memory` with `access` to the peer of this connection only: see [`crate::Connection::bind_window`].
     ///
     /// # Errors
-    /// As [`crate::Connection::bind_window`].
-    pub fn bind_window(&self, memory: &SharedMr, range: Range<u64>, access: Access) -> Result<BoundWindow> {
-        self.device.block_on(self.inner.bind_window(memory, range, access))
+    /// The errors are those of [`crate::Connection::bind_window`].
+    pub fn bind_window(&self, memory: &SharedMr, range: Range<usize>, access: Access) -> Result<BoundWindow> {
+        self.inner.bind_window(memory, range, access).wait()
     }
 
-    /// What start-up agreed on, and the peer's private data.
+    /// Returns what start-up agreed on, and the peer's private data.
     #[must_use]
     pub fn info(&self) -> &ConnInfo {
         self.inner.info()
     }
 
+    /// Returns the connection's protection domain.
+    #[must_use]
+    pub fn pd(&self) -> &Pd {
+        self.inner.pd()
+    }
+
+    /// Returns the queue pair underneath.
+    #[must_use]
+    pub fn qp(&self) -> &crate::raw::Qp {
+        self.inner.qp()
+    }
+
     /// Closes in order and waits until both sides have.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::NotConnected`] when the connection is gone already.
+    /// [`ErrorKind::NotConnected`] when the connection is gone already.
     pub fn disconnect(&self) -> Result<CloseReason> {
         self.device.block_on(self.inner.disconnect())
     }
 
-    /// Waits until the connection has ended.
+    /// Ends the connection at once, even if the peer does not answer: see [`crate::Connection::abort`].
+    pub fn abort(&self) -> CloseReason {
+        self.device.block_on(self.inner.abort())
+    }
+
+    /// Waits until the connection has ended, from whichever side, and returns how.
     pub fn ended(&self) -> CloseReason {
         self.device.block_on(self.inner.ended())
     }
 
-    /// The asynchronous face of the same connection.
+    /// Returns the asynchronous form of the same connection.
     #[must_use]
     pub fn as_async(&self) -> &crate::Connection {
         &self.inner
     }
 
-    /// The asynchronous face of the same connection.
+    /// Turns it into the asynchronous form of the same connection.
     #[must_use]
     pub fn into_async(self) -> crate::Connection {
         self.inner
+    }
+}
+
+/// The blocking form of the same connection.
+impl From<crate::Connection> for Connection {
+    fn from(inner: crate::Connection) -> Self {
+        Self { device: inner.pd().device(), inner }
     }
 }
 
@@ -146,7 +207,7 @@ impl Connection {
 /// use uiw::{ConnectionConfig, Device};
 /// let pd = Device::open()?.alloc_pd()?;
 /// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
-/// assert!(listener.incoming(Duration::from_millis(1))?.is_none(), "no peer yet");
+/// assert!(listener.accept_timeout(Duration::from_millis(1))?.is_none(), "no peer yet");
 /// # Ok(())
 /// # }
 /// ```
@@ -160,13 +221,13 @@ impl Listener {
     /// Listens on `local`.
     ///
     /// # Errors
-    /// As [`crate::Listener::bind`].
+    /// The errors are those of [`crate::Listener::bind`].
     pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnectionConfig) -> Result<Self> {
         let inner = crate::Listener::bind(pd, local, settings)?;
         Ok(Self { device: pd.device(), inner })
     }
 
-    /// The address it listens on.
+    /// Returns the address it listens on.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.inner.local_addr()
@@ -175,24 +236,115 @@ impl Listener {
     /// Waits for the next peer whose connection is established: see [`crate::Listener::accept`].
     ///
     /// # Errors
-    /// As [`crate::Listener::accept`].
+    /// The errors are those of [`crate::Listener::accept`].
     pub fn accept(&self) -> Result<Connection> {
         let inner = self.device.block_on(self.inner.accept())?;
-        Ok(Connection { device: self.device.clone(), inner })
+        Ok(Connection::new(&self.device, inner))
     }
 
-    /// Waits for a connection request, to be accepted or rejected by what it says. `None`: none came within `timeout`.
+    /// Like [`Listener::accept`], but for at most `timeout`; returns `None` when it has passed. No peer is lost: the next call goes on
+    /// with handshakes that have begun.
     ///
     /// # Errors
-    /// As [`crate::Listener::incoming`].
-    pub fn incoming(&self, timeout: Duration) -> Result<Option<crate::Incoming>> {
-        self.device.block_on_for(timeout, self.inner.incoming()).transpose()
+    /// The errors are those of [`Listener::accept`].
+    pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<Connection>> {
+        let inner = self.device.block_on_for(timeout, self.inner.accept()).transpose()?;
+        Ok(inner.map(|inner| Connection::new(&self.device, inner)))
     }
 
-    /// The asynchronous face of the same listener: [`crate::Listener::failures`], for one.
+    /// Waits for the next connection request, to be accepted or rejected by its contents: see [`Incoming`].
+    ///
+    /// # Errors
+    /// The errors are those of [`crate::Listener::incoming`].
+    pub fn incoming(&self) -> Result<Incoming> {
+        let inner = self.device.block_on(self.inner.incoming())?;
+        Ok(Incoming { device: self.device.clone(), inner })
+    }
+
+    /// Like [`Listener::incoming`], but for at most `timeout`; returns `None` when it has passed.
+    ///
+    /// # Errors
+    /// The errors are those of [`Listener::incoming`].
+    pub fn incoming_timeout(&self, timeout: Duration) -> Result<Option<Incoming>> {
+        let inner = self.device.block_on_for(timeout, self.inner.incoming()).transpose()?;
+        Ok(inner.map(|inner| Incoming { device: self.device.clone(), inner }))
+    }
+
+    /// Returns how many peers were accepted by [`Listener::accept`] and did not become a connection.
     #[must_use]
-    pub fn as_async(&self) -> &crate::Listener {
-        &self.inner
+    pub fn failures(&self) -> u64 {
+        self.inner.failures()
+    }
+
+    /// Returns the oldest of the last 64 of [`Listener::failures`] that was not taken yet.
+    pub fn take_failure(&self) -> Option<AcceptFailure> {
+        self.inner.take_failure()
+    }
+}
+
+/// A connection request. Dropping it rejects.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use uiw::blocking::{Connection, Listener};
+/// use uiw::{ConnectionConfig, Device};
+/// let (pd, settings) = (Device::open()?.alloc_pd()?, ConnectionConfig::default());
+/// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &settings)?;
+/// let address = listener.local_addr();
+/// let client = std::thread::spawn(move || -> Result<Connection, AnyError> {
+///     let settings = ConnectionConfig::default().private_data(*b"secret");
+///     Ok(Connection::connect(&Device::open()?.alloc_pd()?, address, &settings)?)
+/// });
+/// let incoming = listener.incoming()?;
+/// assert_eq!(incoming.private_data(), b"secret");
+/// let server = incoming.accept(&pd, &settings)?;
+/// # let client = client.join().map_err(|_| "the client panicked")??;
+/// # client.send_copy(b"good day")?;
+/// # assert_eq!(server.recv()?.as_deref(), Some(&b"good day"[..]));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Incoming {
+    device: Device,
+    inner: crate::Incoming,
+}
+
+impl Incoming {
+    /// Returns the peer's private data.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        self.inner.private_data()
+    }
+
+    /// Returns the peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.inner.peer_addr()
+    }
+
+    /// Returns the identity of the peer, if the stack has verified it: with TLS.
+    #[must_use]
+    pub fn peer_identity(&self) -> Option<&PeerIdentity> {
+        self.inner.peer_identity()
+    }
+
+    /// Accepts, and waits until the connection is established: see [`crate::Incoming::accept`].
+    ///
+    /// # Errors
+    /// The errors are those of [`crate::Incoming::accept`].
+    pub fn accept(self, pd: &Pd, settings: &ConnectionConfig) -> Result<Connection> {
+        let inner = self.device.block_on(self.inner.accept(pd, settings))?;
+        Ok(Connection { device: self.device, inner })
+    }
+
+    /// Rejects, with private data for the peer.
+    ///
+    /// # Errors
+    /// The errors are those of [`crate::Incoming::reject`].
+    pub fn reject(self, private_data: &[u8]) -> Result<()> {
+        self.inner.reject(private_data)
     }
 }
 
@@ -228,10 +380,10 @@ pub struct ByteStream {
 }
 
 impl ByteStream {
-    /// A stream over `connection`, on which nothing was sent or received before.
+    /// Creates a stream over `connection`, on which nothing was sent or received before.
     ///
     /// # Errors
-    /// As [`crate::ByteStream::new`].
+    /// The errors are those of [`crate::ByteStream::new`].
     pub fn new(connection: Connection) -> Result<Self> {
         Ok(Self { inner: crate::ByteStream::new(connection.inner)?, device: connection.device })
     }
@@ -239,12 +391,18 @@ impl ByteStream {
     /// Ends this direction: the peer reads what was written, and then 0 bytes. The other direction goes on.
     ///
     /// # Errors
-    /// As [`crate::ByteStream::shutdown`].
+    /// The errors are those of [`crate::ByteStream::shutdown`].
     pub fn shutdown(&mut self) -> io::Result<()> {
         self.device.block_on(self.inner.shutdown())
     }
 
-    /// The asynchronous face of the same stream.
+    /// Returns the connection underneath, in its asynchronous form: see [`crate::ByteStream::connection`].
+    #[must_use]
+    pub fn connection(&self) -> &crate::Connection {
+        self.inner.connection()
+    }
+
+    /// Turns it into the asynchronous form of the same stream.
     #[must_use]
     pub fn into_async(self) -> crate::ByteStream {
         self.inner

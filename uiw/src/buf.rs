@@ -147,9 +147,8 @@ impl<B> Drop for Held<B> {
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// # let [client, server] = blocking()?;
-/// let pd = client.as_async().pd().clone();
-/// let memory = pd.register(vec![0, 1, 2, 3])?.range(1..3)?;
-/// let (_, memory) = client.send(memory).wait()?;
+/// let memory = client.pd().register(vec![0, 1, 2, 3])?.range(1..3)?;
+/// let memory = client.send(memory).wait()?;
 /// assert_eq!(server.recv()?.as_deref(), Some(&[1, 2][..]));
 /// assert_eq!(memory.into_inner(), [0, 1, 2, 3]);
 /// # Ok(())
@@ -162,48 +161,56 @@ pub struct Mr<B: IoBuf> {
     range: Range<usize>,
 }
 
-/// A buffer that could not be registered.
+/// An error, with the buffer that the failed call was given: a buffer that could not be registered, or the [`Mr`] of an operation. What a Read
+/// that failed leaves in its buffer is unspecified.
 ///
-/// It converts to [`Error`], [`WcError`](crate::WcError) and [`std::io::Error`], so that `?` works where the buffer is not needed.
-pub struct RegisterError<B> {
-    /// Why.
+/// It converts to [`Error`] and [`std::io::Error`], so that `?` works where the buffer is not needed.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// use uiw::{RemoteMr, STag};
+/// let nowhere = RemoteMr { addr: 0, len: 4, rkey: STag(0x1234_5678) };
+/// let failed = client.read(client.pd().register(vec![0; 4])?, nowhere).wait().unwrap_err();
+/// assert!(failed.error.to_string().contains("the peer refused access"));
+/// assert_eq!(failed.buffer.into_inner().len(), 4);
+/// # Ok(())
+/// # }
+/// ```
+pub struct BufferError<T> {
+    /// Reason.
     pub error: Error,
     /// The buffer.
-    pub buffer: B,
+    pub buffer: T,
 }
 
-impl<B> std::fmt::Debug for RegisterError<B> {
+impl<T> std::fmt::Debug for BufferError<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RegisterError").field("error", &self.error).finish_non_exhaustive()
+        f.debug_struct("BufferError").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl<B> std::fmt::Display for RegisterError<B> {
+impl<T> std::fmt::Display for BufferError<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<B> std::error::Error for RegisterError<B> {
+impl<T> std::error::Error for BufferError<T> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }
 }
 
-impl<B> From<RegisterError<B>> for Error {
-    fn from(error: RegisterError<B>) -> Self {
+impl<T> From<BufferError<T>> for Error {
+    fn from(error: BufferError<T>) -> Self {
         error.error
     }
 }
 
-impl<B> From<RegisterError<B>> for crate::WcError {
-    fn from(error: RegisterError<B>) -> Self {
-        error.error.into()
-    }
-}
-
-impl<B> From<RegisterError<B>> for std::io::Error {
-    fn from(error: RegisterError<B>) -> Self {
+impl<T> From<BufferError<T>> for std::io::Error {
+    fn from(error: BufferError<T>) -> Self {
         error.error.into()
     }
 }
@@ -213,7 +220,7 @@ impl Pd {
     ///
     /// # Errors
     /// [`ErrorKind::Register`] with the buffer, when the device has no STag left.
-    pub fn register<B: IoBuf>(&self, buf: B) -> std::result::Result<Mr<B>, RegisterError<B>> {
+    pub fn register<B: IoBuf>(&self, buf: B) -> Result<Mr<B>, BufferError<B>> {
         let buf = Held::new(buf);
         // SAFETY: `IoBuf` promises `len` bytes at a stable address while `buf` lives, and `Mr` drops the region before the
         // buffer. Exclusive: the bytes are given out as a slice only while the `Mr` is not inside an operation. A buffer that
@@ -221,7 +228,7 @@ impl Pd {
         let memory = unsafe { Memory::borrowed(buf.at, buf.len) };
         match self.as_raw().register_raw(memory, buf.at as u64, Access::LOCAL_WRITE) {
             Ok(raw) => Ok(Mr { raw, range: 0..buf.len, buf }),
-            Err(error) => Err(RegisterError { error: error.into(), buffer: buf.into_inner() }),
+            Err(error) => Err(BufferError { error: error.into(), buffer: buf.into_inner() }),
         }
     }
 }

@@ -4,8 +4,7 @@
 //! while a request or a receive is posted. A waker is called, and a buffer dropped, only after the engine's locks are released.
 
 use crate::dispatcher::Dispatcher;
-use crate::error::Error;
-use crate::op::WcError;
+use crate::error::{Error, ErrorKind, Result};
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use slab::Slab;
@@ -35,27 +34,32 @@ pub(crate) struct Request {
 pub(crate) enum Outcome {
     Completed(Wc),
     /// It was not posted.
-    Refused(Arc<Error>),
+    Refused(Error),
 }
 
 impl Outcome {
-    pub(crate) fn into_result(self, peer: SocketAddr, qp: Option<&Qp>) -> Result<Wc, WcError> {
+    /// Whether the operation was not done because its connection had ended.
+    fn is_flush(&self) -> bool {
+        matches!(self, Self::Completed(wc) if wc.status == WcStatus::Flushed)
+    }
+
+    pub(crate) fn into_result(self, peer: SocketAddr, qp: Option<&Qp>) -> Result<()> {
         match self {
-            Self::Completed(wc) if wc.status == WcStatus::Success => Ok(wc),
+            Self::Completed(wc) if wc.status == WcStatus::Success => Ok(()),
             Self::Completed(wc) => Err(failed(&wc, peer, qp)),
-            Self::Refused(error) => Err(WcError::Refused(error)),
+            Self::Refused(error) => Err(error),
         }
     }
 }
 
 /// The error of a completion that is none of success.
-pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> WcError {
+pub(crate) fn failed(wc: &Wc, peer: SocketAddr, qp: Option<&Qp>) -> Error {
     let is_local = matches!(
         wc.status,
         WcStatus::LocalLength | WcStatus::LocalProtection | WcStatus::LocalQpOperation | WcStatus::MwBind
     );
     let detail = qp.filter(|_| is_local).and_then(integration::local_error);
-    WcError::Completed { status: wc.status, reason: wc.reason, peer, detail }
+    ErrorKind::Completed { status: wc.status, reason: wc.reason, peer, detail }.into()
 }
 
 enum State {
@@ -88,6 +92,8 @@ pub(crate) struct Ops {
     room: u32,
     /// Operations that wait for room, in order: their slots stay until they are posted.
     waiting: VecDeque<usize>,
+    /// The program has closed the connection while operations wait: it closes once they are posted.
+    closing: bool,
     /// Detached operations that are over, to be dropped without a lock.
     freed: Vec<Slot>,
 }
@@ -114,8 +120,24 @@ impl Ops {
 
     /// Takes in an operation that failed before it was posted.
     pub(crate) fn add_failed(&mut self, error: Error, buffer: AnyBuffer) -> usize {
-        let state = State::Done(Outcome::Refused(Arc::new(error)));
+        let state = State::Done(Outcome::Refused(error));
         self.slots.insert(Slot { state, caller: Caller::Waits(None), buffer })
+    }
+
+    /// Has the connection closed once the operations that wait are posted. Returns whether there are any.
+    pub(crate) fn close_later(&mut self) -> bool {
+        self.closing = !self.waiting.is_empty();
+        self.closing
+    }
+
+    /// Whether the connection closes behind operations that wait.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing
+    }
+
+    /// Whether the connection is to be closed now.
+    pub(crate) fn take_closing(&mut self) -> bool {
+        self.waiting.is_empty() && std::mem::take(&mut self.closing)
     }
 
     /// The next request that waits, if there is room for it. The caller posts it.
@@ -161,6 +183,11 @@ impl Ops {
         let slot = self.slots.try_remove(key)?;
         let State::Done(outcome) = slot.state else { return None };
         Some((outcome, slot.buffer))
+    }
+
+    /// Whether the operation is over because its connection has ended.
+    pub(crate) fn is_flushed(&self, key: usize) -> bool {
+        matches!(self.slots.get(key), Some(Slot { state: State::Done(outcome), .. }) if outcome.is_flush())
     }
 
     /// Another caller for an operation that is not over. Gives the one before, which is foreign code.
@@ -214,6 +241,7 @@ impl Completions {
             lingering: None,
             room: send_depth,
             waiting: VecDeque::new(),
+            closing: false,
             freed: Vec::new(),
         };
         Arc::new(Self { ops: Mutex::new(ops), inbox: Mutex::default(), deferred: OnceLock::new() })
@@ -368,9 +396,8 @@ mod tests {
         let done = completions.ops.lock().take_done(keys[0]);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         let result = done.map(|(outcome, _)| outcome.into_result(peer, None));
-        assert!(
-            matches!(result, Some(Err(WcError::Completed { status: WcStatus::Flushed, peer: at, .. })) if at == peer)
-        );
+        assert!(matches!(result.as_ref().map(|result| result.as_ref().unwrap_err().kind()),
+                Some(ErrorKind::Completed { status: WcStatus::Flushed, peer: at, .. }) if *at == peer));
         assert_eq!(runs.count(), 0, "nothing is left to do");
     }
 

@@ -1,23 +1,21 @@
 //! Connections.
 
 use crate::buf::{IoBuf, IoBufMut, Mr};
-use crate::completions::{AnyBuffer, Completions, Request};
-use crate::dispatcher::{Handle, OpDone, Ring};
+use crate::completions::{Completions, Request};
+use crate::dispatcher::{Handle, Ring};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::Message;
-use crate::op::{Op, WcError};
+use crate::op::{BufferOp, Finish, Op, give_back, kept};
 use crate::pd::Pd;
 use crate::settings::ConnectionConfig;
-use arrayvec::ArrayVec;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEvent, CmEventKind, ConnInfo};
 use uiw_verbs::integration;
 use uiw_verbs::{
-    Access, Memory, Qp, QpCap, QpInit, Remote, RemoteMr, STag, SendFlags, SendOp, Sge, Wc, WcStatus,
+    Access, Memory, Qp, QpCap, QpInit, QpState, Remote, RemoteMr, STag, SendFlags, SendOp, Sge, WcStatus,
 };
 
 /// [`Connection::send_copy`] posts messages of at most this many bytes inline, and registers memory for longer ones.
@@ -142,131 +140,122 @@ impl Connection {
     }
 
     /// Sends the buffer as one message.
-    pub fn send<B: IoBuf>(&self, buffer: Mr<B>) -> Op<B> {
-        self.start(SendOp::Send, buffer)
+    pub fn send<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
+        self.start(SendOp::Send, SendFlags::empty(), buffer)
     }
 
     /// Sends the buffer as one message that raises a solicited event at a peer that asked for those.
-    pub fn send_solicited<B: IoBuf>(&self, buffer: Mr<B>) -> Op<B> {
-        self.start_with(SendOp::Send, SendFlags::SOLICITED, buffer)
+    pub fn send_solicited<B: IoBuf>(&self, buffer: Mr<B>) -> BufferOp<B> {
+        self.start(SendOp::Send, SendFlags::SOLICITED, buffer)
     }
 
     /// Sends the buffer and invalidates `stag` of the peer's before its receive completes.
-    pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> Op<B> {
-        self.start(SendOp::SendInvalidate { stag }, buffer)
+    pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
+        self.start(SendOp::SendInvalidate { stag }, SendFlags::empty(), buffer)
     }
 
-    /// Both: invalidates `stag` of the peer's and raises a solicited event.
-    pub fn send_solicited_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> Op<B> {
-        self.start_with(SendOp::SendInvalidate { stag }, SendFlags::SOLICITED, buffer)
+    /// Like [`Connection::send_invalidate`], but raises a solicited event, too.
+    pub fn send_solicited_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> BufferOp<B> {
+        self.start(SendOp::SendInvalidate { stag }, SendFlags::SOLICITED, buffer)
     }
 
     /// Sends the buffer with an immediate: between uiw peers only.
-    pub fn send_imm<B: IoBuf>(&self, buffer: Mr<B>, imm: u32) -> Op<B> {
-        self.start(SendOp::SendImm { imm }, buffer)
+    pub fn send_imm<B: IoBuf>(&self, buffer: Mr<B>, imm: u32) -> BufferOp<B> {
+        self.start(SendOp::SendImm { imm }, SendFlags::empty(), buffer)
     }
 
     /// Writes the buffer into the peer's memory. The peer's application learns nothing of it; completion says that TCP has it.
-    pub fn write<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> Op<B> {
-        self.start_remote(buffer, to, |remote| SendOp::Write { remote })
+    pub fn write<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> BufferOp<B> {
+        self.start_remote(buffer, to, SendFlags::empty(), |remote| SendOp::Write { remote })
     }
 
     /// Writes the buffer into the peer's memory, then notifies the peer with an immediate (RFC 7306).
-    pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> Op<B> {
-        self.start_remote(buffer, to, |remote| SendOp::WriteImm { remote, imm })
+    pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
+        self.start_remote(buffer, to, SendFlags::empty(), |remote| SendOp::WriteImm { remote, imm })
     }
 
-    /// As [`Connection::write_imm`], and raises a solicited event.
-    pub fn write_imm_solicited<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> Op<B> {
-        match to.slice(0..buffer.len() as u64) {
-            Ok(remote) => {
-                let op = SendOp::WriteImm { remote: remote.into(), imm };
-                self.start_with(op, SendFlags::SOLICITED, buffer)
-            }
-            Err(error) => self.submit(SendOp::Send, SendFlags::empty(), Err(error.into()), buffer),
-        }
+    /// Like [`Connection::write_imm`], but raises a solicited event, too.
+    pub fn write_imm_solicited<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> BufferOp<B> {
+        self.start_remote(buffer, to, SendFlags::SOLICITED, |remote| SendOp::WriteImm { remote, imm })
     }
 
     /// Reads the peer's memory into the buffer.
-    pub fn read<B: IoBufMut>(&self, buffer: Mr<B>, from: RemoteMr) -> Op<B> {
-        self.start_remote(buffer, from, |remote| SendOp::Read { remote, invalidate: None })
+    pub fn read<B: IoBufMut>(&self, buffer: Mr<B>, from: RemoteMr) -> BufferOp<B> {
+        let op = |remote| SendOp::Read { remote, invalidate: None };
+        self.start_remote(buffer, from, SendFlags::empty(), op)
     }
 
-    /// Sends a copy of `message`: no registered memory needed.
-    ///
-    /// # Errors
-    /// [`WcError`].
-    pub async fn send_copy(&self, message: &[u8]) -> std::result::Result<Wc, WcError> {
-        if message.len() > COPIED_INLINE as usize {
-            let (wc, _) = self.send(self.pd.register(message.to_vec())?).await?;
-            return Ok(wc);
+    /// Sends a copy of `message`, which is made before this returns. No registered memory is needed.
+    pub fn send_copy(&self, message: &[u8]) -> Op<()> {
+        if message.len() <= COPIED_INLINE as usize {
+            let ticket = self.dispatcher.submit_copy(message);
+            return Op::new(Arc::clone(&self.dispatcher), ticket, |result, _| result);
         }
-        let dispatcher = Arc::clone(&self.dispatcher);
-        Posted { ticket: dispatcher.submit_copy(message), dispatcher, over: false }.await.0
+        match self.pd.register(message.to_vec()) {
+            Ok(copy) => {
+                let request = copy.sge().map(|sge| request(SendOp::Send, SendFlags::empty(), sge));
+                self.submit(request, copy, |result, _| result)
+            }
+            Err(refused) => self.submit(Err(refused.error), (), |result, _| result),
+        }
     }
 
     /// Adds to eight bytes of the peer's; returns what they were (RFC 7306).
-    ///
-    /// # Errors
-    /// [`WcError`].
-    pub async fn fetch_add(&self, at: RemoteMr, add: u64) -> std::result::Result<u64, WcError> {
-        self.atomic(at, |remote| SendOp::FetchAdd { remote, add, mask: 0 }).await
+    pub fn fetch_add(&self, at: RemoteMr, add: u64) -> Op<u64> {
+        self.atomic(at, |remote| SendOp::FetchAdd { remote, add, mask: 0 })
     }
 
     /// Replaces eight bytes of the peer's by `swap` if they are `compare`; returns what they were (RFC 7306).
-    ///
-    /// # Errors
-    /// [`WcError`].
-    pub async fn compare_swap(
-        &self,
-        at: RemoteMr,
-        compare: u64,
-        swap: u64,
-    ) -> std::result::Result<u64, WcError> {
+    pub fn compare_swap(&self, at: RemoteMr, compare: u64, swap: u64) -> Op<u64> {
         let all = u64::MAX;
         self.atomic(at, |remote| SendOp::CmpSwap { remote, compare, compare_mask: all, swap, swap_mask: all })
-            .await
     }
 
-    async fn atomic(
-        &self,
-        at: RemoteMr,
-        op: impl FnOnce(Remote) -> SendOp,
-    ) -> std::result::Result<u64, WcError> {
-        let buffer = self.pd.register(vec![0u8; 8])?;
-        let (_, buffer) = self.start(op(at.slice(0..8)?.into()), buffer).await?;
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(buffer.bytes());
-        Ok(u64::from_ne_bytes(bytes))
+    fn atomic(&self, at: RemoteMr, op: impl FnOnce(Remote) -> SendOp) -> Op<u64> {
+        let finish: Finish<u64, Error> = |result, buffer| {
+            result?;
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(kept::<Mr<Vec<u8>>>(buffer).bytes());
+            Ok(u64::from_ne_bytes(bytes))
+        };
+        match self.pd.register(vec![0; 8]) {
+            Ok(buffer) => {
+                let place = at.slice(0..8).map_err(Error::from);
+                let request =
+                    place.and_then(|place| Ok(request(op(place.into()), SendFlags::empty(), buffer.sge()?)));
+                self.submit(request, buffer, finish)
+            }
+            Err(refused) => self.submit(Err(refused.error), (), finish),
+        }
     }
 
-    /// The next message; `None` when the connection was closed in order, by whichever side. Dropping the future loses nothing: the
-    /// message stays queued.
+    /// Waits for the next message; returns `None` when the connection was closed in order, by whichever side.
+    ///
+    /// A peer whose process has ended, even by a signal, closes the connection as far as TCP can tell: its system sends the same FIN.
+    /// A program that must know whether the peer had finished says so in a message, or uses TLS or a [`ByteStream`](crate::ByteStream).
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing: the message stays queued.
     ///
     /// # Errors
-    /// [`WcError`] when the connection has ended otherwise.
-    pub async fn recv(&self) -> std::result::Result<Option<Message>, WcError> {
+    /// [`ErrorKind::Ended`] when the connection has ended otherwise: it was lost, for instance reset, or aborted. [`ErrorKind::Completed`] for
+    /// a message that could not be received.
+    pub async fn recv(&self) -> Result<Option<Message>> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    pub(crate) fn poll_recv(
-        &self,
-        cx: &mut Context<'_>,
-    ) -> Poll<std::result::Result<Option<Message>, WcError>> {
+    pub(crate) fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Option<Message>>> {
         if let Poll::Ready(Ok(received)) = self.dispatcher.poll_message(cx) {
             return Poll::Ready(Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))));
         }
         let ending = ready!(self.dispatcher.poll_ended(cx));
-        let (status, reason, peer) = (WcStatus::Flushed, ending.reason, self.dispatcher.peer());
-        match self.dispatcher.poll_message(cx) {
-            Poll::Ready(Ok(received)) => {
-                Poll::Ready(Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))))
-            }
-            Poll::Ready(Err(error)) if !is_flush(&error) => Poll::Ready(Err(error)),
+        Poll::Ready(match self.dispatcher.poll_message(cx) {
+            Poll::Ready(Ok(received)) => Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))),
+            Poll::Ready(Err(error)) if !is_flush(&error) => Err(error),
             // Either the receives were flushed because the connection has ended, or none was posted, as the program has all messages.
-            _ if ending.orderly => Poll::Ready(Ok(None)),
-            _ => Poll::Ready(Err(WcError::Completed { status, reason, peer, detail: None })),
-        }
+            _ if ending.is_closed() => Ok(None),
+            _ => Err(self.dispatcher.ended(ending)),
+        })
     }
 
     /// How many receives are kept posted, and the bytes of each.
@@ -303,16 +292,30 @@ impl Connection {
         self.dispatcher.qp()
     }
 
-    /// Closes in order: what was posted before is sent, then both sides close. Returns how it ended.
+    /// Begins the orderly close: what was posted before is sent, then both sides close. The future waits until they have, and returns how
+    /// the connection ended.
     ///
     /// # Errors
     /// [`ErrorKind::NotConnected`] when the connection is gone already.
-    pub async fn disconnect(&self) -> Result<CloseReason> {
-        self.dispatcher.qp().disconnect()?;
-        Ok(self.ended().await)
+    pub fn disconnect(&self) -> impl Future<Output = Result<CloseReason>> + Send + use<> {
+        let begun = self.dispatcher.close();
+        let connection = self.clone();
+        async move {
+            begun?;
+            Ok(connection.ended().await)
+        }
     }
 
-    /// Waits until the connection has ended, from whichever side.
+    /// Ends the connection at once, even if the peer does not answer: a Terminate tells the peer, if it can still be sent, and operations
+    /// that are under way fail with [`ErrorKind::Ended`]. The future returns how the connection ended, which may have been earlier.
+    pub fn abort(&self) -> impl Future<Output = CloseReason> + Send + use<> {
+        // Refused only after a reset of the queue pair, which has ended the connection.
+        let _ = self.dispatcher.qp().modify(QpState::Err);
+        let connection = self.clone();
+        async move { connection.ended().await }
+    }
+
+    /// Waits until the connection has ended, from whichever side, and returns how.
     pub async fn ended(&self) -> CloseReason {
         poll_fn(|cx| self.poll_ended(cx)).await
     }
@@ -322,92 +325,51 @@ impl Connection {
         self.dispatcher.poll_ended(cx)
     }
 
-    /// A request without memory. `kept` is what it works on: it is kept until the request is over, even if the future is dropped.
-    pub(crate) async fn local_request<T: Send + 'static>(
+    /// Posts a request that works on `memory`, which is kept until the request is over, even if the operation is dropped. A request that
+    /// could not be made fails.
+    pub(crate) fn submit<K: Send + 'static, T, E>(
         &self,
-        op: SendOp,
-        kept: T,
-    ) -> (std::result::Result<Wc, WcError>, T) {
-        let request = Request { op, sges: ArrayVec::new(), flags: SendFlags::empty() };
-        let (result, kept) = self.post(request, Box::new(kept)).await;
-        match kept.downcast::<T>() {
-            Ok(kept) => (result, *kept),
-            Err(_) => unreachable!("the ticket was made with a T"),
-        }
+        request: Result<Request>,
+        memory: K,
+        finish: Finish<T, E>,
+    ) -> Op<T, E> {
+        let ticket = match request {
+            Ok(request) => self.dispatcher.submit(request, Box::new(memory)),
+            Err(error) => self.dispatcher.submit_failed(error, Box::new(memory)),
+        };
+        Op::new(Arc::clone(&self.dispatcher), ticket, finish)
     }
 
-    /// Posts a request whose elements lie in `buffer`, which comes back with its outcome.
-    pub(crate) fn post(&self, request: Request, buffer: AnyBuffer) -> Posted {
-        let dispatcher = Arc::clone(&self.dispatcher);
-        Posted { ticket: dispatcher.submit(request, buffer), dispatcher, over: false }
-    }
-
-    fn start<B: IoBuf>(&self, op: SendOp, buffer: Mr<B>) -> Op<B> {
-        self.start_with(op, SendFlags::empty(), buffer)
-    }
-
-    fn start_with<B: IoBuf>(&self, op: SendOp, flags: SendFlags, buffer: Mr<B>) -> Op<B> {
-        let sge = if buffer.is_in(&self.pd) {
-            buffer.sge()
+    fn start<B: IoBuf>(&self, op: SendOp, flags: SendFlags, buffer: Mr<B>) -> BufferOp<B> {
+        let request = if buffer.is_in(&self.pd) {
+            buffer.sge().map(|sge| request(op, flags, sge))
         } else {
             Err(ErrorKind::Foreign { what: "buffer", of: "protection domain" }.into())
         };
-        self.submit(op, flags, sge, buffer)
+        self.submit(request, buffer, give_back)
     }
 
     fn start_remote<B: IoBuf>(
         &self,
         buffer: Mr<B>,
         remote: RemoteMr,
+        flags: SendFlags,
         op: impl FnOnce(Remote) -> SendOp,
-    ) -> Op<B> {
-        match remote.slice(0..buffer.len() as u64) {
-            Ok(remote) => self.start(op(remote.into()), buffer),
-            Err(error) => self.submit(SendOp::Send, SendFlags::empty(), Err(error.into()), buffer),
+    ) -> BufferOp<B> {
+        match remote.slice(0..buffer.len()) {
+            Ok(remote) => self.start(op(remote.into()), flags, buffer),
+            Err(error) => self.submit(Err(error.into()), buffer, give_back),
         }
     }
+}
 
-    fn submit<B: IoBuf>(&self, op: SendOp, flags: SendFlags, sge: Result<Sge>, buffer: Mr<B>) -> Op<B> {
-        let buffer: AnyBuffer = Box::new(buffer);
-        let ticket = match sge {
-            Ok(sge) => {
-                let sges = [sge].into_iter().collect();
-                self.dispatcher.submit(Request { op, sges, flags }, buffer)
-            }
-            Err(error) => self.dispatcher.submit_failed(error, buffer),
-        };
-        Op::new(Arc::clone(&self.dispatcher), ticket)
-    }
+fn request(op: SendOp, flags: SendFlags, sge: Sge) -> Request {
+    Request { op, sges: [sge].into_iter().collect(), flags }
 }
 
 /// Whether a receive ended without a fault of its own.
-fn is_flush(error: &WcError) -> bool {
-    matches!(error, WcError::Completed { status: WcStatus::Flushed, reason: None, .. })
-}
-
-/// A request of the engine's own that a future waits for. Dropping it detaches the request.
-pub(crate) struct Posted {
-    dispatcher: Arc<Handle>,
-    ticket: u64,
-    over: bool,
-}
-
-impl Future for Posted {
-    type Output = OpDone;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpDone> {
-        let done = self.dispatcher.poll_op(self.ticket, cx);
-        self.over = done.is_ready();
-        done
-    }
-}
-
-impl Drop for Posted {
-    fn drop(&mut self) {
-        if !self.over {
-            self.dispatcher.detach(self.ticket);
-        }
-    }
+fn is_flush(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Completed { status: WcStatus::Flushed, .. })
 }
 
 impl std::fmt::Debug for Connection {

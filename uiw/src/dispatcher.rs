@@ -7,7 +7,6 @@
 use crate::completions::{AnyBuffer, Caller, Completions, Ops, Outcome, Owned, Request, SEND, Slot, failed};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
-use crate::op::WcError;
 use crate::settings::ConnectionConfig;
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::RefCell;
@@ -22,7 +21,7 @@ use uiw_verbs::integration::{self, Doorbell, Linger};
 use uiw_verbs::{Qp, RawMr, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode};
 
 /// How an operation ended, and its buffer.
-pub(crate) type OpDone = (std::result::Result<Wc, WcError>, AnyBuffer);
+pub(crate) type OpDone = (Result<()>, AnyBuffer);
 
 /// The receive buffers of a connection: one block, one slot a receive.
 pub(crate) struct Ring {
@@ -51,6 +50,7 @@ impl Handle {
             gate: Mutex::new(()),
             ring,
             detached_timeout: settings.detached_timeout,
+            close_timeout: settings.options.close_timeout,
             channel: Arc::new(CmChannel::default()),
             info: std::sync::OnceLock::new(),
             ending: Mutex::new(None),
@@ -92,6 +92,8 @@ pub(crate) struct Dispatcher {
     pub(crate) ring: Ring,
     /// See [`ConnectionConfig::detached_timeout`].
     detached_timeout: Duration,
+    /// See [`ConnectionConfig::close_timeout`].
+    close_timeout: Duration,
     pub(crate) channel: Arc<CmChannel>,
     pub(crate) info: std::sync::OnceLock<ConnInfo>,
     ending: Mutex<Option<CloseReason>>,
@@ -106,15 +108,21 @@ struct Due {
     /// Receives of messages that were dropped.
     receives: Vec<u32>,
     doorbells: Vec<Doorbell>,
+    /// Whether the connection closes behind the last operation that waited.
+    closes: bool,
     /// Of [`Ops::lingering`].
     ended: Option<Arc<Dispatcher>>,
 }
 
 impl Due {
     fn deliver(self, dispatcher: &Dispatcher) {
-        let Self { wakers, freed, receives, doorbells, ended } = self;
+        let Self { wakers, freed, receives, doorbells, closes, ended } = self;
         for doorbell in doorbells {
             integration::ring(&dispatcher.qp, doorbell);
+        }
+        if closes {
+            // The connection may have ended meanwhile.
+            let _ = dispatcher.qp.disconnect();
         }
         dispatcher.post_slots(receives);
         drop(freed);
@@ -233,6 +241,9 @@ impl Dispatcher {
             drop(ops);
             return self.post_first(gate, key, &request);
         }
+        if ops.is_closing() {
+            return ops.add_failed(self.closed(), buffer) as u64;
+        }
         ops.add_waiting(request, buffer) as u64
     }
 
@@ -245,6 +256,9 @@ impl Dispatcher {
             let key = ops.add_posted(Box::new(()));
             drop(ops);
             return self.post_first(gate, key, &inline(message));
+        }
+        if ops.is_closing() {
+            return ops.add_failed(self.closed(), Box::new(())) as u64;
         }
         let copy = message.to_vec();
         ops.add_waiting(inline(&copy), Box::new(copy)) as u64
@@ -260,7 +274,7 @@ impl Dispatcher {
         let (posted, doorbell) = self.queue(key, request);
         if let Err(error) = posted {
             // Its future is not known yet: there is no waker.
-            let _ = self.ops().finish(key, Outcome::Refused(Arc::new(error.into())));
+            let _ = self.ops().finish(key, Outcome::Refused(error.into()));
         }
         drop(gate);
         integration::ring(&self.qp, doorbell);
@@ -288,7 +302,7 @@ impl Dispatcher {
             let (posted, doorbell) = self.queue(key, &request);
             due.doorbells.push(doorbell);
             if let Err(error) = posted {
-                due.wakers.extend(self.ops().finish(key, Outcome::Refused(Arc::new(error.into()))));
+                due.wakers.extend(self.ops().finish(key, Outcome::Refused(error.into())));
             }
         }
     }
@@ -299,6 +313,7 @@ impl Dispatcher {
         let mut due = Due::default();
         let gate = self.gate.lock();
         self.post_waiting(&mut due);
+        due.closes = self.ops().take_closing();
         drop(gate);
         (due.freed, due.ended) = self.ops().take_freed();
         due.receives = std::mem::take(&mut self.completions.inbox.lock().discarded);
@@ -309,14 +324,49 @@ impl Dispatcher {
     pub(crate) fn poll_op(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<OpDone> {
         let key = ticket as usize;
         let mut ops = self.ops();
+        let mut ending = None;
+        if ops.is_flushed(key) {
+            drop(ops);
+            ending = Some(ready!(self.poll_ended(cx)));
+            ops = self.ops();
+        }
         if let Some((outcome, buffer)) = ops.take_done(key) {
             drop(ops);
-            return Poll::Ready((outcome.into_result(self.peer(), Some(&self.qp)), buffer));
+            let result = match ending {
+                Some(reason) => Err(self.ended(reason)),
+                None => outcome.into_result(self.peer(), Some(&self.qp)),
+            };
+            return Poll::Ready((result, buffer));
         }
         let before = ops.set_caller(key, Caller::Waits(Some(cx.waker().clone())));
         drop(ops);
         drop(before);
         Poll::Pending
+    }
+
+    /// Closes the connection in order, behind the operations that were taken in.
+    pub(crate) fn close(&self) -> Result<()> {
+        let gate = self.gate.lock();
+        let waits = self.ops().close_later();
+        drop(gate);
+        if !waits {
+            return Ok(self.qp.disconnect()?);
+        }
+        // The operations that wait may do so for ever.
+        integration::limit_lifetime(&self.qp, self.close_timeout);
+        Ok(())
+    }
+
+    /// The error of an operation that was not done because the connection had ended.
+    pub(crate) fn ended(&self, reason: CloseReason) -> Error {
+        if reason.is_closed() {
+            return self.closed();
+        }
+        ErrorKind::Ended { peer: self.peer(), reason }.into()
+    }
+
+    fn closed(&self) -> Error {
+        ErrorKind::Closed { peer: self.peer() }.into()
     }
 
     /// The operation's future was dropped: its request goes on, whether it was posted or waits for room.
@@ -358,7 +408,7 @@ impl Dispatcher {
     }
 
     /// The oldest message.
-    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<std::result::Result<Wc, WcError>> {
+    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Result<Wc>> {
         let mut inbox = self.completions.inbox.lock();
         if let Some(wc) = inbox.messages.pop_front() {
             return Poll::Ready(Ok(wc));

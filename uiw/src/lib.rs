@@ -12,7 +12,7 @@
 //! let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnectionConfig::default())?;
 //! let address = listener.local_addr();
 //!
-//! let server = std::thread::spawn(move || -> Result<(), uiw::WcError> {
+//! let server = std::thread::spawn(move || -> uiw::Result<()> {
 //!     let connection = listener.accept()?;
 //!     // Until the client closes the connection.
 //!     while let Some(request) = connection.recv()? {
@@ -73,7 +73,7 @@ pub mod with_mio;
 #[cfg(feature = "tokio")]
 pub mod with_tokio;
 
-pub use buf::{IoBuf, IoBufMut, Mr, RegisterError};
+pub use buf::{BufferError, IoBuf, IoBufMut, Mr};
 pub use byte_stream::ByteStream;
 pub use connection::Connection;
 pub use device::Device;
@@ -81,7 +81,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use handshakes::AcceptFailure;
 pub use listener::{Incoming, Listener};
 pub use message::Message;
-pub use op::{Op, OpError, WcError};
+pub use op::{BufferOp, Op};
 pub use pd::Pd;
 pub use settings::ConnectionConfig;
 pub use shared::{BoundWindow, SharedMr};
@@ -90,8 +90,8 @@ pub use uiw_counters::Snapshot;
 pub use uiw_verbs::cm::{CloseReason, ConnInfo};
 pub use uiw_verbs::{
     Access, AsyncEvent, CapabilityExchange, ConnConfig, DeviceConfig, EventQueue, FpduSize, Limits,
-    PeerProfile, Progress, RemoteMr, Revision, RtrKinds, STag, StableTx, TransportConfig, Wc, WcOpcode,
-    WcStatus, WireReason,
+    PeerProfile, Progress, RemoteMr, Revision, RtrKinds, STag, StableTx, TransportConfig, WcStatus,
+    WireReason,
 };
 
 /// Parts of [`Device::counters`], and files of them.

@@ -12,7 +12,7 @@ use uiw_verbs::{STag, Wc};
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
 /// # fn main() -> Result<(), AnyError> {
 /// # let [client, server] = blocking()?;
-/// client.as_async().send_imm(client.as_async().pd().register("text")?, 7).wait()?;
+/// client.send_imm(client.pd().register("text")?, 7).wait()?;
 /// let message = server.recv()?.ok_or("closed")?;
 /// assert_eq!((&message[..], message.imm()), (&b"text"[..], Some(7)));
 /// # Ok(())

@@ -1,13 +1,16 @@
 //! Memory that peers reach: never a slice, only copies in and out and atomics.
 
+use crate::completions::Request;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
+use crate::op::{Finish, Op, kept};
 use crate::pd::Pd;
+use arrayvec::ArrayVec;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uiw_mem::{Span, Unaligned, UpdateError};
-use uiw_verbs::{Access, Bind, Memory, RawMr, RawMw, RemoteMr, STag, SendOp, WindowType};
+use uiw_verbs::{Access, Bind, Memory, RawMr, RawMw, RemoteMr, STag, SendFlags, SendOp, WindowType};
 
 /// Zeroed memory of the engine's that peers may be let into.
 ///
@@ -16,7 +19,7 @@ use uiw_verbs::{Access, Bind, Memory, RawMr, RawMw, RemoteMr, STag, SendOp, Wind
 /// # fn main() -> Result<(), AnyError> {
 /// # let [client, server] = blocking()?;
 /// use uiw::Access;
-/// let counter = server.as_async().pd().share(8, Access::REMOTE_ATOMIC)?;
+/// let counter = server.pd().share(8, Access::REMOTE_ATOMIC)?;
 /// client.fetch_add(counter.remote(0..8)?, 5)?;
 /// assert_eq!(counter.load_u64(0)?, 5);
 /// # Ok(())
@@ -42,8 +45,8 @@ impl Pd {
 impl SharedMr {
     /// Bytes.
     #[must_use]
-    pub fn len(&self) -> u64 {
-        self.0.len() as u64
+    pub fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// Whether it has none.
@@ -52,27 +55,26 @@ impl SharedMr {
         self.len() == 0
     }
 
-    fn check(&self, offset: u64, len: u64) -> Result<()> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len() => Ok(()),
-            end => {
-                Err(ErrorKind::OutOfRange { offset, end: end.unwrap_or(u64::MAX), len: self.len() }.into())
-            }
+    fn check(&self, range: &Range<usize>) -> Result<()> {
+        if range.start <= range.end && range.end <= self.len() {
+            return Ok(());
         }
+        let (offset, end, len) = (range.start as u64, range.end as u64, self.len() as u64);
+        Err(ErrorKind::OutOfRange { offset, end, len }.into())
     }
 
-    fn span(&self, offset: u64, len: u64) -> Result<Span> {
-        self.check(offset, len)?;
-        let out_of_range = ErrorKind::OutOfRange { offset, end: offset + len, len: self.len() };
-        self.0.region().span(offset as usize, len as usize).map_err(|_| out_of_range.into())
+    fn span(&self, offset: usize, len: usize) -> Result<Span> {
+        self.check(&(offset..offset.saturating_add(len)))?;
+        // Gone only with the region, of which this is a handle.
+        self.0.region().span(offset, len).map_err(|_| ErrorKind::NotConnected.into())
     }
 
     /// Copies bytes out. A peer may be writing them: each byte is then the old or the new one.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
-    pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
-        let span = self.span(offset, dst.len() as u64)?;
+    pub fn read(&self, offset: usize, dst: &mut [u8]) -> Result<()> {
+        let span = self.span(offset, dst.len())?;
         // Gone only with the region, of which this is a handle.
         let _ = span.pin().and_then(|pin| pin.copy_to(0, dst));
         Ok(())
@@ -82,8 +84,8 @@ impl SharedMr {
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
-    pub fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
-        let span = self.span(offset, src.len() as u64)?;
+    pub fn write(&self, offset: usize, src: &[u8]) -> Result<()> {
+        let span = self.span(offset, src.len())?;
         let _ = span.pin().and_then(|pin| pin.copy_from(0, src));
         Ok(())
     }
@@ -92,13 +94,9 @@ impl SharedMr {
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
-    pub fn to_vec(&self, range: Range<u64>) -> Result<Vec<u8>> {
-        if range.start > range.end {
-            let (offset, end) = (range.start, range.end);
-            return Err(ErrorKind::OutOfRange { offset, end, len: self.len() }.into());
-        }
-        self.check(range.start, range.end - range.start)?;
-        let mut out = vec![0; (range.end - range.start) as usize];
+    pub fn to_vec(&self, range: Range<usize>) -> Result<Vec<u8>> {
+        self.check(&range)?;
+        let mut out = vec![0; range.len()];
         self.read(range.start, &mut out)?;
         Ok(out)
     }
@@ -108,7 +106,7 @@ impl SharedMr {
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`]; [`ErrorKind::Misuse`] when `offset` is not a multiple of eight.
-    pub fn update_u64(&self, offset: u64, f: impl FnMut(u64) -> u64) -> Result<u64> {
+    pub fn update_u64(&self, offset: usize, f: impl FnMut(u64) -> u64) -> Result<u64> {
         let span = self.span(offset, 8)?;
         let Ok(pin) = span.pin() else { return Err(ErrorKind::NotConnected.into()) };
         pin.atomic_u64(0, f).map_err(|error| match error {
@@ -122,7 +120,7 @@ impl SharedMr {
     ///
     /// # Errors
     /// As [`SharedMr::update_u64`].
-    pub fn load_u64(&self, offset: u64) -> Result<u64> {
+    pub fn load_u64(&self, offset: usize) -> Result<u64> {
         let span = self.span(offset, 8)?;
         let Ok(pin) = span.pin() else { return Err(ErrorKind::NotConnected.into()) };
         Ok(pin.atomic_cell(0).map_err(misaligned)?.load(Ordering::SeqCst))
@@ -133,7 +131,7 @@ impl SharedMr {
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`].
-    pub fn remote(&self, range: Range<u64>) -> Result<RemoteMr> {
+    pub fn remote(&self, range: Range<usize>) -> Result<RemoteMr> {
         Ok(self.0.remote().slice(range)?)
     }
 }
@@ -143,36 +141,45 @@ impl Connection {
     /// is of no use to other peers (RFC 5042 section 5).
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`], [`ErrorKind::Register`]; [`ErrorKind::NotConnected`] when the connection ends meanwhile.
-    pub async fn bind_window(
+    /// The operation fails with [`ErrorKind::OutOfRange`] or [`ErrorKind::Register`].
+    pub fn bind_window(&self, memory: &SharedMr, range: Range<usize>, access: Access) -> Op<BoundWindow> {
+        let finish: Finish<BoundWindow, Error> = |result, window| {
+            result?;
+            let (remote, window, memory) = kept::<Binding>(window);
+            let remote = RemoteMr { rkey: window.stag(), ..remote };
+            Ok(BoundWindow { remote, _window: window, _memory: memory })
+        };
+        match self.prepare_window(memory, range, access) {
+            // Window and memory stay until the request is over: a bind that meets neither any more ends the connection.
+            Ok((request, binding)) => self.submit(Ok(request), binding, finish),
+            Err(error) => self.submit(Err(error), (), finish),
+        }
+    }
+
+    fn prepare_window(
         &self,
         memory: &SharedMr,
-        range: Range<u64>,
+        range: Range<usize>,
         access: Access,
-    ) -> Result<BoundWindow> {
+    ) -> Result<(Request, Binding)> {
         let remote = memory.remote(range)?;
         let window = self.pd().as_raw().alloc_window(WindowType::Two)?;
         let before = window.stag();
-        let new_stag = STag::from_parts(before.index(), before.key().wrapping_add(1));
         let bind = Bind {
             window: before,
-            new_stag,
+            new_stag: STag::from_parts(before.index(), before.key().wrapping_add(1)),
             region: memory.0.rkey(),
             addr: remote.addr,
-            length: remote.len,
+            length: remote.len as u64,
             access,
         };
-        // Window and memory stay until the request is over: a bind that meets neither any more ends the connection.
-        let kept = (window, memory.clone());
-        let (result, (window, memory)) = self.local_request(SendOp::Bind(bind), kept).await;
-        result.map_err(|_| ErrorKind::NotConnected)?;
-        Ok(BoundWindow {
-            remote: RemoteMr { rkey: window.stag(), ..remote },
-            _window: window,
-            _memory: memory,
-        })
+        let request = Request { op: SendOp::Bind(bind), sges: ArrayVec::new(), flags: SendFlags::empty() };
+        Ok((request, (remote, window, memory.clone())))
     }
 }
+
+/// Memory of a bind under way: the place that peers will reach, without its key.
+type Binding = (RemoteMr, RawMw, SharedMr);
 
 fn misaligned(_: Unaligned) -> Error {
     ErrorKind::Misuse("an atomic needs an offset that is a multiple of 8").into()
@@ -191,11 +198,11 @@ impl std::fmt::Debug for SharedMr {
 /// # fn main() -> Result<(), AnyError> {
 /// # let [client, server] = blocking()?;
 /// use uiw::{Access, RemoteMr};
-/// let memory = server.as_async().pd().share(4096, Access::empty())?;
+/// let memory = server.pd().share(4096, Access::empty())?;
 /// let window = server.bind_window(&memory, 0..64, Access::REMOTE_WRITE)?;
 /// server.send_copy(&window.remote().to_bytes())?;
-/// let place = RemoteMr::from_bytes(&client.recv()?.ok_or("closed")?).ok_or("not an address")?;
-/// let bytes = client.as_async().pd().register(&b"placed by the peer"[..])?;
+/// let place = RemoteMr::from_bytes(&client.recv()?.ok_or("closed")?)?;
+/// let bytes = client.pd().register(&b"placed by the peer"[..])?;
 /// client.write(bytes, place.slice(0..18)?).wait()?;
 /// # client.send_copy(b"done")?;
 /// # server.recv()?;

@@ -74,7 +74,7 @@ fn a_silent_peer_delays_no_other() {
     drop((connection, other));
     first.join().unwrap();
     second.join().unwrap();
-    assert_eq!(server.as_async().failures(), 0);
+    assert_eq!(server.failures(), 0);
     drop(server);
     drop(silent);
 }
@@ -94,12 +94,11 @@ fn a_peer_that_closes_after_the_reply_is_a_failure_of_its_own() {
     assert_eq!(*connection.recv().unwrap().unwrap(), *b"honest");
     drop(connection);
     let from = gone.join().unwrap();
-    let listener = server.as_async();
-    assert_eq!(listener.failures(), 1);
-    let failure = listener.take_failure().unwrap();
+    assert_eq!(server.failures(), 1);
+    let failure = server.take_failure().unwrap();
     assert_eq!(failure.peer, from);
-    assert!(listener.take_failure().is_none());
-    assert_eq!(listener.failures(), 1, "taking one does not uncount it");
+    assert!(server.take_failure().is_none());
+    assert_eq!(server.failures(), 1, "taking one does not uncount it");
 }
 
 #[test]

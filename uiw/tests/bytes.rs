@@ -30,7 +30,7 @@ fn shared_bytes_are_sent() {
         assert_eq!(*server.recv().unwrap().unwrap(), **part);
     }
     for (op, part) in ops.into_iter().zip(parts) {
-        let (_, buffer) = op.wait().unwrap();
+        let buffer = op.wait().unwrap();
         assert_eq!(buffer.into_inner(), part);
     }
 }
@@ -46,7 +46,7 @@ fn unique_bytes_are_the_target_of_a_read() {
     let mut target = BytesMut::zeroed(128);
     let rest = target.split_off(64);
     let buffer = pd.register(target).unwrap();
-    let (_, buffer) = client.read(buffer, remote).wait().unwrap();
+    let buffer = client.read(buffer, remote).wait().unwrap();
     assert_eq!(buffer.into_inner(), [9; 64][..]);
     assert_eq!(rest, [0; 64][..]);
 }

@@ -14,7 +14,7 @@ fn crates_have_their_names_beside_every_name_of_uiw() -> Result<(), Box<dyn Erro
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let [server, client] = devices()?;
-        let drivers = [&server, &client].map(|device| tokio::spawn(with_tokio::drive(device.clone())));
+        let drivers = [with_tokio::drive(&server)?, with_tokio::drive(&client)?];
         let settings = ConnectionConfig::default();
         let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
         let address = listener.local_addr();
@@ -24,7 +24,7 @@ fn crates_have_their_names_beside_every_name_of_uiw() -> Result<(), Box<dyn Erro
         connection.send_copy(b"good day").await?;
         assert_eq!(answerer.recv().await?.as_deref(), Some(&b"good day"[..]));
         connection.disconnect().await?;
-        drivers.iter().for_each(tokio::task::JoinHandle::abort);
+        drop(drivers);
         Ok(())
     })
 }

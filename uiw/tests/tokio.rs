@@ -8,7 +8,7 @@ use std::task::{Context, Wake, Waker};
 
 use futures_util::StreamExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
-use uiw::{ByteStream, Connection, ConnectionConfig, Device, Listener};
+use uiw::{ByteStream, Connection, ConnectionConfig, Device, DeviceConfig, Listener, Progress};
 
 async fn echo(connection: Connection) {
     while let Ok(Some(message)) = connection.recv().await {
@@ -21,7 +21,7 @@ async fn echo(connection: Connection) {
 #[tokio::test]
 async fn tasks_talk_while_tokio_drives() {
     let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
-    let drivers = [&client, &server].map(|device| tokio::spawn(uiw::with_tokio::drive(device.clone())));
+    let drivers = [&client, &server].map(|device| uiw::with_tokio::drive(device).unwrap());
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let listener = Listener::bind(&server.alloc_pd().unwrap(), any, &ConnectionConfig::default()).unwrap();
     let address = listener.local_addr();
@@ -47,32 +47,43 @@ async fn tasks_talk_while_tokio_drives() {
     for task in tasks.collect::<Vec<_>>() {
         task.await.unwrap();
     }
-    for driver in drivers {
-        assert!(!driver.is_finished(), "it drives until it is stopped");
-        driver.abort();
-    }
+    let refused = uiw::with_tokio::drive(&client).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy, "it drives until it is stopped");
+    drop(drivers);
 }
 
 #[tokio::test]
 async fn only_one_task_drives() {
     let device = Device::open().unwrap();
-    let first = tokio::spawn(uiw::with_tokio::drive(device.clone()));
-    tokio::task::yield_now().await;
-    let refused = uiw::with_tokio::drive(device.clone()).await.unwrap_err();
+    let first = uiw::with_tokio::drive(&device).unwrap();
+    let refused = uiw::with_tokio::drive(&device).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy);
-    first.abort();
-    let _ = first.await;
-    let again = tokio::spawn(uiw::with_tokio::drive(device));
+    drop(first);
+    // The tasks end in their next turn.
     tokio::task::yield_now().await;
-    assert!(!again.is_finished());
-    again.abort();
+    let _again = uiw::with_tokio::drive(&device).unwrap();
+}
+
+#[test]
+fn drive_outside_of_runtime_refused() {
+    let refused = uiw::with_tokio::drive(&Device::open().unwrap()).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
+}
+
+/// The runtime alone drives, as the device has no thread.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn multi_thread_runtime_drives() {
+    let device = Device::open_with(DeviceConfig::default().progress(Progress::Manual)).unwrap();
+    let _driver = uiw::with_tokio::drive(&device).unwrap();
+    talk(&device).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_runtime_of_several_threads_is_refused_and_not_needed() {
-    let device = Device::open().unwrap();
-    let refused = uiw::with_tokio::drive(device.clone()).await.unwrap_err();
-    assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
+async fn multi_thread_runtime_needs_no_driver() {
+    talk(&Device::open().unwrap()).await;
+}
+
+async fn talk(device: &Device) {
     let pd = device.alloc_pd().unwrap();
     let settings = ConnectionConfig::default();
     let listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
@@ -89,7 +100,7 @@ async fn a_runtime_of_several_threads_is_refused_and_not_needed() {
 #[tokio::test]
 async fn bytes_are_copied_both_ways() {
     let device = Device::open().unwrap();
-    let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
+    let driver = uiw::with_tokio::drive(&device).unwrap();
     let pd = device.alloc_pd().unwrap();
     let settings = ConnectionConfig::default();
     let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
@@ -117,7 +128,7 @@ async fn bytes_are_copied_both_ways() {
     writer.await.unwrap();
     drop(read);
     assert_eq!(server.await.unwrap(), sent.len() as u64);
-    driver.abort();
+    drop(driver);
 }
 
 #[derive(Default)]
@@ -141,7 +152,7 @@ impl Woken {
 async fn a_reader_does_not_take_the_writers_wake_up() {
     const PAYLOAD: usize = 256 << 10;
     let device = Device::open().unwrap();
-    let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
+    let driver = uiw::with_tokio::drive(&device).unwrap();
     let pd = device.alloc_pd().unwrap();
     let settings = ConnectionConfig::default().recv_depth(32).recv_size(PAYLOAD as u32 + 8);
     let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
@@ -178,5 +189,5 @@ async fn a_reader_does_not_take_the_writers_wake_up() {
         tokio::task::yield_now().await;
     }
     assert!(writer.is(), "the writer waits for a message that was sent");
-    driver.abort();
+    drop(driver);
 }

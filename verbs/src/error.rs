@@ -1,11 +1,15 @@
-//! Errors of calls (as opposed to errors of requests, which arrive as completions).
+//! Errors of calls. Requests of the raw layer fail with a completion instead; the safe API reports those completions as errors, too.
 
+use crate::cm::CloseReason;
 use crate::qp::QpState;
+use crate::wc::{WcStatus, WireReason};
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Reason why a call was refused or failed. One variant per rule.
+/// Reason why a call or an operation failed. One variant per rule.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -229,6 +233,44 @@ pub enum Error {
         /// Bytes there are.
         len: u64,
     },
+    /// The bytes are not an address from [`RemoteMr::to_bytes`](crate::RemoteMr::to_bytes).
+    #[error("the address of remote memory has 20 bytes, got {given}")]
+    RemoteAddress {
+        /// Bytes given.
+        given: usize,
+    },
+    /// An operation of the safe API was posted and failed.
+    #[error("{peer}: {status}{}{}", suffix(reason.as_ref()), suffix(detail.as_ref()))]
+    Completed {
+        /// The peer.
+        peer: SocketAddr,
+        /// Status of the completion.
+        status: WcStatus,
+        /// The wire's reason, where there is one.
+        reason: Option<WireReason>,
+        /// Description of a local error: the request or receive, its value, and the limit.
+        detail: Option<Arc<str>>,
+    },
+    /// The connection was closed in order, by this end or by the peer, before the operation of the safe API was done.
+    #[error("{peer}: the connection is closed")]
+    Closed {
+        /// The peer.
+        peer: SocketAddr,
+    },
+    /// The connection ended otherwise before the operation of the safe API was done.
+    #[error("{peer}: {reason}")]
+    Ended {
+        /// The peer.
+        peer: SocketAddr,
+        /// How it ended.
+        reason: CloseReason,
+    },
+    /// No message came within the time that the caller of the safe API gave.
+    #[error("no message came within {after:?}")]
+    NoMessage {
+        /// The time.
+        after: Duration,
+    },
     /// A fault that [`FaultPlan`](crate::FaultPlan) asked for.
     #[error("{call}: injected fault: {source}")]
     Injected {
@@ -240,6 +282,11 @@ pub enum Error {
     /// The call may not be made on this kind of object.
     #[error("{0}")]
     Misuse(&'static str),
+}
+
+/// Returns an optional part of a message, behind a colon.
+fn suffix(part: Option<impl fmt::Display>) -> String {
+    part.map(|part| format!(": {part}")).unwrap_or_default()
 }
 
 /// With the kind that std has for the same failure; the error itself is the source.
@@ -265,7 +312,10 @@ impl Error {
                 io::ErrorKind::ConnectionRefused
             }
             Self::PeerStartup { .. } | Self::PeerRefusal { .. } => io::ErrorKind::InvalidData,
-            Self::TimedOut { .. } => io::ErrorKind::TimedOut,
+            Self::TimedOut { .. } | Self::NoMessage { .. } => io::ErrorKind::TimedOut,
+            Self::Completed { .. } => io::ErrorKind::Other,
+            Self::Closed { .. } => io::ErrorKind::BrokenPipe,
+            Self::Ended { reason, .. } => reason.io_kind(),
             Self::ClosedInStartup { .. } => io::ErrorKind::ConnectionReset,
             Self::NotConnected => io::ErrorKind::NotConnected,
             Self::AlreadyConnected { .. } | Self::Busy { .. } => io::ErrorKind::ResourceBusy,
@@ -288,6 +338,7 @@ impl Error {
             | Self::Misaligned { .. }
             | Self::BadFlags { .. }
             | Self::OutOfRange { .. }
+            | Self::RemoteAddress { .. }
             | Self::Misuse(_) => io::ErrorKind::InvalidInput,
         }
     }

@@ -1,10 +1,11 @@
 //! Memory regions and windows of a protection domain.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::faults::Call;
 use crate::pd::Pd;
 use crate::wr::{Bind, FastRegister, Remote};
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::Arc;
 use uiw_ddp::STag;
 use uiw_mem::{
@@ -19,7 +20,7 @@ pub struct RemoteMr {
     /// STag.
     pub rkey: STag,
     /// Bytes.
-    pub len: u64,
+    pub len: usize,
 }
 
 impl RemoteMr {
@@ -31,34 +32,38 @@ impl RemoteMr {
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[..8].copy_from_slice(&self.addr.to_be_bytes());
-        out[8..16].copy_from_slice(&self.len.to_be_bytes());
+        out[8..16].copy_from_slice(&(self.len as u64).to_be_bytes());
         out[16..].copy_from_slice(&self.rkey.0.to_be_bytes());
         out
     }
 
-    /// The reverse of [`RemoteMr::to_bytes`]; `None` unless there are exactly 20 bytes.
-    #[must_use]
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let (addr, rest) = bytes.split_first_chunk::<8>()?;
-        let (len, rest) = rest.split_first_chunk::<8>()?;
-        let (rkey, _) = rest.split_first_chunk::<4>()?;
-        Some(Self {
-            addr: u64::from_be_bytes(*addr),
-            len: u64::from_be_bytes(*len),
-            rkey: STag(u32::from_be_bytes(*rkey)),
-        })
-    }
-
-    /// Part of it.
+    /// Reads what [`RemoteMr::to_bytes`] wrote.
     ///
     /// # Errors
-    /// [`crate::Error::OutOfRange`].
-    pub fn slice(self, range: std::ops::Range<u64>) -> Result<Self> {
-        if range.start > range.end || range.end > self.len {
-            return Err(crate::Error::OutOfRange { offset: range.start, end: range.end, len: self.len });
+    /// [`Error::RemoteAddress`] unless there are exactly 20 bytes; [`Error::Limit`] for more memory than this machine can
+    /// address.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() != Self::LEN {
+            return Err(Error::RemoteAddress { given: bytes.len() });
         }
-        Ok(Self { addr: self.addr.wrapping_add(range.start), rkey: self.rkey, len: range.end - range.start })
+        let number =
+            |range: Range<usize>| bytes[range].iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let asked = number(8..16);
+        let too_long = |_| Error::Limit { what: "length of remote memory", asked, limit: usize::MAX as u64 };
+        let len = usize::try_from(asked).map_err(too_long)?;
+        Ok(Self { addr: number(0..8), len, rkey: STag(number(16..20) as u32) })
+    }
+
+    /// Returns a part of it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(self, range: Range<usize>) -> Result<Self> {
+        let Some(len) = range.end.checked_sub(range.start).filter(|_| range.end <= self.len) else {
+            let (offset, end, len) = (range.start as u64, range.end as u64, self.len as u64);
+            return Err(Error::OutOfRange { offset, end, len });
+        };
+        Ok(Self { addr: self.addr.wrapping_add(range.start as u64), rkey: self.rkey, len })
     }
 }
 
@@ -132,7 +137,7 @@ impl RawMr {
     /// All of it, for a peer.
     pub fn remote(&self) -> RemoteMr {
         let region = self.region.lock();
-        RemoteMr { addr: region.base(), rkey: region.stag(), len: region.len() as u64 }
+        RemoteMr { addr: region.base(), rkey: region.stag(), len: region.len() }
     }
 
     /// Changes protection domain, memory or rights (`ibv_rereg_mr`). The keys change with the memory.
@@ -158,8 +163,8 @@ impl RawMr {
     /// Deregisters; when it has returned, no byte is touched any more.
     ///
     /// # Errors
-    /// [`crate::Error::Deregister`] while windows are bound; the region stays.
-    pub fn deregister(mut self) -> std::result::Result<(), (crate::Error, Self)> {
+    /// [`Error::Deregister`] while windows are bound; the region stays.
+    pub fn deregister(mut self) -> std::result::Result<(), (Error, Self)> {
         let driver = Arc::clone(self.pd.lock().driver());
         let stag = self.region.lock().stag();
         match driver.shared.table.deregister(stag) {
@@ -259,7 +264,7 @@ impl Pd {
     /// Registers memory; `base` is the tagged offset of its first byte, for peers and for elements of ours.
     ///
     /// # Errors
-    /// [`crate::Error::Register`].
+    /// [`Error::Register`].
     pub fn register_raw(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
         RawMr::register(self, memory, base, access)
     }
@@ -267,7 +272,7 @@ impl Pd {
     /// A memory window, bound to nothing.
     ///
     /// # Errors
-    /// [`crate::Error::Register`] when the device has no STag left.
+    /// [`Error::Register`] when the device has no STag left.
     pub fn alloc_window(&self, kind: WindowType) -> Result<RawMw> {
         RawMw::alloc(self, kind)
     }
@@ -275,7 +280,7 @@ impl Pd {
     /// An STag for fast-register requests of at most `max_len` bytes.
     ///
     /// # Errors
-    /// [`crate::Error::Register`] when the device has no STag left.
+    /// [`Error::Register`] when the device has no STag left.
     pub fn alloc_fast(&self, max_len: u64) -> Result<FastMr> {
         FastMr::alloc(self, max_len)
     }

@@ -300,9 +300,7 @@ impl Channel {
     pub(crate) fn write(&mut self, slot: u16, bytes: &[u8], until: Until<'_>) -> Result<()> {
         let start = usize::from(slot) * SLOT as usize;
         let Some(remote) = self.remote.filter(|remote| {
-            bytes.len() <= SLOT as usize
-                && slot < self.memory.slots
-                && (start + bytes.len()) as u64 <= remote.len
+            bytes.len() <= SLOT as usize && slot < self.memory.slots && start + bytes.len() <= remote.len
         }) else {
             return Err(Failure::lost(self.peer(), "has no memory for what it asks for"));
         };

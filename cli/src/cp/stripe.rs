@@ -179,7 +179,7 @@ impl Stripe {
         // On a path that loses long packets of the server's nothing comes, and this end has nothing to be acknowledged.
         let patience = if said.pulse { SILENCE.min(target.give_up) } else { target.give_up };
         channel.set_patience(patience, &target.heard);
-        let len = u64::from(slots) * u64::from(SLOT);
+        let len = usize::from(slots) * SLOT as usize;
         channel.set_remote(said.at.map(|(addr, rkey)| RemoteMr { addr, rkey: STag(rkey), len }));
         let flights = (0..slots).map(|_| None).collect();
         // TCP and MPA take one each, and TLS a third one.

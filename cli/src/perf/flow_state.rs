@@ -67,7 +67,7 @@ impl FlowState {
             let link = connecting.finish(Until::NEVER)?;
             let reply: PerfReply = serde_json::from_slice(&link.info.private_data)
                 .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
-            let open = RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len };
+            let open = RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len as usize };
             let source = Source::new(what, index << FLOW_SHIFT, local, open);
             Ok(Self { link, plan, index, source, back, ring, ring_size, answers: 0, stats: None })
         })

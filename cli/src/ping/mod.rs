@@ -197,7 +197,7 @@ impl Pinger {
             &order.private_data(),
             Until::NEVER,
         )?;
-        let open = RemoteMr::from_bytes(&conn.link.info.private_data).ok_or_else(|| {
+        let open = RemoteMr::from_bytes(&conn.link.info.private_data).map_err(|_| {
             Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server needs --rping)")
         })?;
         let pinger = Self { op: args.op, wait: wait(args), size, conn, data, open };

@@ -73,7 +73,7 @@ impl Driver {
         let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
         server.watch(&link);
         let (addr, rkey) = order.back.unwrap_or_default();
-        let open = RemoteMr { addr, rkey: STag(rkey), len: what.memory() as u64 };
+        let open = RemoteMr { addr, rkey: STag(rkey), len: what.memory() };
         Ok(Self {
             link,
             order: order.clone(),

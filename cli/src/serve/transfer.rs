@@ -79,7 +79,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0));
     let reply = serde_json::to_vec(&CpReply { at, pulse: order.pulse }).unwrap_or_default();
     let (addr, rkey) = order.at;
-    let len = u64::from(order.slots) * u64::from(uiw_copy::protocol::SLOT);
+    let len = usize::from(order.slots) * uiw_copy::protocol::SLOT as usize;
     let remote = RemoteMr { addr, rkey: STag(rkey), len };
     let options = order.peer_options.at(&server.peer_options.own).options();
     let until = Until::stop(&server.stop);

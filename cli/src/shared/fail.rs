@@ -234,15 +234,6 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<uiw::WcError> for Failure {
-    fn from(error: uiw::WcError) -> Self {
-        match error {
-            uiw::WcError::Refused(error) => Self::local("cannot prepare the run", error),
-            error => Self::lost("an operation failed", error),
-        }
-    }
-}
-
 impl From<uiw::raw::PostError> for Failure {
     fn from(error: uiw::raw::PostError) -> Self {
         Self::local("cannot post a request", error)

@@ -53,7 +53,7 @@ impl Buffer {
     }
 
     pub(crate) fn remote(&self) -> RemoteMr {
-        RemoteMr { len: self.whole.len() as u64, ..self.mr.remote() }
+        RemoteMr { len: self.whole.len(), ..self.mr.remote() }
     }
 
     /// Bytes `range` by our own address: for inline requests.

@@ -67,8 +67,7 @@ impl Client {
     /// Puts bytes into the slot.
     fn write(&self, bytes: &[u8]) {
         let source = self.pd.register(bytes.to_vec()).unwrap();
-        let len = bytes.len() as u64;
-        self.connection.write(source, self.slot.slice(0..len).unwrap()).wait().unwrap();
+        self.connection.write(source, self.slot.slice(0..bytes.len()).unwrap()).wait().unwrap();
     }
 }
 
@@ -261,8 +260,8 @@ fn mode_of_the_share_itself_stays() {
 }
 
 /// A server that answers the list of a directory with these entries.
-fn lists(device: &Device, listener: &Listener, pd: &Pd, entries: &[u8]) {
-    let incoming = listener.incoming(Duration::from_secs(60)).unwrap().unwrap();
+fn lists(listener: &Listener, pd: &Pd, entries: &[u8]) {
+    let incoming = listener.incoming_timeout(Duration::from_secs(60)).unwrap().unwrap();
     let order = text(incoming.private_data());
     let order: Value = serde_json::from_str(order.strip_prefix("uiw-cp/1 ").unwrap()).unwrap();
     let slot = RemoteMr {
@@ -271,9 +270,8 @@ fn lists(device: &Device, listener: &Listener, pd: &Pd, entries: &[u8]) {
         len: 1 << 20,
     };
     let settings = ConnectionConfig::default().private_data(*b"{}");
-    let connection = device.block_on(incoming.accept(pd, &settings)).unwrap();
-    let receive = || device.block_on_for(Duration::from_secs(30), connection.recv());
-    while let Some(Ok(Some(message))) = receive() {
+    let connection = incoming.accept(pd, &settings).unwrap();
+    while let Ok(Some(message)) = connection.recv_timeout(Duration::from_secs(30)) {
         let tag = &message[..2];
         let reply = if message[2] == 1 {
             // A directory.
@@ -281,17 +279,17 @@ fn lists(device: &Device, listener: &Listener, pd: &Pd, entries: &[u8]) {
             [tag, &[3], &meta].concat()
         } else {
             let start = u64::from(u16::from_be_bytes([tag[0], tag[1]])) << 20;
-            let to = slot_part(&slot, start, entries.len() as u64);
+            let to = slot_part(&slot, start, entries.len());
             connection.write(pd.register(entries.to_vec()).unwrap(), to).wait().unwrap();
             [tag, &[4], &(entries.len() as u32).to_be_bytes(), &[0]].concat()
         };
-        if device.block_on(connection.send_copy(&reply)).is_err() {
+        if connection.send_copy(&reply).is_err() {
             break;
         }
     }
 }
 
-fn slot_part(slot: &RemoteMr, start: u64, len: u64) -> RemoteMr {
+fn slot_part(slot: &RemoteMr, start: u64, len: usize) -> RemoteMr {
     RemoteMr { addr: slot.addr + start, len, ..*slot }
 }
 
@@ -307,7 +305,7 @@ fn a_server_cannot_name_files_outside_of_the_target() {
         let entry = Message::default().counted(name).file(4).0;
         let from = format!("{}:s/", listener.local_addr());
         let client = command(scratch.path()).args(["cp", &from, "target"]).spawn().unwrap();
-        lists(&device, &listener, &pd, &entry);
+        lists(&listener, &pd, &entry);
         let output = client.wait_with_output().unwrap();
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{}: {error}", name.escape_ascii());

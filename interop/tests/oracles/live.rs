@@ -52,7 +52,7 @@ fn serve(device: Device, listener: Listener) -> SharedMr {
         let memory = connection.pd().share(LEN, access).unwrap();
         let window = connection.bind_window(&memory, 0..64, Access::REMOTE_WRITE).await.unwrap();
         let second = connection.bind_window(&memory, 0..64, Access::REMOTE_READ).await.unwrap();
-        let remote = memory.remote(0..LEN as u64).unwrap();
+        let remote = memory.remote(0..LEN).unwrap();
         let mut hello = remote.to_bytes().to_vec();
         hello.extend_from_slice(&window.remote().rkey.0.to_be_bytes());
         hello.extend_from_slice(&second.remote().rkey.0.to_be_bytes());
@@ -85,9 +85,9 @@ async fn every_operation(connection: &Connection, script: Script) {
     connection.send_solicited_invalidate(buffer(pd, 13), STag(windows[1])).await.unwrap();
     let all = script == Script::Everything;
     for len in [0, 1, 64, 1_442, if all { LEN } else { 9_000 }] {
-        let (_, source) = connection.write(buffer(pd, len), remote).await.unwrap();
+        let source = connection.write(buffer(pd, len), remote).await.unwrap();
         let target = pd.register(vec![0; len]).unwrap();
-        let (_, target) = connection.read(target, remote).await.unwrap();
+        let target = connection.read(target, remote).await.unwrap();
         assert!(source.bytes() == target.bytes(), "{len} bytes written and read back");
     }
     if all {

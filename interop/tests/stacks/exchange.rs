@@ -27,21 +27,21 @@ const ADDEND: u64 = 0x1_0000_0001;
 const ADDS: u64 = 5;
 const SWAPPED: u64 = 0x0123_4567_89AB_CDEF;
 /// Where the others' Writes go, what they read, and the words of atomics.
-const TARGET: u64 = 0;
-const SOURCE: u64 = 128 << 10;
-const WORDS: u64 = 256 << 10;
-const LEN: u64 = WORDS + 16;
+const TARGET: usize = 0;
+const SOURCE: usize = 128 << 10;
+const WORDS: usize = 256 << 10;
+const LEN: usize = WORDS + 16;
 
 fn bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(seed)).collect()
 }
 
 /// Offset and length of each place; the last ones are those of the Writes with immediates.
-fn places() -> impl Iterator<Item = (u64, usize)> {
+fn places() -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
     PLACES.into_iter().chain(WITH_IMMEDIATE).map(move |len| {
         let offset = at;
-        at += (len as u64 + 1).next_multiple_of(8);
+        at += (len + 1).next_multiple_of(8);
         (offset, len)
     })
 }
@@ -159,8 +159,8 @@ struct Theirs {
 impl Ours {
     async fn new(pd: &Pd, connection: &Connection) -> Self {
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let memory = pd.share(LEN as usize, access).expect("memory");
-        memory.write(SOURCE, &bytes((WORDS - SOURCE) as usize, 1)).expect("in range");
+        let memory = pd.share(LEN, access).expect("memory");
+        memory.write(SOURCE, &bytes(WORDS - SOURCE, 1)).expect("in range");
         let window =
             async || connection.bind_window(&memory, 0..64, Access::REMOTE_WRITE).await.expect("a window");
         let windows = [window().await, window().await];
@@ -184,8 +184,8 @@ impl Theirs {
         Self { memory: next(), windows: [next(), next()] }
     }
 
-    fn place(&self, at: u64, len: usize) -> RemoteMr {
-        self.memory.slice(at..at + len as u64).expect("in range")
+    fn place(&self, at: usize, len: usize) -> RemoteMr {
+        self.memory.slice(at..at + len).expect("in range")
     }
 }
 
@@ -220,10 +220,10 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
     for write in writes {
         step(write.await.expect("a Write"));
     }
-    let source = bytes((WORDS - SOURCE) as usize, 1);
+    let source = bytes(WORDS - SOURCE, 1);
     for (read, (offset, len)) in reads.into_iter().zip(plain) {
-        let (_, got) = step(read.await.expect("a Read"));
-        assert!(*got.bytes() == source[*offset as usize..][..*len], "a Read of {len} bytes");
+        let got = step(read.await.expect("a Read"));
+        assert!(*got.bytes() == source[*offset..][..*len], "a Read of {len} bytes");
     }
     for (n, len) in MESSAGES.into_iter().enumerate() {
         connection.send(buffer(pd, len, n as u8)).await.expect("a Send");
@@ -271,11 +271,11 @@ async fn answer(connection: &Connection, ours: &Ours) {
     for (n, (offset, len)) in places().enumerate() {
         let seed = if n < PLACES.len() { n } else { 40 + n - PLACES.len() };
         // One byte more: nothing was written behind the place.
-        let came = ours.memory.to_vec(TARGET + offset..TARGET + offset + len as u64 + 1).expect("in range");
+        let came = ours.memory.to_vec(TARGET + offset..TARGET + offset + len + 1).expect("in range");
         assert!(came[..len] == bytes(len, seed as u8) && came[len] == 0, "a Write of {len} bytes");
     }
     let word = |at| ours.memory.load_u64(at).expect("a word");
     assert_eq!((word(WORDS), word(WORDS + 8)), (ADDS * ADDEND, SWAPPED));
     let source = ours.memory.to_vec(SOURCE..WORDS).expect("in range");
-    assert!(source == bytes((WORDS - SOURCE) as usize, 1), "what is only read stays");
+    assert!(source == bytes(WORDS - SOURCE, 1), "what is only read stays");
 }

@@ -37,11 +37,17 @@ pub(super) enum FormatError {
     BehindFin,
     #[error("more messages than credits were given")]
     NoCredit,
+    #[error("the connection was closed before the end of the byte stream")]
+    Truncated,
 }
 
 impl From<FormatError> for io::Error {
     fn from(error: FormatError) -> Self {
-        Self::new(io::ErrorKind::InvalidData, error)
+        let kind = match error {
+            FormatError::Truncated => io::ErrorKind::UnexpectedEof,
+            _ => io::ErrorKind::InvalidData,
+        };
+        Self::new(kind, error)
     }
 }
 

@@ -6,7 +6,7 @@ use crate::buf::Mr;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind};
 use crate::message::Message;
-use crate::op::Op;
+use crate::op::BufferOp;
 use message::{FormatError, HEADER, Header, emit_first, parse_first};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -92,7 +92,7 @@ struct Writing {
     longest: Option<u32>,
     /// Messages that may be sent.
     credits: u32,
-    under_way: VecDeque<Op<Vec<u8>>>,
+    under_way: VecDeque<BufferOp<Vec<u8>>>,
     /// Tasks that wait for messages under way: an operation has one waker, but the two directions may be used by one task each.
     waiting: Arc<Waiting>,
     /// Wakes all of them.
@@ -163,7 +163,8 @@ impl ByteStream {
     /// Reads into `buf`; 0 bytes when the peer has shut its direction down.
     ///
     /// # Errors
-    /// The connection's end, if it was not orderly; [`io::ErrorKind::InvalidData`] for a peer that breaks the format.
+    /// [`io::ErrorKind::UnexpectedEof`] when the connection was closed without that, as the system closes it for a process that has ended;
+    /// the connection's end, if it was not orderly; [`io::ErrorKind::InvalidData`] for a peer that breaks the format.
     pub async fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         poll_fn(|cx| self.poll_read(cx, buf)).await
     }
@@ -184,7 +185,8 @@ impl ByteStream {
         poll_fn(|cx| self.poll_flush(cx)).await
     }
 
-    /// Ends this direction: the peer reads what was written, and then 0 bytes. The other direction goes on.
+    /// Ends this direction: the peer reads what was written, and then 0 bytes. The other direction goes on. Without it, the end of the
+    /// connection is an error at the peer, which cannot know whether bytes are missing.
     ///
     /// # Errors
     /// As [`ByteStream::read`].
@@ -257,9 +259,7 @@ impl ByteStream {
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(message) = ready!(self.connection.poll_recv(cx))? else {
             if !self.reading.ended {
-                // Closed in order, without the end of this direction: what a peer that exits leaves.
-                self.reading.ended = true;
-                return Poll::Ready(Ok(()));
+                return Poll::Ready(Err(FormatError::Truncated.into()));
             }
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         };
@@ -368,8 +368,7 @@ impl Writing {
         register_waker(&mut self.waiting.0.lock(), cx.waker());
         let outcome = ready!(Pin::new(op).poll(&mut Context::from_waker(&self.waker)));
         self.under_way.pop_front();
-        let (_, buffer) = outcome?;
-        self.free.push(buffer);
+        self.free.push(outcome?);
         Poll::Ready(Ok(()))
     }
 }

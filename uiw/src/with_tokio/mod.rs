@@ -2,18 +2,19 @@
 //!
 //! The module is not named `tokio`: with `use uiw::*` that name would be ambiguous between module and crate.
 //!
-//! The safe API needs no runtime: its futures are woken by the driving thread, by default the device's background thread. Under
-//! tokio that is one thread hop an arrival; [`drive`] takes it away.
+//! The safe API needs no runtime: its futures are woken by the driving thread, by default the device's background thread. On a runtime of
+//! one thread that is one thread hop an arrival; [`drive`] takes it away.
 
 mod byte_stream;
 
 use crate::Device;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
@@ -22,9 +23,9 @@ use uiw_verbs::integration::ShardTask;
 /// Rounds without giving other tasks a turn.
 const ROUNDS: usize = 16;
 
-struct Nudge(Notify);
+struct WakeHandle(Notify);
 
-impl Wake for Nudge {
+impl Wake for WakeHandle {
     fn wake(self: Arc<Self>) {
         self.0.notify_one();
     }
@@ -34,48 +35,62 @@ impl Wake for Nudge {
     }
 }
 
-/// Drives `device` from the runtime this future is spawned on, with a task for each of its shards, until it is dropped or aborted.
-/// Meanwhile the background threads sleep. Never resolves unless the runtime cannot wait for the device's descriptor.
+/// Tasks that drive a device, one for each of its shards. Dropping it stops them: the device's background thread drives again.
+#[must_use = "dropping the driver stops it"]
+#[derive(Debug)]
+pub struct Driver {
+    _shards: JoinSet<()>,
+}
+
+/// Drives `device` from the tokio runtime that this is called in, until the [`Driver`] is dropped. Meanwhile the device's background
+/// threads sleep.
+///
+/// It is worth its while on a runtime of one thread (`flavor = "current_thread"`). It works on a runtime of several threads, too, but there
+/// the background thread is the faster driver, as an arrival does not wait for a worker that is busy: leave the call out.
 ///
 /// ```
 /// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
 /// # runtime.block_on(async {
 /// let device = uiw::Device::open()?;
-/// let driver = tokio::spawn(uiw::with_tokio::drive(device.clone()));
+/// let driver = uiw::with_tokio::drive(&device)?;
 /// // ... connections of `device` ...
-/// driver.abort();
+/// drop(driver);
 /// # Ok::<(), std::io::Error>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
-/// The system's, when the descriptor cannot be registered; [`io::ErrorKind::Unsupported`] for a stack without one (a simulated
-/// link), and on a multi-threaded runtime, where this is slower than the device's own thread; [`io::ErrorKind::ResourceBusy`] when another task or thread drives already.
-pub async fn drive(device: Device) -> io::Result<()> {
-    if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread {
-        // Measured: a third of the requests a second less than without, as arrivals then wait for a worker that is busy.
-        let why = "with_tokio::drive needs a runtime of one thread (flavor = \"current_thread\"); without it the device's own thread drives";
-        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
-    }
+/// The system's, when a descriptor cannot be registered; [`io::ErrorKind::Unsupported`] outside of a runtime, and for a stack without
+/// descriptors (a simulated link); [`io::ErrorKind::ResourceBusy`] when another task or thread drives already.
+///
+/// # Panics
+/// If the runtime was built without I/O or time.
+pub fn drive(device: &Device) -> io::Result<Driver> {
+    let runtime = Handle::try_current().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
     let mut shards = JoinSet::new();
     for index in 0..device.shards() {
-        let nudge = Arc::new(Nudge(Notify::new()));
-        let shard = ShardTask::try_new(device.as_raw(), index, || Waker::from(Arc::clone(&nudge)));
+        let handle = Arc::new(WakeHandle(Notify::new()));
+        let shard = ShardTask::try_new(device.as_raw(), index, || Waker::from(Arc::clone(&handle)));
         let shard = shard.ok_or(io::ErrorKind::ResourceBusy)?;
-        shards.spawn(drive_shard(shard, nudge));
+        let set = shard.wait_fd().ok_or(io::ErrorKind::Unsupported)?;
+        // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and the same until it is deregistered.
+        let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
+        let task = async move {
+            if let Err(error) = drive_shard(shard, set, handle).await {
+                tracing::error!(shard = index, %error, "tokio does not drive the device any more");
+            }
+        };
+        shards.spawn_on(task, &runtime);
     }
-    // The first that cannot be driven ends all.
-    match shards.join_next().await {
-        Some(outcome) => outcome?,
-        None => Ok(()),
-    }
+    Ok(Driver { _shards: shards })
 }
 
-async fn drive_shard(shard: ShardTask, nudge: Arc<Nudge>) -> io::Result<()> {
-    let set = shard.wait_fd().ok_or(io::ErrorKind::Unsupported)?;
-    // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and the same until it is deregistered.
-    let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
+async fn drive_shard(
+    shard: ShardTask,
+    set: AsyncFd<Arc<OwnedFd>>,
+    handle: Arc<WakeHandle>,
+) -> io::Result<()> {
     loop {
         let timer = shard.deadline().map(Instant::from_std);
         let deadline = async {
@@ -95,7 +110,7 @@ async fn drive_shard(shard: ShardTask, nudge: Arc<Nudge>) -> io::Result<()> {
                     tokio::task::yield_now().await;
                 }
             }
-            () = nudge.0.notified() => { shard.try_pump(); }
+            () = handle.0.notified() => { shard.try_pump(); }
             () = deadline => { shard.try_pump(); }
         }
     }

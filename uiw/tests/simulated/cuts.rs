@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use uiw::{Access, Connection, ConnectionConfig, ErrorKind, Pd, RemoteMr, WcError, WcStatus};
+use uiw::{Access, Connection, ConnectionConfig, Error, ErrorKind, Pd, RemoteMr, WcStatus};
 use uiw_testkit::sim::{Link, Split};
 
 use crate::link::Simulation;
@@ -40,7 +40,7 @@ async fn client(connection: &Connection, pd: &Pd) -> Outcome {
     let mut failed = false;
     for op in all {
         let (result, back) = match op.await {
-            Ok((_, back)) => (Ok(()), back),
+            Ok(back) => (Ok(()), back),
             Err(failed) => (Err(failed.error), failed.buffer),
         };
         assert_eq!(back.bytes().len(), back.into_inner().len(), "the buffer came back");
@@ -63,14 +63,13 @@ async fn client(connection: &Connection, pd: &Pd) -> Outcome {
     outcome
 }
 
-fn check_error(error: &WcError) {
-    let expected = match error {
-        WcError::Completed { status, .. } => {
-            matches!(status, WcStatus::Flushed | WcStatus::RetryExceeded | WcStatus::Fatal)
-        }
-        WcError::Refused(refused) => {
-            matches!(refused.kind(), ErrorKind::State { .. } | ErrorKind::NotConnected)
-        }
+fn check_error(error: &Error) {
+    let expected = match error.kind() {
+        ErrorKind::Completed { status, .. } => matches!(status, WcStatus::RetryExceeded | WcStatus::Fatal),
+        ErrorKind::Closed { .. }
+        | ErrorKind::Ended { .. }
+        | ErrorKind::State { .. }
+        | ErrorKind::NotConnected => true,
         _ => false,
     };
     assert!(expected, "{error:?}");

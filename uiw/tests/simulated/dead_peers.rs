@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use uiw::{ConnectionConfig, WcError, WcStatus};
+use uiw::{ConnectionConfig, ErrorKind, WcStatus};
 use uiw_testkit::sim::Link;
 
 use crate::link::{CLIENT, SERVER, Simulation};
@@ -102,8 +102,12 @@ fn every_request_of_a_dead_connection_completes() {
             for send in sends {
                 statuses.push(match send.await {
                     Ok(_) => WcStatus::Success,
-                    Err(error) => match error.error {
-                        WcError::Completed { status, .. } => status,
+                    Err(failed) => match failed.error.kind() {
+                        ErrorKind::Completed { status, .. } => *status,
+                        ErrorKind::Ended { reason, .. } => {
+                            assert_eq!(reason.silent_for, Some(Duration::from_secs(20)));
+                            WcStatus::Flushed
+                        }
                         error => panic!("{error}"),
                     },
                 });

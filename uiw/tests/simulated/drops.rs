@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use uiw::raw::QpState;
-use uiw::{Access, ConnectionConfig, IoBuf, Mr, Op, Pd};
+use uiw::{Access, BufferOp, ConnectionConfig, IoBuf, Mr, Pd};
 use uiw_testkit::sim::Link;
 
 use crate::link::Simulation;
@@ -74,7 +74,7 @@ async fn client_window(memory: &uiw::SharedMr, connection: &uiw::Connection) {
 }
 
 /// Drops an operation when woken.
-struct Dropper(Mutex<Option<Op<Vec<u8>>>>);
+struct Dropper(Mutex<Option<BufferOp<Vec<u8>>>>);
 
 impl Wake for Dropper {
     fn wake(self: Arc<Self>) {
@@ -227,7 +227,7 @@ fn a_connection_that_only_detached_operations_keep_discards_messages() {
         async move {
             // The answer that has what is written behind the messages comes behind them.
             loop {
-                let (_, bytes) = client.read(buffer(&pd, 0, 1), remote).await.unwrap();
+                let bytes = client.read(buffer(&pd, 0, 1), remote).await.unwrap();
                 if bytes.bytes() == [1] {
                     break;
                 }

@@ -17,7 +17,7 @@ fn segments_follow_the_path() {
     let simulation = Simulation::new(1, Link { capacity: CAPACITY, ..Link::default() });
     let (pd, connection, mut reader) = reader(&simulation, &settings());
     let bytes: Vec<u8> = (0..900_000u32).map(|n| (n / 3) as u8).collect();
-    let remote = RemoteMr { addr: 0, rkey: STag(1), len: bytes.len() as u64 };
+    let remote = RemoteMr { addr: 0, rkey: STag(1), len: bytes.len() };
     let mut write = connection.write(pd.register(bytes.clone()).unwrap(), remote);
     for _ in 0..20 {
         assert!(poll(&mut write).is_pending());

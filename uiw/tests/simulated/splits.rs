@@ -8,7 +8,7 @@ use uiw_testkit::sim::{Link, Split};
 use crate::link::Simulation;
 
 /// Offset of the counter, behind what the largest Write covers.
-const COUNTER: u64 = 256 << 10;
+const COUNTER: usize = 256 << 10;
 
 fn buffer(pd: &Pd, len: usize, seed: u8) -> Mr<Vec<u8>> {
     pd.register((0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()).unwrap()
@@ -17,8 +17,8 @@ fn buffer(pd: &Pd, len: usize, seed: u8) -> Mr<Vec<u8>> {
 async fn client(pd: &Pd, connection: &Connection, largest: usize) {
     let remote = RemoteMr::from_bytes(&connection.recv().await.unwrap().unwrap()).unwrap();
     for len in [0, 1, 2, 3, 4, 5, 100, 1_500, largest] {
-        let (_, source) = connection.write(buffer(pd, len, 1), remote).await.unwrap();
-        let (_, back) = connection.read(pd.register(vec![0; len]).unwrap(), remote).await.unwrap();
+        let source = connection.write(buffer(pd, len, 1), remote).await.unwrap();
+        let back = connection.read(pd.register(vec![0; len]).unwrap(), remote).await.unwrap();
         assert!(source.bytes() == back.bytes(), "{len} bytes written and read back");
         connection.send(buffer(pd, len.min(16_000), 2)).await.unwrap();
     }
@@ -55,7 +55,7 @@ fn converse(seed: u64, link: Link, settings: &ConnectionConfig, largest: usize) 
 pub(crate) fn converse_over(simulation: &Simulation, settings: &ConnectionConfig, largest: usize) {
     let ((client_pd, c), (server_pd, s)) = simulation.connect(settings);
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let memory = server_pd.share(COUNTER as usize + 8, access).unwrap();
+    let memory = server_pd.share(COUNTER + 8, access).unwrap();
     simulation.run(client(&client_pd, &c, largest), server(&memory, &s, largest));
 }
 

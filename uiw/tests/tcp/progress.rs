@@ -40,7 +40,7 @@ fn receive_with_a_timeout_returns_each_time() {
     let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default());
     for _ in 0..5 {
         let timed_out = server.recv_timeout(Duration::from_millis(5)).unwrap_err();
-        assert!(matches!(timed_out, uiw::WcError::TimedOut { .. }), "{timed_out}");
+        assert!(matches!(timed_out.kind(), uiw::ErrorKind::NoMessage { .. }), "{timed_out}");
     }
     client.send_copy(b"x").unwrap();
     assert!(server.recv_timeout(Duration::from_secs(20)).unwrap().is_some());
@@ -63,16 +63,16 @@ fn dropped_operations_are_detached_and_freed() {
     let alive = Arc::new(());
     let settings = ConnectionConfig::default().send_depth(4);
     let ((_a, client), (_b, server)) = connected(&settings);
-    let spd = server.clone().into_async().pd().clone();
+    let spd = server.pd().clone();
     let shared = spd.share(1 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
     let remote = shared.remote(0..1 << 16).unwrap();
-    let pd = client.clone().into_async().pd().clone();
+    let pd = client.pd().clone();
     for i in 0..40 {
         let buffer = || pd.register(Counted(vec![i; 1 << 16], alive.clone())).unwrap();
         drop(client.read(buffer(), remote));
         drop(client.write(buffer(), remote));
     }
-    let (_, buffer) =
+    let buffer =
         client.read(pd.register(Counted(vec![0; 16], alive.clone())).unwrap(), remote).wait().unwrap();
     drop(buffer);
     let until = Instant::now() + TIMEOUT;
@@ -102,7 +102,7 @@ fn dropped_operations_are_detached_and_freed() {
 fn operations_wait_for_room_and_all_complete() {
     let settings = ConnectionConfig::default().send_depth(2);
     let ((_a, client), (_b, server)) = connected(&settings);
-    let pd = client.clone().into_async().pd().clone();
+    let pd = client.pd().clone();
     let ops: Vec<_> = (0..50u8).map(|i| client.send(pd.register(vec![i; 100]).unwrap())).collect();
     for i in 0..50u8 {
         assert_eq!(&*server.recv().unwrap().unwrap(), &[i; 100]);
@@ -166,4 +166,67 @@ fn a_wait_drives_every_shard_where_no_other_thread_does() {
         if ours.is_some() && theirs.is_some() { Poll::Ready(()) } else { Poll::Pending }
     });
     device.block_on_for(TIMEOUT, both).expect("both ends are established");
+}
+
+#[test]
+fn blocking_server_decides_by_private_data() {
+    let pd = Device::open().unwrap().alloc_pd().unwrap();
+    let settings = ConnectionConfig::default();
+    let listener = Listener::bind(&pd, loopback(), &settings).unwrap();
+    assert!(listener.incoming_timeout(Duration::from_millis(1)).unwrap().is_none());
+    let to = listener.local_addr();
+    let clients = std::thread::spawn(move || {
+        let pd = Device::open().unwrap().alloc_pd().unwrap();
+        ["guess", "secret"].map(|word| {
+            let settings = ConnectionConfig::default().private_data(word);
+            Connection::connect(&pd, to, &settings).map(|connection| connection.recv().unwrap().is_some())
+        })
+    });
+    let refused = listener.incoming().unwrap();
+    assert_eq!((refused.private_data(), refused.peer_identity()), (&b"guess"[..], None));
+    refused.reject(b"no").unwrap();
+    let incoming = listener.incoming_timeout(TIMEOUT).unwrap().unwrap();
+    assert_eq!((incoming.private_data(), incoming.peer_addr().ip()), (&b"secret"[..], to.ip()));
+    incoming.accept(&pd, &settings).unwrap().send_copy(b"welcome").unwrap();
+    let [guess, secret] = clients.join().unwrap();
+    assert!(matches!(guess.unwrap_err().kind(), uiw::ErrorKind::Rejected { .. }));
+    assert!(secret.unwrap());
+}
+
+#[test]
+fn blocking_accept_with_timeout_loses_no_peer() {
+    let pd = Device::open().unwrap().alloc_pd().unwrap();
+    let listener = Listener::bind(&pd, loopback(), &ConnectionConfig::default()).unwrap();
+    let to = listener.local_addr();
+    let client = std::thread::spawn(move || {
+        let pd = Device::open().unwrap().alloc_pd().unwrap();
+        let connection = Connection::connect(&pd, to, &ConnectionConfig::default()).unwrap();
+        connection.recv().unwrap().map(|message| message.to_vec())
+    });
+    let until = Instant::now() + TIMEOUT;
+    let connection = loop {
+        if let Some(connection) = listener.accept_timeout(Duration::from_micros(50)).unwrap() {
+            break connection;
+        }
+        assert!(Instant::now() < until, "no peer");
+    };
+    connection.send_copy(b"welcome").unwrap();
+    assert_eq!(client.join().unwrap().as_deref(), Some(&b"welcome"[..]));
+}
+
+#[test]
+fn wait_timeout_leaves_operation_under_way() {
+    let settings = ConnectionConfig::default().recv_depth(1);
+    let ((_a, client), (_b, server)) = connected(&settings);
+    const LEN: usize = 8 << 20;
+    let mut send = client.send(client.pd().register(vec![7; LEN]).unwrap());
+    // More than TCP takes while nothing is received.
+    let mut later = client.send(client.pd().register(vec![8; 2 * LEN]).unwrap());
+    let first = server.recv().unwrap().unwrap();
+    assert_eq!(first.len(), LEN);
+    assert!(later.wait_timeout(Duration::from_millis(20)).is_none());
+    drop(first);
+    assert_eq!(send.wait_timeout(TIMEOUT).unwrap().unwrap().len(), LEN);
+    assert_eq!(server.recv().unwrap().unwrap()[..], vec![8; 2 * LEN]);
+    assert_eq!(later.wait_timeout(TIMEOUT).unwrap().unwrap().len(), 2 * LEN);
 }

@@ -5,8 +5,8 @@ use uiw::{Access, ConnConfig, ConnectionConfig, ErrorKind};
 #[test]
 fn every_operation_moves_its_bytes() {
     let ((_c, client), (_s, server)) = connected(&ConnectionConfig::default());
-    let cpd = client.clone().into_async().pd().clone();
-    let spd = server.clone().into_async().pd().clone();
+    let cpd = client.pd().clone();
+    let spd = server.pd().clone();
     client.send_copy(b"hello").unwrap();
     assert_eq!(&*server.recv().unwrap().unwrap(), b"hello");
     server.send_copy(b"hello yourself").unwrap();
@@ -15,8 +15,8 @@ fn every_operation_moves_its_bytes() {
         spd.share(1 << 20, Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).unwrap();
     let remote = shared.remote(0..1 << 20).unwrap();
     let data: Vec<u8> = (0..1u32 << 20).map(|i| ((i * 7) >> 3) as u8).collect();
-    let (_, mr) = client.write(cpd.register(data.clone()).unwrap(), remote).wait().unwrap();
-    let (_, back) = client.read(cpd.register(vec![0u8; 1 << 20]).unwrap(), remote).wait().unwrap();
+    let mr = client.write(cpd.register(data.clone()).unwrap(), remote).wait().unwrap();
+    let back = client.read(cpd.register(vec![0u8; 1 << 20]).unwrap(), remote).wait().unwrap();
     assert!(back.bytes() == data);
     drop(mr);
     assert_eq!(shared.to_vec(0..1 << 20).unwrap(), data);

@@ -9,7 +9,7 @@ use uiw::{Access, ConnectionConfig, Device, Pd, RemoteMr, SharedMr};
 
 const FOR: Duration = Duration::from_secs(3);
 const THREADS: u64 = 4;
-const BLOCK: u64 = 64 << 10;
+const BLOCK: usize = 64 << 10;
 
 /// xorshift: the same rounds for the same seed.
 struct Dice(u64);
@@ -57,7 +57,7 @@ impl<'a> Client<'a> {
     /// One mixed round. None when the connection has ended.
     fn round(&self, dice: &mut Dice) -> Option<()> {
         let seed = dice.below(256) as u8;
-        let len = dice.below(BLOCK / 2) as usize;
+        let len = dice.below(BLOCK as u64 / 2) as usize;
         let at = self.remote.slice(0..BLOCK).unwrap();
         let block = |len| self.pd.register(bytes(seed, len)).unwrap();
         let write = self.connection.write(block(len), at);
@@ -67,13 +67,13 @@ impl<'a> Client<'a> {
         // More than there is room for, dropped while they wait or go out; they write elsewhere.
         let elsewhere = self.remote.slice(BLOCK..2 * BLOCK).unwrap();
         for _ in 0..dice.below(6) {
-            drop(self.connection.write(block(dice.below(BLOCK) as usize), elsewhere));
+            drop(self.connection.write(block(dice.below(BLOCK as u64) as usize), elsewhere));
         }
         let message = self.connection.recv().ok()??;
         assert!(*message == echo, "the echo of {} bytes", echo.len());
         send.wait().ok()?;
-        let (_, source) = write.wait().ok()?;
-        let (_, back) = read.wait().ok()?;
+        let source = write.wait().ok()?;
+        let back = read.wait().ok()?;
         assert!(source.bytes() == back.bytes(), "{len} bytes written and read back");
         Some(())
     }
@@ -100,7 +100,7 @@ fn client(device: &Device, to: std::net::SocketAddr, mut dice: Dice, rounds: &At
             0 => {
                 let at = client.remote.slice(BLOCK..2 * BLOCK).unwrap();
                 let ops: Vec<_> = (0..8)
-                    .map(|_| client.connection.read(pd.register(vec![0; BLOCK as usize]).unwrap(), at))
+                    .map(|_| client.connection.read(pd.register(vec![0; BLOCK]).unwrap(), at))
                     .collect();
                 *slot = None;
                 drop(ops);
@@ -127,17 +127,19 @@ fn stress(rounds: &AtomicU64) {
             let pd = other.alloc_pd().unwrap();
             let mut served = 1;
             while !stop.load(Ordering::SeqCst) {
-                let Some(incoming) = listener.incoming(Duration::from_millis(100)).unwrap() else { continue };
+                let Some(incoming) = listener.incoming_timeout(Duration::from_millis(100)).unwrap() else {
+                    continue;
+                };
                 served += 1;
                 let pd = pd.clone();
                 scope.spawn(move || {
                     let settings = ConnectionConfig::default().send_depth(4).recv_depth(8);
-                    let accepted = other.block_on(incoming.accept(&pd, &settings));
+                    let accepted = incoming.accept(&pd, &settings);
                     let Ok(connection) = accepted else { return };
                     // A writer's block each: connections of one client do not share.
                     let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-                    let memory = pd.share(2 * BLOCK as usize, access).unwrap();
-                    other.block_on(serve(&connection, &memory, Dice(served * 104_729)));
+                    let memory = pd.share(2 * BLOCK, access).unwrap();
+                    other.block_on(serve(connection.as_async(), &memory, Dice(served * 104_729)));
                 });
             }
         });

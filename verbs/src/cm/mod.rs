@@ -114,10 +114,29 @@ pub struct CloseReason {
     pub suspect: Option<Suspect>,
 }
 
+impl CloseReason {
+    /// Returns whether both sides closed in order: the connection was neither aborted nor lost.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.orderly && self.reason.is_none()
+    }
+
+    /// Returns the kind that std has for an operation that failed because the connection ended so.
+    pub(crate) fn io_kind(&self) -> io::ErrorKind {
+        match (self.reason, self.silent_for) {
+            (Some(_), _) => io::ErrorKind::ConnectionAborted,
+            (None, Some(_)) => io::ErrorKind::TimedOut,
+            (None, None) if self.orderly => io::ErrorKind::BrokenPipe,
+            (None, None) => io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
 /// The cause, readable.
 impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.reason, self.silent_for) {
+            (Some(_), _) if self.orderly => f.write_str("aborted by this end"),
             (Some(reason), _) => reason.fmt(f),
             (None, Some(time)) => write!(f, "nothing acknowledged for {time:?}"),
             (None, None) if self.orderly => f.write_str("closed in order"),
