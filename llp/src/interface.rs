@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_interface_is_found() {
+    fn loopback_interface_found() {
         let lo = Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
         assert_eq!(Interface::find(&lo.name).unwrap(), lo);
         assert!(lo.index > 0 && lo.mtu >= 1280);

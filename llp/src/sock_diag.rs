@@ -73,7 +73,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn a_connection_is_found_by_its_addresses() {
+    fn connection_found_by_addresses() {
         for host in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(host) else { continue };
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

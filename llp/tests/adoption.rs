@@ -10,7 +10,7 @@ const STREAM: Token = Token(1);
 const MOVED: Token = Token(2);
 
 #[test]
-fn attached_foreign_or_aborted_stream_not_adopted() {
+fn unsuitable_stream_not_adopted() {
     let mut stack = TcpStack::new().unwrap();
     let (local, config) = ((Ipv4Addr::LOCALHOST, 0).into(), TransportConfig::default());
     let mut stream = stack.connect_self(local, &config, STREAM).unwrap();

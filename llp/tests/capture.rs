@@ -141,7 +141,7 @@ fn recv(stream: &mut dyn TransportStream, len: usize) -> Vec<u8> {
 
 /// One end on each side of a sim network, so that each interface holds one view.
 #[test]
-fn a_conversation_from_both_sides() {
+fn conversation_from_both_sides() {
     let file = Shared::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let network = Network::new(1);
@@ -236,7 +236,7 @@ fn times_are_those_of_the_stack() {
 }
 
 #[test]
-fn a_failing_file_fails_no_stream() {
+fn failing_file_fails_no_stream() {
     struct Full;
     impl Write for Full {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -292,7 +292,7 @@ fn messages_to(file: PcapFile, count: usize) {
 }
 
 #[test]
-fn a_capture_has_a_bound() {
+fn capture_size_bounded() {
     let folder = std::env::temp_dir().join(format!("llp-ring-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join("ring.pcapng");
@@ -383,7 +383,7 @@ fn tshark_reads_it() {
 }
 
 #[test]
-fn a_stream_to_itself_is_written_once() {
+fn loopback_stream_written_once() {
     let file = Shared::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
@@ -403,7 +403,7 @@ fn a_stream_to_itself_is_written_once() {
 
 /// The stream is not ended and the sink not dropped: a killed process has written its frames.
 #[test]
-fn what_was_written_reaches_the_file_by_the_deadline() {
+fn packets_reach_file_by_deadline() {
     let file = Shared::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
@@ -421,7 +421,7 @@ fn what_was_written_reaches_the_file_by_the_deadline() {
 }
 
 #[test]
-fn a_stream_that_moves_to_another_shard_goes_on_in_the_same_interface() {
+fn moved_stream_keeps_interface() {
     let file = Shared::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let Pair { stack, mut client, mut server } = pair(TcpStack::new().unwrap(), &sink);

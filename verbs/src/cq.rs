@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn consumer_takes_every_completion_and_the_queue_does_not_overflow() {
+    fn concurrent_consumer_takes_all_completions() {
         let device = Device::open().unwrap();
         let consumer = Arc::<Taken>::default();
         let cq = device.create_consumed_cq(1, Arc::clone(&consumer) as Arc<_>).unwrap();
@@ -594,7 +594,7 @@ mod tests {
 
     /// Completions are taken in order and none twice, however many at a time, where the ring wraps and where it is full.
     #[test]
-    fn completions_are_taken_in_order_while_the_ring_wraps() {
+    fn completions_ordered_across_ring_wrap() {
         let device = Device::open().unwrap();
         let cq = device.create_cq(7, CqConfig::default()).unwrap();
         let mut wakes = Wakes::default();

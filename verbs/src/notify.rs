@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_taken_in_place_of_the_one_just_taken() {
+    fn event_taken_in_place_of_previous() {
         let queue = EventQueue::default();
         for item in [1, 2, 3, 4] {
             queue.post(item);
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn no_token_remains_of_an_event_taken_before_its_token() {
+    fn early_taken_event_leaves_no_token() {
         let queue = EventQueue::default();
         let fd = queue.fd().unwrap();
         let mut wakes = Wakes::default();
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn token_read_by_the_caller_is_neither_lost_nor_doubled() {
+    fn token_read_by_caller_counted_once() {
         let queue = EventQueue::default();
         let fd = queue.token_fd().unwrap();
         let read = || rustix::io::read(fd, &mut [0u8; 8]).unwrap();
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn token_of_an_event_that_was_there_before_is_taken_with_it() {
+    fn earlier_token_taken_with_event() {
         let queue = EventQueue::default();
         let fd = queue.fd().unwrap();
         queue.post(1);
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn posted_and_moved_events_have_a_token_each() {
+    fn posted_and_moved_events_have_tokens() {
         let (from, to) = (EventQueue::default(), EventQueue::default());
         let (from_fd, to_fd) = (from.fd().unwrap(), to.fd().unwrap());
         for i in 0..4 {

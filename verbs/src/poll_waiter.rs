@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn wake_ups_of_a_sleep_are_cleared_by_its_end() {
+    fn wake_ups_cleared_after_sleep() {
         let mut waiter = PollWaiter::new(&Device::open().unwrap()).unwrap();
         let waker = waiter.waker();
         for _ in 0..2 {
@@ -286,7 +286,7 @@ mod tests {
 
     /// The thread that wakes is preempted before its write, while something else ends the sleep.
     #[test]
-    fn a_write_that_ends_later_is_cleared_by_the_end_of_the_next_sleep() {
+    fn late_wake_up_cleared_by_next_sleep() {
         let waiter = PollWaiter::new(&Device::open().unwrap()).unwrap();
         let waker = waiter.waker();
         assert!(waiter.begin_sleep());

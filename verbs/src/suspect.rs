@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_on_the_request() {
+    fn close_on_request() {
         let closed = Error::ClosedInStartup { peer: peer() };
         let reset = Error::Lost { peer: peer(), source: io::ErrorKind::ConnectionReset.into() };
         for error in [closed, reset] {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_cannot_be_accepted() {
+    fn unacceptable_reply() {
         for (refusal, expected) in [
             (StartupRefusal::NoMatchingRtr, Suspect::RtrKinds),
             (StartupRefusal::InsufficientIrd { ours: 1, needed: 2 }, Suspect::Ird),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_terminate() {
+    fn first_terminate() {
         let negotiated = Negotiated {
             revision: 2,
             enhanced: true,
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_has_the_options() {
+    fn text_names_options() {
         let text = Suspect::ReadRtrRequired.to_string();
         assert!(text.ends_with("; try peer-to-peer=on rtr=read"), "{text}");
     }

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_new_thread_blocks_every_signal_but_faults_and_the_caller_none() {
+    fn new_thread_blocks_signals() {
         let inside = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let seen = std::sync::Arc::clone(&inside);
         let thread = spawn("test", move || {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slice_is_shorter_and_the_creator_keeps_its_own() {
+    fn shortened_slice_keeps_creator_slice() {
         let before = slice();
         let (sender, receiver) = mpsc::channel();
         spawn("slice", move || sender.send(slice()).unwrap()).unwrap().join().unwrap();
@@ -146,7 +146,7 @@ mod tests {
 
     /// A process without the right to raise it keeps the priority that it has.
     #[test]
-    fn a_raised_priority_is_made_what_it_was() {
+    fn raised_priority_restored() {
         fn nice() -> i32 {
             attributes().unwrap().sched_nice
         }

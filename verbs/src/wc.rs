@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_says_whose_bytes_it_was_in() {
+    fn reason_names_origin() {
         let reason = |origin| WireReason { from_peer: true, layer: 2, etype: 0, code: 6, origin }.to_string();
         let rfc = reason(Origin::Rfc);
         assert!(rfc.ends_with(" (2/0/0x06)") && !rfc.contains("siw"), "{rfc}");

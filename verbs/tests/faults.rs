@@ -42,7 +42,7 @@ fn errno(error: &Error) -> (&'static str, Option<i32>) {
 }
 
 #[test]
-fn a_planned_status_ends_its_request_and_the_queue_pair() {
+fn planned_status_ends_queue_pair() {
     let [client, server] = pair("wc:write@3=RETRY_EXC_ERR", "seed=1");
     for wr_id in 1..=5 {
         write(&client, &server, wr_id).unwrap();
@@ -61,7 +61,7 @@ fn a_planned_status_ends_its_request_and_the_queue_pair() {
 }
 
 #[test]
-fn a_planned_status_of_a_receive() {
+fn planned_status_of_receive() {
     let [client, server] = pair("seed=1", "wc:recv@2=LOC_PROT_ERR");
     let receives: Vec<_> = (1..=3).map(|wr_id| (wr_id, [server.sge(8 * wr_id, 8)])).collect();
     let posts = receives.iter().map(|(wr_id, sges)| RecvWr { wr_id: *wr_id, sges });
@@ -77,7 +77,7 @@ fn a_planned_status_of_a_receive() {
 }
 
 #[test]
-fn planned_calls_are_refused_and_do_nothing() {
+fn planned_calls_refused() {
     let plan = "call:alloc_pd@2=ENOMEM,call:create_cq@2=12,call:create_qp@2=EINVAL,call:reg_mr@2=EPERM,\
                 call:create_srq=EIO,call:post_recv@1=ENOSPC,call:post_send@2=EIO";
     let [client, server] = pair(plan, "seed=1");

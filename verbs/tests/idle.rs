@@ -104,7 +104,7 @@ fn held_each(connections: usize, options: &Arc<ConnConfig>) -> usize {
 
 /// A place for a Read takes 32 bytes at least: a queue made for all of them would hold 32 KiB more.
 #[test]
-fn a_connection_without_reads_holds_the_same_whatever_its_ird_and_ord_are() {
+fn connection_memory_independent_of_ird() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let of = |depth| held_each(200, &Arc::new(ConnConfig::default().ird(depth).ord(depth)));
     let (few, many) = (of(1), of(1024));
@@ -113,7 +113,7 @@ fn a_connection_without_reads_holds_the_same_whatever_its_ird_and_ord_are() {
 }
 
 #[test]
-fn an_idle_connection_holds_at_most_16_kib() {
+fn idle_connection_within_16_kib() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let connections = CONNECTIONS.min((descriptors() - 100) / 2);
     let each = held_each(connections, &Arc::new(ConnConfig::default()));

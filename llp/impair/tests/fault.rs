@@ -105,7 +105,7 @@ fn flipped_bits_both_ways() {
 }
 
 #[test]
-fn a_cut_after_bytes_sent() {
+fn cut_after_bytes_sent() {
     let faults = Faults { cut_sent: Some(4), ..Faults::default() };
     let Pair { mut stack, mut client, mut server, .. } = pair(faults);
     assert_eq!(send(&mut *client, b"123456").unwrap(), 4);
@@ -124,7 +124,7 @@ fn a_cut_after_bytes_sent() {
 }
 
 #[test]
-fn a_cut_after_bytes_received() {
+fn cut_after_bytes_received() {
     let Pair { mut client, mut server, .. } = pair(Faults { cut_received: Some(3), ..Faults::default() });
     send(&mut *server, b"12345").unwrap();
     assert_eq!(recv(&mut *client, 9).unwrap(), b"123");
@@ -133,7 +133,7 @@ fn a_cut_after_bytes_received() {
 }
 
 #[test]
-fn a_fin_after_bytes_sent() {
+fn fin_after_bytes_sent() {
     let Pair { mut client, mut server, .. } = pair(Faults { fin_sent: Some(3), ..Faults::default() });
     assert_eq!(send(&mut *client, b"12345").unwrap(), 3);
     assert_eq!(kind(send(&mut *client, b"45")), ErrorKind::BrokenPipe);
@@ -173,7 +173,7 @@ fn on_the_kernels_tcp() {
 }
 
 #[test]
-fn faults_follow_a_stream_to_another_shard() {
+fn faults_follow_stream_to_other_shard() {
     let cut = Faults { cut_sent: Some(4), ..Faults::default() };
     let Pair { mut stack, mut client, mut server, .. } = pair_on(Box::new(TcpStack::new().unwrap()), cut);
     let mut other = stack.shard().unwrap().unwrap();

@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_to_be_cut_hold_whole_segments_of_a_multiple_of_four() {
+    fn cut_frames_hold_whole_segments() {
         for (mtu, packet) in
             [(1500, 1500), (1501, 1500), (1503, 1500), (1504, 1504), (9000, 9000), (9001, 9000)]
         {

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_syn_says_fits_the_link() {
+    fn mss_of_syn_fits_link() {
         // Behind others, and the bytes that it has then.
         let options = |size: u16| {
             let [a, b] = size.to_be_bytes();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syn_that_says_nothing_and_segments_that_are_none() {
+    fn syn_without_mss_and_invalid_segments() {
         for options in [&[][..], &[2, 4, 0, 0], &[0, 2, 4, 9], &[1, 1, 1, 2], &[3, 0, 1, 0], &[8, 200, 0, 0]]
         {
             let mut frame = segment(true, options, true);

@@ -120,7 +120,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     #[test]
-    fn the_loopback_interface_carries_frames() {
+    fn loopback_interface_carries_frames() {
         let lo = Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
         if lo.is_up {
             assert_eq!(ethernet(&lo.name).unwrap(), [0; 6]);

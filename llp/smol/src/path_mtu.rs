@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_become_shorter_step_by_step_and_whole_again_when_one_arrives() {
+    fn segment_size_shrinks_and_recovers() {
         for base in [1, u32::MAX - 2000, u32::MAX / 2] {
             let at = |offset: usize| base.wrapping_add((WHOLE + offset) as u32);
             let mut path = begun(base);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_is_sent_again_is_lost_and_the_next_one_waits() {
+    fn repeated_probe_counts_as_lost() {
         let mut path = begun(1);
         let at = |offset: usize| (1 + WHOLE + offset) as u32;
         for second in [1, 2, 4] {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn short_segments_fast_retransmissions_and_long_interfaces() {
+    fn path_mtu_unaffected_by_short_segments() {
         // A short one that is lost many times: an outage.
         let mut path = begun(1);
         for second in 1..10 {

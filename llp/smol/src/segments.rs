@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_cut_as_a_card_does() {
+    fn packets_cut_like_hardware() {
         let payload: Vec<u8> = (0..4001u32).map(|n| (n * 13 % 251) as u8).collect();
         for (v4, udp, kind) in [
             (true, false, GSO_TCPV4),
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_is_refused() {
+    fn unknown_packets_refused() {
         let (bytes, start) = frame(true, false, &[7; 3000]);
         let never = &mut |_| panic!("nothing is to be given");
         for len in 0..start + 20 {

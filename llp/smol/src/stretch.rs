@@ -146,7 +146,7 @@ mod tests {
     use smoltcp::wire::EthernetFrame;
 
     #[test]
-    fn parts_come_in_order_end_before_the_whole_and_at_multiples_of_four() {
+    fn stretched_parts_ordered_and_aligned() {
         let mut whole = vec![0; ETHERNET_HEADER + 20 + TCP_HEADER];
         EthernetFrame::new_unchecked(&mut whole[..]).set_ethertype(EthernetProtocol::Ipv4);
         let at = ETHERNET_HEADER + 20;

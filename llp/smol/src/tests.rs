@@ -128,7 +128,7 @@ fn kind<T>(result: io::Result<T>) -> ErrorKind {
 }
 
 #[test]
-fn bytes_arrive_over_both_versions_and_any_mtu() {
+fn bytes_arrive_over_any_mtu() {
     for v6 in [false, true] {
         for mtu in [1500, 9000] {
             let mut world = World::new(mtu, v6);
@@ -142,7 +142,7 @@ fn bytes_arrive_over_both_versions_and_any_mtu() {
 }
 
 #[test]
-fn lost_doubled_late_and_damaged_frames_cost_only_time() {
+fn impaired_frames_cost_only_time() {
     let rough = Profile { loss: 0.01, duplicate: 0.01, reorder: 0.01, damage: 0.01, ..Profile::default() };
     let (a, b) = pipe(1500).unwrap();
     let through = |end: PipeLink, seed| end.through(Direction::new(&rough, seed).unwrap(), &Clock::system());
@@ -153,7 +153,7 @@ fn lost_doubled_late_and_damaged_frames_cost_only_time() {
 
 /// On the virtual clock a path takes as long as it should, and no time passes.
 #[test]
-fn a_long_path_on_a_virtual_clock() {
+fn long_path_on_virtual_clock() {
     let clock = Clock::virtual_time();
     let profile = Profile { delay: Duration::from_millis(50), rate: Some(1_000_000), ..Profile::default() };
     let (a, b) = pipe(1500).unwrap();
@@ -196,7 +196,7 @@ fn a_long_path_on_a_virtual_clock() {
 }
 
 #[test]
-fn a_fin_ends_one_direction_and_then_the_other() {
+fn fin_ends_one_direction() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     world.carry(&mut *client, &mut *server, b"last words");
@@ -210,7 +210,7 @@ fn a_fin_ends_one_direction_and_then_the_other() {
 }
 
 #[test]
-fn a_reset_is_seen_by_the_other_end() {
+fn reset_seen_by_peer() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     client.abort();
@@ -221,7 +221,7 @@ fn a_reset_is_seen_by_the_other_end() {
 }
 
 #[test]
-fn a_closed_port_refuses() {
+fn closed_port_refuses() {
     let mut world = World::new(1500, false);
     let mut client = world.connect(9, 1);
     world.until(|world| world.reported(0, 1).is_some());
@@ -229,7 +229,7 @@ fn a_closed_port_refuses() {
 }
 
 #[test]
-fn readiness_is_said_again_until_it_is_used_and_only_when_asked() {
+fn readiness_repeated_until_used() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     client.send(&[IoVec::from(&b"hello"[..])]).unwrap();
@@ -250,7 +250,7 @@ fn readiness_is_said_again_until_it_is_used_and_only_when_asked() {
 }
 
 #[test]
-fn the_backlog_is_as_long_as_asked_for() {
+fn backlog_has_requested_length() {
     let mut world = World::new(1500, false);
     let mut listener = world.listen(4791, 150);
     let mut clients: Vec<_> = (0..200).map(|token| world.connect(4791, token)).collect();
@@ -275,7 +275,7 @@ fn the_backlog_is_as_long_as_asked_for() {
 }
 
 #[test]
-fn ports_and_addresses_that_cannot_be_had() {
+fn unavailable_ports_and_addresses() {
     let mut world = World::new(1500, false);
     let _listener = world.listen(4791, 1);
     let options = ListenConfig::default();
@@ -327,7 +327,7 @@ fn buffers_beyond_every_window() {
 
 /// A peer beyond the network is asked by way of the gateway.
 #[test]
-fn a_peer_behind_a_gateway() {
+fn peer_behind_gateway() {
     let (link, _other) = pipe(1500).unwrap();
     let gateways = vec![address(2, false)];
     let config = SmolConfig { gateways, ..SmolConfig::new(address(1, false), 24) };
@@ -337,7 +337,7 @@ fn a_peer_behind_a_gateway() {
 }
 
 #[test]
-fn a_link_that_is_cut_ends_its_connections() {
+fn cut_link_ends_connections() {
     let (a, b) = pipe(1500).unwrap();
     let scissors = a.scissors();
     let mut world = World::with((a, b), false);
@@ -350,7 +350,7 @@ fn a_link_that_is_cut_ends_its_connections() {
 }
 
 #[test]
-fn what_was_sent_before_the_end_arrives() {
+fn bytes_before_end_arrive() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     let bytes = pattern(500_000);
@@ -374,7 +374,7 @@ fn what_was_sent_before_the_end_arrives() {
 
 /// A thread that sleeps in the descriptor is woken by what another call took off the link.
 #[test]
-fn the_descriptor_reports_frames_taken_by_other_calls() {
+fn descriptor_reports_frames_of_other_calls() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut world = World::new(1500, false);
     let mut listener = world.listen(4791, 8);
@@ -394,7 +394,7 @@ fn the_descriptor_reports_frames_taken_by_other_calls() {
 
 /// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
 #[test]
-fn peek_returns_bytes_in_the_receive_buffer() {
+fn peek_returns_receive_buffer() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -424,7 +424,7 @@ fn peek_returns_bytes_in_the_receive_buffer() {
 
 /// Round and round the buffer: pieces that end where it ends are followed by those at its front.
 #[test]
-fn peeks_pass_the_end_of_the_buffer() {
+fn peeks_wrap_around_buffer() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     let bytes = pattern(3_500_000);
@@ -471,7 +471,7 @@ fn minutes_pass(world: &mut World, clock: &Clock) {
 
 /// smoltcp throws away what it holds when TIME-WAIT ends.
 #[test]
-fn what_came_is_there_long_after_the_connection_ended() {
+fn received_bytes_outlive_connection() {
     let clock = Clock::virtual_time();
     let (mut world, mut client, mut server) = on_virtual_clock(&clock);
     client.shutdown().unwrap();
@@ -517,7 +517,7 @@ fn nothing_is_left_of_closed_connections() {
 
 /// A stream that was read in part keeps the descriptor readable, as a poll would report it.
 #[test]
-fn the_descriptor_is_readable_as_long_as_a_poll_reports() {
+fn descriptor_readable_while_events_pending() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();

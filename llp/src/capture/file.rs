@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_text_says() {
+    fn capture_text_parsed() {
         let parse = |text: &str| text.parse::<PcapFile>();
         assert_eq!(parse("a,b.pcapng"), Ok(PcapFile::new("a,b.pcapng")));
         assert_eq!(parse("a,append,snap=200"), Ok(PcapFile::new("a").snap(200).append(true)));

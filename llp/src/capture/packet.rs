@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_has_lengths_and_a_checksum() {
+    fn datagram_has_lengths_and_checksum() {
         let mut out = Vec::new();
         emit_datagram(&mut out, "10.0.0.1:5".parse().unwrap(), "10.0.0.2:7".parse().unwrap(), b"odd");
         let (ip, udp) = out.split_at(20);

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn several_addresses_of_both_families_are_found() {
+    fn addresses_of_both_families_found() {
         let Some(network) = Network::veth() else { return };
         for address in ["10.77.9.1/30", "10.77.0.9/24", "fd77::1/64", "fd78::1/112"] {
             let mut command = Command::new("ip");

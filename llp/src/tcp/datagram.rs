@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_have_one_peer_one_hop_limit_and_one_length() {
+    fn messages_share_peer_hop_limit_length() {
         let to = |port: u16, len| Outgoing::new(([127, 0, 0, 1], port).into(), len);
         let run = |count, len| Outgoing { count, ..to(1, len) };
         assert_eq!(messages(&[]), []);
@@ -343,7 +343,7 @@ mod tests {
 
     /// A run that the kernel refuses because of its peer says nothing about segmentation.
     #[test]
-    fn a_peer_that_cannot_be_reached_leaves_segmentation_on() {
+    fn unreachable_peer_keeps_segmentation() {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         let local = (std::net::Ipv4Addr::LOCALHOST, 0).into();
         let mut socket = bind(local, &DatagramConfig::default(), &epoll, Token(1)).unwrap();
@@ -356,7 +356,7 @@ mod tests {
 
     /// More segments than any kernel takes: 6.18 refuses more than 128 as older kernels refuse more than 64.
     #[test]
-    fn runs_that_the_kernel_refuses_are_sent_shorter_from_then_on() {
+    fn refused_runs_shortened() {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         let local = (std::net::Ipv4Addr::LOCALHOST, 0).into();
         let mut socket = bind(local, &DatagramConfig::default(), &epoll, Token(1)).unwrap();

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_probe_is_unanswered_in_time() {
+    fn last_probe_unanswered_in_time() {
         for seconds in [2, 3, 5, 10, 19, 20, 60, 900, 65_534] {
             let (idle, interval, count) = probes(Duration::from_secs(seconds));
             let dead = u64::from(idle + interval * count);

@@ -140,7 +140,7 @@ fn interest_is_level_triggered() {
 }
 
 #[test]
-fn a_full_buffer_blocks_and_clears() {
+fn full_buffer_blocks_and_clears() {
     let options = TransportConfig {
         send_buffer: Some(16_384),
         recv_buffer: Some(16_384),
@@ -166,7 +166,7 @@ fn a_full_buffer_blocks_and_clears() {
 }
 
 #[test]
-fn fin_then_the_other_way_still_works() {
+fn other_direction_works_after_fin() {
     let mut pair = Pair::new();
     send(&mut *pair.client, b"last").unwrap();
     pair.client.shutdown().unwrap();
@@ -197,7 +197,7 @@ fn abort_resets() {
 }
 
 #[test]
-fn a_dropped_stream_reports_nothing_more() {
+fn dropped_stream_reports_nothing() {
     let Pair { mut stack, client, server, _listener } = Pair::new();
     drop(client);
     wait(&mut stack, |e| e.token == SERVER && e.readable);
@@ -275,7 +275,7 @@ fn defaults_reach_both_ends() {
 
 /// The kernel ends a connection with TCP_USER_TIMEOUT after that time, though its peer answers every probe.
 #[test]
-fn a_closed_window_ends_no_connection() {
+fn closed_window_keeps_connection() {
     let options = TransportConfig { dead_after: Some(Duration::from_secs(2)), ..TransportConfig::default() };
     let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     let bytes = [7; 64 << 10];
@@ -291,7 +291,7 @@ fn a_closed_window_ends_no_connection() {
 }
 
 #[test]
-fn segments_are_no_longer_than_asked_for() {
+fn segments_within_requested_length() {
     let options = TransportConfig { max_segment: Some(500), ..TransportConfig::default() };
     let pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     for end in [&pair.client, &pair.server] {
@@ -336,7 +336,7 @@ fn congestion_control_by_name() {
 }
 
 #[test]
-fn type_of_service_of_both_families_at_both_ends() {
+fn type_of_service_in_both_families() {
     let options = TransportConfig { tos: Some(0x28), ..TransportConfig::default() };
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let pair = Pair::with(ip, &options);
@@ -371,7 +371,7 @@ fn unmapped_memory_is_distinguished() {
 }
 
 #[test]
-fn the_epoll_descriptor_is_ready_with_the_stack() {
+fn epoll_descriptor_ready_with_stack() {
     let mut pair = Pair::new();
     pair.client.set_interest(Interest::READ).unwrap();
     let epoll = pair.stack.wait_fd().unwrap();
@@ -386,11 +386,11 @@ fn the_epoll_descriptor_is_ready_with_the_stack() {
 
 /// In a process of its own: the limit of descriptors holds for all of it.
 #[test]
-fn without_descriptors_connections_are_cut_and_the_listener_lives() {
+fn listener_survives_without_descriptors() {
     const CHILD: &str = "UIW_LLP_NO_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "tcp::tests::without_descriptors_connections_are_cut_and_the_listener_lives"])
+            .args(["--exact", "tcp::tests::listener_survives_without_descriptors"])
             .env(CHILD, "1")
             .output()
             .unwrap();
@@ -421,7 +421,7 @@ fn without_descriptors_connections_are_cut_and_the_listener_lives() {
 }
 
 #[test]
-fn a_stream_to_itself_receives_what_it_sends() {
+fn loopback_stream_receives_own_bytes() {
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let mut stack = TcpStack::new().unwrap();
         let options = TransportConfig::default();
@@ -457,7 +457,7 @@ fn a_stream_to_itself_receives_what_it_sends() {
 const MOVED: Token = Token(4);
 
 #[test]
-fn a_stream_moves_to_another_shard() {
+fn stream_moves_to_other_shard() {
     let mut pair = Pair::new();
     let mut other = pair.stack.shard().unwrap().unwrap();
     send(&mut *pair.client, b"before ").unwrap();
@@ -482,7 +482,7 @@ fn a_stream_moves_to_another_shard() {
 }
 
 #[test]
-fn adoption_wakes_a_thread_that_sleeps_in_the_set() {
+fn adoption_wakes_sleeping_thread() {
     let mut pair = Pair::new();
     let mut other = pair.stack.shard().unwrap().unwrap();
     let set = other.wait_fd().unwrap();
@@ -500,7 +500,7 @@ fn adoption_wakes_a_thread_that_sleeps_in_the_set() {
 }
 
 #[test]
-fn a_connection_attempt_moves_too() {
+fn connection_attempt_moves_to_other_shard() {
     let mut stack = TcpStack::new().unwrap();
     let any = "127.0.0.1:0".parse().unwrap();
     let listener = stack.listen(any, &ListenConfig::default(), LISTENER).unwrap();
@@ -556,7 +556,7 @@ fn open_sockets_become_streams() {
 
 /// A connection attempt of the program that fails is one of the stack that fails.
 #[test]
-fn an_open_socket_may_be_refused() {
+fn open_socket_may_be_refused() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.set_nonblocking(true).unwrap();

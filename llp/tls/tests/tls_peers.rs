@@ -328,7 +328,7 @@ fn openssl_updates_its_keys() {
 }
 
 #[test]
-fn openssl_with_the_certificate_of_another_authority_is_refused() {
+fn openssl_with_foreign_certificate_refused() {
     let Some(openssl) = uiw_interop::require("openssl") else { return };
     let (directory, other) = (Directory::new(), Directory::new());
     let config = certificates(&directory);
@@ -349,7 +349,7 @@ fn openssl_with_the_certificate_of_another_authority_is_refused() {
 }
 
 #[test]
-fn gnutls_as_client_with_a_raw_public_key() {
+fn gnutls_client_with_raw_key() {
     let Some(gnutls) = uiw_interop::require("gnutls-cli") else { return };
     let directory = Directory::new();
     let (config, key) = raw_keys(&directory);
@@ -374,7 +374,7 @@ fn gnutls_as_client_with_a_raw_public_key() {
 }
 
 #[test]
-fn gnutls_as_server_with_a_raw_public_key() {
+fn gnutls_server_with_raw_key() {
     let Some(gnutls) = uiw_interop::require("gnutls-serv") else { return };
     let directory = Directory::new();
     let (config, key) = raw_keys(&directory);

@@ -19,7 +19,7 @@ fn with_clock(tick: Duration, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send +
 
 /// Three threads that have work for the core at the same time, none of which comes back: all is served.
 #[test]
-fn no_post_and_no_command_is_lost() {
+fn posts_and_commands_not_lost() {
     check(|| {
         let shard = Shard::new();
         let posts = shard.spawn(|shard| shard.post(Post::Send));
@@ -46,7 +46,7 @@ fn coalesced_posts_are_served() {
 
 /// A thread that waits while two others post and poll, beside the background thread.
 #[test]
-fn waiter_sees_the_completions_of_two_pollers() {
+fn waiter_sees_completions_of_pollers() {
     with_background(|shard| {
         let pollers = [Post::Send, Post::Send].map(|post| shard.spawn(move |shard| shard.post(post)));
         shard.wait(2);
@@ -137,7 +137,7 @@ fn withheld_token_ends_the_sleep() {
 
 /// The same, while another thread reads an arrival, which the sleeping program is to see.
 #[test]
-fn arrival_that_another_thread_reads_ends_the_sleep() {
+fn arrival_read_elsewhere_ends_sleep() {
     with_background(|shard| {
         let other = shard.spawn(|shard| {
             shard.arrive();
@@ -157,7 +157,7 @@ fn arrival_that_another_thread_reads_ends_the_sleep() {
 
 /// A wait, and then a sleep outside of the engine: the background thread serves what arrives then.
 #[test]
-fn armed_queue_raises_an_event_after_a_wait() {
+fn armed_queue_raises_event_after_wait() {
     // So short that arming is taken for the prelude of another wait, and wakes no thread.
     with_clock(Duration::from_micros(100), |shard| {
         let other = shard.spawn(|shard| {
@@ -176,7 +176,7 @@ fn armed_queue_raises_an_event_after_a_wait() {
 
 #[test]
 fn defects_are_found() {
-    let handoff = "no_post_and_no_command_is_lost";
+    let handoff = "posts_and_commands_not_lost";
     let arrival = "waiter_sees_an_arrival";
     let deadline = "waiter_sees_a_deadline";
     let found = [
@@ -188,7 +188,7 @@ fn defects_are_found() {
         (Mutant::ReadBeforeClaim, deadline),
         (Mutant::WorkIsNotNoted, "readable_channel_has_an_event"),
         (Mutant::WithheldIsKept, "withheld_token_ends_the_sleep"),
-        (Mutant::ParkedStaysAsleep, "armed_queue_raises_an_event_after_a_wait"),
+        (Mutant::ParkedStaysAsleep, "armed_queue_raises_event_after_wait"),
     ];
     for (mutant, model) in found {
         assert!(finds(&format!("{mutant:?}"), model), "{mutant:?}");

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_withheld_from_a_program_that_polls_first() {
+    fn token_withheld_from_polling_program() {
         let f = Fixture::withholding();
         assert!(f.withheld.take(), "the caller drives, as the event is for an arrival");
         f.take(true);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_written_when_another_thread_completes() {
+    fn token_written_for_other_thread() {
         let f = Fixture::withholding();
         let completed = || {
             let mut wakes = Wakes::default();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn program_that_does_not_poll_is_observed_for_longer() {
+    fn idle_program_observed_longer() {
         let f = Fixture::withholding();
         std::task::Waker::from(Arc::clone(&f.withheld)).wake();
         f.take(false);

@@ -111,24 +111,24 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_acknowledges_nothing_is_dead_in_time() {
+    fn silent_peer_dead_after_timeout() {
         // The transfer runs for five seconds.
         assert_eq!(run(100, |now| info(9, 100, now.saturating_sub(5), 0)), Some(25));
     }
 
     #[test]
-    fn a_peer_that_acknowledges_in_time_lives() {
+    fn acknowledging_peer_stays_alive() {
         assert_eq!(run(1000, |now| info(9, 0, now % 19, 0)), None);
     }
 
     #[test]
-    fn a_request_after_a_long_silence_has_its_time() {
+    fn request_after_silence_gets_full_timeout() {
         // The last acknowledgement is an hour old when the request is sent; the next check is at 2.5 s.
         assert_eq!(run(100, |now| info(1, 0, 3600 + now, 0)), Some(22));
     }
 
     #[test]
-    fn a_closed_window_whose_probes_are_answered_is_no_death() {
+    fn closed_window_with_answered_probes_alive() {
         // Every two minutes a probe, and its answer.
         assert_eq!(run(10_000, |now| info(0, 4096, now % 120, 0)), None);
         // A check that meets the probe before its answer.
@@ -136,13 +136,13 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_window_whose_probe_is_not_answered_is_death() {
+    fn closed_window_without_answer_dead() {
         let died = run(10_000, |now| info(0, 4096, now, u32::from(now >= 51))).unwrap();
         assert!((51..=57).contains(&died), "{died}");
     }
 
     #[test]
-    fn an_idle_connection_is_checked_no_more() {
+    fn idle_connection_not_checked() {
         let mut liveness = Liveness::IDLE;
         liveness.on_sent(Some(LIMIT), at(0));
         assert_eq!(liveness.on_check(&info(0, 0, 3, 0), LIMIT, at(3)), Verdict::Alive);

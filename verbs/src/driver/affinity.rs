@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queues_of_the_opening_thread_are_spread_and_those_of_another_thread_share_a_shard() {
+    fn queues_of_opening_thread_are_spread() {
         let affinity = Affinity::new();
         assert_eq!([0; 3].map(|_| affinity.of_new_queue(2)), [0, 1, 0]);
         std::thread::scope(|scope| {
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_waits_where_it_connected_last() {
+    fn thread_waits_on_last_shard() {
         let affinity = Affinity::new();
         assert_eq!(affinity.of_wait(), 0);
         affinity.note_use(3);

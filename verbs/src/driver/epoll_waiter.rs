@@ -57,7 +57,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn wake_ends_the_sleep_and_clear_makes_the_set_unreadable() {
+    fn wake_ends_sleep_until_cleared() {
         let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         let waiter = EpollWaiter::new(&set).unwrap();
         waiter.wake();
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_without_an_epoll_set_ends_the_sleep() {
+    fn stack_without_epoll_ends_sleep() {
         let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
         let waiter = EpollWaiter::new(&fd).unwrap();
         assert!(!waiter.sleep(Some(Duration::ZERO)));

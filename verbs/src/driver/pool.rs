@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_of_a_bulk_disconnect_are_freed() {
+    fn buffers_of_bulk_disconnect_freed() {
         let mut pool = Pool::default();
         for connections in (0..40).rev() {
             pool.give(Vec::with_capacity(1000));

@@ -354,7 +354,7 @@ mod tests {
 
     /// The completion queue's `resize` counts the completions of requests that were posted before it.
     #[test]
-    fn a_command_finds_the_doorbells_that_were_rung_before_it() {
+    fn command_sees_earlier_doorbells() {
         let device = Device::open().unwrap();
         let shard = device.driver().shard_at(0);
         let (served, results) = mpsc::channel();
@@ -368,7 +368,7 @@ mod tests {
 
     /// Another thread has the core, or this one, in whose round a signal handler calls `exit`.
     #[test]
-    fn a_wait_at_the_end_takes_no_longer_than_it_says() {
+    fn final_wait_respects_timeout() {
         let device = Device::open().unwrap();
         let busy = device.driver().shard_at(0).lock();
         assert!(!device.wait_idle(Duration::from_millis(10)));

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_serves_bulk_disconnects_that_follow_each_other() {
+    fn one_thread_serves_consecutive_bulk_disconnects() {
         let trim = Arc::new(Trim::default());
         for _ in 0..20 {
             trim.bulk_disconnect(true);

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_the_same_choices_again() {
+    fn same_seed_same_choices() {
         let run = |seed: u32| refused(&of(&format!("seed={seed},call:alloc_pd@10%=EIO")), 1000);
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_is_due_counts() {
+    fn first_due_rule_wins() {
         let faults = of("call:alloc_pd@2=EIO,call:alloc_pd=ENOMEM");
         let errno = || match faults.call(Call::AllocPd) {
             Err(Error::Injected { source, .. }) => source.raw_os_error().unwrap(),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_of_events_ends_with_the_device() {
+    fn event_thread_ends_with_device() {
         let faults = of("event:PORT_ERR@60m");
         let queues = Arc::downgrade(&faults.queues);
         drop(faults);

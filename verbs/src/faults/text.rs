@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rule_is_named() {
+    fn invalid_rule_named() {
         for (text, problem) in [
             ("", "expected call:"),
             ("call:alloc_pd", "expected a value behind ="),

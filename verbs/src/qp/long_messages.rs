@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_that_are_held_delay_the_next() {
+    fn held_messages_delay_next() {
         let long = LongMessages::new(10);
         assert!(long.has_room());
         long.received(1, vec![0; 9]);

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn receives_are_taken_oldest_first_unless_newest_first_is_asked_for() {
+    fn receives_taken_oldest_first_by_default() {
         assert_eq!(taken(RecvQueue::new(4, 1)), [0, 1, 2, 3]);
         assert_eq!(taken(RecvQueue::new(4, 1).newest_first(true)), [2, 3, 1, 0]);
     }

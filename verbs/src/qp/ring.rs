@@ -124,7 +124,7 @@ mod tests {
     use std::collections::VecDeque;
 
     #[test]
-    fn behaves_as_a_queue_while_it_wraps_and_grows() {
+    fn queue_order_across_wrap_and_growth() {
         let mut ring = Ring::<u32>::new();
         let mut model = VecDeque::new();
         for step in 0..if cfg!(miri) { 200 } else { 2000 } {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_the_same_places_again_when_it_has_been_empty() {
+    fn empty_ring_reuses_places() {
         let mut ring = Ring::<u32>::new();
         for _ in 0..3 {
             *ring.push() = 1;

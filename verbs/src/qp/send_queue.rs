@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn unsignaled_requests_retire_silently_and_errors_do_not() {
+    fn unsignaled_requests_retire_silently() {
         let mut queue = queue(4);
         for id in 0..3 {
             queue.post(&send(id, SendFlags::empty()), |_, _| ()).unwrap();
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn sent_requests_retire_from_the_one_that_is_named() {
+    fn sent_requests_retire_from_named_one() {
         let mut queue = queue(8);
         for id in 0..4 {
             let flags = if id == 1 { SendFlags::empty() } else { SendFlags::SIGNALED };
@@ -591,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_taken_as_far_as_they_are_contiguous_and_not_stopped() {
+    fn contiguous_requests_taken_until_stop() {
         let mut queue = queue(8);
         queue.front = u32::MAX - 2;
         let post = |queue: &mut SendQueue, id| queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
@@ -639,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn tracks_whether_the_application_has_seen_all() {
+    fn unseen_completions_tracked() {
         let mut queue = queue(4);
         assert!(queue.all_seen(0));
         queue.post(&send(1, SendFlags::SIGNALED), |_, _| ()).unwrap();

@@ -69,7 +69,7 @@ mod tests {
     use super::QpState::{self, Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
 
     #[test]
-    fn transitions_are_those_of_the_verbs_diagram() {
+    fn transitions_follow_verbs_diagram() {
         let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
         let legal: [&[QpState]; 7] = [
             &[Reset, Init, Err],

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_and_its_port_are_both_looked_at() {
+    fn address_and_port_compared() {
         let own = OwnSockets::default();
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let is_own = |address| LastPeer::default().is_own(&own, at(address));

@@ -16,7 +16,7 @@ fn ends() -> (End, End) {
 }
 
 #[test]
-fn completes_when_the_read_behind_it_is_answered() {
+fn write_completes_with_answer_of_read() {
     let end = End::new();
     let scripted = plain().acknowledged(true);
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
@@ -30,7 +30,7 @@ fn completes_when_the_read_behind_it_is_answered() {
 }
 
 #[test]
-fn a_send_completes_once_a_receive_took_it() {
+fn send_completes_once_received() {
     let (a, b) = ends();
     a.send(1, 0, 8);
     a.nothing_more();
@@ -40,7 +40,7 @@ fn a_send_completes_once_a_receive_took_it() {
 }
 
 #[test]
-fn a_bad_write_among_good_ones_fails_alone() {
+fn bad_write_fails_alone() {
     let (a, b) = ends();
     let write = |rkey: u32| SendOp::Write { remote: Remote { addr: b.mr.addr(), rkey: STag(rkey) } };
     let good = b.mr.rkey().0;
@@ -55,7 +55,7 @@ fn a_bad_write_among_good_ones_fails_alone() {
 }
 
 #[test]
-fn the_send_that_met_no_receive_fails() {
+fn send_without_receive_fails() {
     let (a, b) = ends();
     let timeout = Duration::from_millis(20);
     b.qp.set_no_receive_timeout(timeout).unwrap();
@@ -102,7 +102,7 @@ fn unsignaled_requests_make_room() {
 }
 
 #[test]
-fn draining_and_closing_wait_for_the_acknowledgement() {
+fn drain_and_close_await_acknowledgement() {
     let (a, b) = ends();
     a.send(1, 0, 8);
     a.qp.modify(QpState::Sqd).unwrap();
@@ -129,7 +129,7 @@ fn without_ord_completions_come_as_usual() {
 
 /// An RNIC answers even after the QP is destroyed; a stream is answered until its peer cannot be waiting.
 #[test]
-fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
+fn destroyed_queue_pair_leaves_no_acknowledgement() {
     for ord in [1, 4] {
         let options = options().ird(ord).ord(ord);
         for _ in 0..50 {
@@ -154,7 +154,7 @@ fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
 }
 
 #[test]
-fn an_unanswered_drain_read_times_out() {
+fn unanswered_drain_read_times_out() {
     let end = End::new();
     let close_timeout = Duration::from_millis(50);
     let scripted = plain().acknowledged(true).close_timeout(close_timeout);
@@ -170,7 +170,7 @@ fn an_unanswered_drain_read_times_out() {
 
 /// What is still in flight to a destroyed queue pair is taken: an RNIC would have taken it before the destruction.
 #[test]
-fn segments_during_a_drain_are_taken_and_not_placed() {
+fn segments_during_drain_not_placed() {
     let end = End::new();
     let scripted = plain().acknowledged(true);
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));

@@ -68,7 +68,7 @@ fn both_ends_count_the_same_payload() {
 }
 
 #[test]
-fn traffic_with_itself_is_the_device_s_own() {
+fn loopback_traffic_counted_for_device() {
     let end = End::new();
     let (options, local) = (ConnConfig::default().into(), crate::simulation::any_port());
     uiw_verbs::cm::connect_self(&end.qp, local, &options, &end.channel).unwrap();
@@ -84,7 +84,7 @@ fn traffic_with_itself_is_the_device_s_own() {
 }
 
 #[test]
-fn a_terminate_is_counted_at_both_ends_and_the_traffic_stays() {
+fn terminate_counted_at_both_ends() {
     let (a, b) = pair_of(End::new(), End::new(), &ConnConfig::default());
     a.op(1, SendOp::Write { remote: b.remote(0) }, 0, 1000);
     a.sent_ok(1);

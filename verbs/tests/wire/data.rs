@@ -119,7 +119,7 @@ fn check_quoted(name: &str, terminate: &uiw_rdmap::Terminate, bytes: &[u8]) {
 // [test:RFC7306-5.1.1-02a] [test:RFC7306-5.1.1-03b]
 // [test:RFC5040-7.2-01] [test:RFC5040-7.2-06] [test:RFC7306-8.2-02] [test:RFC5044-C.1-01]
 #[test]
-fn negative_vectors_behind_a_good_fpdu_are_terminated() {
+fn negative_vectors_terminated() {
     for vector in vectors().iter().filter(|vector| !vector.startup) {
         let name = vector.name.as_str();
         if vector.markers {
@@ -165,7 +165,7 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
 
 // [test:RFC5044-7.1.2-11]
 #[test]
-fn negative_vectors_as_first_fpdu_of_an_initiator_are_silently_closed() {
+fn negative_vectors_as_first_fpdu_closed() {
     for vector in vectors().iter().filter(|vector| !vector.startup) {
         let name = vector.name.as_str();
         if name == "send-no-buffer" {
@@ -316,7 +316,7 @@ fn zero_length_region_gives_no_access() {
 
 // [test:RFC5040-5.2.1-09] [test:RFC5040-5.2.1-13] [test:RFC5040-5.2.2-06] [test:RFC5040-6.1-02]
 #[test]
-fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
+fn reads_within_ird_answered_in_order() {
     let end = End::new();
     fill(&end.mr, 0, &pattern(4096));
     let mut peer = responder(&end);
@@ -350,7 +350,7 @@ fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
 /// None of the answers is out before the peer reads: one under way and three that wait are the four that were agreed on.
 // [test:RFC5040-6.1-02] [test:RFC5040-6.1-05]
 #[test]
-fn one_read_beyond_the_ird_is_refused() {
+fn read_beyond_ird_refused() {
     const LONG: usize = 32 << 20;
     for count in [4, 5] {
         let end = End::made(Make { memory: LONG, ..Make::default() });
@@ -435,7 +435,7 @@ fn read_responses_that_answer_nothing() {
 
 // [test:RFC5040-6.1-03] [test:RFC5040-6.1-04]
 #[test]
-fn ord_holds_reads_back_and_answers_let_them_go() {
+fn ord_delays_reads_until_answers() {
     let end = End::new();
     let mut peer = initiator(&end);
     for id in 0..6 {
@@ -454,7 +454,7 @@ fn ord_holds_reads_back_and_answers_let_them_go() {
 }
 
 #[test]
-fn a_queue_is_drained_when_its_last_read_is_answered() {
+fn queue_drained_with_last_read() {
     let end = End::new();
     let mut peer = initiator(&end);
     end.op(1, read(Remote { addr: 0, rkey: STag(1) }), 0, 4);
@@ -471,7 +471,7 @@ fn a_queue_is_drained_when_its_last_read_is_answered() {
 
 // [test:RFC5041-7.1-08] [test:RFC5041-7.1-10]
 #[test]
-fn sends_out_of_order_or_out_of_place() {
+fn misplaced_sends_terminated() {
     type Segments = &'static [(u32, u32, bool, &'static [u8])];
     let cases: [(&str, Segments, (u8, u8, u8)); 6] = [
         ("gap", &[(1, 0, true, b"a"), (3, 0, true, b"b")], (1, 2, 3)),
@@ -519,7 +519,7 @@ fn message_longer_than_its_receive() {
 }
 
 #[test]
-fn send_without_receive_stalls_and_goes_on() {
+fn send_without_receive_stalls() {
     let end = End::new();
     let options = plain().no_receive_timeout(Duration::from_secs(30));
     let mut peer = responder_opt(&end, &options);
@@ -539,7 +539,7 @@ fn send_without_receive_stalls_and_goes_on() {
 
 // [test:RFC5041-7.1-03]
 #[test]
-fn send_without_receive_is_terminated_in_the_end_or_at_once() {
+fn send_without_receive_times_out() {
     for wait in [0, 60].map(Duration::from_millis) {
         let end = End::new();
         let options = plain().no_receive_timeout(wait);
@@ -554,7 +554,7 @@ fn send_without_receive_is_terminated_in_the_end_or_at_once() {
 }
 
 #[test]
-fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
+fn shared_receive_queue_stalls_each_stream() {
     let device = crate::common::device();
     let pd = device.alloc_pd().unwrap();
     let srq = pd.create_srq(SrqAttr { max_wr: 16, max_sge: 1, limit: 0 }).unwrap();
@@ -584,7 +584,7 @@ fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
 
 // [test:RFC5040-5.3-05] [test:RFC5041-5.4-06] [test:RFC5044-6-09]
 #[test]
-fn many_fpdus_in_one_write_and_one_byte_at_a_time() {
+fn fpdus_in_one_write_or_bytewise() {
     for chunk in [usize::MAX, 1, 7] {
         let end = End::new();
         let mut peer = responder(&end);
@@ -612,7 +612,7 @@ fn many_fpdus_in_one_write_and_one_byte_at_a_time() {
 }
 
 #[test]
-fn largest_fpdu_is_taken_and_tagged_may_interleave_with_untagged() {
+fn largest_fpdu_and_interleaved_messages_accepted() {
     let end = End::made(Make { memory: 256 << 10, ..Make::default() });
     end.recv(1, 0, 128 << 10);
     let mut peer = responder(&end);
@@ -628,7 +628,7 @@ fn largest_fpdu_is_taken_and_tagged_may_interleave_with_untagged() {
 
 // [test:RFC5041-5.2-03] [test:RFC5041-5.2-07]
 #[test]
-fn what_we_send_fits_segments_and_the_options() {
+fn sent_fpdus_fit_segments_and_options() {
     for (size, max) in
         [(uiw_verbs::FpduSize::Fixed(300), 300), (uiw_verbs::FpduSize::Large, uiw_mpa::MAX_ULPDU)]
     {
@@ -690,7 +690,7 @@ fn reset_by_the_peer() {
 
 // [test:RFC5041-6.2.1-03]
 #[test]
-fn fin_with_outstanding_reads_gets_the_answers() {
+fn reads_answered_after_fin() {
     let end = End::made(Make { memory: 4 << 20, ..Make::default() });
     let data = pattern(4 << 20);
     fill(&end.mr, 0, &data);
@@ -717,7 +717,7 @@ fn fin_with_outstanding_reads_gets_the_answers() {
 // [test:RFC5040-5.4-02] [test:RFC5040-5.4-03] [test:RFC5040-5.4-08] [test:RFC5040-6.2.1-04] [test:RFC5040-6.1-01]
 // [test:RFC5040-5.4-01] [test:RFC5040-4.1-13]
 #[test]
-fn terminate_behind_a_message_in_flight_keeps_the_framing() {
+fn terminate_after_message_keeps_framing() {
     let private = Access::LOCAL_WRITE;
     for (markers, crc, fixed, access) in [
         (false, true, 0, ALL),
@@ -772,7 +772,7 @@ fn terminate_behind_a_message_in_flight_keeps_the_framing() {
 
 // [test:RFC5040-5.4-07] [test:RFC5040-6.2.1-02] [test:RFC5040-5.5-11]
 #[test]
-fn terminate_names_a_read_and_the_others_flush_in_order_once() {
+fn terminated_read_named_others_flushed() {
     for (siw, codes, status) in [
         (false, (0, 1, 0), WcStatus::RemoteAccess),
         (false, (1, 2, 2), WcStatus::RnrRetryExceeded),
@@ -811,7 +811,7 @@ fn terminate_names_a_read_and_the_others_flush_in_order_once() {
 }
 
 #[test]
-fn terminate_between_two_segments_of_a_message() {
+fn terminate_between_segments_of_message() {
     let end = End::new();
     end.recv(1, 0, 64);
     let mut peer = responder(&end);
@@ -830,7 +830,7 @@ fn terminate_between_two_segments_of_a_message() {
 
 // [test:RFC7306-5-05]
 #[test]
-fn immediate_data_and_atomics_from_a_peer() {
+fn immediate_data_and_atomics_from_peer() {
     let end = End::new();
     end.recv(1, 0, 64);
     let mut peer = responder_opt(&end, &assumed());
@@ -853,7 +853,7 @@ fn immediate_data_and_atomics_from_a_peer() {
 
 // [test:RFC7306-6.3-08]
 #[test]
-fn immediate_data_is_eight_bytes_no_more_and_no_less() {
+fn immediate_data_must_be_eight_bytes() {
     for opcode in [Opcode::Immediate, Opcode::ImmediateSe] {
         for len in [0, 4, 7, 9, 16] {
             let end = End::new();
@@ -869,7 +869,7 @@ fn immediate_data_is_eight_bytes_no_more_and_no_less() {
 }
 
 #[test]
-fn immediate_data_without_the_extension_is_unexpected() {
+fn immediate_data_without_extension_rejected() {
     let end = End::new();
     end.recv(1, 0, 64);
     let mut peer = responder(&end);
@@ -879,7 +879,7 @@ fn immediate_data_without_the_extension_is_unexpected() {
 
 /// The byte count belongs to the Write that the immediate follows, not to one long ago.
 #[test]
-fn immediate_without_a_write_of_its_own_counts_no_bytes() {
+fn immediate_without_write_counts_no_bytes() {
     let end = End::new();
     for id in 0..3 {
         end.recv(id, id * 64, 64);
@@ -893,7 +893,7 @@ fn immediate_without_a_write_of_its_own_counts_no_bytes() {
 }
 
 #[test]
-fn reads_that_come_behind_our_fin_do_not_spoil_the_close() {
+fn reads_after_our_fin_keep_close_orderly() {
     let end = End::new();
     let mut peer = responder(&end);
     end.qp.disconnect().unwrap();
@@ -914,7 +914,7 @@ fn ird_of_zero_takes_no_reads() {
 
 // [test:RFC5041-7.1-19] [test:RFC5040-5.4-05]
 #[test]
-fn second_terminate_and_bytes_behind_it_are_ignored() {
+fn second_terminate_ignored() {
     let end = End::new();
     let mut peer = responder(&end);
     let mut bytes = peer.seal(&terminate(0, 0, 0));
@@ -945,7 +945,7 @@ fn lenient_invalidation_is_a_switch() {
 }
 
 #[test]
-fn local_receive_memory_that_is_wrong_is_our_error() {
+fn invalid_receive_memory_is_local_error() {
     let end = End::new();
     end.try_recv(1, &[uiw_verbs::Sge { addr: 0x1000, length: 64, lkey: STag(0x1234) }]).unwrap();
     let mut peer = responder(&end);
@@ -968,7 +968,7 @@ fn local_receive_memory_that_is_wrong_is_our_error() {
 
 /// With the peer's half closed nothing is lost of what TCP has: what was not begun is flushed.
 #[test]
-fn fin_of_the_peer_ends_in_order() {
+fn fin_of_peer_ends_orderly() {
     let end = End::new();
     for id in 0..3 {
         end.recv(id, 0, 64);
@@ -985,7 +985,7 @@ fn fin_of_the_peer_ends_in_order() {
 
 /// Segments of different queues may alternate, each message in pieces.
 #[test]
-fn messages_of_two_queues_in_alternating_pieces() {
+fn alternating_segments_of_two_queues() {
     let end = End::new();
     end.recv(1, 0, 64);
     fill(&end.mr, 100, b"read");

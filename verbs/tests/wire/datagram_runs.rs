@@ -245,12 +245,12 @@ fn datagrams_of_a_run(sources: impl FnOnce(&Pd) -> [Source; 2]) {
 }
 
 #[test]
-fn datagrams_of_a_run_go_into_own_receives() {
+fn datagram_run_fills_own_receives() {
     datagrams_of_a_run(|_| [Source::Own, Source::NewestFirst]);
 }
 
 #[test]
-fn datagrams_of_a_run_go_into_shared_receives() {
+fn datagram_run_fills_shared_receives() {
     datagrams_of_a_run(|pd| {
         let attr = SrqAttr { max_wr: RECEIVES, max_sge: 1, limit: 0 };
         [Source::Shared(pd.create_srq(attr).unwrap()), Source::Own]
@@ -259,7 +259,7 @@ fn datagrams_of_a_run_go_into_shared_receives() {
 
 /// A run for which there are too few receives, and one in whose middle the queue pair ends.
 #[test]
-fn a_run_may_outlast_the_receives_and_the_queue_pair() {
+fn datagram_run_outlasts_receives() {
     let ud = Ud::kernel();
     let mut peer = Peer::new(ud.socket_address());
     let to = Qpn::from_raw(ud.end.qp.num());
@@ -309,7 +309,7 @@ enum Request {
 
 /// Datagrams that are built together have the bytes, the flags and the immediate of their own requests, and go in order.
 #[test]
-fn datagrams_of_a_chain_are_built_each_from_its_own_memory() {
+fn datagram_chain_uses_own_memory() {
     let ud = Ud::kernel();
     let mut peer = Peer::new(ud.socket_address());
     let other = memory(&ud.end.pd, 4096, Access::LOCAL_WRITE);
@@ -389,7 +389,7 @@ fn datagrams_of_a_chain_are_built_each_from_its_own_memory() {
 
 /// Receives of one run may name several regions, and several elements.
 #[test]
-fn datagrams_of_a_run_go_where_their_receives_say() {
+fn datagram_run_follows_receives() {
     let ud = Ud::kernel();
     let mut peer = Peer::new(ud.socket_address());
     let other = memory(&ud.end.pd, 64 << 10, Access::LOCAL_WRITE);

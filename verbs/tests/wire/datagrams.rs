@@ -119,7 +119,7 @@ fn messages_arrive_behind_a_route_header() {
 }
 
 #[test]
-fn many_messages_arrive_in_order_on_loopback() {
+fn messages_ordered_on_loopback() {
     let cap = QpCap { max_recv_wr: 1024, max_send_wr: 1024, ..QpCap::default() };
     let make = || Make { cap, memory: 2 << 20, ..Make::default() };
     let a = Ud::on(&Device::open().unwrap(), LOCALHOST, make());
@@ -151,7 +151,7 @@ fn many_messages_arrive_in_order_on_loopback() {
 
 /// Batches in which destinations, lengths, immediates and flags change from one request to the next, or stay for some.
 #[test]
-fn requests_of_every_kind_to_several_queue_pairs_keep_their_order() {
+fn requests_to_several_queue_pairs_ordered() {
     const BATCH: usize = 100;
     let cap = QpCap { max_recv_wr: 256, max_send_wr: 256, ..QpCap::default() };
     let make = || Make { cap, memory: 1 << 20, signal_all: false, ..Make::default() };
@@ -209,7 +209,7 @@ fn requests_of_every_kind_to_several_queue_pairs_keep_their_order() {
 }
 
 #[test]
-fn a_queue_pair_reaches_itself_and_others_of_its_port() {
+fn queue_pair_reaches_itself_and_port() {
     let device = Device::open().unwrap();
     let a = Ud::on(&device, LOCALHOST, Make::default());
     a.end.recv(1, 0, 4096);
@@ -235,7 +235,7 @@ fn a_queue_pair_reaches_itself_and_others_of_its_port() {
 }
 
 #[test]
-fn what_does_not_match_is_dropped_and_counted() {
+fn mismatched_datagrams_dropped_and_counted() {
     let (a, b) = (Ud::kernel(), Ud::kernel());
     b.end.recv(1, 0, 4096);
     let mut drops = 0;
@@ -278,7 +278,7 @@ fn what_does_not_match_is_dropped_and_counted() {
 }
 
 #[test]
-fn a_socket_cannot_forge_the_source_and_gets_no_answer() {
+fn forged_source_dropped_without_answer() {
     let b = Ud::kernel();
     b.end.recv(1, 0, 4096);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -384,7 +384,7 @@ fn headers_are_those_of_their_requests() {
 
 /// The sockets behind one of a group move when that is closed.
 #[test]
-fn datagrams_leave_from_the_address_that_they_name() {
+fn datagrams_sent_from_named_address() {
     let a = Ud::kernel();
     let group: IpAddr = "239.77.1.11".parse().unwrap();
     let other: IpAddr = "127.0.0.2".parse().unwrap();
@@ -411,7 +411,7 @@ fn datagrams_leave_from_the_address_that_they_name() {
 }
 
 #[test]
-fn a_long_send_stops_the_send_queue_and_a_short_receive_the_queue_pair() {
+fn long_send_and_short_receive_errors() {
     let (a, b) = (Ud::kernel(), Ud::kernel());
     a.post(1, a.to(&b), None, MTU as u32 + 1, SendFlags::SIGNALED);
     let wc = a.end.sent();
@@ -547,7 +547,7 @@ fn simulated() -> (Ud, Ud) {
 }
 
 #[test]
-fn lost_repeated_and_reordered_messages_are_whole_ones() {
+fn impaired_datagrams_arrive_whole() {
     const MESSAGES: u64 = 400;
     let (a, b) = simulated();
     crate::simulation::change_link(|link| {
@@ -623,7 +623,7 @@ fn sends_wait_for_room() {
 
 /// Queue pairs of one port share its room: one with much to send does not keep the other from it.
 #[test]
-fn queue_pairs_that_wait_for_room_take_turns() {
+fn queue_pairs_waiting_for_room_alternate() {
     let (a, b) = simulated();
     crate::simulation::change_link(|link| {
         link.latency = Duration::from_millis(10);
@@ -662,7 +662,7 @@ fn queue_pairs_that_wait_for_room_take_turns() {
 
 /// 0xFFFFFF is the destination of every multicast message: no queue pair has it.
 #[test]
-fn no_queue_pair_has_the_number_of_groups() {
+fn group_number_not_assigned() {
     let address = crate::simulation::any_port().ip();
     let device = crate::common::device();
     let pd = device.alloc_pd().unwrap();
@@ -676,7 +676,7 @@ fn no_queue_pair_has_the_number_of_groups() {
 }
 
 #[test]
-fn only_the_address_of_a_group_is_attached() {
+fn only_group_addresses_attached() {
     let a = Ud::kernel();
     let attached = a.end.qp.attach_multicast(LOCALHOST, LOCALHOST, 0);
     assert!(matches!(attached, Err(Error::Misuse(_))), "{attached:?}");
@@ -689,7 +689,7 @@ fn sidr_request(number: u64) -> [u8; uiw_datagram::sidr::LEN] {
 
 /// What the application has not decided is bounded, and of one address more strictly; decided requests give way to new ones.
 #[test]
-fn a_flood_of_sidr_requests_leaves_room_for_others() {
+fn sidr_flood_leaves_room_for_others() {
     let device = Device::open().unwrap();
     let channel = Arc::<CmChannel>::default();
     let listener = SidrListener::bind(&device, &["0.0.0.0:0".parse().unwrap()], &channel).unwrap();
@@ -753,7 +753,7 @@ fn a_flood_of_sidr_requests_leaves_room_for_others() {
 }
 
 #[test]
-fn sidr_resolves_a_queue_pair_despite_losses() {
+fn sidr_resolves_despite_losses() {
     let (a, b) = simulated();
     crate::simulation::change_link(|link| {
         link.latency = Duration::from_millis(5);
@@ -805,7 +805,7 @@ fn sidr_resolves_a_queue_pair_despite_losses() {
 }
 
 #[test]
-fn the_counters_of_a_device_have_its_datagrams() {
+fn device_counters_include_datagrams() {
     let (a, b) = (Ud::kernel(), Ud::kernel());
     for id in 0..3 {
         b.end.recv(id, 0, 4096);

@@ -10,7 +10,7 @@ use uiw_verbs::cm::CmEventKind;
 use uiw_verbs::{Device, DeviceConfig, Limits, WcStatus};
 
 #[test]
-fn a_wait_inside_a_wait_keeps_the_outer_wake_up() {
+fn nested_wait_keeps_outer_wake_up() {
     let device = Device::open().unwrap();
     let mut woken = false;
     let outer = poll_fn(|cx| {
@@ -44,7 +44,7 @@ impl Drop for ConnectsWhenDropped {
 }
 
 #[test]
-fn a_deadline_set_while_a_connection_is_forgotten_counts() {
+fn deadline_during_forget_respected() {
     let mut old = End::tcp();
     let new = End::on(&old.device);
     let device = old.device.clone();
@@ -80,7 +80,7 @@ fn a_deadline_set_while_a_connection_is_forgotten_counts() {
 }
 
 #[test]
-fn what_a_poll_calls_may_post() {
+fn wakers_may_post() {
     let (done, over) = mpsc::channel();
     std::thread::spawn(move || {
         let (a, b) = tcp_pair();
@@ -112,7 +112,7 @@ fn thread_cpu() -> Duration {
 }
 
 #[test]
-fn a_stream_that_may_not_be_read_does_not_spin() {
+fn unreadable_stream_does_not_spin() {
     let limits = Limits::default().max_held_bytes(0);
     let stack = Box::new(uiw_llp::tcp::TcpStack::new().unwrap());
     let options = DeviceConfig::default().limits(limits);

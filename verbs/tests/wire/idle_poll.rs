@@ -186,7 +186,7 @@ impl Pair {
 }
 
 #[test]
-fn poll_of_an_idle_queue_moves_nothing_of_another_shard() {
+fn idle_poll_moves_no_other_shard() {
     let (counts, [busy, idle]) = device_with_pairs(Progress::default());
     let (moved, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -205,7 +205,7 @@ fn poll_of_an_idle_queue_moves_nothing_of_another_shard() {
 
 /// No other thread takes the lock of a shard here: every poll gets the locks that it tries.
 #[test]
-fn poll_of_an_idle_queue_drives_its_own_shard_only() {
+fn idle_poll_drives_own_shard_only() {
     let (counts, pairs) = device_with_pairs(Progress::Manual);
     for (own, pair) in pairs.iter().enumerate() {
         let before = [0, 1].map(|pair| counts.of(pair).calls);

@@ -72,7 +72,7 @@ fn does_everything_with_itself() {
 
 /// More is under way than the stream has room for, in both directions: requests, and the answers to Reads.
 #[test]
-fn a_full_pipe_does_not_stand_still() {
+fn full_pipe_makes_progress() {
     let mut options = acknowledged();
     options.stream.send_buffer = Some(4096);
     options.stream.recv_buffer = Some(4096);
@@ -97,7 +97,7 @@ fn a_full_pipe_does_not_stand_still() {
 }
 
 #[test]
-fn an_error_lands_on_the_request_that_caused_it() {
+fn error_assigned_to_causing_request() {
     let wrong = |end: &End| Remote { addr: end.mr.addr(), rkey: uiw_verbs::STag(end.mr.rkey().0 ^ 0x5500) };
     let writes: fn(&End) -> SendOp = |end| SendOp::Write { remote: end.remote(0) };
     type Case = (&'static str, Box<dyn Fn(&End) -> SendOp>, WcStatus);
@@ -136,7 +136,7 @@ fn an_error_lands_on_the_request_that_caused_it() {
 }
 
 #[test]
-fn a_send_without_a_receive_waits_and_then_fails() {
+fn send_without_receive_waits_then_fails() {
     let end = connected(&acknowledged());
     end.send(1, 0, 8);
     end.nothing_more();
@@ -149,7 +149,7 @@ fn a_send_without_a_receive_waits_and_then_fails() {
 }
 
 #[test]
-fn a_local_mistake_ends_it() {
+fn local_error_ends_connection() {
     let end = connected(&ConnConfig::default());
     let nowhere = Sge { addr: 1, length: 8, lkey: end.mr.lkey() };
     end.post(1, SendOp::Write { remote: end.remote(0) }, &[nowhere], SendFlags::SIGNALED).unwrap();
@@ -159,7 +159,7 @@ fn a_local_mistake_ends_it() {
 }
 
 #[test]
-fn closes_in_order_and_goes_away_with_work_under_way() {
+fn orderly_close_and_drop_under_load() {
     for options in [ConnConfig::default(), acknowledged()] {
         let end = connected(&options);
         end.recv(1, 0, 8);
@@ -180,7 +180,7 @@ fn closes_in_order_and_goes_away_with_work_under_way() {
 }
 
 #[test]
-fn only_a_queue_pair_without_a_connection() {
+fn connected_queue_pair_refused() {
     let end = connected(&ConnConfig::default());
     let options = Arc::new(ConnConfig::default());
     assert!(matches!(

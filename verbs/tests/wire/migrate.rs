@@ -16,7 +16,7 @@ fn let_it_come(channel: &CmChannel) {
 }
 
 #[test]
-fn requests_follow_their_listener_and_others_stay() {
+fn requests_migrate_with_listener() {
     let device = device();
     let (old, new) = (Arc::new(CmChannel::default()), Arc::new(CmChannel::default()));
     let listener = listen(&device, &old);
@@ -65,7 +65,7 @@ fn connection_takes_its_pending_events_along() {
 }
 
 #[test]
-fn a_connection_obeys_its_handle_until_it_is_over() {
+fn connection_follows_handle() {
     let device = device();
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);
@@ -89,7 +89,7 @@ fn a_connection_obeys_its_handle_until_it_is_over() {
 }
 
 #[test]
-fn a_forgotten_connection_ends_without_an_event() {
+fn forgotten_connection_ends_silently() {
     let device = device();
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);
@@ -108,7 +108,7 @@ fn a_forgotten_connection_ends_without_an_event() {
 }
 
 #[test]
-fn set_up_is_given_up_and_the_queue_pair_is_free_again() {
+fn abandoned_setup_frees_queue_pair() {
     let device = device();
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);

@@ -185,7 +185,7 @@ impl Cxgb4 {
 }
 
 #[test]
-fn cxgb4_takes_the_default_and_every_acknowledgement() {
+fn cxgb4_accepts_default() {
     for p2p_type in [Rtr::Read, Rtr::Write] {
         for peer2peer in [true, false] {
             for acknowledged in [false, true] {
@@ -203,7 +203,7 @@ fn cxgb4_takes_the_default_and_every_acknowledgement() {
 
 /// What this end sends of its own accord names STag 1 and TO 1, as `build_rtr_msg` does.
 #[test]
-fn own_zero_length_reads_and_writes_name_stag_1_and_to_1() {
+fn zero_length_requests_name_stag_1() {
     let (end, port) = (End::new(), Port::new());
     end.connect(port.addr(), &default().capabilities(CapabilityExchange::Off).acknowledged(true));
     let mut adapter = CXGB4.answers(&port).unwrap();
@@ -237,7 +237,7 @@ fn own_zero_length_reads_and_writes_name_stag_1_and_to_1() {
 }
 
 #[test]
-fn cxgb4_of_revision_1_takes_the_default() {
+fn cxgb4_of_revision_1_accepts_default() {
     for acknowledged in [false, true] {
         let (end, port) = (End::new(), Port::new());
         end.connect(port.addr(), &default().acknowledged(acknowledged));
@@ -251,7 +251,7 @@ fn cxgb4_of_revision_1_takes_the_default() {
 }
 
 #[test]
-fn cxgb4_at_revision_1_refuses_a_write_first_and_is_named() {
+fn cxgb4_of_revision_1_refusing_write_named() {
     for options in [default().peer_to_peer(false), default().rtr(WRITE)] {
         let (end, port) = (End::new(), Port::new());
         end.connect(port.addr(), &options.revision(Revision::One));
@@ -265,7 +265,7 @@ fn cxgb4_at_revision_1_refuses_a_write_first_and_is_named() {
 }
 
 #[test]
-fn cxgb4_of_revision_1_is_named_when_nothing_falls_back() {
+fn cxgb4_of_revision_1_named_without_fallback() {
     let (end, port) = (End::new(), Port::new());
     let options = default().fallback(false);
     end.connect(port.addr(), &options);
@@ -347,7 +347,7 @@ fn cxgb4_begins_at_revision_1() {
 }
 
 #[test]
-fn cxgb4_refuses_a_reply_without_its_rtr_kind() {
+fn cxgb4_refuses_reply_without_rtr_kind() {
     let end = End::new();
     let (peer, answer) = responder_with(&end, &default().rtr(WRITE), &CXGB4.request());
     assert!(CXGB4.begins(peer, &answer).is_none(), "its Terminate 2/0/7");
@@ -441,7 +441,7 @@ fn irdma_takes_the_default() {
 }
 
 #[test]
-fn irdma_refuses_what_its_driver_refuses_and_is_named() {
+fn irdma_refusals_named() {
     for options in [default().peer_to_peer(false), default().rtr(SEND)] {
         let options = options.fallback(false);
         let (end, port) = (End::new(), Port::new());
@@ -453,7 +453,7 @@ fn irdma_refuses_what_its_driver_refuses_and_is_named() {
 
 /// Returns the revision 1 has no such rule.
 #[test]
-fn irdma_takes_revision_1_after_its_reset() {
+fn irdma_accepts_revision_1_after_reset() {
     let (end, port) = (End::new(), Port::new());
     end.connect(port.addr(), &default().peer_to_peer(false));
     assert!(IRDMA.answers(&port).is_none());
@@ -479,7 +479,7 @@ fn irdma_begins() {
 }
 
 #[test]
-fn irdma_refuses_a_reply_without_a_write_or_a_read() {
+fn irdma_refuses_reply_without_rtr() {
     let end = End::new();
     let (peer, answer) = responder_with(&end, &default().rtr(SEND), &IRDMA.request());
     assert!(IRDMA.begins(peer, &answer).is_none());
@@ -537,7 +537,7 @@ impl Qedr {
 }
 
 #[test]
-fn qedr_takes_the_default_and_names_several_kinds() {
+fn qedr_accepts_default() {
     for rtr in [RtrKinds::ALL, READ, WRITE, RtrKinds { write: false, ..RtrKinds::ALL }] {
         for acknowledged in [false, true] {
             let (end, port) = (End::new(), Port::new());
@@ -565,7 +565,7 @@ fn qedr_begins_with_each_kind() {
 }
 
 #[test]
-fn qedr_without_a_common_kind_is_refused_at_either_end() {
+fn qedr_without_common_kind_refused() {
     let (end, port) = (End::new(), Port::new());
     let options = default().rtr(SEND);
     end.connect(port.addr(), &options);

@@ -59,7 +59,7 @@ fn ping_pong(client: &End, server: &End, rounds: u64) {
 }
 
 #[test]
-fn no_wake_up_of_a_waiter_is_lost() {
+fn wake_ups_of_waiter_not_lost() {
     let devices = [(); 2].map(|()| Device::open().unwrap());
     let (a, b) = pair_of(end_on(&devices[0], 0), end_on(&devices[1], 0), &ConnConfig::default());
     ping_pong(&a, &b, 5_000);
@@ -67,7 +67,7 @@ fn no_wake_up_of_a_waiter_is_lost() {
 
 /// Two threads sleep for arrivals on the same shard: each gets its own, though only one of them can be woken by the shard itself.
 #[test]
-fn waiters_that_share_a_shard_get_what_is_theirs() {
+fn waiters_sharing_shard_served_separately() {
     let devices = [(); 2].map(|()| Device::open().unwrap());
     let pair = || pair_of(end_on(&devices[0], 0), end_on(&devices[1], 0), &ConnConfig::default());
     let pairs = [pair(), pair()];
@@ -80,7 +80,7 @@ fn waiters_that_share_a_shard_get_what_is_theirs() {
 
 /// The arrival itself ends the sleep: nothing was driven before the thread does it.
 #[test]
-fn an_arrival_ends_the_sleep_and_the_thread_drives() {
+fn arrival_wakes_driving_thread() {
     let device = Device::open().unwrap();
     let (sender, target) = pair_of(End::tcp(), end_on(&device, 0), &ConnConfig::default());
     let mut waiter = PollWaiter::new(&device).unwrap();
@@ -102,7 +102,7 @@ fn an_arrival_ends_the_sleep_and_the_thread_drives() {
 }
 
 #[test]
-fn a_waker_ends_the_sleep_or_prevents_it() {
+fn waker_ends_or_prevents_sleep() {
     let device = Device::open().unwrap();
     let mut waiter = PollWaiter::new(&device).unwrap();
     let waker = waiter.waker();
@@ -133,7 +133,7 @@ fn a_waker_ends_the_sleep_or_prevents_it() {
 }
 
 #[test]
-fn descriptors_have_high_numbers_where_that_is_asked_for() {
+fn descriptors_have_requested_minimum() {
     let device = Device::open().unwrap();
     let waiter = PollWaiter::new_above(&device, 300).unwrap();
     assert!(waiter.as_fd().as_raw_fd() >= 300);

@@ -88,12 +88,12 @@ fn event_driven_ping_pong(edge: bool, rounds: u64) {
 }
 
 #[test]
-fn no_wake_up_is_lost_level_triggered() {
+fn wake_ups_not_lost_level_triggered() {
     event_driven_ping_pong(false, 10_000);
 }
 
 #[test]
-fn no_wake_up_is_lost_edge_triggered() {
+fn wake_ups_not_lost_edge_triggered() {
     event_driven_ping_pong(true, 10_000);
 }
 
@@ -155,7 +155,7 @@ fn readable_channel_has_an_event() {
 
 /// The empty poll between arming and sleeping reads no socket, as the sleep ends where one has bytes; the poll behind it does.
 #[test]
-fn poll_after_arming_leaves_arrivals_to_the_sleep() {
+fn poll_after_arming_leaves_arrivals() {
     let target = notified();
     let channel = target.channel;
     let (sender, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
@@ -182,7 +182,7 @@ fn poll_after_arming_leaves_arrivals_to_the_sleep() {
 
 /// The empty poll between arming and sleeping sends what was posted and coalesced: it would wait for a timer otherwise.
 #[test]
-fn poll_after_arming_sends_what_was_posted() {
+fn poll_after_arming_sends_posts() {
     let sender = notified();
     let channel = sender.channel;
     let (target, sender) = pair_of(End::tcp(), sender.end, &ConnConfig::default());
@@ -220,7 +220,7 @@ fn poll_after_arming_sends_what_was_posted() {
 /// A program that posts, polls its queue empty and sleeps in poll(2): once it is observed to do so, the completion of its post does not
 /// end the sleep. What arrives does, and so does the completion that it did not poll this time.
 #[test]
-fn sleep_is_not_ended_by_a_completion_that_was_polled() {
+fn polled_completion_does_not_end_sleep() {
     let Notified { end, channel } = notified();
     channel.fd().unwrap();
     let peer = End::tcp();
@@ -268,7 +268,7 @@ fn sleep_is_not_ended_by_a_completion_that_was_polled() {
 
 /// A program that arms a queue and then computes instead of sleeping delays its peer only until the background thread takes over.
 #[test]
-fn armed_program_that_does_not_sleep_is_replaced() {
+fn sleepless_armed_program_replaced() {
     let target = notified();
     let channel = target.channel;
     let (reader, target) = pair_of(End::tcp(), target.end, &ConnConfig::default());
@@ -323,7 +323,7 @@ fn several_pollers_share_a_queue() {
 }
 
 #[test]
-fn a_sleeping_application_serves_its_peer() {
+fn sleeping_application_serves_peer() {
     let (a, b) = tcp_pair();
     fill(&b.mr, 0, b"served");
     // `b` makes no call any more.
@@ -339,7 +339,7 @@ fn a_sleeping_application_serves_its_peer() {
 
 /// Coalesced posts are sent without any further call of the poster.
 #[test]
-fn coalesced_posts_are_sent_without_a_further_call() {
+fn coalesced_posts_sent_without_call() {
     let (a, b) = tcp_pair();
     for i in 0..100 {
         b.recv(i, 0, 64);
@@ -363,7 +363,7 @@ fn without_timers() -> (End, End) {
 
 /// A poll may be the last one: the background thread, asleep in the stack's descriptor, has run while no thread polled.
 #[test]
-fn posts_after_a_single_poll_are_sent_without_a_further_call() {
+fn posts_after_single_poll_sent() {
     let (a, b) = without_timers();
     for i in 0..20 {
         b.recv(i, 0, 64);
@@ -382,7 +382,7 @@ fn posts_after_a_single_poll_are_sent_without_a_further_call() {
 
 /// The same for receives: the stream that waits for one continues although the program that polled once makes no further call.
 #[test]
-fn receives_after_a_single_poll_are_used_without_a_further_call() {
+fn receives_after_single_poll_used() {
     let (a, b) = without_timers();
     a.send(1, 0, 8);
     a.sent_ok(1);
@@ -400,7 +400,7 @@ fn receives_after_a_single_poll_are_used_without_a_further_call() {
 }
 
 #[test]
-fn a_thousand_connections_on_one_driver() {
+fn thousand_connections_on_one_driver() {
     let server = Device::open().unwrap();
     let client = Device::open().unwrap();
     let options = Arc::new(ConnConfig::default());
@@ -505,7 +505,7 @@ fn idle_process_takes_no_processor_time() {
 
 /// A stream that stalls, as no receive is posted, does not delay another one.
 #[test]
-fn a_stalled_stream_does_not_delay_another_one() {
+fn stalled_stream_delays_no_other() {
     let server = Device::open().unwrap();
     let client = Device::open().unwrap();
     let options = ConnConfig::default().no_receive_timeout(Duration::from_secs(60));
@@ -542,7 +542,7 @@ fn a_stalled_stream_does_not_delay_another_one() {
 
 /// Each attempt is followed by a wake-up, as of a thread that waits beside busy connections.
 #[test]
-fn wake_ups_that_are_not_for_a_wait_do_not_make_it_longer() {
+fn foreign_wake_ups_do_not_prolong_wait() {
     let device = Device::open().unwrap();
     let begun = Instant::now();
     let mut attempts = 0;

@@ -38,7 +38,7 @@ impl StackHooks for Late {
 
 /// The connections that were accepted first were read before their Requests came.
 #[test]
-fn requests_of_a_peer_that_come_while_its_connections_are_accepted_are_reported_in_their_order() {
+fn requests_during_accepts_reported_in_order() {
     let hooks = Late::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: hooks.clone() };
     let options = DeviceConfig::default().progress(Progress::Manual);

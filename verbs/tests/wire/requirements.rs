@@ -65,7 +65,7 @@ fn check_untagged(segments: &[Segment], (opcode, qn, msn, word): (Opcode, u32, u
 // [test:RFC5040-5.3-01] [test:RFC5040-5.3-07] [test:RFC7306-5.2-01] [test:RFC7306-6.3-01] [test:RFC7306-6.3-05]
 // [test:RFC5040-4.1-13] [test:RFC7306-4.1-04] [test:RFC5040-5.5-09]
 #[test]
-fn every_request_is_one_message_in_its_turn() {
+fn each_request_is_one_message() {
     let end = End::new();
     let data = pattern(3000);
     fill(&end.mr, 0, &data);
@@ -123,7 +123,7 @@ fn every_request_is_one_message_in_its_turn() {
 // [test:RFC5041-4.1-09] [test:RFC5041-5.4-04] [test:RFC5041-5.4-05] [test:RFC7306-6.3-03] [test:RFC7306-6.3-04]
 // [test:RFC5041-5.2-04]
 #[test]
-fn messages_are_delivered_whole_once_and_in_order() {
+fn messages_delivered_once_in_order() {
     let end = End::new();
     for id in 0..5 {
         end.recv(id, id * 100, 100);
@@ -160,7 +160,7 @@ fn messages_are_delivered_whole_once_and_in_order() {
 // [test:RFC7306-5.2.2-05] [test:RFC7306-5.2.2-08] [test:RFC7306-5.4-09] [test:RFC7306-5.4-10] [test:RFC5040-5.2.2-01]
 // [test:RFC7306-5.2-02]
 #[test]
-fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
+fn reads_and_atomics_answered_in_order() {
     let end = End::new();
     let data = pattern(2000);
     fill(&end.mr, 1000, &data);
@@ -224,7 +224,7 @@ fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
 
 // [test:RFC5040-5.2.1-11] [test:RFC5040-5.2.1-15]
 #[test]
-fn a_read_stays_within_one_tagged_buffer() {
+fn read_stays_within_tagged_buffer() {
     let end = End::new();
     // Two regions over the same bytes, end to start.
     let (low, high) = (end.mr.addr(), end.mr.addr() + 4096);
@@ -244,7 +244,7 @@ fn a_read_stays_within_one_tagged_buffer() {
 /// A Request that is not whole yet does nothing: what comes before its last segment is there when it is executed.
 // [test:RFC5040-5.5-07] [test:RFC5040-5.5-13] [test:RFC7306-5.4-04] [test:RFC7306-5.4-06]
 #[test]
-fn requests_are_executed_when_they_are_whole() {
+fn requests_executed_when_complete() {
     let end = End::new();
     let mut peer = responder_opt(&end, &with_extensions());
     let (stag, at) = (end.mr.rkey(), end.mr.addr());
@@ -264,7 +264,7 @@ fn requests_are_executed_when_they_are_whole() {
 // [test:RFC5040-5.2.2-04] [test:RFC5040-5.5-06] [test:RFC5040-5.5-17] [test:RFC7306-5.2.2-01] [test:RFC7306-5.2.2-06]
 // [test:RFC7306-5.2.2-07] [test:RFC7306-5.4-01] [test:RFC7306-5.4-08] [test:RFC5040-5.5-15]
 #[test]
-fn a_read_or_atomic_completes_with_its_answer_and_not_before() {
+fn read_completes_with_answer() {
     let end = End::new();
     let (mut peer, _) = crate::common::initiator_opt(&end, &with_extensions(), |_| {
         crate::peer::with(crate::peer::reply(2), crate::peer::enhanced(4, 4))
@@ -306,7 +306,7 @@ fn a_read_or_atomic_completes_with_its_answer_and_not_before() {
 
 // [test:RFC5040-5.3-14] [test:RFC5041-4.2-06]
 #[test]
-fn an_stag_of_another_domain_is_neither_written_nor_invalidated() {
+fn stag_of_other_domain_rejected() {
     for invalidate in [false, true] {
         let end = End::new();
         end.recv(1, 0, 64);
@@ -333,7 +333,7 @@ fn an_stag_of_another_domain_is_neither_written_nor_invalidated() {
 
 // [test:RFC5040-5.4-04] [test:RFC5040-5.4-06]
 #[test]
-fn the_terminate_is_the_first_and_only_message_of_its_queue() {
+fn terminate_is_only_message_of_queue() {
     for (msn, mo) in [(0, 0), (2, 0), (1, 4)] {
         let end = End::new();
         let mut peer = responder(&end);
@@ -354,7 +354,7 @@ fn the_terminate_is_the_first_and_only_message_of_its_queue() {
 // [test:RFC5040-7-01a] [test:RFC5040-7-01b] [test:RFC5040-7-02] [test:RFC5040-7.1-01] [test:RFC5040-7.1-06]
 // [test:RFC5041-3-09a] [test:RFC5041-3-09b] [test:RFC5041-3-12] [test:RFC5041-6.2.2-03] [test:RFC7306-8.1-03]
 #[test]
-fn the_first_error_ends_the_stream_in_both_directions() {
+fn first_error_ends_both_directions() {
     let end = End::new();
     end.recv(1, 0, 64);
     let mut peer = responder_opt(&end, &with_extensions());
@@ -383,7 +383,7 @@ fn the_first_error_ends_the_stream_in_both_directions() {
 
 // [test:RFC5040-7.1-03] [test:RFC7306-8.1-02] [test:RFC5040-7.1-01]
 #[test]
-fn a_request_that_cannot_be_built_is_a_terminate_without_headers() {
+fn unbuildable_request_terminates_without_headers() {
     for op in [SendOp::Send, SendOp::Write { remote: Remote::default() }] {
         let end = End::new();
         let (mut peer, _) = crate::common::initiator_opt(&end, &with_extensions(), |_| {
@@ -400,7 +400,7 @@ fn a_request_that_cannot_be_built_is_a_terminate_without_headers() {
 
 // [test:RFC5040-8.1.1-12a] [test:RFC5040-8.1.1-12b]
 #[test]
-fn an_overflow_of_one_completion_queue_leaves_other_streams_alone() {
+fn completion_queue_overflow_spares_other_streams() {
     let device = crate::common::device();
     let pd = device.alloc_pd().unwrap();
     let small = End::make(&device, &pd, Make { cqe: 2, ..Make::default() });
@@ -425,7 +425,7 @@ fn an_overflow_of_one_completion_queue_leaves_other_streams_alone() {
 
 // [test:RFC5041-6.2.1-01b]
 #[test]
-fn nothing_may_be_posted_behind_a_close() {
+fn posts_after_close_refused() {
     let end = End::new();
     let mut peer = initiator(&end);
     end.send(1, 0, 4);
@@ -444,7 +444,7 @@ fn nothing_may_be_posted_behind_a_close() {
 
 // [test:RFC5041-3-10] [test:RFC5041-3-11] [test:RFC5041-6.2.1-04a]
 #[test]
-fn a_graceful_close_is_reported_and_answered_in_kind() {
+fn graceful_close_reported_and_answered() {
     let end = End::new();
     let mut peer = responder(&end);
     peer.fin();
@@ -464,7 +464,7 @@ fn a_graceful_close_is_reported_and_answered_in_kind() {
 /// Atomics of several streams to one word, all at once: none is lost.
 // [test:RFC7306-5-01] [test:RFC7306-5.3-01] [test:RFC7306-5.4-02]
 #[test]
-fn atomics_of_several_streams_do_not_disturb_each_other() {
+fn atomics_of_streams_are_atomic() {
     const STREAMS: u64 = 6;
     const EACH: u64 = 400;
     let server = Device::open().unwrap();
@@ -503,7 +503,7 @@ fn atomics_of_several_streams_do_not_disturb_each_other() {
 // [test:RFC7306-5.1.1-02a] [test:RFC7306-5.1.1-02b] [test:RFC7306-5.1.1-03a] [test:RFC7306-5.1.2-03]
 // [test:RFC7306-5.1.2-04] [test:RFC7306-5.1.2-05] [test:RFC7306-5.1.2-06] [test:RFC7306-8.2-06]
 #[test]
-fn an_unaligned_atomic_is_reported_at_both_ends_and_changes_nothing() {
+fn unaligned_atomic_rejected() {
     for (swap, offset) in [(false, 1), (false, 4), (true, 1), (true, 4)] {
         let end = End::new();
         let mut peer = responder_opt(&end, &with_extensions());
@@ -523,7 +523,7 @@ fn an_unaligned_atomic_is_reported_at_both_ends_and_changes_nothing() {
 /// What the negative vectors cannot say, as they are a stream's first bytes: Markers that are wrong or missing later on.
 // [test:RFC5044-8-04] [test:RFC5044-8-05] [test:RFC5044-8-12]
 #[test]
-fn markers_that_lie_behind_a_good_fpdu() {
+fn wrong_markers_after_good_fpdu() {
     for missing in [false, true] {
         let end = End::new();
         end.recv(1, 0, 4000);

@@ -45,7 +45,7 @@ fn lengths(mulpdu: usize) -> Vec<usize> {
 // [test:RFC5041-5.2-01a] [test:RFC5041-5.2-01b] [test:RFC5041-5.2-03] [test:RFC5041-5.2-05] [test:RFC5041-5.2-07]
 // [test:RFC5041-5.2-08] [test:RFC5041-5.3-03] [test:RFC5040-5.1-09] [test:RFC5040-5.3-09]
 #[test]
-fn segments_cover_their_message_in_order_and_only_the_last_says_so() {
+fn segments_cover_message_in_order() {
     for (mulpdu, exclusive) in [(300, false), (300, true), (12_000, false), (12_000, true)] {
         let end = End::new();
         let len = 4 * mulpdu;
@@ -92,7 +92,7 @@ fn segments_cover_their_message_in_order_and_only_the_last_says_so() {
 
 // [test:RFC5041-5.2-02]
 #[test]
-fn a_message_of_2_to_32_bytes_is_not_taken() {
+fn message_of_2_to_32_bytes_rejected() {
     let end = End::new();
     let mut peer = responder_opt(&end, &plain());
     let half = Sge { length: 1 << 31, ..end.sge(0, 0) };

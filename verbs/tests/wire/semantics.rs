@@ -67,7 +67,7 @@ fn scatter_and_gather_with_empty_elements() {
 }
 
 #[test]
-fn refused_posts_name_their_place_in_the_chain() {
+fn refused_posts_name_position() {
     let cap = QpCap { max_send_wr: 4, max_recv_wr: 2, max_send_sge: 2, max_inline: 16, ..QpCap::default() };
     let small = || End::made(Make { cap, ..Make::default() });
     let (a, _peer) = (small(), ());
@@ -93,7 +93,7 @@ fn refused_posts_name_their_place_in_the_chain() {
 }
 
 #[test]
-fn unsignaled_requests_complete_silently_and_free_the_queue() {
+fn unsignaled_requests_free_queue_silently() {
     let cap = QpCap { max_send_wr: 8, ..QpCap::default() };
     let make = Make { cap, signal_all: false, ..Make::default() };
     let (a, b) = pair_of(End::made(make), End::new(), &ConnConfig::default());
@@ -133,7 +133,7 @@ fn fence_waits_for_reads() {
 }
 
 #[test]
-fn completion_queue_overflow_is_an_event_and_an_error() {
+fn completion_queue_overflow_reported() {
     let (a, b) = pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnConfig::default());
     for i in 0..3 {
         a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 8);
@@ -313,7 +313,7 @@ fn bind(end: &End, window: &RawMw, new_stag: STag, access: Access) {
 
 // [test:RFC5040-5.3-15] [test:RFC5040-8.1.1-08]
 #[test]
-fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
+fn type_2_window_invalidated_by_send() {
     let (a, b) = pair();
     let window = b.pd.alloc_window(WindowType::Two).unwrap();
     let stag = new_key(window.stag(), 0x77);
@@ -340,7 +340,7 @@ fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
 /// Two streams of one protection domain: what one of them has bound is not the other's.
 // [test:RFC5041-8.2-02] [test:RFC5041-8.3.1-03] [test:RFC5040-7.2-10]
 #[test]
-fn window_of_type_2_serves_no_other_stream_of_its_domain() {
+fn type_2_window_serves_one_stream() {
     for reads in [false, true] {
         let (a, b) = pair();
         let window = b.pd.alloc_window(WindowType::Two).unwrap();
@@ -379,7 +379,7 @@ fn refuses_to_invalidate((a, b): (&End, &End), pd: &Pd, stag: STag, still: Optio
 
 // [test:RFC5040-5.3-14]
 #[test]
-fn what_is_not_the_streams_own_is_not_invalidated_by_its_peer() {
+fn remote_invalidate_of_other_stream_rejected() {
     let (a, b) = pair();
     let other_pd = b.device.alloc_pd().unwrap();
     let remote = |stag: STag| Some(Remote { addr: b.mr.addr(), rkey: STag(stag.0) });
@@ -414,7 +414,7 @@ fn what_is_not_the_streams_own_is_not_invalidated_by_its_peer() {
 
 /// The leniency is for regions of the stream's domain that stand for themselves.
 #[test]
-fn lenient_invalidation_spares_what_has_windows_and_what_is_elsewhere() {
+fn lenient_invalidation_spares_shared_stags() {
     let lenient = crate::simulation::device_with(uiw_verbs::DeviceConfig::default().lenient_invalidate(true));
     let (a, b) = pair_of(End::new(), End::on(&lenient), &ConnConfig::default());
     let other_pd = b.device.alloc_pd().unwrap();
@@ -435,7 +435,7 @@ fn lenient_invalidation_spares_what_has_windows_and_what_is_elsewhere() {
 
 /// What a program may not invalidate itself: the status says so, and it is as it was.
 #[test]
-fn local_invalidation_of_what_is_not_the_streams_own() {
+fn local_invalidate_of_other_stream_rejected() {
     for what in 0..5 {
         let (a, b) = pair();
         let other = b.device.alloc_pd().unwrap();
@@ -460,7 +460,7 @@ fn local_invalidation_of_what_is_not_the_streams_own() {
 
 /// A batch of segments keeps the memory they name pinned; what ends that memory may stand among them.
 #[test]
-fn writes_and_the_invalidation_behind_them_in_one_batch() {
+fn writes_before_invalidation_in_batch() {
     let (a, b) = pair();
     for round in 0..20u8 {
         let window = b.pd.alloc_window(WindowType::Two).unwrap();
@@ -497,7 +497,7 @@ fn window_that_is_destroyed_is_revoked() {
 }
 
 #[test]
-fn fast_register_and_both_kinds_of_local_invalidate() {
+fn fast_register_and_local_invalidate() {
     let (a, b) = pair();
     let fast = b.pd.alloc_fast(4096).unwrap();
     let stag = new_key(fast.stag(), 9);
@@ -635,7 +635,7 @@ fn disconnect_sends_what_was_posted() {
 }
 
 #[test]
-fn everything_may_be_dropped_in_any_order_with_traffic() {
+fn objects_dropped_in_any_order() {
     for order in 0..6 {
         let (a, b) = tcp_pair();
         for i in 0..20 {
@@ -661,7 +661,7 @@ fn everything_may_be_dropped_in_any_order_with_traffic() {
 }
 
 #[test]
-fn queue_pairs_are_counted_and_given_back() {
+fn queue_pair_limit_released() {
     let limits = uiw_verbs::Limits::default().max_qp(2).max_cq(4).max_pd(3);
     let device = crate::simulation::device(limits);
     for _ in 0..4 {
@@ -739,7 +739,7 @@ fn write_with_immediate_counts_its_bytes() {
 }
 
 #[test]
-fn stopped_peer_is_cut_after_the_close_timeout() {
+fn stopped_peer_reset_after_close_timeout() {
     let end = End::new();
     let close_timeout = Duration::from_millis(100);
     let options = plain().close_timeout(close_timeout);
@@ -793,7 +793,7 @@ fn queues_of_no_depth() {
 }
 
 #[test]
-fn closing_queue_pair_is_not_drained_or_resumed() {
+fn closing_queue_pair_not_drained() {
     let a = End::new();
     let mut peer = crate::common::initiator(&a);
     // ORD is 4: two of the Reads have not begun when the close does.
@@ -831,7 +831,7 @@ fn receive_completion_queue_overflow() {
 
 /// A responder that may not send yet may bind.
 #[test]
-fn local_requests_do_not_wait_for_the_peer() {
+fn local_requests_independent_of_peer() {
     let end = End::new();
     let asked = crate::peer::request(1);
     let (mut peer, _) = crate::common::responder_with(&end, &plain(), &asked);
@@ -847,7 +847,7 @@ fn local_requests_do_not_wait_for_the_peer() {
 
 /// A program need not read asynchronous events, and peers can cause one with every connection.
 #[test]
-fn unread_events_are_dropped_with_their_object() {
+fn unread_events_dropped_with_object() {
     let none_is_left = |device: &Device| {
         until("an event is left", || device.async_events().is_empty());
     };

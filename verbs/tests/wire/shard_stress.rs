@@ -184,7 +184,7 @@ fn refill(common: &Common) {
 }
 
 #[test]
-fn queue_pairs_come_and_go_on_every_shard() {
+fn queue_pairs_created_on_all_shards() {
     for shards in [1, 3, 64] {
         let common = Common::new(shards);
         std::thread::scope(|scope| {

@@ -50,7 +50,7 @@ impl StackHooks for Adoptions {
 
 /// Both ends of a connection live on shards of the same device, and what is accepted moves to its queue pair's shard.
 #[test]
-fn two_queue_pairs_of_a_device_are_connected_whatever_their_shards() {
+fn queue_pairs_connect_across_shards() {
     let hooks = Adoptions::default();
     let adopted_by = Arc::clone(&hooks.by);
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
@@ -82,7 +82,7 @@ fn two_queue_pairs_of_a_device_are_connected_whatever_their_shards() {
 }
 
 #[test]
-fn a_shard_that_the_device_has_not_is_refused() {
+fn unknown_shard_refused() {
     let device = device(TcpStack::new().unwrap(), 2, Limits::default());
     assert_eq!(device.shards(), 2);
     assert!(device.create_cq(8, CqConfig { shard: Some(1), ..CqConfig::default() }).is_ok());
@@ -128,7 +128,7 @@ impl StackHooks for Held {
 
 /// While a thread drives and does not come back, queue pairs without a connection are made, changed, asked and destroyed.
 #[test]
-fn an_unconnected_queue_pair_does_not_wait_for_the_driving_thread() {
+fn unconnected_queue_pair_does_not_wait() {
     let (stack, hold, holds) = Held::stack(&Arc::default());
     let options = DeviceConfig::default().progress(Progress::Manual).shards(1);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
@@ -149,7 +149,7 @@ fn an_unconnected_queue_pair_does_not_wait_for_the_driving_thread() {
 
 /// A call that needs the shard is carried out by the thread that drives, which does not have to let go of the shard for it.
 #[test]
-fn calls_are_served_while_another_thread_drives_without_end() {
+fn calls_served_while_thread_drives() {
     let device = device(TcpStack::new().unwrap(), 1, Limits::default());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -174,7 +174,7 @@ fn calls_are_served_while_another_thread_drives_without_end() {
 
 /// With the last handle of a device its stack is gone, with its sockets and addresses, whatever the background thread does.
 #[test]
-fn a_dropped_device_has_released_its_stack() {
+fn dropped_device_releases_stack() {
     for _ in 0..200 {
         let alive = Arc::new(());
         let (stack, _, _) = Held::stack(&alive);
@@ -209,7 +209,7 @@ fn ended(silent: &[(End, Peer)]) -> usize {
 }
 
 #[test]
-fn silent_peers_inside_an_fpdu_are_ended_when_memory_is_short() {
+fn silent_peers_ended_when_memory_short() {
     let limits = Limits::default().max_held_bytes(SHORT_MEMORY);
     let device = device(TcpStack::new().unwrap(), 2, limits);
     let silent = silent(&device);
@@ -227,7 +227,7 @@ fn silent_peers_inside_an_fpdu_are_ended_when_memory_is_short() {
 
 /// Whole FPDUs of others are read at once, long before a silent peer is ended.
 #[test]
-fn silent_peers_inside_an_fpdu_do_not_delay_others() {
+fn silent_peers_delay_no_others() {
     let device = simulation::device(Limits::default().max_held_bytes(SHORT_MEMORY));
     let silent = silent(&device);
     let end = End::on(&device);
@@ -252,7 +252,7 @@ fn silent_peers_inside_an_fpdu_do_not_delay_others() {
 /// Messages that wait for receives use the memory up for as long as they like. Whole FPDUs of another connection are read meanwhile, each
 /// reported by the kernel: a short one behind a long one, too.
 #[test]
-fn fpdus_of_any_length_are_reported_while_memory_is_short() {
+fn fpdus_received_while_memory_short() {
     let device = device(TcpStack::new().unwrap(), 1, Limits::default().max_held_bytes(SHORT_MEMORY));
     let settings = plain().no_receive_timeout(Duration::MAX);
     // As many as are kept before the budget is short: none of them in the part that is for whole FPDUs.
@@ -314,7 +314,7 @@ impl StreamHooks for Reports {
 /// While the receive memory is used up, a socket that is not read gets room for the longest FPDU (64 KiB, with Markers and what is read behind
 /// it less than 128 KiB), of which the kernel counts up to four times the bytes. It is asked once, then only for what an FPDU needs.
 #[test]
-fn a_socket_that_is_read_by_whole_fpdus_has_room_for_the_longest_one() {
+fn socket_has_room_for_longest_fpdu() {
     let reports = Reports::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
     let limits = Limits::default().max_held_bytes(SHORT_MEMORY);
@@ -361,7 +361,7 @@ fn a_socket_that_is_read_by_whole_fpdus_has_room_for_the_longest_one() {
 /// While another connection keeps the receive memory budget used up, both ends of one close: what the peer sent waits in the socket, and
 /// the stack does not report the hang-up with every poll.
 #[test]
-fn a_hang_up_while_the_receive_memory_is_used_up_is_reported_once_and_loses_nothing() {
+fn hang_up_with_exhausted_memory_reported_once() {
     let reports = Reports::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
     // Room for one read: none, not even of a whole FPDU, once a message is kept.
@@ -403,7 +403,7 @@ fn a_hang_up_while_the_receive_memory_is_used_up_is_reported_once_and_loses_noth
 
 /// A Send waits for its receive while both ends close: the stack reports a hang-up then, and the message is still there.
 #[test]
-fn a_hang_up_behind_a_parked_send_loses_nothing() {
+fn hang_up_after_parked_send_loses_nothing() {
     let end = End::tcp();
     let options = plain().no_receive_timeout(TIMEOUT).close_timeout(TIMEOUT);
     let mut peer = responder_opt(&end, &options);

@@ -35,7 +35,7 @@ const SEND: RtrKinds = RtrKinds { send: true, ..RtrKinds::NONE };
 // ---------------------------------------------------------------- two steps
 
 #[test]
-fn the_second_step_establishes_a_connection_at_the_peer() {
+fn second_step_establishes_connection() {
     let (client, server) = (End::new(), End::new());
     let listener = server.listen(&ConnConfig::default());
     let options = Arc::new(ConnConfig::default());
@@ -56,7 +56,7 @@ fn the_second_step_establishes_a_connection_at_the_peer() {
 }
 
 #[test]
-fn a_peer_that_waits_for_the_second_step_is_notified_when_there_is_none() {
+fn missing_second_step_reported() {
     let (client, server) = (End::new(), End::new());
     let listener = server.listen(&ConnConfig::default());
     let options = Arc::new(ConnConfig::default());
@@ -108,7 +108,7 @@ fn refused(bytes: &[u8]) {
 
 // [test:RFC5044-7.1.1-02] [test:RFC5044-7.1.1-16] [test:RFC5044-7.1.1-18] [test:RFC5044-7.1.2-04] [test:RFC5044-7.1.2-12] [test:RFC5044-7.1.2-15]
 #[test]
-fn responder_closes_on_frames_that_are_none() {
+fn responder_closes_on_invalid_frames() {
     refused(&request(3).emit());
     refused(&request(129).emit());
     refused(b"GET / HTTP/1.1\r\n");
@@ -160,7 +160,7 @@ fn request_in_single_bytes() {
 }
 
 #[test]
-fn reply_in_single_bytes_with_the_first_fpdu_behind_it() {
+fn bytewise_reply_with_first_fpdu() {
     let end = End::new();
     let port = Port::new();
     end.connect(port.addr(), &plain());
@@ -178,7 +178,7 @@ fn reply_in_single_bytes_with_the_first_fpdu_behind_it() {
 
 // [test:RFC5044-7.1-01] [test:RFC5044-7.1-04]
 #[test]
-fn bytes_glued_behind_the_reply_are_full_operation() {
+fn bytes_after_reply_are_full_operation() {
     let end = End::new();
     let port = Port::new();
     end.recv(1, 0, 64);
@@ -232,7 +232,7 @@ fn rejection_carries_private_data_both_ways() {
 }
 
 #[test]
-fn a_dropped_listener_rejects_pending_requests() {
+fn dropped_listener_rejects_pending_requests() {
     let end = End::new();
     let channel = Arc::default();
     let options = Arc::new(plain());
@@ -251,7 +251,7 @@ fn a_dropped_listener_rejects_pending_requests() {
 }
 
 #[test]
-fn a_socket_is_taken_in_place_of_an_answer() {
+fn socket_taken_instead_of_answer() {
     let end = End::tcp();
     let listener = end.listen(&plain());
     let mut client = TcpStream::connect(listener.local_addr()).unwrap();
@@ -276,7 +276,7 @@ fn a_socket_is_taken_in_place_of_an_answer() {
 }
 
 #[test]
-fn a_socket_that_cannot_be_taken_leaves_the_request_to_be_decided() {
+fn failed_socket_take_keeps_request() {
     let end = End::new();
     let listener = end.listen(&plain());
     let mut peer = Peer::connect(listener.local_addr());
@@ -311,7 +311,7 @@ fn a_socket_that_cannot_be_taken_leaves_the_request_to_be_decided() {
 
 // [test:RFC5044-7.1.2-16]
 #[test]
-fn responder_gives_up_on_a_silent_initiator() {
+fn responder_abandons_silent_initiator() {
     let end = End::new();
     let startup_timeout = Duration::from_millis(100);
     let options = plain().startup_timeout(startup_timeout);
@@ -328,7 +328,7 @@ fn responder_gives_up_on_a_silent_initiator() {
 /// Each byte of a slow loris does not buy more time.
 // [test:RFC5044-7.1.2-20]
 #[test]
-fn bytes_do_not_extend_the_startup_timeout() {
+fn bytes_do_not_extend_startup_timeout() {
     let end = End::new();
     let startup_timeout = Duration::from_millis(100);
     let options = plain().startup_timeout(startup_timeout);
@@ -350,7 +350,7 @@ fn bytes_do_not_extend_the_startup_timeout() {
 }
 
 #[test]
-fn half_open_connections_are_bounded_and_the_listener_lives() {
+fn half_open_connections_bounded() {
     let limits = uiw_verbs::Limits::default().max_half_open(2);
     let end = End::on(&crate::simulation::device(limits));
     let listener = end.listen(&plain());
@@ -379,7 +379,7 @@ fn half_open_connections_are_bounded_and_the_listener_lives() {
 }
 
 #[test]
-fn initiator_that_leaves_in_the_middle_is_forgotten() {
+fn initiator_leaving_during_startup_forgotten() {
     let end = End::new();
     let listener = end.listen(&plain());
     let mut gone = Peer::connect(listener.local_addr());
@@ -428,7 +428,7 @@ fn responder_negotiates_ird_and_ord() {
 
 // [test:RFC5044-7.1.2-11]
 #[test]
-fn responder_holds_its_fpdus_until_the_initiators_first() {
+fn responder_waits_for_first_fpdu() {
     for asked in [request(1), with(request(2), enhanced(4, 4))] {
         let end = End::new();
         let (mut peer, _) = responder_with(&end, &plain(), &asked);
@@ -445,7 +445,7 @@ fn responder_holds_its_fpdus_until_the_initiators_first() {
 }
 
 #[test]
-fn responder_whose_first_fpdu_is_invalid_says_nothing() {
+fn invalid_first_fpdu_closed_silently() {
     for bad in [0usize, 1] {
         let end = End::new();
         let (mut peer, _) = responder_with(&end, &plain(), &request(1));
@@ -464,7 +464,7 @@ fn responder_whose_first_fpdu_is_invalid_says_nothing() {
 }
 
 #[test]
-fn a_first_send_that_meets_no_receive_is_a_valid_first_fpdu() {
+fn first_send_without_receive_is_valid() {
     let end = End::new();
     let options = plain().peer_to_peer(true);
     let asked = with(request(2), asks(WRITE));
@@ -521,7 +521,7 @@ fn rtr_of_every_kind_as_responder() {
 /// A zero-length Send where a Write was agreed is a message of the application's.
 // [test:RFC5040-5.3-10]
 #[test]
-fn zero_length_send_that_is_no_rtr_takes_a_receive() {
+fn zero_length_send_takes_receive() {
     let end = End::new();
     end.recv(1, 0, 64);
     let (mut peer, _) = responder_with(&end, &p2p(RtrKinds::ALL), &with(request(2), asks(WRITE)));
@@ -530,7 +530,7 @@ fn zero_length_send_that_is_no_rtr_takes_a_receive() {
 }
 
 #[test]
-fn responder_gives_up_on_a_missing_rtr() {
+fn responder_abandons_missing_rtr() {
     let end = End::new();
     let startup_timeout = Duration::from_millis(200);
     let options = p2p(RtrKinds::ALL).startup_timeout(startup_timeout);
@@ -544,7 +544,7 @@ fn responder_gives_up_on_a_missing_rtr() {
 /// A peer that goes after our Reply and before its first FPDU: a queue pair that outlives its peers waits for another one, and what
 /// was posted with it.
 #[test]
-fn a_queue_pair_outlives_a_peer_that_sends_no_fpdu() {
+fn queue_pair_outlives_silent_peer() {
     let options = p2p(RtrKinds::ALL).startup_timeout(Duration::from_millis(200)).outlives_peer(true);
     let end = End::new();
     let goes: [fn(Peer); 3] = [
@@ -576,7 +576,7 @@ fn a_queue_pair_outlives_a_peer_that_sends_no_fpdu() {
 
 /// On a long path, connections whose set-ups are begun one after the other are all established after the time of one.
 #[test]
-fn many_connections_are_set_up_in_the_time_of_one() {
+fn connections_set_up_concurrently() {
     change_link(|link| link.latency = Duration::from_millis(50));
     let server = End::new();
     let listener = server.listen(&plain());
@@ -622,7 +622,7 @@ fn requests_say_what_the_options_say() {
 }
 
 #[test]
-fn illegal_options_fail_before_a_connection_is_begun() {
+fn illegal_options_fail_early() {
     let port = Port::new();
     let end = End::new();
     let try_ = |options: ConnConfig, data: &[u8]| end.connect_with(port.addr(), &options, data);
@@ -636,7 +636,7 @@ fn illegal_options_fail_before_a_connection_is_begun() {
 }
 
 #[test]
-fn a_closed_port_refuses() {
+fn closed_port_refuses() {
     let closed_port = { Port::new().addr() };
     let end = End::new();
     end.connect(closed_port, &plain());
@@ -684,7 +684,7 @@ fn replies_that_are_none() {
 }
 
 #[test]
-fn a_rejection_is_reported_with_its_private_data() {
+fn rejection_reported_with_private_data() {
     for revision in [1, 2] {
         let mut no = frame(FrameKind::Reply, revision, b"busy");
         no.reject = true;
@@ -696,7 +696,7 @@ fn a_rejection_is_reported_with_its_private_data() {
 }
 
 #[test]
-fn initiator_gives_up_on_a_silent_responder() {
+fn initiator_abandons_silent_responder() {
     let end = End::new();
     let port = Port::new();
     let startup_timeout = Duration::from_millis(100);
@@ -763,7 +763,7 @@ fn fall_back_after_a_reset() {
 }
 
 #[test]
-fn fall_back_not_after_a_byte_nor_when_switched_off() {
+fn no_fallback_after_byte_or_disabled() {
     let port = Port::new();
     let end = End::new();
     end.connect(port.addr(), &plain());
@@ -781,7 +781,7 @@ fn fall_back_not_after_a_byte_nor_when_switched_off() {
 }
 
 #[test]
-fn fall_back_happens_inside_the_same_timeout() {
+fn fallback_within_same_timeout() {
     let end = End::new();
     let port = Port::new();
     let startup_timeout = Duration::from_millis(300);
@@ -811,7 +811,7 @@ fn initiator_scales_its_ord_down() {
 /// Probes the negotiated values, the application gets the other end's, whether accepted or rejected.
 // [test:RFC6581-9.1-01] [test:RFC6581-9.1-10]
 #[test]
-fn the_peers_ird_and_ord_are_reported() {
+fn ird_and_ord_of_peer_reported() {
     for said in [Some((3, 40)), None] {
         let data = |frame| match said {
             Some((ird, ord)) => with(frame, enhanced(ird, ord)),
@@ -915,7 +915,7 @@ fn rtr_of_every_kind_as_initiator() {
 
 /// Posted before the Reply's bytes have been served, but after the connection stands: the RTR message is still the first.
 #[test]
-fn initiator_without_rtr_sends_after_a_post() {
+fn initiator_without_rtr_sends_after_post() {
     let end = End::new();
     let mut peer = crate::common::initiator(&end);
     peer.expect_silence(80);
@@ -928,7 +928,7 @@ fn initiator_without_rtr_sends_after_a_post() {
 // [test:RFC5044-7.1.1-08] [test:RFC5044-7.1.1-09] [test:RFC5044-7.1.1-11] [test:RFC5044-7.1.1-06] [test:RFC5044-7.1.1-07]
 // [test:RFC5044-4.4-07]
 #[test]
-fn crc_is_on_if_either_asks_and_markers_go_each_way() {
+fn crc_by_either_end_markers_by_direction() {
     for ours in [false, true] {
         for theirs in [false, true] {
             for (markers_in, markers_out) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -984,7 +984,7 @@ fn exchange_open(end: &End, peer: &mut Peer) {
 
 // [test:RFC5044-7.1.1-10] [test:RFC5044-7.1.1-12]
 #[test]
-fn with_crc_off_the_field_is_not_looked_at() {
+fn crc_field_ignored_when_off() {
     let end = End::new();
     let mut asked = request(1);
     asked.crc = false;
@@ -1011,7 +1011,7 @@ fn is_foreign(end: &End) -> bool {
 }
 
 #[test]
-fn an_echo_or_zeroes_are_not_recognised_as_uiw() {
+fn echo_and_zeroes_not_taken_for_uiw() {
     for zero in [false, true] {
         let end = End::new();
         let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));
@@ -1024,7 +1024,7 @@ fn an_echo_or_zeroes_are_not_recognised_as_uiw() {
 }
 
 #[test]
-fn the_capability_request_is_repeated_until_a_silent_peer_counts_as_foreign() {
+fn capability_request_repeated_to_silent_peer() {
     let end = End::new();
     let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));
     let first = peer.next().unwrap();
@@ -1037,7 +1037,7 @@ fn the_capability_request_is_repeated_until_a_silent_peer_counts_as_foreign() {
 }
 
 #[test]
-fn the_capability_request_stops_with_the_first_inbound_fpdu() {
+fn capability_request_stops_at_first_fpdu() {
     let end = End::new();
     let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));
     peer.next().unwrap();
@@ -1053,7 +1053,7 @@ fn the_capability_request_stops_with_the_first_inbound_fpdu() {
 
 /// A scripted peer that answers as a uiw peer, with the answer computed by a uiw responder.
 #[test]
-fn two_uiw_peers_recognise_each_other_over_every_rtr() {
+fn uiw_peers_recognised_with_all_rtrs() {
     for rtr in [WRITE, READ, SEND, RtrKinds::ALL] {
         let options = ConnConfig::default().rtr(rtr);
         let (client, server) = pair_of(End::new(), End::new(), &options);
@@ -1066,7 +1066,7 @@ fn two_uiw_peers_recognise_each_other_over_every_rtr() {
 }
 
 #[test]
-fn two_uiw_peers_recognise_each_other_without_rtr_and_at_revision_1() {
+fn uiw_peers_recognised_without_rtr() {
     for options in [
         ConnConfig::default().peer_to_peer(false),
         ConnConfig::default().revision(Revision::One),
@@ -1081,7 +1081,7 @@ fn two_uiw_peers_recognise_each_other_without_rtr_and_at_revision_1() {
 
 /// The answer to the RTR Read may arrive before the answer to the capability request.
 #[test]
-fn the_answer_to_an_rtr_read_does_not_make_a_peer_foreign() {
+fn rtr_read_answer_keeps_peer_unclassified() {
     // The answer of a uiw peer, obtained from one: capability request in, answer out.
     let teacher = End::new();
     let (mut oracle, _) = responder_with(&teacher, &exchanging(), &with(request(2), enhanced(4, 4)));
@@ -1101,7 +1101,7 @@ fn the_answer_to_an_rtr_read_does_not_make_a_peer_foreign() {
 }
 
 #[test]
-fn responder_takes_a_foreign_initiator_for_what_it_is() {
+fn responder_recognises_foreign_initiator() {
     for rtr in [false, true] {
         let end = End::new();
         let (options, data) = if rtr {
@@ -1131,7 +1131,7 @@ fn responder_takes_a_foreign_initiator_for_what_it_is() {
 }
 
 #[test]
-fn without_capability_exchange_nothing_is_sent_and_assume_needs_no_answer() {
+fn capability_exchange_off_and_assumed() {
     let end = End::new();
     let mut peer = crate::common::initiator(&end);
     assert!(is_foreign(&end));
@@ -1149,7 +1149,7 @@ fn without_capability_exchange_nothing_is_sent_and_assume_needs_no_answer() {
 }
 
 #[test]
-fn queue_pair_that_is_made_bigger_than_its_limits_is_refused() {
+fn queue_pair_beyond_limits_refused() {
     let end = End::made(Make::default());
     let limits = end.device.limits().clone();
     let cap = uiw_verbs::QpCap { max_send_wr: limits.max_qp_wr + 1, ..uiw_verbs::QpCap::default() };
@@ -1158,7 +1158,7 @@ fn queue_pair_that_is_made_bigger_than_its_limits_is_refused() {
 }
 
 #[test]
-fn a_refused_peer_is_asked_again_until_it_listens() {
+fn refused_connection_retried_until_listening() {
     for port_given in [false, true] {
         let (server, own) = (closed_addr(), closed_addr());
         let end = End::tcp();
@@ -1191,7 +1191,7 @@ fn retries_of_a_refused_connection_end() {
 
 /// On loopback the system may choose the port without a listener as the local one: TCP connects to itself then.
 #[test]
-fn a_connection_of_tcp_to_itself_is_a_refusal() {
+fn tcp_self_connection_is_refusal() {
     let closed_port = closed_addr();
     let end = End::tcp();
     let options = Arc::new(plain().refused_retry_time(Duration::ZERO));
@@ -1201,7 +1201,7 @@ fn a_connection_of_tcp_to_itself_is_a_refusal() {
 }
 
 #[test]
-fn the_acceptor_chooses_the_congestion_control_of_its_direction() {
+fn acceptor_chooses_congestion_control() {
     let named = |name: &str| {
         let mut options = ConnConfig::default();
         options.stream.congestion = Some(name.to_owned());

@@ -165,7 +165,7 @@ fn ordered<T>(mut things: Vec<T>, mut n: usize) -> VecDeque<T> {
 /// Everything goes, in every order, from two threads, while the peer writes: the stream ends, and no byte of the
 /// application is touched once its region is gone.
 #[test]
-fn everything_may_go_in_every_order_from_several_threads() {
+fn concurrent_teardown_in_any_order() {
     const SIZE: usize = 64 << 10;
     let bytes: Vec<AtomicU8> = (0..SIZE).map(|_| AtomicU8::new(0)).collect();
     for order in 0..720 {
@@ -218,7 +218,7 @@ fn everything_may_go_in_every_order_from_several_threads() {
 
 /// As above, between two of ours whose programs poll and post meanwhile.
 #[test]
-fn queue_pairs_may_go_while_both_ends_work() {
+fn queue_pairs_destroyed_under_load() {
     for round in 0..8 {
         let (a, b) = tcp_pair();
         let done = AtomicBool::new(false);
@@ -255,7 +255,7 @@ fn queue_pairs_may_go_while_both_ends_work() {
 
 /// Bytes that change under the engine's hands leave with a CRC of what leaves.
 #[test]
-fn a_buffer_that_changes_while_it_is_sent_has_a_right_crc() {
+fn changing_buffer_has_valid_crc() {
     let end = End::tcp_made(Make { memory: LEN, ..Make::default() });
     let mut peer = responder(&end);
     let done = AtomicBool::new(false);
@@ -297,7 +297,7 @@ fn manual() -> (End, Peer) {
 
 /// What the peer sent before its reset is in the socket, though the socket takes nothing any more.
 #[test]
-fn what_came_before_a_reset_is_received_when_a_send_finds_the_reset() {
+fn data_before_reset_received_on_send() {
     let (end, mut peer) = manual();
     for id in 0..5 {
         end.recv(id, id * 8, 8);
@@ -318,7 +318,7 @@ fn what_came_before_a_reset_is_received_when_a_send_finds_the_reset() {
 
 /// The same of a Send that waits for its receive, and of what came behind it.
 #[test]
-fn what_came_before_a_reset_waits_for_its_receive() {
+fn data_before_reset_waits_for_receive() {
     let (end, mut peer) = manual();
     peer.send(b"first");
     peer.send(b"second");
@@ -335,7 +335,7 @@ fn what_came_before_a_reset_waits_for_its_receive() {
 
 /// A peer that reports a fault and goes at once: the reason is in the socket.
 #[test]
-fn a_terminate_before_a_reset_is_the_reason() {
+fn terminate_before_reset_is_reason() {
     let (end, mut peer) = manual();
     peer.fpdu(&terminate(0, 0, 0));
     peer.reset();

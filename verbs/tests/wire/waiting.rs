@@ -13,7 +13,7 @@ fn ready(end: &End) {
 }
 
 #[test]
-fn requests_wait_for_the_connection_on_both_sides() {
+fn requests_wait_for_connection() {
     let (a, b) = (End::new(), End::new());
     for end in [&a, &b] {
         ready(end);
@@ -33,7 +33,7 @@ fn requests_wait_for_the_connection_on_both_sides() {
 }
 
 #[test]
-fn a_failed_attempt_leaves_them_waiting_for_the_next() {
+fn failed_attempt_keeps_requests_waiting() {
     let (a, b) = (End::new(), End::new());
     ready(&a);
     a.send(1, 0, 8);
@@ -52,7 +52,7 @@ fn a_failed_attempt_leaves_them_waiting_for_the_next() {
 }
 
 #[test]
-fn a_peer_given_up_fails_the_oldest_request_and_flushes_the_rest() {
+fn abandoned_peer_fails_oldest_request() {
     let a = End::new();
     ready(&a);
     a.recv(9, 0, 64);
@@ -65,7 +65,7 @@ fn a_peer_given_up_fails_the_oldest_request_and_flushes_the_rest() {
 }
 
 #[test]
-fn giving_up_a_standing_connection_ends_it() {
+fn abandoning_connection_ends_it() {
     let (a, b) = pair();
     a.qp.fail(WcStatus::RetryExceeded);
     assert_eq!(a.qp.state(), QpState::Err);
@@ -93,7 +93,7 @@ fn numbers_are_the_callers_to_choose() {
 }
 
 #[test]
-fn events_go_to_the_handle_their_object_was_made_with() {
+fn events_delivered_to_creating_handle() {
     let device = device();
     let (mine, other) = (device.with_own_events(), device.with_own_events());
     let (a, b) = (End::on(&mine), End::on(&other));
@@ -105,7 +105,7 @@ fn events_go_to_the_handle_their_object_was_made_with() {
 }
 
 #[test]
-fn a_send_waits_for_ever_for_a_receive_where_the_receiver_says_so() {
+fn send_waits_forever_if_configured() {
     let options = ConnConfig::default().no_receive_timeout(Duration::MAX);
     let (a, b) = pair_of(End::new(), End::new(), &options);
     a.send(1, 0, 8);

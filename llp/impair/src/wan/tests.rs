@@ -37,7 +37,7 @@ fn numbers(came: &[(Duration, u32)]) -> Vec<u32> {
 }
 
 #[test]
-fn delay_and_rate_are_what_was_asked() {
+fn delay_and_rate_as_configured() {
     let profile = Profile { delay: 5000 * US, rate: Some(1_000_000_000), ..Profile::default() };
     let (came, direction) = pass(&profile, 1, 1000, 10 * US, 1250);
     for (at, n) in &came {
@@ -52,7 +52,7 @@ fn delay_and_rate_are_what_was_asked() {
 }
 
 #[test]
-fn a_full_queue_loses_the_latest() {
+fn full_queue_drops_latest() {
     let profile = Profile { rate: Some(8_000_000), queue: Some(10_000), ..Profile::default() };
     let (came, direction) = pass(&profile, 1, 50, Duration::ZERO, 1000);
     assert_eq!(numbers(&came), (0..10).collect::<Vec<_>>());
@@ -60,7 +60,7 @@ fn a_full_queue_loses_the_latest() {
 }
 
 #[test]
-fn losses_are_as_many_as_asked_alone_and_in_runs() {
+fn loss_rate_as_configured() {
     for (loss, burst, run) in
         [(0.01, None, 1.0 / 0.99), (0.2, None, 1.25), (0.01, Some(5.0), 5.0), (0.1, Some(1.0), 1.0)]
     {
@@ -76,7 +76,7 @@ fn losses_are_as_many_as_asked_alone_and_in_runs() {
 }
 
 #[test]
-fn doubles_late_and_damaged_frames_are_as_many_as_asked() {
+fn impairment_rates_as_configured() {
     let profile =
         Profile { duplicate: 0.02, reorder: 0.05, damage: 0.03, delay: 100 * US, ..Profile::default() };
     let (came, direction) = pass(&profile, 3, 100_000, US, 200);
@@ -104,7 +104,7 @@ fn arp_is_not_damaged_but_lost() {
 }
 
 #[test]
-fn a_late_frame_without_a_successor_arrives() {
+fn late_last_frame_arrives() {
     let profile = Profile { reorder: 1.0, ..Profile::default() };
     let (came, direction) = pass(&profile, 3, 1, US, 200);
     assert_eq!((came.len(), direction.counts().reordered), (1, 0));
@@ -124,7 +124,7 @@ fn jitter_keeps_order_and_its_bounds() {
 }
 
 #[test]
-fn the_same_seed_is_the_same_run() {
+fn same_seed_same_run() {
     let profile = Profile {
         loss: 0.1,
         reorder: 0.1,

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn late_frames_are_reported_once_in_ten_seconds() {
+    fn late_frames_reported_every_ten_seconds() {
         let mut lateness = Lateness::default();
         let second = Duration::from_secs;
         let none = counts(0, 0);

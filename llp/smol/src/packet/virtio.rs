@@ -185,7 +185,7 @@ mod tests {
 
     /// What a wire would carry has right checksums and lengths, and is the packet put together again.
     #[test]
-    fn packets_are_cut_where_they_are_too_long_for_a_segment() {
+    fn long_packets_segmented() {
         for (v6, options, payload, size, segments) in [
             (true, 0, 64_000, 1440, 45),
             (false, 0, 64_000, 1460, 44),
@@ -215,7 +215,7 @@ mod tests {
 
     /// Nothing says how to cut before the peer's SYN has come.
     #[test]
-    fn packets_to_unknown_peers_are_not_segmented() {
+    fn packets_to_unknown_peers_whole() {
         let mut buffer = packet(true, 0, 0);
         complete(&mut buffer, None);
         assert_eq!(Header::parse(&buffer).gso(), GSO_NONE);

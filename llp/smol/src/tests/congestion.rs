@@ -62,14 +62,14 @@ fn long_path() -> Profile {
 
 /// Acknowledgements of dozens of segments each open the window as if each segment had its own.
 #[test]
-fn a_long_path_is_filled_soon() {
+fn long_path_filled_soon() {
     let line = 125e6;
     let rate = rate(&long_path(), 2 << 20, Duration::from_millis(1), Duration::from_secs(1));
     assert!(rate > 0.75 * line, "{:.3} of the line in the first second", rate / line);
 }
 
 #[test]
-fn the_acceptor_chooses_its_congestion_control() {
+fn acceptor_chooses_own_congestion_control() {
     let mut world = World::new(1500, false);
     let (_client, mut server) = world.pair();
     assert_eq!(server.info().congestion.as_deref(), Some("cubic"));

@@ -20,7 +20,7 @@ fn send(socket: &mut dyn DatagramSocket, peer: SocketAddr, bytes: &[u8]) -> Resu
 
 /// A datagram to an address that no host has, such as a reply to a forged one, is lost with what waits behind it; the socket goes on.
 #[test]
-fn an_address_that_no_host_has_does_not_keep_a_socket() {
+fn unreachable_address_releases_socket() {
     for v6 in [false, true] {
         let clock = Clock::virtual_time();
         let (a, b) = pipe(1500).unwrap();
@@ -168,7 +168,7 @@ const QUERY: [u8; 42] = [
 ];
 
 #[test]
-fn a_group_is_reported_and_datagrams_to_it_have_one_hop() {
+fn group_datagrams_have_one_hop() {
     const IGMP: u8 = 2;
     const UDP: u8 = 17;
     const ICMPV6: u8 = 58;
@@ -214,7 +214,7 @@ fn a_group_is_reported_and_datagrams_to_it_have_one_hop() {
 }
 
 #[test]
-fn members_of_a_group_receive_what_is_sent_to_it() {
+fn group_members_receive_datagrams() {
     const PORT: u16 = 5041;
     for v6 in [false, true] {
         let clock = Clock::virtual_time();
@@ -256,7 +256,7 @@ fn members_of_a_group_receive_what_is_sent_to_it() {
 }
 
 #[test]
-fn a_group_is_joined_at_an_address_of_the_stack() {
+fn group_joined_at_stack_address() {
     let mut world = World::new(1500, false);
     let mut join = |member: Option<&str>| {
         let member = member.map(|member| member.parse().unwrap());

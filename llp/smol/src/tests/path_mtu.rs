@@ -65,7 +65,7 @@ fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> (Duration, u
 }
 
 #[test]
-fn connections_get_through_where_long_packets_vanish() {
+fn connections_survive_path_mtu_black_hole() {
     let path = |max_packet| Profile {
         delay: Duration::from_millis(5),
         max_packet: Some(max_packet),

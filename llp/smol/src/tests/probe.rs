@@ -169,7 +169,7 @@ impl World {
 
 /// The first segment is lost; at the third duplicate acknowledgement the link has no room, at each of the times that smoltcp asks for it.
 #[test]
-fn a_fast_retransmission_without_room_is_made_up_for() {
+fn blocked_fast_retransmission_repeated() {
     for (v6, room) in [false, true].into_iter().flat_map(|v6| (0..8).map(move |room| (v6, room))) {
         let mut world = World::new(v6);
         let (mut client, mut server) = world.pair(&TransportConfig::default());
@@ -188,7 +188,7 @@ fn a_fast_retransmission_without_room_is_made_up_for() {
 
 /// Minutes of silence: probes are sent, carry no byte, and are answered, so that no end takes the other one for dead.
 #[test]
-fn probes_carry_no_byte_and_keep_a_silent_connection() {
+fn probes_keep_silent_connection() {
     for v6 in [false, true] {
         let mut world = World::new(v6);
         let options =
@@ -209,7 +209,7 @@ fn probes_carry_no_byte_and_keep_a_silent_connection() {
 
 /// A peer that has vanished is found dead.
 #[test]
-fn a_vanished_peer_is_dead_in_spite_of_probes() {
+fn vanished_peer_dead_despite_probes() {
     let mut world = World::new(false);
     let options = TransportConfig { dead_after: Some(Duration::from_secs(4)), ..TransportConfig::default() };
     let (mut client, _server) = world.pair(&options);
@@ -229,7 +229,7 @@ fn a_vanished_peer_is_dead_in_spite_of_probes() {
 /// Both ends have received everything, and no acknowledgement has arrived: both send again, from the first byte on. Neither takes
 /// a segment with old bytes for an acknowledgement, so what answers those must stand behind all that was sent.
 #[test]
-fn acknowledgements_stand_behind_all_that_was_sent() {
+fn acknowledgements_cover_sent_bytes() {
     for v6 in [false, true] {
         let mut world = World::new(v6);
         let (mut client, mut server) = world.pair(&TransportConfig::default());

@@ -165,7 +165,7 @@ mod tests {
 
     /// As a child between fork and exec has them.
     #[test]
-    fn copies_of_a_descriptor_keep_no_program_attached() {
+    fn descriptor_copies_keep_no_program() {
         let Some(network) = Network::veth() else { return };
         network.inside_server(|| {
             let map = XskMap::create(1).expect("a map");

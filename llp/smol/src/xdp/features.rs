@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_interface_has_no_native_mode() {
+    fn loopback_interface_has_no_native_mode() {
         let lo = uiw_llp::interface::index_of("lo").unwrap();
         match XdpFeatures::of(lo) {
             Ok(features) => assert!(!features.zero_copy),

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn redirects_what_is_ours_and_nothing_else() {
+    fn program_redirects_own_frames_only() {
         let config = SmolConfig {
             mac: [2, 3, 4, 5, 6, 7],
             addresses: vec![("10.0.0.7".parse().unwrap(), 24), ("fd00::1234:5678".parse().unwrap(), 64)],

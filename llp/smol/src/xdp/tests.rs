@@ -66,7 +66,7 @@ fn all_back(link: &mut XdpLink, all: usize) {
 
 /// The kernel is not notified of frames to send: the ring fills up, what is sent beyond that is lost, and then everything is as before.
 #[test]
-fn frames_for_sending_run_out_and_come_back() {
+fn transmit_frames_recycled() {
     for mtu in [1500, 9000] {
         let Some(network) = Network::veth() else { return };
         for server in [true, false] {
@@ -110,7 +110,7 @@ fn frames_for_sending_run_out_and_come_back() {
 
 /// All frames for receiving are in our hands: what comes meanwhile is lost, and what comes when they are back is not.
 #[test]
-fn frames_for_receiving_run_out_and_come_back() {
+fn receive_frames_recycled() {
     let Some(network) = Network::veth() else { return };
     let mac = config().mac.map(|byte| format!("{byte:02x}")).join(":");
     ip(&network, false, &["neighbour", "add", OURS, "lladdr", &mac, "dev", "veth0", "nud", "permanent"]);
@@ -143,7 +143,7 @@ fn frames_for_receiving_run_out_and_come_back() {
 
 /// While no group is joined frames to groups do not come, and none that came is left to wake a thread.
 #[test]
-fn frames_to_groups_come_while_one_is_joined() {
+fn group_frames_received_while_joined() {
     let Some(network) = Network::veth() else { return };
     let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
     socket.set_multicast_ttl_v4(1).expect("the hop limit");
@@ -179,7 +179,7 @@ fn frames_to_groups_come_while_one_is_joined() {
 
 /// A frame to a group wakes a thread that sleeps in the stack's descriptor.
 #[test]
-fn a_frame_to_a_group_wakes_the_stack() {
+fn group_frame_wakes_stack() {
     let Some(network) = Network::veth() else { return };
     ip(&network, false, &["route", "add", "239.0.0.0/8", "dev", "veth0"]);
     let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
@@ -212,7 +212,7 @@ fn a_frame_to_a_group_wakes_the_stack() {
 
 /// A `/sys` is that of the namespace in which it was mounted: this thread is in another one.
 #[test]
-fn what_is_asked_of_an_interface_is_that_of_this_namespace() {
+fn interface_queried_in_own_namespace() {
     let Some(network) = Network::veth_of(3) else { return };
     ip(&network, true, &["link", "add", "uiwbr0", "type", "bridge"]);
     // A card outside, if there is one: inside its name is a veth's.

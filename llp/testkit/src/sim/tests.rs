@@ -58,7 +58,7 @@ fn kind<T>(result: io::Result<T>) -> ErrorKind {
 }
 
 #[test]
-fn a_connection_takes_its_round_trips() {
+fn connection_takes_round_trips() {
     let network = Network::new(1);
     network.set_default_link(Link { latency: 5 * MS, ..Link::default() });
     let (mut a, mut b) = (network.stack(A), network.stack(B));
@@ -86,7 +86,7 @@ fn a_connection_takes_its_round_trips() {
 }
 
 #[test]
-fn a_closed_port_or_a_full_queue_refuses() {
+fn closed_port_or_full_queue_refuses() {
     let network = Network::new(1);
     let (mut a, mut b) = (network.stack(A), network.stack(B));
     let options = TransportConfig::default();
@@ -123,7 +123,7 @@ fn addresses_are_checked() {
 }
 
 #[test]
-fn bytes_travel_in_order_and_in_time() {
+fn bytes_arrive_in_order_and_time() {
     let Pair { network, mut a, mut b, mut client, mut server, listener: _listener } =
         Pair::with(1, Link { latency: 2 * MS, ..Link::default() });
     assert_eq!(client.send(&[&b"one "[..], b"two"].map(IoVec::from)).unwrap(), 7);
@@ -148,7 +148,7 @@ fn bytes_travel_in_order_and_in_time() {
 }
 
 #[test]
-fn a_full_pipe_blocks() {
+fn full_pipe_blocks() {
     let Pair { mut a, mut client, mut server, .. } = Pair::with(1, Link { capacity: 10, ..Link::default() });
     assert_eq!(send(&mut *client, &[1; 8]).unwrap(), 8);
     assert_eq!(send(&mut *client, &[2; 8]).unwrap(), 2);
@@ -180,7 +180,7 @@ fn splits() {
 }
 
 #[test]
-fn a_stall_keeps_everything() {
+fn stall_loses_nothing() {
     let Pair { network, mut client, mut server, .. } = Pair::with(1, Link { latency: MS, ..Link::default() });
     network.stall(A, B, true);
     send(&mut *client, b"kept").unwrap();
@@ -197,7 +197,7 @@ fn a_stall_keeps_everything() {
 }
 
 #[test]
-fn a_cut_resets_behind_its_byte() {
+fn cut_resets_after_byte() {
     let Pair { network, mut a, mut b, mut client, mut server, .. } = Pair::new();
     network.change_link(A, B, |link| link.cut_at = Some(5));
     assert_eq!(send(&mut *client, b"123").unwrap(), 3);
@@ -212,7 +212,7 @@ fn a_cut_resets_behind_its_byte() {
 }
 
 #[test]
-fn a_cut_at_once_and_at_zero() {
+fn cut_at_once_and_at_zero() {
     let Pair { network, mut client, mut server, .. } = Pair::new();
     network.cut(B, A);
     assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset);
@@ -223,7 +223,7 @@ fn a_cut_at_once_and_at_zero() {
 }
 
 #[test]
-fn a_fin_at_a_byte_hides_the_rest() {
+fn fin_at_byte_hides_rest() {
     let Pair { network, mut client, mut server, .. } = Pair::new();
     network.change_link(A, B, |link| link.fin_at = Some(4));
     assert_eq!(send(&mut *client, b"123456").unwrap(), 6);
@@ -259,7 +259,7 @@ fn shutdown_abort_and_drop() {
 }
 
 #[test]
-fn bytes_for_a_closed_end_are_answered_with_a_reset() {
+fn bytes_for_closed_end_reset() {
     let Pair { network, mut a, mut client, server, .. } = Pair::new();
     drop(server);
     send(&mut *client, b"dropped").unwrap();
@@ -269,7 +269,7 @@ fn bytes_for_a_closed_end_are_answered_with_a_reset() {
 }
 
 #[test]
-fn an_attempt_given_up_does_not_stay() {
+fn abandoned_attempt_removed() {
     let network = Network::new(1);
     network.set_default_link(Link { latency: MS, ..Link::default() });
     let (mut a, mut b) = (network.stack(A), network.stack(B));
@@ -307,7 +307,7 @@ fn two_stacks_may_share_an_address() {
 }
 
 #[test]
-fn a_stream_to_itself_receives_what_it_sends() {
+fn loopback_stream_receives_own_bytes() {
     let network = Network::new(1);
     network.set_default_link(Link { latency: MS, capacity: 4, ..Link::default() });
     let mut stack = network.stack(A);
@@ -343,7 +343,7 @@ fn a_stream_to_itself_receives_what_it_sends() {
 
 /// A caller that tries again from the same address still has its former stream.
 #[test]
-fn an_aborted_stream_has_released_its_addresses() {
+fn aborted_stream_releases_addresses() {
     let network = Network::new(1);
     let (mut a, mut b) = (network.stack(A), network.stack(B));
     let (from, to) = ((A, 5000).into(), (B, 4791).into());
@@ -361,7 +361,7 @@ fn an_aborted_stream_has_released_its_addresses() {
 }
 
 #[test]
-fn one_end_is_reset_and_the_other_gets_what_was_sent_before() {
+fn reset_end_delivers_earlier_bytes() {
     let mut pair = Pair::with(1, Link { latency: 5 * MS, ..Link::default() });
     let (local, peer) = (pair.client.local_addr(), pair.client.peer_addr());
     assert_eq!(pair.network.connections(A, B), [(local, peer)]);
@@ -386,7 +386,7 @@ fn one_end_is_reset_and_the_other_gets_what_was_sent_before() {
 }
 
 #[test]
-fn what_is_sent_behind_delayed_bytes_does_not_overtake_them() {
+fn delayed_bytes_not_overtaken() {
     let mut pair = Pair::with(1, Link { latency: 5 * MS, ..Link::default() });
     let (local, peer) = (pair.server.local_addr(), pair.server.peer_addr());
     send(&mut *pair.client, b"one ").unwrap();

@@ -117,7 +117,7 @@ fn defects_are_found() {
 }
 
 #[test]
-fn defects_of_descriptors_and_shards_are_found() {
+fn descriptor_and_shard_defects_found() {
     let ip = Ipv4Addr::LOCALHOST;
     for (defect, expected) in OF_DESCRIPTORS_AND_SHARDS {
         let stack = || Defective::with(*defect, TcpStack::new().unwrap());

@@ -133,7 +133,7 @@ fn smoltcp_over_a_pipe_and_ipv6() {
 }
 
 #[test]
-fn smoltcp_over_a_rough_path_on_a_virtual_clock() {
+fn smoltcp_over_rough_virtual_path() {
     let rough = Profile {
         delay: Duration::from_millis(3),
         rate: Some(1_000_000_000),
@@ -189,7 +189,7 @@ fn simulated_stack() {
 }
 
 #[test]
-fn simulated_stack_with_latency_and_small_pieces() {
+fn simulated_stack_with_latency() {
     let link = Link {
         latency: Duration::from_millis(5),
         capacity: 10_000,
@@ -232,7 +232,7 @@ fn tls_over_kernel_tcp() {
 }
 
 #[test]
-fn tls_over_kernel_tcp_in_small_pieces() {
+fn tls_over_fragmented_kernel_tcp() {
     let faults =
         Faults { send_split: Split::Random(900), recv_split: Split::Random(900), ..Faults::default() };
     let stack = || -> io::Result<Box<dyn TransportStack>> {
@@ -290,7 +290,7 @@ fn tls_over_the_simulated_stack() {
 }
 
 #[test]
-fn tls_over_the_simulated_stack_with_latency_and_small_pieces() {
+fn tls_over_simulated_stack_with_latency() {
     let link = Link {
         latency: Duration::from_millis(5),
         capacity: 10_000,
@@ -303,7 +303,7 @@ fn tls_over_the_simulated_stack_with_latency_and_small_pieces() {
 
 /// What a test harness may rely on.
 #[test]
-fn names_are_unique_and_promises_are_sentences() {
+fn names_unique_and_promises_sentences() {
     let mut names: Vec<_> = conformance::checks().map(conformance::Check::name).collect();
     let count = names.len();
     names.sort_unstable();

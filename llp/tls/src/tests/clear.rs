@@ -4,7 +4,7 @@ use super::*;
 use uiw_llp::StackExtensions;
 
 #[test]
-fn a_clear_peer_is_closed_without_an_answer() {
+fn clear_peer_closed_without_answer() {
     let (own, _) = pair_of_configs();
     let mut server = Server::new(own);
     for first in [&b"MPA ID Req Frame"[..], b"\x15\x03\x03\0\x02", b"GET / HTTP/1.1\r\n", b"\0"] {
@@ -20,7 +20,7 @@ fn a_clear_peer_is_closed_without_an_answer() {
 }
 
 #[test]
-fn a_clear_listener_is_named() {
+fn clear_listener_named() {
     let (_, theirs) = pair_of_configs();
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let mut client = Client::new(listener.local_addr().unwrap(), theirs);
@@ -45,7 +45,7 @@ fn a_clear_listener_is_named() {
 
 /// An acceptor of another process cannot say that it is in this one.
 #[test]
-fn a_forged_marker_of_the_same_process_is_refused() {
+fn forged_process_marker_refused() {
     let (_, theirs) = pair_of_configs();
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let mut client = Client::new(listener.local_addr().unwrap(), theirs);
@@ -56,7 +56,7 @@ fn a_forged_marker_of_the_same_process_is_refused() {
 }
 
 #[test]
-fn both_ends_in_one_process_find_each_other() {
+fn ends_in_one_process_recognised() {
     let (own, _) = pair_of_configs();
     let mut server = Server::new(own);
     // Another shard of the same configuration, whose own key is not pinned: TLS would refuse it.
@@ -80,7 +80,7 @@ fn both_ends_in_one_process_find_each_other() {
 }
 
 #[test]
-fn datagrams_are_refused_unless_they_may_be_clear() {
+fn datagrams_refused_unless_clear_allowed() {
     let (own, _) = pair_of_configs();
     let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
     let bind = |config: TlsConfig| {

@@ -4,7 +4,7 @@ use super::*;
 
 /// Every prefix of a client's first flight, then nothing or the end.
 #[test]
-fn truncated_handshakes_end_in_time_and_leave_nothing() {
+fn truncated_handshakes_time_out() {
     let (own, theirs) = pair_of_configs();
     let mut server = Server::new(own.handshake_timeout(Duration::from_millis(50)));
     let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
@@ -76,7 +76,7 @@ fn noise_is_refused_with_an_alert() {
 }
 
 #[test]
-fn many_half_handshakes_are_bounded_and_others_get_through() {
+fn half_handshakes_bounded() {
     const COUNT: usize = 10_000;
     const AT_ONCE: usize = 32;
     let (own, theirs) = pair_of_configs();

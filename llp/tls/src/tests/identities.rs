@@ -4,7 +4,7 @@ use super::*;
 use uiw_llp::StackExtensions;
 
 #[test]
-fn both_ends_have_the_identity_of_the_other() {
+fn ends_have_identity_of_peer() {
     let (ours, theirs) = (key(), key());
     let mut server = Server::new(raw(&ours, &[&theirs]));
     let mut client = Client::new(server.at(), raw(&theirs, &[&ours]));
@@ -22,7 +22,7 @@ fn both_ends_have_the_identity_of_the_other() {
 }
 
 #[test]
-fn an_unknown_key_is_refused_before_it_is_accepted() {
+fn unknown_key_refused() {
     let (ours, theirs, stranger) = (key(), key(), key());
     let mut server = Server::new(raw(&ours, &[&theirs]));
     let mut client = Client::new(server.at(), raw(&stranger, &[&ours]));
@@ -37,7 +37,7 @@ fn an_unknown_key_is_refused_before_it_is_accepted() {
 }
 
 #[test]
-fn the_access_list_decides_among_authentic_peers() {
+fn access_list_restricts_authentic_peers() {
     let (ours, one, other) = (key(), key(), key());
     let mut server = Server::new(raw(&ours, &[&one, &other]).allow("node1"));
     let mut client = Client::new(server.at(), raw(&other, &[&ours]));
@@ -189,7 +189,7 @@ fn certificates_that_are_refused() {
 }
 
 #[test]
-fn one_kind_of_identity_at_a_listener() {
+fn listener_has_one_identity_kind() {
     let authority = Authority::new();
     let certificates = authority.config(&authority.issue("one.example", localhost));
     let (ours, theirs) = (key(), key());
@@ -202,7 +202,7 @@ fn one_kind_of_identity_at_a_listener() {
 }
 
 #[test]
-fn a_client_without_a_certificate_is_refused() {
+fn client_without_certificate_refused() {
     let authority = Authority::new();
     let config = authority.config(&authority.issue("one.example", localhost));
     let mut server = Server::new(config.clone());
@@ -216,7 +216,7 @@ fn a_client_without_a_certificate_is_refused() {
 }
 
 #[test]
-fn removed_keys_end_their_connections_and_others_stay() {
+fn removed_keys_end_connections() {
     let (ours, gone, stays) = (key(), key(), key());
     let mut server = Server::new(raw(&ours, &[&gone, &stays]));
     let mut clients = [&gone, &stays].map(|key| Client::new(server.at(), raw(key, &[&ours])));

@@ -78,7 +78,7 @@ fn our_own_key_updates() {
 }
 
 #[test]
-fn a_fin_without_close_notify_is_an_error_and_the_bytes_before_it_come() {
+fn fin_without_close_notify_is_error() {
     let (own, theirs) = pair_of_configs();
     let mut server = Server::new(own);
     let client = plain_client(server.at(), plain_config(&theirs, false), |stream| {
@@ -147,7 +147,7 @@ fn faults_below_tls() {
 }
 
 #[test]
-fn an_idle_connection_keeps_no_buffer() {
+fn idle_connection_keeps_no_buffer() {
     let (own, theirs) = pair_of_configs();
     let mut server = Server::new(own);
     let mut client = Client::new(server.at(), theirs);

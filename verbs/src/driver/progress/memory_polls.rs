@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unserved_arrivals_in_succession_make_it_likely_and_one_that_polls_serve_does_not() {
+    fn memory_poller_detected_after_unserved_arrivals() {
         let mut polls = MemoryPolls::default();
         for unserved in [true, false, true, false] {
             polls.observe(unserved);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn few_arrivals_of_programs_that_poll_memory_are_checked_and_ever_fewer_of_others() {
+    fn checks_rare_for_memory_pollers() {
         let mut polls = MemoryPolls::default();
         assert!((0..1000).all(|_| !polls.is_to_be_checked(false)));
         assert_eq!(checked(&mut polls, 3 * OTHERS_PER_CHECK, false), 2);

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn background_is_the_owner_without_a_hint_until_a_claim() {
+    fn background_owns_until_claim() {
         let mut f = Fixture::new();
         assert_eq!(f.turn(true), Turn::Timed { owned: false });
         assert_eq!(f.turn(false), Turn::Own);
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_of_an_unowned_shard_wakes_no_thread() {
+    fn claim_of_unowned_shard_wakes_nobody() {
         let f = Fixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
         assert!(!f.woken());
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn background_is_parked_while_the_active_poller_sleeps() {
+    fn background_parked_while_poller_sleeps() {
         let mut f = Fixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
         assert_eq!(f.turn(false), Turn::Timed { owned: true });
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_deadline_wakes_the_owner() {
+    fn earlier_deadline_wakes_owner() {
         let f = Fixture::new();
         f.ownership.wake_owner(|| false);
         assert!(!f.woken(), "on standby with a timer");
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn armed_program_is_the_owner_until_it_polls() {
+    fn armed_program_owns_until_poll() {
         let mut f = Fixture::new();
         let watched = Watched::new();
         assert_eq!(f.turn(false), Turn::Own);
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn background_takes_over_from_an_idle_armed_program() {
+    fn background_replaces_idle_armed_program() {
         let mut f = Fixture::new();
         let watched = Watched::new();
         for (count, alive) in [(3, true), (ARMED_TURNS, false)] {
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn background_takes_over_from_a_program_that_does_not_drive_and_pauses_arming() {
+    fn background_replaces_passive_armed_program() {
         let mut f = Fixture::new();
         let watched = Watched::new();
         let mut now = 0;
@@ -597,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn wake_ups_in_a_pause_do_not_make_it_longer() {
+    fn wake_ups_do_not_prolong_pause() {
         let f = Fixture::new();
         let watched = Watched::new();
         assert!(f.arm(&watched, 0));
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn no_armed_program_is_the_owner_where_two_channels_are_armed() {
+    fn two_armed_channels_have_no_owner() {
         let f = Fixture::new();
         let (first, second) = (Watched::new(), Watched::new());
         assert!(f.arm(&first, 0));
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn withheld_token_is_released_at_the_second_turn() {
+    fn withheld_token_released_at_second_turn() {
         let mut f = Fixture::new();
         let watched = Watched::new();
         assert!(!f.ownership.withhold(watched.withheld()), "not armed");
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn withheld_token_is_released_with_the_watch() {
+    fn withheld_token_released_with_watch() {
         let f = Fixture::new();
         let (watched, other) = (Watched::new(), Watched::new());
         let withhold = || {
@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_thread_takes_over_from_an_armed_program() {
+    fn waiting_thread_replaces_armed_program() {
         let f = Fixture::new();
         let watched = Watched::new();
         assert!(f.arm(&watched, 0));
