@@ -39,7 +39,7 @@ use crate::{
 pub use file::{PcapFile, PcapFileError};
 use stream::CaptureStream;
 
-/// How long a packet may wait in memory for others.
+/// Time that a packet may wait in memory for others.
 pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 
 /// A pcapng file that is being written. It is flushed in good time, when a stream ends and when the last user drops it.
@@ -64,7 +64,7 @@ pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
 /// ```
 pub struct PcapSink {
     file: Mutex<Output>,
-    /// When the oldest packet in memory has to go, in nanoseconds since the beginning; [`CLEAN`] without one.
+    /// Time when the oldest packet in memory must be flushed, in nanoseconds since the beginning; [`CLEAN`] if there is none.
     due: AtomicU64,
     /// The same moment on the clock of stacks and on the wall.
     began: (Instant, SystemTime),
@@ -73,7 +73,7 @@ pub struct PcapSink {
 /// Bytes that wait in memory at most.
 const BUFFER: usize = 256 * 1024;
 
-/// Nothing waits to be flushed.
+/// Value of `due` when nothing waits to be flushed.
 const CLEAN: u64 = u64::MAX;
 
 struct Output {
@@ -179,7 +179,7 @@ impl PcapSink {
         u64::try_from(at.saturating_duration_since(self.began.0).as_nanos()).unwrap_or(CLEAN - 1)
     }
 
-    /// When it is to be flushed.
+    /// Returns the time of the next flush.
     fn due(&self) -> Option<Instant> {
         let due = self.due.load(Ordering::Relaxed);
         (due != CLEAN).then(|| self.began.0 + Duration::from_nanos(due))
@@ -267,7 +267,7 @@ impl fmt::Debug for PcapSink {
 /// A stack whose streams are captured.
 pub type CaptureStack = WrappedStack<CaptureHooks>;
 
-/// Where the streams of a [`CaptureStack`] write to, and their clock.
+/// Destination and clock of the streams of a [`CaptureStack`].
 #[derive(Clone, Debug)]
 pub struct CaptureHooks {
     sink: Arc<PcapSink>,
@@ -292,7 +292,7 @@ impl CaptureHooks {
         Self { sink, interface, own_clock }
     }
 
-    /// Not by a clock that is not the wall's: what happens there would depend on the capture.
+    /// Returns the time of the next flush; `None` with a clock other than the wall clock, whose events must not depend on the capture.
     fn flush_due(&self) -> Option<Instant> {
         if self.own_clock.is_some() { None } else { self.sink.due() }
     }

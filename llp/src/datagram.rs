@@ -10,11 +10,11 @@ use std::ops::Range;
 /// Datagrams to be sent: the next `count` pieces of the buffer, of `len` bytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Where to.
+    /// Destination of the datagrams.
     pub peer: SocketAddr,
     /// Bytes of each.
     pub len: usize,
-    /// How many.
+    /// Number of datagrams.
     pub count: usize,
     /// The IPv4 TTL or IPv6 hop limit. `None`: the stack's default for a host, 1 for a group.
     pub hop_limit: Option<NonZeroU8>,
@@ -45,7 +45,7 @@ impl Outgoing {
 /// fewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming {
-    /// Where from.
+    /// Source of the datagrams.
     pub peer: SocketAddr,
     /// Their bytes in the buffer.
     pub bytes: Range<usize>,
@@ -70,10 +70,10 @@ impl Incoming {
     }
 }
 
-/// What a socket is bound for.
+/// Purpose of a bound socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DatagramConfig {
-    /// At a multicast address: the address of the interface at which the group is joined. At any other address: without meaning.
+    /// Address of the interface at which the group is joined, for a socket at a multicast address. Without meaning at any other address.
     pub member: Option<IpAddr>,
     /// The index of that interface, where the address alone does not name it (IPv6).
     pub interface: u32,

@@ -10,16 +10,16 @@ pub enum PeerIdentity {
     PublicKey {
         /// The name that the key is pinned under; empty where it has none.
         name: String,
-        /// Of its SubjectPublicKeyInfo.
+        /// Fingerprint of the SubjectPublicKeyInfo.
         fingerprint: Fingerprint,
-        /// What the file of pinned keys has before the key; empty where it has nothing. Its meaning is the program's.
+        /// Text before the key in the file of pinned keys, or empty. The program defines its meaning.
         options: String,
     },
     /// An X.509 certificate that a trusted authority has signed.
     Certificate {
         /// DNS names and URIs, in its order.
         names: Vec<String>,
-        /// Of the whole certificate.
+        /// Fingerprint of the whole certificate.
         fingerprint: Fingerprint,
     },
     /// The other end of the connection is in this process.

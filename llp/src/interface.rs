@@ -18,9 +18,9 @@ pub struct Interface {
     pub index: u32,
     /// Bytes of the longest IP packet.
     pub mtu: usize,
-    /// Whether it is up.
+    /// True if the interface is up.
     pub is_up: bool,
-    /// Whether it is the loopback interface.
+    /// True if it is the loopback interface.
     pub is_loopback: bool,
 }
 

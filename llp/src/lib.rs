@@ -91,20 +91,20 @@ pub struct Interest {
 }
 
 impl Interest {
-    /// Nothing but errors and hang-ups, which are always reported.
+    /// Errors and hang-ups only, which are always reported.
     pub const NONE: Self = Self { read: false, write: false };
     /// Reading.
     pub const READ: Self = Self { read: true, write: false };
     /// Writing.
     pub const WRITE: Self = Self { read: false, write: true };
-    /// Both.
+    /// Reading and writing.
     pub const BOTH: Self = Self { read: true, write: true };
 }
 
 /// A stream or a listener is ready; it is said again with every poll as long as that is so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Whose.
+    /// Stream or listener of the event.
     pub token: Token,
     /// `recv` or `accept` would not block.
     pub readable: bool,
@@ -112,12 +112,12 @@ pub struct Event {
     pub writable: bool,
 }
 
-/// What a stream has received.
+/// Amount that a stream has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readable {
-    /// So many bytes; more may come.
+    /// Number of received bytes; more may come.
     Bytes(usize),
-    /// All that comes: the peer has sent its FIN, or the connection is gone.
+    /// Everything has arrived: the peer has sent its FIN, or the connection is gone.
     All,
 }
 
@@ -220,7 +220,7 @@ pub trait StreamExtensions {
         Ok(None)
     }
 
-    /// How the connection is doing.
+    /// Returns the state of the connection.
     fn info(&self) -> StreamInfo {
         StreamInfo::default()
     }
@@ -315,7 +315,7 @@ pub trait RecvBuf {
     fn consume(self: Box<Self>, used: usize, rest: Rest);
 }
 
-/// What the bytes are worth that a [`RecvBuf`] leaves.
+/// Treatment of the bytes that the user of a [`RecvBuf`] leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// They are of use now: the stream stays readable.
@@ -388,7 +388,7 @@ pub trait TransportStack: StackExtensions + Send {
     /// The system's.
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
 
-    /// When `poll` is wanted even without readiness.
+    /// Returns the time when `poll` is wanted even without readiness.
     fn deadline(&self) -> Option<Instant>;
 
     /// The stack's clock.
@@ -499,7 +499,7 @@ pub fn attached_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
 }
 
-/// What `send` and `recv` say to no bytes: an answer of 0 would look like a FIN.
+/// Returns the error of `send` and `recv` without a buffer: a result of 0 would look like a FIN.
 pub fn no_bytes() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "no bytes to transfer")
 }

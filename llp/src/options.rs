@@ -8,7 +8,7 @@ pub struct TransportConfig {
     /// Congestion control by the system's name, such as `cubic` or `bbr`, or [`TransportConfig::AUTO`]; `None` = the system's default, or
     /// the route's.
     pub congestion: Option<String>,
-    /// After how long without any acknowledgement the peer counts as dead; `None` is the system's own time. A peer whose window is
+    /// Time without any acknowledgement after which the peer counts as dead; `None` is the system's default. A peer whose window is
     /// closed acknowledges probes, so it is not dead. A stack gives up an idle connection by itself; for one on which bytes wait for
     /// an acknowledgement, it either does so too or reports [`StreamInfo::last_ack`], and the caller ends the connection.
     pub dead_after: Option<Duration>,
@@ -84,21 +84,21 @@ pub enum OptionError {
     /// The kernel's MPTCP has no such option.
     #[error("the kernel's MPTCP takes no {what}: a newer kernel may, or use the stack `tcp`")]
     Multipath {
-        /// What was asked for.
+        /// Requested value.
         what: &'static str,
     },
     /// No such congestion control, or not for this user.
     #[error("congestion control `{name}` is not available here; available: {available}")]
     Congestion {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// What the system offers.
+        /// Names that the system offers.
         available: String,
     },
     /// No such interface, or not for this user.
     #[error("cannot bind to interface `{name}`: {reason}")]
     Interface {
-        /// What was asked for.
+        /// Requested name.
         name: String,
         /// The system's words.
         reason: String,
@@ -144,9 +144,9 @@ pub struct StreamInfo {
     pub delivery_rate: Option<u64>,
     /// Congestion control.
     pub congestion: Option<String>,
-    /// Whether a connection of an MPTCP stack is one; `None` of any other stack.
+    /// State of a connection of an MPTCP stack; `None` for any other stack.
     pub multipath: Option<Multipath>,
-    /// Whether the TCP is the kernel's, which reports more of the connection by its addresses (`crate::sock_diag`).
+    /// True if the TCP is the kernel's, which reports more about the connection by its addresses (`crate::sock_diag`).
     pub of_kernel: bool,
 }
 
@@ -159,7 +159,7 @@ pub struct StreamChange<'a> {
     pub dead_after: Option<Option<Duration>>,
 }
 
-/// What became of a connection of an MPTCP stack.
+/// State of a connection of an MPTCP stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Multipath {
     /// It is an MPTCP connection, with so many subflows now.

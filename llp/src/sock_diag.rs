@@ -18,7 +18,7 @@ const ANSWER: usize = 72;
 /// `INET_DIAG_NOCOOKIE`: whichever socket has the addresses.
 const NO_COOKIE: [u8; 8] = [0xFF; 8];
 
-/// How the connection from `local` to `peer` is doing; `None`: the network namespace of the calling thread has none.
+/// Returns the state of the connection from `local` to `peer`; `None` if the network namespace of the calling thread has none.
 ///
 /// # Errors
 /// The kernel's: it has no sock_diag.

@@ -24,7 +24,7 @@ use crate::{
 use multipath::Kind;
 pub use stream::TcpStream;
 
-/// What `struct tcp_info` says, as the kernel gave it.
+/// Converts a `struct tcp_info` as the kernel returned it.
 pub(crate) fn stream_info(bytes: &[u8], congestion: Option<String>) -> crate::StreamInfo {
     stream::info_of(&syscall::tcp_info_of(bytes), congestion)
 }
@@ -197,7 +197,7 @@ struct TcpListener {
     socket: OwnedFd,
     epoll: Arc<OwnedFd>,
     local: SocketAddr,
-    /// Of accepted connections.
+    /// Congestion control of accepted connections.
     congestion: Option<String>,
     kind: Kind,
     /// Given up when the process has no descriptor left, to take the connections that wait and cut them: unanswered they

@@ -63,7 +63,7 @@ pub enum Origin {
     Accepted,
 }
 
-/// What a wrapper changes in a stack. Each listener has a clone, which makes the hooks of the streams that it accepts.
+/// Changes that a wrapper makes to a stack. Each listener has a clone, which makes the hooks of the streams that it accepts.
 pub trait StackHooks: Clone + Send + 'static {
     /// The hooks of a stream; `()` changes nothing.
     type Stream: StreamHooks;
@@ -118,7 +118,7 @@ pub trait StackHooks: Clone + Send + 'static {
     }
 }
 
-/// What a wrapper changes in a stream.
+/// Changes that a wrapper makes to a stream.
 pub trait StreamHooks: Send + 'static {
     /// See [`TransportStream::send`].
     fn send(&mut self, inner: &mut dyn TransportStream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
@@ -179,7 +179,7 @@ impl StreamHooks for () {}
 pub struct WrappedStack<H> {
     /// The stack below.
     pub inner: Box<dyn TransportStack>,
-    /// What is changed.
+    /// Hooks that change the inner object.
     pub hooks: H,
 }
 
@@ -187,7 +187,7 @@ pub struct WrappedStack<H> {
 pub struct WrappedStream<H: StreamHooks> {
     /// The stream below.
     pub inner: Box<dyn TransportStream>,
-    /// What is changed.
+    /// Hooks that change the inner object.
     pub hooks: H,
 }
 

@@ -17,7 +17,7 @@ use uiw_llp::{
     wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream},
 };
 
-/// What goes wrong on one stream. Positions count the bytes of one direction of that stream, from 0.
+/// Faults of one stream. Positions count the bytes of one direction of that stream, from 0.
 ///
 /// ```
 /// use uiw_impair::fault::{FaultHooks, Faults};
@@ -66,7 +66,7 @@ pub struct Flip {
 /// A stack whose streams have faults: see [`FaultHooks::wrap`].
 pub type FaultStack = WrappedStack<FaultHooks>;
 
-/// What a [`FaultStack`], its listeners and its streams have in common.
+/// State shared by a [`FaultStack`], its listeners and its streams.
 #[derive(Clone)]
 pub struct FaultHooks {
     plan: Arc<Mutex<Plan>>,
@@ -105,7 +105,7 @@ impl FaultHooks {
         WrappedStack { inner, hooks: Self::next(&Arc::new(Mutex::new(plan))) }
     }
 
-    /// For the next shard of `plan`.
+    /// Creates the hooks of the next shard of `plan`.
     fn next(plan: &Arc<Mutex<Plan>>) -> Self {
         let mut locked = plan.lock();
         let seed = locked.seed;
@@ -188,7 +188,7 @@ pub struct FaultStream {
     received: u64,
     /// Calls of `send` and `recv`.
     calls: [u32; 2],
-    /// What every call says after a cut, and `send` after a FIN.
+    /// Result of every call after a cut, and of `send` after a FIN.
     end: Option<End>,
     detached: bool,
 }

@@ -1,12 +1,12 @@
 //! Random numbers that follow from a seed.
 
-/// How many bytes a call transfers at most.
+/// Maximum number of bytes that a call transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Split {
     /// Does not split.
     #[default]
     Whole,
-    /// So many (at least one).
+    /// This number of bytes (at least one).
     Fixed(usize),
     /// Another number each time, from 1 to this one.
     Random(usize),

@@ -27,10 +27,10 @@ pub use direction::{Counts, Direction};
 
 use std::time::Duration;
 
-/// What one direction of a path does to frames.
+/// Effects of one direction of a path on frames.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
-    /// From the line's end to the receiver.
+    /// Delay from the end of the line to the receiver.
     pub delay: Duration,
     /// Extra random delay, from zero to this. Order is kept: points 10 ms apart (or twice this, where that is longer)
     /// have random values, and between them the delay changes evenly.
@@ -56,7 +56,7 @@ pub struct Profile {
     pub max_packet: Option<usize>,
 }
 
-/// What is wrong with a profile.
+/// Error in a profile.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum ProfileError {
     /// No share of a whole.
@@ -64,13 +64,13 @@ pub enum ProfileError {
     Share {
         /// Loss, reorder, duplicate or damage.
         what: &'static str,
-        /// What was given.
+        /// Given value.
         value: f64,
     },
     /// A run of losses has a frame at least.
     #[error("runs of {value} lost frames: a run has at least 1")]
     Burst {
-        /// What was given.
+        /// Given value.
         value: f64,
     },
     /// More is to be lost than runs of this length with a frame between them can lose.
@@ -84,13 +84,13 @@ pub enum ProfileError {
     /// A line that sends nothing, or faster than any.
     #[error("a rate of {value} bit/s is not between 1 kbit/s and 1000 Gbit/s")]
     Rate {
-        /// What was given.
+        /// Given value.
         value: u64,
     },
     /// A frame would not fit, or it is larger than a machine's memory.
     #[error("a queue of {value} bytes: it holds a frame, so 2000 at least, and 64G at most")]
     Queue {
-        /// What was given.
+        /// Given value.
         value: usize,
     },
     /// More than a path on this planet has.
@@ -98,7 +98,7 @@ pub enum ProfileError {
     Time {
         /// Delay or jitter.
         what: &'static str,
-        /// What was given.
+        /// Given value.
         value: Duration,
     },
 }

@@ -16,7 +16,7 @@ use uiw_impair::wan::{Counts, Direction, Profile};
 
 /// Frames of one interface in one go.
 const BURST: usize = 64;
-/// To sleep for less would take longer than asked for: the clock is watched instead.
+/// Shortest sleep: a shorter one would take longer than requested, so the clock is watched instead.
 const SPIN: Duration = Duration::from_micros(60);
 
 /// An interface of the two.
@@ -30,7 +30,7 @@ pub enum Side {
     B,
 }
 
-/// What an interface did beside its direction's model.
+/// Frames that an interface handled in addition to the model of its direction.
 ///
 /// It needs CAP_NET_RAW.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,7 @@ struct Port {
     socket: PacketSocket,
     name: String,
     counts: PortCounts,
-    /// What came here.
+    /// Model of the frames that arrive here.
     inward: Direction,
 }
 
@@ -176,7 +176,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// What became of frames that came in at an interface.
+    /// Returns the counters of frames that arrived at an interface.
     #[must_use]
     pub fn counts(&self, side: Side) -> (&Counts, PortCounts) {
         let port = &self.ports[side as usize];

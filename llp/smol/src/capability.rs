@@ -17,9 +17,9 @@ pub enum Capability {
 }
 
 impl Capability {
-    /// What AF_PACKET needs.
+    /// Capabilities that AF_PACKET needs.
     pub const PACKET: [Self; 1] = [Self::NetRaw];
-    /// What AF_XDP needs.
+    /// Capabilities that AF_XDP needs.
     pub const XDP: [Self; 3] = [Self::NetRaw, Self::NetAdmin, Self::Bpf];
 
     fn number(self) -> u32 {
@@ -40,7 +40,7 @@ impl Capability {
         has(self.number()) || matches!(self, Self::Bpf | Self::NetAdmin) && has(21)
     }
 
-    /// Those of `needed` that this process lacks, as words: `CAP_NET_ADMIN and CAP_BPF`. `None`: it has them all.
+    /// Returns the capabilities of `needed` that this process lacks, as words: `CAP_NET_ADMIN and CAP_BPF`; `None` if it has them all.
     #[must_use]
     pub fn missing(needed: &[Self]) -> Option<String> {
         let names: Vec<_> = needed.iter().filter(|one| !one.is_held()).map(ToString::to_string).collect();

@@ -17,19 +17,19 @@ pub struct SmolConfig {
     pub buffer: usize,
 }
 
-/// What is wrong with a [`SmolConfig`].
+/// Error in a [`SmolConfig`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A group's MAC address, or none at all.
     #[error("mac={}: a host has a unicast address, such as 02:00:00:00:00:01", colons(mac))]
     Mac {
-        /// What was given.
+        /// Given address.
         mac: [u8; 6],
     },
-    /// Not an address that a host can have on this network.
+    /// The address cannot belong to a host on this network.
     #[error("ip={address}/{prefix} is not the address of a host in a network")]
     Address {
-        /// What was given.
+        /// Given address.
         address: IpAddr,
         /// Prefix length.
         prefix: u8,
@@ -37,25 +37,25 @@ pub enum ConfigError {
     /// The same address again.
     #[error("ip={address} is given twice")]
     AddressTwice {
-        /// What was given.
+        /// Given address.
         address: IpAddr,
     },
     /// A gateway that no address of ours can reach.
     #[error("gw={gateway} is in no network of ip=: a gateway is a neighbour")]
     GatewayFar {
-        /// What was given.
+        /// Given address.
         gateway: IpAddr,
     },
     /// There is one default route a family.
     #[error("gw={gateway} is a second gateway of its family: one for IPv4 and one for IPv6")]
     GatewayTwice {
-        /// What was given.
+        /// Given address.
         gateway: IpAddr,
     },
     /// A buffer that smoltcp does not have.
     #[error("buffer={bytes}: expected bytes between 4K and 1G, such as 4M")]
     Buffer {
-        /// What was given.
+        /// Given number of bytes.
         bytes: usize,
     },
 }

@@ -11,7 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 /// Bytes of the UDP header.
 const UDP_HEADER: usize = 8;
 
-/// Both ends of a connection.
+/// Addresses of the two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flow {
     pub(super) local: SocketAddr,
@@ -27,7 +27,7 @@ impl Flow {
     }
 }
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A TCP segment; `opens` = a SYN without ACK.
@@ -38,7 +38,7 @@ pub(super) enum Kind {
     Other,
 }
 
-/// How the checksum of a TCP segment is looked at.
+/// Treatment of the checksum of a TCP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
     /// Another host has.

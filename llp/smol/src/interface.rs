@@ -48,7 +48,7 @@ const REPLACED_AFTER: Duration = Duration::from_millis(20);
 /// Limit for the set-up of a connection to a listener.
 const SET_UP: Duration = Duration::from_secs(10);
 
-/// After this time an interface that is down is reported to listeners.
+/// Time after which an interface that is down is reported to listeners.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
 
 /// Names a connection of the interface.
@@ -72,14 +72,14 @@ pub(super) struct SmolInterface<L: Link> {
     hot: Vec<usize>,
     /// Connections that frames or timers have touched, and that may have something to send.
     touched: Vec<usize>,
-    /// When each connection is to be polled, in ticks.
+    /// Times when connections are to be polled, in ticks.
     timers: BTreeSet<(i64, usize)>,
     time: Clock,
     base: Instant,
     wake: Wake,
     buffer: usize,
     gateways: Vec<IpAddr>,
-    /// Those of them from which a segment came.
+    /// Addresses from which a segment came.
     resolved: Vec<IpAddr>,
     gone: Option<Gone>,
 }
@@ -156,7 +156,7 @@ impl<L: Link> SmolInterface<L> {
         Tick::from_micros(i64::try_from(ticks).unwrap_or(i64::MAX))
     }
 
-    /// When [`SmolInterface::tick`] is wanted without a frame.
+    /// Returns the time when [`SmolInterface::tick`] is wanted without a frame.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let timers = self.timers.first().map(|(at, _)| *at).into_iter().chain(self.datagrams.timer);
         let timer = timers.min().and_then(|at| {
@@ -566,7 +566,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// After frames were taken outside of a poll: the thread that sleeps in the descriptor is woken if they are for its streams.
+    /// Wakes the thread that sleeps on the descriptor if frames that were taken outside of a poll are for its streams.
     fn wake_for_events(&mut self, except: Option<usize>) {
         let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
         let ready = |id: &usize| Some(*id) != except && has_event(id);
@@ -624,7 +624,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// What [`SmolInterface::look`] found.
+    /// Returns the bytes that [`SmolInterface::look`] found.
     pub(super) fn received(&mut self, id: ConnId) -> &mut [u8] {
         self.conns[id.0].received().unwrap_or_default()
     }

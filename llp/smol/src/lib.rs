@@ -48,7 +48,7 @@ pub use config::{ConfigError, SmolConfig};
 pub use link::{Capabilities, Frame, Link, Segmentation};
 pub use spec::{Spec, SpecError};
 
-/// How long a stack that is dropped waits for its peers to acknowledge what was sent.
+/// Time that a dropped stack waits for its peers to acknowledge sent bytes.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// smoltcp on one link.

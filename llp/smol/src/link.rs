@@ -14,7 +14,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-/// What a link can do.
+/// Capabilities of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Bytes of an IP packet on the wire.
@@ -27,7 +27,7 @@ pub struct Capabilities {
     pub partial_checksums: bool,
 }
 
-/// How the link is to cut a TCP packet into segments, where one does not take it.
+/// Instructions for cutting a TCP packet into segments, if a segment does not hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
     /// Bytes of payload and TCP options in each: the peer's maximum segment size, at most what the MTU carries.
@@ -66,10 +66,10 @@ pub trait Frame {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub trait Link: Send {
-    /// What [`Link::receive`] gives.
+    /// Frame returned by [`Link::receive`].
     type Frame: Frame;
 
-    /// What it can do. It does not change.
+    /// Returns the capabilities of the link, which do not change.
     fn capabilities(&self) -> Capabilities;
 
     /// The next frame that came for our MAC or for a group: those of neighbour discovery, and any between [`Link::start_groups`] and
@@ -107,12 +107,12 @@ pub trait Link: Send {
     /// The last multicast group was left.
     fn stop_groups(&mut self) {}
 
-    /// When [`Link::receive`] will have something, or [`Link::flush`] should be called again, where only the clock decides.
+    /// Returns the time when [`Link::receive`] will have something, or [`Link::flush`] should be called again, if only the clock decides.
     fn next(&self) -> Option<Instant> {
         None
     }
 
-    /// When [`Link::failure`] should be asked though nothing comes, because there would be no event. It is, while there are connections or
+    /// Returns the time when [`Link::failure`] should be checked though nothing comes, because there would be no event. It is checked while there are connections or
     /// listeners.
     fn watch(&self) -> Option<Instant> {
         None
@@ -151,7 +151,7 @@ impl Gone {
 pub(super) struct Port<'a, L: Link> {
     pub(super) link: &'a mut L,
     pub(super) frame: Option<&'a mut [u8]>,
-    /// Of the connection whose segments leave.
+    /// State of the connection whose segments leave.
     pub(super) sender: Option<Sender<'a>>,
 }
 
@@ -160,9 +160,9 @@ pub(super) struct Sender<'a> {
     pub(super) stretch: &'a mut Stretch,
     pub(super) path: &'a mut PathMtu,
     pub(super) probe: &'a mut Probe,
-    /// Of links that cut.
+    /// Segmentation, for links that cut.
     pub(super) segmentation: Option<Segmentation>,
-    /// In microseconds of the stack's clock.
+    /// Time in microseconds of the stack's clock.
     pub(super) now: i64,
 }
 

@@ -7,7 +7,7 @@
 use super::segment::{ETHERNET_HEADER, TCP_HEADER, segment_of};
 use smoltcp::wire::TcpPacket;
 
-/// What a peer takes that says nothing: smoltcp's, for both versions of IP.
+/// Segment size of a peer that announces none: smoltcp's default, for both versions of IP.
 const UNSAID: u16 = 536;
 /// smoltcp sends segments of so many bytes whatever a peer says.
 const LEAST: u16 = 48;
@@ -41,7 +41,7 @@ pub(super) fn limit(frame: &mut [u8], mtu: usize) -> Option<u16> {
     }
 }
 
-/// Where among the options of a header the size stands.
+/// Returns the offset of the size among the options of a header.
 fn find(options: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {

@@ -45,9 +45,9 @@ pub(crate) fn mtu_of(name: &str) -> io::Result<usize> {
 /// Queues of an interface that are in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
-    /// For receiving; one at least.
+    /// Number of receive queues, at least one.
     pub(crate) rx: u32,
-    /// For sending; one at least.
+    /// Number of transmit queues, at least one.
     pub(crate) tx: u32,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Queues {
 #[derive(Default)]
 struct Channels {
     command: u32,
-    /// Of each kind at most: receiving, sending, other, both.
+    /// Maximum number of each kind: receiving, sending, other, both.
     most: [u32; 4],
     rx: u32,
     tx: u32,
@@ -65,7 +65,7 @@ struct Channels {
 }
 
 impl Queues {
-    /// Those of the interface of this name: as its driver says, or where it does not, as many as it was made with.
+    /// Returns the queues of the interface with this name: as its driver reports, or else as many as it was created with.
     ///
     /// # Errors
     /// The system's.
@@ -105,7 +105,7 @@ pub(crate) fn is_virtual(name: &str) -> io::Result<bool> {
     Ok(has_kind || Interface::find(name)?.is_loopback)
 }
 
-/// What rtnetlink(7) reports of an interface, as attributes.
+/// Returns the attributes that rtnetlink(7) reports for an interface.
 fn link(name: &str) -> io::Result<Vec<u8>> {
     // `struct ifinfomsg`: family, padding, type, then the index.
     let mut header = [0; 16];

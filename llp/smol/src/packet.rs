@@ -27,9 +27,9 @@ pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
 const LONGEST_SENT: usize = 65_535;
 /// Frames that wait for the interface to have room.
 const WAITING: usize = 64;
-/// How often an interface that failed is checked, while it is used.
+/// Interval at which a failed interface is checked while it is used.
 const LOOK: Duration = Duration::from_millis(200);
-/// How often while it is not used.
+/// Interval while it is not used.
 const LOOK_DOWN: Duration = Duration::from_secs(1);
 /// Buffers kept.
 const SPARE: usize = 256;
@@ -43,13 +43,13 @@ pub struct PacketLink {
     /// Frames that the interface had no room for, oldest first, each with the bytes that it takes of its buffer.
     waiting: VecDeque<(Vec<u8>, usize)>,
     free: Vec<Vec<u8>>,
-    /// Where the next frame is received: long enough for any, set to zero once.
+    /// Buffer for the next frame: long enough for any, set to zero once.
     scratch: Vec<u8>,
     failure: Option<Gone>,
     interface: Interface,
-    /// When the interface that failed was looked at.
+    /// Time when the failed interface was checked last.
     looked: Instant,
-    /// Of the addresses, where it receives frames for them.
+    /// Claim of the addresses for which the interface receives frames.
     _claim: Option<Claim>,
 }
 

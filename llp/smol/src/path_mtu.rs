@@ -18,7 +18,7 @@ const APART: i64 = 100_000;
 /// Microseconds until a whole segment is tried again.
 const RAISE: i64 = 600_000_000;
 
-/// What is known of a connection's path.
+/// Knowledge about the path of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PathMtu {
     /// Bytes of payload in a segment at most, where the path carries fewer than the interface.
@@ -27,12 +27,12 @@ pub(super) struct PathMtu {
     acknowledged: u32,
     /// The byte behind the last one that was ever sent, once bytes may be sent.
     sent: Option<u32>,
-    /// How often the first segment was sent again since bytes were acknowledged, and when last.
+    /// Number and time of retransmissions of the first segment since bytes were acknowledged.
     in_vain: u8,
     last: i64,
     /// A whole segment that was sent to find out whether the path carries it: where it begins and ends.
     probe: Option<(u32, u32)>,
-    /// When the next one may be sent: `None` until bytes are acknowledged in segments of `limit`.
+    /// Time when the next probe may be sent: `None` until bytes are acknowledged in segments of `limit`.
     next_probe: Option<i64>,
 }
 

@@ -25,7 +25,7 @@ struct Wire {
     readable: Arc<OwnedFd>,
 }
 
-/// What emulates a way, and when it began.
+/// Model of a way and the time when it began.
 struct Path {
     direction: Direction,
     clock: Clock,
@@ -40,7 +40,7 @@ pub struct PipeLink {
     readable: Arc<OwnedFd>,
 }
 
-/// Both ends of a link with IP packets of up to `mtu` bytes.
+/// Creates the two ends of a link with IP packets of up to `mtu` bytes.
 ///
 /// # Errors
 /// The process has no descriptor left.
@@ -66,7 +66,7 @@ impl PipeLink {
         self
     }
 
-    /// What became of the frames that this end sent through its direction, if it has one.
+    /// Returns the counters of the frames that this end sent through its direction, if it has one.
     #[must_use]
     pub fn counts(&self) -> Option<Counts> {
         self.out.lock().path.as_ref().map(|path| path.direction.counts().clone())
@@ -83,7 +83,7 @@ impl PipeLink {
 pub struct Scissors([Arc<Mutex<Wire>>; 2]);
 
 impl Scissors {
-    /// Both ends find their interface gone.
+    /// Removes the interface at both ends.
     pub fn cut(&self) {
         for wire in &self.0 {
             let mut wire = wire.lock();
@@ -137,7 +137,7 @@ impl Wire {
         }
     }
 
-    /// What is due arrives.
+    /// Delivers the frames that are due.
     fn arrive(&mut self) {
         while let Some(path) = &mut self.path
             && let Some(frame) = path.direction.take(path.clock.now() - path.start)

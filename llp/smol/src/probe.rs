@@ -18,14 +18,14 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(10);
 /// smoltcp retransmits the first segment at the third duplicate acknowledgement.
 const DUPLICATES: usize = 3;
 
-/// When a connection is to be probed, and with what. Times are in microseconds of the stack's clock.
+/// Times and contents of the probes of a connection. Times are in microseconds of the stack's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     /// Microseconds of silence before a probe.
     interval: i64,
-    /// When a segment left or came last.
+    /// Time when a segment left or arrived last.
     heard: i64,
-    /// When bytes were acknowledged last, or the first byte that is not acknowledged was sent.
+    /// Time when bytes were acknowledged last, or the first byte that is not acknowledged was sent.
     progress: i64,
     /// Headers of the last segment that left, without options.
     headers: [u8; LONGEST],
@@ -36,7 +36,7 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// For a connection that is dead when its peer was silent for `dead_after`.
+    /// Creates the state for a connection that is dead when its peer was silent for `dead_after`.
     pub(super) fn new(dead_after: Option<Duration>) -> Self {
         let mut probe =
             Self { interval: 0, heard: 0, progress: 0, headers: [0; LONGEST], len: 0, is_asking: false };
@@ -80,7 +80,7 @@ impl Probe {
         }
     }
 
-    /// When a probe is due. `in_flight`: bytes wait for their acknowledgement.
+    /// Returns the time when a probe is due. `in_flight` states that bytes wait for their acknowledgement.
     pub(super) fn next(&self, in_flight: bool) -> Option<i64> {
         let since = if in_flight { self.heard.min(self.progress) } else { self.heard };
         (self.len > 0).then(|| since.saturating_add(self.interval))

@@ -13,7 +13,7 @@ pub(super) const TCP_HEADER: usize = 20;
 /// Bytes of the headers of a segment without options.
 pub(super) const LONGEST: usize = ETHERNET_HEADER + IPV6_HEADER + TCP_HEADER;
 
-/// Where the TCP segment of a frame begins, and its bytes.
+/// Returns the offset and the bytes of the TCP segment in a frame.
 pub(super) fn segment_of(frame: &[u8]) -> Option<(usize, usize)> {
     let packet = frame.get(ETHERNET_HEADER..)?;
     let (header, len) = match ethertype(frame)? {

@@ -73,11 +73,11 @@ fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Where the parts of a packet to be cut are.
+/// Offsets of the parts of a packet to be cut.
 struct Packet {
     is_v4: bool,
     is_udp: bool,
-    /// Where the header of TCP or UDP begins, and where its payload.
+    /// Offset of the header of TCP or UDP, and of its payload.
     transport: usize,
     payload: usize,
     /// Bytes of payload in each segment.

@@ -32,18 +32,18 @@ pub enum Spec {
         interface: String,
         /// Addresses.
         config: SmolConfig,
-        /// How frames are moved.
+        /// Mode in which frames are moved.
         mode: XdpMode,
     },
 }
 
-/// What is wrong with a stack's name.
+/// Error in a stack's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// No such stack.
     #[error("`{name}` is no stack: tcp, mptcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX")]
     Kind {
-        /// What was given.
+        /// Given name.
         name: String,
     },
     /// No interface is named.
@@ -63,7 +63,7 @@ pub enum SpecError {
     /// No such key.
     #[error("`{key}` is no key: ip, gw, mac, buffer; of xdp also mode")]
     Key {
-        /// What was given.
+        /// Given key.
         key: String,
     },
     /// A value that cannot be read.
@@ -71,9 +71,9 @@ pub enum SpecError {
     Value {
         /// The key.
         key: &'static str,
-        /// What was given.
+        /// Given value.
         value: String,
-        /// What is understood.
+        /// Accepted values.
         expected: &'static str,
     },
     /// Values that can be read, and that no host has.

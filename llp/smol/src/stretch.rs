@@ -14,7 +14,7 @@ use smoltcp::wire::{EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
 /// Parts of an acknowledgement: each costs what a frame costs.
 const PARTS: u32 = 64;
 
-/// What is known of a connection's sending direction.
+/// Knowledge about a connection's sending direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stretch {
     /// The first byte that the peer has not acknowledged.
@@ -25,7 +25,7 @@ pub(super) struct Stretch {
     /// The peer's window, and by how many bits it is shifted.
     window: u32,
     scale: u8,
-    /// Nothing but the congestion window kept bytes back when it was last looked at.
+    /// True if only the congestion window kept bytes back at the last check.
     is_limited: bool,
 }
 
@@ -95,7 +95,7 @@ impl Stretch {
 pub(super) struct Parts {
     frame: [u8; LONGEST],
     len: usize,
-    /// Where the TCP header begins.
+    /// Offset of the TCP header.
     at: usize,
     next: u32,
     step: u32,

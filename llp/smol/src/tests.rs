@@ -151,7 +151,7 @@ fn impaired_frames_cost_only_time() {
     world.carry(&mut *client, &mut *server, &pattern(300_000));
 }
 
-/// On the virtual clock a path takes as long as it should, and no time passes.
+/// A path on the virtual clock takes as long as it should, and no time passes.
 #[test]
 fn long_path_on_virtual_clock() {
     let clock = Clock::virtual_time();

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use uiw_llp::Interface;
 use uiw_llp::interface::index_of;
 
-/// How often it is looked at whether the interface is still there and the program on it: while frames come, and while nothing does.
+/// Interval of the checks that the interface and the program on it still exist: while frames come, and while none does.
 const LOOK: Duration = Duration::from_millis(200);
 const LOOK_IDLE: Duration = Duration::from_secs(1);
 
@@ -39,24 +39,24 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// interface) causes no event when it is there.
 const AGAIN: Duration = Duration::from_micros(200);
 
-/// So many redirected frames are received before it is asked for one to a group: that is a system call each time.
+/// Number of redirected frames received before the socket of the groups is asked for one, which is a system call each time.
 const GROUPS_TURN: u32 = 64;
 
-/// What no other mode would mend.
+/// Errors that no other mode would avoid.
 const NO_OTHER_MODE: [io::ErrorKind; 3] =
     [io::ErrorKind::PermissionDenied, io::ErrorKind::ResourceBusy, io::ErrorKind::AddrInUse];
 
-/// How the program is attached and the frames are moved.
+/// Mode in which the program is attached and frames are moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum XdpMode {
     /// The best that works: zero copy, else native, else generic.
     #[default]
     Auto,
-    /// In the driver, frames stay where the card put them.
+    /// In the driver; frames stay where the card put them.
     ZeroCopy,
-    /// In the driver, frames are copied.
+    /// In the driver; frames are copied.
     Native,
-    /// In front of the kernel's stack, for every driver. The interface must not merge segments (`gro off`, and at a virtual
+    /// Before the kernel's stack, for every driver. The interface must not merge segments (`gro off`, and at a virtual
     /// peer `tso off gso off`): larger frames are lost.
     Generic,
 }
@@ -91,9 +91,9 @@ impl fmt::Display for XdpMode {
 /// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 pub struct XdpLink {
     sockets: Vec<XdpSocket>,
-    /// Of how many of them the queue may send too.
+    /// Number of sockets whose queue may send, too.
     senders: usize,
-    /// Which one sends now, and which one is asked first for a frame.
+    /// Index of the socket that sends now, and of the one that is asked first for a frame.
     sending: usize,
     turn: usize,
     /// Receives frames to groups, while there are any: opened with the rest, as the process may have less privileges later. How many redirected
@@ -101,7 +101,7 @@ pub struct XdpLink {
     groups: PacketLink,
     has_groups: bool,
     since_groups: u32,
-    /// Of several sockets' descriptors one.
+    /// Epoll set over the descriptors of several sockets.
     set: Option<OwnedFd>,
     /// Keeps the program attached.
     attachment: bpf::Attachment,
@@ -111,7 +111,7 @@ pub struct XdpLink {
     mtu: usize,
     is_virtual: bool,
     looked: Instant,
-    /// When to flush again.
+    /// Time of the next flush.
     again: Option<Instant>,
     failure: Option<Gone>,
     /// Frames that are longer than a chunk are built here.
@@ -237,7 +237,7 @@ impl XdpLink {
         Ok(layout.chunk * umem::CHUNKS as usize * Queues::of(interface)?.rx as usize)
     }
 
-    /// How it is attached.
+    /// Returns the mode in which the program is attached.
     #[must_use]
     pub fn mode(&self) -> XdpMode {
         self.mode
@@ -273,7 +273,7 @@ impl XdpLink {
 /// It needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
 pub struct XdpFrame(Source);
 
-/// Where a frame came from.
+/// Origin of a frame.
 enum Source {
     Queue { queue: usize, received: Received },
     Groups(PacketFrame),

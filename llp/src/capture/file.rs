@@ -23,7 +23,7 @@ pub struct PcapFile {
     pub(super) append: bool,
 }
 
-/// When a file is replaced by the next one.
+/// Condition for starting a new file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rotate {
     pub(super) bytes: u64,
@@ -31,7 +31,7 @@ pub(super) struct Rotate {
     pub(super) files: u32,
 }
 
-/// What is wrong with the text of a [`PcapFile`].
+/// Error in the text of a [`PcapFile`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PcapFileError {
     /// There is no name.
@@ -42,15 +42,15 @@ pub enum PcapFileError {
     Value {
         /// The key.
         key: &'static str,
-        /// What was given.
+        /// Given value.
         value: String,
-        /// What is understood.
+        /// Accepted values.
         expected: &'static str,
     },
     /// A number of files without a size.
     #[error("files={files} needs rotate=BYTES, at which a file is full")]
     FilesWithoutRotate {
-        /// What was given.
+        /// Given number.
         files: u32,
     },
 }

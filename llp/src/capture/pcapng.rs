@@ -35,7 +35,7 @@ pub(super) fn interface(out: &mut Vec<u8>, name: &str, snap: Option<u32>) {
     });
 }
 
-/// What a packet's block has beside it.
+/// Data that a packet's block has besides the packet.
 pub(super) struct Packet {
     pub(super) interface: u32,
     /// Since 1970.

@@ -16,12 +16,12 @@ use crate::{
 /// A stream of a [`super::CaptureStack`], and what is recorded of it.
 #[derive(Debug)]
 pub struct CaptureStream {
-    /// Those of its shard.
+    /// Hooks of the shard.
     pub(super) shared: CaptureHooks,
     /// The local address and the peer's. The local one may be chosen only when the connection is established.
     ends: (SocketAddr, SocketAddr),
     initiator: bool,
-    /// What is received is what was sent: written once.
+    /// True if the stream is connected to itself: received bytes are the sent ones and are written once.
     to_itself: bool,
     /// The handshake was written.
     begun: bool,

@@ -15,11 +15,11 @@ pub struct InterfaceAddresses {
     pub name: String,
     /// The kernel's number.
     pub index: u32,
-    /// Whether it is up and has a carrier.
+    /// True if the interface is up and has a carrier.
     pub is_running: bool,
-    /// Whether it is the loopback interface.
+    /// True if it is the loopback interface.
     pub is_loopback: bool,
-    /// Its MAC address, if it has one.
+    /// MAC address, if the interface has one.
     pub mac: Option<[u8; 6]>,
     /// Addresses, each with the length of its prefix: those of IPv4, then those of IPv6.
     pub addresses: Vec<(IpAddr, u8)>,
@@ -58,7 +58,7 @@ impl InterfaceAddresses {
         }
     }
 
-    /// As getifaddrs(3) reports them.
+    /// Returns the addresses that getifaddrs(3) reports.
     fn by_netlink() -> io::Result<Vec<Self>> {
         let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
         // SAFETY: fills `list` with a chain that is freed below.
@@ -272,7 +272,7 @@ mod tests {
     use std::process::Command;
     use uiw_interop::stock::Network;
 
-    /// In any order of addresses of the same family.
+    /// Sorts the addresses, so that their order within a family does not matter.
     fn sorted(mut all: Vec<InterfaceAddresses>) -> Vec<InterfaceAddresses> {
         for interface in &mut all {
             interface.addresses.sort();

@@ -11,7 +11,7 @@ use std::{fs, io};
 const LONG: Duration = Duration::from_millis(5);
 const LONG_PATH: &str = "bbr";
 
-/// What was asked for.
+/// Requested congestion control.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Congestion {
     Named(String),
@@ -24,7 +24,7 @@ impl Congestion {
         if name == TransportConfig::AUTO { Self::ByRoundTrip } else { Self::Named(name.to_owned()) }
     }
 
-    /// On a socket that is not connected.
+    /// Applies the setting to a socket that is not connected.
     ///
     /// # Errors
     /// [`OptionError::Congestion`].
@@ -35,7 +35,7 @@ impl Congestion {
         }
     }
 
-    /// On a socket that is connected. What [`Congestion::prepare`] has set was replaced if the route has a congestion control
+    /// Applies the setting to a connected socket. The value set by [`Congestion::prepare`] was replaced if the route has a congestion control
     /// (`ip route .. congctl`), which the kernel applies when a connection is made.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ fn set(socket: &Socket, name: &str) -> io::Result<()> {
         .map_err(|_| OptionError::Congestion { name: name.to_owned(), available: names() }.into())
 }
 
-/// That of a socket.
+/// Returns the congestion control of a socket.
 pub(super) fn present(socket: &Socket) -> Option<String> {
     let name = socket.tcp_congestion().ok()?;
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
@@ -81,7 +81,7 @@ fn offers(name: &str) -> bool {
     names().split_ascii_whitespace().any(|known| known == name)
 }
 
-/// What the system offers to every user, or else what it has.
+/// Returns the names that the system offers to every user, or else all that it has.
 fn names() -> String {
     ["allowed", "available"]
         .iter()

@@ -106,9 +106,9 @@ fn send_to_groups(socket: &Socket, local: SocketAddr) -> io::Result<()> {
 /// Datagrams that were not described to the kernel yet.
 struct Rest<'a> {
     items: &'a [Outgoing],
-    /// How many of the first item were described.
+    /// Number of messages of the first item that were described.
     used: usize,
-    /// Where the next datagram begins in the buffer.
+    /// Offset of the next datagram in the buffer.
     at: usize,
 }
 

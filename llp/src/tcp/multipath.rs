@@ -34,7 +34,7 @@ impl Kind {
     }
 }
 
-/// What the subflows of a connection report together: times are those of the best path, but the round trip, by which time-outs are
+/// Combines the reports of the subflows of a connection: times are those of the best path, but the round trip, by which time-outs are
 /// chosen, is that of the worst one.
 pub(super) fn combined(subflows: &Subflows, congestion: Option<String>) -> StreamInfo {
     let infos = subflows.infos();

@@ -44,11 +44,11 @@ pub struct TcpStream {
     emss: Cell<usize>,
     /// Questions for the EMSS since the kernel was asked.
     asked: Cell<u32>,
-    /// To be applied when the connection is made.
+    /// Congestion control to be applied when the connection is made.
     congestion: Option<Congestion>,
     /// Bytes below which the kernel does not report the socket as readable.
     wanted: usize,
-    /// Of the stack: a connection of an MPTCP stack may have fallen back to TCP.
+    /// Kind of the stack: a connection of an MPTCP stack may have fallen back to TCP.
     kind: Kind,
 }
 
@@ -292,7 +292,7 @@ impl Drop for TcpStream {
     }
 }
 
-/// What TCP_INFO says.
+/// Converts the result of TCP_INFO.
 pub(super) fn info_of(info: &libc::tcp_info, congestion: Option<String>) -> StreamInfo {
     StreamInfo {
         rtt_us: Some(info.tcpi_rtt),

@@ -384,7 +384,7 @@ fn epoll_descriptor_ready_with_stack() {
     assert!(ready());
 }
 
-/// In a process of its own: the limit of descriptors holds for all of it.
+/// Runs in a process of its own, because the limit of descriptors applies to the whole process.
 #[test]
 fn listener_survives_without_descriptors() {
     const CHILD: &str = "UIW_LLP_NO_DESCRIPTORS";

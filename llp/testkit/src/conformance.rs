@@ -73,7 +73,7 @@ impl Peers {
         }
     }
 
-    /// For stacks with a clock of their own: `advance` is called instead of sleeping, with the earlier deadline of the two stacks. It
+    /// Uses a clock that the stacks have of their own: `advance` is called instead of sleeping, with the earlier deadline of the two stacks. It
     /// moves the clock to that time, or to whatever is next on the way between the stacks.
     #[must_use]
     pub fn with_clock(mut self, advance: impl FnMut(Option<Instant>) + 'static) -> Self {
@@ -81,7 +81,7 @@ impl Peers {
         self
     }
 
-    /// How long a check waits for what must happen before it fails: 30 seconds if this is not called. With [`Peers::with_clock`] rounds
+    /// Sets the time that a check waits for a required event before it fails: 30 seconds if this is not called. With [`Peers::with_clock`] rounds
     /// are counted instead.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
@@ -115,7 +115,7 @@ impl Check {
         self.name
     }
 
-    /// What it checks, in a sentence.
+    /// Returns the checked property as a sentence.
     #[must_use]
     pub fn promise(&self) -> &'static str {
         self.promise
@@ -144,14 +144,14 @@ impl fmt::Debug for Check {
     }
 }
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The promise is kept.
     Passed,
     /// It is about something optional that the stack does not have.
     NotOffered(&'static str),
-    /// What was seen instead.
+    /// Description of the observed behaviour.
     Failed(String),
 }
 
@@ -205,7 +205,7 @@ pub fn run(mut peers: impl FnMut() -> io::Result<Peers>) -> Report {
     Report { outcomes: checks().map(outcome).collect() }
 }
 
-/// How all checks ended. Displayed, it names those that failed and those that are not offered.
+/// Results of all checks. The displayed text names the checks that failed and those that are not offered.
 #[derive(Clone, Debug)]
 pub struct Report {
     outcomes: Vec<(&'static Check, Outcome)>,

@@ -79,7 +79,7 @@ impl Network {
         self.lock().step()
     }
 
-    /// When the next thing is due.
+    /// Returns the time of the next event.
     pub fn next_event(&self) -> Option<Instant> {
         let world = self.lock();
         world.next_due(None).map(|due| world.instant(due))
@@ -130,7 +130,7 @@ impl Network {
         self.lock().reset_end(local, peer);
     }
 
-    /// What is on its way from `peer` to the end at `local` arrives later by `by`; what is sent behind it does not overtake it.
+    /// Delays everything that is on its way from `peer` to the end at `local` by `by`; bytes sent later do not overtake it.
     pub fn delay(&self, local: SocketAddr, peer: SocketAddr, by: Duration) {
         self.lock().delay(local, peer, by);
     }

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a peer has for its handshake, unless [`TlsConfig::handshake_timeout`] says otherwise.
+/// Default time for the handshake of a peer, see [`TlsConfig::handshake_timeout`].
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Handshakes that one listener has at a time, unless [`TlsConfig::max_handshakes`] says otherwise.
 pub const MAX_HANDSHAKES: usize = 1024;
@@ -122,7 +122,7 @@ impl TlsConfig {
         Ok(self)
     }
 
-    /// How long a peer has for its handshake. Default: [`HANDSHAKE_TIMEOUT`].
+    /// Sets the time for the handshake of a peer. Default: [`HANDSHAKE_TIMEOUT`].
     #[must_use]
     pub fn handshake_timeout(mut self, time: Duration) -> Self {
         self.handshake_timeout = time;

@@ -11,7 +11,7 @@ pub enum TlsError {
     /// A peer connected without TLS. Nothing was sent to it.
     #[error("the peer does not use TLS: its first byte is {first:#04x}{}", if *first == b'M' { ", as an MPA Request in the clear begins" } else { "" })]
     Clear {
-        /// Its first byte.
+        /// First byte of the bytes that are not TLS.
         first: u8,
     },
     /// The peer closed before it sent a byte of its handshake.
@@ -38,7 +38,7 @@ pub enum TlsError {
     /// The peer's raw public key is not among the pinned ones.
     #[error("the peer's key {fingerprint} is not pinned; `uiw key pin` adds the line: {public_key}")]
     UnknownKey {
-        /// Of the key.
+        /// Fingerprint of the key.
         fingerprint: Fingerprint,
         /// The key as a file of pinned keys has it.
         public_key: String,
@@ -54,7 +54,7 @@ pub enum TlsError {
     Removed {
         /// The identity of the peer.
         identity: String,
-        /// Why.
+        /// Reason given by the system.
         reason: String,
     },
     /// The peer's certificate is not accepted.
@@ -74,7 +74,7 @@ pub enum TlsError {
     Protocol(Arc<str>),
 }
 
-/// What the most frequent alerts mean.
+/// Explains the most frequent alerts.
 fn hint(alert: &str) -> &'static str {
     match alert {
         "CertificateUnknown" | "BadCertificate" | "UnknownCA" | "AccessDenied" | "CertificateExpired" => {
@@ -134,7 +134,7 @@ impl From<rustls::Error> for TlsError {
     }
 }
 
-/// As a verifier reports it to rustls, which sends the alert that fits and returns it.
+/// Converts the error of a verifier for rustls, which sends the alert that fits and returns it.
 impl From<TlsError> for rustls::Error {
     fn from(error: TlsError) -> Self {
         Self::InvalidCertificate(rustls::CertificateError::Other(rustls::OtherError(Arc::new(error))))

@@ -57,7 +57,7 @@ pub enum KeyError {
     Content {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         what: String,
     },
     /// A line of the file is not what it should be.
@@ -65,9 +65,9 @@ pub enum KeyError {
     Line {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, starting at 1.
         line: usize,
-        /// What is wrong.
+        /// Description of the error.
         what: String,
     },
     /// A text is no public key.
@@ -223,7 +223,7 @@ pub struct PublicKey {
 }
 
 impl PublicKey {
-    /// From a SubjectPublicKeyInfo in DER.
+    /// Parses a SubjectPublicKeyInfo in DER.
     ///
     /// # Errors
     /// [`KeyError::PublicKey`].
@@ -239,7 +239,7 @@ impl PublicKey {
         &self.spki
     }
 
-    /// In PEM.
+    /// Encodes the key in PEM.
     #[must_use]
     pub fn to_pem(&self) -> String {
         pem("PUBLIC KEY", &self.spki)
@@ -298,7 +298,7 @@ pub struct PinnedLine<'a> {
     pub key: &'a PublicKey,
     /// Name.
     pub name: &'a str,
-    /// Its options, empty where the line has none.
+    /// Options of the entry, empty if the line has none.
     pub options: &'a str,
 }
 
@@ -385,8 +385,8 @@ impl PinnedKeys {
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct LineError {
-    /// From 1.
+    /// Line number, starting at 1.
     pub line: usize,
-    /// What is wrong.
+    /// Error in the line.
     pub what: KeyError,
 }

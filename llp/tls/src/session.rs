@@ -18,7 +18,7 @@ pub(super) enum Session {
     Server(Box<UnbufferedServerConnection>),
 }
 
-/// What [`Session::advance`] came to.
+/// Result of [`Session::advance`].
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// Bytes of the input that are not needed any more.
@@ -51,7 +51,7 @@ impl Session {
         either!(self, conn => conn.is_handshaking())
     }
 
-    /// What the peer presented, its own certificate or its key first.
+    /// Returns the certificates that the peer presented, its own certificate or its key first.
     pub(super) fn peer_certificates(&self) -> &[CertificateDer<'static>] {
         either!(self, conn => conn.peer_certificates()).unwrap_or_default()
     }
@@ -190,7 +190,7 @@ impl<Data> Traffic for WriteTraffic<'_, Data> {
     }
 }
 
-/// How much room is missing, if it is that.
+/// Returns the missing room if that is the error.
 fn needed_to_encode(error: EncodeError) -> Option<usize> {
     match error {
         EncodeError::InsufficientSize(InsufficientSizeError { required_size }) => Some(required_size),

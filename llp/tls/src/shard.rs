@@ -15,7 +15,7 @@ use uiw_llp::{Event, ListenConfig, Token, TransportListener, TransportStream};
 const ACCEPTS: usize = 64;
 /// Handshakes that go on in one poll; each takes some tenths of a millisecond.
 const HANDSHAKES: usize = 8;
-/// How long a dropped connection may take to send what it had.
+/// Time for a dropped connection to send its remaining bytes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The key of no slot: the listener of connections that came to none.
 const NO_LISTENER: usize = usize::MAX;
@@ -27,18 +27,18 @@ pub(super) struct Shard {
     slots: Slab<(u32, Slot)>,
     generation: u32,
     pub(super) scratch: Scratch,
-    /// Those that have an event though the inner stack has none for them, and since when there is one.
+    /// Connections that have an event though the inner stack has none for them.
     ready: BTreeSet<usize>,
     ready_since: Instant,
     deadlines: BTreeSet<(Instant, usize)>,
     /// Dropped while they were in no event set, with bytes to be sent.
     orphans: VecDeque<Box<Conn>>,
-    /// At the last poll.
+    /// Time of the last poll.
     now: Instant,
-    /// In the inner stack's epoll set, if it has one.
+    /// Descriptor in the inner stack's epoll set, if it has one.
     wake: Option<Arc<OwnedFd>>,
     is_signalled: bool,
-    /// Of the configuration that connections were checked with.
+    /// Generation of the configuration that connections were checked with.
     config_generation: u64,
 }
 
@@ -53,7 +53,7 @@ struct ListenerSlot {
     inner: Box<dyn TransportListener>,
     token: Token,
     backlog: usize,
-    /// In their handshake, the oldest first.
+    /// Connections in their handshake, the oldest first.
     handshakes: VecDeque<usize>,
     /// Done with it.
     waiting: VecDeque<usize>,
@@ -344,7 +344,7 @@ impl Shard {
         }
     }
 
-    /// Nothing is left to wake for.
+    /// Clears the wake-up descriptor once no event is left.
     fn clear_wake(&mut self) {
         if self.is_signalled && self.ready.is_empty() && self.orphans.is_empty() {
             self.is_signalled = false;
@@ -427,7 +427,7 @@ impl Shard {
         }
     }
 
-    /// After another configuration was loaded: peers that are not accepted any more are cut off.
+    /// Cuts off peers that are no longer accepted after another configuration was loaded.
     fn check_config(&mut self) {
         let generation = self.shared.generation();
         if generation == self.config_generation {
@@ -457,7 +457,7 @@ impl Shard {
         }
     }
 
-    /// When a poll is wanted.
+    /// Returns the time when a poll is wanted.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let ready = (!self.ready.is_empty() || !self.orphans.is_empty()).then_some(self.ready_since);
         ready.into_iter().chain(self.deadlines.first().map(|(at, _)| *at)).min()

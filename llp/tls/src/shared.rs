@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 pub struct Tls(pub(super) Arc<Shared>);
 
 impl Tls {
-    /// For any number of stacks.
+    /// Creates a context for any number of stacks.
     ///
     /// # Errors
     /// [`KeyError::Refused`]: rustls refuses the configuration.
@@ -32,7 +32,7 @@ impl Tls {
         })))
     }
 
-    /// From now on `config` holds: for new connections, and for those that stand, whose peers it may not accept any more. They end
+    /// Replaces the configuration for new connections and for established ones, whose peers it may no longer accept. These end
     /// with [`TlsError::Removed`].
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Tls {
         Ok(())
     }
 
-    /// What its stacks hold now and have done.
+    /// Returns the current state and the counters of the stacks.
     #[must_use]
     pub fn counts(&self) -> TlsCounts {
         let counts = &self.0.counts;
@@ -71,7 +71,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// What TLS stacks hold and have done: [`Tls::counts`].
+/// State and counters of TLS stacks, returned by [`Tls::counts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TlsCounts {
@@ -163,7 +163,7 @@ impl Shared {
     }
 }
 
-/// By the addresses of the initiator and the acceptor.
+/// Connections within the process by the addresses of the initiator and the acceptor.
 #[derive(Default)]
 pub(super) struct OwnConnections(HashMap<(SocketAddr, SocketAddr), Weak<OwnConnection>>);
 

@@ -275,7 +275,7 @@ struct TlsStream {
     addresses: (SocketAddr, SocketAddr),
 }
 
-/// Where its connection is.
+/// State of a stream's connection.
 enum Place {
     Shard(Arc<Mutex<Shard>>, usize),
     /// Out of its shard, to be adopted by another one, or to be dropped.

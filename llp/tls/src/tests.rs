@@ -106,7 +106,7 @@ impl Client {
         Self { stack, stream }
     }
 
-    /// What ends the connection before it stands.
+    /// Returns the error that ends the connection before it is established.
     fn failure(&mut self) -> io::Error {
         let end = Instant::now() + LONGEST;
         loop {

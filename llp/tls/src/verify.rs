@@ -14,7 +14,7 @@ use rustls::{DigitallySignedStruct, DistinguishedName, Error, RootCertStore, Sig
 use std::sync::Arc;
 use uiw_llp::PeerIdentity;
 
-/// What makes a peer authentic.
+/// Criterion for an authentic peer.
 #[derive(Debug)]
 pub(super) enum Trust {
     Pinned(PinnedKeys),
@@ -42,7 +42,7 @@ impl Trust {
 #[derive(Clone, Debug)]
 pub(super) enum Peer {
     Client,
-    /// Under this name.
+    /// A server with this name.
     Server(ServerName<'static>),
 }
 
@@ -134,7 +134,7 @@ impl Verifier {
     }
 }
 
-/// What rustls asks of the verifier of a server and of a client alike.
+/// Implements the functions that rustls requires of the verifier of a server and of a client alike.
 macro_rules! either_verifier {
     () => {
         fn verify_tls12_signature(

@@ -47,7 +47,7 @@ impl Drop for Directory {
     }
 }
 
-/// Both ends' certificates of one authority. The files are the peer's: `ca.pem`, `cert.pem`, `key.pem`.
+/// Creates certificates of one authority for the two ends. The files are the peer's: `ca.pem`, `cert.pem`, `key.pem`.
 fn certificates(directory: &Directory) -> TlsConfig {
     let mut params = CertificateParams::new(Vec::new()).expect("parameters");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -37,7 +37,7 @@ impl Share {
 /// Losses, alone or in runs.
 #[derive(Clone, Debug)]
 pub(super) struct Loss {
-    /// To begin a run; while one lasts, to go on with it.
+    /// Probability that a run begins, and, while one lasts, that it continues.
     begin: f64,
     go_on: f64,
     lost_last: bool,

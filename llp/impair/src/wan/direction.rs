@@ -19,7 +19,7 @@ fn is_arp(frame: &[u8]) -> bool {
     frame.get(12..14) == Some(&[8, 6])
 }
 
-/// What became of frames.
+/// Counters of forwarded, dropped, duplicated and reordered frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Frames that were given.
@@ -48,11 +48,11 @@ pub struct Counts {
     pub damaged: u64,
     /// Bytes that waited for the line, at most.
     pub most_queued: usize,
-    /// How much later than due frames were taken, together and at most.
+    /// Sum and maximum of the delay between the due time of frames and the time at which they were taken.
     pub late: Duration,
     /// See `late`.
     pub latest: Duration,
-    /// From being given to being taken, together.
+    /// Sum of the times from giving frames to taking them.
     pub way: Duration,
 }
 
@@ -66,9 +66,9 @@ struct Frame {
 /// A frame that later ones are to overtake.
 struct Held {
     frame: Frame,
-    /// So many have to pass yet.
+    /// Number of frames that have yet to pass.
     passing: usize,
-    /// Whether one has.
+    /// True if a frame has overtaken.
     overtaken: bool,
 }
 
@@ -81,9 +81,9 @@ pub struct Direction {
     reorder: Share,
     damage: Share,
     jitter: Jitter,
-    /// When the line has sent everything.
+    /// Time when the line has sent everything.
     free_at: Duration,
-    /// In the order in which they leave.
+    /// Frames on the way, in the order in which they leave.
     on_the_way: VecDeque<Frame>,
     held: Vec<Held>,
     bytes: usize,
@@ -176,7 +176,7 @@ impl Direction {
         self.overtake(due);
     }
 
-    /// When the line will have sent a frame; `None` if there is no room to wait for it.
+    /// Returns the time when the line will have sent a frame; `None` if there is no room to wait for it.
     fn line(&mut self, now: Duration, len: usize) -> Option<Duration> {
         let Some(rate) = self.profile.rate else { return Some(now) };
         let time = |bytes: usize| {
@@ -210,7 +210,7 @@ impl Direction {
         }
     }
 
-    /// When [`Direction::take`] has something.
+    /// Returns the time when [`Direction::take`] has something.
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         let first = self.on_the_way.front().map(|frame| frame.due);
@@ -239,7 +239,7 @@ impl Direction {
         Some(frame.bytes)
     }
 
-    /// What became of frames so far.
+    /// Returns the counters of frames so far.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.counts

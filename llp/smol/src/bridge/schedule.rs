@@ -4,13 +4,13 @@ use std::io;
 use std::time::Duration;
 use uiw_impair::wan::Counts;
 
-/// Above programs that measure with priorities of their own (`chrt`), below the kernel's threads.
+/// Priority above programs that measure with priorities of their own (`chrt`), below the kernel's threads.
 const PRIORITY: i32 = 5;
 /// The lateness is judged over this time.
 const EVERY: Duration = Duration::from_secs(1);
 /// A frame that is this late on average makes the path another one than was asked for.
 const LATE: Duration = Duration::from_millis(1);
-/// At most one warning in this time.
+/// Minimum time between warnings.
 const REMIND: Duration = Duration::from_secs(10);
 
 /// Gives the calling thread the class SCHED_FIFO. Threads that it starts have the usual class.
@@ -36,7 +36,7 @@ pub(super) struct Lateness {
 }
 
 impl Lateness {
-    /// What both directions have counted by `now`. The mean lateness of the last second's frames, if it deserves a warning now.
+    /// Returns the mean lateness of the last second's frames if it deserves a warning now, from the counters of both directions by `now`.
     pub(super) fn judge(&mut self, now: Duration, counts: [&Counts; 2]) -> Option<Duration> {
         if now.saturating_sub(self.since) < EVERY {
             return None;

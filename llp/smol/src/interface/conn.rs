@@ -24,16 +24,16 @@ use uiw_mem::{IoVec, IoVecMut, Memory};
 const CUBIC: &str = "cubic";
 const RENO: &str = "reno";
 
-/// How long smoltcp stays in TIME-WAIT, on its clock.
+/// Duration of TIME-WAIT in smoltcp, on its clock.
 const TIME_WAIT: smoltcp::time::Duration = smoltcp::time::Duration::from_secs(10);
 
 /// A neighbour that has not answered for so long is not there: as Linux has it.
 const GATEWAY: Duration = Duration::from_secs(3);
 
-/// Whose a connection is.
+/// Owner of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// In set-up, or (`ready`) waiting to be accepted.
+    /// A listener: the connection is in set-up, or (`ready`) waiting to be accepted.
     TransportListener {
         port: usize,
         ready: bool,
@@ -49,7 +49,7 @@ pub(super) struct Conn {
     pub(super) stretch: Stretch,
     path: PathMtu,
     probe: Probe,
-    /// What its stream says, also while the interface is locked.
+    /// EMSS that the stream reports, also while the interface is locked.
     emss: Arc<AtomicUsize>,
     /// Known from the peer's SYN on.
     pub(super) segmentation: Option<Segmentation>,
@@ -69,11 +69,11 @@ pub(super) struct Conn {
     ended: Option<ErrorKind>,
     /// The gateway for its segments, from which nothing was received yet.
     pub(super) gateway: Option<IpAddr>,
-    /// Its FIN was asked for.
+    /// True if FIN was requested.
     finished: bool,
     /// Received bytes that are of no use without more.
     useless: usize,
-    /// When it was seen in TIME-WAIT first.
+    /// Time when the connection was first seen in TIME-WAIT.
     time_wait: Option<Tick>,
     /// Memory of the socket's buffers. The buffers refer to it, so it is dropped after `sockets`.
     _buffers: Memory,
@@ -84,7 +84,7 @@ pub(super) fn check(options: &TransportConfig) -> io::Result<CongestionControl> 
     congestion_control(options.congestion.as_deref())
 }
 
-/// By name, or the usual one.
+/// Returns the congestion control with this name, or the default.
 fn congestion_control(name: Option<&str>) -> io::Result<CongestionControl> {
     match name {
         None | Some(CUBIC | TransportConfig::AUTO) => Ok(CongestionControl::Cubic),
@@ -157,7 +157,7 @@ impl Conn {
         })
     }
 
-    /// For a SYN that has come. `None` if its socket cannot be had: the listener's options were checked.
+    /// Creates the connection for a SYN that has arrived. `None` if its socket cannot be had: the listener's options were checked.
     pub(super) fn listening(
         flow: Flow,
         port: usize,
@@ -197,7 +197,7 @@ impl Conn {
         self.sockets.get_mut(self.handle)
     }
 
-    /// What its segments need on the link, and its socket.
+    /// Returns the state that segments of the connection need on the link, and its socket.
     pub(super) fn sender(&mut self, now: Tick) -> (Sender<'_>, &mut SocketSet<'static>) {
         let Self { stretch, path, probe, segmentation, sockets, .. } = self;
         (Sender { stretch, path, probe, segmentation: *segmentation, now: micros(now) }, sockets)
@@ -218,7 +218,7 @@ impl Conn {
         self.probe.duplicates(frame)
     }
 
-    /// When it is to be probed.
+    /// Returns the time of the next probe.
     pub(super) fn next_probe(&self) -> Option<Tick> {
         if !self.is_established() || self.socket().state() == State::TimeWait {
             return None;
@@ -247,7 +247,7 @@ impl Conn {
         !matches!(self.socket().state(), State::Closed | State::Listen | State::SynReceived | State::SynSent)
     }
 
-    /// Nothing is left to be sent or received.
+    /// Returns whether nothing is left to be sent or received.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.socket().state(), State::Closed | State::Listen)
     }
@@ -286,7 +286,7 @@ impl Conn {
         }
     }
 
-    /// What a poll would report of it.
+    /// Returns the event that a poll would report for the connection.
     pub(super) fn event(&self) -> Option<Event> {
         let token = self.token?;
         let socket = self.socket();
@@ -345,7 +345,7 @@ impl Conn {
         Ok(total)
     }
 
-    /// Nothing can come behind what was received.
+    /// Returns whether nothing can follow the received bytes.
     fn is_all_here(&self) -> bool {
         !matches!(self.socket().state(), State::Established | State::FinWait1 | State::FinWait2)
     }

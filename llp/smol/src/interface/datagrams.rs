@@ -18,7 +18,7 @@ use uiw_llp::{DATAGRAM_BUFFER, DatagramConfig, Event, Incoming, Interest, Outgoi
 /// Datagrams, and their bytes, that wait for a neighbour's address or for room in the link.
 const SEND_DATAGRAMS: usize = 64;
 const SEND_BYTES: usize = 128 << 10;
-/// How long the first datagram of a socket may wait: for a neighbour that answers no request for its address. Then it is lost, with those
+/// Time that the first datagram of a socket may wait for a neighbour that answers no request for its address. Then it is lost, with those
 /// behind it; otherwise a datagram to an address that no host has would keep the socket for ever.
 const LONGEST_WAIT: i64 = 2_000_000;
 /// Bytes of datagrams that were not received yet; what finds no room is lost.
@@ -29,7 +29,7 @@ const OVERHEAD: usize = 64;
 const UDP: usize = 8;
 /// Hop limit of datagrams to groups that have none of their own.
 const GROUP_HOPS: u8 = 1;
-/// While groups are joined smoltcp is polled as often as this, in ticks: it reports memberships when it was asked (IGMP, MLD), and does not
+/// Interval, in ticks, at which smoltcp is polled while groups are joined: it reports memberships when it was asked (IGMP, MLD), and does not
 /// say when.
 const REPORTS: i64 = 100_000 * CLOCK as i64;
 
@@ -38,7 +38,7 @@ pub(super) struct Datagrams {
     /// smoltcp's sockets, which only send.
     senders: SocketSet<'static>,
     pub(super) sockets: slab::Slab<UdpSocket>,
-    /// When smoltcp is to be polled for them, in ticks.
+    /// Time when smoltcp is to be polled for datagrams, in ticks.
     pub(super) timer: Option<i64>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct UdpSocket {
     token: Token,
     interest: Interest,
     sender: SocketHandle,
-    /// For datagrams to groups, once there was one: they wait for no neighbour.
+    /// Socket for datagrams to groups, once there was one: they wait for no neighbour.
     group_sender: Option<SocketHandle>,
     /// A datagram waits until a sender is empty, as its hop limit is another one than that of those in front of it.
     changes_hop_limit: bool,
@@ -66,7 +66,7 @@ impl Datagrams {
         Self { senders: SocketSet::new(Vec::new()), sockets: slab::Slab::new(), timer: None }
     }
 
-    /// What a poll reports.
+    /// Returns the events that a poll reports.
     pub(super) fn events(&self) -> impl Iterator<Item = Event> + '_ {
         self.sockets.iter().filter_map(|(_, socket)| {
             let readable = socket.interest.read && !socket.received.is_empty();

@@ -11,14 +11,14 @@ use uiw_llp::interface::index_of;
 /// Bytes that may wait in the socket: frames come in bursts of whole windows.
 const BUFFER: libc::c_int = 8 << 20;
 
-/// Which frames of the interface a socket takes.
+/// Frames of the interface that a socket takes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Takes {
-    /// Those for a MAC of ours, and for groups.
+    /// Frames for a MAC of ours, and for groups.
     For([u8; 6]),
     /// None before [`PacketSocket::take_groups`].
     Nothing,
-    /// All that come.
+    /// All frames that arrive.
     All,
 }
 

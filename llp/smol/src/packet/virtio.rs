@@ -19,9 +19,9 @@ pub(crate) const GSO_NONE: u8 = 0;
 pub(crate) const GSO_TCPV4: u8 = 1;
 pub(crate) const GSO_TCPV6: u8 = 4;
 pub(crate) const GSO_UDP_L4: u8 = 5;
-/// In the type of segmentation: the packet has congestion marks.
+/// Bit in the type of segmentation: the packet has congestion marks.
 const GSO_ECN: u8 = 0x80;
-/// Where a TCP header has its checksum.
+/// Offset of the checksum in a TCP header.
 const CSUM_OFFSET: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Header {
         }
     }
 
-    /// How the frame is to be cut.
+    /// Returns the type of segmentation of the frame.
     pub(crate) fn gso(self) -> u8 {
         self.gso_type & !GSO_ECN
     }
@@ -66,7 +66,7 @@ impl Header {
         usize::from(self.gso_size)
     }
 
-    /// Where a checksum is to be completed: where the sum begins, and the field behind that.
+    /// Returns the start of the range of a checksum to be completed, and the offset of the field after that.
     pub(crate) fn checksum_at(self) -> Option<(usize, usize)> {
         let at = (usize::from(self.csum_start), usize::from(self.csum_offset));
         (self.flags & NEEDS_CSUM != 0).then_some(at)
@@ -84,7 +84,7 @@ impl Header {
     }
 }
 
-/// Where the TCP header of a frame begins, the sum of its pseudo-header, and how it is cut.
+/// Offset of the TCP header of a frame, sum of its pseudo-header, and its segmentation.
 struct Tcp {
     start: usize,
     pseudo_sum: u16,
@@ -183,7 +183,7 @@ mod tests {
         buffer
     }
 
-    /// What a wire would carry has right checksums and lengths, and is the packet put together again.
+    /// Frames on the wire have correct checksums and lengths, and reassemble to the packet.
     #[test]
     fn long_packets_segmented() {
         for (v6, options, payload, size, segments) in [
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// Nothing says how to cut before the peer's SYN has come.
+    /// Segmentation is unknown before the peer's SYN has arrived.
     #[test]
     fn packets_to_unknown_peers_whole() {
         let mut buffer = packet(true, 0, 0);

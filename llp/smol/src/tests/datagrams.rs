@@ -121,7 +121,7 @@ fn datagrams_have_their_hop_limits() {
     }
 }
 
-/// What `socket` receives within a second of the stacks' time; nothing else comes.
+/// Returns the datagrams that `socket` receives within a second of the stacks' time; nothing else arrives.
 fn received(world: &mut World, clock: &Clock, socket: &mut dyn DatagramSocket) -> Vec<Vec<u8>> {
     let mut buffer = vec![0; DATAGRAM_BUFFER];
     let mut all = Vec::new();

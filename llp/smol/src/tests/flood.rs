@@ -197,7 +197,7 @@ fn unfinished_setups_time_out() {
     }
 }
 
-/// Both ends of two pairs of stacks whose generators have the same state.
+/// Two pairs of stacks whose generators have the same state choose different numbers.
 #[test]
 fn initial_sequence_numbers_unpredictable() {
     for v6 in [false, true] {

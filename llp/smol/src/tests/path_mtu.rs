@@ -15,7 +15,7 @@ fn byte(at: usize) -> u8 {
     (at * 7 + at / 251) as u8
 }
 
-/// How long `len` bytes take to arrive by packets of `mtu` bytes over a path of `profile`, each of them checked; the EMSS and the path's MTU afterwards.
+/// Returns the time in which `len` bytes arrive by packets of `mtu` bytes over a path of `profile`, each of them checked; the EMSS and the path's MTU afterwards.
 fn transfer(profile: &Profile, mtu: usize, v6: bool, len: usize) -> (Duration, usize, Option<u32>) {
     let clock = Clock::virtual_time();
     let (a, b) = pipe(mtu).unwrap();

@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 use uiw_llp::{Clock, Event, Token, TransportConfig, TransportStack, TransportStream};
 use uiw_mem::{IoVec, IoVecMut};
 
-/// What happens to frames of a link.
+/// Treatment of the frames of a link.
 #[derive(Default)]
 struct Fate {
     /// Segments with bytes that are lost, counted down.
     lose: usize,
     /// Segments without bytes are lost.
     lose_empty: bool,
-    /// How often the link says that it has room before it says once that it has none.
+    /// Number of times that the link reports room before it reports once that it has none.
     room: Option<usize>,
     /// Lengths of the payloads of segments that left.
     payloads: Vec<usize>,
@@ -105,7 +105,7 @@ struct World {
     clock: Clock,
     client: SmolStack<Gated>,
     server: SmolStack<Gated>,
-    /// Of frames that the client sends, and of the server's.
+    /// Treatment of frames that the client sends, and of the server's.
     fate: Arc<Mutex<Fate>>,
     servers: Arc<Mutex<Fate>>,
     v6: bool,
@@ -124,7 +124,7 @@ impl World {
         Self { clock, client, server, fate, servers, v6 }
     }
 
-    /// Both stacks do what is due; the clock moves to what is due next, and no further than `most`.
+    /// Runs both stacks; the clock moves to the next deadline, and no further than `most`.
     fn step(&mut self, most: Duration) -> Vec<Event> {
         let mut events = Vec::new();
         // A frame on the pipe is no deadline: the answer to an answer arrives, too.
@@ -151,7 +151,7 @@ impl World {
         }
     }
 
-    /// How long it takes until `stream` has received `bytes`, each of them checked.
+    /// Returns the time until `stream` has received `bytes`, each of them checked.
     fn arrive(&mut self, stream: &mut dyn TransportStream, bytes: &[u8]) -> Duration {
         let begin = self.clock.now();
         let (mut came, mut block) = (0, vec![0; 1 << 16]);
@@ -226,7 +226,7 @@ fn vanished_peer_dead_despite_probes() {
     }
 }
 
-/// Both ends have received everything, and no acknowledgement has arrived: both send again, from the first byte on. Neither takes
+/// After the ends have received everything and no acknowledgement has arrived, they send again, from the first byte on. Neither takes
 /// a segment with old bytes for an acknowledgement, so what answers those must stand behind all that was sent.
 #[test]
 fn acknowledgements_cover_sent_bytes() {

@@ -106,7 +106,7 @@ impl Program {
 /// A program on an interface, for as long as this lives, or the process.
 pub(super) struct Attachment {
     link: OwnedFd,
-    /// Whose it is: a child of a fork has a copy of the descriptor.
+    /// Process that owns the descriptor: a child of a fork has a copy.
     process: u32,
 }
 
@@ -145,7 +145,7 @@ impl Attachment {
 }
 
 impl Drop for Attachment {
-    /// To close the descriptor is not enough: a child that another thread has just made holds a copy until it becomes its program, and
+    /// Detaches the program. Closing the descriptor is not enough: a child that another thread has just made holds a copy until it becomes its program, and
     /// no other one could be attached meanwhile, not even in another mode.
     fn drop(&mut self) {
         if self.process == std::process::id() {
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use uiw_interop::stock::Network;
 
-    /// As a child between fork and exec has them.
+    /// Copies of the descriptor are like those of a child between fork and exec.
     #[test]
     fn descriptor_copies_keep_no_program() {
         let Some(network) = Network::veth() else { return };

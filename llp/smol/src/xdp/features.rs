@@ -13,14 +13,14 @@ const GET_DEVICE: u8 = 1;
 const DEVICE_INDEX: u16 = 1;
 const DEVICE_FEATURES: u16 = 3;
 
-/// What a driver can do.
+/// Features of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdpFeatures {
     /// Mode `native`: it runs programs and redirects frames.
     pub native: bool,
     /// Mode `zerocopy`.
     pub zero_copy: bool,
-    /// In these two modes, frames of several pieces: an MTU beyond some 3,500 bytes.
+    /// Frames of several pieces in these two modes: an MTU beyond some 3,500 bytes.
     pub several_pieces: bool,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Instruction {
 const XDP_PASS: i32 = 2;
 /// bpf_redirect_map.
 const REDIRECT_MAP: i32 = 51;
-/// In the second half of a 64-bit immediate: the number is a map's descriptor.
+/// Marker in the second half of a 64-bit immediate: the number is a map's descriptor.
 const PSEUDO_MAP_FD: u8 = 1;
 
 // `struct xdp_md`
@@ -176,7 +176,7 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.resolve(&ends, redirect, pass)
 }
 
-/// What register 4 holds after [`Assembler::require`] of six bytes: to compare it again is always true, a jump that the verifier
+/// Returns the value of register 4 after [`Assembler::require`] of six bytes: to compare it again is always true, a jump that the verifier
 /// need not understand.
 fn mac_tail(mac: &[u8; 6]) -> u32 {
     u32::from(u16::from_ne_bytes([mac[4], mac[5]]))

@@ -55,7 +55,7 @@ impl<T: Copy> Ring<T> {
         unsafe { self.map.as_ptr().add(self.offsets.desc as usize).cast::<T>().add(place) }
     }
 
-    /// As the producer: whether `count` more entries fit.
+    /// Returns, for the producer, whether `count` more entries fit.
     pub(super) fn has_room(&mut self, count: u32) -> bool {
         let free = |ring: &Self| ring.mask + 1 - ring.own.wrapping_sub(ring.other);
         if free(self) < count {
@@ -64,7 +64,7 @@ impl<T: Copy> Ring<T> {
         free(self) >= count
     }
 
-    /// As the producer: appends an entry, not seen by the kernel before [`Ring::publish`]. False: the ring is full.
+    /// Appends an entry for the producer, not visible to the kernel before [`Ring::publish`]. Returns false if the ring is full.
     pub(super) fn push(&mut self, entry: T) -> bool {
         if !self.has_room(1) {
             return false;
@@ -75,17 +75,17 @@ impl<T: Copy> Ring<T> {
         true
     }
 
-    /// As the producer: lets the kernel see what was pushed.
+    /// Makes the entries pushed by the producer visible to the kernel.
     pub(super) fn publish(&self) {
         self.index(self.offsets.producer).store(self.own, Ordering::Release);
     }
 
-    /// As the producer: entries that the kernel has not taken.
+    /// Returns, for the producer, the number of entries that the kernel has not taken.
     pub(super) fn pending(&self) -> u32 {
         self.own.wrapping_sub(self.index(self.offsets.consumer).load(Ordering::Acquire))
     }
 
-    /// As the consumer: the next entry.
+    /// Removes the next entry for the consumer.
     pub(super) fn pop(&mut self) -> Option<T> {
         if self.own == self.other {
             self.other = self.index(self.offsets.producer).load(Ordering::Acquire);

@@ -15,9 +15,9 @@ const LONGEST: usize = 17;
 const BUSY_TRIES: u32 = 50;
 const BUSY_WAIT: Duration = Duration::from_millis(10);
 
-/// What came.
+/// Received frame.
 pub(super) enum Received {
-    /// In one chunk of the memory.
+    /// A frame in one chunk of the memory.
     Chunk { at: u64, bytes: NonNull<u8>, len: usize },
     /// Put together from several.
     Copied(Vec<u8>),

@@ -12,7 +12,7 @@ use uiw_interop::stock::Network;
 use uiw_llp::{DatagramConfig, Interest, StackExtensions, Token, TransportStack as _};
 
 const OURS: &str = "10.77.0.11";
-/// For what happens soon on any machine.
+/// Time-out for events that happen soon on any machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn config() -> SmolConfig {
@@ -108,7 +108,7 @@ fn transmit_frames_recycled() {
     }
 }
 
-/// All frames for receiving are in our hands: what comes meanwhile is lost, and what comes when they are back is not.
+/// While all frames for receiving are in use, arriving ones are lost; once they are returned, arriving ones are received.
 #[test]
 fn receive_frames_recycled() {
     let Some(network) = Network::veth() else { return };
@@ -141,7 +141,7 @@ fn receive_frames_recycled() {
     });
 }
 
-/// While no group is joined frames to groups do not come, and none that came is left to wake a thread.
+/// Frames to groups are not received while no group is joined, and none received earlier is left to wake a thread.
 #[test]
 fn group_frames_received_while_joined() {
     let Some(network) = Network::veth() else { return };

@@ -8,7 +8,7 @@ const HEADROOM: usize = 256;
 /// Chunks for receiving, and as many for sending: more than a window of segments.
 pub(super) const CHUNKS: u32 = 4096;
 
-/// How frames lie in the memory.
+/// Layout of frames in the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Bytes of a chunk: 2048 or 4096.
@@ -18,7 +18,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// For frames of at most `len` bytes.
+    /// Computes the layout for frames of at most `len` bytes.
     pub(super) fn for_frames(len: usize) -> Self {
         let chunk = if len + HEADROOM <= 2048 { 2048 } else { 4096 };
         Self { chunk, several: len + HEADROOM > chunk }
@@ -58,7 +58,7 @@ impl Umem {
         self.len as u64
     }
 
-    /// Where the chunk begins that offset `at` lies in.
+    /// Returns the start of the chunk that contains offset `at`.
     pub(super) fn chunk_of(&self, at: u64) -> u64 {
         at - at % self.chunk as u64
     }

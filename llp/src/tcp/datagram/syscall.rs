@@ -14,7 +14,7 @@ pub(super) const MAX_MESSAGES: usize = 64;
 /// Buffers of one call that receives.
 const MAX_BUFFERS: usize = 32;
 
-/// From linux/udp.h and linux/in.h.
+/// Constants from linux/udp.h and linux/in.h.
 const UDP_SEGMENT: c_int = 103;
 const UDP_GRO: c_int = 104;
 

@@ -27,11 +27,11 @@ const SILENT_ROUNDS: u32 = 10_000;
 const ROUNDS: u32 = 100_000;
 /// Rounds in which something that must not happen is waited for.
 const NEVER_ROUNDS: u32 = 20;
-/// How long each of those takes at most, where a clock cannot be moved.
+/// Maximum time of each round if the clock cannot be moved.
 const NEVER_REST: Duration = Duration::from_millis(2);
-/// How often a stack without a descriptor is asked.
+/// Interval at which a stack without a descriptor is polled.
 const BLIND: Duration = Duration::from_millis(1);
-/// How long stacks that close get at the end of a check, whose outcome is known by then.
+/// Time for stacks to close at the end of a check, whose outcome is known by then.
 const WIND_DOWN: Duration = Duration::from_secs(2);
 
 /// The stacks of one check.
@@ -47,7 +47,7 @@ struct Driven {
     wait: Option<Arc<OwnedFd>>,
     /// True if the descriptor or the deadline asks for a poll.
     due: bool,
-    /// What its last poll reported; nothing if it was not due in this round.
+    /// Events that the last poll reported; empty if it was not due in this round.
     events: Vec<Event>,
 }
 
@@ -89,7 +89,7 @@ impl Session {
         self.stacks[which].wait.clone().ok_or(Stop::NotOffered("a descriptor to wait for"))
     }
 
-    /// How long to wait for what must happen.
+    /// Returns the time to wait for a required event.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -120,7 +120,7 @@ impl Session {
         Ok(())
     }
 
-    /// What the last poll of a stack reported of a token, if anything.
+    /// Returns the event that the last poll of a stack reported for a token, if any.
     pub(super) fn event(&self, which: usize, token: Token) -> Option<Event> {
         let reported = self.stacks[which].events.iter().filter(|event| event.token == token);
         reported.copied().reduce(|one, other| Event {
@@ -212,7 +212,7 @@ impl Session {
 
     // ---- connections -----------------------------------------------------------------------------------------
 
-    /// Where the server listens next.
+    /// Returns the address at which the server listens next.
     pub(super) fn at(&self, which: usize) -> SocketAddr {
         SocketAddr::new(self.ips[which], 0)
     }

@@ -37,13 +37,13 @@ pub struct Link {
     pub send_split: Split,
     /// Bytes that one `recv` gives.
     pub recv_split: Split,
-    /// Nothing arrives any more; nothing is lost.
+    /// Holds back all packets without losing any.
     pub stalled: bool,
     /// The connection is reset at both ends once so many bytes were sent; the receiver gets them all before.
     pub cut_at: Option<u64>,
     /// The receiver sees a FIN behind so many bytes; what is sent after them vanishes.
     pub fin_at: Option<u64>,
-    /// What happens to datagrams.
+    /// Faults of datagrams.
     pub datagrams: DatagramFaults,
     /// Effective segment size that [`TransportStream::emss`](uiw_llp::TransportStream::emss) returns, in bytes.
     pub emss: usize,

@@ -65,10 +65,10 @@ struct End {
     state: State,
     /// The stream is in use (or may still be accepted).
     held: bool,
-    /// Its token is known: not before a connection is accepted.
+    /// True once the token is known: not before a connection is accepted.
     named: bool,
     other: Option<EndId>,
-    /// What travels to this end, in the order of arrival.
+    /// Packets that travel to this end, in the order of arrival.
     inbound: VecDeque<(Time, Packet)>,
     received: VecDeque<u8>,
     peer_fin: bool,
@@ -80,9 +80,9 @@ struct End {
     unread: usize,
     /// Bytes for which [`StreamExtensions::readable`](uiw_llp::StreamExtensions::readable) has asked last: the other end may send as many.
     wanted: usize,
-    /// When the last packet from here is due: packets do not overtake each other.
+    /// Due time of the last packet from here: packets do not overtake each other.
     last_due: Time,
-    /// When a packet from here arrived last.
+    /// Time when a packet from here arrived last.
     arrived: Time,
 }
 
@@ -155,7 +155,7 @@ impl World {
         true
     }
 
-    /// When something is due next: for one stack, or for any.
+    /// Returns the time of the next event: for one stack, or for any.
     pub(super) fn next_due(&self, stack: Option<u32>) -> Option<Time> {
         let packets = self
             .ends

@@ -13,10 +13,10 @@ use uiw_mem::{IoVec, IoVecMut};
 use uiw_testkit::conformance::{self, Outcome, Peers};
 use uiw_testkit::sim::Network;
 
-/// What is wrong.
+/// Kind of a defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Defect {
-    /// What a poll reported the next one does not report.
+    /// A poll does not repeat the events of the previous one.
     EdgeTriggered,
     /// Events report both directions.
     AllInterests,
@@ -48,7 +48,7 @@ enum Defect {
     AbortIsFin,
     /// A dropped stream is reset.
     DropIsReset,
-    /// What failed is undecided again when it is asked a second time.
+    /// A failed connection is undecided again when it is asked a second time.
     ErrorOnce,
     /// `detach` leaves the stream in its set.
     StaysAttached,

@@ -301,7 +301,7 @@ fn tls_over_simulated_stack_with_latency() {
     conforms(|| simulated_tls(&link), &[DESCRIPTOR, NO_SOCKET, READABLE, PEEKS, SHARDS, DATAGRAMS]);
 }
 
-/// What a test harness may rely on.
+/// Properties that a test harness may rely on.
 #[test]
 fn names_unique_and_promises_sentences() {
     let mut names: Vec<_> = conformance::checks().map(conformance::Check::name).collect();

@@ -85,7 +85,7 @@ impl Conn {
         if count > 0 { Ok(count) } else { self.nothing() }
     }
 
-    /// What is said instead of bytes.
+    /// Returns the result of a call that moves no bytes.
     fn nothing(&self) -> io::Result<usize> {
         match &self.failure {
             _ if self.peer_closed => Ok(0),

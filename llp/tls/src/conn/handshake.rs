@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uiw_llp::PeerIdentity;
 
-/// What the acceptor sends instead of its handshake to an initiator of the same process. It is no type of a TLS record.
+/// First byte that the acceptor sends instead of its handshake to an initiator of the same process. It is no type of a TLS record.
 const SAME_PROCESS: u8 = 0;
 /// The type of a record with handshake messages.
 const HANDSHAKE_RECORD: u8 = 0x16;
@@ -46,7 +46,7 @@ impl Conn {
         }
     }
 
-    /// What stands before a session: the bytes are a ClientHello, or the marker of this process. True if there is none of it to go on
+    /// Handles the bytes before a session: a ClientHello, or the marker of this process. Returns true if there is nothing to continue
     /// with.
     pub(super) fn begin(&mut self, bytes: &[u8], first_bytes: bool, sink: &mut Sink<'_, '_>) -> bool {
         match &self.state {

@@ -12,7 +12,7 @@ const MAX_HANDSHAKE: usize = 64 << 10;
 /// Bytes of records that are not whole yet, at most. rustls refuses longer records and messages before.
 const MAX_INCOMING: usize = 96 << 10;
 
-/// Where plaintext goes.
+/// Destination of plaintext.
 pub(super) struct Sink<'a, 'b> {
     bufs: &'a mut [IoVecMut<'b>],
     at: usize,

@@ -42,7 +42,7 @@ enum State {
     AcceptedOwn,
     Handshake(Session),
     Open(Session),
-    /// Without TLS: both ends are in this process.
+    /// The ends are in one process and use no TLS.
     Clear {
         connecting: bool,
     },
@@ -52,7 +52,7 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fin {
     No,
-    /// Behind what is on its way.
+    /// The alert follows the bytes that are on their way.
     Wanted,
     Sent,
 }
@@ -87,15 +87,15 @@ pub(super) struct Conn {
     /// The configuration that the peer was accepted by.
     snapshot: Arc<Snapshot>,
     state: State,
-    /// What the user's token is; none while the connection is not the user's: not accepted yet, or dropped.
+    /// Token of the user; `None` while the connection is not the user's: not accepted yet, or dropped.
     pub(super) outer: Option<Token>,
     /// The listener that it came to, while it is in its handshake.
     pub(super) listener: Option<usize>,
-    /// When it is given up: the end of the time for the handshake, or for what is left to be sent after a drop.
+    /// Time when the connection is given up: the end of the time for the handshake, or for sending the rest after a drop.
     pub(super) deadline: Option<Instant>,
     /// The interest that the user asked for.
     interest: Interest,
-    /// That of the inner stream.
+    /// Interest of the inner stream.
     inner_interest: Interest,
     /// The front of a record.
     incoming: Vec<u8>,

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use uiw_llp::{Event, Interest, Token};
 
-/// How much later a datagram comes that others overtake, beside twice the latency.
+/// Delay of a datagram that others overtake, in addition to twice the latency.
 const OVERTAKEN: Duration = Duration::from_micros(50);
 const MILLION: usize = 1_000_000;
 
@@ -16,7 +16,7 @@ pub(super) struct Socket {
     token: Token,
     interest: Interest,
     local: SocketAddr,
-    /// What travels here or has arrived, in the order of arrival.
+    /// Datagrams that travel here or have arrived, in the order of arrival.
     inbound: VecDeque<Datagram>,
 }
 
@@ -27,7 +27,7 @@ struct Datagram {
 }
 
 impl Socket {
-    /// When the next datagram arrives that has not.
+    /// Returns the arrival time of the next datagram that has not arrived.
     pub(super) fn next_due(&self, now: Time) -> Option<Time> {
         self.inbound.iter().map(|datagram| datagram.due).find(|due| *due > now)
     }
