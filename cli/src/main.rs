@@ -26,6 +26,7 @@ use shared::fail::{EXIT_CODES, Exit, Failure, Result};
 use shared::open::{Global, Opener};
 use shared::{env, text};
 use std::process::ExitCode;
+use uiw_cabi_core::environment::unknown_variables;
 
 /// iWARP in user space.
 #[derive(Parser)]
@@ -54,6 +55,9 @@ enum Command {
     /// Copy files to and from the shares of `uiw serve`, over long paths and across interruptions
     #[command(after_help = EXIT_CODES)]
     Cp(cp::Args),
+    /// List a directory in a share of `uiw serve`
+    #[command(after_help = EXIT_CODES)]
+    Ls(cp::list::Args),
     /// Every operation in both directions against a foreign stack: siw, an iWARP NIC
     #[command(after_help = EXIT_CODES)]
     Siwtest(siwtest::Args),
@@ -102,6 +106,11 @@ fn main() -> ExitCode {
         note!("{failure}");
         return failure.exit.into();
     }
+    // The libraries of `uiw run` say it themselves.
+    let is_silent = matches!(cli.command, Command::Run(_) | Command::CdiHook | Command::DemoPeer(_));
+    if let Some(warning) = unknown_variables().filter(|_| !is_silent) {
+        note!("warning: {warning}");
+    }
     if let Some(obeys) = obeys(&cli.command)
         && let Err(failure) = env::obey(obeys)
     {
@@ -130,9 +139,12 @@ fn main() -> ExitCode {
 /// What a command does with the environment's variables, if it makes connections.
 fn obeys(command: &Command) -> Option<env::Obeys> {
     match command {
-        Command::Serve(_) | Command::Ping(_) | Command::Perf(_) | Command::Cp(_) | Command::Siwtest(_) => {
-            Some(env::Obeys::Connections)
-        }
+        Command::Serve(_)
+        | Command::Ping(_)
+        | Command::Perf(_)
+        | Command::Cp(_)
+        | Command::Ls(_)
+        | Command::Siwtest(_) => Some(env::Obeys::Connections),
         Command::Doctor(args) if args.connects() => Some(env::Obeys::Connections),
         Command::Demo(_) => Some(env::Obeys::BothEnds),
         Command::Conform(_) => Some(env::Obeys::Log),
@@ -220,6 +232,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Ping(args) => ping::run(&opener, args),
         Command::Perf(args) => perf::run(&opener, args),
         Command::Cp(args) => cp::run(&opener, args),
+        Command::Ls(args) => cp::list::run(&opener, args),
         Command::Siwtest(args) => siwtest::run(&opener, args),
         Command::Devices(args) => devices::run(args, global),
         Command::Env(args) => env::run(args),

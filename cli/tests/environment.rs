@@ -145,3 +145,11 @@ fn a_start_up_that_fails_names_the_suspected_peer_and_the_option() {
     let line = text.lines().skip_while(|line| !line.starts_with("start-up")).nth(1).unwrap();
     assert!(line.contains("irdma") && line.contains("--peer-to-peer on"), "{text}");
 }
+
+#[test]
+fn unknown_variables_named_once() {
+    let output = with_variables(&["env"], &[("UIW_LOGG", "debug"), ("UIW_LIB", "/nowhere")]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success());
+    assert_eq!(error, "warning: no variable of uiw: UIW_LOGG; `uiw env` lists them\n");
+}

@@ -3,6 +3,8 @@
 mod common;
 
 use common::{Server, text, uiw};
+use std::io::Write;
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 use uiw::blocking::Connection;
@@ -152,4 +154,28 @@ fn hints_name_the_option_that_is_wrong() {
     let server = Server::start();
     let error = text(&uiw(&["siwtest", &server.address]).stderr);
     assert!(error.contains("--raw"), "{error}");
+}
+
+#[test]
+fn resetting_peers_logged_with_own_address() {
+    let mut server = Server::with(&["--listen", "[::]:0"]);
+    let port: u16 = server.address.rsplit_once(':').unwrap().1.parse().unwrap();
+    let request = [b"MPA ID Req Frame".as_slice(), &[0x40, 1, 0, 0]].concat();
+    let mut peers = Vec::new();
+    for _ in 0..30 {
+        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        client.write_all(&request).unwrap();
+        peers.push(client.local_addr().unwrap());
+        // Closing it resets the connection then.
+        socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    }
+    let ping = uiw(&["ping", &format!("127.0.0.1:{port}"), "--count", "1"]);
+    assert!(ping.status.success(), "{}", text(&ping.stderr));
+    server.wait_logged("service=\"ping\"");
+    let log = server.log();
+    let named = |line: &str| peers.iter().any(|peer| line.contains(&format!("peer={peer}")));
+    let connections: Vec<_> = log.lines().filter(|line| line.contains("rping or echo")).collect();
+    assert!(connections.iter().all(|line| named(line)), "{connections:?}");
+    assert!(!log.contains(&format!("127.0.0.1:{port}")) && !log.contains("::ffff:"), "{log}");
+    assert!(!log.contains("cannot connect"), "{log}");
 }

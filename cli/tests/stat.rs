@@ -44,7 +44,7 @@ impl Runtime {
 
     /// The objects of `uiw stat --json --interval 0` with more arguments.
     fn stat(&self, more: &[&str]) -> Vec<Value> {
-        let output = self.run(&[&["stat", "--json", "--interval", "0"], more].concat());
+        let output = self.run(&[&["stat", "--all", "--json", "--interval", "0"], more].concat());
         assert!(output.status.success(), "{output:?}");
         let text = String::from_utf8(output.stdout).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -211,7 +211,7 @@ fn a_directory_that_is_named_is_shown() {
     said.read_line(&mut line).unwrap();
     let mut serving = Listening { child, address: line };
     let stat = |directory: &str| {
-        let mut stat = user.command(&["stat", "--json", "--interval", "0"]);
+        let mut stat = user.command(&["stat", "--all", "--json", "--interval", "0"]);
         stat.env("UIW_COUNTERS", directory).output().unwrap()
     };
     let shown = || -> Value { serde_json::from_slice(&stat(directory).stdout).unwrap() };
@@ -294,4 +294,74 @@ fn prometheus_is_served_beside_silent_and_hostile_clients() {
     let (_, bytes) = count(&runtime.stat(&[&server.child.id().to_string()])[0], "send", "received");
     assert!(received >= 60_000.0 && received == bytes as f64, "{received} {bytes}");
     drop(silent);
+}
+
+#[test]
+fn transfers_counted_by_direction_and_result() {
+    let runtime = Runtime::new();
+    let shared = runtime.0.join("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::write(runtime.0.join("file"), "content").unwrap();
+    let share = format!("s={}:rw", shared.display());
+    let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0", "--share", &share]);
+    let at = |path: &str| format!("{}:s{path}", server.address);
+    let (file, copy) = (runtime.0.join("file"), runtime.0.join("copy"));
+    let (file, copy) = (file.to_str().unwrap(), copy.to_str().unwrap());
+    assert!(runtime.run(&["cp", file, &at("")]).status.success());
+    assert!(runtime.run(&["cp", &at("/file"), copy]).status.success());
+    assert!(!runtime.run(&["cp", &at("/absent"), copy]).status.success());
+    let id = server.child.id().to_string();
+    let expected = serde_json::json!({
+        "upload": {"complete": 1, "failed": 0, "interrupted": 0, "files": 1, "bytes": 7},
+        "download": {"complete": 1, "failed": 1, "interrupted": 0, "files": 1, "bytes": 7},
+    });
+    // The server may still be at work on the end of the last one.
+    while runtime.stat(&[&id])[0]["transfers"] != expected {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let metrics = runtime.listening(&["stat", "--prometheus", "127.0.0.1:0"]);
+    let answer = http(&metrics.address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let failed = |line: &&str| line.starts_with("uiw_transfers_total{") && line.contains("\"failed\"");
+    let failed: Vec<_> = answer.lines().filter(failed).collect();
+    assert_eq!(failed.len(), 2, "{answer}");
+    assert!(failed.iter().any(|line| line.contains("\"download\"") && line.ends_with(" 1")), "{failed:?}");
+    let text = runtime.run(&["stat", "--interval", "0", &id]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("  downloads: 1 complete, 1 failed; 1 file, 7 bytes\n"), "{text}");
+}
+
+#[test]
+fn ended_programs_shown_on_request() {
+    let runtime = Runtime::new();
+    let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
+    assert!(runtime.run(&["ping", &server.address, "-c", "1"]).status.success());
+    let shown = |more: &[&str]| {
+        let output = runtime.run(&[&["stat", "--interval", "0"], more].concat());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for _ in 0..2 {
+        let text = shown(&[]);
+        assert!(text.contains(" serve --listen 127.0.0.1:0\n") && !text.contains("(ended)"), "{text}");
+    }
+    let text = shown(&["--all"]);
+    assert!(text.contains("(ended)") && text.contains(&format!(" ping {} -c 1\n", server.address)), "{text}");
+    assert!(!shown(&["--all"]).contains("(ended)"), "shown once");
+}
+
+#[test]
+fn files_of_ended_programs_bounded() {
+    let (service, runtime) = (Runtime::new(), Runtime::new());
+    let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
+    let ping = || {
+        let mut ping = runtime.command(&["ping", &server.address, "-c", "1"]);
+        ping.env("UIW_COUNTERS", &service.0).output().unwrap()
+    };
+    assert!(ping().status.success());
+    let file = fs::read_dir(&service.0).unwrap().next().unwrap().unwrap().path();
+    for number in 0..200 {
+        fs::copy(&file, service.0.join(format!("{number:016x}.counters"))).unwrap();
+    }
+    assert!(ping().status.success());
+    let left = fs::read_dir(&service.0).unwrap().count();
+    assert!(left <= 128, "{left}");
 }

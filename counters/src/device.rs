@@ -1,9 +1,13 @@
 //! The counters of a device: their memory, and the file with it if they are published.
 
 use crate::block_file::BlockFile;
-use crate::layout::{FIRST_CONN, MAGIC, MAX_SHARDS, VERSION, block, blocks, process, shard};
+use crate::layout::{
+    COMMAND, COMMAND_TEXT, FIRST_CONN, MAGIC, MAX_SHARDS, TRANSFERS, VERSION, block, blocks, process, shard,
+    transfers,
+};
 use crate::publish::{NewFile, Publish};
 use crate::snapshot::Snapshot;
+use crate::transfers::{TransferDirection, TransferResult};
 use crate::writer::{ShardCounters, now};
 use std::io;
 use std::sync::Arc;
@@ -58,6 +62,9 @@ impl DeviceCounters {
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
         put_text(&counters.process, process::NAME, name.trim_end());
         put_text(&counters.process, process::LIBRARY, &publish.library);
+        if let Some(block) = counters.blocks.get(COMMAND) {
+            put_text(&block, COMMAND_TEXT, &command_line());
+        }
         file.announce()?;
         Ok(counters)
     }
@@ -100,6 +107,22 @@ impl DeviceCounters {
         self.process[process::QUEUE_PAIRS_CREATED].fetch_add(1, Relaxed);
     }
 
+    /// Counts a transfer of files that has ended.
+    pub fn transfer_ended(
+        &self,
+        direction: TransferDirection,
+        result: TransferResult,
+        files: u64,
+        bytes: u64,
+    ) {
+        // It is mapped with the block of the process.
+        let Some(block) = self.blocks.get(TRANSFERS) else { return };
+        let first = direction as usize * transfers::WORDS;
+        for (at, count) in [(result as usize, 1), (transfers::FILES, files), (transfers::BYTES, bytes)] {
+            block[first + at].fetch_add(count, Relaxed);
+        }
+    }
+
     /// Returns whether they are in a file.
     #[must_use]
     pub fn is_published(&self) -> bool {
@@ -114,6 +137,13 @@ impl DeviceCounters {
         };
         Snapshot::read(read).unwrap_or_default()
     }
+}
+
+/// The arguments of this process, with spaces between them.
+fn command_line() -> String {
+    let bytes = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let arguments = String::from_utf8_lossy(&bytes);
+    arguments.trim_end_matches('\0').replace('\0', " ")
 }
 
 /// Stores text, cut to what there is room for.

@@ -15,7 +15,7 @@ pub(crate) const SUFFIX: &str = ".counters";
 /// The beginning of the name of a file that is not locked yet.
 pub(crate) const NEW: &str = ".new-";
 
-/// A user's directory keeps files of so many processes that have ended. A process that finds more when it publishes removes the oldest.
+/// A directory keeps files of so many processes that have ended. A process that finds more when it publishes removes the oldest.
 const MAX_FILES: usize = 128;
 /// A process that has not finished its file after this time was killed meanwhile.
 const UNFINISHED_SECONDS: i64 = 60;
@@ -55,6 +55,10 @@ pub struct Directory {
 }
 
 impl Directory {
+    /// A file in the directory of `uiw run`, which needs the counters of every process that has ended, and removes them itself.
+    #[doc(hidden)]
+    pub const RUN_LOCK: &str = "lock";
+
     /// The directory of the user whose rights the process has. `runtime` is the user's runtime directory, if there is one
     /// (`XDG_RUNTIME_DIR`): `uiw` within it, where it belongs to that user. Otherwise `/tmp/uiw-UID`.
     #[must_use]
@@ -207,10 +211,10 @@ impl Directory {
     /// Removes files of processes that have ended, the oldest first, if there are many. Programs that end by themselves leave theirs, and
     /// not every user looks at them.
     pub(crate) fn trim(&self) -> io::Result<()> {
-        if self.kind == DirectoryKind::Given {
+        let directory = self.open(OFlags::RDONLY)?;
+        if statat(&directory, Self::RUN_LOCK, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
             return Ok(());
         }
-        let directory = self.open(OFlags::RDONLY)?;
         let all = names(&directory, |name| name.ends_with(SUFFIX))?;
         if all.len() <= MAX_FILES {
             return Ok(());

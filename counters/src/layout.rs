@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!   block 0                                       the process
+//!   COMMAND                                       its command line
+//!   TRANSFERS                                     files that a server of `uiw cp` has transferred
 //!   FIRST + s * SHARD_BLOCKS                      shard s: counts that belong to no connection
 //!   FIRST + s * SHARD_BLOCKS + OTHERS, SAME_DEVICE    traffic of connections without a block of their own
 //!   FIRST + s * SHARD_BLOCKS + FIRST_CONN, ..     one connection or UD queue pair each
@@ -67,6 +69,21 @@ pub(crate) mod process {
         pub(crate) at: usize,
         pub(crate) words: usize,
     }
+}
+
+/// Block with the command line of the process.
+pub(crate) const COMMAND: usize = 2;
+/// The command line in that block.
+pub(crate) const COMMAND_TEXT: process::Text = process::Text { at: 0, words: BLOCK_WORDS };
+
+/// Block with the transfers of a server of `uiw cp`.
+pub(crate) const TRANSFERS: usize = 1;
+
+/// Numbers of one direction in that block: one for each [`crate::TransferResult`], then these.
+pub(crate) mod transfers {
+    pub(crate) const FILES: usize = 3;
+    pub(crate) const BYTES: usize = 4;
+    pub(crate) const WORDS: usize = 8;
 }
 
 /// Numbers in the block of a shard.

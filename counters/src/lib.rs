@@ -29,6 +29,7 @@ mod layout;
 mod publish;
 mod snapshot;
 mod terminates;
+mod transfers;
 mod writer;
 
 pub use counts::{Count, Directions, Operations, TerminateCount, Traffic, Waits};
@@ -41,4 +42,5 @@ pub use publish::Publish;
 pub use snapshot::{
     AddressCounts, ConnectionCounters, ProcessCounters, QueuePairCounters, ShardCounts, Snapshot,
 };
+pub use transfers::{TransferCounts, TransferDirection, TransferResult, Transfers};
 pub use writer::{ConnCounters, ConnDetails, DatagramCounters, Refusal, ShardCounters};

@@ -5,6 +5,7 @@ use crate::counts::{Directions, Operations, TerminateCount, Waits};
 use crate::datagrams::{DatagramQueuePair, Datagrams, Rejected};
 use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block, conn, process, shard};
 use crate::terminates;
+use crate::transfers::Transfers;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,6 +20,8 @@ pub struct ProcessCounters {
     pub name: String,
     /// The file whose code counts.
     pub library: String,
+    /// Its arguments when the device was opened, with spaces between them, cut to 1,016 bytes. Empty if the counters are not published.
+    pub command: String,
     /// Time when the device was opened, in nanoseconds since 1970.
     pub began_ns: u64,
     /// Handles of the device that were opened: `ibv_open_device` of C; the first one of Rust.
@@ -147,6 +150,8 @@ pub struct AddressCounts {
 pub struct Snapshot {
     /// The process.
     pub process: ProcessCounters,
+    /// Files that a server of `uiw cp` has transferred.
+    pub transfers: Transfers,
     /// Every shard.
     pub shards: Vec<ShardCounts>,
     /// Connections in Full Operation that have counters of their own: up to 1,021 a shard; the others count for their shard alone.
@@ -173,10 +178,12 @@ impl Snapshot {
                 pid: process[process::PID] as u32,
                 name: text(&process, process::NAME),
                 library: text(&process, process::LIBRARY),
+                command: text(&read(layout::COMMAND)?, layout::COMMAND_TEXT),
                 began_ns: process[process::BEGAN],
                 devices_opened: process[process::DEVICES_OPENED].max(1),
                 queue_pairs_created: process[process::QUEUE_PAIRS_CREATED],
             },
+            transfers: Transfers::read(&read(layout::TRANSFERS)?),
             ..Self::default()
         };
         for index in 0..shards {

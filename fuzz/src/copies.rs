@@ -239,7 +239,7 @@ impl Share {
         let blocks = file.blocks();
         let mtime = Time { seconds: 7, nanos: 0 };
         let mut bytes = Vec::new();
-        let request = match input.below(12) {
+        let request = match input.below(13) {
             0 => Request::Stat { path },
             1 => {
                 let create = input.pick(&[Create::No, Create::Private, Create::Usual]);
@@ -276,6 +276,7 @@ impl Share {
                 Request::Symlink { path, target, mtime }
             }
             10 => Request::SetDirectory { path, mode: 0o755, mtime },
+            11 => Request::Remove { path },
             _ if input.bool() => {
                 Request::Get { path, version: file.meta.version, index: u64::from(input.u8() % 3) }
             }

@@ -12,7 +12,7 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 
 /// Names the file to which a test that cannot run appends a line; set by `cargo xtask test`.
-pub const SKIP_LOG: &str = "UIW_SKIP_LOG";
+pub const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
 /// A program that the calling test needs, or a note that the test did not run.
 ///

@@ -48,6 +48,7 @@
 
 #![warn(missing_debug_implementations)]
 
+mod canonical;
 pub mod capture;
 mod clock;
 mod datagram;
@@ -70,6 +71,7 @@ use std::{
     time::Instant,
 };
 
+pub use canonical::canonical;
 pub use clock::{Clock, monotonic_ns, process_cpu_ns};
 pub use datagram::{DATAGRAM_BUFFER, DatagramConfig, DatagramSocket, Incoming, Outgoing};
 pub use identity::{Fingerprint, PeerIdentity};

@@ -99,7 +99,8 @@ pub mod counters {
     pub use uiw_counters::{
         AddressCounts, ConnectionCounters, Count, CounterFile, DatagramQueuePair, Datagrams, Directions,
         Directory, DirectoryKind, Dropped, FileError, Operations, Owner, ProcessCounters, Publish,
-        QueuePairCounters, Rejected, ShardCounts, Snapshot, TerminateCount, Traffic, Waits,
+        QueuePairCounters, Rejected, ShardCounts, Snapshot, TerminateCount, Traffic, TransferCounts,
+        TransferDirection, TransferResult, Transfers, Waits,
     };
 }
 

@@ -171,6 +171,18 @@ impl Device {
         self.driver.shared.counters.snapshot()
     }
 
+    /// Counts a transfer of files that has ended, for the program `uiw`.
+    #[doc(hidden)]
+    pub fn count_transfer(
+        &self,
+        direction: uiw_counters::TransferDirection,
+        result: uiw_counters::TransferResult,
+        files: u64,
+        bytes: u64,
+    ) {
+        self.driver.shared.counters.transfer_ended(direction, result, files, bytes);
+    }
+
     /// Returns whether the counters are in a file that other processes read. They are not without [`DeviceConfig::counters`], and where the file
     /// cannot be made.
     #[must_use]

@@ -8,6 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use uiw_llp::canonical;
 
 /// Reason why a call or an operation failed. One variant per rule.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +101,7 @@ pub enum Error {
     #[error(transparent)]
     Startup(#[from] uiw_mpa::startup::ConfigError),
     /// The peer's start-up frame is illegal.
-    #[error("{peer}: {source}")]
+    #[error("{peer}: {source}", peer = canonical(*.peer))]
     PeerStartup {
         /// The peer.
         peer: SocketAddr,
@@ -108,7 +109,7 @@ pub enum Error {
         source: uiw_mpa::startup::StartupError,
     },
     /// The peer's Reply asks for what we cannot do; a Terminate was sent.
-    #[error("{peer} accepted, but {refusal}")]
+    #[error("{peer} accepted, but {refusal}", peer = canonical(*.peer))]
     PeerRefusal {
         /// The peer.
         peer: SocketAddr,
@@ -119,7 +120,8 @@ pub enum Error {
     #[error(
         "{peer} rejected the connection ({} bytes of private data){}",
         private_data.len(),
-        if *markers_asked { "; it may be one that cannot send the Markers that were asked for" } else { "" }
+        if *markers_asked { "; it may be one that cannot send the Markers that were asked for" } else { "" },
+        peer = canonical(*.peer)
     )]
     Rejected {
         /// The peer.
@@ -132,7 +134,7 @@ pub enum Error {
         markers_asked: bool,
     },
     /// The peer has no queue pair for a SIDR request.
-    #[error("{peer} has no queue pair for the request")]
+    #[error("{peer} has no queue pair for the request", peer = canonical(*.peer))]
     NoQueuePair {
         /// The peer.
         peer: SocketAddr,
@@ -140,21 +142,27 @@ pub enum Error {
         private_data: Vec<u8>,
     },
     /// No program listens on that port.
-    #[error("{peer} refused the connection: no program listens on that port")]
+    #[error("{peer} refused the connection: no program listens on that port", peer = canonical(*.peer))]
     Refused {
         /// The peer.
         peer: SocketAddr,
     },
     /// No answer in time.
-    #[error("{peer} did not answer within {after:?}")]
+    #[error(
+        "{peer} {} within {after:?}",
+        if *awaits_reply { "accepted TCP and did not answer the MPA Request" } else { "did not answer" },
+        peer = canonical(*.peer)
+    )]
     TimedOut {
         /// The peer.
         peer: SocketAddr,
+        /// Whether TCP was connected and only the MPA Reply is missing: the program there may not speak iWARP.
+        awaits_reply: bool,
         /// The time-out.
         after: Duration,
     },
     /// The connection broke while being set up.
-    #[error("{peer}: connection lost during set-up: {source}")]
+    #[error("{peer}: connection lost during set-up: {source}", peer = canonical(*.peer))]
     Lost {
         /// The peer.
         peer: SocketAddr,
@@ -163,7 +171,8 @@ pub enum Error {
     },
     /// The peer closed while the connection was being set up.
     #[error(
-        "{peer} closed the connection before its MPA Request or Reply; it may not speak iWARP there, or require TLS"
+        "{peer} closed the connection before its MPA Request or Reply; it may not speak iWARP there, or require TLS",
+        peer = canonical(*.peer)
     )]
     ClosedInStartup {
         /// The peer.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 pub(crate) fn run() -> ExitCode {
     let mut cargo = crate::workspace::cargo();
     cargo.args(["test", "-p", "uiw-interop", "--test", "stacks", "--", "conform::"]);
-    match cargo.env("UIW_CONFORM_WHOLE", "1").status() {
+    match cargo.env("INTEROP_CONFORM_WHOLE", "1").status() {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {

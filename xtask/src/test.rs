@@ -41,7 +41,7 @@ const ONLY_WITH_ALL: &[&str] = &["interop/siw/tests/siw.rs", "xtask/tests/book.r
 /// The package of the models, whose tests run with `--all` only.
 const MODELS: &str = "uiw-models";
 /// Names the file in which a test that cannot run says so.
-const SKIP_LOG: &str = "UIW_SKIP_LOG";
+const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]

@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn other_failures_same_in_all_personas() {
-        let silent = Error::TimedOut { peer: PEER, after: std::time::Duration::from_secs(1) };
+        let silent =
+            Error::TimedOut { peer: PEER, awaits_reply: false, after: std::time::Duration::from_secs(1) };
         for error in [silent, Error::NotConnected] {
             assert_eq!(of_infiniband(&error, false), of_iwarp(&error), "{error}");
         }

@@ -4,6 +4,7 @@
 //! has chosen. There a variable must not decide which files are opened or made, which interfaces are used, or which code is loaded, so
 //! [`variable`] returns only the few that are harmless.
 
+use crate::settings::VARIABLES;
 use std::env;
 use std::ffi::{OsStr, OsString};
 
@@ -40,6 +41,31 @@ pub(crate) fn is_ignored(name: &str, class: Privileged) -> bool {
     is_privileged() && read(name).is_some_and(|value| !is_obeyed(class, &value))
 }
 
+/// Variables of the program `uiw` alone.
+const PROGRAM_VARIABLES: [&str; 1] = ["UIW_LIB"];
+/// Unknown variables that are named at most.
+const MAX_UNKNOWN: usize = 8;
+
+/// Returns a warning that names variables whose names begin as ours do and that mean nothing; `None` if there are none.
+#[must_use]
+pub fn unknown_variables() -> Option<String> {
+    warning(env::vars_os().map(|(name, _)| name))
+}
+
+fn warning(names: impl Iterator<Item = OsString>) -> Option<String> {
+    let is_known = |name: &str| {
+        PROGRAM_VARIABLES.contains(&name) || VARIABLES.iter().any(|variable| variable.name == name)
+    };
+    let unknown = names.filter_map(|name| {
+        let name = name.to_string_lossy();
+        (name.starts_with("UIW_") && !is_known(&name)).then(|| name.escape_debug().to_string())
+    });
+    let mut unknown: Vec<_> = unknown.collect();
+    unknown.sort_unstable();
+    unknown.truncate(MAX_UNKNOWN);
+    (!unknown.is_empty()).then(|| format!("no variable of uiw: {}; `uiw env` lists them", unknown.join(", ")))
+}
+
 fn read(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
@@ -56,7 +82,6 @@ fn is_obeyed(class: Privileged, value: &OsStr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::VARIABLES;
     use std::fs;
     use std::path::{Path, PathBuf};
 
@@ -74,6 +99,17 @@ mod tests {
         assert!(!is(Privileged::LevelOnly, "uiw_verbs=trace") && !is(Privileged::LevelOnly, "trace,x"));
         assert!(is(Privileged::Refused, "file"), "it is refused by whoever reads it");
         assert!(!is(Privileged::Ignored, "x"));
+    }
+
+    #[test]
+    fn unknown_variables_named() {
+        let warning = |names: &[&str]| warning(names.iter().map(OsString::from));
+        assert_eq!(warning(&["UIW_LOG", "UIW_LIB", "UIWX", "uiw_log", "PATH"]), None);
+        let expected = "no variable of uiw: UIW_FOO, UIW_LOGG; `uiw env` lists them";
+        assert_eq!(warning(&["UIW_LOGG", "UIW_LOG", "UIW_FOO"]).as_deref(), Some(expected));
+        let many: Vec<_> = (0..1000).map(|number| format!("UIW_X{number}")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        assert!(warning(&many).is_some_and(|line| line.len() < 200));
     }
 
     /// The code of our libraries, without tests.

@@ -340,6 +340,12 @@ impl Settings {
                 Err(line) if is_first => crate::log::note!("{line}"),
                 _ => {}
             }
+            if is_first
+                && !environment::is_privileged()
+                && let Some(warning) = environment::unknown_variables()
+            {
+                crate::log::note!("uiw: warning: {warning}");
+            }
             let ignored: Vec<_> = VARIABLES
                 .iter()
                 .filter(|variable| is_first && environment::is_ignored(variable.name, variable.privileged))

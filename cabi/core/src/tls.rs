@@ -13,7 +13,7 @@
 //! | `allow` | a name, address or fingerprint | the access list, one entry a line; `*` stands for any characters |
 
 use std::path::{Path, PathBuf};
-use uiw_tls::{KeyError, PinnedKeys, SecretKey, TlsConfig, read_certificates, read_protected};
+use uiw_tls::{KeyError, PinnedKeys, PublicKey, SecretKey, TlsConfig, read_certificates, read_protected};
 
 /// The variable that names the file.
 pub const VARIABLE: &str = "UIW_TLS";
@@ -50,7 +50,8 @@ struct Lines {
     certificate: Option<PathBuf>,
     authority: Option<PathBuf>,
     server_name: Option<String>,
-    allow: Vec<String>,
+    /// Entries of the access list with the numbers of their lines.
+    allow: Vec<(usize, String)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,7 +85,7 @@ impl Lines {
                 "authority" => std::mem::replace(&mut lines.authority, path()).is_some(),
                 "server-name" => lines.server_name.replace(value.to_owned()).is_some(),
                 "allow" => {
-                    lines.allow.push(value.to_owned());
+                    lines.allow.push((line.number, value.to_owned()));
                     false
                 }
                 _ => {
@@ -110,21 +111,62 @@ impl Lines {
                 return Err(content("`certificate`, `authority` and `server-name` belong to mode x509"));
             }
             Some(Mode::Raw) => {
-                TlsConfig::raw_keys(&key, PinnedKeys::read(&needed(self.pinned, "no line `pinned FILE`")?)?)?
+                let pinned = PinnedKeys::read(&needed(self.pinned, "no line `pinned FILE`")?)?;
+                check_entries(file, &self.allow, |entry| is_pinned(entry, &pinned))?;
+                TlsConfig::raw_keys(&key, pinned)?
             }
             Some(Mode::X509) if of_raw => return Err(content("`pinned` belongs to mode raw")),
             Some(Mode::X509) => {
                 let chain = read_certificates(&needed(self.certificate, "no line `certificate FILE`")?)?;
+                check_entries(file, &self.allow, |entry| is_name(entry, file))?;
                 let authorities = read_certificates(&needed(self.authority, "no line `authority FILE`")?)?;
                 TlsConfig::x509(chain, &key, authorities)?
             }
             None => return Err(content("no line `mode raw` or `mode x509`")),
         };
-        let config = self.allow.iter().fold(config, |config, pattern| config.allow(pattern));
+        let config = self.allow.iter().fold(config, |config, (_, pattern)| config.allow(pattern));
         match self.server_name {
             Some(name) => config.server_name(&name),
             None => Ok(config),
         }
+    }
+}
+
+/// Refuses entries of the access list that no peer can have: they would lock everybody out in silence.
+fn check_entries(
+    file: &Path,
+    entries: &[(usize, String)],
+    check: impl Fn(&str) -> Result<(), &'static str>,
+) -> Result<(), KeyError> {
+    entries
+        .iter()
+        .try_for_each(|(number, entry)| check(entry).map_err(|why| Line { file, number: *number }.wrong(why)))
+}
+
+/// Whether an entry is the name or fingerprint of a pinned key, or may be that of a later one.
+fn is_pinned(entry: &str, pinned: &PinnedKeys) -> Result<(), &'static str> {
+    let is_it = |(key, name): (&PublicKey, &str)| {
+        name.eq_ignore_ascii_case(entry) || key.fingerprint().to_string() == entry
+    };
+    if entry.contains('*') || pinned.iter().any(is_it) {
+        return Ok(());
+    }
+    Err("`allow` has neither the name nor the fingerprint of a pinned key")
+}
+
+/// Whether an entry may be a name, an address or the fingerprint of a certificate.
+fn is_name(entry: &str, file: &Path) -> Result<(), &'static str> {
+    let is_file = file.parent().is_some_and(|directory| directory.join(entry).exists());
+    if is_file || entry.contains(char::is_whitespace) {
+        return Err(
+            "`allow` takes one name, address or fingerprint, and no file: each entry has a line of its own",
+        );
+    }
+    match entry.strip_prefix("SHA256:") {
+        Some(digits) if digits.len() != 43 => {
+            Err("`allow` has a fingerprint of another length than SHA256's")
+        }
+        _ => Ok(()),
     }
 }
 
@@ -237,11 +279,29 @@ mod tests {
             ("mode x509\nkey key.pem\npinned pins", "tls: `pinned` belongs to mode raw"),
             ("mode x509\nkey key.pem", "tls: no line `certificate FILE`"),
             ("mode raw\nkey key.pem\npinned nowhere", "nowhere: No such file or directory (os error 2)"),
+            (
+                "mode raw\nkey key.pem\npinned pins\nallow self\nallow pins",
+                "tls:5: `allow` has neither the name nor the fingerprint of a pinned key",
+            ),
             ("key", "tls:1: expected a word and a value"),
             ("keys a", "tls:1: expected mode, key, pinned, certificate, authority, server-name or allow"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.ends_with(why), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn unusable_entries_of_certificates_refused() {
+        let directory = Directory::new();
+        let file = directory.write("tls", "");
+        directory.write("list", "client.example");
+        let fingerprint = format!("SHA256:{}", "A".repeat(43));
+        for good in ["client.example", "*.example", "192.0.2.1", "spiffe://a/b", &fingerprint] {
+            assert_eq!(is_name(good, &file), Ok(()), "{good}");
+        }
+        for bad in ["list", "a.example b.example", "SHA256:AAAA"] {
+            assert!(is_name(bad, &file).is_err(), "{bad}");
         }
     }
 }

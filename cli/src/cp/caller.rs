@@ -26,6 +26,11 @@ impl<'a> Caller<'a> {
         self.stripe
     }
 
+    /// The first bytes of the slot of the last reply.
+    pub(super) fn landed(&self, len: u32) -> Result<Vec<u8>> {
+        self.stripe.landed(len)
+    }
+
     /// The reply. A request may be repeated, whether the server has executed it or not.
     pub(super) fn call(&mut self, request: &Request) -> Result<Reply> {
         let mut pause = PAUSES.0;

@@ -20,8 +20,24 @@ pub(super) struct Remote {
     pub(super) host: String,
     pub(super) share: String,
     pub(super) path: RelPath,
-    /// A slash is at the end, or there is no path: a directory, and as a source its contents.
-    pub(super) is_directory: bool,
+    /// A slash is at the end: as a source, its contents.
+    pub(super) has_slash: bool,
+}
+
+impl Remote {
+    /// Whether it must be a directory.
+    pub(super) fn is_directory(&self) -> bool {
+        self.has_slash || self.path.is_empty()
+    }
+
+    /// The name that it has at the target as a source; nothing where its contents are copied. A whole share has the name of the share.
+    pub(super) fn name(&self) -> Option<Vec<u8>> {
+        let name = match self.path.split() {
+            Some((_, name)) => name.as_bytes().to_vec(),
+            None => self.share.clone().into_bytes(),
+        };
+        (!self.has_slash).then_some(name)
+    }
 }
 
 impl Location {
@@ -33,8 +49,7 @@ impl Location {
                 let is_contents = bytes.ends_with(b"/") || bytes.ends_with(b"/.");
                 path.file_name().filter(|_| !is_contents).map(|name| name.as_bytes().to_vec())
             }
-            Self::Remote(place) if place.is_directory => None,
-            Self::Remote(place) => place.path.split().map(|(_, name)| name.as_bytes().to_vec()),
+            Self::Remote(place) => place.name(),
         }
     }
 
@@ -57,10 +72,8 @@ impl Location {
         let share = part(&bytes[colon + 1..slash]).filter(|share| !share.is_empty());
         let share = share.ok_or_else(|| wrong(&"no share"))?;
         let path = bytes.get(slash + 1..).unwrap_or_default();
-        let trimmed = without_slashes(path);
-        let path_named = RelPath::new(trimmed).map_err(|error| wrong(&error))?;
-        let is_directory = trimmed.len() < path.len() || trimmed.is_empty();
-        Ok(Self::Remote(Remote { host, share, path: path_named, is_directory }))
+        let path = RelPath::new(without_slashes(path)).map_err(|error| wrong(&error))?;
+        Ok(Self::Remote(Remote { host, share, path, has_slash: bytes.ends_with(b"/") }))
     }
 }
 
@@ -77,17 +90,17 @@ mod tests {
     #[test]
     fn locations() {
         let remote = |text: &str| match Location::parse(&text.into()).unwrap() {
-            Location::Remote(Remote { host, share, path, is_directory }) => {
-                (host, share, path.to_string(), is_directory)
+            Location::Remote(Remote { host, share, path, has_slash }) => {
+                (host, share, path.to_string(), has_slash)
             }
             other => panic!("{other:?}"),
         };
-        let of = |host: &str, share: &str, path: &str, is_directory| {
-            (host.to_owned(), share.to_owned(), path.to_owned(), is_directory)
+        let of = |host: &str, share: &str, path: &str, has_slash| {
+            (host.to_owned(), share.to_owned(), path.to_owned(), has_slash)
         };
         assert_eq!(remote("node:data/a/b"), of("node", "data", "a/b", false));
         assert_eq!(remote("node:7:data/a//"), of("node:7", "data", "a", true));
-        assert_eq!(remote("[::1]:7:data"), of("[::1]:7", "data", ".", true));
+        assert_eq!(remote("[::1]:7:data"), of("[::1]:7", "data", ".", false));
         assert_eq!(remote("[fe80::1]:data/"), of("[fe80::1]", "data", ".", true));
         for local in ["a", "./a:b", "/x:y/z", "a/b:c"] {
             assert_eq!(Location::parse(&local.into()).unwrap(), Location::Local(local.into()));
@@ -95,5 +108,15 @@ mod tests {
         for bad in [":data/a", "node:/a", "node:", "node:data/../a", "node:data//a", "node:data/a/./b"] {
             assert!(Location::parse(&bad.into()).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn sources_have_names_at_target() {
+        let name = |text: &str| Location::parse(&text.into()).unwrap().name();
+        let some = |name: &str| Some(name.as_bytes().to_vec());
+        assert_eq!(name("node:data/a/b"), some("b"));
+        assert_eq!(name("node:data"), some("data"));
+        assert_eq!((name("node:data/"), name("node:data/a/")), (None, None));
+        assert_eq!((name("a/b"), name("a/b/"), name(".")), (some("b"), None, None));
     }
 }

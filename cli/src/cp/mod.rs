@@ -4,8 +4,10 @@ mod caller;
 pub(crate) mod channel;
 mod client;
 mod direction;
+pub(crate) mod list;
 mod location;
 mod pace;
+mod pattern;
 mod plan;
 mod pull;
 mod push;
@@ -24,7 +26,8 @@ use client::Shape;
 use direction::Direction;
 use location::{Location, Remote};
 use pace::{Pace, rate};
-use plan::Plan;
+use pattern::Pattern;
+use plan::{Plan, Rules};
 use pull::Pull;
 use push::Push;
 use report::Report;
@@ -53,18 +56,32 @@ pub(crate) struct Args {
     /// Bytes a second at most, such as 500K or 25M, or bits, such as 200Mbit; at least 64K
     #[arg(long, value_name = "RATE", value_parser = rate)]
     limit: Option<u64>,
-    /// Say what would be copied, and copy nothing
+    /// Say what would be copied or deleted, and change nothing
     #[arg(long)]
     dry_run: bool,
+    /// Leave entries alone whose name matches (repeatable): `*` and `?` stand for any part and any byte of a name; a pattern with a slash is for
+    /// paths below a source
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<Pattern>,
+    /// When everything is copied, delete what copied directories have at the target and not at the source
+    #[arg(long)]
+    delete: bool,
+    /// One JSON object for each entry that failed (or would be copied), and one at the end
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    access: Access,
+}
+
+/// How a server is reached.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Access {
     /// Accept the key of a server that is used for the first time, and pin it
     #[arg(long, conflicts_with = "clear")]
     accept_new: bool,
     /// Do not encrypt, beyond this machine either
     #[arg(long)]
     clear: bool,
-    /// One JSON object for each entry that failed (or would be copied), and one at the end
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
     conn: ConnArgs,
 }
@@ -130,52 +147,46 @@ fn have_different_names(sources: &[Location]) -> Result<()> {
     Ok(())
 }
 
+/// Sources whose contents go into one directory would delete each other's.
+fn may_delete(sources: &[OsString]) -> Result<()> {
+    let locations = sources.iter().map(Location::parse).collect::<Result<Vec<_>>>()?;
+    if locations.len() > 1 && locations.iter().any(|source| source.name().is_none()) {
+        let why = "the contents of a source and another one go into the same directory";
+        return Err(Failure::usage(
+            "--delete",
+            why,
+            "copy them one after the other, into different directories",
+        ));
+    }
+    Ok(())
+}
+
 /// Runs `uiw cp`.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let way = Way::of(&args.paths)?;
+    if args.delete {
+        may_delete(&args.paths[..args.paths.len() - 1])?;
+    }
     let (host, share) = way.server();
-    let peer = resolve(host, DEFAULT_PORT)?;
     let stop = Stop::on_signal()?;
-    let settings = args.conn.settings();
-    let mut peer_options = PeerConfig::new(settings.connection());
-    let give_up = match settings.dead_after {
-        Some(DeadAfter(Some(time))) => time,
-        _ => GIVE_UP,
-    };
-    peer_options.congestion.get_or_insert_with(|| TransportConfig::AUTO.to_owned());
-    let token = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
-    let security = Security::of(opener, args, peer)?;
-    let target = Target {
-        device: security.opener.device()?,
-        peer,
-        share: share.to_owned(),
-        token,
-        // A dry run writes nothing, so it may look at a share that is read-only.
-        push: matches!(way, Way::Push(..)) && !args.dry_run,
-        segments: Segments::new(peer_options.own.stream.max_segment),
-        peer_options,
-        pace: args.limit.map(Pace::new),
-        give_up,
-        heard: Arc::default(),
-        identity: OnceLock::new(),
-    };
-    let connect = || {
-        let connect = || Stripe::connect(&target, Shape::of(Duration::MAX).slots, &stop);
-        let before = target.segments.next();
-        // TLS's first message may be longer than the path takes; that of MPA is not.
-        let is_other = || security.opener.has_tls() && target.segments.next() != before;
-        connect().or_else(|failure| if is_other() { connect() } else { Err(failure) })
-    };
-    let first = security.connect(args, host, connect)?;
+    // A dry run writes nothing, so it may look at a share that is read-only.
+    let push = matches!(way, Way::Push(..)) && !args.dry_run;
+    let pace = args.limit.map(Pace::new);
+    let (target, first) = connect(opener, &args.access, (host, share), push, pace, &stop)?;
+    if args.delete && push && !first.can_remove() {
+        let fix = "update `uiw` there, or leave --delete out";
+        return Err(Failure::new(Exit::Unreachable, host, "its `uiw serve` has no --delete", fix));
+    }
     let mut shape = Shape::of(first.round_trip());
     shape.stripes = args.stripes.unwrap_or(shape.stripes);
     if let Some(pace) = &target.pace {
         shape.stripes = shape.stripes.min(pace.stripes());
     }
-    let plan = Plan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, args.dry_run);
+    let rules = Rules { dry_run: args.dry_run, delete: args.delete, excluded: args.exclude.clone() };
+    let plan = Plan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, rules);
     let direction: Box<dyn Direction> = match &way {
         Way::Push(..) => Box::new(Push),
-        Way::Pull(..) => Box::new(Pull { label: format!("{:08x}", token as u32) }),
+        Way::Pull(..) => Box::new(Pull { label: format!("{:08x}", target.token as u32) }),
     };
     client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &way {
         Way::Push(from, to) => sources::push(caller, from, to),
@@ -193,6 +204,49 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     }
 }
 
+/// Connects to a share of a server for the first time.
+fn connect(
+    opener: &Opener,
+    access: &Access,
+    (host, share): (&str, &str),
+    push: bool,
+    pace: Option<Pace>,
+    stop: &Stop,
+) -> Result<(Target, Stripe)> {
+    let peer = resolve(host, DEFAULT_PORT)?;
+    let settings = access.conn.settings();
+    let mut peer_options = PeerConfig::new(settings.connection());
+    let give_up = match settings.dead_after {
+        Some(DeadAfter(Some(time))) => time,
+        _ => GIVE_UP,
+    };
+    peer_options.congestion.get_or_insert_with(|| TransportConfig::AUTO.to_owned());
+    let token = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
+    let security = Security::of(opener, access, peer)?;
+    let target = Target {
+        device: security.opener.device()?,
+        peer,
+        share: share.to_owned(),
+        token,
+        push,
+        segments: Segments::new(peer_options.own.stream.max_segment),
+        peer_options,
+        pace,
+        give_up,
+        heard: Arc::default(),
+        identity: OnceLock::new(),
+    };
+    let connect = || {
+        let connect = || Stripe::connect(&target, Shape::of(Duration::MAX).slots, stop);
+        let before = target.segments.next();
+        // TLS's first message may be longer than the path takes; that of MPA is not.
+        let is_other = || security.opener.has_tls() && target.segments.next() != before;
+        connect().or_else(|failure| if is_other() { connect() } else { Err(failure) })
+    };
+    let first = security.connect(access, host, connect)?;
+    Ok((target, first))
+}
+
 /// How connections are protected.
 struct Security {
     opener: Opener,
@@ -202,7 +256,7 @@ struct Security {
 
 impl Security {
     /// Encrypted, unless the server is on this machine or it is refused.
-    fn of(opener: &Opener, args: &Args, peer: SocketAddr) -> Result<Self> {
+    fn of(opener: &Opener, args: &Access, peer: SocketAddr) -> Result<Self> {
         if args.clear && opener.has_tls() {
             return Err(Failure::usage(
                 "--clear",
@@ -224,7 +278,7 @@ impl Security {
     }
 
     /// The first connection, and the key of a server that is new.
-    fn connect(&self, args: &Args, host: &str, connect: impl Fn() -> Result<Stripe>) -> Result<Stripe> {
+    fn connect(&self, args: &Access, host: &str, connect: impl Fn() -> Result<Stripe>) -> Result<Stripe> {
         let Some(files) = &self.files else { return connect() };
         let mut connected = connect();
         if args.accept_new

@@ -1,16 +1,19 @@
 //! The work of a transfer, which all connections take from, and what became of it.
 
+use super::pattern::Pattern;
 use super::report::Report;
 use super::transfer::{Directory, Item, Place, Transfer};
-use crate::shared::fail::Failure;
+use crate::shared::fail::{Exit, Failure};
 use crate::shared::stop::Stop;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use uiw_copy::batch::SMALL;
 use uiw_copy::meta::Entry;
 use uiw_copy::meta::{Kind, Meta};
+use uiw_copy::names::Name;
 use uiw_copy::protocol::{MAX_BATCH, MESSAGE, SLOT};
 
 /// Large files under way at a time.
@@ -36,6 +39,18 @@ pub(super) enum Task {
     Finish(Arc<Transfer>),
     /// Gives a complete directory its mode and time.
     Seal(Arc<Directory>),
+    /// Removes entries of the directory at the target, the last one first, then seals it again.
+    Remove(Arc<Directory>, Vec<Place>),
+}
+
+/// Choices of the user about a transfer.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    pub(super) dry_run: bool,
+    /// Removes what is at the target and not at the source.
+    pub(super) delete: bool,
+    /// Entries that are left alone, at both ends.
+    pub(super) excluded: Vec<Pattern>,
 }
 
 /// See the module.
@@ -45,7 +60,9 @@ pub(super) struct Plan {
     pub(super) report: Report,
     /// Set when there is nothing more to do, for whatever reason.
     pub(super) stop: Arc<Stop>,
-    pub(super) dry_run: bool,
+    pub(super) rules: Rules,
+    /// The target would be made: nothing is there to compare with.
+    target_absent: AtomicBool,
 }
 
 #[derive(Default)]
@@ -62,13 +79,24 @@ struct State {
     directories: Vec<Task>,
     /// Entries that are neither there nor failed, and one for the command line.
     entries: u64,
+    /// Entries of targets that their sources do not have, by directory. They are removed when everything else is there.
+    surplus: Vec<(Arc<Directory>, Vec<Place>)>,
     failure: Option<Failure>,
 }
 
 impl Plan {
-    pub(super) fn new(report: Report, stop: Arc<Stop>, dry_run: bool) -> Self {
-        let state = State { entries: 1, ..State::default() };
-        Self { state: Mutex::new(state), changed: Condvar::new(), report, stop, dry_run }
+    pub(super) fn new(report: Report, stop: Arc<Stop>, rules: Rules) -> Self {
+        let state = Mutex::new(State { entries: 1, ..State::default() });
+        let target_absent = AtomicBool::new(false);
+        Self { state, changed: Condvar::new(), report, stop, rules, target_absent }
+    }
+
+    pub(super) fn set_target_absent(&self) {
+        self.target_absent.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_target_absent(&self) -> bool {
+        self.target_absent.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -140,8 +168,12 @@ impl Plan {
 
     /// The entries of a directory's source, of which those that are at the target already are left out.
     pub(super) fn add_entries(&self, directory: &Arc<Directory>, sources: Vec<Entry>, targets: Vec<Entry>) {
-        let targets: HashMap<_, _> = targets.into_iter().map(|entry| (entry.name, entry.meta)).collect();
+        let mut targets: HashMap<_, _> = targets.into_iter().map(|entry| (entry.name, entry.meta)).collect();
         for Entry { name, meta } in sources {
+            let target = targets.remove(&name);
+            if self.is_excluded(directory, &name) {
+                continue;
+            }
             let place = match directory.place.join(&name) {
                 Ok(place) => place,
                 Err(error) => {
@@ -150,17 +182,68 @@ impl Plan {
                     continue;
                 }
             };
-            let is_there = targets.get(&name).is_some_and(|target| meta.is_copied_by(target));
+            let is_there = target.is_some_and(|target| meta.is_copied_by(&target));
             if is_there && meta.kind != Kind::Directory {
                 self.report.unchanged();
                 continue;
             }
-            if self.dry_run && meta.kind != Kind::Directory && meta.kind != Kind::Special {
+            if self.rules.dry_run && meta.kind != Kind::Directory && meta.kind != Kind::Special {
                 self.report.would_copy(&place.remote, &meta);
                 continue;
             }
             self.add_entry(place, meta, Some(Arc::clone(directory)));
         }
+        if self.rules.delete {
+            self.add_surplus(directory, targets.into_keys().collect());
+        }
+    }
+
+    fn is_excluded(&self, directory: &Directory, name: &Name) -> bool {
+        let excluded = &self.rules.excluded;
+        // Without patterns no path need be made.
+        !excluded.is_empty() && {
+            let path = [directory.below.as_slice(), name.as_bytes()].concat();
+            excluded.iter().any(|pattern| pattern.matches(&path))
+        }
+    }
+
+    /// Notes entries of a target directory that its source does not have.
+    fn add_surplus(&self, directory: &Arc<Directory>, mut names: Vec<Name>) {
+        names.retain(|name| !self.is_excluded(directory, name));
+        names.sort_unstable_by(|a, b| b.cmp(a));
+        let places = names.iter().filter_map(|name| match directory.place.join(name) {
+            Ok(place) => Some(place),
+            Err(error) => {
+                let path = [directory.place.remote.as_bytes(), name.as_bytes()].join(&b'/');
+                self.report.failed(&path, &error);
+                None
+            }
+        });
+        let places: Vec<_> = places.collect();
+        if self.rules.dry_run {
+            places.iter().rev().for_each(|place| self.report.would_delete(&place.remote));
+        } else if !places.is_empty() {
+            self.state().surplus.push((Arc::clone(directory), places));
+        }
+    }
+
+    /// Everything is there, or has failed: what is surplus is removed. False: there is nothing to remove.
+    fn begin_removal(&self, state: &mut State) -> bool {
+        let surplus = std::mem::take(&mut state.surplus);
+        if self.report.failures() > 0 {
+            if !surplus.is_empty() {
+                self.report.not_deleted();
+            }
+            return false;
+        }
+        state.entries = surplus.len() as u64;
+        state.ready.extend(surplus.into_iter().map(|(directory, places)| Task::Remove(directory, places)));
+        state.entries > 0
+    }
+
+    /// Surplus entries of a directory are removed.
+    pub(super) fn removed(&self) {
+        self.leave(None);
     }
 
     /// A large file whose blocks may be taken.
@@ -272,6 +355,17 @@ impl Plan {
         self.state().entries == 0
     }
 
+    /// Returns the number of failed entries to report to the server. `None` if the transfer was interrupted, or failed for a reason at the server:
+    /// that would not close in order either.
+    pub(super) fn end_report(&self) -> Option<u64> {
+        let state = self.state();
+        match &state.failure {
+            Some(Failure { exit: Exit::Failed | Exit::Usage, .. }) => Some(self.report.failures() + 1),
+            None if state.entries == 0 => Some(self.report.failures()),
+            _ => None,
+        }
+    }
+
     /// Another transfer writes the file.
     pub(super) fn busy(&self, item: Item, tried: u8) {
         if tried >= BUSY.1 {
@@ -347,7 +441,7 @@ impl Plan {
 
     fn entry_of(&self, directory: &Arc<Directory>) {
         if directory.done() {
-            if self.dry_run {
+            if self.rules.dry_run {
                 self.sealed(directory);
             } else {
                 self.first(Task::Seal(Arc::clone(directory)));
@@ -378,7 +472,7 @@ impl Plan {
         let mut is_over = false;
         self.add(|state| {
             state.entries -= 1;
-            is_over = state.entries == 0;
+            is_over = state.entries == 0 && !self.begin_removal(state);
         });
         if is_over {
             self.stop.set();

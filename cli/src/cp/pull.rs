@@ -2,7 +2,7 @@
 
 use super::direction::{Checked, Direction, Landed, Page, Step, Violation, list, listed};
 use super::plan::{Plan, Task};
-use super::transfer::{Directory, End, Item, Transfer};
+use super::transfer::{Directory, End, Item, Place, Transfer};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl Direction for Pull {
     fn start(&self, plan: &Plan, task: &mut Task) -> Option<Step> {
         match task {
             Task::Directory(directory, known) => {
-                if known.is_empty() && !plan.dry_run && !make(plan, directory) {
+                if known.is_empty() && !plan.rules.dry_run && !make(plan, directory) {
                     return None;
                 }
                 Some(list(&directory.place.remote, known, Create::No))
@@ -64,6 +64,10 @@ impl Direction for Pull {
                 }
                 None
             }
+            Task::Remove(directory, places) => {
+                remove(plan, directory, places);
+                None
+            }
         }
     }
 
@@ -80,13 +84,14 @@ impl Direction for Pull {
                     Page::Complete => {}
                 }
                 let (root, local) = (&directory.place.root, &directory.place.local);
-                if !plan.dry_run {
+                if !plan.rules.dry_run {
                     // It is the user's convenience alone.
                     let _ = root.remove_abandoned(local, ABANDONED);
                 }
                 match root.list(local) {
+                    _ if plan.is_target_absent() => plan.add_entries(&directory, known, Vec::new()),
                     Ok(targets) => plan.add_entries(&directory, known, targets),
-                    Err(_) if plan.dry_run => plan.add_entries(&directory, known, Vec::new()),
+                    Err(_) if plan.rules.dry_run => plan.add_entries(&directory, known, Vec::new()),
                     Err(error) => {
                         plan.fail_directory(&directory, error);
                         return Ok(None);
@@ -100,6 +105,21 @@ impl Direction for Pull {
         }
         Ok(None)
     }
+}
+
+/// Removes entries at this end, and gives their directory its time again.
+fn remove(plan: &Plan, directory: &Directory, places: &mut Vec<Place>) {
+    while let Some(place) = places.pop() {
+        match place.root.remove(&place.local, &|| !plan.stop.is_set()) {
+            Ok(()) => plan.report.deleted(&place.remote),
+            Err(error) => plan.report.failed(place.remote.as_bytes(), &error),
+        }
+    }
+    let (place, meta) = (&directory.place, &directory.meta);
+    if let Err(error) = place.root.set_directory(&place.local, meta.mode, meta.mtime) {
+        plan.report.failed(place.remote.as_bytes(), &error);
+    }
+    plan.removed();
 }
 
 /// The directory at this end.

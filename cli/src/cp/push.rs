@@ -18,7 +18,7 @@ impl Direction for Push {
     fn start(&self, plan: &Plan, task: &mut Task) -> Option<Step> {
         match task {
             Task::Directory(directory, known) => {
-                let create = if plan.dry_run { Create::No } else { Create::Private };
+                let create = if plan.rules.dry_run { Create::No } else { Create::Private };
                 Some(list(&directory.place.remote, known, create))
             }
             Task::Batch(items) => batch(plan, items),
@@ -45,7 +45,11 @@ impl Direction for Push {
                 Some((Request::Hole { file: transfer.head(), blocks: blocks.clone() }, None))
             }
             Task::Finish(transfer) => Some((Request::Finish { file: transfer.head() }, None)),
-            Task::Seal(directory) => {
+            Task::Remove(_, places) if !places.is_empty() => {
+                let path = places.last().map(|place| place.remote.clone()).unwrap_or_default();
+                Some((Request::Remove { path }, None))
+            }
+            Task::Seal(directory) | Task::Remove(directory, _) => {
                 let (path, meta) = (directory.place.remote.clone(), &directory.meta);
                 Some((Request::SetDirectory { path, mode: meta.mode, mtime: meta.mtime }, None))
             }
@@ -58,7 +62,9 @@ impl Direction for Push {
                 match listed(plan, &directory, &mut known, reply, landed)? {
                     Page::More => return Ok(Some(Task::Directory(directory, known))),
                     Page::Failed => return Ok(None),
-                    Page::Absent if !plan.dry_run => return Err(Violation::Reply("a directory to be made")),
+                    Page::Absent if !plan.rules.dry_run => {
+                        return Err(Violation::Reply("a directory to be made"));
+                    }
                     Page::Absent | Page::Complete => {}
                 }
                 match directory.place.root.list(&directory.place.local) {
@@ -109,6 +115,20 @@ impl Direction for Push {
                 Reply::Failed { text, .. } => plan.fail_directory(&directory, text),
                 _ => return Err(Violation::Reply("a directory")),
             },
+            Task::Remove(directory, mut places) => {
+                let removed = places.pop();
+                let place = removed.as_ref().unwrap_or(&directory.place);
+                match reply {
+                    Reply::Done if removed.is_some() => plan.report.deleted(&place.remote),
+                    Reply::Done => {}
+                    Reply::Failed { text, .. } => plan.report.failed(place.remote.as_bytes(), &text),
+                    _ => return Err(Violation::Reply("an entry to be removed")),
+                }
+                if removed.is_some() {
+                    return Ok(Some(Task::Remove(directory, places)));
+                }
+                plan.removed();
+            }
         }
         Ok(None)
     }

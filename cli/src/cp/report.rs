@@ -24,6 +24,8 @@ pub(super) struct Report {
     unchanged: AtomicU64,
     failed: AtomicU64,
     would_copy: AtomicU64,
+    deleted: AtomicU64,
+    would_delete: AtomicU64,
     /// Bytes of files that went over the connections, and those that were there from before.
     moved: AtomicU64,
     resumed: AtomicU64,
@@ -51,6 +53,8 @@ impl Report {
             unchanged: AtomicU64::new(0),
             failed: AtomicU64::new(0),
             would_copy: AtomicU64::new(0),
+            deleted: AtomicU64::new(0),
+            would_delete: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             resumed: AtomicU64::new(0),
             broken: AtomicU64::new(0),
@@ -92,8 +96,31 @@ impl Report {
         self.heard.at().elapsed()
     }
 
+    pub(super) fn deleted(&self, path: &RelPath) {
+        add(&self.deleted, 1);
+        if self.as_json {
+            text::json(&with_path(path.as_bytes(), json!({"type": "deleted"})));
+        }
+    }
+
+    pub(super) fn would_delete(&self, path: &RelPath) {
+        add(&self.would_delete, 1);
+        if self.as_json {
+            text::json(&with_path(path.as_bytes(), json!({"type": "would-delete"})));
+        } else {
+            text::line(format!("would delete {path}"));
+        }
+    }
+
+    /// Entries that failed keep others from being deleted.
+    pub(super) fn not_deleted(&self) {
+        note!("nothing was deleted, as entries were not copied");
+    }
+
     pub(super) fn failed(&self, path: &[u8], why: &dyn Display) {
         add(&self.failed, 1);
+        // The share itself, or the directory that is copied to or from.
+        let path = if path.is_empty() { b"." } else { path };
         if self.as_json {
             text::json(&with_path(path, json!({"type": "failed", "why": why.to_string()})));
         } else {
@@ -112,7 +139,7 @@ impl Report {
             let object = json!({"type": "would-copy", "kind": kind, "bytes": meta.size});
             text::json(&with_path(path.as_bytes(), object));
         } else {
-            text::line(format!("would copy {path} ({} bytes)", text::grouped(meta.size)));
+            text::line(format!("would copy {path} ({})", text::number(meta.size, "byte")));
         }
     }
 
@@ -150,20 +177,29 @@ impl Report {
         if self.as_json {
             text::json(&json!({
                 "type": "summary", "dry_run": dry_run, "would_copy": get(&self.would_copy),
-                "copied": copied, "unchanged": unchanged, "failed": failed, "bytes": get(&self.bytes_found),
+                "would_delete": get(&self.would_delete), "deleted": get(&self.deleted), "copied": copied, "unchanged": unchanged, "failed": failed, "bytes": get(&self.bytes_found),
                 "bytes_moved": moved, "bytes_resumed": resumed, "connections": stripes,
                 "connections_lost": get(&self.broken), "seconds": seconds, "verified": failed == 0,
             }));
         } else if dry_run {
             let (count, bytes) = (get(&self.would_copy), get(&self.bytes_found));
-            text::line(format!("{} would be copied, {} bytes", text::grouped(count), text::grouped(bytes)));
+            let deleted = match get(&self.would_delete) {
+                0 => String::new(),
+                count => format!(", {} would be deleted", text::grouped(count)),
+            };
+            let (count, bytes) = (text::grouped(count), text::number(bytes, "byte"));
+            text::line(format!("{count} would be copied, {bytes}{deleted}"));
         } else {
+            let deleted = match get(&self.deleted) {
+                0 => String::new(),
+                count => format!(", {} deleted", text::grouped(count)),
+            };
             text::line(format!(
-                "{} copied and verified, {} unchanged, {} not copied: {} bytes in {}, {}",
+                "{} copied and verified, {} unchanged, {} not copied{deleted}: {} in {}, {}",
                 text::grouped(copied),
                 text::grouped(unchanged),
                 text::grouped(failed),
-                text::grouped(moved),
+                text::number(moved, "byte"),
                 clock(seconds),
                 text::rate(moved as f64 / seconds.max(0.001)),
             ));
@@ -172,7 +208,7 @@ impl Report {
 }
 
 /// `object` with a path. JSON has text alone: of a path that is not UTF-8 it has the bytes, too, as hexadecimal digits.
-fn with_path(path: &[u8], mut object: Value) -> Value {
+pub(super) fn with_path(path: &[u8], mut object: Value) -> Value {
     object["path"] = String::from_utf8_lossy(path).into();
     if std::str::from_utf8(path).is_err() {
         object["path_hex"] = path.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into();

@@ -34,7 +34,7 @@ fn consider(plan: &Plan, place: Place, meta: Meta, target: Option<&Meta>) {
     let is_there = meta.kind != Kind::Directory && target.is_some_and(|target| meta.is_copied_by(target));
     if is_there {
         plan.report.unchanged();
-    } else if plan.dry_run && matches!(meta.kind, Kind::File | Kind::Symlink) {
+    } else if plan.rules.dry_run && matches!(meta.kind, Kind::File | Kind::Symlink) {
         plan.report.would_copy(&place.remote, &meta);
     } else {
         plan.add_entry(place, meta, None);
@@ -77,10 +77,10 @@ pub(super) fn push(caller: &mut Caller<'_>, from: &[PathBuf], to: &Remote) -> Re
     let sources = from.iter().map(|path| source(path)).collect::<Result<Vec<_>>>()?;
     let there = remote_meta(caller, &to.path)?;
     let is_directory = there.as_ref().is_some_and(|meta| meta.kind == Kind::Directory);
-    if there.is_some() && !is_directory && (to.is_directory || from.len() > 1) {
+    if there.is_some() && !is_directory && (to.is_directory() || from.len() > 1) {
         return Err(refused(&to.path, "it is no directory", "name a directory as the target"));
     }
-    let into = is_directory || to.is_directory || from.len() > 1;
+    let into = is_directory || to.is_directory() || from.len() > 1;
     for Source { root, local, meta, name } in sources {
         let below = match (&name, meta.kind) {
             (Some(name), Kind::Directory) => Some(name),
@@ -91,7 +91,7 @@ pub(super) fn push(caller: &mut Caller<'_>, from: &[PathBuf], to: &Remote) -> Re
             Some(name) => to.path.join(name).map_err(|error| refused(name, error, "use a shorter name"))?,
             None => to.path.clone(),
         };
-        if below.is_some() && !is_directory && !plan.dry_run {
+        if below.is_some() && !is_directory && !plan.rules.dry_run {
             make(caller, &to.path)?;
         }
         let target = match below {
@@ -133,44 +133,40 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
         Err(error) => return Err(failed(&error)),
     };
     let mut sources = Vec::new();
-    for Remote { path, is_directory, .. } in from {
+    for source in from {
+        let path = &source.path;
         let meta = remote_meta(caller, path)?;
         let meta = meta.ok_or_else(|| refused(path, "the share has no such entry", "check the path"))?;
-        if *is_directory && meta.kind != Kind::Directory {
+        if source.is_directory() && meta.kind != Kind::Directory {
             return Err(refused(path, "it is no directory", "leave out the slash at the end"));
         }
-        sources.push((path, meta, *is_directory));
+        sources.push((source, meta));
     }
     let has_slash = to.as_os_str().as_bytes().ends_with(b"/");
-    let contents = sources.iter().any(|(_, meta, _)| meta.kind == Kind::Directory);
+    let contents = sources.iter().any(|(_, meta)| meta.kind == Kind::Directory);
     let into = there == Some(true) || has_slash || contents || from.len() > 1;
     if into {
-        if there.is_none() && !plan.dry_run {
+        if there.is_none() && !plan.rules.dry_run {
             std::fs::create_dir(to).map_err(|error| failed(&error))?;
         }
-        let root = match Root::open(to) {
-            Ok(root) => root,
-            // It would be made.
-            Err(_) if plan.dry_run && there.is_none() => {
-                Root::open(Path::new(".")).map_err(|error| failed(&error))?
-            }
-            Err(error) => return Err(failed(&error)),
-        };
-        let root = Arc::new(root);
+        // A target that would be made has nothing in it.
+        if there.is_none() && plan.rules.dry_run {
+            plan.set_target_absent();
+        }
+        let root = Root::open(if plan.is_target_absent() { Path::new(".") } else { to });
+        let root = Arc::new(root.map_err(|error| failed(&error))?);
         remove_abandoned(plan, &root);
-        for (path, meta, is_contents) in sources {
-            let name = path.split().map(|(_, name)| name).filter(|_| !is_contents);
-            let local = match name {
-                Some(name) => RelPath::default().join(&name).map_err(|error| failed(&error))?,
+        for (source, meta) in sources {
+            let local = match source.name() {
+                Some(name) => {
+                    let name = Name::new(&name).map_err(|error| failed(&error))?;
+                    RelPath::default().join(&name).map_err(|error| failed(&error))?
+                }
                 None => RelPath::default(),
             };
             let target = root.meta(&local).ok().filter(|_| there.is_some());
-            consider(
-                plan,
-                Place { root: Arc::clone(&root), local, remote: path.clone() },
-                meta,
-                target.as_ref(),
-            );
+            let place = Place { root: Arc::clone(&root), local, remote: source.path.clone() };
+            consider(plan, place, meta, target.as_ref());
         }
         return Ok(());
     }
@@ -180,9 +176,9 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
     let root = Arc::new(Root::open(parent).map_err(|error| failed(&error))?);
     remove_abandoned(plan, &root);
     let local = RelPath::default().join(&name).map_err(|error| failed(&error))?;
-    for (path, meta, _) in sources {
+    for (source, meta) in sources {
         let target = root.meta(&local).ok();
-        let place = Place { root: Arc::clone(&root), local: local.clone(), remote: path.clone() };
+        let place = Place { root: Arc::clone(&root), local: local.clone(), remote: source.path.clone() };
         consider(plan, place, meta, target.as_ref());
     }
     Ok(())
@@ -190,7 +186,7 @@ pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Resul
 
 /// Removes what transfers that were killed have left in the target directory.
 fn remove_abandoned(plan: &Plan, root: &Root) {
-    if !plan.dry_run {
+    if !plan.rules.dry_run {
         // It is the user's convenience alone.
         let _ = root.remove_abandoned(&RelPath::default(), ABANDONED);
     }

@@ -61,6 +61,8 @@ pub(super) struct Stripe {
     answered: Instant,
     /// Bytes of files were answered.
     has_moved: bool,
+    /// The server's revision of the protocol.
+    revision: u8,
 }
 
 /// How fast slots of data are answered.
@@ -184,8 +186,26 @@ impl Stripe {
         let flights = (0..slots).map(|_| None).collect();
         // TCP and MPA take one each, and TLS a third one.
         let round_trip = connected / if identity.is_some() { 3 } else { 2 };
-        let answered = Instant::now();
-        Ok(Self { channel, flights, round_trip, flow: Flow::default(), segment, answered, has_moved: false })
+        Ok(Self {
+            channel,
+            flights,
+            round_trip,
+            flow: Flow::default(),
+            segment,
+            answered: Instant::now(),
+            has_moved: false,
+            revision: said.revision,
+        })
+    }
+
+    /// Reports the end of the transfer, and closes in order.
+    pub(super) fn finish(mut self, failed: u64) {
+        if self.revision >= 1 {
+            // An error shows that the connection is lost: then there is nobody to report to.
+            let until = Until::deadline(Instant::now() + LEAST);
+            let _ = self.channel.send(&Request::End { failed }.encode(0), until);
+        }
+        self.channel.close();
     }
 
     /// The connection is lost while an answer is due.
@@ -197,6 +217,16 @@ impl Stripe {
 
     pub(super) fn round_trip(&self) -> Duration {
         self.round_trip
+    }
+
+    /// Whether the server takes [`Request::Remove`].
+    pub(super) fn can_remove(&self) -> bool {
+        self.revision >= 1
+    }
+
+    /// The first bytes of the slot of [`Stripe::call`].
+    pub(super) fn landed(&self, len: u32) -> Result<Vec<u8>> {
+        self.channel.landed(0, len)
     }
 
     /// The identity of the server, if connections are encrypted.
@@ -249,9 +279,8 @@ impl Stripe {
         plan.again(self.flights.iter_mut().filter_map(Option::take));
         match worked {
             Ok(()) => {
-                // Where the transfer has failed the server may be the reason, and would not close either.
-                if !plan.stop.is_set() || plan.is_over() {
-                    self.channel.close();
+                if let Some(failed) = plan.end_report() {
+                    self.finish(failed);
                 }
                 Ok(())
             }

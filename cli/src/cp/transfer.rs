@@ -43,13 +43,17 @@ pub(super) struct Directory {
     pub(super) place: Place,
     pub(super) meta: Meta,
     pub(super) parent: Option<Arc<Self>>,
+    /// Its path below the source that the command line names, with a slash at the end unless it is that source.
+    pub(super) below: Vec<u8>,
     /// Entries that are not there yet, and one for its list.
     pending: AtomicUsize,
 }
 
 impl Directory {
     pub(super) fn new(place: Place, meta: Meta, parent: Option<Arc<Self>>) -> Self {
-        Self { place, meta, parent, pending: AtomicUsize::new(1) }
+        let name = place.remote.split().map(|(_, name)| name.as_bytes().to_vec()).unwrap_or_default();
+        let below = parent.as_ref().map_or(Vec::new(), |parent| [&parent.below, &name[..], b"/"].concat());
+        Self { place, meta, parent, below, pending: AtomicUsize::new(1) }
     }
 
     pub(super) fn add(&self) {

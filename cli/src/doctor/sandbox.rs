@@ -227,7 +227,7 @@ fn threads() -> Check {
     let limit = getrlimit(Resource::Nproc).current;
     let details = json!({ "made": count, "wanted": THREADS, "limit": limit });
     match error {
-        None => Check::ok(NAME, format!("{count} can be made")).with(details),
+        None => Check::ok(NAME, format!("{count} could be made, as many as a device uses")).with(details),
         Some(error) => {
             let state = if count == 0 { State::No } else { State::Limited };
             let says = format!("{count} of {THREADS} can be made: {error}: nothing connects without one");

@@ -77,9 +77,6 @@ struct Run {
     _lock: File,
 }
 
-/// The file in a run's directory that is locked.
-const LOCK: &str = "lock";
-
 impl Run {
     fn new() -> Result<Self> {
         let user = counters::user();
@@ -95,7 +92,7 @@ impl Run {
         let make = || {
             fs::DirBuilder::new().mode(mode).create(&path)?;
             fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
-            let lock = File::options().write(true).create_new(true).open(path.join(LOCK))?;
+            let lock = File::options().write(true).create_new(true).open(path.join(Directory::RUN_LOCK))?;
             fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)?;
             io::Result::Ok(lock)
         };
@@ -171,7 +168,7 @@ fn count_sockets(file: &Path, sockets: &mut BTreeMap<Line, u64>) {
 /// Removes a run's directory, unless a process that it has started still runs: a later run does then.
 fn remove(directory: &Directory, user: &Directory, name: &str) {
     if directory.remove_ended().unwrap_or(false) {
-        let _ = fs::remove_file(directory.path().join(LOCK));
+        let _ = fs::remove_file(directory.path().join(Directory::RUN_LOCK));
         for file in socket_files(directory.path()) {
             let _ = fs::remove_file(file);
         }
@@ -199,7 +196,7 @@ fn sweep(user: &Directory) {
 
 /// Whether the process of a run has ended.
 fn is_over(path: &Path) -> io::Result<bool> {
-    let lock = File::options().write(true).open(path.join(LOCK))?;
+    let lock = File::options().write(true).open(path.join(Directory::RUN_LOCK))?;
     Ok(fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
 }
 

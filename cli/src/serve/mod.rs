@@ -294,7 +294,7 @@ const STACK: usize = 8 << 20;
 
 /// Starts the thread of a connection.
 fn begin(server: &Arc<Server>, request: ConnRequest) {
-    let peer = request.peer_addr();
+    let peer = text::canonical(request.peer_addr());
     let identity = request.peer_identity().map(ToString::to_string);
     let holder = Peer::new(peer.ip(), identity.clone());
     let is_logged = server.is_logged();
@@ -316,8 +316,15 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
         let span = tracing::error_span!("session", qp = tracing::field::Empty);
         let _entered = span.enter();
         let service = Service::of(request.private_data());
-        tracing::info!(%peer, identity, service = service.name(), "connection");
+        // Connections of `uiw cp` have one line a transfer.
+        let is_transfer = matches!(service, Service::Cp(_));
+        if is_transfer {
+            tracing::debug!(%peer, identity, service = service.name(), "connection");
+        } else {
+            tracing::info!(%peer, identity, service = service.name(), "connection");
+        }
         match session(&leaving.0, request, service, &holder) {
+            Ok(()) if is_transfer => tracing::debug!(%peer, "connection over"),
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
         }
@@ -342,13 +349,13 @@ fn session(server: &Server, request: ConnRequest, service: Service, peer: &Peer)
     let _share = match server.budget.take(peer, memory(&service)) {
         Ok(share) => share,
         Err(why) => {
-            let peer = request.peer_addr();
+            let peer = text::canonical(request.peer_addr());
             let _ = request.reject(format!("{BUSY}: {why}").as_bytes());
             return Err(Failure::lost(peer, why));
         }
     };
     if shares::is_limited(request.peer_identity()) && !matches!(service, Service::Cp(_)) {
-        let address = request.peer_addr();
+        let address = text::canonical(request.peer_addr());
         let why = "the key is limited to shares (`uiw cp`)";
         let _ = request.reject(why.as_bytes());
         return Err(Failure::lost(address, format!("refused: {why}")));
@@ -361,7 +368,7 @@ fn session(server: &Server, request: ConnRequest, service: Service, peer: &Peer)
         Service::Cp(order) => transfer::serve(server, request, &order, peer),
         Service::Foreign => foreign::serve(server, request),
         Service::Unknown(name) => {
-            let peer = request.peer_addr();
+            let peer = text::canonical(request.peer_addr());
             let _ = request.reject(format!("unknown uiw service: {name:.100}").as_bytes());
             Err(Failure::lost(peer, format!("asks for `{name}`, which this version does not have")))
         }

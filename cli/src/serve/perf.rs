@@ -10,6 +10,7 @@ use crate::shared::qp_setup::{
 };
 use crate::shared::service::{Op, PerfOrder, PerfReply, Stats};
 use crate::shared::spin::Spin;
+use crate::shared::text;
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{Access, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 
@@ -36,7 +37,7 @@ fn receives(order: &PerfOrder) -> u64 {
 }
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<()> {
-    let peer = request.peer_addr();
+    let peer = text::canonical(request.peer_addr());
     let opposite = order.opposite;
     let checked = check(order).and_then(|()| opposite.map_or(Ok(()), |o| opposite::check(order, &o)));
     if let Err(why) = checked {

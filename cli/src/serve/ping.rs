@@ -6,6 +6,7 @@ use crate::shared::memory::Buffer;
 use crate::shared::msg_conn::{Event, MsgConn};
 use crate::shared::qp_setup::{Depths, Half, Until, Wait, post};
 use crate::shared::service::PingOrder;
+use crate::shared::text;
 use uiw::raw::cm::ConnRequest;
 use uiw::raw::{Access, ConnConfig, SendFlags, SendOp};
 
@@ -20,7 +21,7 @@ pub(super) fn memory(size: u32) -> u64 {
 }
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &PingOrder) -> Result<()> {
-    let peer = request.peer_addr();
+    let peer = text::canonical(request.peer_addr());
     if order.size > MAX_SIZE {
         let _ = request.reject(b"message too long");
         return Err(Failure::lost(peer, format!("asks for messages of {} bytes", order.size)));

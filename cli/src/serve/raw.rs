@@ -9,6 +9,7 @@ use crate::perf::raw::{
 use crate::shared::fail::{Failure, Result};
 use crate::shared::qp_setup::{Depths, Half, Until, Wait};
 use crate::shared::service::{RawReply, SliceKind, SliceOrder};
+use crate::shared::text;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -23,14 +24,14 @@ pub(super) fn memory(order: &SliceOrder) -> u64 {
 }
 
 fn refuse(request: ConnRequest, why: &str) -> Result<()> {
-    let peer = request.peer_addr();
+    let peer = text::canonical(request.peer_addr());
     let _ = request.reject(why.as_bytes());
     Err(Failure::lost(peer, format!("refused: {why}")))
 }
 
 /// Stands for a comparison until its client closes. Its connections of raw TCP come to the same port.
 pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
-    let peer = request.peer_addr();
+    let peer = text::canonical(request.peer_addr());
     if !request.has_socket() {
         return refuse(request, "raw TCP needs the kernel's TCP, without TLS");
     }
@@ -62,7 +63,7 @@ pub(super) fn compare(server: &Server, request: ConnRequest) -> Result<()> {
 
 /// Serves one connection of raw TCP.
 pub(super) fn slice(server: &Server, mut request: ConnRequest, order: &SliceOrder) -> Result<()> {
-    let peer = request.peer_addr();
+    let peer = text::canonical(request.peer_addr());
     if let Err(why) = check(order) {
         return refuse(request, &why);
     }

@@ -1,6 +1,7 @@
 //! The connections that are served: how many there are, of all peers, of each address and of each key.
 
 use super::peers::{Grant, Holder, Ledger, Peer};
+use crate::shared::text;
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -35,20 +36,20 @@ pub(super) enum Busy {
 
 impl fmt::Display for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::All(MAX) => write!(f, "{MAX} connections are served already"),
-            Self::All(most) => {
-                write!(
-                    f,
-                    "{most} connections are served already: the server has no more descriptors (`ulimit -n`)"
-                )
-            }
-            Self::Address(most) => {
-                write!(f, "{most} connections of its address are served already (`--per-address`)")
-            }
-            Self::Network(most) => write!(f, "{most} connections of its network are served already"),
-            Self::Key(most) => write!(f, "{most} connections of its key are served already"),
-        }
+        let (Self::All(most) | Self::Address(most) | Self::Network(most) | Self::Key(most)) = *self;
+        write!(f, "{}", text::number(most as u64, "connection"))?;
+        f.write_str(match self {
+            Self::All(_) => "",
+            Self::Address(_) => " of its address",
+            Self::Network(_) => " of its network",
+            Self::Key(_) => " of its key",
+        })?;
+        write!(f, " {} served already", if most == 1 { "is" } else { "are" })?;
+        f.write_str(match self {
+            Self::All(most) if *most < MAX => ": the server has no more descriptors (`ulimit -n`)",
+            Self::Address(_) => " (`--per-address`)",
+            _ => "",
+        })
     }
 }
 
@@ -133,6 +134,9 @@ mod tests {
         }
         assert!(Busy::All(1).to_string().contains("ulimit -n"));
         assert!(!Busy::All(MAX).to_string().contains("ulimit -n"));
+        assert_eq!(Busy::All(MAX).to_string(), "1,024 connections are served already");
+        let one = "1 connection of its address is served already (`--per-address`)";
+        assert_eq!(Busy::Address(1).to_string(), one);
     }
 
     #[test]

@@ -7,44 +7,115 @@ use crate::cp::channel::{Channel, Memory};
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::qp_setup::Until;
 use crate::shared::service::{CpOrder, CpReply};
+use crate::shared::text;
 use std::collections::HashMap;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+use uiw::counters::{TransferDirection, TransferResult};
 use uiw::raw::cm::ConnRequest;
-use uiw::raw::{QpState, RemoteMr};
+use uiw::raw::{Device, QpState, RemoteMr};
 use uiw_copy::handler::{Handler, Opening, Session};
-use uiw_copy::protocol::{MAX_SLOTS, Request};
+use uiw_copy::names::RelPath;
+use uiw_copy::protocol::{MAX_SLOTS, REVISION, Request};
 use uiw_copy::wire::WireError;
 use uiw_mem::STag;
 
 /// What makes connections those of one client: the token, its identity, the share, and whether it may write.
 type Key = (u64, String, String, bool);
 
-/// The sessions of all clients. One ends with its last connection.
+/// Failed entries that a transfer logs one by one. The line of the transfer has their number.
+const MAX_LOGGED: usize = 16;
+
+/// The transfers of all clients.
 #[derive(Debug, Default)]
 pub(super) struct Transfers(Mutex<Running>);
 
 #[derive(Debug, Default)]
 struct Running {
-    sessions: HashMap<Key, Weak<Session>>,
-    /// Incomplete files under verification by address, as long as the address has a session.
+    transfers: HashMap<Key, Weak<Transfer>>,
+    /// Incomplete files under verification by address, as long as the address has a transfer.
     openings: HashMap<IpAddr, Weak<Opening>>,
 }
 
+/// All connections of one run of `uiw cp` that are there at the same time. It is logged and counted when the last one has ended.
+struct Transfer {
+    session: Arc<Session>,
+    device: Device,
+    peer: IpAddr,
+    key: String,
+    share: String,
+    direction: TransferDirection,
+    begun: Instant,
+    /// Whether there was a request.
+    is_used: AtomicBool,
+    /// Failed entries that were logged.
+    logged: AtomicUsize,
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
 impl Transfers {
-    fn join(&self, key: Key, host: IpAddr, begin: impl FnOnce(Arc<Opening>) -> Session) -> Arc<Session> {
+    fn join(&self, key: Key, host: IpAddr, begin: impl FnOnce(Arc<Opening>) -> Transfer) -> Arc<Transfer> {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Running { sessions, openings } = &mut *running;
-        sessions.retain(|_, session| session.strong_count() > 0);
+        let Running { transfers, openings } = &mut *running;
+        transfers.retain(|_, transfer| transfer.strong_count() > 0);
         openings.retain(|_, opening| opening.strong_count() > 0);
-        if let Some(session) = sessions.get(&key).and_then(Weak::upgrade) {
-            return session;
+        if let Some(transfer) = transfers.get(&key).and_then(Weak::upgrade) {
+            return transfer;
         }
         let opening = openings.get(&host).and_then(Weak::upgrade).unwrap_or_default();
         openings.insert(host, Arc::downgrade(&opening));
-        let session = Arc::new(begin(opening));
-        sessions.insert(key, Arc::downgrade(&session));
-        session
+        let transfer = Arc::new(begin(opening));
+        transfers.insert(key, Arc::downgrade(&transfer));
+        transfer
+    }
+}
+
+impl Transfer {
+    /// Logs entries that failed, with the errors that the client was sent.
+    fn failed(&self, entries: &[(RelPath, std::io::Error)]) {
+        for (path, error) in entries {
+            if self.logged.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED {
+                tracing::warn!(peer = %self.peer, share = self.share, %path, %error, "entry not transferred");
+            }
+        }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if !*self.is_used.get_mut() {
+            return;
+        }
+        let tally = self.session.tally();
+        let (result, name) = match tally.reported {
+            Some(0) => (TransferResult::Complete, "complete"),
+            Some(_) => (TransferResult::Failed, "failed"),
+            None => (TransferResult::Interrupted, "interrupted"),
+        };
+        let some = |count: u64| (count > 0).then_some(count);
+        tracing::info!(
+            peer = %self.peer,
+            key = Some(self.key.as_str()).filter(|key| !key.is_empty()),
+            share = self.share,
+            path = tally.path().map(tracing::field::display),
+            direction = if self.direction == TransferDirection::Upload { "upload" } else { "download" },
+            files = tally.files,
+            bytes = tally.bytes,
+            removed = some(tally.removed),
+            errors = some(tally.errors),
+            seconds = %format_args!("{:.3}", self.begun.elapsed().as_secs_f64()),
+            result = name,
+            "transfer"
+        );
+        self.device.count_transfer(self.direction, result, tally.files, tally.bytes);
     }
 }
 
@@ -54,7 +125,7 @@ pub(super) fn memory(order: &CpOrder) -> u64 {
 }
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, holder: &Peer) -> Result<()> {
-    let peer = request.peer_addr();
+    let peer = text::canonical(request.peer_addr());
     let refuse = |request: ConnRequest, why: String| {
         let _ = request.reject(why.as_bytes());
         Err(Failure::lost(peer, format!("refused: {why}")))
@@ -71,13 +142,22 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     }
     let writable = order.push && may_write;
     let identity = request.peer_identity().map(ToString::to_string).unwrap_or_default();
-    let key = (order.token, identity, share.name.clone(), writable);
-    let session = server.transfers.join(key, holder.host(), |opening| {
-        Session::new(Arc::clone(&share.root), writable, order.token, opening)
+    let key = (order.token, identity.clone(), share.name.clone(), writable);
+    let transfer = server.transfers.join(key, holder.host(), |opening| Transfer {
+        session: Arc::new(Session::new(Arc::clone(&share.root), writable, order.token, opening)),
+        device: server.device.clone(),
+        peer: peer.ip(),
+        key: identity.clone(),
+        share: share.name.clone(),
+        direction: if order.push { TransferDirection::Upload } else { TransferDirection::Download },
+        begun: Instant::now(),
+        is_used: AtomicBool::new(false),
+        logged: AtomicUsize::new(0),
     });
     let memory = Memory::new(&server.device, order.slots, order.push)?;
     let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0));
-    let reply = serde_json::to_vec(&CpReply { at, pulse: order.pulse }).unwrap_or_default();
+    let reply =
+        serde_json::to_vec(&CpReply { at, pulse: order.pulse, revision: REVISION }).unwrap_or_default();
     let (addr, rkey) = order.at;
     let len = usize::from(order.slots) * uiw_copy::protocol::SLOT as usize;
     let remote = RemoteMr { addr, rkey: STag(rkey), len };
@@ -93,7 +173,8 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
     let (qp, stop) = (Arc::downgrade(&channel.conn.link.qp), Arc::clone(&server.stop));
     // Nobody waits for the reply of a peer that is gone.
     let goes_on = move || !stop.is_set() && qp.upgrade().is_some_and(|qp| qp.state() == QpState::Rts);
-    requests(server, channel, Handler::new(session, goes_on), &activity)
+    let handler = Handler::new(Arc::clone(&transfer.session), goes_on);
+    requests(server, channel, &transfer, handler, &activity)
 }
 
 /// What came before the first request of a connection; `None` when the client has ended it: it connects several times, and is done with what is
@@ -101,7 +182,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder, hold
 fn used<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
     match outcome {
         Err(failure) if matches!(failure.exit, Exit::Lost | Exit::Unreachable) => {
-            tracing::info!(%peer, reason = failure.cause(), "the client has ended a connection before using it");
+            tracing::debug!(%peer, reason = failure.cause(), "the client has ended a connection before using it");
             Ok(None)
         }
         outcome => outcome.map(Some),
@@ -109,16 +190,24 @@ fn used<T>(peer: SocketAddr, outcome: Result<T>) -> Result<Option<T>> {
 }
 
 /// Executes what comes, until the client closes.
-fn requests(server: &Server, mut channel: Channel, mut handler: Handler, activity: &Activity) -> Result<()> {
+fn requests(
+    server: &Server,
+    mut channel: Channel,
+    transfer: &Transfer,
+    mut handler: Handler,
+    activity: &Activity,
+) -> Result<()> {
     let until = Until::stop(&server.stop);
     let mut next = used(channel.peer(), channel.next(until))?.flatten();
     while let Some(message) = next {
         let broken =
             |error: WireError| Failure::lost(channel.peer(), format!("violates the protocol: {error}"));
         let (tag, request) = Request::decode(&message).map_err(broken)?;
+        transfer.is_used.store(true, Ordering::Relaxed);
         let working = activity.begin();
         let answer = handler.handle(&request, |len| channel.landed(tag, len).map_err(Broken::Failure));
         drop(working);
+        transfer.failed(handler.failures());
         let (reply, bytes) = answer.map_err(|error| match error {
             Broken::Failure(failure) => failure,
             Broken::Wire(error) => broken(error),
@@ -126,7 +215,9 @@ fn requests(server: &Server, mut channel: Channel, mut handler: Handler, activit
         if let Some(bytes) = bytes {
             channel.write(tag, &bytes, until)?;
         }
-        channel.send(&reply.encode(tag), until)?;
+        if !matches!(request, Request::End { .. }) {
+            channel.send(&reply.encode(tag), until)?;
+        }
         next = channel.next(until)?;
     }
     channel.close();

@@ -135,6 +135,10 @@ impl Failure {
         let no = |why: String, fix: &str| Self::new(Exit::Unreachable, &what, why, fix);
         match error {
             Error::Refused { .. } => no("connection refused".into(), START_SERVER),
+            Error::TimedOut { after, awaits_reply: true, .. } => no(
+                format!("TCP is connected, and the peer did not answer the MPA Request within {after:?}"),
+                "check that an iWARP program listens on that port, and whether it requires TLS (--tls)",
+            ),
             Error::TimedOut { after, .. } => {
                 no(format!("no answer within {after:?}"), "check the address and firewalls on the way")
             }
@@ -151,10 +155,9 @@ impl Failure {
                 no(format!("illegal start-up frame: {source}"), "check that an iWARP program listens there")
             }
             Error::Startup(error) => Self::usage(what, error, "change the options of the connection"),
-            Error::Lost { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => no(
-                source.to_string(),
-                "`uiw key show` prints this end's key and `uiw key pin` accepts the peer's: see docs/tls.md",
-            ),
+            Error::Lost { source, .. } if tls_error(source).is_some() => {
+                no(source.to_string(), tls_error(source).map_or(CHECK_ROUTE, tls_fix))
+            }
             Error::Io { what: tried, source } => {
                 let fix = option_fix(source).or_else(|| denied::fix(tried, source));
                 no(source.to_string(), fix.unwrap_or(CHECK_ROUTE))
@@ -182,6 +185,32 @@ impl Failure {
             (None, status) => status.to_string(),
         };
         Self::lost(peer, why)
+    }
+}
+
+fn tls_error(error: &io::Error) -> Option<&TlsError> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// Advice about an error of TLS.
+fn tls_fix(error: &TlsError) -> &'static str {
+    match error {
+        TlsError::UnknownKey { .. } => {
+            "`uiw key show` prints this end's key and `uiw key pin` accepts the peer's: see docs/tls.md"
+        }
+        TlsError::NotAllowed { .. } | TlsError::Removed { .. } => {
+            "add a line `allow` for the peer to the file of --tls, if it is the right one: see docs/tls.md"
+        }
+        TlsError::Certificate(_) | TlsError::NoCertificate => {
+            "check `authority` and `server-name` in the file of --tls, and the names and dates of the peer's certificate"
+        }
+        TlsError::Alert { .. } => {
+            "see the peer's log: it must pin this end's key, or trust the authority of its certificate, and have the same `mode`"
+        }
+        TlsError::NoAnswer | TlsError::Clear { .. } => {
+            "use TLS at both ends (--tls) or at neither: see docs/tls.md"
+        }
+        _ => "check that an iWARP program with TLS 1.3 listens there, and use the same `mode` at both ends",
     }
 }
 
@@ -213,7 +242,7 @@ fn refusal(error: &Error) -> Option<Refusal> {
             Some(Refusal::Rejected)
         }
         Error::Lost { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
-            match source.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) {
+            match tls_error(source) {
                 Some(TlsError::UnknownKey { public_key, .. }) => {
                     Some(Refusal::UnknownKey { key: public_key.as_str().into() })
                 }
@@ -289,11 +318,26 @@ mod tests {
     #[test]
     fn refused_and_timed_out_are_3() {
         let peer = "192.0.2.1:9".parse().unwrap();
-        for error in
-            [Error::Refused { peer }, Error::TimedOut { peer, after: std::time::Duration::from_secs(1) }]
-        {
+        for error in [
+            Error::Refused { peer },
+            Error::TimedOut { peer, awaits_reply: false, after: std::time::Duration::from_secs(1) },
+        ] {
             let failure = Failure::connecting("192.0.2.1:9", &ConnConfig::default(), &error);
             assert_eq!(failure.exit, Exit::Unreachable);
         }
+    }
+
+    #[test]
+    fn hints_of_tls_fit_the_error() {
+        let fix = |error: TlsError| {
+            let peer = "192.0.2.1:9".parse().unwrap();
+            let error = Error::Lost { peer, source: error.into() };
+            Failure::connecting(peer, &ConnConfig::default(), &error).fix
+        };
+        assert!(fix(TlsError::Certificate("expired".into())).contains("`authority`"));
+        assert!(fix(TlsError::NotAllowed { identity: "x".into() }).contains("`allow`"));
+        assert!(fix(TlsError::NoAnswer).contains("or at neither"));
+        let key = TlsError::UnknownKey { fingerprint: uiw_llp::Fingerprint([0; 32]), public_key: "k".into() };
+        assert!(fix(key).contains("uiw key pin"));
     }
 }

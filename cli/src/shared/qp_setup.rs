@@ -3,6 +3,7 @@
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::spin::Spin;
 use crate::shared::stop::Stop;
+use crate::shared::text;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use serde::{Deserialize, Serialize};
@@ -12,8 +13,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use uiw::raw::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use uiw::raw::{
-    Arm, ConnConfig, Cq, CqConfig, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag, SendFlags, SendOp,
-    SendWr, Sge, Wc, WcStatus,
+    Arm, ConnConfig, Cq, CqConfig, Device, Error, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag, SendFlags,
+    SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
 /// Set in the number of every receive: the opcode of a completion in error means nothing.
@@ -76,7 +77,8 @@ pub(crate) struct Connecting {
 impl Connecting {
     /// Waits until it is established.
     pub(crate) fn finish(self, until: Until<'_>) -> Result<Link> {
-        self.half.established(self.peer, &self.options, until)
+        let Self { half, peer, options } = self;
+        half.established(peer, until, |error| Failure::connecting(peer, &options, &error))
     }
 }
 
@@ -129,22 +131,26 @@ impl Half {
         private_data: &[u8],
         until: Until<'_>,
     ) -> Result<Link> {
-        let peer = request.peer_addr();
+        let peer = text::canonical(request.peer_addr());
         let options = Arc::new(options.clone());
-        request
-            .accept(&self.qp, Some(&options), private_data, Some(&self.channel))
-            .map_err(|error| Failure::lost(format!("cannot accept {peer}"), error))?;
-        self.established(peer, &options, until)
+        let failed = |error| Failure::lost(format!("cannot accept {peer}"), error);
+        request.accept(&self.qp, Some(&options), private_data, Some(&self.channel)).map_err(failed)?;
+        self.established(peer, until, failed)
     }
 
-    fn established(self, peer: SocketAddr, options: &ConnConfig, until: Until<'_>) -> Result<Link> {
+    fn established(
+        self,
+        peer: SocketAddr,
+        until: Until<'_>,
+        failed: impl FnOnce(Error) -> Failure,
+    ) -> Result<Link> {
         let event = self.device.wait(until.deadline, |cx| match until.poll(cx) {
             Poll::Ready(()) => Poll::Ready(None),
             Poll::Pending => self.channel.poll_pop(cx).map(|event| Some(event.kind)),
         });
         let info = match event.flatten() {
             Some(CmEventKind::Established(info)) => info,
-            Some(CmEventKind::Failed(error)) => return Err(Failure::connecting(peer, options, &error)),
+            Some(CmEventKind::Failed(error)) => return Err(failed(error)),
             _ if until.deadline.is_some_and(|at| at <= Instant::now()) => {
                 let (what, fix) =
                     (format!("cannot connect to {peer}"), "check the address and firewalls on the way");
@@ -274,7 +280,7 @@ impl<'a> Until<'a> {
 
 impl Link {
     pub(crate) fn peer(&self) -> SocketAddr {
-        self.info.peer
+        text::canonical(self.info.peer)
     }
 
     /// The next completion, which is no error; `None` when `until` came first.

@@ -153,6 +153,9 @@ pub(crate) struct CpReply {
     /// Whether it gives the signs of life that were asked for. An earlier server may be silent for as long as it works.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) pulse: bool,
+    /// Revision of the protocol: [`uiw_copy::protocol::REVISION`]. An earlier server names none.
+    #[serde(default)]
+    pub(crate) revision: u8,
 }
 
 /// The server's private data in its Reply to a perf client.

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 pub(crate) use uiw_decode::number::{grouped, number};
+pub(crate) use uiw_llp::canonical;
 
 /// Bytes a second, in GB/s, MB/s or kB/s.
 pub(crate) fn rate(bytes_per_second: f64) -> String {

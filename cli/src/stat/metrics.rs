@@ -3,8 +3,9 @@
 use super::collect::{Collected, tcp_info};
 use std::fmt::Write as _;
 use uiw::counters::{
-    ConnectionCounters, Count, Datagrams, Directions, ShardCounts, Snapshot, TerminateCount,
+    ConnectionCounters, Count, Datagrams, Directions, ShardCounts, Snapshot, TerminateCount, Transfers,
 };
+use uiw_llp::canonical;
 
 /// A metric with its samples, which the format requires to stand together.
 struct Metric {
@@ -63,6 +64,7 @@ impl Metrics {
         );
         let created = process.queue_pairs_created;
         self.counter("uiw_queue_pairs_created_total", "Queue pairs created.", of.to_owned(), created);
+        self.transfers(of, &snapshot.transfers);
         for shard in &snapshot.shards {
             let of = format!("{of},shard=\"{}\"", shard.index);
             self.shard(&of, shard);
@@ -78,6 +80,25 @@ impl Metrics {
         }
         for connection in &snapshot.connections {
             self.connection(of, connection);
+        }
+    }
+
+    /// Transfers of `uiw cp`, for a server that had some.
+    fn transfers(&mut self, of: &str, transfers: &Transfers) {
+        if *transfers == Transfers::default() {
+            return;
+        }
+        for (direction, counts) in transfers.named() {
+            let of = format!("{of},direction=\"{direction}\"");
+            for (result, count) in counts.results() {
+                let labels = format!("{of},result=\"{result}\"");
+                let help = "Transfers of `uiw cp` that have ended, by direction and result.";
+                self.counter("uiw_transfers_total", help, labels, count);
+            }
+            let help = "Files and symbolic links of transfers that have ended.";
+            self.counter("uiw_transfer_files_total", help, of.clone(), counts.files);
+            let help = "Bytes of files that went over connections of transfers that have ended.";
+            self.counter("uiw_transfer_bytes_total", help, of, counts.bytes);
         }
     }
 
@@ -141,7 +162,10 @@ impl Metrics {
     fn connection(&mut self, of: &str, connection: &ConnectionCounters) {
         let of = format!(
             "{of},shard=\"{}\",queue_pair=\"{:#08x}\",local=\"{}\",peer=\"{}\"",
-            connection.shard, connection.qp_num, connection.local, connection.peer
+            connection.shard,
+            connection.qp_num,
+            canonical(connection.local),
+            canonical(connection.peer)
         );
         self.traffic(CONNECTION_TRAFFIC, &of, connection.traffic.total());
         let Some(tcp) = tcp_info(connection) else { return };

@@ -1,4 +1,4 @@
-//! `uiw stat`: the counters that programs publish, of those that run and of those that have ended.
+//! `uiw stat`: the counters that programs publish, of those that run and, if asked for, of those that have ended.
 
 mod collect;
 mod metrics;
@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// Only this process: its number or its name, as `ps -o pid,comm` shows them
     #[arg(value_name = "PID|NAME")]
     process: Option<String>,
+    /// Programs that have ended, too: each is shown once
+    #[arg(long)]
+    all: bool,
     /// Repeat until Ctrl-C
     #[arg(long)]
     watch: bool,
@@ -30,14 +33,14 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Serve the counters of all programs at http://ADDR/metrics, in Prometheus' text format, until Ctrl-C
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["process", "watch", "json"])]
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["process", "all", "watch", "json"])]
     prometheus: Option<SocketAddr>,
 }
 
 pub(crate) const HELP: &str = "\
 Programs publish their counters in files: of the directory uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID. A program that has
-ended is shown once, and its file is removed; files of `uiw run` are removed by that alone. UIW_COUNTERS=DIR names the directory of
-programs that publish there, for instance /run/uiw of the service; then no file is removed.
+ended is shown by --all once, and its file is removed; files of `uiw run` are removed by that alone. UIW_COUNTERS=DIR names the directory of
+programs that publish there, for instance /run/uiw of the service; then no file is removed. Of more than 128 files the oldest are removed.
 
 Bytes are payload, in the direction in which it travels: a Read counts as sent where its data comes from. Round trips and
 retransmissions are the kernel's and need its TCP, in this network namespace.";
@@ -74,7 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             Exit::Failed,
             format!("no counters of {process}"),
             "no such program of this user publishes any",
-            "see `uiw stat` for those that do",
+            "see `uiw stat` for those that do, and --all for those that have ended",
         )),
         _ => Ok(()),
     }
@@ -87,7 +90,7 @@ fn show(args: &Args, collected: &Collected, before: Option<(Duration, &Collected
     }
     let mut shown = 0;
     for process in &collected.processes {
-        if !process.claim() {
+        if !(process.is_running() || args.all && process.claim()) {
             continue;
         }
         let earlier = before.and_then(|(time, all)| Some((time, all.same_as(process)?)));
@@ -101,9 +104,13 @@ fn show(args: &Args, collected: &Collected, before: Option<(Duration, &Collected
 }
 
 impl Process {
-    /// Whether it is to be shown: one that has ended by the program alone that removes its file.
+    fn is_running(&self) -> bool {
+        self.pid.is_some() || self.is_elsewhere
+    }
+
+    /// Whether one that has ended is shown: by the program alone that removes its file.
     fn claim(&self) -> bool {
-        if self.pid.is_some() || self.is_elsewhere || self.is_kept {
+        if self.is_kept {
             return true;
         }
         match self.file.remove(&self.directory) {

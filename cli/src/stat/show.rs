@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use uiw::counters::{
     ConnectionCounters, Count, DatagramQueuePair, Datagrams, Directions, Operations, ShardCounts, Snapshot,
-    TerminateCount, Waits,
+    TerminateCount, TransferCounts, Waits,
 };
+use uiw_copy::names::Shown;
+use uiw_llp::canonical;
 
 /// Bytes a second, sent and received.
 type Rates = (f64, f64);
@@ -73,6 +75,9 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
         number(total.established, "connection"),
         about.library,
     ));
+    if !about.command.is_empty() {
+        text::line(format!("  {}", Shown(about.command.as_bytes())));
+    }
     let rates = rates(&total.traffic, before.map(|(time, before)| (time, before.total().traffic)));
     text::line(format!("  {}", directions(total.traffic.total(), rates)));
     for (name, moved) in total.traffic.named() {
@@ -87,6 +92,9 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
     }
     if let Some(line) = not_passed_on(datagrams) {
         text::line(format!("  datagrams: {line}"));
+    }
+    for line in snapshot.transfers.named().into_iter().filter_map(transfers) {
+        text::line(format!("  {line}"));
     }
     for line in troubles(&total) {
         text::line(format!("  {line}"));
@@ -104,8 +112,8 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
         text::line(format!(
             "  qp {:#08x} {} {arrow} {}, shard {}{}",
             connection.qp_num,
-            connection.local,
-            connection.peer,
+            canonical(connection.local),
+            canonical(connection.peer),
             connection.shard,
             if connection.same_device { ", within the device" } else { "" },
         ));
@@ -136,6 +144,18 @@ fn directions(moved: Directions, rates: Option<Rates>) -> String {
     };
     let sent = one("sent", moved.sent, rates.map(|(sent, _)| sent));
     format!("{sent}, {}", one("received", moved.received, rates.map(|(_, received)| received)))
+}
+
+/// Transfers of `uiw cp` in one direction, if there were any.
+fn transfers((direction, counts): (&str, TransferCounts)) -> Option<String> {
+    let results: Vec<_> = counts
+        .results()
+        .iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(result, count)| format!("{} {result}", grouped(*count)))
+        .collect();
+    let (files, bytes) = (number(counts.files, "file"), number(counts.bytes, "byte"));
+    (!results.is_empty()).then(|| format!("{direction}s: {}; {files}, {bytes}", results.join(", ")))
 }
 
 fn waits(waits: &Waits) -> Option<String> {
@@ -219,8 +239,8 @@ pub(super) fn json(process: &Process, before: Option<(Duration, &Snapshot)>) {
         json!({
             "shard": connection.shard,
             "queue_pair": connection.qp_num,
-            "local": connection.local,
-            "peer": connection.peer,
+            "local": canonical(connection.local),
+            "peer": canonical(connection.peer),
             "initiator": connection.initiator,
             "same_device": connection.same_device,
             "began_ns": connection.began_ns,
@@ -249,18 +269,27 @@ pub(super) fn json(process: &Process, before: Option<(Duration, &Snapshot)>) {
             "rates": rate_object(queue_pair_rates(pair, before)),
         })
     });
+    let transfers = snapshot.transfers.named().into_iter().map(|(direction, counts)| {
+        let mut object = json!({"files": counts.files, "bytes": counts.bytes});
+        for (result, count) in counts.results() {
+            object[result] = count.into();
+        }
+        (direction.to_owned(), object)
+    });
     text::json(&json!({
         "type": "process",
         "pid": process.pid.unwrap_or(about.pid),
         "name": about.name,
         "running": process.pid.is_some() || process.is_elsewhere,
         "library": about.library,
+        "command": about.command,
         "began_ns": about.began_ns,
         "devices_opened": about.devices_opened,
         "queue_pairs_created": about.queue_pairs_created,
         "total": shard(&total),
         "with_others": operations(&snapshot.with_others()),
         "rates": rate_object(rates),
+        "transfers": Value::Object(transfers.collect()),
         "shards": snapshot.shards.iter().map(shard).collect::<Vec<_>>(),
         "queue_pairs": queue_pairs.collect::<Vec<_>>(),
         "connections": connections.collect::<Vec<_>>(),

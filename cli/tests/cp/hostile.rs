@@ -93,6 +93,7 @@ fn requests(path: &[u8]) -> Vec<Message> {
         Message::new(10).counted(path).raw(&[0; 16]).raw(&[0; 8]),
         Message::new(11).raw(&1u16.to_be_bytes()).counted(path),
         Message::new(7).raw(&1u16.to_be_bytes()).raw(&0u32.to_be_bytes()).raw(&hash),
+        Message::new(13).counted(path),
     ]
 }
 

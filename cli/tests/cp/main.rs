@@ -1,6 +1,9 @@
 //! `uiw cp` between two processes.
 
+mod audit;
+mod delete;
 mod hostile;
+mod list;
 mod program;
 mod resume;
 mod security;

@@ -2,9 +2,11 @@
 
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// A directory, removed when dropped.
 pub(crate) struct Scratch(PathBuf);
@@ -80,6 +82,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 pub(crate) struct Server {
     child: Child,
     pub(crate) address: String,
+    log: PathBuf,
 }
 
 impl Server {
@@ -90,12 +93,26 @@ impl Server {
 
     pub(crate) fn listening(address: &str, directory: &Path, arguments: &[impl AsRef<OsStr>]) -> Self {
         let mut command = command(directory);
-        command.args(["serve", "--listen", address]).args(arguments).stderr(Stdio::null());
+        let log = File::options().append(true).create(true).open(directory.join("serve.log")).unwrap();
+        command.args(["serve", "--listen", address]).args(arguments).stderr(log);
         let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address = line.strip_prefix("listening on ").unwrap().trim().to_owned();
-        Self { child, address }
+        Self { child, address, log: directory.join("serve.log") }
+    }
+
+    /// Waits for a line of the log that has all of `parts`.
+    pub(crate) fn wait_logged(&self, parts: &[&str]) -> String {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let log = std::fs::read_to_string(&self.log).unwrap();
+            if let Some(line) = log.lines().find(|line| parts.iter().all(|part| line.contains(part))) {
+                return line.to_owned();
+            }
+            assert!(Instant::now() < deadline, "no line with {parts:?}: {log}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Ends it without any order, and returns its address for another one.

@@ -215,7 +215,7 @@ fn a_copy_ends_where_standard_error_cannot_be_written() {
     assert!(fifo.success());
     let share = format!("s={}", source.display());
     let server = Server::start(scratch.path(), &["--share", &share]);
-    let from = format!("{}:s", server.address);
+    let from = format!("{}:s/", server.address);
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let status = command(scratch.path()).args(["cp", &from, "copied/"]).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(1));
@@ -237,4 +237,37 @@ fn two_sources_of_one_name_are_refused() {
     copied(scratch.path(), &["a/t/", "b/t", &there("c/")]);
     assert_eq!(fs::read(scratch.join("c/file")).unwrap(), b"a/t");
     assert_eq!(fs::read(scratch.join("c/t/file")).unwrap(), b"b/t");
+}
+
+#[test]
+fn whole_share_copied_under_its_name() {
+    let scratch = Scratch::new();
+    fs::write(scratch.directory("served").join("file"), "content").unwrap();
+    let into = scratch.directory("into");
+    let server = Server::start(scratch.path(), &["--share", "s=served"]);
+    for target in [".", "new"] {
+        let mut copy = command(&into);
+        assert!(copy.args(["cp", &format!("{}:s", server.address), target]).status().unwrap().success());
+        assert_eq!(fs::read(into.join(target).join("s/file")).unwrap(), b"content");
+    }
+    assert_eq!(fs::read_dir(&into).unwrap().count(), 2);
+    copied(&into, &[&format!("{}:s/", server.address), "."]);
+    assert_eq!(fs::read(into.join("file")).unwrap(), b"content");
+}
+
+/// The directory in which the target would be made has the same files.
+#[test]
+fn dry_run_to_missing_target_copies_all() {
+    let scratch = Scratch::new();
+    let directory = scratch.directory("served/d");
+    fs::write(directory.join("file"), "content").unwrap();
+    let server = Server::start(scratch.path(), &["--share", "s=served"]);
+    let into = scratch.directory("into");
+    for from in ["s/d", "s/d/"] {
+        let from = format!("{}:{from}", server.address);
+        copied(&into, &[&from, "."]);
+        let summary = copied(&into, &["--dry-run", &from, "new"]);
+        assert_eq!(summary["would_copy"], 1, "{from}: {summary}");
+        assert!(!into.join("new").exists());
+    }
 }

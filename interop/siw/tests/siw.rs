@@ -12,7 +12,7 @@ use uiw_siw::cases;
 use uiw_siw::test_vm::TestVm;
 
 /// Names the file to which a test that cannot run appends a line (as in `uiw_interop::SKIP_LOG`).
-const SKIP_LOG: &str = "UIW_SKIP_LOG";
+const SKIP_LOG: &str = "INTEROP_SKIP_LOG";
 
 struct Test {
     name: String,

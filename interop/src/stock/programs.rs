@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const SOCKETS: &str = "rsocket/librspreload.so.1";
 
 /// Names the folder of a finished build that tests use. Without it they run `cargo build` themselves.
-pub const BUILT: &str = "UIW_BUILT";
+pub const BUILT: &str = "INTEROP_BUILT";
 
 /// The user that runs a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use uiw::{ConnectionConfig, Device};
 use uiw_interop::stock::{Libraries, Network, Running, User, compile};
 
 /// Names a folder with a `server.c` and a `client.c` of another project.
-const SEED_PROGRAMS: &str = "UIW_SEED_PROGRAMS";
+const SEED_PROGRAMS: &str = "INTEROP_SEED_PROGRAMS";
 
 fn folder(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
@@ -544,7 +544,7 @@ fn programs_that_users_gave() {
     let given = env::var_os(SEED_PROGRAMS).map(PathBuf::from);
     let places = [given, Some(folder("../../shared/seed-programs"))];
     let Some(sources) = places.into_iter().flatten().find(|place| place.join("server.c").exists()) else {
-        uiw_interop::skip("programs that users gave (UIW_SEED_PROGRAMS)");
+        uiw_interop::skip("programs that users gave (INTEROP_SEED_PROGRAMS)");
         return;
     };
     let libraries = Libraries::get();

@@ -166,7 +166,7 @@ fn stat_shows_datagrams() {
     Running::start(client).end().well();
     server.end().well();
     // What has ended is reported once, in either form.
-    let said = stat(&["--json", "--interval", "0"]).output().unwrap();
+    let said = stat(&["--all", "--json", "--interval", "0"]).output().unwrap();
     let said = String::from_utf8(said.stdout).unwrap();
     let processes: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(processes.len(), 2, "{said}");

@@ -118,7 +118,7 @@ impl From<TlsError> for io::Error {
 
 impl From<rustls::Error> for TlsError {
     fn from(error: rustls::Error) -> Self {
-        use rustls::{CertificateError, Error, OtherError};
+        use rustls::{CertificateError, Error, OtherError, PeerIncompatible};
         match error {
             Error::InvalidCertificate(CertificateError::Other(OtherError(inner))) => {
                 match inner.downcast_ref::<Self>() {
@@ -129,6 +129,9 @@ impl From<rustls::Error> for TlsError {
             Error::InvalidCertificate(error) => Self::Certificate(error.to_string().into()),
             Error::NoCertificatesPresented => Self::NoCertificate,
             Error::AlertReceived(alert) => Self::Alert { alert: format!("{alert:?}") },
+            Error::PeerIncompatible(PeerIncompatible::IncorrectCertificateTypeExtension) => Self::Protocol(
+                "the peer does not take raw public keys (RFC 7250); it may use certificates".into(),
+            ),
             error => Self::Protocol(error.to_string().into()),
         }
     }

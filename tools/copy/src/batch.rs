@@ -35,6 +35,19 @@ pub struct Batch {
     pub count: u16,
 }
 
+/// Outcome of reading a file into a batch.
+#[derive(Debug)]
+pub enum Fit {
+    /// There is no room for it.
+    No,
+    /// The file is in the batch, with so many bytes.
+    File(u64),
+    /// Only its metadata is, as it is too large.
+    TooLarge,
+    /// Only the error is.
+    Failed(std::io::Error),
+}
+
 impl Batch {
     /// Bytes that a record has beside those of path and file.
     const RECORD: usize = 64;
@@ -74,18 +87,19 @@ impl Batch {
         fits
     }
 
-    /// Adds a file as it is now. False: it does not fit.
-    pub fn read(&mut self, root: &Root, path: &RelPath) -> bool {
-        let content = match root.read_small(path, SMALL) {
-            Ok(Ok((meta, bytes))) => return self.add_file(path, &meta, &bytes),
-            Ok(Err(meta)) => Content::TooLarge(meta),
-            Err(error) => Content::Failed(errno(&error)),
+    /// Adds a file as it is now.
+    pub fn read(&mut self, root: &Root, path: &RelPath) -> Fit {
+        let (content, fit) = match root.read_small(path, SMALL) {
+            Ok(Ok((meta, bytes))) if self.add_file(path, &meta, &bytes) => return Fit::File(meta.size),
+            Ok(Ok(_)) => return Fit::No,
+            Ok(Err(meta)) => (Content::TooLarge(meta), Fit::TooLarge),
+            Err(error) => (Content::Failed(errno(&error)), Fit::Failed(error)),
         };
-        let fits = self.has_room(path, 0);
-        if fits {
-            self.add(path, &content);
+        if !self.has_room(path, 0) {
+            return Fit::No;
         }
-        fits
+        self.add(path, &content);
+        fit
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -268,7 +282,7 @@ mod tests {
         let root = Root::open(from.path()).unwrap();
         let mut batch = Batch::default();
         for name in ["a", "empty", "b c", "large", "missing"] {
-            assert!(batch.read(&root, &path(name)));
+            assert!(!matches!(batch.read(&root, &path(name)), Fit::No));
         }
         let records = decode(batch.bytes(), batch.count).unwrap();
         assert!(matches!(&records[3].1, Content::TooLarge(meta) if meta.size == SMALL + 1));
@@ -290,7 +304,7 @@ mod tests {
         std::fs::write(scratch.path().join("x"), vec![1; SMALL as usize]).unwrap();
         let root = Root::open(scratch.path()).unwrap();
         let mut batch = Batch::default();
-        while batch.read(&root, &path("x")) {}
+        while matches!(batch.read(&root, &path("x")), Fit::File(_)) {}
         assert_eq!(batch.count, 3);
         assert!(batch.bytes().len() <= SLOT as usize);
     }

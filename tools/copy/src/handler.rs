@@ -1,12 +1,13 @@
 //! What a server does with requests, without a connection: bytes of slots come in and go out as such.
 
-use super::batch::{self, Batch, Content};
+use super::batch::{self, Batch, Content, Fit};
 use super::claims::Claims;
 use super::meta::Meta;
 use super::names::RelPath;
 use super::part::{Opened, Outcome, Part, next_data};
 use super::protocol::{BLOCK, Create, FileHead, Reply, Request, encode_entries};
 use super::root::{ABANDONED, Root};
+use super::tally::Tally;
 use super::wire::WireError;
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -31,6 +32,7 @@ pub struct Session {
     parts: Mutex<HashMap<RelPath, Arc<Part>>>,
     claims: Claims,
     opening: Arc<Opening>,
+    tally: Mutex<Tally>,
 }
 
 /// Held while an incomplete file is opened, as what is there of it is read and hashed then. Sessions of one peer have one, so that requests of a
@@ -44,6 +46,8 @@ pub struct Handler {
     sources: Vec<(RelPath, File)>,
     /// Whether somebody still waits for the reply.
     goes_on: Box<dyn Fn() -> bool>,
+    /// Entries that failed in the last request.
+    failures: Vec<(RelPath, Error)>,
 }
 
 impl std::fmt::Debug for Handler {
@@ -72,7 +76,20 @@ fn failed(error: &Error) -> Reply {
 impl Session {
     pub fn new(root: Arc<Root>, writable: bool, token: u64, opening: Arc<Opening>) -> Self {
         let label = format!("{:08x}", token as u32);
-        Self { root, writable, label, parts: Mutex::default(), claims: Claims::default(), opening }
+        Self {
+            root,
+            writable,
+            label,
+            parts: Mutex::default(),
+            claims: Claims::default(),
+            opening,
+            tally: Mutex::default(),
+        }
+    }
+
+    /// Returns the totals so far.
+    pub fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn parts(&self) -> MutexGuard<'_, HashMap<RelPath, Arc<Part>>> {
@@ -121,7 +138,12 @@ impl Session {
 impl Handler {
     /// `goes_on` is asked in the course of long operations: false ends them.
     pub fn new(session: Arc<Session>, goes_on: impl Fn() -> bool + 'static) -> Self {
-        Self { session, sources: Vec::new(), goes_on: Box::new(goes_on) }
+        Self { session, sources: Vec::new(), goes_on: Box::new(goes_on), failures: Vec::new() }
+    }
+
+    /// Returns the entries that failed in the last request, for a log. The client got the same errors.
+    pub fn failures(&self) -> &[(RelPath, Error)] {
+        &self.failures
     }
 
     /// Executes a request; `landed` gives the first bytes of its slot.
@@ -133,14 +155,17 @@ impl Handler {
         request: &Request,
         landed: impl FnOnce(u32) -> std::result::Result<Vec<u8>, E>,
     ) -> std::result::Result<Answer, E> {
-        if request.writes() && !self.session.writable {
-            return Ok((failed(&Errno::ROFS.into()), None));
-        }
+        self.failures.clear();
         let answer = match request {
+            request if request.writes() && !self.session.writable => Err(Errno::ROFS.into()),
             Request::Put { file, index, len, hash } => {
                 let bytes = landed(*len)?;
                 self.checked(blake3::hash(&bytes) == *hash, |handler| {
-                    Ok((handler.on_part(file, |part| part.put(*index, &bytes, hash))?, None))
+                    let reply = handler.on_part(file, |part| part.put(*index, &bytes, hash))?;
+                    if reply == Reply::Done {
+                        handler.session.tally().block(&file.path, bytes.len() as u64);
+                    }
+                    Ok((reply, None))
                 })
             }
             Request::PutBatch { count, len, hash } => {
@@ -156,19 +181,39 @@ impl Handler {
                     }
                 }
                 self.checked(blake3::hash(&bytes) == *hash, |handler| {
-                    let session = &handler.session;
+                    let session = Arc::clone(&handler.session);
                     let paths = files.iter().map(|(_, path, ..)| RelPath::clone(path)).collect();
                     let _claim = session.claims.take(paths);
-                    let failures = batch::store(&session.root, files.into_iter(), &session.label);
+                    let failures = batch::store(&session.root, files.iter().copied(), &session.label);
+                    let errno_of =
+                        |position| failures.iter().find(|(at, _)| *at == position).map(|(_, errno)| *errno);
+                    for (position, path, meta, _) in &files {
+                        match errno_of(*position) {
+                            None => session.tally().file(path, meta.size),
+                            Some(errno) => handler.fail(path, Error::from_raw_os_error(errno.into())),
+                        }
+                    }
                     Ok((Reply::Stored(failures), None))
                 })
             }
             other => self.without_bytes(other),
         };
-        Ok(answer.unwrap_or_else(|error| (failed(&error), None)))
+        Ok(answer.unwrap_or_else(|error| {
+            let reply = failed(&error);
+            // Of a file that another transfer writes the client asks again.
+            if error.raw_os_error() != Some(Errno::BUSY.raw_os_error()) {
+                self.fail(&request.path().unwrap_or_default(), error);
+            }
+            (reply, None)
+        }))
     }
 
-    fn checked(&self, intact: bool, then: impl FnOnce(&Self) -> Result<Answer>) -> Result<Answer> {
+    fn fail(&mut self, path: &RelPath, error: Error) {
+        self.session.tally().errors += 1;
+        self.failures.push((path.clone(), error));
+    }
+
+    fn checked(&mut self, intact: bool, then: impl FnOnce(&mut Self) -> Result<Answer>) -> Result<Answer> {
         if intact { then(self) } else { Err(Error::other("the bytes do not have their hash")) }
     }
 
@@ -183,7 +228,10 @@ impl Handler {
             },
             Request::List { path, after, create } => return self.list(path, after, *create),
             Request::Open { file } => match session.part(file, true, &self.goes_on)? {
-                Ok(part) => Reply::Missing(part.missing()),
+                Ok(part) => {
+                    session.tally().touch(&file.path);
+                    Reply::Missing(part.missing())
+                }
                 Err(reply) => reply,
             },
             Request::Hole { file, blocks } => self.on_part(file, |part| part.hole(blocks.clone()))?,
@@ -191,6 +239,7 @@ impl Handler {
             Request::Symlink { path, target, mtime } => {
                 let _claim = session.claims.take(vec![path.clone()]);
                 root.symlink(path, target, *mtime, &session.label)?;
+                session.tally().file(path, 0);
                 Reply::Done
             }
             Request::SetDirectory { path, mode, mtime } => {
@@ -204,10 +253,27 @@ impl Handler {
             Request::GetBatch { paths } => {
                 let mut batch = Batch::default();
                 // What does not fit any more is asked for again.
-                let _ = paths.iter().all(|path| batch.read(root, path));
+                for path in paths {
+                    match batch.read(root, path) {
+                        Fit::No => break,
+                        Fit::File(bytes) => session.tally().file(path, bytes),
+                        Fit::TooLarge => {}
+                        Fit::Failed(error) => self.fail(path, error),
+                    }
+                }
                 let (count, len) = (batch.count, batch.bytes().len() as u32);
                 let hash = batch.hash();
                 return Ok((Reply::Batch { count, len, hash }, Some(batch.into_bytes())));
+            }
+            Request::Remove { path } => {
+                let _claim = session.claims.take(vec![path.clone()]);
+                root.remove(path, &self.goes_on)?;
+                session.tally().remove(path);
+                Reply::Done
+            }
+            Request::End { failed } => {
+                session.tally().reported = Some(*failed);
+                Reply::Done
             }
             Request::Put { .. } | Request::PutBatch { .. } => return Err(Errno::INVAL.into()),
         };
@@ -234,7 +300,12 @@ impl Handler {
                 parts.remove(&file.path);
             }
         }
-        Ok(outcome?.into())
+        let outcome = outcome?;
+        if matches!(outcome, Outcome::Done) {
+            // A file without bytes had no other request.
+            self.session.tally().block(&file.path, 0);
+        }
+        Ok(outcome.into())
     }
 
     fn list(&self, path: &RelPath, after: &[u8], create: Create) -> Result<Answer> {
@@ -289,9 +360,13 @@ impl Handler {
         let file = self.source(path)?;
         match read_block(file, version, index)? {
             Read::Changed(meta) => Ok((Reply::Changed(meta), None)),
-            Read::HoleUntil(end) => Ok((Reply::HoleUntil(end), None)),
+            Read::HoleUntil(end) => {
+                self.session.tally().block(path, 0);
+                Ok((Reply::HoleUntil(end), None))
+            }
             Read::Block(bytes) => {
                 let hash = *blake3::hash(&bytes).as_bytes();
+                self.session.tally().block(path, bytes.len() as u64);
                 Ok((Reply::Block { len: bytes.len() as u32, hash }, Some(bytes)))
             }
         }

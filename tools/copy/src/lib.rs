@@ -22,4 +22,6 @@ pub mod root;
 #[cfg(test)]
 mod scratch;
 #[doc(hidden)]
+pub mod tally;
+#[doc(hidden)]
 pub mod wire;

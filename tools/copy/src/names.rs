@@ -122,6 +122,15 @@ impl RelPath {
         if path.len() > MAX_PATH { Err(NameError::Long(path.len())) } else { Ok(Self(path)) }
     }
 
+    /// Returns the longest path that both are, or are below of.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> Self {
+        let names = |path: &Self| path.0.split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect::<Vec<_>>();
+        let (own, other) = (names(self), names(other));
+        let same = own.iter().zip(&other).take_while(|(a, b)| a == b).count();
+        Self(own[..same].join(&b'/'))
+    }
+
     /// The directory that it is in, and its name there; `None` for the share itself.
     pub fn split(&self) -> Option<(Self, Name)> {
         if self.0.is_empty() {

@@ -15,6 +15,7 @@
 //! * Bytes of files, batches and lists are RDMA Writes into the slot of the other end that has the same number, followed by the message that
 //!   says how many they are. RDMAP delivers that message only when the Write before it is placed (RFC 5040 section 5.5).
 //! * The receiver copies a slot before it looks at it, as the peer could write it again.
+//! * [`Request::End`], which reports the end of a transfer on each connection, has no reply.
 //! * Every message is decoded strictly: an unknown number, a value beyond its range, a name that breaks a rule, a byte too many or too few ends the
 //!   connection. No state of the server depends on the order of requests, and each may be repeated: so a client whose connection broke sends
 //!   again what was not answered, on whatever connection.
@@ -47,6 +48,9 @@ pub const MAX_SLOTS: u16 = 32;
 pub const MAX_BATCH: u16 = 512;
 /// Ranges that a reply lists at most: what else is missing comes with the next reply.
 pub const MAX_RANGES: usize = 512;
+/// Revision of the protocol within its version. A server names its own in its reply; revision 1 has [`Request::End`] and
+/// [`Request::Remove`].
+pub const REVISION: u8 = 1;
 /// Bytes of the text of a failure.
 const MAX_TEXT: usize = 512;
 
@@ -95,6 +99,10 @@ pub enum Request {
     Get { path: RelPath, version: [u8; 16], index: u64 },
     /// Whole files, as many of them as fit a slot.
     GetBatch { paths: Vec<RelPath> },
+    /// The transfer is over, but for so many entries that failed. Has no reply, and is sent to servers of [`REVISION`] 1.
+    End { failed: u64 },
+    /// Removes an entry, a directory with everything in it. For servers of [`REVISION`] 1.
+    Remove { path: RelPath },
 }
 
 /// What the server answers.
@@ -255,6 +263,12 @@ impl Request {
                     out.counted(path.as_bytes());
                 }
             }
+            Self::End { failed } => {
+                out.u64(*failed);
+            }
+            Self::Remove { path } => {
+                out.counted(path.as_bytes());
+            }
         }
         out.0
     }
@@ -272,6 +286,8 @@ impl Request {
             Self::SetDirectory { .. } => 9,
             Self::Get { .. } => 10,
             Self::GetBatch { .. } => 11,
+            Self::End { .. } => 12,
+            Self::Remove { .. } => 13,
         }
     }
 
@@ -333,6 +349,8 @@ impl Request {
                 let paths: Result<_> = (0..count).map(|_| named(&mut from)).collect();
                 Self::GetBatch { paths: paths? }
             }
+            12 => Self::End { failed: from.u64("the number of failed entries")? },
+            13 => Self::Remove { path: named(&mut from)? },
             other => return Err(WireError::Value { what: "the number of a request", value: other.into() }),
         };
         from.end()?;
@@ -349,10 +367,28 @@ impl Request {
         Ok(Self::Put { file, index, len, hash: from.array("a hash")? })
     }
 
+    /// Returns the path that it is about; `None` for those about several files, or none.
+    #[must_use]
+    pub fn path(&self) -> Option<RelPath> {
+        match self {
+            Self::Stat { path }
+            | Self::List { path, .. }
+            | Self::Symlink { path, .. }
+            | Self::SetDirectory { path, .. }
+            | Self::Remove { path }
+            | Self::Get { path, .. } => Some(path.clone()),
+            Self::Open { file }
+            | Self::Put { file, .. }
+            | Self::Hole { file, .. }
+            | Self::Finish { file } => Some(file.path.clone()),
+            Self::PutBatch { .. } | Self::GetBatch { .. } | Self::End { .. } => None,
+        }
+    }
+
     /// Whether it changes what is shared.
     pub fn writes(&self) -> bool {
         match self {
-            Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } => false,
+            Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } | Self::End { .. } => false,
             Self::List { create, .. } => *create != Create::No,
             _ => true,
         }
@@ -526,6 +562,8 @@ mod tests {
             Request::SetDirectory { path: path.clone(), mode: 0o755, mtime },
             Request::Get { path: path.clone(), version: [3; 16], index: 7 },
             Request::GetBatch { paths: vec![path.clone(), path] },
+            Request::End { failed: 1 },
+            Request::Remove { path: RelPath::new(b"a/b").unwrap() },
         ]
     }
 
@@ -604,6 +642,7 @@ mod tests {
             Request::PutBatch { count: 1, len: SLOT + 1, hash: [0; 32] },
             Request::SetDirectory { path: RelPath::default(), mode: 0o1777, mtime: Time::default() },
             Request::GetBatch { paths: Vec::new() },
+            Request::Remove { path: RelPath::default() },
         ] {
             assert!(Request::decode(&request.encode(0)).is_err(), "{request:?}");
         }

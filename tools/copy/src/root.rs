@@ -52,6 +52,11 @@ impl FirstNames {
     }
 }
 
+/// Directories in each other that are removed at most: each takes a descriptor meanwhile.
+const MAX_NESTING: usize = 256;
+/// Times that a directory is read until it is empty.
+const REMOVE_PASSES: usize = 8;
+
 /// A directory below which files are read or written.
 #[derive(Debug)]
 pub struct Root(OwnedFd, SharedSync);
@@ -219,6 +224,19 @@ impl Root {
         Ok(named?)
     }
 
+    /// Removes what there is under a path, a directory with everything in it. Symbolic links are removed and never followed. What another file
+    /// system has mounted there stays, and is an error. A path that is not there is no error.
+    ///
+    /// # Errors
+    /// The system's; `EINTR` when `goes_on`, which is asked for each entry, returns false.
+    pub fn remove(&self, path: &RelPath, goes_on: &dyn Fn() -> bool) -> Result<()> {
+        match self.parent(path) {
+            Ok((parent, name)) => Ok(remove_at(&parent, name.as_os_str(), MAX_NESTING, goes_on)?),
+            Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Removes temporary files that sessions have left in a directory for at least `age`.
     pub fn remove_abandoned(&self, path: &RelPath, age: Duration) -> Result<()> {
         let directory = self.directory(path)?;
@@ -301,6 +319,45 @@ impl SharedSync {
     }
 }
 
+/// Removes an entry of `parent`, with at most `nesting` directories in each other.
+fn remove_at(
+    parent: &OwnedFd,
+    name: &OsStr,
+    nesting: usize,
+    goes_on: &dyn Fn() -> bool,
+) -> rustix::io::Result<()> {
+    if !goes_on() {
+        return Err(Errno::INTR);
+    }
+    match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ISDIR) => {}
+        Err(error) => return Err(error),
+    }
+    let nesting = nesting.checked_sub(1).ok_or(Errno::NAMETOOLONG)?;
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
+    let directory = rustix::fs::openat2(parent, name, OFlags::RDONLY | DIRECTORY, Mode::empty(), resolve)?;
+    for _ in 0..REMOVE_PASSES {
+        for entry in Dir::read_from(&directory)? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if !matches!(name, b"." | b"..") {
+                remove_at(&directory, OsStr::from_bytes(name), nesting, goes_on)?;
+            }
+        }
+        match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            // Some file systems skip entries when others are removed meanwhile.
+            Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::NOTEMPTY)
+}
+
 fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {
     let mut meta = Meta::of(&rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
     if meta.kind == Kind::Symlink {
@@ -340,10 +397,47 @@ mod tests {
             assert!(root.set_directory(&path(below), 0o777, Time::default()).is_err(), "{below}");
             assert!(root.meta(&at).is_err(), "{below}");
         }
+        for below in ["out/secret", "within/x"] {
+            assert!(root.remove(&path(below), &|| true).is_err(), "{below}");
+        }
         assert!(root.make_directory(&path("passwd"), true).is_err());
         assert_eq!(root.meta(&path("passwd")).unwrap().target, b"/etc/passwd");
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
         assert_eq!(std::fs::read_dir(inside.path().join("d")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn removed_tree_leaves_link_targets() {
+        let (inside, outside) = (Scratch::new(), Scratch::new());
+        std::fs::write(outside.path().join("secret"), "secret").unwrap();
+        let tree = inside.path().join("tree");
+        std::fs::create_dir_all(tree.join("a/b")).unwrap();
+        std::fs::write(tree.join("a/b/file.uiw-part"), "x").unwrap();
+        symlink(outside.path(), tree.join("a/out")).unwrap();
+        symlink(outside.path(), inside.path().join("link")).unwrap();
+        let root = Root::open(inside.path()).unwrap();
+        assert!(root.remove(&path("tree"), &|| false).is_err());
+        assert!(tree.join("a/b/file.uiw-part").exists());
+        for name in ["tree", "link", "absent", "absent/x"] {
+            root.remove(&path(name), &|| true).unwrap();
+        }
+        assert!(root.remove(&RelPath::default(), &|| true).is_err());
+        assert_eq!(std::fs::read_dir(inside.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read(outside.path().join("secret")).unwrap(), b"secret");
+    }
+
+    #[test]
+    fn deep_trees_not_removed() {
+        let scratch = Scratch::new();
+        let root = Root::open(scratch.path()).unwrap();
+        let deep = |levels| path(&vec!["d"; levels].join("/"));
+        for levels in 1..=MAX_NESTING + 1 {
+            root.make_directory(&deep(levels), false).unwrap();
+        }
+        let error = root.remove(&path("d"), &|| true).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::NAMETOOLONG.raw_os_error()));
+        root.remove(&deep(MAX_NESTING + 1), &|| true).unwrap();
+        root.remove(&path("d"), &|| true).unwrap();
     }
 
     #[test]

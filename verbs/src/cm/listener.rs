@@ -176,6 +176,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         if half_open.count() > limit && oldest.is_none() {
             let Some(peer) = core.listener(token).and_then(drop_one) else { return };
             core.services.counters.refused(Refusal::SetUpLimit);
+            let peer = uiw_llp::canonical(peer);
             tracing::warn!(%peer, limit, "too many connections in set-up: the newest is cut");
             continue;
         }
@@ -184,6 +185,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
             Err(error) => {
                 let Some(peer) = core.listener(token).and_then(drop_one) else { return };
                 core.services.counters.refused(Refusal::Keys);
+                let peer = uiw_llp::canonical(peer);
                 tracing::warn!(%peer, %error, "a connection is cut");
                 continue;
             }

@@ -123,7 +123,11 @@ impl Conn {
             StartupFailure::Frame(source) => Error::PeerStartup { peer, source },
             StartupFailure::Config(source) => Error::Startup(source),
             StartupFailure::Closed => Error::ClosedInStartup { peer },
-            StartupFailure::TimedOut => Error::TimedOut { peer, after: self.options.startup_timeout },
+            StartupFailure::TimedOut => Error::TimedOut {
+                peer,
+                awaits_reply: self.stream.is_initiator() && self.ends.is_some(),
+                after: self.options.startup_timeout,
+            },
             StartupFailure::Lost | StartupFailure::Aborted => Error::NotConnected,
         }
     }
@@ -170,7 +174,7 @@ impl Conn {
         if ended.idle && self.may_leave(&ended.error) {
             if matches!(ended.error, ConnError::NoFirstFpdu) {
                 let after = self.options.startup_timeout;
-                self.cm.failed(Error::TimedOut { peer, after }, &mut services.wakes);
+                self.cm.failed(Error::TimedOut { peer, awaits_reply: false, after }, &mut services.wakes);
             }
             return self.leave(services);
         }
@@ -183,7 +187,7 @@ impl Conn {
             }
             ConnError::NoFirstFpdu => {
                 let after = self.options.startup_timeout;
-                self.cm.failed(Error::TimedOut { peer, after }, &mut services.wakes);
+                self.cm.failed(Error::TimedOut { peer, awaits_reply: false, after }, &mut services.wakes);
             }
             // The initiator accepted our Reply and gave the connection up before its first FPDU.
             ConnError::Closed if self.cm.is_undecided() => {
@@ -205,7 +209,7 @@ impl Conn {
     /// Logs why the stream ends, with the request or receive that is at fault.
     fn log_end(&mut self, ended: &Ended, services: &Services) {
         let detail = self.end_detail(ended, services);
-        let peer = self.socket.peer_addr();
+        let peer = uiw_llp::canonical(self.socket.peer_addr());
         // A queue pair that was destroyed has no number any more.
         let qp = self.qp.as_ref().map(|qp| tracing::field::display(format!("{:#08x}", qp.num)));
         let error = match (&detail, &ended.error) {

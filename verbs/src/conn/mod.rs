@@ -119,7 +119,7 @@ impl Conn {
         services: &Services,
     ) -> Self {
         let initiator = stream.is_initiator();
-        let (peer, qp) = (socket.peer_addr(), tracing::field::Empty);
+        let (peer, qp) = (uiw_llp::canonical(socket.peer_addr()), tracing::field::Empty);
         // Its lines name the connection at every level of the log.
         let span = tracing::error_span!("connection", %peer, qp, id = cm.id.0, initiator);
         Self {

@@ -158,7 +158,7 @@ impl CmFault {
                 Error::Rejected { peer, private_data: Vec::new(), peer_ird_ord: None, markers_asked: false }
             }
             Self::Refused => Error::Refused { peer },
-            Self::Unreachable => Error::TimedOut { peer, after: timeout },
+            Self::Unreachable => Error::TimedOut { peer, awaits_reply: false, after: timeout },
             Self::ConnectError | Self::AddrError | Self::RouteError => {
                 Error::Lost { peer, source: std::io::ErrorKind::ConnectionReset.into() }
             }

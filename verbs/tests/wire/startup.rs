@@ -536,7 +536,7 @@ fn responder_abandons_missing_rtr() {
     let options = p2p(RtrKinds::ALL).startup_timeout(startup_timeout);
     let start = now();
     let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(WRITE)));
-    assert!(matches!(end.failed(), Error::TimedOut { .. }));
+    assert!(matches!(end.failed(), Error::TimedOut { awaits_reply: false, .. }));
     peer.expect_close();
     assert_eq!(now() - start, startup_timeout);
 }
@@ -703,7 +703,7 @@ fn initiator_abandons_silent_responder() {
     let start = now();
     end.connect(port.addr(), &plain().startup_timeout(startup_timeout));
     let mut peer = port.accept();
-    assert!(matches!(end.failed(), Error::TimedOut { .. }));
+    assert!(matches!(end.failed(), Error::TimedOut { awaits_reply: true, .. }));
     peer.startup_frame();
     assert!(peer.rest().is_empty());
     assert_eq!(now() - start, startup_timeout);

@@ -58,7 +58,7 @@ impl Requester {
             return Due::Nothing;
         }
         if self.sent == REQUESTS {
-            let error = Error::TimedOut { peer: self.peer, after: total_timeout() };
+            let error = Error::TimedOut { peer: self.peer, awaits_reply: false, after: total_timeout() };
             return Due::GivenUp(self.end(CmEventKind::Failed(error)));
         }
         self.sent += 1;

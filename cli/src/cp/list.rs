@@ -1,0 +1,159 @@
+//! `uiw ls`: the entries of a directory in a share.
+
+use super::caller::Caller;
+use super::client::Shape;
+use super::location::{Location, Remote};
+use super::plan::{Plan, Rules};
+use super::report::{Report, with_path};
+use super::{Access, connect};
+use crate::shared::fail::{Exit, Failure, Result};
+use crate::shared::open::Opener;
+use crate::shared::stop::Stop;
+use crate::shared::text;
+use serde_json::json;
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+use uiw_copy::meta::{Entry, Kind, Meta};
+use uiw_copy::names::{RelPath, Shown};
+use uiw_copy::protocol::{Create, Reply, Request, decode_entries};
+
+/// Options of `uiw ls`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// HOST[:PORT]:SHARE[/PATH]: a directory, or another entry
+    #[arg(value_name = "HOST:SHARE[/PATH]")]
+    place: OsString,
+    /// One JSON object an entry
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    access: Access,
+}
+
+/// Runs `uiw ls`.
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
+    let Location::Remote(Remote { host, share, path, .. }) = Location::parse(&args.place)? else {
+        let fix = "write HOST[:PORT]:SHARE[/PATH]";
+        return Err(Failure::usage(args.place.to_string_lossy(), "no path of a server", fix));
+    };
+    let stop = Stop::on_signal()?;
+    let (target, first) = connect(opener, &args.access, (&host, &share), false, None, &stop)?;
+    let plan = Plan::new(Report::new(args.json, Arc::clone(&target.heard)), stop, Rules::default());
+    let mut caller = Caller::new(first, &plan, &target, Shape::of(Duration::MAX).slots);
+    let listed = list(&mut caller, &path, args.json);
+    caller.into_stripe().finish(listed.is_err().into());
+    listed
+}
+
+fn list(caller: &mut Caller<'_>, path: &RelPath, as_json: bool) -> Result<()> {
+    let other = || Failure::lost(path, "the server gave another answer than asked for");
+    let failed = |text: String| Failure::new(Exit::Failed, path, text, "see the server's log");
+    let meta = match caller.call(&Request::Stat { path: path.clone() })? {
+        Reply::Found(meta) => meta,
+        Reply::Absent => {
+            let why = "the share has no such entry";
+            return Err(Failure::new(Exit::Failed, path, why, "check the path"));
+        }
+        Reply::Failed { text, .. } => return Err(failed(text)),
+        _ => return Err(other()),
+    };
+    if meta.kind != Kind::Directory {
+        show(path.as_bytes(), &meta, as_json);
+        return Ok(());
+    }
+    let mut after = Vec::new();
+    loop {
+        let request = Request::List { path: path.clone(), after: after.clone(), create: Create::No };
+        let (len, more) = match caller.call(&request)? {
+            Reply::Listed { len, more } => (len, more),
+            Reply::Failed { text, .. } => return Err(failed(text)),
+            _ => return Err(other()),
+        };
+        let entries = decode_entries(&caller.landed(len)?)
+            .map_err(|error| Failure::lost(path, format!("violates the protocol: {error}")))?;
+        for Entry { name, meta } in entries {
+            // In order it ends, and no name is there twice.
+            if name.as_bytes() <= &after[..] {
+                return Err(Failure::lost(path, "the server gave a list that is not in order"));
+            }
+            show(name.as_bytes(), &meta, as_json);
+            after = name.as_bytes().to_vec();
+        }
+        if !more || text::is_lost() {
+            return Ok(());
+        }
+    }
+}
+
+fn show(name: &[u8], meta: &Meta, as_json: bool) {
+    let kind = match meta.kind {
+        Kind::File => "file",
+        Kind::Directory => "directory",
+        Kind::Symlink => "symlink",
+        Kind::Special => "special",
+    };
+    if as_json {
+        text::json(&with_path(
+            name,
+            json!({
+                "type": "entry", "kind": kind, "bytes": meta.size, "mode": meta.mode,
+                "mtime": meta.mtime.seconds, "mtime_nanos": meta.mtime.nanos,
+                "target": (meta.kind == Kind::Symlink).then(|| String::from_utf8_lossy(&meta.target)),
+            }),
+        ));
+        return;
+    }
+    let letter = match meta.kind {
+        Kind::File => '-',
+        Kind::Directory => 'd',
+        Kind::Symlink => 'l',
+        Kind::Special => '?',
+    };
+    let bits = "rwxrwxrwx".chars().enumerate();
+    let mode: String =
+        bits.map(|(at, letter)| if meta.mode & (0o400 >> at) != 0 { letter } else { '-' }).collect();
+    let target = if meta.target.is_empty() { String::new() } else { format!(" -> {}", Shown(&meta.target)) };
+    let time = utc(meta.mtime.seconds);
+    text::line(format!("{letter}{mode} {:>15} {time} {}{target}", text::grouped(meta.size), Shown(name)));
+}
+
+/// Seconds since 1970 as a date and time of UTC. A year may have more than four digits.
+fn utc(seconds: i64) -> String {
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    // Days since 0000-03-01, in cycles of 400 years of 146,097 days: so a leap day is the last one of a year.
+    let days = days + 719_468;
+    let (cycle, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let date = day - (153 * month + 2) / 5 + 1;
+    let (month, year) = if month < 10 { (month + 3, year) } else { (month - 9, year + 1) };
+    format!(
+        "{:04}-{month:02}-{date:02} {:02}:{:02}:{:02}",
+        year + cycle * 400,
+        second / 3600,
+        second / 60 % 60,
+        second % 60
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_shown_in_utc() {
+        for (seconds, shown) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_399, "2000-02-28 23:59:59"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_709_251_199, "2024-02-29 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+            (-1, "1969-12-31 23:59:59"),
+        ] {
+            assert_eq!(utc(seconds), shown, "{seconds}");
+        }
+        assert!(!utc(i64::MAX).is_empty() && !utc(i64::MIN).is_empty());
+    }
+}

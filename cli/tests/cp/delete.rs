@@ -1,0 +1,126 @@
+//! `uiw cp --delete` and `--exclude`.
+
+use crate::program::{Scratch, Server, command, copied, fails, text};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use uiw::blocking::Listener;
+use uiw::{ConnectionConfig, Device};
+
+/// Names below a directory, sorted.
+fn names(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap());
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// `new` has what `old` has not, and the other way round.
+fn trees(scratch: &Scratch) {
+    let (new, old) = (scratch.directory("new/t"), scratch.directory("old/t"));
+    for name in ["both", "only-new", "kept.tmp"] {
+        fs::write(new.join(name), name).unwrap();
+    }
+    fs::create_dir(new.join("d")).unwrap();
+    fs::create_dir_all(old.join("surplus/deep")).unwrap();
+    fs::create_dir(old.join("d")).unwrap();
+    fs::write(old.join("both"), "another").unwrap();
+    for name in ["only-old", "surplus/deep/file", "d/file", "excluded.log", "d/excluded.log"] {
+        fs::write(old.join(name), name).unwrap();
+    }
+    let outside = scratch.directory("outside");
+    fs::write(outside.join("secret"), "secret").unwrap();
+    symlink(&outside, old.join("surplus/out")).unwrap();
+    symlink(&outside, old.join("out")).unwrap();
+    fs::write(scratch.join("old/beside"), "beside").unwrap();
+}
+
+fn is_mirrored(scratch: &Scratch) {
+    assert_eq!(names(&scratch.join("old")), ["beside", "t"]);
+    assert_eq!(names(&scratch.join("old/t")), ["both", "d", "excluded.log", "only-new"]);
+    assert_eq!(names(&scratch.join("old/t/d")), ["excluded.log"]);
+    assert_eq!(names(&scratch.join("outside")), ["secret"]);
+    let modified = |path: &str| fs::metadata(scratch.join(path)).unwrap().modified().unwrap();
+    assert_eq!(modified("old/t"), modified("new/t"));
+}
+
+#[test]
+fn surplus_entries_deleted_in_both_directions() {
+    for push in [true, false] {
+        let scratch = Scratch::new();
+        trees(&scratch);
+        let server = Server::start(scratch.path(), &["--share", "new=new", "--share", "old=old:rw"]);
+        let there = |path: &str| format!("{}:{path}", server.address);
+        let (from, to) = match push {
+            true => ("new/t".to_owned(), there("old")),
+            false => (there("new/t"), "old".to_owned()),
+        };
+        let options = ["--delete", "--exclude", "*.log", "--exclude", "/kept.tmp", &from, &to];
+        let dry = command(scratch.path()).args(["cp", "--dry-run"]).args(options).output().unwrap();
+        let shown = text(&dry.stdout);
+        assert!(dry.status.success(), "{shown}{}", text(&dry.stderr));
+        let deleted: Vec<_> = shown.lines().filter_map(|line| line.strip_prefix("would delete ")).collect();
+        assert_eq!(deleted, ["t/only-old", "t/out", "t/surplus", "t/d/file"], "{shown}");
+        assert!(shown.ends_with(", 4 would be deleted\n"), "{shown}");
+        assert_eq!(names(&scratch.join("old/t")).len(), 6, "a dry run deletes nothing");
+        let summary = copied(scratch.path(), &options);
+        assert_eq!((&summary["deleted"], &summary["copied"]), (&4.into(), &2.into()), "{summary}");
+        is_mirrored(&scratch);
+        if push {
+            server.wait_logged(&["transfer ", "removed=4", "result=\"complete\""]);
+        }
+        let again = copied(scratch.path(), &options);
+        assert_eq!((&again["deleted"], &again["copied"]), (&0.into(), &0.into()), "{again}");
+    }
+}
+
+#[test]
+fn failed_entries_keep_surplus() {
+    for push in [true, false] {
+        let scratch = Scratch::new();
+        trees(&scratch);
+        let fifo = std::process::Command::new("mkfifo").arg(scratch.join("new/t/d/fifo")).status().unwrap();
+        assert!(fifo.success());
+        let server = Server::start(scratch.path(), &["--share", "s=.:rw"]);
+        let there = |path: &str| format!("{}:s/{path}", server.address);
+        let (from, to) = match push {
+            true => ("new/t/".to_owned(), there("old/t")),
+            false => (there("new/t/"), "old/t".to_owned()),
+        };
+        fails(
+            scratch.path(),
+            &["--delete", &from, &to],
+            1,
+            "nothing was deleted, as entries were not copied",
+        );
+        assert!(scratch.join("old/t/only-old").exists() && scratch.join("old/t/only-new").exists());
+        // Excluded, it is no error.
+        copied(scratch.path(), &["--delete", "--exclude", "fifo", &from, &to]);
+        assert!(!scratch.join("old/t/only-old").exists());
+    }
+}
+
+#[test]
+fn deletion_refused_where_not_permitted() {
+    let scratch = Scratch::new();
+    trees(&scratch);
+    let server = Server::start(scratch.path(), &["--share", "s=old"]);
+    let to = format!("{}:s/t", server.address);
+    fails(scratch.path(), &["--delete", "new/t/", &to], 3, "read-only");
+    fails(scratch.path(), &["--delete", "new/t/", "old", &to], 2, "--delete");
+    assert!(scratch.join("old/t/only-old").exists());
+    // A server without this request names no revision.
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
+    let to = format!("{}:s/t", listener.local_addr());
+    let client = command(scratch.path()).args(["cp", "--delete", "new/t/", &to]).spawn().unwrap();
+    let incoming = listener.incoming(std::time::Duration::from_secs(60)).unwrap().unwrap();
+    let settings = ConnectionConfig::default().private_data(br#"{"at":[0,1]}"#.to_vec());
+    let connection = device.block_on(incoming.accept(&pd, &settings)).unwrap();
+    let output = client.wait_with_output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{error}");
+    assert!(error.contains("its `uiw serve` has no --delete"), "{error}");
+    drop(connection);
+}

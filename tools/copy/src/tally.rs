@@ -1,0 +1,99 @@
+//! Record of a session: the files and bytes that it has moved, and where they are.
+
+use super::names::RelPath;
+use std::collections::VecDeque;
+
+/// Files that are remembered, so that a file is counted once although each of its blocks is a request. A client has fewer under way at a time.
+const RECENT: usize = 64;
+
+/// Totals of a session.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Files and symbolic links.
+    pub files: u64,
+    /// Bytes of files.
+    pub bytes: u64,
+    /// Entries that were removed.
+    pub removed: u64,
+    /// Requests, or files of a batch, that failed.
+    pub errors: u64,
+    /// Number of entries that failed, if the client has reported the end of its transfer.
+    pub reported: Option<u64>,
+    common: Option<RelPath>,
+    recent: VecDeque<RelPath>,
+}
+
+impl Tally {
+    /// Returns the path that all begun or removed files have in common: the file itself if there was only one. `None` if there was none.
+    #[must_use]
+    pub fn path(&self) -> Option<&RelPath> {
+        self.common.as_ref()
+    }
+
+    /// Counts a whole file or link.
+    pub(crate) fn file(&mut self, path: &RelPath, bytes: u64) {
+        self.files += 1;
+        self.bytes += bytes;
+        self.touch(path);
+    }
+
+    /// Counts a block of a file, and the file if it is new.
+    pub(crate) fn block(&mut self, path: &RelPath, bytes: u64) {
+        self.bytes += bytes;
+        if !self.recent.contains(path) {
+            self.files += 1;
+            self.touch(path);
+            self.recent.truncate(RECENT - 1);
+            self.recent.push_front(path.clone());
+        }
+    }
+
+    /// Counts a removed entry.
+    pub(crate) fn remove(&mut self, path: &RelPath) {
+        self.removed += 1;
+        self.touch(path);
+    }
+
+    /// Extends the common path.
+    pub(crate) fn touch(&mut self, path: &RelPath) {
+        self.common = Some(match &self.common {
+            Some(common) => common.common(path),
+            None => path.clone(),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> RelPath {
+        RelPath::new(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn common_path_covers_all_files() {
+        let mut tally = Tally::default();
+        let mut common = |next: &str| {
+            tally.file(&path(next), 1);
+            tally.path().unwrap().to_string()
+        };
+        assert_eq!(common("a/bc/d"), "a/bc/d");
+        assert_eq!(common("a/bc/d"), "a/bc/d");
+        assert_eq!(common("a/bc/de"), "a/bc");
+        assert_eq!(common("a/b"), "a");
+        assert_eq!(common("c"), ".");
+        assert_eq!((tally.files, tally.bytes), (5, 5));
+    }
+
+    #[test]
+    fn blocks_of_file_count_once() {
+        let mut tally = Tally::default();
+        for block in 0..500 {
+            tally.block(&path(&format!("large{}", block % 16)), 10);
+        }
+        assert_eq!((tally.files, tally.bytes), (16, 5000));
+        (0..500).for_each(|number| tally.block(&path(&format!("f{number}")), 1));
+        assert!(tally.recent.len() <= RECENT);
+    }
+}
