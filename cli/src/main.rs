@@ -107,7 +107,7 @@ fn main() -> ExitCode {
         return failure.exit.into();
     }
     // The libraries of `uiw run` say it themselves.
-    let is_silent = matches!(cli.command, Command::Run(_) | Command::CdiHook | Command::DemoPeer(_));
+    let is_silent = matches!(cli.command, Command::Run(_) | Command::CdiHook);
     if let Some(warning) = unknown_variables().filter(|_| !is_silent) {
         note!("warning: {warning}");
     }
