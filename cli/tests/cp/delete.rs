@@ -115,9 +115,9 @@ fn deletion_refused_where_not_permitted() {
     let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnectionConfig::default()).unwrap();
     let to = format!("{}:s/t", listener.local_addr());
     let client = command(scratch.path()).args(["cp", "--delete", "new/t/", &to]).spawn().unwrap();
-    let incoming = listener.incoming(std::time::Duration::from_secs(60)).unwrap().unwrap();
+    let incoming = listener.incoming_timeout(std::time::Duration::from_secs(60)).unwrap().unwrap();
     let settings = ConnectionConfig::default().private_data(br#"{"at":[0,1]}"#.to_vec());
-    let connection = device.block_on(incoming.accept(&pd, &settings)).unwrap();
+    let connection = incoming.accept(&pd, &settings).unwrap();
     let output = client.wait_with_output().unwrap();
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{error}");
