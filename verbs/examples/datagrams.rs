@@ -27,18 +27,18 @@ const RECEIVES: u32 = 4096;
 const BUFFERS: usize = 16;
 const QKEY: u32 = 0x1111;
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// How long a rate is kept, how often that is tried, which part of it has to be delivered, and how it rises.
+/// Duration of a rate, number of attempts, part that has to be delivered, and growth of the rate.
 const SLICE: Duration = Duration::from_millis(10);
 const TRIES: usize = 20;
 const KEPT: f64 = 0.97;
 const STEP: f64 = 1.02;
-/// How many rates have to fail.
+/// Number of rates that have to fail.
 const FAILURES: usize = 6;
-/// How long one series of round trips takes.
+/// Duration of one series of round trips.
 const SERIES: Duration = Duration::from_millis(200);
-/// What may be lost.
+/// Allowed loss.
 const LOSS: f64 = 0.001;
-/// Nothing comes any more after so long.
+/// Time without datagrams after which none is expected.
 const QUIET: Duration = Duration::from_millis(2);
 
 fn main() -> ExitCode {
@@ -69,11 +69,11 @@ fn stay_on(processor: usize) {
 
 /// One end of a stack.
 trait End {
-    /// Where others send to: a port, and a number that means something to the stack.
+    /// Returns the name that others send to: a port, and a number that means something to the stack.
     fn name(&self) -> u32;
     /// Sends `count` messages; waits for room.
     fn send(&mut self, to: u32, count: usize);
-    /// What is done between two bursts.
+    /// Runs between two bursts.
     fn idle(&mut self);
     /// Receives what is there, and says how many messages.
     fn receive(&mut self) -> usize;
@@ -225,7 +225,7 @@ impl End for Udp {
     }
 }
 
-/// What the other process does.
+/// Command to the other process.
 const STOPPED: u8 = 0;
 const COUNTING: u8 = 1;
 const ANSWERING: u8 = 2;

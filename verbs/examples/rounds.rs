@@ -11,7 +11,7 @@ use uiw_verbs::{
     QpInit, RawMr, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 
-/// What a round is.
+/// Operation of a round.
 struct Case {
     name: &'static str,
     round: fn(&End, &End),

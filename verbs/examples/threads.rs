@@ -14,7 +14,7 @@ use uiw_verbs::{
     SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
-/// What a thread does.
+/// Operation of a thread.
 #[derive(Clone, Copy)]
 struct Pattern {
     name: &'static str,
@@ -29,7 +29,7 @@ const PATTERNS: &[Pattern] = &[
     Pattern { name: "send-64K", bytes: 1 << 16, window: 32 },
 ];
 
-/// Before it counts: TCP's buffers grow, and the engine learns that it is polled.
+/// Warm-up before counting: TCP's buffers grow, and the engine learns that it is polled.
 const WARM_UP: Duration = Duration::from_millis(150);
 
 fn main() -> ExitCode {
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What a thread has done. On cache lines of its own.
+/// Count of a thread, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Counter {

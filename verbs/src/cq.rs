@@ -19,10 +19,10 @@ use std::task::{Context, Poll, Waker};
 /// Completions taken under one locking.
 const BATCH: usize = 16;
 
-/// What raises the next event of a completion queue.
+/// Condition that raises the next event of a completion queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arm {
-    /// Nothing.
+    /// No event.
     #[default]
     None,
     /// A completion of a solicited receive, or one in error.
@@ -34,9 +34,9 @@ pub enum Arm {
 /// Options of a completion queue.
 #[derive(Clone, Debug, Default)]
 pub struct CqConfig {
-    /// Where its events go.
+    /// Channel of the events.
     pub channel: Option<Arc<CompChannel>>,
-    /// Whether completions carry the time.
+    /// True if completions carry the time.
     pub timestamps: bool,
     /// The shard of connections whose receives complete here, less than [`Device::shards`]; by default the device chooses.
     pub shard: Option<usize>,
@@ -71,12 +71,12 @@ pub struct Cq {
     shard: usize,
     /// The shards of connections that complete here: a bit for each.
     shards: AtomicU64,
-    /// When it was last armed, its channel had a descriptor that becomes readable when something arrives on one of these shards, by a watch or by
+    /// True if, when the queue was last armed, its channel had a descriptor that becomes readable when something arrives on one of these shards, by a watch or by
     /// the background thread.
     watched: AtomicBool,
     /// The next poll that finds nothing drives nothing. Stored without an order: a poll more or less that drives changes nothing.
     skips_drive: AtomicBool,
-    /// How many connections complete here on each shard; `shards` is its copy.
+    /// Number of connections that complete here, by shard; `shards` is a copy.
     connections: Mutex<Vec<u32>>,
     faults: Option<Arc<Faults>>,
     consumer: Option<Arc<dyn CompletionConsumer>>,
@@ -394,7 +394,7 @@ impl Cq {
         self.taken.store(inner.pushed - queued as u64, Ordering::Release);
     }
 
-    /// How many completions have left the queue: those whose number is less, but for a destroyed queue pair's, which leave from
+    /// Returns the number of completions that have left the queue: those whose number is less, except a destroyed queue pair's, which leave from
     /// anywhere.
     pub(crate) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Acquire)

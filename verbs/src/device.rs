@@ -42,7 +42,7 @@ pub struct Device {
 enum Hold {
     /// A handle's.
     Handle(Arc<Lingering>),
-    /// That of an object of the device: see [`Device::for_object`].
+    /// Handle kept by objects that belong to the device (see [`Device::for_object`]).
     Object(Weak<Lingering>),
 }
 
@@ -93,7 +93,7 @@ impl Device {
         Self::new(Arc::clone(&self.driver), self.lingering.clone())
     }
 
-    /// What an object of the device keeps: no handle, as the program cannot drive the device with it.
+    /// Returns the reference that an object of the device keeps: no handle, as the program cannot drive the device with it.
     pub(crate) fn for_object(&self) -> Self {
         let lingering = match &self.lingering {
             Hold::Handle(lingering) => Arc::downgrade(lingering),
@@ -201,7 +201,7 @@ impl Device {
         self.driver.pump()
     }
 
-    /// When [`Device::pump`] is wanted though nothing comes: a time-out of ours or of the TCP in this process. For
+    /// Returns the time when [`Device::pump`] is wanted though nothing arrives: a time-out of ours or of the TCP in this process. For
     /// [`crate::Progress::Manual`].
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {

@@ -17,7 +17,7 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// Attempted operation.
         what: &'static str,
         /// The system's answer.
         source: io::Error,
@@ -57,7 +57,7 @@ pub enum Error {
     Busy {
         /// The object.
         what: &'static str,
-        /// How many.
+        /// Number of users.
         users: usize,
     },
     /// The queue pair is in the wrong state.
@@ -130,7 +130,7 @@ pub enum Error {
         private_data: Vec<u8>,
         /// IRD and ORD that it said, where it did: what it would have needed (RFC 6581 section 9.1).
         peer_ird_ord: Option<(u16, u16)>,
-        /// Whether we had asked for Markers: the Linux siw driver, for one, rejects that.
+        /// True if we had asked for Markers: the Linux siw driver, for one, rejects that.
         markers_asked: bool,
     },
     /// The peer has no queue pair for a SIDR request.
@@ -187,7 +187,7 @@ pub enum Error {
     /// Posting past the end of a queue.
     #[error("{queue} queue is full at {depth} requests")]
     QueueFull {
-        /// Which queue.
+        /// Name of the queue.
         queue: &'static str,
         /// Depth.
         depth: u32,
@@ -271,7 +271,7 @@ pub enum Error {
     Ended {
         /// The peer.
         peer: SocketAddr,
-        /// How it ended.
+        /// Reason for the end of the connection.
         reason: CloseReason,
     },
     /// No message came within the time that the caller of the safe API gave.
@@ -298,7 +298,7 @@ fn suffix(part: Option<impl fmt::Display>) -> String {
     part.map(|part| format!(": {part}")).unwrap_or_default()
 }
 
-/// With the kind that std has for the same failure; the error itself is the source.
+/// Converts to the kind that std has for the same failure; the error itself is the source.
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         Self::new(error.io_kind(), error)
@@ -362,6 +362,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct PostError {
     /// Position of the refused request in the chain.
     pub index: usize,
-    /// Why.
+    /// Reason for the refusal.
     pub error: Error,
 }

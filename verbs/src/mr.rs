@@ -27,7 +27,7 @@ impl RemoteMr {
     /// Bytes of [`RemoteMr::to_bytes`].
     pub const LEN: usize = 20;
 
-    /// For a message: address, length, key, all big-endian.
+    /// Encodes the address, length and key for a message, all big-endian.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
@@ -134,7 +134,7 @@ impl RawMr {
         self.len() == 0
     }
 
-    /// All of it, for a peer.
+    /// Describes the whole region for a peer.
     pub fn remote(&self) -> RemoteMr {
         let region = self.region.lock();
         RemoteMr { addr: region.base(), rkey: region.stag(), len: region.len() }

@@ -160,7 +160,7 @@ impl Tokens {
         let _ = rustix::io::write(fd, &count.to_ne_bytes());
     }
 
-    /// As if a token had been read that is not written yet: the next one is not written.
+    /// Counts a token as read that is not written yet: the next one is not written.
     fn borrow(&self) {
         *self.balance.lock() += 1;
     }
@@ -174,7 +174,7 @@ impl Tokens {
         }
     }
 
-    /// After [`Tokens::borrow`]: takes a token that had been written before.
+    /// Takes a token that was written before [`Tokens::borrow`].
     fn take_written(&self) {
         let Some(fd) = self.fd.get() else { return };
         let mut balance = self.balance.lock();
@@ -200,7 +200,7 @@ impl Tokens {
 /// A queue of events with three ways to wait for them: a waker, a descriptor, or polling.
 pub struct EventQueue<T> {
     inner: Mutex<Inner<T>>,
-    /// How many events there are, for a look without the lock; written with it.
+    /// Number of events, for a look without the lock; written with it.
     queued: AtomicUsize,
     tokens: Arc<Tokens>,
     /// Created by the first call of [`EventQueue::fd`].

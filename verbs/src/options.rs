@@ -79,7 +79,7 @@ macro_rules! connection_options {
             capabilities: $crate::CapabilityExchange = $crate::CapabilityExchange::On,
             /// A named departure from the RFCs, for one kind of peer. Default: none.
             profile: $crate::PeerProfile = $crate::PeerProfile::Rfc,
-            /// Whose payload is copied before its CRC is computed, for callers that rewrite buffers in flight. Default: [`StableTx::Off`](crate::StableTx::Off).
+            /// Requests whose payload is copied before its CRC is computed, for callers that rewrite buffers in flight. Default: [`StableTx::Off`](crate::StableTx::Off).
             stable_tx: $crate::StableTx = $crate::StableTx::Off,
             /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
             /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
@@ -92,7 +92,7 @@ macro_rules! connection_options {
             outlives_peer: bool = false,
             /// Time for TCP and MPA set-up together. Default: 10 s.
             startup_timeout: std::time::Duration = std::time::Duration::from_secs(10),
-            /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
+            /// Time during which a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
             /// listens. Default: zero, which is one attempt.
             refused_retry_time: std::time::Duration = std::time::Duration::ZERO,
             /// Time that an inbound Send may wait for a receive before the stream is terminated: zero is not at all,
@@ -118,7 +118,7 @@ connection_options! {
 }
 
 impl ConnConfig {
-    /// After how long without any acknowledgement the peer counts as dead, which ends the connection: on a busy connection, and on
+    /// Time without any acknowledgement after which the peer counts as dead, which ends the connection: on a busy connection, and on
     /// an idle one by probes. A peer that acknowledges but receives nothing, as it is busy, is not dead. Default: 15 minutes;
     /// `None` is the system's own time. On the kernel's TCP a longer time than the kernel's (`tcp_retries2`, about 15 minutes) has no
     /// effect while bytes wait for an acknowledgement.
@@ -128,7 +128,7 @@ impl ConnConfig {
         self
     }
 
-    /// What start-up asks for and offers.
+    /// Returns the parameters that start-up requests and offers.
     pub(crate) fn startup(&self) -> StartupConfig {
         StartupConfig {
             revision: self.revision,
@@ -159,7 +159,7 @@ impl ConnConfig {
     }
 }
 
-/// Which thread moves the bytes of a device.
+/// Thread that moves the bytes of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
@@ -170,7 +170,7 @@ pub enum Progress {
     Manual,
 }
 
-/// What is called around a thread's work for a device, whichever call brings it to drive: for a program that has to change a
+/// Functions called before and after a thread's work for a device, whichever call brings it to drive: for a program that has to change a
 /// property of the thread meanwhile, as the C libraries do with cancellation.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressHooks {
@@ -222,7 +222,7 @@ pub(crate) enum CaptureTarget {
     Sink(Arc<PcapSink>),
 }
 
-/// How a device is opened.
+/// Settings for opening a device.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct DeviceConfig {
@@ -247,7 +247,7 @@ impl DeviceConfig {
         self
     }
 
-    /// Which thread makes progress. Default: [`Progress::Thread`].
+    /// Selects the thread that makes progress. Default: [`Progress::Thread`].
     #[must_use]
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;

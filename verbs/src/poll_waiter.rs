@@ -50,7 +50,7 @@ impl Device {
     }
 }
 
-/// Where a thread sleeps in a poll(2) of its own until something arrives for its connections, or one of its other descriptors is ready.
+/// Sleep of a thread in a poll(2) of its own until something arrives for its connections, or one of its other descriptors is ready.
 ///
 /// The arrival itself ends the sleep, and the thread drives the shards: no second thread is woken. Where another thread drives them, that one
 /// wakes this one by its wakers. One thread uses it.
@@ -81,13 +81,13 @@ pub struct PollWaiter {
     driver: Weak<Driver>,
     set: Arc<ChannelSet>,
     wakeup: Arc<Wakeup>,
-    /// By shard; those that were armed once.
+    /// Watches by shard; those that were armed once.
     watches: Vec<Option<Arc<Watch>>>,
     /// Shards for which this thread is expected to sleep.
     armed: ShardSet,
 }
 
-/// What wakers of the thread set.
+/// Flag and descriptor that wakers of the thread set.
 struct Wakeup {
     fd: OwnedFd,
     notified: AtomicBool,
@@ -129,7 +129,7 @@ impl Wakeup {
 }
 
 impl PollWaiter {
-    /// For connections of `device`.
+    /// Creates a waiter for connections of `device`.
     ///
     /// # Errors
     /// [`Error::Io`] when the process has no descriptor left.

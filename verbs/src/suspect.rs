@@ -30,7 +30,7 @@ pub enum Suspect {
 }
 
 impl Suspect {
-    /// Of a connection that this end has begun with `options` and that was not established.
+    /// Returns the suspicion about a connection that this end has begun with `options` and that was not established.
     #[must_use]
     pub fn of_connect(options: &ConnConfig, error: &Error) -> Option<Self> {
         match error {
@@ -58,7 +58,7 @@ impl Suspect {
         (!options.fallback).then_some(Self::RevisionOne)
     }
 
-    /// Of an established connection that the peer terminated, with `codes` (layer, type, code), before it sent any FPDU.
+    /// Returns the suspicion about an established connection that the peer terminated, with `codes` (layer, type, code), before it sent any FPDU.
     pub(crate) fn of_first_terminate(
         options: &ConnConfig,
         negotiated: &Negotiated,
@@ -99,7 +99,7 @@ impl Suspect {
         }
     }
 
-    /// Which peer, and what it does.
+    /// Names the suspected peer and its behaviour.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {

@@ -48,10 +48,10 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
 /// The shortest time slice that Linux allows, in nanoseconds.
 const SLICE: u64 = 100_000;
 
-/// How much a thread's nice value is lowered by [`raise_priority`].
+/// Amount by which [`raise_priority`] lowers a thread's nice value.
 const RAISED_BY: i32 = 10;
 
-/// Where every processor is busy, Linux 6.12 and newer let a thread that wakes up interrupt one with a longer slice at once; otherwise it
+/// Requests a shorter slice for the calling thread. If every processor is busy, Linux 6.12 and newer let a thread that wakes up interrupt one with a longer slice at once; otherwise it
 /// waits for the end of that slice, milliseconds. A failure is of no other consequence.
 fn shorten_slice() {
     change(|attributes| attributes.sched_runtime = SLICE);

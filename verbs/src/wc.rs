@@ -73,7 +73,7 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// What completed; the values of `ibv_wc_opcode` where it has one.
+/// Completed operation; the values of `ibv_wc_opcode` where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum WcOpcode {
@@ -104,7 +104,7 @@ pub enum WcOpcode {
 /// The wire's reason behind an error status: the codes of a Terminate message (RFC 5040 section 4.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WireReason {
-    /// Whether the peer sent it (otherwise we did).
+    /// True if the peer sent it, false if this end did.
     pub from_peer: bool,
     /// Layer: 0 RDMAP, 1 DDP, 2 LLP.
     pub layer: u8,
@@ -112,12 +112,12 @@ pub struct WireReason {
     pub etype: u8,
     /// Error code.
     pub code: u8,
-    /// Whose way of writing it: the Linux siw driver swaps layer and type. The codes above are those that it meant.
+    /// Implementation whose encoding was used: the Linux siw driver swaps layer and type. The codes above are those that it meant.
     pub origin: Origin,
 }
 
 impl WireReason {
-    /// As one number for `vendor_err`: 0x8000 from the peer, then layer, type, code.
+    /// Returns one number for `vendor_err`: 0x8000 from the peer, then layer, type, code.
     #[must_use]
     pub fn vendor_err(self) -> u32 {
         u32::from(self.from_peer) << 16
@@ -149,9 +149,9 @@ impl fmt::Display for WireReason {
 pub struct Wc {
     /// The number given when posting.
     pub wr_id: u64,
-    /// How it ended. Unless `Success`, only `wr_id`, `qp_num` and `reason` mean anything.
+    /// Result of the request. Unless it is `Success`, only `wr_id`, `qp_num` and `reason` are meaningful.
     pub status: WcStatus,
-    /// What ended.
+    /// Completed operation.
     pub opcode: WcOpcode,
     /// Bytes received or read.
     pub byte_len: u32,
@@ -161,7 +161,7 @@ pub struct Wc {
     pub invalidated: Option<STag>,
     /// The queue pair.
     pub qp_num: u32,
-    /// Of a received datagram: the queue pair that sent it. A route header of 40 bytes is in front of its payload.
+    /// Queue pair that sent a received datagram. A route header of 40 bytes is in front of its payload.
     pub datagram_from: Option<u32>,
     /// The wire's reason, where an error has one.
     pub reason: Option<WireReason>,

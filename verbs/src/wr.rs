@@ -20,7 +20,7 @@ pub struct Sge {
     pub lkey: STag,
 }
 
-/// Those of a request. Most requests have one, which needs no allocation.
+/// Elements of a request. Most requests have one, which needs no allocation.
 pub(crate) type Sges = SmallVec<[Sge; 1]>;
 
 /// The element of a request that has one, unless it is in an allocation that an earlier request needed.
@@ -57,7 +57,7 @@ bitflags! {
     }
 }
 
-/// What a send work request does.
+/// Operation of a send work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
     /// RDMA Write (RFC 5040 section 4.4).
@@ -82,7 +82,7 @@ pub enum SendOp {
     Send,
     /// A datagram, on a UD queue pair.
     Datagram {
-        /// Where to.
+        /// Destination of the datagram.
         to: Destination,
         /// The immediate, as the application's number.
         imm: Option<u32>,
@@ -108,7 +108,7 @@ pub enum SendOp {
     FetchAdd {
         /// Eight aligned bytes of the peer's.
         remote: Remote,
-        /// What to add.
+        /// Addend.
         add: u64,
         /// A one marks the top bit of a field; its carry is dropped. 0 = one 64-bit field.
         mask: u64,
@@ -248,7 +248,7 @@ pub struct FastRegister {
 pub struct SendWr<'a> {
     /// The application's own number, returned with the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// Operation to perform.
     pub op: SendOp,
     /// Local memory: source of Write and Send, target of Read and atomics.
     pub sges: &'a [Sge],
@@ -261,7 +261,7 @@ pub struct SendWr<'a> {
 pub struct RecvWr<'a> {
     /// The application's own number, returned with the completion.
     pub wr_id: u64,
-    /// Where an inbound Send is placed.
+    /// Memory for an inbound Send.
     pub sges: &'a [Sge],
 }
 

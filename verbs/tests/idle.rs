@@ -34,7 +34,7 @@ static ALLOCATOR: Counting = Counting;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Each has two ends in this process; fewer where the process may not have as many descriptors.
 const CONNECTIONS: usize = 5000;
-/// What one end may hold while nothing moves.
+/// Memory that one end may hold while nothing moves.
 const BOUND: usize = 16 << 10;
 
 struct Side {
@@ -90,7 +90,7 @@ fn descriptors() -> usize {
 /// One test counts at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What each end of so many new connections holds.
+/// Returns the memory that each end of new connections holds.
 fn held_each(connections: usize, options: &Arc<ConnConfig>) -> usize {
     let (mut client, mut server) = (Side::new(), Side::new());
     let any = "127.0.0.1:0".parse().unwrap();

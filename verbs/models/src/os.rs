@@ -14,7 +14,7 @@ struct Fd(Arc<Mutex<FdState>>);
 
 #[derive(Default)]
 struct FdState {
-    /// How much is in it.
+    /// Current value.
     count: usize,
     /// Threads to be woken when something comes.
     sleepers: Vec<Arc<Sleeper>>,
@@ -203,9 +203,9 @@ pub(super) struct Instant(Duration);
 const STEP: Duration = Duration::from_millis(1);
 
 thread_local! {
-    /// Of all executions of a model: only differences matter.
+    /// Clock over all executions of a model: only differences matter.
     static CLOCK: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-    /// How much later each reading is.
+    /// Advance of the clock per reading.
     static TICK: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 

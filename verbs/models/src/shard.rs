@@ -26,7 +26,7 @@ struct Core {
     deadline: Option<Instant>,
     published_deadline: Option<Instant>,
     wakes: Vec<Waker>,
-    /// For channels of queues that have raised an event, or may have one whose token is withheld.
+    /// Tokens for channels of queues that have raised an event, or may have one whose token is withheld.
     tokens: Vec<Token>,
     queue: Arc<Queue>,
     /// Completions that a command has asked for.
@@ -60,7 +60,7 @@ impl Wake for Channel {
     }
 }
 
-/// What is done with a channel's token after the core is unlocked.
+/// Action on a channel's token after the core is unlocked.
 enum Token {
     /// The queue has raised an event.
     Due(Arc<Channel>),
@@ -188,7 +188,7 @@ impl Shard {
         self.stack.arrive();
     }
 
-    /// What `ibv_post_send` does.
+    /// Models `ibv_post_send`.
     pub fn post(self: &Arc<Self>, post: Post) {
         if let Some(mut busy) = self.try_lock() {
             busy.posts = true;
@@ -199,13 +199,13 @@ impl Shard {
         }
     }
 
-    /// What a post that may be coalesced does.
+    /// Models a post that may be coalesced.
     pub fn post_coalesced(&self, post: Post) {
         self.handoff.post(post);
         self.state.coalesce_timer();
     }
 
-    /// What a control call does, without waiting for its result: it completes.
+    /// Models a control call, without waiting for its result: it completes.
     pub fn command(self: &Arc<Self>) {
         if let Some(mut busy) = self.try_lock() {
             busy.core().command();
@@ -215,7 +215,7 @@ impl Shard {
         }
     }
 
-    /// What `ibv_poll_cq` does: takes all completions, and drives when there is none.
+    /// Models `ibv_poll_cq`: takes all completions, and drives when there is none.
     pub fn poll(self: &Arc<Self>) -> usize {
         self.state.hint_poll();
         let taken = self.queue.pop();
@@ -226,7 +226,7 @@ impl Shard {
         self.queue.pop()
     }
 
-    /// What `ibv_req_notify_cq` does.
+    /// Models `ibv_req_notify_cq`.
     pub fn arm(self: &Arc<Self>) {
         self.queue.inner.lock().armed = true;
         if self.handoff.is_pending() {

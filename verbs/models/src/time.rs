@@ -23,13 +23,13 @@ enum SleepState {
     Woken,
 }
 
-/// What all threads of a model do, counted outside of the tools' view: every thread of a model runs on one thread of the system.
+/// State of all threads of a model, counted outside of the tools' view: every thread of a model runs on one thread of the system.
 #[derive(Default)]
 struct Threads {
     live: usize,
-    /// In a sleep, or waiting for the end of another.
+    /// Threads in a sleep, or waiting for the end of another.
     asleep: usize,
-    /// Those whose sleep has a time-out.
+    /// Threads whose sleep has a time-out.
     timed: Vec<Arc<Sleeper>>,
 }
 
@@ -46,13 +46,13 @@ fn count(change: impl FnOnce(&mut Threads)) {
     THREADS.with_borrow_mut(change);
 }
 
-/// All time-outs pass.
+/// Lets all time-outs pass.
 pub fn pass() {
     let timed = THREADS.with_borrow_mut(|threads| std::mem::take(&mut threads.timed));
     timed.iter().for_each(|sleeper| sleeper.wake());
 }
 
-/// All time-outs pass if no thread can run.
+/// Lets all time-outs pass if no thread can run.
 fn pass_if_idle() {
     if THREADS.with_borrow(|threads| threads.asleep == threads.live) {
         pass();

@@ -122,7 +122,7 @@ pub fn connect_open(
     })
 }
 
-/// What connections differ in by the call that begins them.
+/// Properties in which connections differ by the call that begins them.
 struct How {
     /// The local address that the application asked for.
     asked_local: Option<SocketAddr>,
@@ -197,7 +197,7 @@ pub fn connect_self(
     })
 }
 
-/// What a connection is begun with.
+/// Parameters of a connection that is being begun.
 struct Opened {
     socket: Box<dyn uiw_llp::TransportStream>,
     stream: RdmapStream<uiw_mem::Span>,

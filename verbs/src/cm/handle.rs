@@ -36,7 +36,7 @@ impl ConnHandle {
         Ok(Self { driver, token: Some(token), id })
     }
 
-    /// Which connection it is in [`crate::cm::CmEvent`]s.
+    /// Returns the identifier of the connection in [`crate::cm::CmEvent`]s.
     #[must_use]
     pub fn id(&self) -> ConnId {
         self.id

@@ -30,7 +30,7 @@ pub(crate) struct ListenerSlot {
     channel: Arc<CmChannel>,
     /// Connections in set-up.
     half_open: Arc<AtomicU32>,
-    /// Those that had sent no whole Request when they were last looked at, the oldest first. Others may be among them.
+    /// Connections that had sent no whole Request at the last check, the oldest first. Others may be among them.
     without_request: VecDeque<Token>,
 }
 

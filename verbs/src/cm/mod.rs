@@ -34,19 +34,19 @@ use std::time::Duration;
 use uiw_llp::PeerIdentity;
 use uiw_mpa::startup::Negotiated;
 
-/// Where the events of connections go: `rdma_event_channel`.
+/// Destination of the events of connections: `rdma_event_channel`.
 pub type CmChannel = EventQueue<CmEvent>;
 
 /// Something that happened to a connection or a listener.
 #[derive(Debug)]
 pub struct CmEvent {
-    /// Which connection; of a [`CmEventKind::ConnectRequest`], the connection-to-be.
+    /// Connection of the event; for a [`CmEventKind::ConnectRequest`], the connection-to-be.
     pub id: ConnId,
-    /// What.
+    /// Kind of the event.
     pub kind: CmEventKind,
 }
 
-/// What happened.
+/// Kind of a connection event.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
@@ -81,11 +81,11 @@ pub enum CmEventKind {
     Disconnected(CloseReason),
     /// No peer can connect to a listener: the interface of a TCP in this process is down or gone.
     ListenerDown {
-        /// Which one.
+        /// Listener that was lost.
         listener: ListenerId,
         /// [`Error::Io`] with what happened to the interface.
         error: Error,
-        /// Whether it is for good; otherwise the listener goes on when the interface is up again.
+        /// True if the listener is lost for good; otherwise it continues when the interface is up again.
         for_good: bool,
     },
     /// The program put it there itself, with [`EventQueue::post`] and a number that means something to it.
@@ -101,12 +101,12 @@ impl CmEvent {
     }
 }
 
-/// How a connection ended.
+/// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseReason {
     /// The Terminate behind it.
     pub reason: Option<WireReason>,
-    /// Whether both sides closed in order, or the application wanted it.
+    /// True if both sides closed in order, or the application wanted it.
     pub orderly: bool,
     /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnConfig::dead_after`].
     pub silent_for: Option<Duration>,
@@ -152,7 +152,7 @@ pub struct ConnInfo {
     pub local: SocketAddr,
     /// The peer's address.
     pub peer: SocketAddr,
-    /// What start-up agreed on.
+    /// Result of the negotiation.
     pub negotiated: Negotiated,
     /// IRD and ORD as the peer said them in its Request or Reply, where it did (RFC 6581 section 9.1).
     pub peer_ird_ord: Option<(u16, u16)>,
@@ -162,7 +162,7 @@ pub struct ConnInfo {
     pub peer_identity: Option<Arc<PeerIdentity>>,
 }
 
-/// Where the events of one connection go, and which were given.
+/// Destination of the events of one connection, and the events delivered so far.
 pub(crate) struct CmSide {
     pub(crate) id: ConnId,
     channel: Arc<CmChannel>,
@@ -232,7 +232,7 @@ impl CmSide {
     }
 }
 
-/// How a failed TCP connect is reported.
+/// Converts the error of a failed TCP connect.
 pub(crate) fn connect_error(peer: SocketAddr, source: io::Error) -> Error {
     match source.kind() {
         io::ErrorKind::ConnectionRefused => Error::Refused { peer },

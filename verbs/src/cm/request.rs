@@ -81,7 +81,7 @@ impl ConnRequest {
         self.id
     }
 
-    /// Which listener it came to.
+    /// Returns the listener at which the request arrived.
     #[must_use]
     pub fn listener(&self) -> Option<ListenerId> {
         self.listener.map(|token| ListenerId(token.0))

@@ -22,7 +22,7 @@ const FIRST_NEEDED: u32 = 16;
 /// Each delay of an event that was not polled multiplies that number.
 const MORE_NEEDED: u32 = 8;
 
-/// Of one channel.
+/// Withheld token of one channel.
 pub(crate) struct Withheld {
     tokens: Arc<Tokens>,
     /// A token may be withheld.
@@ -142,7 +142,7 @@ mod tests {
             Self { queue, withheld }
         }
 
-        /// Of a program that polls first, after a post.
+        /// Creates the state of a program that polls first, after a post.
         fn withholding() -> Self {
             let f = Self::new();
             f.polled_early(FIRST_NEEDED);
@@ -169,7 +169,7 @@ mod tests {
             assert!(!self.is_readable());
         }
 
-        /// So many events, each of a queue that was polled empty before.
+        /// Reports events, each of a queue that was polled empty before.
         fn polled_early(&self, count: u32) {
             for _ in 0..count {
                 assert!(self.post(true));

@@ -15,7 +15,7 @@ use uiw_counters::Refusal;
 use uiw_llp::StreamChange;
 use uiw_stream::{LocalError, PeerKind};
 
-/// After the first refusal; every further pause is twice as long.
+/// Pause after the first refusal; every further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 impl Conn {
@@ -52,7 +52,7 @@ impl Conn {
         }
     }
 
-    /// After a refusal: whether TCP will be tried once more.
+    /// Returns whether TCP will be tried once more after a refusal.
     fn retries(&mut self, services: &mut Services) -> bool {
         let (since, pause) = self.refused.unwrap_or((services.now, FIRST_PAUSE));
         let limit = since.after(self.options.refused_retry_time);
@@ -263,7 +263,7 @@ impl Conn {
         self.stream.limit_lifetime(timeout, services.now);
     }
 
-    /// How the bytes travel now.
+    /// Returns the properties of the path.
     pub(crate) fn path(&self) -> Path {
         Path {
             emss: self.socket.emss(),

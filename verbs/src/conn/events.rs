@@ -98,7 +98,7 @@ impl Conn {
         attrs.ord = negotiated.ord;
     }
 
-    /// From here on it counts.
+    /// Starts the counters of the connection.
     fn open_counters(&mut self, services: &mut Services) {
         let (local, peer) = (self.socket.local_addr(), self.socket.peer_addr());
         self.was_open = true;
@@ -475,7 +475,7 @@ fn wire_reason(ended: &Ended) -> Option<WireReason> {
     Some(WireReason { from_peer, layer, etype, code, origin })
 }
 
-/// How the request completes that the error is about.
+/// Returns the status of the request that the error is about.
 fn status_of(ended: &Ended) -> Option<WcStatus> {
     match &ended.error {
         ConnError::Local { error, .. } => match error {

@@ -21,18 +21,18 @@ use uiw_stream::{
     SourceGone,
 };
 
-/// What the engine remembers for one stream between calls.
+/// State of the engine for one stream between calls.
 pub(crate) struct HostState {
     token: Token,
-    /// What the STags bound to this stream alone are bound to.
+    /// Stream to which STags of this stream alone are bound.
     pub(crate) stream: StreamId,
     /// Memory that was named last.
     cache: MrCache,
     /// The receive that is being filled.
     receive: RecvWqe,
-    /// Whether there is one.
+    /// True while a message is being received.
     receiving: bool,
-    /// Where it counts: its own counters in Full Operation.
+    /// Counters of the stream: its own ones in Full Operation.
     pub(crate) counters: ConnCounters,
     /// The message so far, once it is longer than that receive, and what it is charged.
     long: Vec<u8>,
@@ -579,7 +579,7 @@ fn element(wqe: &Wqe, offset: u32) -> Option<(Sge, u32)> {
     None
 }
 
-/// What a request does, in the stream's terms.
+/// Converts the operation of a request to the stream's type.
 #[inline]
 fn op(op: &SendOp) -> Op {
     let place = |remote: Remote| uiw_stream::Remote { stag: remote.rkey, to: remote.addr };

@@ -14,10 +14,10 @@ const CHECKS: u32 = 8;
 /// Least time between checks.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 
-/// What is known of one connection between checks.
+/// Observations about one connection between checks.
 #[derive(Debug)]
 pub(super) struct Liveness {
-    /// When the next check is due.
+    /// Time of the next check.
     pub(super) check: Time,
     /// Since when each check found bytes that wait for an acknowledgement.
     waiting: Option<Time>,
@@ -25,7 +25,7 @@ pub(super) struct Liveness {
     probing: bool,
 }
 
-/// What a check came to.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Alive,

@@ -27,7 +27,7 @@ use uiw_llp::{Event, Interest, Token};
 use uiw_mem::Span;
 use uiw_stream::{RdmapStream, Time};
 
-/// What [`Conn::on_doorbell`] came to.
+/// Result of [`Conn::on_doorbell`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doorbell {
     Served,
@@ -35,7 +35,7 @@ pub(crate) enum Doorbell {
     NeedsClock,
 }
 
-/// What a connection needs of its stack, which only the shard can call.
+/// Action that a connection needs of its stack, which only the shard can call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StackRequest {
     #[default]
@@ -60,7 +60,7 @@ pub(crate) struct Conn {
     page_offset: usize,
     /// Bytes counted against the receive memory budget.
     counted: HeldBytes,
-    /// When the FPDU began of which a part is kept.
+    /// Time when the kept FPDU began.
     partial_since: Time,
     /// Time of the last bytes while a long message is incomplete.
     message_at: Time,
@@ -79,7 +79,7 @@ pub(crate) struct Conn {
     held_until: Time,
     /// The deadline has passed, and TCP has not taken the acknowledgement since.
     ack_overdue: bool,
-    /// When to retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
+    /// Time of a retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
     retry: Time,
     /// See [`uiw_llp::TransportConfig::dead_after`].
     dead_after: Option<Duration>,
@@ -100,7 +100,7 @@ pub(crate) struct Conn {
     pub(crate) asked_local: Option<SocketAddr>,
     /// The number of an event of its own that says that TCP is connected.
     pub(crate) connected_note: Option<u64>,
-    /// When TCP was refused first, and how long the next pause is.
+    /// Time of the first refusal by TCP, and length of the next pause.
     refused: Option<(Time, Duration)>,
     interest: Interest,
     /// The socket was removed from the event set, as a hang-up would be reported with every poll. It enters the set again when the
@@ -189,7 +189,7 @@ impl Conn {
         self.stream.is_over()
     }
 
-    /// When the FPDU began that the peer has sent a part of and is silent since; `None` where nothing is kept, or the peer is not to
+    /// Returns the time when the FPDU began that the peer has sent a part of and is silent since; `None` where nothing is kept, or the peer is not to
     /// blame, as a Send waits for a receive or the socket is not read.
     pub(crate) fn partial_since(&self) -> Option<Time> {
         let waits = self.starved.is_none() && !self.stream.is_stalled();
@@ -271,7 +271,7 @@ impl Conn {
         }
     }
 
-    /// What follows [`Conn::on_lost_sending`]: the transport is lost once nothing more is read. A Send that waits for a receive is kept.
+    /// Completes [`Conn::on_lost_sending`]: the transport is lost once nothing more is read. A Send that waits for a receive is kept.
     #[cold]
     fn end_lost_sending(&mut self, moved: bool, services: &mut Services) {
         if moved {
@@ -364,7 +364,7 @@ impl Conn {
         }
     }
 
-    /// When [`Conn::on_timer`] is due.
+    /// Returns the time when [`Conn::on_timer`] is due.
     fn deadline(&self) -> Time {
         self.stream.poll_timeout().min(self.retry).min(self.liveness.check).min(self.held_until)
     }

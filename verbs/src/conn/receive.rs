@@ -16,7 +16,7 @@ const STARTUP_BYTES: usize = 4096;
 const FRONT: usize = 512;
 /// Bytes of the longest FPDU, with Markers, and of what is read behind it.
 const WHOLE: usize = 128 << 10;
-/// What a socket is to have room for, so that the longest FPDU fits: the kernel counts up to four times the bytes of a segment.
+/// Required room of a socket, so that the longest FPDU fits: the kernel counts up to four times the bytes of a segment.
 const SOCKET_ROOM: usize = 512 << 10;
 /// Reads of FPDUs that take the place of one that fills the staging.
 const WHOLE_READS: usize = 4;
@@ -40,16 +40,16 @@ impl Starved {
     }
 }
 
-/// How much is read.
+/// Amount to read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reads {
-    /// What the socket has.
+    /// Everything that the socket has.
     All,
     /// FPDUs that have come as a whole, so that less than two [`FRONT`]s are kept.
     Whole,
 }
 
-/// What became of a peek at the stack's memory.
+/// Result of a peek at the stack's memory.
 enum PeekResult {
     /// The stack has none: the socket is read into staging.
     Elsewhere,
@@ -57,7 +57,7 @@ enum PeekResult {
     Staged { until: usize },
     /// FPDUs were taken; perhaps there are `more`.
     Used { more: bool },
-    /// Nothing is there.
+    /// No bytes are there.
     Nothing,
     /// The transport is lost.
     Lost(io::Error),

@@ -13,7 +13,7 @@ const MAX_PIECES: usize = 1024;
 /// The number is Linux's on every processor.
 const EFAULT: i32 = 14;
 
-/// What became of a batch.
+/// Result of sending a batch.
 enum Outcome {
     /// The socket took this many bytes.
     Sent {
@@ -25,7 +25,7 @@ enum Outcome {
     Lost(io::Error),
 }
 
-/// What the stream asks for next.
+/// Next action of the stream.
 enum Step {
     Nothing,
     Fin,

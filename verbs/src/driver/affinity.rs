@@ -17,9 +17,9 @@ thread_local! {
 #[derive(Clone, Copy)]
 struct Last {
     device: u64,
-    /// Where this thread's queues are.
+    /// Shard of this thread's queues.
     queues: Option<usize>,
-    /// Where it waits.
+    /// Shard on which the thread waits.
     waits: usize,
 }
 

@@ -17,7 +17,7 @@ use uiw_stream::{LocalError, Time};
 
 /// Up to this many connections a round reads all of them; with more it polls the stack for those that are ready.
 const DIRECT_STREAMS: usize = 4;
-/// With few connections the stack is still polled once in this many rounds, for listeners, connects and hang-ups.
+/// Number of rounds after which the stack is polled once even with few connections, for listeners, connects and hang-ups.
 const POLL_STACK_EVERY: u32 = 32;
 /// Reads, and batches to send, per round where there is one connection.
 const TURN_ALONE: usize = 4;
@@ -26,7 +26,7 @@ const TURN: usize = 1;
 /// Approximate number of bytes after which a round ends, so that the application can run.
 const ROUND_BYTES: usize = 2 << 20;
 
-/// How long a peer may be silent inside an FPDU while the receive memory budget is short.
+/// Time for which a peer may be silent inside an FPDU while the receive memory budget is short.
 const PARTIAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Minimum time between two searches for connections that keep the budget short, as a search visits every connection.
 const RELIEF_PAUSE: Duration = Duration::from_millis(100);
@@ -73,7 +73,7 @@ pub(crate) struct Core {
     polled: Vec<Event>,
     /// Connections with a doorbell that was not served yet.
     pub(super) ready: VecDeque<Token>,
-    /// When connections may be ended next to relieve the receive memory budget.
+    /// Time when connections may be ended next to relieve the receive memory budget.
     next_relief: Time,
     /// The connection that is read first in the next round, counted from the front of `established`.
     first: usize,
@@ -82,7 +82,7 @@ pub(crate) struct Core {
     pumps: u32,
     /// Connections that were removed since a bulk disconnect was reported.
     gone: usize,
-    /// At least [`BULK`] connections were removed and few remain: reported when the lock is released.
+    /// True if at least [`BULK`] connections were removed and few remain: reported when the lock is released.
     pub(crate) bulk_disconnect: bool,
     /// Connections that are over. They are dropped after unlocking: what they hold may run foreign code or lock again.
     #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
@@ -242,7 +242,7 @@ impl Core {
         self.datagram_sockets.retain(|other| *other != socket);
     }
 
-    /// When a round is due even if nothing arrives: for a connection, or for the stack's own timers.
+    /// Returns the time when a round is due even if nothing arrives: for a connection, or for the stack's own timers.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match (self.services.timers.next().map(|at| self.instant(at)), self.stack.deadline()) {
             (Some(ours), Some(theirs)) => Some(ours.min(theirs)),

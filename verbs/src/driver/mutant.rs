@@ -1,6 +1,6 @@
 //! Defects that tests of the models switch on, to show that the models detect them. Outside of the models they are compiled out.
 
-/// Whether a model runs. It shortens counts that only bound work.
+/// True in a model. It shortens counts that only bound work.
 pub(super) const MODEL: bool = cfg!(any(loom, shuttle));
 
 /// A defect.

@@ -23,7 +23,7 @@ pub(super) struct Parker {
     sleeps_in: Mutex<SleepsIn>,
 }
 
-/// What the thread sleeps in.
+/// Object in which the thread sleeps.
 enum SleepsIn {
     Nothing,
     /// poll(2), with the parker's own descriptor.

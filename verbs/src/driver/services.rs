@@ -19,7 +19,7 @@ pub(crate) const STAGING_LEN: usize = RX_STAGING + 2 * PAGE;
 pub(crate) struct Services {
     pub(crate) driver: Weak<Driver>,
     pub(crate) shared: Arc<Shared>,
-    /// That of `shared`.
+    /// Memory table of `shared`.
     pub(crate) table: Arc<uiw_mem::Table>,
     /// The time at the start of this round.
     pub(crate) now: Time,
@@ -33,7 +33,7 @@ pub(crate) struct Services {
     pub(crate) turn: usize,
     /// Bytes that connections have moved in this round.
     pub(crate) moved: usize,
-    /// Where datagrams are built and received: made at the first use, and taken out during one.
+    /// Buffers in which datagrams are built and received: made at the first use, and taken out during one.
     pub(crate) datagrams: Option<Box<Staging>>,
     /// A connection was not read, as the receive memory budget has no room.
     pub(crate) is_short: bool,

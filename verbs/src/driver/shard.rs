@@ -235,7 +235,7 @@ impl Drop for Guarded {
 
 #[cfg(debug_assertions)]
 thread_local! {
-    /// Whether this thread holds a shard's lock.
+    /// True while this thread holds a shard's lock.
     static HOLDS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 

@@ -124,12 +124,12 @@ impl Drop for MessageCharge {
     }
 }
 
-/// What one connection holds of a [`Budget`].
+/// Bytes of a [`Budget`] that one connection holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HeldBytes {
-    /// Of a connection that is read as far as its socket has bytes.
+    /// Bytes of a connection that is read as far as its socket has bytes.
     pub(crate) held: usize,
-    /// Of one of which whole FPDUs are read.
+    /// Bytes of a connection of which whole FPDUs are read.
     pub(crate) of_whole: usize,
 }
 
@@ -166,7 +166,7 @@ impl Budget {
         self.has_room(bytes) || self.held.load(Ordering::Relaxed) <= self.limit / 4
     }
 
-    /// What one connection holds has changed.
+    /// Counts a change of the bytes that one connection holds.
     pub(crate) fn count(&self, before: HeldBytes, after: HeldBytes) {
         for (total, before, after) in
             [(&self.held, before.held, after.held), (&self.of_whole, before.of_whole, after.of_whole)]
@@ -214,7 +214,7 @@ pub(crate) struct Shared {
     pub(crate) counters: DeviceCounters,
     /// Injected faults, if there are any.
     pub(crate) faults: Option<Arc<Faults>>,
-    /// Whether the wire is encrypted.
+    /// True if the wire is encrypted.
     pub(crate) encrypts: bool,
     /// Addresses of connections of TCP, ours first: shows which of them end at this device.
     ends: Mutex<HashSet<(SocketAddr, SocketAddr)>>,

@@ -7,11 +7,11 @@ use uiw_stream::Time;
 
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(Time, u64)>>,
-    /// With this many entries those of removed connections are purged.
+    /// Number of entries at which those of removed connections are purged.
     full: usize,
 }
 
-/// Below this size stale entries are not purged.
+/// Size below which stale entries are not purged.
 const FEW: usize = 256;
 
 impl Default for Timers {

@@ -24,7 +24,7 @@ pub(crate) struct Watch {
     release: Waker,
     /// A token is withheld that this watch releases.
     withheld: AtomicBool,
-    /// So it was at the background thread's last turn.
+    /// Value of the withheld flag at the background thread's last turn.
     withheld_seen: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ impl Watch {
         })
     }
 
-    /// From now on the channel's descriptor is readable while the stack's is.
+    /// Makes the channel's descriptor readable while the stack's is.
     pub(super) fn start(&self) {
         self.wait_for(true);
     }

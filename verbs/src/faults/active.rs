@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use uiw_impair::Random;
 
-/// Where events are raised: one queue for each handle of the device that has its own.
+/// Destinations of raised events: one queue for each handle of the device that has its own.
 type Queues = Arc<Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>>;
 
 /// The plan of one device, with what was counted so far.
@@ -183,7 +183,7 @@ mod tests {
         Faults::start(plan.parse().unwrap()).unwrap().unwrap()
     }
 
-    /// Which of `count` calls of `alloc_pd` are refused, counted from 1.
+    /// Returns which of `count` calls of `alloc_pd` are refused, counted from 1.
     fn refused(faults: &Faults, count: usize) -> Vec<usize> {
         (1..=count).filter(|_| faults.call(Call::AllocPd).is_err()).collect()
     }

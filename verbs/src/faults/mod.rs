@@ -17,7 +17,7 @@ use crate::wc::{WcOpcode, WcStatus};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// What goes wrong on a device, and when. Its text is a list of rules with commas:
+/// Planned faults of a device. The text form is a list of rules with commas:
 ///
 /// | rule | effect |
 /// |---|---|
@@ -116,9 +116,9 @@ pub enum CmFault {
     Unreachable,
     /// The connection is lost while it is set up.
     ConnectError,
-    /// Of `resolve_addr`.
+    /// Error event of `resolve_addr`.
     AddrError,
-    /// Of `resolve_route`.
+    /// Error event of `resolve_route`.
     RouteError,
 }
 
@@ -151,7 +151,7 @@ impl Call {
 }
 
 impl CmFault {
-    /// What the event of a connection to `peer` says, which was given `timeout`.
+    /// Returns the error in the event of a connection to `peer` with this `timeout`.
     pub(crate) fn error(self, peer: SocketAddr, timeout: Duration) -> Error {
         match self {
             Self::Rejected => {

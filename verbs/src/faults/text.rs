@@ -16,7 +16,7 @@ pub struct FaultPlanError {
 }
 
 impl FaultPlanError {
-    /// What is wrong, without the text that it is about.
+    /// Describes the error, without the text that it is about.
     #[must_use]
     pub fn problem(&self) -> &'static str {
         self.problem
@@ -115,7 +115,7 @@ table! {
 }
 
 table! {
-    /// Of a call of the connection manager.
+    /// Parses a call of the connection manager.
     fn cm_call -> CmCall, "call of the connection manager" {
         "connect" => CmCall::Connect,
         "resolve_addr" => CmCall::ResolveAddr,

@@ -3,14 +3,14 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Which of the calls that a rule is about it changes.
+/// Calls that a rule changes, of those that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// Every one. No text.
     Always,
     /// One, counted from 1: `3`.
     Nth(u64),
-    /// From that one on, counted from 1: `3+`.
+    /// This call and all later ones, counted from 1: `3+`.
     From(u64),
     /// Each with this chance in a million: `0.5%`.
     Chance(u32),

@@ -27,7 +27,7 @@ impl Default for QpCap {
     }
 }
 
-/// What a queue pair is made of.
+/// Objects and limits of a new queue pair.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct QpInit {
@@ -114,7 +114,7 @@ impl QpInit {
     }
 }
 
-/// What can be set and queried of a queue pair.
+/// Attributes of a queue pair that can be set and queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
     /// State.
@@ -129,15 +129,15 @@ pub struct QpAttr {
     pub cap: QpCap,
 }
 
-/// How the bytes of a standing connection travel.
+/// Properties of the path of an established connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Bytes a TCP segment carries (RFC 5044 section 5.1).
     pub emss: usize,
     /// Bytes of the longest ULPDU we send.
     pub max_ulpdu: usize,
-    /// Whether the peer turned out to be one of ours; false until its answer is here.
+    /// True if the peer is known to be uiw; false until its answer is here.
     pub uiw_peer: bool,
-    /// What TCP says.
+    /// Information from TCP.
     pub stream: uiw_llp::StreamInfo,
 }

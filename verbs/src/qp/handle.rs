@@ -181,7 +181,7 @@ impl Qp {
         self.0.post_recv(wrs)
     }
 
-    /// What was set, and the state it is really in.
+    /// Returns the attributes that were set, and the actual state.
     #[must_use]
     pub fn query(&self) -> QpAttr {
         let attrs = self.0.attrs.lock();
@@ -263,7 +263,7 @@ impl Qp {
         self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)?
     }
 
-    /// How the bytes of its connection travel now; `None` without a connection.
+    /// Returns the properties of the connection's path; `None` without a connection.
     #[must_use]
     pub fn path(&self) -> Option<Path> {
         let token = self.0.conn()?;

@@ -71,11 +71,11 @@ pub(crate) struct QpInner {
     /// Connection's token, or [`NO_CONN`].
     pub(super) conn: AtomicU64,
     pub(crate) attrs: Mutex<Attrs>,
-    /// Of a UD queue pair.
+    /// State of a UD queue pair.
     pub(crate) ud: Option<UdState>,
     /// The device's queue of asynchronous events had one about this queue pair.
     pub(super) has_raised: AtomicBool,
-    /// Those of the device, if there are any.
+    /// Faults of the device, if there are any.
     pub(crate) faults: Option<Arc<Faults>>,
     pub(crate) log_limit: LogLimit,
     /// The text of the last local error, for the errors of the safe API.
@@ -259,7 +259,7 @@ impl QpInner {
         }
     }
 
-    /// Where receives are taken from, one after the other.
+    /// Returns the source from which receives are taken, one after the other.
     pub(crate) fn receives(&self) -> Receives<'_> {
         match &self.rq {
             RecvSource::Own(rq) => Receives::Own(rq.lock()),

@@ -6,7 +6,7 @@ use std::ops::Range;
 use uiw_mem::{Gone, MrCache, Pinned, Table};
 use uiw_stream::LocalError;
 
-/// Where the bytes of a request go.
+/// Destination for the elements of a request.
 pub(crate) trait Gathered {
     fn append(&mut self, bytes: &[u8]);
 

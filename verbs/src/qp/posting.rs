@@ -10,7 +10,7 @@ use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use std::sync::Arc;
 use uiw_llp::Token;
 
-/// So many bytes posted are worth a call of their own to the socket.
+/// Number of posted bytes that are worth a call of their own to the socket.
 const BATCH: u64 = 256 << 10;
 
 /// Second step of a post, after the requests are in the queue. It may run wakers, so no lock may be held.

@@ -42,7 +42,7 @@ impl RecvQueue {
         }
     }
 
-    /// With another order of the receives.
+    /// Sets the order in which receives are taken.
     pub(crate) fn newest_first(mut self, newest_first: bool) -> Self {
         self.newest_first = newest_first;
         self

@@ -10,7 +10,7 @@ use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{SendFlags, SendOp, SendWr, Sge, Sges, store};
 use uiw_ddp::STag;
 
-/// What the queue does with requests.
+/// Treatment of requests by the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SqMode {
     /// Posting is an error: RESET, INIT, RTR.
@@ -23,7 +23,7 @@ pub(crate) enum SqMode {
     Flushing,
 }
 
-/// Where a request stands.
+/// State of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WqeState {
     Posted,

@@ -36,7 +36,7 @@ const fn octets(ip: IpAddr) -> [u8; 16] {
 }
 
 impl AddressHandle {
-    /// From `local`, at which the datagram port is bound, to `peer`; IPv4-mapped IPv6 addresses are IPv4 addresses. `scope` is the index of the interface,
+    /// Creates the address for datagrams from `local`, at which the datagram port is bound, to `peer`; IPv4-mapped IPv6 addresses are IPv4 addresses. `scope` is the index of the interface,
     /// for link-local addresses. The hop limit is the default: that of the stack for a host, 1 for a group.
     #[must_use]
     pub const fn new(local: IpAddr, peer: IpAddr, scope: u32) -> Self {

@@ -24,12 +24,12 @@ pub struct DatagramCounts {
     pub bad_qkey: u64,
     /// Dropped: no receive was posted.
     pub no_receive: u64,
-    /// Not placed: the receive was too short or its memory not valid, which ends the queue pair.
+    /// Datagrams not placed because the receive was too short or its memory not valid, which ends the queue pair.
     pub bad_receive: u64,
 }
 
 impl DatagramCounts {
-    /// All datagrams that arrived and were not passed on.
+    /// Returns the number of datagrams that arrived and were not passed on.
     #[must_use]
     pub const fn dropped(&self) -> u64 {
         self.bad_crc
@@ -42,7 +42,7 @@ impl DatagramCounts {
     }
 }
 
-/// What a count is about.
+/// Subject of a count.
 #[derive(Clone, Copy)]
 pub(super) enum Count {
     Sent,

@@ -24,7 +24,7 @@ pub(crate) struct Endpoint {
     pub(super) cache: MrCache,
     pub(super) counters: DatagramCounters,
     pub(super) last_peer: LastPeer,
-    /// Of the datagram that was built last.
+    /// Route of the datagram that was built last.
     pub(super) way: Option<Way>,
     /// The numbers of receives in which messages were placed and whose completions are due, what these have in common, and the count of the messages of
     /// one run of datagrams.
@@ -39,7 +39,7 @@ pub(crate) struct Endpoint {
     pub(super) detail: Option<LocalDetail>,
 }
 
-/// What the completions of messages with one header have in common.
+/// Common part of the completions of messages with one header.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Message {
     pub(super) byte_len: u32,

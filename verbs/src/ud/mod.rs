@@ -30,7 +30,7 @@ pub(crate) use transmit::{resume, transmit};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// What a UD queue pair has that others do not.
+/// State that only UD queue pairs have.
 pub(crate) struct UdState {
     pub(crate) port: Arc<DatagramPort>,
     pub(crate) qkey: AtomicU32,

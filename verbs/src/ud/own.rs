@@ -31,7 +31,7 @@ impl OwnSockets {
         }
     }
 
-    /// With the sockets locked.
+    /// Marks a port as used or unused; the sockets are locked.
     fn set(&self, port: u16, is_used: bool) {
         let ports = self.ports.get_or_init(|| Box::new([const { AtomicU64::new(0) }; WORDS]));
         let (word, bit) = (&ports[usize::from(port) / 64], 1 << (port % 64));
@@ -50,7 +50,7 @@ impl OwnSockets {
     }
 }
 
-/// What one queue pair has asked last: a queue pair of the device that has one peer there looks it up once.
+/// Result of a queue pair's last look-up: a queue pair of the device that has one peer there looks it up once.
 #[derive(Default)]
 pub(super) struct LastPeer(Option<(SocketAddr, bool)>);
 

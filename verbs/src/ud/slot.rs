@@ -20,7 +20,7 @@ pub(super) struct PortSocket {
     pub(super) token: Token,
     /// The last call that received filled its buffers: the next one gets more of them.
     pub(super) takes_many: bool,
-    /// Of a group: the address of the interface, and the indices of the attached queue pairs.
+    /// Address of the interface and indices of the attached queue pairs, for the socket of a group.
     pub(super) group: Option<Group>,
 }
 

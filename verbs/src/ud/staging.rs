@@ -32,7 +32,7 @@ impl Arrived<'_> {
         &self.bytes[HEADROOM..][..self.len]
     }
 
-    /// How many bytes the first `count` datagrams have.
+    /// Returns the number of bytes in the first `count` datagrams.
     pub(super) fn bytes(&self, count: usize) -> usize {
         (self.bytes.len() - HEADROOM).min(self.len * count)
     }
@@ -42,13 +42,13 @@ impl Arrived<'_> {
         self.len
     }
 
-    /// How many datagrams there are.
+    /// Returns the number of datagrams.
     pub(super) fn all(&self) -> usize {
         // One without bytes is a datagram too.
         (self.bytes.len() - HEADROOM).div_ceil(self.len.max(1)).max(1)
     }
 
-    /// How many datagrams, from the first on, have the common length and are such that `is_like` returns true. It is not called for the first `known`,
+    /// Counts the datagrams, from the first on, that have the common length and for which `is_like` returns true. It is not called for the first `known`,
     /// which count as such.
     #[inline(always)]
     pub(super) fn count(&self, known: usize, mut is_like: impl FnMut(&[u8]) -> bool) -> usize {
@@ -63,11 +63,11 @@ impl Arrived<'_> {
     }
 }
 
-/// What there is for datagrams that are built.
+/// Space for datagrams to be built.
 pub(super) struct Room<'a> {
-    /// How many requests may still be added.
+    /// Number of requests that may still be added.
     pub(super) requests: usize,
-    /// Where the next datagrams are built.
+    /// Space for the next datagrams.
     pub(super) bytes: &'a mut [u8],
     /// The requests that are reported.
     pub(super) reported: &'a mut Vec<u32>,
@@ -86,17 +86,17 @@ pub(crate) struct Staging {
     out: Vec<u8>,
     /// Bytes of those that were built.
     filled: usize,
-    /// Those of one length to one destination are an item.
+    /// Items to send; datagrams of one length to one destination are one item.
     outgoing: Vec<Outgoing>,
-    /// How many consecutive datagrams have one header but for the MSN, and their length.
+    /// Numbers of consecutive datagrams that have one header except for the MSN, and their length.
     alike: Vec<(usize, usize)>,
-    /// Of each item: it goes to a queue pair of the same device, or to a group.
+    /// True for items to a queue pair of the same device, or to a group.
     same_device: Vec<bool>,
-    /// How many datagrams these are.
+    /// Number of built datagrams.
     pub(super) built: usize,
     /// Sequence number of the request of the first one; those of the others follow.
     pub(super) first: u32,
-    /// Those of the requests whose success has a completion.
+    /// Requests whose success has a completion.
     pub(super) reported: Vec<u32>,
     /// Requests that the present turn may still send.
     turn: usize,
@@ -156,7 +156,7 @@ impl Staging {
         self.turn = requests as usize;
     }
 
-    /// So many requests were sent.
+    /// Removes requests that were sent.
     pub(super) fn count(&mut self, sent: usize) {
         self.turn -= sent;
     }
@@ -183,7 +183,7 @@ impl Staging {
         (&self.out[..self.filled], &mut self.outgoing, &self.same_device)
     }
 
-    /// What there is for the next datagrams.
+    /// Returns the space for the next datagrams.
     #[inline(always)]
     pub(super) fn room(&mut self) -> Room<'_> {
         Room {

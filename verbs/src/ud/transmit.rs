@@ -17,7 +17,7 @@ use uiw_ddp::STag;
 use uiw_llp::{Outgoing, Token};
 use uiw_mem::{MrCache, Table};
 
-/// What the requests of a run have in common.
+/// Common properties of the requests of a run.
 struct Run<'a> {
     /// The first one's sequence number.
     first: u32,
@@ -26,7 +26,7 @@ struct Run<'a> {
     table: &'a Table,
 }
 
-/// What requests of one destination and length have in common, if their datagrams are built alike.
+/// Common properties of requests of one destination and length, if their datagrams are built alike.
 #[derive(Clone, Copy)]
 struct Kind {
     len: u32,
@@ -40,7 +40,7 @@ impl Kind {
     /// Flags that make a difference.
     const FLAGS: SendFlags = SendFlags::SOLICITED.union(SendFlags::INLINE);
 
-    /// Nothing for a request that goes another way.
+    /// Returns the kind of a request; `None` if its destination is another one.
     fn of(wqe: &Wqe, to: &Destination) -> Option<Self> {
         let flags = wqe.flags & Self::FLAGS;
         let lkey =
@@ -74,7 +74,7 @@ struct Batch<'a> {
     /// One datagram behind the other.
     room: &'a mut [u8],
     header: &'a [u8; Header::LEN],
-    /// That of the datagram before.
+    /// MSN of the previous datagram.
     msn: &'a mut u32,
     /// The first one's sequence number.
     first: u32,
@@ -205,7 +205,7 @@ impl Endpoint {
     }
 }
 
-/// What of an endpoint builds its datagrams.
+/// Parts of an endpoint that build its datagrams.
 struct Builder<'a> {
     qp: &'a QpInner,
     epoch: u32,
@@ -409,17 +409,17 @@ fn why_unsent(
     }
 }
 
-/// What became of a batch.
+/// Result of sending a batch.
 #[derive(Default)]
 struct Sent {
-    /// How many datagrams were taken or left out.
+    /// Number of datagrams consumed, including those skipped.
     done: usize,
     /// There is no room for the next one.
     is_blocked: bool,
-    /// Those that were taken; and of these, those to queue pairs of the same device, and to groups.
+    /// Datagrams that were sent; and of these, those to queue pairs of the same device, and to groups.
     all: Count,
     same_device: Count,
-    /// How many UDP refused.
+    /// Number of datagrams that UDP refused.
     unsent: u64,
 }
 

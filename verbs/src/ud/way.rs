@@ -6,12 +6,12 @@ use std::num::NonZeroU8;
 use uiw_datagram::Header;
 use uiw_llp::Outgoing;
 
-/// What follows from a destination: found once for consecutive requests to one destination, and kept for the next batch.
+/// Properties of a destination: determined once for consecutive requests to one destination, and kept for the next batch.
 pub(super) struct Way {
     pub(super) to: Destination,
     /// The Q_Key of the queue pair itself.
     pub(super) own_qkey: u32,
-    /// Which socket of the port.
+    /// Index of the socket in the port.
     pub(super) socket: usize,
     /// The address that it has.
     pub(super) local: IpAddr,

@@ -168,7 +168,7 @@ fn unanswered_drain_read_times_out() {
     assert_eq!(now() - start, close_timeout);
 }
 
-/// What is still in flight to a destroyed queue pair is taken: an RNIC would have taken it before the destruction.
+/// Segments that are still in flight to a destroyed queue pair are taken: an RNIC would have taken them before the destruction.
 #[test]
 fn segments_during_drain_not_placed() {
     let end = End::new();

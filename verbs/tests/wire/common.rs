@@ -131,12 +131,12 @@ pub(crate) fn device() -> Device {
 }
 
 impl End {
-    /// On the simulated network.
+    /// Creates the world on the simulated network.
     pub(crate) fn new() -> Self {
         Self::on(&device())
     }
 
-    /// On the kernel's TCP.
+    /// Creates the world on the kernel's TCP.
     pub(crate) fn tcp() -> Self {
         Self::on(&Device::open().unwrap())
     }
@@ -280,7 +280,7 @@ impl End {
         uiw_verbs::Remote { addr: self.mr.addr() + offset, rkey: self.mr.rkey() }
     }
 
-    /// Nothing more is reported: neither completions nor events.
+    /// Asserts that nothing more is reported: neither completions nor events.
     pub(crate) fn nothing_more(&self) {
         pass(&self.device, Duration::from_millis(20));
         let mut out = Vec::new();

@@ -213,7 +213,7 @@ fn negative_vectors_of_the_startup_close() {
 
 // ---------------------------------------------------------------- access of the peer
 
-/// What a peer must not write, with the code for a Write and for a Read.
+/// Offsets that a peer must not write, with the code for a Write and for a Read.
 // [test:RFC5040-7.2-09] [test:RFC5040-7.2-11] [test:RFC5040-7.2-12] [test:RFC5040-7.2-13]
 // [test:RFC5040-8.1.1-04] [test:RFC5041-7.1-12] [test:RFC5041-7.1-18] [test:RFC5041-8.3.1-04]
 #[test]
@@ -966,7 +966,7 @@ fn invalid_receive_memory_is_local_error() {
     assert_eq!(end.sent().status, WcStatus::LocalProtection);
 }
 
-/// With the peer's half closed nothing is lost of what TCP has: what was not begun is flushed.
+/// Nothing that TCP has is lost when the peer's half is closed: only unsent requests are flushed.
 #[test]
 fn fin_of_peer_ends_orderly() {
     let end = End::new();

@@ -85,7 +85,7 @@ impl Peer {
     }
 }
 
-/// What becomes of the datagram of a number.
+/// Treatment of the datagram with a number.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Fate {
     /// The first queue pair receives it, or the second.
@@ -105,7 +105,7 @@ fn fate(number: u64) -> Fate {
     }
 }
 
-/// Where messages are received.
+/// Origin of the receives.
 enum Source {
     Own,
     NewestFirst,
@@ -120,7 +120,7 @@ struct Receiver {
     /// Numbers of the receives that are posted, oldest first.
     posted: Vec<u64>,
     next: u64,
-    /// Where its memory begins in the region.
+    /// Offset of the memory in the region.
     at: u64,
 }
 
@@ -299,7 +299,7 @@ fn datagram_run_outlasts_receives() {
 /// A request of a chain, by the memory that it names.
 #[derive(Clone, Copy, Debug)]
 enum Request {
-    /// So many bytes at an offset of one of two regions.
+    /// This number of bytes at an offset of one of two regions.
     One(usize, u64, u32),
     /// Eight bytes of each region.
     Two,

@@ -55,7 +55,7 @@ impl Ud {
         Self::on(&Device::open().unwrap(), LOCALHOST, Make::default())
     }
 
-    /// Where `self` sends to reach `peer`.
+    /// Returns the destination at which `self` reaches `peer`.
     fn to(&self, peer: &Self) -> Destination {
         let ah = AddressHandle::new(self.address, peer.address, 0);
         Destination { ah, qpn: peer.end.qp.num(), qkey: QKEY }
@@ -328,7 +328,7 @@ fn plain_socket() -> (UdpSocket, u32) {
     (socket, Qpn::new(port, 5).raw())
 }
 
-/// As a socket receives them: each is its request's, in whatever batch that is built.
+/// Headers that a socket receives are those of their requests, in whatever batch they are built.
 #[test]
 fn headers_are_those_of_their_requests() {
     let a = Ud::kernel();
@@ -586,7 +586,7 @@ fn impaired_datagrams_arrive_whole() {
     assert_eq!((b.counts().received, b.counts().dropped()), (came.len() as u64, 0));
 }
 
-/// What UDP has no room for stays in the send queue, which is bounded, and leaves when there is room.
+/// Datagrams for which UDP has no room stay in the send queue, which is bounded, and leave when there is room.
 #[test]
 fn sends_wait_for_room() {
     let (a, b) = simulated();
@@ -687,7 +687,7 @@ fn sidr_request(number: u64) -> [u8; uiw_datagram::sidr::LEN] {
     uiw_datagram::sidr::Request { transaction: number, private_data: b"flood" }.emit().unwrap()
 }
 
-/// What the application has not decided is bounded, and of one address more strictly; decided requests give way to new ones.
+/// Undecided requests are bounded, and more strictly for one address; decided requests give way to new ones.
 #[test]
 fn sidr_flood_leaves_room_for_others() {
     let device = Device::open().unwrap();

@@ -16,7 +16,7 @@ use uiw_verbs::{
     RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
-/// What one thread has done with the streams of one pair.
+/// Work of one thread on the streams of one pair.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moved {
     /// Calls that send or receive.
@@ -34,7 +34,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// What the calling thread has done with the streams of `pair`.
+    /// Returns the work of the calling thread on the streams of `pair`.
     fn of(&self, pair: usize) -> Moved {
         self.moved.lock().unwrap().get(&(thread::current().id(), pair)).copied().unwrap_or_default()
     }
@@ -133,7 +133,7 @@ impl End {
     }
 }
 
-/// Both ends of a connection on one completion queue.
+/// Ends of a connection on one completion queue.
 struct Pair {
     cq: Arc<Cq>,
     a: End,

@@ -161,7 +161,7 @@ impl Cxgb4 {
         with(request(2), data(self.peer2peer, self.kinds(), 32, 32))
     }
 
-    /// What it makes of our Reply: `None` is its Terminate.
+    /// Interprets our Reply as the adapter does; `None` is its Terminate.
     fn begins(self, mut peer: Peer, answer: &Frame) -> Option<Adapter> {
         let enhanced = answer.enhanced.expect("an enhanced Reply");
         let said = kinds_of(enhanced);
@@ -201,7 +201,7 @@ fn cxgb4_accepts_default() {
     }
 }
 
-/// What this end sends of its own accord names STag 1 and TO 1, as `build_rtr_msg` does.
+/// Requests that this end sends of its own accord name STag 1 and TO 1, as `build_rtr_msg` does.
 #[test]
 fn zero_length_requests_name_stag_1() {
     let (end, port) = (End::new(), Port::new());
@@ -273,7 +273,7 @@ fn cxgb4_of_revision_1_named_without_fallback() {
     assert_eq!(Suspect::of_connect(&options, &end.failed()), Some(Suspect::RevisionOne));
 }
 
-/// What a Terminate quotes says whether it is about the capability exchange's Write, or about a request of the program.
+/// The headers quoted in a Terminate tell whether it is about the capability exchange's Write, or about a request of the program.
 #[test]
 fn exchange_suspected_for_own_write_only() {
     for (quotes_request, suspect) in [(false, Some(Suspect::CapabilityExchange)), (true, None)] {

@@ -229,7 +229,7 @@ impl Peer {
         }
     }
 
-    /// Nothing comes for `millis`, and the stream stays open.
+    /// Asserts that nothing arrives for `millis`, and that the stream stays open.
     pub(crate) fn expect_silence(&mut self, millis: u64) {
         assert!(self.inbox.is_empty(), "{:02x?}", self.inbox);
         self.stream.set_read_timeout(Duration::from_millis(millis));
@@ -293,12 +293,12 @@ pub(crate) enum Port {
 }
 
 impl Port {
-    /// On the simulated network.
+    /// Creates the world on the simulated network.
     pub(crate) fn new() -> Self {
         Self::Simulated(SimPort::new())
     }
 
-    /// On the kernel's TCP.
+    /// Creates the world on the kernel's TCP.
     pub(crate) fn tcp() -> Self {
         Self::Tcp(TcpListener::bind("127.0.0.1:0").unwrap())
     }

@@ -520,7 +520,7 @@ fn unaligned_atomic_rejected() {
     }
 }
 
-/// What the negative vectors cannot say, as they are a stream's first bytes: Markers that are wrong or missing later on.
+/// Covers cases that the negative vectors cannot express, as they are a stream's first bytes: Markers that are wrong or missing later on.
 // [test:RFC5044-8-04] [test:RFC5044-8-05] [test:RFC5044-8-12]
 #[test]
 fn wrong_markers_after_good_fpdu() {
@@ -552,7 +552,7 @@ fn wrong_markers_after_good_fpdu() {
     }
 }
 
-/// What is posted while the Reply is still on its way waits for the RTR message.
+/// Requests posted while the Reply is still on its way wait for the RTR message.
 // [test:RFC6581-5-01]
 #[test]
 fn nothing_leaves_before_the_rtr_message() {

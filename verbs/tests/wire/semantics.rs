@@ -433,7 +433,7 @@ fn lenient_invalidation_spares_shared_stags() {
     refuses_to_invalidate((&a, &b), &b.pd, STag(own.rkey().0), None);
 }
 
-/// What a program may not invalidate itself: the status says so, and it is as it was.
+/// STags that a program may not invalidate itself: the status says so, and they are unchanged.
 #[test]
 fn local_invalidate_of_other_stream_rejected() {
     for what in 0..5 {

@@ -17,7 +17,7 @@ const THREADS: u64 = 4;
 /// Receives that the shared queue has room for.
 const SRQ_DEPTH: u32 = 64;
 
-/// What all threads have in common.
+/// Objects that all threads share.
 struct Common {
     device: Device,
     pd: Pd,

@@ -48,7 +48,7 @@ impl StackHooks for Adoptions {
     }
 }
 
-/// Both ends of a connection live on shards of the same device, and what is accepted moves to its queue pair's shard.
+/// The ends of a connection live on shards of the same device, and an accepted connection moves to its queue pair's shard.
 #[test]
 fn queue_pairs_connect_across_shards() {
     let hooks = Adoptions::default();
@@ -126,7 +126,7 @@ impl StackHooks for Held {
     }
 }
 
-/// While a thread drives and does not come back, queue pairs without a connection are made, changed, asked and destroyed.
+/// Queue pairs without a connection are made, changed, queried and destroyed while a thread drives and does not come back.
 #[test]
 fn unconnected_queue_pair_does_not_wait() {
     let (stack, hold, holds) = Held::stack(&Arc::default());
@@ -172,7 +172,7 @@ fn calls_served_while_thread_drives() {
     });
 }
 
-/// With the last handle of a device its stack is gone, with its sockets and addresses, whatever the background thread does.
+/// The stack is gone with the last handle of a device, with its sockets and addresses, whatever the background thread does.
 #[test]
 fn dropped_device_releases_stack() {
     for _ in 0..200 {
@@ -311,7 +311,7 @@ impl StreamHooks for Reports {
     }
 }
 
-/// While the receive memory is used up, a socket that is not read gets room for the longest FPDU (64 KiB, with Markers and what is read behind
+/// A socket that is not read while the receive memory is used up gets room for the longest FPDU (64 KiB, with Markers and what is read behind
 /// it less than 128 KiB), of which the kernel counts up to four times the bytes. It is asked once, then only for what an FPDU needs.
 #[test]
 fn socket_has_room_for_longest_fpdu() {
@@ -358,7 +358,7 @@ fn socket_has_room_for_longest_fpdu() {
     assert_eq!(reports.wanted.lock().unwrap().last(), Some(&1), "any byte is reported again");
 }
 
-/// While another connection keeps the receive memory budget used up, both ends of one close: what the peer sent waits in the socket, and
+/// Another connection keeps the receive memory budget used up while both ends of this one close: the peer's bytes wait in the socket, and
 /// the stack does not report the hang-up with every poll.
 #[test]
 fn hang_up_with_exhausted_memory_reported_once() {

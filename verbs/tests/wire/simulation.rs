@@ -14,7 +14,7 @@ use uiw_verbs::{Device, DeviceConfig, Limits, Progress};
 
 /// The address of every device and peer, which share its ports.
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-/// What the kernel's TCP has on its loopback interface.
+/// EMSS of the kernel's TCP on its loopback interface.
 const EMSS: usize = 65_483;
 /// Rounds without work after which a device is idle. While it has few connections it asks its stack in one of 32.
 const QUIET_ROUNDS: usize = 33;

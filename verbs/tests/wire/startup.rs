@@ -194,7 +194,7 @@ fn bytes_after_reply_are_full_operation() {
     assert_eq!(crate::common::peek(&end.mr, 0, 5), b"glued");
 }
 
-/// Not legal for the initiator, but harmless: the bytes wait for the decision.
+/// The initiator's bytes are not legal, but harmless: they wait for the decision.
 #[test]
 fn bytes_glued_behind_the_request_wait() {
     let end = End::new();
@@ -574,7 +574,7 @@ fn queue_pair_outlives_silent_peer() {
     }
 }
 
-/// On a long path, connections whose set-ups are begun one after the other are all established after the time of one.
+/// Connections on a long path whose set-ups begin one after the other are all established after the time of one.
 #[test]
 fn connections_set_up_concurrently() {
     change_link(|link| link.latency = Duration::from_millis(50));
@@ -1189,7 +1189,7 @@ fn retries_of_a_refused_connection_end() {
     initiator_opt(&end, &plain(), |_| with(reply(2), enhanced(4, 4)));
 }
 
-/// On loopback the system may choose the port without a listener as the local one: TCP connects to itself then.
+/// The system may choose the port without a listener as the local one on loopback: TCP connects to itself then.
 #[test]
 fn tcp_self_connection_is_refusal() {
     let closed_port = closed_addr();

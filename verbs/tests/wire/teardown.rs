@@ -76,7 +76,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Not a single byte is placed once `deregister` has returned, and the peer gets an error.
+/// No byte is placed once `deregister` has returned, and the peer gets an error.
 // [test:RFC5040-8.1.1-07]
 #[test]
 fn deregistration_during_a_peers_writes() {
@@ -216,7 +216,7 @@ fn concurrent_teardown_in_any_order() {
     }
 }
 
-/// As above, between two of ours whose programs poll and post meanwhile.
+/// Like the test above, between two uiw ends whose programs poll and post meanwhile.
 #[test]
 fn queue_pairs_destroyed_under_load() {
     for round in 0..8 {
@@ -295,7 +295,7 @@ fn manual() -> (End, Peer) {
     (end, peer)
 }
 
-/// What the peer sent before its reset is in the socket, though the socket takes nothing any more.
+/// The bytes that the peer sent before its reset are in the socket, though the socket takes nothing any more.
 #[test]
 fn data_before_reset_received_on_send() {
     let (end, mut peer) = manual();

@@ -135,7 +135,7 @@ fn only_long_writes_and_immediates_announced() {
     assert_eq!(announced.len(), 2, "{announced:?} {messages:?}");
 }
 
-/// What a peer sends without an announcement, and one that does not fit, cannot hurt.
+/// A peer that sends without an announcement, or with one that does not fit, cannot do harm.
 #[test]
 fn wrong_announcement_affects_sender_only() {
     let end = unreliable();

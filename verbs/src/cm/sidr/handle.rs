@@ -81,7 +81,7 @@ impl SidrHandle {
         Ok(Self { driver, token, id, local })
     }
 
-    /// Which request it is.
+    /// Returns the identifier of the request.
     #[must_use]
     pub fn id(&self) -> ConnId {
         self.id

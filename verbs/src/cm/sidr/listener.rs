@@ -67,7 +67,7 @@ impl SidrListener {
         self.local
     }
 
-    /// Which listener it is: see [`SidrRequest::listener`](crate::cm::SidrRequest::listener).
+    /// Returns the identifier of the listener: see [`SidrRequest::listener`](crate::cm::SidrRequest::listener).
     #[must_use]
     pub fn id(&self) -> ListenerId {
         ListenerId(self.token.0)

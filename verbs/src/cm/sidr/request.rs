@@ -29,7 +29,7 @@ impl std::fmt::Debug for SidrRequest {
 }
 
 impl SidrRequest {
-    /// Which request it is.
+    /// Returns the identifier of the request.
     #[must_use]
     pub fn id(&self) -> ConnId {
         self.id

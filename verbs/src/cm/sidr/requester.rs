@@ -24,7 +24,7 @@ pub(super) struct Requester {
     over: bool,
 }
 
-/// What a timer leads to.
+/// Action due by a timer.
 pub(super) enum Due<'a> {
     /// It was not that of the next request.
     Nothing,

@@ -11,7 +11,7 @@ use uiw_datagram::sidr::{LEN, Request};
 use uiw_llp::Token;
 use uiw_stream::Time;
 
-/// How long a responder remembers a reply, and how many replies: with more, the oldest is forgotten, and a repetition of its request
+/// Time for which a responder remembers a reply, and number of replies: with more, the oldest is forgotten, and a repetition of its request
 /// is a new request.
 const REMEMBERED: Duration = Duration::from_secs(30);
 const MAX_REPLIES: usize = 1024;
@@ -39,7 +39,7 @@ struct Replied {
     reply: Box<[u8; LEN]>,
 }
 
-/// What a request leads to.
+/// Handling of a request.
 pub(super) enum Outcome {
     /// It is dropped: malformed, one too many, or a repetition of a request that is not decided yet.
     Nothing,

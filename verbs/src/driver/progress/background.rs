@@ -11,15 +11,15 @@ use std::time::Duration;
 
 /// The timer of standby, at first. An arrival at an application that stopped polling without arming waits for at most two timers.
 const TIMER: Duration = Duration::from_micros(200);
-/// While polling goes on the timer doubles up to this.
+/// Limit up to which the timer doubles while polling goes on.
 const MAX_TIMER: Duration = Duration::from_millis(1);
-/// After long polling the timer is this fraction of its duration: a turn takes 25 microseconds of a poller's core, and with one turn per
+/// Divisor of the duration of long polling that gives the timer: a turn takes 25 microseconds of a poller's core, and with one turn per
 /// millisecond at both ends, one of fifty round trips coincided with one.
 const TIMER_PART: u32 = 16;
 /// Upper bound of that timer.
 const MAX_LONG_TIMER: Duration = Duration::from_millis(4);
 
-/// While a program that polls memory holds the core, the background thread sleeps for so long.
+/// Sleep of the background thread while a program that polls memory holds the core.
 const CALL: Duration = Duration::from_micros(10);
 
 /// Runs the background thread of `drive`, until that is dropped.
@@ -53,7 +53,7 @@ struct Standby {
     rounds: u32,
     /// Rounds were made between the last two turns.
     driven: bool,
-    /// At every turn since then there was a poll hint and rounds were made.
+    /// Start of the period in which every turn had a poll hint and rounds were made.
     polled_since: Option<Instant>,
     timer: Duration,
 }

@@ -15,18 +15,18 @@ pub(super) const UNSERVED: Duration = Duration::from_micros(150);
 /// Sleeps of a check, each of this length, after which it ends: the thread that polled last does not run.
 pub(super) const SLEEPS: usize = 8;
 pub(super) const SLEEP: Duration = Duration::from_micros(20);
-/// Where for so long no arrival is left to the background thread, polls serve them.
+/// Time without arrivals left to the background thread after which polls serve them.
 const SERVED_BY_POLLS: Duration = Duration::from_millis(10);
 
 /// Checks in succession that find an unserved arrival, after which the program is taken for one that polls memory.
 const ENOUGH: u8 = 2;
-/// As the owner the background thread checks one of so many arrivals, which is served later than others: of those of programs that are taken for ones
+/// Number of arrivals of which the background thread, as the owner, checks one, which is served later than others: of those of programs that are taken for ones
 /// that poll memory, and of others that polled without a round. The latter doubles with each check that finds no unserved arrival.
 const ARRIVALS_PER_CHECK: u32 = 512;
 const OTHERS_PER_CHECK: u32 = 16;
 const MAX_OTHERS_PER_CHECK: u32 = 1 << 14;
 
-/// What the background thread has observed of the programs of its shard.
+/// Observations of the background thread about the programs of its shard.
 pub(super) struct MemoryPolls {
     /// Checks in succession that found an unserved arrival.
     unserved: u8,
@@ -49,7 +49,7 @@ impl MemoryPolls {
         self.unserved >= ENOUGH
     }
 
-    /// Until when an arrival is awaited, of programs that are taken for ones that poll memory: without one polls serve them.
+    /// Returns the time until which an arrival is awaited, of programs that are taken for ones that poll memory: without one polls serve them.
     pub(super) fn end(&mut self) -> Option<Instant> {
         let last = self.are_likely().then(|| *self.last_arrival.get_or_insert_with(Instant::now));
         last.map(|last| last + SERVED_BY_POLLS)
@@ -101,7 +101,7 @@ mod tests {
         assert!(!polls.are_likely());
     }
 
-    /// How many of `arrivals` are checked, each with this result.
+    /// Returns the number of `arrivals` that are checked, each with this result.
     fn checked(polls: &mut MemoryPolls, arrivals: u32, unserved: bool) -> usize {
         let is_checked = |_: &u32| {
             let checked = polls.is_to_be_checked(true);

@@ -133,7 +133,7 @@ pub(super) trait Drive: Send + Sync + 'static {
 pub(super) struct State {
     base: Instant,
     stack: Option<Arc<StackFd>>,
-    /// On the stack's descriptor, for the active poller.
+    /// Epoll set over the stack's descriptor, for the active poller.
     waiter: Option<Arc<EpollWaiter>>,
     background: Arc<Parker>,
     ownership: Ownership,
@@ -143,7 +143,7 @@ pub(super) struct State {
     poller: AtomicI32,
     /// The poll hint at the background thread's last turn, if rounds were made.
     poll_hint_held: AtomicBool,
-    /// When the last thread slept in one of the engine's waits; [`NEVER`] before the first one.
+    /// Time when the last thread slept in one of the engine's waits; [`NEVER`] before the first one.
     own_wait: AtomicU64,
     /// The next deadline of any stream.
     timer: AtomicU64,
@@ -160,7 +160,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// For a stack that waits with `stack`. `manual`: the program drives by itself, and no thread is ever woken to drive.
+    /// Creates the state for a stack that waits with `stack`. `manual` means that the program drives by itself, and no thread is ever woken to drive.
     pub(super) fn new(stack: Option<Arc<StackFd>>, manual: bool) -> Result<Self> {
         let waiter = stack.as_ref().map(EpollWaiter::new).transpose()?.map(Arc::new);
         let background = Arc::new(Parker::new()?);

@@ -69,7 +69,7 @@ pub(super) struct Ownership {
     background: Arc<Parker>,
 }
 
-/// What the background thread does in a turn.
+/// Action of the background thread in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// It is the owner.
@@ -362,7 +362,7 @@ impl Ownership {
 
 /// Observations that a turn of the background thread makes only where it needs them.
 pub(super) struct Probes<'a> {
-    /// Whether the stack has something.
+    /// Returns whether the stack has something.
     pub(super) readable: &'a dyn Fn() -> bool,
     pub(super) now: &'a dyn Fn() -> Nanos,
 }

@@ -11,19 +11,19 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-/// After bytes moved, a driving thread polls for this long before it sleeps: related segments arrive within it, and a sleep and its
+/// Time for which a driving thread polls after bytes moved, before it sleeps: related segments arrive within it, and a sleep and its
 /// wake-up cost as much.
 const KEEP_POLLING: Duration = Duration::from_micros(20);
 /// Maximum number of rounds, after which the caller checks the ownership and the lifetime of the driver again.
 const KEEP_POLLING_ROUNDS: usize = 256;
-/// While another thread drives, a thread that an event woke sleeps for this long before it waits for the descriptor again.
+/// Sleep of a thread that an event woke while another thread drives, before it waits for the descriptor again.
 const CORE_HELD: Duration = Duration::from_micros(200);
 
 /// A thread without a descriptor sleeps for this long between two rounds: the process is short of descriptors, and processor time is better left to the
 /// connections that have some.
 const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
 
-/// That the process is short of descriptors: every wait of every thread finds it again.
+/// True once the shortage of descriptors was reported: every wait of every thread finds it again.
 static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Runs `poll` until it is ready or `deadline` has passed, driving meanwhile. `None`: the deadline has passed.
