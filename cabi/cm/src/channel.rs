@@ -26,7 +26,7 @@ pub(crate) struct Channel {
     accepted: Mutex<VecDeque<Weak<Id>>>,
 }
 
-/// How many of them: a peer that connects when its connection before is established has one.
+/// Number of connections remembered: a peer that connects when its connection before is established has one.
 const ACCEPTED: usize = 8;
 
 impl Channel {
@@ -77,7 +77,7 @@ impl Channel {
         accepted.push_back(Arc::downgrade(id));
     }
 
-    /// Of the connections accepted last those that the program has not seen established.
+    /// Returns the connections accepted last that the program has not seen established.
     pub(crate) fn awaited(&self) -> Vec<ConnHandle> {
         // Ids are locked and dropped outside of the lock.
         let ids: Vec<_> = self.accepted.lock().iter().filter_map(Weak::upgrade).collect();

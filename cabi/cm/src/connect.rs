@@ -31,7 +31,7 @@ fn persona(id: &Id) -> Result<Persona> {
     Ok(id.verbs()?.persona)
 }
 
-/// What the engine connects.
+/// Queue pair that the engine connects.
 enum QueuePair<'a> {
     Program(&'a Object<Qp>),
     Placeholder(Arc<Placeholder>),

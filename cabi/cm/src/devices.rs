@@ -33,7 +33,7 @@ unsafe impl Send for Shared {}
 // SAFETY: the objects may be used by any thread, and are never closed.
 unsafe impl Sync for Shared {}
 
-/// By name of the network device.
+/// Open devices by name of the network device.
 struct Opened(BTreeMap<String, Shared>);
 
 impl Forked for Opened {

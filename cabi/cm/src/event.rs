@@ -45,7 +45,7 @@ pub(crate) struct Draft<'a> {
     pub(crate) private_data: Option<PrivateData<'a>>,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
-    /// Of an id without a connection.
+    /// Address vector of an id without a connection.
     pub(crate) ud: Option<Ud>,
 }
 

@@ -21,7 +21,7 @@ pub(crate) fn draft_unreachable() -> Draft<'static> {
     Draft { status: -libc::EHOSTUNREACH, ..Draft::new(RDMA_CM_EVENT_UNREACHABLE) }
 }
 
-/// What was posted is flushed, as librdmacm does when it hands out this event.
+/// Flushes posted requests, as librdmacm does when it delivers this event.
 pub(crate) fn flush_if_rejected(id: &Id, event: c_int) {
     if event == RDMA_CM_EVENT_REJECTED
         && let Some(qp) = id.own_qp()

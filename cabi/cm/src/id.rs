@@ -35,7 +35,7 @@ pub(crate) struct Id {
     events: Unacknowledged,
 }
 
-/// How far an id is.
+/// Progress of an id.
 pub(crate) enum Phase {
     /// New.
     Idle,
@@ -63,7 +63,7 @@ pub(crate) enum Phase {
     Over,
 }
 
-/// What `rdma_set_option` sets.
+/// Options set by `rdma_set_option`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Options {
     pub(crate) tos: Option<u8>,
@@ -79,7 +79,7 @@ pub(crate) struct Note {
     pub(crate) event: c_int,
     /// 0 or a negative errno.
     pub(crate) status: c_int,
-    /// Of `RDMA_CM_EVENT_USER`, and the program's pointer for a multicast group.
+    /// Argument of `RDMA_CM_EVENT_USER`, and the program's pointer for a multicast group.
     pub(crate) arg: u64,
     /// The multicast group that it is about.
     pub(crate) group: Option<IpAddr>,
@@ -90,9 +90,9 @@ pub(crate) struct State {
     pub(crate) channel: Arc<Channel>,
     /// Calls wait for their events, on a channel of the id's own.
     pub(crate) sync: bool,
-    /// Whether it connects, rather than accepts.
+    /// True if the id connects rather than accepts.
     pub(crate) active: bool,
-    /// Whether it connects with a queue pair that the program moves itself, on another transport than iWARP: the program gets an event
+    /// True if the id connects with a queue pair that the program moves itself, on another transport than iWARP: the program gets an event
     /// when the peer has answered, and calls `rdma_establish` after that.
     pub(crate) two_steps: bool,
     /// The peer has answered, and `rdma_establish` was not called.
@@ -108,10 +108,10 @@ pub(crate) struct State {
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
     pub(crate) options: Options,
-    /// Of a request: what the peer offers and asks for, as far as one byte goes.
+    /// Responder resources of a request, as far as they fit into one byte.
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
-    /// Of a listening endpoint: how the queue pairs of its requests are made.
+    /// Attributes for the queue pairs of the requests of a listening endpoint.
     pub(crate) endpoint: Option<Endpoint>,
     /// Private data that precedes the caller's (`ai_connect`).
     pub(crate) connect_data: Vec<u8>,
@@ -125,7 +125,7 @@ pub(crate) struct State {
     pub(crate) gone: bool,
 }
 
-/// What `rdma_create_ep` keeps for `rdma_get_request`.
+/// State that `rdma_create_ep` keeps for `rdma_get_request`.
 #[derive(Clone, Copy)]
 pub(crate) struct Endpoint {
     pub(crate) pd: *mut ibv_pd,

@@ -17,7 +17,7 @@ use uiw_cabi_verbs::device;
 /// The flags of `rdma_cm_join_mc_attr_ex`.
 const WITH_ADDRESS: u32 = 1;
 const WITH_FLAGS: u32 = 2;
-/// Of the join flags: a member that receives, and one that only sends.
+/// Join flags: a member that receives, and one that only sends.
 const FULL_MEMBER: u32 = 0;
 const SEND_ONLY: u32 = 1;
 

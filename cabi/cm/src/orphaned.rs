@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use std::thread::ThreadId;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
 
-/// With more of them the oldest are forgotten: their threads get EINVAL like every other one.
+/// Maximum number of orphans; the oldest are forgotten, and their threads get EINVAL like every other one.
 const MAX: usize = 64;
 
 /// The address of each orphaned channel, and the thread that read it last.

@@ -49,13 +49,13 @@ pub(crate) struct Params {
     pub(crate) private_data: Vec<u8>,
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
-    /// How often the peer may repeat a Send that finds no receive here.
+    /// Number of times that the peer may repeat a Send that finds no receive here.
     rnr_retry: u8,
     pub(crate) qp_num: u32,
 }
 
 impl Params {
-    /// How long a Send of the peer may wait for a receive. rdma_cm gives queue pairs the value 0 for the time between two attempts.
+    /// Returns the time for which a Send of the peer may wait for a receive. rdma_cm gives queue pairs the value 0 for the time between two attempts.
     fn receive_time(&self) -> Duration {
         receive_time(0, self.rnr_retry)
     }

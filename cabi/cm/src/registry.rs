@@ -22,7 +22,7 @@ enum Known {
     Inherited,
 }
 
-/// By address. Every call of the connection manager begins with a look-up here, so the table is in shards, each with a lock that is
+/// Known objects by address. Every call of the connection manager begins with a look-up here, so the table is in shards, each with a lock that is
 /// held for the look-up alone.
 struct Pointers(BTreeMap<usize, Known>);
 

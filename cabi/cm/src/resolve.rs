@@ -56,7 +56,7 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// What a program gets that binds to an address of no device.
+/// Returns the error for a program that binds to an address of no device.
 fn not_available(errno: Errno) -> Errno {
     if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno }
 }
@@ -126,7 +126,7 @@ pub extern "C-unwind" fn rdma_resolve_route(id: AnyPtr<rdma_cm_id>, _timeout_ms:
     unsafe { sync::complete(id, result) }
 }
 
-/// What the kernel says when the time-out has passed.
+/// Returns the event that the kernel delivers when the time-out has passed.
 fn failure(event: c_int) -> Note {
     Note { event, status: -libc::ETIMEDOUT, arg: 0, group: None }
 }

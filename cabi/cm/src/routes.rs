@@ -14,7 +14,7 @@ use std::sync::Arc;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
 use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId, ListenerId};
 
-/// What an event comes from.
+/// Origin of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Source {
     Conn(ConnId),
@@ -33,7 +33,7 @@ impl Forked for Routes {
     }
 }
 
-/// In shards, each with a lock that is held for the look-up alone: every event of a connection is looked up here.
+/// Routes in shards, each with a lock that is held for the look-up alone: every event of a connection is looked up here.
 static ROUTES: ForkSafe<Routes, 64> = ForkSafe::new();
 
 fn shard(source: Source) -> &'static uiw_cabi_core::lock::RwLock<Routes> {
@@ -69,7 +69,7 @@ pub(crate) fn remove(
     channel.queue().remove_if(gone)
 }
 
-/// What comes before a connection request: that an earlier connection is established, where the peer has waited for that before it sent the
+/// Returns the events that precede a connection request: that an earlier connection is established, where the peer has waited for that before it sent the
 /// request. The kernel has one queue for both; here they may be on two shards, each of which reports what it finds when it looks.
 fn before_request(channel: &Channel, request: CmEvent) -> CmEvent {
     let awaited = channel.awaited();

@@ -28,7 +28,7 @@ impl Channel {
         Self(channel)
     }
 
-    /// What `rdma_get_cm_event` ends with when it gets none.
+    /// Asserts that `rdma_get_cm_event` returns no event, and returns its error.
     fn get_none(self) -> Errno {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         // SAFETY: the event has room.

@@ -41,7 +41,7 @@ fn as_before(before: i32) {
     pthread_setcancelstate(before, None);
 }
 
-/// While it lives this thread is not cancelled: a `pthread_cancel` that came to one of the engine's system calls would unwind from
+/// Guard that prevents cancellation of this thread: a `pthread_cancel` that came to one of the engine's system calls would unwind from
 /// inside the C library through functions that hold locks, and Rust ends the process at that. It takes effect at the next wait.
 struct Uncancelled(c_int);
 
@@ -74,7 +74,7 @@ fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// For functions that return 0 or an error number.
+/// Runs the body of a function that returns 0 or an error number.
 pub fn code(body: impl FnOnce() -> Result<()>) -> c_int {
     code_of(guarded(body))
 }
@@ -95,12 +95,12 @@ fn code_of(result: Result<()>) -> c_int {
     }
 }
 
-/// For functions that return 0, or -1 and `errno`.
+/// Runs the body of a function that returns 0, or -1 and `errno`.
 pub fn minus_one(body: impl FnOnce() -> Result<()>) -> c_int {
     number(|| body().map(|()| 0))
 }
 
-/// For functions that return a number, or -1 and `errno`.
+/// Runs the body of a function that returns a number, or -1 and `errno`.
 pub fn number(body: impl FnOnce() -> Result<c_int>) -> c_int {
     guarded(body).unwrap_or_else(|errno| {
         errno.set();
@@ -116,7 +116,7 @@ pub fn size(body: impl FnOnce() -> Result<isize>) -> isize {
     })
 }
 
-/// For functions that return an object, or NULL and `errno`.
+/// Runs the body of a function that returns an object, or NULL and `errno`.
 pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     guarded(body).unwrap_or_else(|errno| {
         errno.set();
@@ -129,7 +129,7 @@ pub fn value_fast<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded_fast(body).unwrap_or(fallback)
 }
 
-/// For functions that cannot report a failure.
+/// Runs the body of a function that cannot report a failure.
 pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded(body).unwrap_or(fallback)
 }

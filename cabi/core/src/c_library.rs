@@ -32,7 +32,7 @@ impl<T: Copy> Passed<'_, T> {
 /// # Safety
 /// `Type` is its type, with arguments that carry the promises of its manual page.
 pub unsafe trait Next {
-    /// Its name.
+    /// Name of the function.
     const NAME: &CStr;
     /// Type of the function pointer.
     type Type;

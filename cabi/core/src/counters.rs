@@ -9,13 +9,13 @@ use uiw_verbs::counters::{Directory, Publish};
 /// The variable that names a directory, or is `off`.
 pub const VARIABLE: &str = "UIW_COUNTERS";
 
-/// Whether and where counters are published.
+/// Destination of the counters, if they are published.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Counters {
-    /// In the user's directory.
+    /// The user's directory.
     #[default]
     User,
-    /// In this one, which is there already.
+    /// This directory, which exists.
     In(PathBuf),
     /// Nowhere.
     Off,
@@ -34,7 +34,7 @@ impl Counters {
         }
     }
 
-    /// Where a process publishes whose counting code is in the file `library`.
+    /// Returns the destination for a process whose counting code is in the file `library`.
     #[must_use]
     pub fn publish(&self, library: String) -> Option<Publish> {
         let directory = match self {
@@ -53,12 +53,12 @@ pub fn user() -> Directory {
     Directory::of_user(runtime.as_deref())
 }
 
-/// As the libraries publish.
+/// Returns the destination for the libraries.
 pub(crate) fn of_library(counters: &Counters) -> Option<Publish> {
     counters.publish(library())
 }
 
-/// Where `uiw run` counts what a process moves, a process that cannot publish says so: it would be reported as one that moved nothing.
+/// Reports that a process cannot publish where `uiw run` counts its traffic: it would be reported as one that moved nothing.
 pub(crate) fn report_unpublished(counters: &Counters, is_published: bool) {
     let Counters::In(path) = counters else { return };
     if !is_published {

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Which of [`Reason`]s were reported.
+/// Set of [`Reason`]s that were reported.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Reason {
     }
 }
 
-/// What to do about an error of what was `tried`, if a limit or a sandbox is the reason.
+/// Returns advice about an error of what was `tried`, if a limit or a sandbox is the reason.
 #[must_use]
 pub fn fix(tried: &str, error: &io::Error) -> Option<&'static str> {
     Reason::of(tried, error).map(Reason::fix)

@@ -29,7 +29,7 @@ struct Engine {
     device: Option<Device>,
     /// The epoll sets of the engine's sockets, one of each shard.
     sockets: Vec<Arc<OwnedFd>>,
-    /// What was in each of them before a fork.
+    /// Contents of each table before a fork.
     members: Vec<Vec<inherited::Member>>,
     pcap: Option<Arc<PcapSink>>,
 }
@@ -147,7 +147,7 @@ impl Engine {
 /// See [`before_exit`].
 static BEFORE_EXIT: OnceBox<fn(Instant)> = OnceBox::new();
 
-/// At the end of the process `close` is called before the engine is left; it returns by the time that it is given.
+/// Calls `close` at the end of the process before the engine is left; it returns by the time that it is given.
 pub fn before_exit(close: fn(Instant)) {
     BEFORE_EXIT.get_or_init(|| Box::new(close));
 }

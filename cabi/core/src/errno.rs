@@ -13,7 +13,7 @@ pub struct Errno(pub c_int);
 impl Errno {
     /// An argument is invalid.
     pub const INVAL: Self = Self(libc::EINVAL);
-    /// What was asked for exists in verbs, but not on this device.
+    /// The requested function exists in verbs, but not on this device.
     pub const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
     /// The function is not offered.
     pub const NOSYS: Self = Self(libc::ENOSYS);
@@ -27,7 +27,7 @@ impl Errno {
     pub const PERM: Self = Self(libc::EPERM);
     /// An internal failure.
     pub const IO: Self = Self(libc::EIO);
-    /// Nothing there yet.
+    /// Nothing is there yet.
     pub const AGAIN: Self = Self(libc::EAGAIN);
     /// A signal came.
     pub const INTR: Self = Self(libc::EINTR);

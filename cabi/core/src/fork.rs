@@ -75,7 +75,7 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
         self.shards.iter().for_each(|shard| visit(&shard.0.read()));
     }
 
-    /// From the first use on, forks copy it consistently.
+    /// Registers the value, which forks then copy consistently.
     fn register(&'static self) {
         if self.registered.load(Ordering::Acquire) {
             return;
@@ -125,7 +125,7 @@ trait Registered: Sync {
 
 /// The parts of a [`ForkSafe`], locked; dropped, they are unlocked.
 trait Locked {
-    /// In the child.
+    /// Resets the value in the child.
     fn in_child(&mut self);
 }
 
@@ -149,7 +149,7 @@ impl<T: Forked> Locked for Vec<RwLockWriteGuard<'static, T>> {
 /// Everything that has been used. Locked while the process is copied.
 static REGISTERED: Mutex<Vec<&'static dyn Registered>> = Mutex::new(Vec::new());
 
-/// What the thread that forks has locked, from before the fork until behind it, in the parent and in the child.
+/// Locks of the forking thread, from before the fork until after it, in the parent and in the child.
 struct Held {
     states: Vec<Box<dyn Locked>>,
     _list: MutexGuard<'static, Vec<&'static dyn Registered>>,
@@ -159,7 +159,7 @@ thread_local! {
     static HELD: RefCell<Option<Held>> = const { RefCell::new(None) };
 }
 
-/// What this thread held. None in a thread that ends: such a one has locked nothing.
+/// Returns the locks of this thread. `None` in a thread that ends: such a one has locked nothing.
 fn take_held() -> Option<Held> {
     HELD.try_with(RefCell::take).ok().flatten()
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Name of the variable with the log's filter.
 pub const VARIABLE: &str = "UIW_LOG";
 
-/// Whether any call may write to standard error.
+/// True if calls may write to standard error.
 static ON: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether any call may write to standard error.

@@ -30,7 +30,7 @@ pub fn enter(address: usize, kind: u32) {
     LIVING.shard(address as u64).write().0.insert(address, kind);
 }
 
-/// Nothing lives at `address` any more.
+/// Removes the object at `address`.
 pub fn leave(address: usize) {
     LIVING.shard(address as u64).write().0.remove(&address);
 }

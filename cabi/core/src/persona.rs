@@ -18,7 +18,7 @@ pub enum Persona {
 }
 
 impl Persona {
-    /// By its name.
+    /// Returns the persona with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {

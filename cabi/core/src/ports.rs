@@ -21,7 +21,7 @@ const PORT_TRIES: usize = 64;
 struct Port {
     /// The real address.
     at: SocketAddr,
-    /// Of UDP; otherwise of TCP.
+    /// True for UDP, false for TCP.
     datagrams: bool,
     /// `RDMA_OPTION_ID_REUSEADDR`
     reuse: bool,
@@ -29,7 +29,7 @@ struct Port {
     holder: usize,
 }
 
-/// By port number: ids collide only where that is the same.
+/// Ports by number: ids collide only where that is the same.
 struct Ports(BTreeMap<u16, Vec<Port>>);
 
 impl Forked for Ports {

@@ -35,7 +35,7 @@ pub struct Variable {
     pub option: Option<&'static str>,
     /// The values it takes.
     pub values: &'static str,
-    /// What it does.
+    /// Effect of the variable.
     pub what: &'static str,
     /// The programs that obey it.
     pub scope: Scope,
@@ -49,9 +49,9 @@ pub struct Variable {
 pub enum Scope {
     /// Programs on the C libraries alone.
     CProgram,
-    /// All programs that make connections to others.
+    /// Programs that make connections to others.
     Connection,
-    /// All programs.
+    /// Any program.
     Process,
 }
 
@@ -193,7 +193,7 @@ pub struct Settings {
     pub llp: Spec,
     /// Options of every connection.
     pub conn: ConnConfig,
-    /// After how long a silent peer is dead, if set.
+    /// Time after which a silent peer is dead, if set.
     pub dead_after: Option<DeadAfter>,
     /// ORD, if set.
     pub ord: Option<u16>,
@@ -201,13 +201,13 @@ pub struct Settings {
     pub ird: Option<u16>,
     /// Acknowledged completion, if set.
     pub acknowledged: Option<bool>,
-    /// Whose payload is copied before its CRC is computed, if set.
+    /// Requests whose payload is copied before its CRC is computed, if set.
     pub stable_tx: Option<StableTx>,
     /// Unreliable datagrams, if set.
     pub ud: Option<bool>,
-    /// Whether events have private data in the length that the peer sent, if set.
+    /// True if events have private data in the length that the peer sent, if set.
     pub exact_private_data: Option<bool>,
-    /// Whether an id that is bound to a loopback address has the loopback device though there are others.
+    /// True if an id that is bound to a loopback address has the loopback device though there are others.
     pub own_loopback: bool,
     /// Shards of the device, if set.
     pub shards: Option<usize>,
@@ -219,7 +219,7 @@ pub struct Settings {
     pub port_offset: i32,
     /// Programs and ports whose sockets are no rsockets.
     pub sockets_on_tcp: Vec<String>,
-    /// How long the port of rsockets may take to answer before TCP is tried, if set.
+    /// Time that the port of rsockets may take to answer before TCP is tried, if set.
     pub sockets_timeout: Option<DeadAfter>,
     /// Injected faults of TCP streams, with the seed of the random ones.
     pub faults: Option<(u64, Faults)>,
@@ -229,9 +229,9 @@ pub struct Settings {
     pub pcap: Option<PcapFile>,
     /// The file that configures TLS.
     pub tls: Option<PathBuf>,
-    /// What is beside it.
+    /// Options of the TLS file.
     pub tls_options: TlsFileConfig,
-    /// Where counters are published.
+    /// Destination of counters.
     pub counters: Counters,
     /// Filter of the log.
     pub log: Option<String>,
@@ -242,7 +242,7 @@ pub struct Settings {
 /// Reason for which variables are ignored or refused.
 const MORE_RIGHTS: &str = "this program has more rights than its user (setuid, setgid or capabilities)";
 
-/// After how long without any acknowledgement a peer is dead: `20s`, `5m`, `1h`, or `0` for the system's own time.
+/// Time without any acknowledgement after which a peer is dead: `20s`, `5m`, `1h`, or `0` for the system's own time.
 ///
 /// ```
 /// use std::time::Duration;
@@ -279,13 +279,13 @@ impl FromStr for DeadAfter {
     }
 }
 
-/// Without [`DeadAfter`] and attributes of the queue pair.
+/// Default without [`DeadAfter`] and attributes of the queue pair.
 const DEAD_AFTER: Duration = Duration::from_secs(60);
 /// The least time that follows from attributes. Those of InfiniBand are made for a network that loses next to nothing: TCP alone needs
 /// seconds to recover from losses in a row.
 const MIN_DEAD_AFTER: Duration = Duration::from_secs(20);
 
-/// Without `UIW_SOCKETS_TIMEOUT`: two repetitions. With one, a path that loses a packet in fifty would have a connection in 600 take another way.
+/// Default without `UIW_SOCKETS_TIMEOUT`: two repetitions. With one, a path that loses a packet in fifty would have a connection in 600 take another way.
 const SOCKETS_TIMEOUT: Duration = Duration::from_secs(7);
 
 /// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
@@ -309,7 +309,7 @@ impl Settings {
         options
     }
 
-    /// After how long without any acknowledgement a peer is dead, for a queue pair whose attributes give up after `retries`.
+    /// Returns the time without any acknowledgement after which a peer is dead, for a queue pair whose attributes give up after `retries`.
     #[must_use]
     pub fn dead_after(&self, retries: Option<Duration>) -> Option<Duration> {
         let default = || Some(retries.map_or(DEAD_AFTER, |time| time.max(MIN_DEAD_AFTER)));
@@ -373,7 +373,7 @@ impl Settings {
         options
     }
 
-    /// What the log shows: without `UIW_LOG`, the planned faults that occur.
+    /// Returns the filter of the log: without `UIW_LOG`, the planned faults that occur.
     #[must_use]
     pub fn log_filter(&self) -> Option<&str> {
         const FAULTS: &str = "off,uiw_verbs::faults=warn";
@@ -402,7 +402,7 @@ impl Settings {
         self.sockets_on_tcp.iter().any(|listed| listed == name)
     }
 
-    /// How often TCP repeats the SYN to a port of rsockets before the plain port is tried; none is as often as it does without.
+    /// Returns the number of repetitions of the SYN to a port of rsockets before the plain port is tried; `None` is the system's default.
     #[must_use]
     pub fn sockets_syn_retries(&self) -> Option<i32> {
         let DeadAfter(time) = self.sockets_timeout.unwrap_or(DeadAfter(Some(SOCKETS_TIMEOUT)));
@@ -423,7 +423,7 @@ impl Settings {
         self.exact_private_data.unwrap_or(self.persona == Persona::Iwarp)
     }
 
-    /// Whose payload is copied before its CRC is computed: without `UIW_STABLE_TX` that of Writes, as programs replicate memory that
+    /// Returns the requests whose payload is copied before its CRC is computed: without `UIW_STABLE_TX` Writes, as programs replicate memory that
     /// others rewrite meanwhile (QEMU's migration does), and adapters carry that.
     #[must_use]
     pub fn stable_tx(&self) -> StableTx {

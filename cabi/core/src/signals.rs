@@ -51,7 +51,7 @@ pub fn change_mask(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     before
 }
 
-/// While it lives the calling thread handles no signals.
+/// Guard during which the calling thread handles no signals.
 pub struct Held {
     before: libc::sigset_t,
 }

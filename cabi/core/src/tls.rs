@@ -20,12 +20,12 @@ pub const VARIABLE: &str = "UIW_TLS";
 /// The variable that names the file for the secrets of connections.
 pub const KEY_LOG: &str = "UIW_KEYLOG";
 
-/// What is beside the file.
+/// Options in addition to the TLS file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFileConfig {
-    /// Whether datagrams pass in the clear.
+    /// True if datagrams pass in the clear.
     pub clear_datagrams: bool,
-    /// Where the secrets of connections are appended.
+    /// File to which the secrets of connections are appended.
     pub key_log: Option<PathBuf>,
 }
 
@@ -41,7 +41,7 @@ impl Line<'_> {
     }
 }
 
-/// What the file says.
+/// Contents of the file.
 #[derive(Default)]
 struct Lines {
     mode: Option<Mode>,
@@ -143,7 +143,7 @@ fn check_entries(
         .try_for_each(|(number, entry)| check(entry).map_err(|why| Line { file, number: *number }.wrong(why)))
 }
 
-/// Whether an entry is the name or fingerprint of a pinned key, or may be that of a later one.
+/// Checks that an entry is the name or fingerprint of a pinned key, or may be that of a later one.
 fn is_pinned(entry: &str, pinned: &PinnedKeys) -> Result<(), &'static str> {
     let is_it = |(key, name): (&PublicKey, &str)| {
         name.eq_ignore_ascii_case(entry) || key.fingerprint().to_string() == entry
@@ -154,7 +154,7 @@ fn is_pinned(entry: &str, pinned: &PinnedKeys) -> Result<(), &'static str> {
     Err("`allow` has neither the name nor the fingerprint of a pinned key")
 }
 
-/// Whether an entry may be a name, an address or the fingerprint of a certificate.
+/// Checks that an entry may be a name, an address or the fingerprint of a certificate.
 fn is_name(entry: &str, file: &Path) -> Result<(), &'static str> {
     let is_file = file.parent().is_some_and(|directory| directory.join(entry).exists());
     if is_file || entry.contains(char::is_whitespace) {

@@ -17,7 +17,7 @@ use uiw_verbs::integration::spawn_thread;
 /// The interval.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// What distinguishes two contents of a file; no content: `None`.
+/// Properties that distinguish two contents of a file; `None` for no content.
 type Stamp = Option<(u64, u64, u64, [i64; 4])>;
 
 /// The files, and which contents of them hold.
@@ -26,14 +26,14 @@ pub(crate) struct TlsWatch {
     options: TlsFileConfig,
     /// The first one and those that it names.
     files: Vec<PathBuf>,
-    /// As they were when they were read.
+    /// Stamps of the files when they were read.
     read: Vec<Stamp>,
-    /// As they were at the last look.
+    /// Stamps of the files at the last look.
     seen: Vec<Stamp>,
 }
 
 impl TlsWatch {
-    /// Before the files are read for the first time.
+    /// Creates the watch before the files are read for the first time.
     ///
     /// # Errors
     /// The working directory is gone, and the file is relative to it.

@@ -41,7 +41,7 @@ impl AnySocket {
         matches!(self, Self::Stream(one) if Arc::ptr_eq(one, other))
     }
 
-    /// What is ready of the events that a program asks for.
+    /// Returns the ready events among those that a program asks for.
     pub(crate) fn ready(&self, events: c_short) -> c_short {
         match self {
             Self::Stream(socket) => ready::look(socket, events),

@@ -17,7 +17,7 @@ const CALLS_PER_ATTEMPT: u32 = 16;
 /// Attempts without waiting at a socket, and how long the last wait was. Not exact where several threads wait; nothing depends on it.
 #[derive(Default)]
 pub(crate) struct Attempts {
-    /// Those that found nothing since the last one that found something.
+    /// Number of attempts that found nothing since the last one that found something.
     in_vain: AtomicU32,
     /// The last wait was no longer than [`polling_time`], so the next one may poll before it sleeps: a sleep and its wake-up take longer than
     /// what a peer that answers at once needs.
@@ -90,10 +90,10 @@ impl Attempts {
 /// Waits of a trial, and waits between two pairs of trials.
 const TRIAL: u32 = 256;
 const BETWEEN_TRIALS: u32 = 1 << 14;
-/// What a longer wait counts for: it waits for the peer, or for a processor that another program has.
+/// Length from which a wait does not count: it waits for the peer, or for a processor that another program has.
 const LONG: Duration = Duration::from_millis(4);
 
-/// Whether waits are shorter with polling, or where the thread sleeps at once. Polling takes longer where both ends share a processor, and where other
+/// Decision whether waits poll first, or the thread sleeps at once. Polling takes longer where both ends share a processor, and where other
 /// programs need one: a thread that has used its share of it with polling does not interrupt them when it is woken.
 #[derive(Debug)]
 struct Choice {
@@ -101,14 +101,14 @@ struct Choice {
     /// Left until the choice is made anew, or the next trial begins.
     left: u32,
     trial: Trial,
-    /// Of the waits of this trial, and of those of the last one.
+    /// Sum of the waits of this trial, and of those of the last one.
     total: Duration,
     with_polling: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trial {
-    /// With polling, then without.
+    /// Trial with polling, then without.
     Polls,
     Sleeps,
     None,
@@ -210,7 +210,7 @@ mod tests {
         (0..BETWEEN_TRIALS).filter(|_| wait()).count()
     }
 
-    /// With a sleep the waits are too long for polling.
+    /// Waits with a sleep are too long for polling.
     #[test]
     fn long_sleeps_do_not_end_a_trial() {
         let attempts = Attempts::default();

@@ -10,7 +10,7 @@ use uiw_verbs::{Access, Memory, Pd, RawMr, STag, Sge};
 
 /// Registered memory of ours, which only copies reach.
 pub(super) struct Buffer {
-    /// All of it.
+    /// Span of the whole buffer.
     span: Span,
     base: u64,
     lkey: STag,
@@ -55,7 +55,7 @@ impl Buffer {
         self.span.pin().and_then(|pin| pin.copy_from(at, from)).map_err(|_| Errno::IO)
     }
 
-    /// What a peer needs to write at `at`.
+    /// Returns the target that a peer needs to write at `at`.
     pub(super) fn target(&self, at: usize, len: u32) -> Target {
         Target { addr: self.base + at as u64, key: self.rkey.0, len }
     }

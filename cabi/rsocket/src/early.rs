@@ -17,7 +17,7 @@ use std::time::Duration;
 use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 
-/// How long a blocking call waits for the peer's answer before its bytes are kept. Most peers answer in much less.
+/// Time for which a blocking call waits for the peer's answer before its bytes are kept. Most peers answer in much less.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(20);
 
 impl State {

@@ -58,7 +58,7 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
     })
 }
 
-/// What a new stream has set.
+/// Returns the settings of a new stream.
 pub(super) fn new_set() -> Set {
     Set {
         sizes: Sizes::of_system(),

@@ -51,7 +51,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often the peer of a closed connection is asked for what it has acknowledged.
+/// Interval at which the peer of a closed connection is asked for its acknowledgements.
 const PROGRESS_CHECK: Duration = Duration::from_millis(100);
 /// The longest time that the end of a process waits, though peers acknowledge bytes.
 const LONGEST_EXIT: Duration = Duration::from_secs(60);

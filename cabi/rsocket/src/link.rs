@@ -34,16 +34,16 @@ pub(crate) const BATCH: usize = 64;
 /// Receives that are posted again at a time. Fewer than [`EXTRA_RECEIVES`], so the peer finds one for each of its credits.
 const REPOSTED: usize = 16;
 
-/// How completions are taken.
+/// Mode of taking completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Take {
     /// The engine is driven where none is queued.
     Driving,
-    /// Those that are queued.
+    /// Queued completions.
     Queued,
 }
 
-/// What has completed.
+/// Taken completion.
 pub(crate) enum Completed {
     /// The oldest message in the send queue.
     Sent,
@@ -158,7 +158,7 @@ impl Link {
         Receiver::new(self.half, FIRST_TARGET, self.credits)
     }
 
-    /// What the peer is to be informed of.
+    /// Returns the private data for the peer.
     pub(crate) fn conn_data(&self) -> ConnData {
         ConnData {
             order: Order::HOST,
@@ -375,7 +375,7 @@ pub(crate) mod tests {
     pub(crate) const SIZES: Sizes =
         Sizes { sends: 64, receives: CREDITS, inline: 0, sent: 1 << 16, received: 1 << 16, mappings: 0 };
 
-    /// On the thread that has opened the device as well, whose completion queues are on each shard in turn.
+    /// The links of a thread are on one shard, also on the thread that has opened the device, whose completion queues are on each shard in turn.
     #[test]
     fn the_links_of_a_thread_are_on_one_shard_and_threads_are_spread() {
         let device = Device::open_with(DeviceConfig::default().shards(3)).unwrap();

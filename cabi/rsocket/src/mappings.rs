@@ -27,9 +27,9 @@ pub(crate) struct Mappings {
     /// The peer's list, and how many entries it has.
     list: Target,
     room: u16,
-    /// By index in that list.
+    /// Mappings by index in that list.
     shared: BTreeMap<u16, Mapped>,
-    /// Those without PROT_WRITE, of which the peer is not informed.
+    /// Mappings without PROT_WRITE, of which the peer is not informed.
     local: Vec<Mapped>,
 }
 

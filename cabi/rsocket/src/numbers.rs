@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many there are, and how many there were.
+/// Present number of sockets, and number of removed ones.
 #[derive(Default)]
 pub(crate) struct Numbers {
     count: AtomicU32,
@@ -26,7 +26,7 @@ impl Numbers {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// How many were removed: while this stays the same, a number that the table had for the socket is the socket's.
+    /// Returns the number of removals: while this stays the same, a number that the table had for the socket is the socket's.
     pub(crate) fn removed(&self) -> u32 {
         self.removed.load(Ordering::Acquire)
     }

@@ -20,7 +20,7 @@ pub(super) const RDMA_ROUTE: c_int = 4;
 pub(crate) const KEEP_IDLE: c_int = 7200;
 /// TCP_LINGER2 of a system that has another default than that of Linux, or none.
 pub(crate) const ORPHAN_TIMEOUT: Duration = Duration::from_secs(60);
-/// What a program gets as the size of a segment.
+/// Segment size reported to programs.
 const SEGMENT: c_int = 2048;
 
 /// The value of an option, as C has it: one or two integers, or `tcp_info`.
@@ -44,7 +44,7 @@ fn check_unconnected(state: &State) -> Result<()> {
     }
 }
 
-/// As much of a number as fits.
+/// Returns as much of a number as fits.
 pub(super) fn bounded(value: c_int) -> u16 {
     u16::try_from(value.max(0)).unwrap_or(u16::MAX)
 }

@@ -28,7 +28,7 @@ fn shards(sockets: &[(usize, AnySocket)]) -> ShardSet {
     shards
 }
 
-/// How long a thread of the program takes to begin a connection of TCP.
+/// Time that a thread of the program takes to begin a connection of TCP.
 const SOON: Duration = Duration::from_micros(50);
 
 /// A list of descriptors, sorted.
@@ -207,7 +207,7 @@ mod tests {
     use crate::acceptor;
     use crate::exports::rsocket;
 
-    /// Its waker has a descriptor, which would stay until the socket changes.
+    /// The waker of a thread has a descriptor, which would stay until the socket changes.
     #[test]
     fn a_thread_that_has_waited_is_not_kept() {
         let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);

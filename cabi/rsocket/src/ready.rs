@@ -14,7 +14,7 @@ const ALWAYS: c_short = POLLERR | POLLHUP | FALL_BACK;
 pub(super) const READ: c_short = POLLIN | POLLRDNORM;
 pub(super) const WRITE: c_short = POLLOUT | POLLWRNORM;
 
-/// What is ready of a socket, of everything that poll(2) has.
+/// Returns the ready events of a socket, of all that poll(2) has.
 fn ready(state: &State) -> c_short {
     match &state.phase {
         Phase::New(_) => WRITE | POLLHUP,
@@ -60,7 +60,7 @@ fn ready(state: &State) -> c_short {
     }
 }
 
-/// What is ready of `socket` of the events that a program asks for.
+/// Returns the ready events of `socket` among those that a program asks for.
 pub(super) fn look(socket: &Socket, events: c_short) -> c_short {
     socket.look(None, |state| ready(state) & (events | ALWAYS))
 }

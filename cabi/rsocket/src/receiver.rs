@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// What a peer did that it was not allowed to do.
+/// Rule of the protocol that a peer has violated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// A data message beyond the credits that were given.
@@ -35,7 +35,7 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// What the peer is granted.
+/// Permission for the peer to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The part of the ring that is published, if one is.
@@ -44,7 +44,7 @@ pub struct Grant {
     pub limit: u16,
 }
 
-/// What has arrived, and what the peer may still send.
+/// Receiving side: bytes that have arrived, and room that the peer has.
 pub struct Receiver {
     half: u32,
     /// Length of the next target.
@@ -57,7 +57,7 @@ pub struct Receiver {
     messages: VecDeque<u32>,
     readable: u64,
     granted: u32,
-    /// Where the next target begins.
+    /// Offset of the next target.
     next: u32,
     /// Data messages that were read, that arrived, and that may arrive; modulo 2^16.
     read: u16,
@@ -112,7 +112,7 @@ impl Receiver {
         self.readable
     }
 
-    /// Where up to `max` of the readable bytes are that follow the first `skip` ones, as far as they are consecutive.
+    /// Returns the range of up to `max` of the readable bytes that follow the first `skip` ones, as far as they are consecutive.
     #[must_use]
     pub fn chunk(&self, skip: u64, max: usize) -> Range<u32> {
         let most = self.readable.saturating_sub(skip).min(max as u64);
@@ -153,7 +153,7 @@ impl Receiver {
         }
     }
 
-    /// What the peer is to be granted now, if anything.
+    /// Returns the grant that is due, if any.
     #[must_use]
     pub fn due(&self) -> Option<Grant> {
         let limit = self.read.wrapping_add(self.depth);

@@ -29,9 +29,9 @@ pub(crate) enum InFlight {
 /// The next bytes to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// In the ring.
+    /// Range in the ring.
     pub(crate) staged: Range<u32>,
-    /// In the peer's memory.
+    /// Target in the peer's memory.
     pub(crate) to: Target,
 }
 

@@ -23,7 +23,7 @@ struct Queue {
 #[derive(Default)]
 struct State {
     woken: VecDeque<Arc<Task>>,
-    /// By time, and by a number of their own.
+    /// Timers by time, and by a number of their own.
     timers: BTreeMap<(Instant, u64), Waker>,
     next_timer: u64,
 }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use uiw_cabi_core::persona::Persona;
 
-/// Where rdma-core's rsockets have their configuration.
+/// Folder of the configuration of rdma-core's rsockets.
 const FOLDER: &str = "/etc/rdma/rsocket";
 /// The smallest and the largest queue.
 const MIN_QUEUE: u16 = 16;
@@ -63,7 +63,7 @@ impl Sizes {
         }
     }
 
-    /// As a connection can have them.
+    /// Limits the values to those that a connection can have.
     pub(crate) fn bounded(mut self) -> Self {
         self.sends = self.sends.clamp(MIN_QUEUE, MAX_QUEUE);
         self.receives = self.receives.clamp(MIN_QUEUE, MAX_QUEUE);
@@ -78,7 +78,7 @@ impl Sizes {
     }
 }
 
-/// How long a thread polls for what arrives before it sleeps, at most: `polling_time`, which has microseconds. rdma-core's is 10, in which a peer
+/// Maximum time for which a thread polls for arrivals before it sleeps: `polling_time`, which has microseconds. rdma-core's is 10, in which a peer
 /// in software does not answer while it is woken from sleep itself. See `Attempts`.
 pub(crate) fn polling_time() -> Duration {
     static TIME: OnceBox<Duration> = OnceBox::new();

@@ -33,7 +33,7 @@ use uiw_cabi_core::ports::Reservation;
 use uiw_verbs::cm::{Awaited, CloseReason, CmChannel, CmEventKind};
 use uiw_verbs::{ConnConfig, Error, ShardSet};
 
-/// What a program sets, and a listener's connections inherit.
+/// Options that a program sets, and that a listener's connections inherit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Set {
     pub(crate) sizes: Sizes,
@@ -56,15 +56,15 @@ pub(crate) struct Set {
 /// The number of the event that says that TCP is connected.
 pub(crate) const TCP_CONNECTED: u64 = 2;
 
-/// Of a socket that was one of the kernel before: TCP is connected, or begins to be.
+/// State of a socket that was one of the kernel before: TCP is connected, or begins to be.
 pub(crate) struct Opened {
     /// TCP is not connected yet.
     pending: bool,
-    /// For a peer that has no rsockets.
+    /// Socket for a peer that has no rsockets.
     instead: Option<Instead>,
-    /// Whether reading and writing were closed before the connection was made.
+    /// True for reading and writing if they were closed before the connection was made.
     shut: [bool; 2],
-    /// What was sent before that, see [`super::early`].
+    /// Bytes sent before that, see [`super::early`].
     pub(super) early: VecDeque<u8>,
     /// A task sends it.
     pub(super) has_task: bool,
@@ -75,7 +75,7 @@ pub(crate) struct Opened {
 /// The socket that the program had.
 pub(crate) struct Instead {
     pub(crate) socket: OwnedFd,
-    /// What the program connects to, in its numbers.
+    /// Address to which the program connects, in its numbers.
     pub(crate) to: SocketAddr,
     /// The program's TCP_SYNCNT, where the attempt by rsockets has another one; otherwise 0.
     pub(crate) syn_retries: c_int,
@@ -87,7 +87,7 @@ impl Opened {
     }
 }
 
-/// How far a socket is.
+/// Progress of a socket.
 pub(crate) enum Phase {
     /// It may have a local port.
     New(Option<Reservation>),
@@ -127,16 +127,16 @@ pub(crate) struct State {
 
 pub(crate) struct Socket {
     state: Mutex<State>,
-    /// Of the connection, or of the listener.
+    /// Event channel of the connection, or of the listener.
     channel: Arc<CmChannel>,
     watchers: Arc<Watchers>,
-    /// What the engine wakes: `watchers`.
+    /// Waker for the engine: it wakes `watchers`.
     engine: Waker,
     attempts: Attempts,
     numbers: Numbers,
-    /// Whether it may become a socket of the kernel again.
+    /// True if the socket may become one of the kernel again.
     may_fall_back: AtomicBool,
-    /// What its numbers have, of one that was a socket of the kernel before.
+    /// State of the descriptor numbers, of a socket that was one of the kernel before.
     behind: OnceLock<Behind>,
 }
 
@@ -167,7 +167,7 @@ impl Socket {
         })
     }
 
-    /// What its numbers have from now on.
+    /// Sets the state of the socket's descriptor numbers.
     pub(crate) fn set_behind(&self, behind: Option<Behind>) {
         if let Some(behind) = behind {
             // The first one stays: numbers are given once.
@@ -175,7 +175,7 @@ impl Socket {
         }
     }
 
-    /// What its numbers have. None where nothing is known of it.
+    /// Returns the state of the socket's descriptor numbers; `None` if nothing is known of it.
     pub(crate) fn behind(&self) -> Option<Behind> {
         self.behind.get().copied()
     }
@@ -244,7 +244,7 @@ impl Socket {
         self.watchers.wake_changed(except);
     }
 
-    /// How many threads and sets wait for a change.
+    /// Returns the number of threads and sets that wait for a change.
     #[cfg(test)]
     pub(crate) fn watching(&self) -> usize {
         self.watchers.len()
@@ -583,7 +583,7 @@ impl State {
         }
     }
 
-    /// For the report of `uiw run`: of the preload library's sockets.
+    /// Records the connection for the report of `uiw run`, for the preload library's sockets.
     fn note_connection(&self) {
         let (role, address) = match self.phase {
             Phase::Connecting(..) => (Role::Connected, self.peer),
@@ -678,7 +678,7 @@ impl State {
     }
 }
 
-/// What the end of the stream means to the program: as in TCP, a peer that is gone without an error is one that has closed.
+/// Returns the end of the stream that the program sees: as in TCP, a peer that is gone without an error is one that has closed.
 fn ending(reason: &CloseReason) -> Ending {
     match reason {
         CloseReason { silent_for: Some(_), .. } => Ending::Failed(Errno(libc::ETIMEDOUT)),

@@ -15,7 +15,7 @@ use uiw_datagram::Qpn;
 /// A target that the peer fills within so many round trips is followed by longer ones, so that the buffer has room for what arrives in a round trip.
 const QUICK_ROUND_TRIPS: u32 = 2;
 
-/// How a connection ended.
+/// End of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The peer closed it, or is gone: what it has sent can be read, then comes the end.
@@ -24,10 +24,10 @@ pub(crate) enum Ending {
     Failed(Errno),
 }
 
-/// Which directions are closed.
+/// Closed directions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shut {
-    /// By this program.
+    /// True if this program has closed the direction.
     write: bool,
     read: bool,
     /// SHUTDOWN has come: the peer sends no more.
@@ -41,14 +41,14 @@ pub(crate) struct Stream {
     pub(super) link: Link,
     pub(super) receiver: Receiver,
     pub(super) sender: Sender,
-    /// What the peer's memory is written in.
+    /// Byte order in which the peer's memory is written.
     order: Order,
     /// The peer's list of targets, and the entry that is written next.
     lists: Target,
     entry: u32,
     /// The entry of our list that is taken next.
     next_target: usize,
-    /// When the last target was published.
+    /// Time when the last target was published.
     published: Option<Instant>,
     pub(super) mappings: Mappings,
     shut: Shut,
@@ -402,7 +402,7 @@ pub(crate) fn check_peer(variant: Variant, peer: &ConnData) -> Result<()> {
     Ok(())
 }
 
-/// How a peer broke the protocol.
+/// Violation of the protocol by a peer.
 enum Broken {
     Wire(WireError),
     Violation(Violation),

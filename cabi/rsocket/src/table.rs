@@ -13,7 +13,7 @@ use uiw_cabi_core::boundary::Result;
 use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::fork::{ForkSafe, Forked};
 
-/// What is behind a descriptor.
+/// Object behind a descriptor.
 #[derive(Clone)]
 pub(crate) enum Entry {
     Socket(Arc<Socket>),
@@ -26,7 +26,7 @@ pub(crate) enum Entry {
 }
 
 impl Entry {
-    /// What its numbers have. None where nothing is known of it.
+    /// Returns the state of the descriptor numbers; `None` if nothing is known of it.
     fn behind(&self) -> Option<Behind> {
         match self {
             Self::Socket(socket) => socket.behind(),
@@ -92,7 +92,7 @@ impl Forked for Table {
     }
 }
 
-/// In shards: every call begins with a look-up.
+/// Table in shards: every call begins with a look-up.
 static TABLE: ForkSafe<Table, 64> = ForkSafe::new();
 
 fn shard(fd: RawFd) -> &'static uiw_cabi_core::lock::RwLock<Table> {
@@ -170,7 +170,7 @@ pub(crate) fn duplicate(number: RawFd, new: RawFd) {
     }
 }
 
-/// What is behind a descriptor, if it is one of these.
+/// Returns the object behind a descriptor, if it is one of these.
 pub(crate) fn get(fd: RawFd) -> Option<Entry> {
     shard(fd).read().0.get(&fd).cloned()
 }

@@ -277,7 +277,7 @@ fn send_datagram(
     socket.send(list.iter().map(InVec::bytes), total, flags, to).map(usize::cast_signed)
 }
 
-/// As write(2).
+/// Sends bytes like write(2).
 ///
 /// # Errors
 /// Its errors.

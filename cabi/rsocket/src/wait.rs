@@ -18,11 +18,11 @@ use uiw_cabi_core::fork;
 use uiw_cabi_core::signals;
 use uiw_verbs::{Device, PollWaiter, ShardSet};
 
-/// How long a waiting thread drives the engine itself before it sleeps and leaves driving to the background thread. Only the sleep is
+/// Time for which a waiting thread drives the engine itself before it sleeps and leaves driving to the background thread. Only the sleep is
 /// ended by signals.
 const DRIVE: Duration = Duration::from_millis(5);
 
-/// How long a wait may last, and which signals are blocked meanwhile.
+/// Maximum duration of a wait, and signals that are blocked meanwhile.
 #[derive(Clone, Default)]
 pub(crate) struct Limit<'a> {
     /// None is for ever.
@@ -71,7 +71,7 @@ thread_local! {
     static SLEEPER: RefCell<Option<Arc<Sleeper>>> = const { RefCell::new(None) };
 }
 
-/// What a sleeping thread is woken by: an eventfd of its own.
+/// Eventfd that wakes a sleeping thread.
 struct Sleeper {
     event: File,
     generation: u32,
@@ -142,7 +142,7 @@ pub(crate) fn until<T>(
     waited
 }
 
-/// Where this thread sleeps together with other descriptors. It is taken out of its place meanwhile: a handler of a signal may wait as well.
+/// Set in which this thread sleeps together with other descriptors. It is taken out of its place meanwhile: a handler of a signal may wait as well.
 struct Waiter {
     /// Dropped only in the process that made it: in a child of a fork its locks may be held by threads of the parent.
     inner: ManuallyDrop<PollWaiter>,
@@ -222,7 +222,7 @@ pub(crate) fn make_round(device: &Device, shards: ShardSet) {
     }
 }
 
-/// Of a thread that waits for rsockets which have no connection, or of which it has none yet.
+/// Sleeps for a thread that waits for rsockets which have no connection, or of which it has none yet.
 fn sleep_without_engine<T>(
     fds: &mut Vec<libc::pollfd>,
     limit: &Limit<'_>,
@@ -331,15 +331,15 @@ pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result
 
 /// One of the ways to try a call on a socket again.
 pub(crate) enum Try<'a, 'b> {
-    /// When what has come is processed.
+    /// Arrivals are processed.
     Processed,
     /// The same; the task is woken by the next change if the answer is EAGAIN.
     Watched(&'a mut Context<'b>),
 }
 
-/// What calls of a program wait for.
+/// Object that calls of a program wait for.
 pub(crate) trait Source {
-    /// How such calls went.
+    /// Returns the statistics of such calls.
     fn attempts(&self) -> &Attempts;
 
     /// Asks the engine for a wake-up by its background thread at the next completion.

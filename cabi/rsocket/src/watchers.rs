@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
 use uiw_cabi_core::lock::Mutex;
 
-/// When a look registers the task for the next change.
+/// Condition under which a look registers the task for the next change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registers {
-    /// Where its answer is "not yet".
+    /// Register if the answer is "not yet".
     Pending,
     /// Whatever its answer is: for edges.
     Always,
 }
 
-/// Those of one socket. The engine has one waker of a socket, which wakes all of them: what it keeps does not grow with epoll sets that
+/// Watchers of one socket. The engine has one waker of a socket, which wakes all of them: what it keeps does not grow with epoll sets that
 /// are made and closed, or to which the program adds the socket repeatedly.
 #[derive(Default)]
 pub(crate) struct Watchers {
     wakers: Mutex<Vec<Waker>>,
-    /// Whether there are any, for a look without the lock; written with it.
+    /// True if there are any, for a look without the lock; written with it.
     any: AtomicBool,
 }
 

@@ -26,12 +26,12 @@ const FLAG_BY_SEND: u8 = 0x40;
 /// uiw alone: messages are immediates of Writes.
 const FLAG_BY_IMMEDIATE: u8 = 0x80;
 
-/// How messages travel. Each end decides by the kind of its device, and nothing negotiates it.
+/// Transport of messages. Each end decides by the kind of its device, and nothing negotiates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// As Sends of four bytes: on iWARP devices.
+    /// Sends of four bytes, on iWARP devices.
     Send,
-    /// As the immediate of an RDMA Write: on all others.
+    /// Immediate data of an RDMA Write, on all other devices.
     Immediate,
 }
 
@@ -81,7 +81,7 @@ impl Order {
     }
 }
 
-/// What a peer sent that the protocol does not have.
+/// Message of a peer that the protocol does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
     /// Private data is shorter than [`ConnData::LEN`].
@@ -143,7 +143,7 @@ impl Target {
     /// Bytes of one.
     pub const LEN: usize = 16;
 
-    /// As the peer reads it from its memory.
+    /// Encodes the value as the peer reads it from its memory.
     #[must_use]
     pub fn to_bytes(self, order: Order) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
@@ -153,7 +153,7 @@ impl Target {
         out
     }
 
-    /// As the peer wrote it.
+    /// Decodes the value as the peer wrote it.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::LEN], order: Order) -> Self {
         let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3] = bytes;
@@ -170,7 +170,7 @@ impl Target {
 pub struct Mapping {
     /// The offset of its first byte.
     pub offset: u64,
-    /// Where it is.
+    /// Target that is described.
     pub target: Target,
 }
 
@@ -178,7 +178,7 @@ impl Mapping {
     /// Bytes of one.
     pub const LEN: usize = 24;
 
-    /// As the peer reads it from its memory.
+    /// Encodes the value as the peer reads it from its memory.
     #[must_use]
     pub fn to_bytes(self, order: Order) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
@@ -187,7 +187,7 @@ impl Mapping {
         out
     }
 
-    /// As the peer wrote it.
+    /// Decodes the value as the peer wrote it.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::LEN], order: Order) -> Self {
         let (mut offset, mut target) = ([0; 8], [0; Target::LEN]);
@@ -202,7 +202,7 @@ impl Mapping {
 pub struct ConnData {
     /// The order of bytes that the sender reads.
     pub order: Order,
-    /// How the sender's messages travel; only uiw says it.
+    /// Transport of the sender's messages; only uiw announces it.
     pub variant: Option<Variant>,
     /// Data messages that may be sent to it before it gives credits.
     pub credits: u16,
@@ -218,7 +218,7 @@ impl ConnData {
     /// Bytes of it.
     pub const LEN: usize = 40;
 
-    /// What an end answers that refuses a peer of the other variant: its own variant, and no memory.
+    /// Returns the answer that refuses a peer of the other variant: the own variant, and no memory.
     #[must_use]
     pub fn refusal(variant: Variant) -> Self {
         let targets = Target { len: 2, ..Target::default() };
@@ -245,7 +245,7 @@ impl ConnData {
         out
     }
 
-    /// What a peer sent; bytes behind it are padding of other transports.
+    /// Decodes the private data of a peer; bytes after it are padding of other transports.
     ///
     /// # Errors
     /// [`WireError`] for private data that no rsocket sends.
@@ -303,7 +303,7 @@ pub const fn representable_mappings(value: u16) -> u16 {
 pub enum Message {
     /// Bytes were written to the current target.
     Data {
-        /// How many.
+        /// Number of bytes.
         len: u32,
     },
     /// Data messages may be sent up to this number, modulo 2^16. There may be a new target as well.
@@ -318,7 +318,7 @@ pub enum Message {
     },
     /// The peer neither sends nor receives any more.
     Disconnect,
-    /// Nothing.
+    /// Message without contents.
     KeepAlive,
     /// The peer sends no more.
     Shutdown,
@@ -346,7 +346,7 @@ impl Message {
         kind << 29 | value
     }
 
-    /// What a peer sent.
+    /// Decodes the message of a peer.
     ///
     /// # Errors
     /// [`WireError::Message`]

@@ -77,7 +77,7 @@ impl Socket {
         Errno::last()
     }
 
-    /// What is ready, without waiting for it.
+    /// Returns the ready events, without waiting.
     fn ready(&self) -> i16 {
         let mut fd = libc::pollfd { fd: self.0, events: libc::POLLIN, revents: 0 };
         // SAFETY: one structure.
@@ -99,7 +99,7 @@ struct Peer {
     memory: RawMr,
     channel: Arc<CmChannel>,
     device: Device,
-    /// What the rsocket has said.
+    /// Private data of the rsocket.
     data: ConnData,
 }
 

@@ -11,7 +11,7 @@ use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a function that the C library does not have returns.
+/// Result of a function that the C library does not have.
 trait Failed {
     const FAILED: Self;
 }

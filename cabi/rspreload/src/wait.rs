@@ -30,7 +30,7 @@ impl Time {
         In::from_option(self.0.as_ref())
     }
 
-    /// As poll(2) has it: a part of a millisecond counts as one.
+    /// Returns the time-out for poll(2): a part of a millisecond counts as one.
     fn milliseconds(&self) -> c_int {
         let ms = |time: &timespec| {
             time.tv_sec.saturating_mul(1000).saturating_add((time.tv_nsec + 999_999) / 1_000_000)
@@ -43,7 +43,7 @@ impl Time {
         self.0.is_some_and(|time| time.tv_sec == 0 && time.tv_nsec == 0)
     }
 
-    /// When it is over, of a wait that has an end. A time that is none is left to the system.
+    /// Returns the end of a wait that has one. An invalid time is left to the system.
     fn end(&self) -> Option<timespec> {
         let time = self.0.filter(|time| time.tv_sec >= 0 && (0..SECOND).contains(&time.tv_nsec))?;
         let now = now();
@@ -54,7 +54,7 @@ impl Time {
         })
     }
 
-    /// What is left until then.
+    /// Returns the remaining time until `end`.
     fn until(end: Option<timespec>) -> Self {
         let now = now();
         Self(end.map(|end| {

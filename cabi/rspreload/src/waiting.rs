@@ -44,7 +44,7 @@ fn end(count: &AtomicU32) {
     count.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// What the C library keeps of a handler of pthread_cleanup_push(3), in the frame that has pushed it.
+/// Record that the C library keeps of a handler of pthread_cleanup_push(3), in the frame that has pushed it.
 #[repr(C)]
 pub(crate) struct Cleanup {
     routine: Option<Routine>,
@@ -53,7 +53,7 @@ pub(crate) struct Cleanup {
     before: *mut Self,
 }
 
-/// Such a handler.
+/// Handler of pthread_cleanup_push(3).
 pub(crate) type Routine = unsafe extern "C" fn(*mut c_void);
 
 unsafe extern "C" fn leave(count: *mut c_void) {

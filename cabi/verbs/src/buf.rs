@@ -86,7 +86,7 @@ pub extern "C" fn ibv_reg_buf_mr(
     })
 }
 
-/// That `length` bytes at `addr` are in `buf`, which was made in `pd`.
+/// Checks that `length` bytes at `addr` are in `buf`, which was made in `pd`.
 fn check_inside(pd: *mut ibv_pd, buf: &Object<Buf>, addr: *mut c_void, length: usize) -> Result<()> {
     let (base, size) = (buf.abi.get(|buf| &buf.addr), buf.abi.get(|buf| &buf.size));
     if buf.pd != pd {

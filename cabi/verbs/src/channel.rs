@@ -33,7 +33,7 @@ pub(crate) struct CompEvents {
     arms: AtomicU32,
 }
 
-/// At so many armings the descriptor's flags are read, which takes a system call,
+/// Number of armings at which the descriptor's flags are read, which takes a system call,
 const FLAG_READ_FIRST: u32 = 8;
 /// and then at one of so many.
 const FLAG_READ_EVERY: u32 = 64;
@@ -106,7 +106,7 @@ impl Body for CompChannel {
     const KIND: u32 = 0x7569_6306;
 }
 
-/// How long a waiting thread drives the engine itself before it sleeps in the channel's semaphore and leaves driving to the background
+/// Time for which a waiting thread drives the engine itself before it sleeps in the channel's semaphore and leaves driving to the background
 /// thread. Only the read of that is a cancellation point and is ended by signals.
 const DRIVE: Duration = Duration::from_millis(5);
 

@@ -19,7 +19,7 @@ use uiw_cabi_core::persona::Persona;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::users::Unacknowledged;
 
-/// What a context and everything made in it share.
+/// State shared by a context and everything made in it.
 pub struct Context {
     /// Device.
     pub device: &'static Device,

@@ -55,7 +55,7 @@ pub struct CqInit<'a> {
     pub channel: Option<&'a Object<CompChannel>>,
     /// 0: the engine chooses the shard of the connections whose receives complete here; another one names it, counted from 1.
     pub vector: u32,
-    /// Whether completions carry the time.
+    /// True if completions carry the time.
     pub timestamps: bool,
 }
 
@@ -164,7 +164,7 @@ impl Cq {
         }
     }
 
-    /// From here on no event names it, and the program holds none.
+    /// Removes the queue: no event names it from then on, and the program holds none.
     fn leave(&self) -> Result<()> {
         if self.users.any() {
             return Err(Errno::BUSY.because("queue pairs use the completion queue"));

@@ -17,7 +17,7 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::object::Object;
 use uiw_verbs::{Access, Memory};
 
-/// What statfs(2) says of a DMA-buf (`linux/magic.h`).
+/// Magic number that statfs(2) returns for a DMA-buf (`linux/magic.h`).
 const MAGIC: i64 = 0x444d_4142;
 /// `DMA_BUF_IOCTL_SYNC`, and what it takes (`linux/dma-buf.h`).
 const SYNC: c_ulong = 0x4008_6200;
@@ -117,7 +117,7 @@ fn memory(fd: RawFd, offset: u64, length: usize, writable: bool) -> Result<Memor
     Ok(unsafe { Memory::mapped(Box::new(mapped), first, length) })
 }
 
-/// What a mapping that failed with `errno` means: EACCES and ENOMEM are those of the program, others of a driver whose buffers no processor can map.
+/// Interprets the `errno` of a failed mapping: EACCES and ENOMEM are those of the program, others of a driver whose buffers no processor can map.
 fn not_mapped(fd: RawFd, errno: Errno) -> Errno {
     if errno == Errno(libc::EACCES) || errno == Errno(libc::ENOMEM) {
         return errno.because(format_args!("mapping DMA-buf {fd}"));

@@ -22,7 +22,7 @@ type Action = libc::sigaction;
 pub type ChangeMask =
     for<'a> extern "C" fn(c_int, InPtr<'a, libc::sigset_t>, OutPtr<'a, libc::sigset_t>) -> c_int;
 
-/// What the program has requested for one signal. Written under a lock; a handler may read at any time, without one, and
+/// Action that the program has requested for one signal. Written under a lock; a handler may read at any time, without one, and
 /// what it reads stays valid until the program has changed its handler so many times more.
 struct Wanted {
     actions: UnsafeCell<[Action; Self::KEPT]>,

@@ -61,12 +61,12 @@ impl Table {
     }
 }
 
-/// Of this process; NULL before the first registration. Never freed: a child of a fork leaves its parent's alone, whose lock may be held by a
+/// Table of this process; NULL before the first registration. Never freed: a child of a fork leaves its parent's alone, whose lock may be held by a
 /// thread that the child does not have.
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(ptr::null_mut());
 /// Ranges in [`TABLE`]: as long as there is none, a change of a mapping costs one load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Its lock is not the table's: a fork that waits for an allocator's locks holds this one alone.
+/// Fork handler with a lock other than the table's: a fork that waits for an allocator's locks holds this one alone.
 static FORKS: ForkSafe<Forks> = ForkSafe::new();
 
 struct Forks;
@@ -257,7 +257,7 @@ fn has_populate(page: usize) -> bool {
     })
 }
 
-/// By msync(2), as seccomp filters permit it (systemd's `@system-service`), other than mincore(2).
+/// Checks the mapping by msync(2), as seccomp filters permit it (systemd's `@system-service`), other than mincore(2).
 fn is_mapped(range: Range<usize>) -> bool {
     // By its number it is no cancellation point.
     // SAFETY: on Linux the call changes nothing, and only looks whether all of the range is mapped.

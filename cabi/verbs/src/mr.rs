@@ -140,7 +140,7 @@ pub(crate) fn register(
     add(domain, memory, registered, Place { addr, length, base }, access)
 }
 
-/// What a program sees of a region, and where it begins for peers and elements.
+/// Start of a region for the program, for peers and for elements.
 pub(crate) struct Place {
     pub(crate) addr: *mut c_void,
     pub(crate) length: usize,

@@ -18,7 +18,7 @@ pub struct Pd {
     pub engine: uiw_verbs::Pd,
     /// C's objects in it.
     pub users: Users,
-    /// Of a parent domain: the one under it is in use.
+    /// Domain under a parent domain, which is in use.
     _under: Option<Used>,
 }
 

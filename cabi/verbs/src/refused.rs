@@ -12,27 +12,27 @@ fn refuse(errno: Errno) -> Errno {
     errno
 }
 
-/// For functions that return an error number: address handles, multicast, ECE, commands to a kernel driver.
+/// Fails for functions that return an error number: address handles, multicast, ECE, commands to a kernel driver.
 pub extern "C" fn unsupported() -> c_int {
     refuse(Errno::UNSUPPORTED).0
 }
 
-/// For functions that return -1 and `errno`.
+/// Fails for functions that return -1 and `errno`.
 pub extern "C" fn unsupported_minus_one() -> c_int {
     refuse(Errno::UNSUPPORTED);
     -1
 }
 
-/// For functions that return an object.
+/// Fails for functions that return an object.
 pub extern "C" fn unsupported_null() -> *mut c_void {
     refuse(Errno::UNSUPPORTED);
     ptr::null_mut()
 }
 
-/// For functions that return nothing, and for those that vendors' libraries call when they are loaded.
+/// Does nothing, for functions that return nothing, and for those that vendors' libraries call when they are loaded.
 pub extern "C" fn nothing() {}
 
-/// For functions whose result is "no" or "none".
+/// Returns 0, for functions whose result is "no" or "none".
 pub extern "C" fn zero() -> c_int {
     0
 }

@@ -127,7 +127,7 @@ pub extern "C" fn ibv_destroy_srq(srq: OwnedHandle<'_, Srq>) -> c_int {
 }
 
 impl Srq {
-    /// From here on no event names it, and the program holds none.
+    /// Removes the queue: no event names it from then on, and the program holds none.
     fn leave(&self) -> Result<()> {
         if self.users.any() {
             return Err(Errno::BUSY.because("queue pairs use the shared receive queue"));

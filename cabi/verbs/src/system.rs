@@ -25,7 +25,7 @@ use uiw_cabi_core::fork::{ForkSafe, Forked};
 use uiw_cabi_core::object;
 use uiw_cabi_core::system_path::{VARIABLE, check};
 
-/// Whether the system's library is loaded, and the slots name its functions.
+/// True if the system's library is loaded, and the slots name its functions.
 pub static LOADED: AtomicBool = AtomicBool::new(false);
 
 /// A function that both libraries have. Assembly in `cabi/ibverbs/src/export.rs` makes and reads it.
@@ -42,14 +42,14 @@ pub struct Slot {
 // SAFETY: nothing changes the names and the first address, and the other one is atomic.
 unsafe impl Sync for Slot {}
 
-/// What this library calls of the system's by itself.
+/// Functions of the system's library that this library calls by itself.
 struct System {
     get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
     free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
     ack_async_event: unsafe extern "C" fn(*mut ibv_async_event),
 }
 
-/// Nothing where it was not asked for; why it is not there.
+/// System's library; unset if it was not requested, or the reason why it is absent.
 static SYSTEM: OnceLock<std::result::Result<System, String>> = OnceLock::new();
 
 /// Loads the library that [`VARIABLE`] names, if it does. Called once, when the shared library is loaded: providers that a program is linked
@@ -113,7 +113,7 @@ fn open(path: &OsStr, slots: &[Slot]) -> std::result::Result<System, String> {
     Ok(system)
 }
 
-/// What the loader says of its last failure.
+/// Returns the loader's text of its last failure.
 fn dl_error() -> String {
     // SAFETY: the loader returns NULL, or a text of this thread that lives until its next call, which is not before the copy.
     unsafe {

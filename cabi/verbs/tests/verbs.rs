@@ -681,7 +681,7 @@ fn null_is_an_error_and_nothing_more() {
     }
 }
 
-/// What a wild pointer is not: any object. None of these may be looked at.
+/// A wild pointer is no object, and must not be dereferenced.
 #[test]
 fn wild_pointers_are_errors_and_nothing_more() {
     let opened = open();

@@ -29,7 +29,7 @@ pub const RDMA_PS_TCP: c_int = 0x0106;
 pub const RDMA_PS_UDP: c_int = 0x0111;
 pub const RDMA_PS_IB: c_int = 0x013F;
 
-/// As many as the device has, in `responder_resources` and `initiator_depth`.
+/// Maximum of the device, in `responder_resources` and `initiator_depth`.
 pub const RDMA_MAX_RESOURCES: u8 = 0xFF;
 /// Q_Key of queue pairs of the port spaces of datagrams.
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
@@ -135,7 +135,7 @@ layout!(rdma_ud_param: 56 { private_data: 0, private_data_len: 8, ah_attr: 16, q
 pub union rdma_event_param {
     pub conn: rdma_conn_param,
     pub ud: rdma_ud_param,
-    /// Of [`RDMA_CM_EVENT_USER`], in newer headers.
+    /// Argument of [`RDMA_CM_EVENT_USER`], in newer headers.
     pub arg: u64,
 }
 

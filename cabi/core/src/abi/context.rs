@@ -35,7 +35,7 @@ pub struct ibv_context {
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
     pub mutex: pthread_mutex,
-    /// All ones mark that this context is the tail of a [`verbs_context`].
+    /// Marker: all ones mean that this context is the tail of a [`verbs_context`].
     pub abi_compat: usize,
 }
 layout!(ibv_context: 328 { device: 0, ops: 8, cmd_fd: 264, async_fd: 268, num_comp_vectors: 272, mutex: 280, abi_compat: 320 });

@@ -119,12 +119,12 @@ pub struct ibv_port_attr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
-    /// In headers newer than 44 only: writers give the length of their version.
+    /// Speed, in headers newer than 44 only: writers give the length of their version.
     pub active_speed_ex: u32,
 }
 layout!(ibv_port_attr: 56 { max_mtu: 4, gid_tbl_len: 12, port_cap_flags: 16, pkey_tbl_len: 32, lid: 34, lmc: 38, active_width: 43, phys_state: 45, link_layer: 46, flags: 47, port_cap_flags2: 48, active_speed_ex: 52 });
 
-/// What the exported `ibv_query_port` fills: the structure as it was in 2006, 48 bytes of it.
+/// Structure that the exported `ibv_query_port` fills: the one of 2006, 48 bytes of it.
 pub type _compat_ibv_port_attr = [u8; 48];
 
 pub const IBV_PORT_DOWN: c_int = 1;

@@ -34,7 +34,7 @@ const MAX_QUEUE_PAIRS: usize = 64;
 struct QueuePair {
     qp: Qp,
     number: QpnReservation,
-    /// Of its network device.
+    /// Name of the network device.
     netdev: String,
     index: u32,
     /// The addresses at which it was found to be bound.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Peers that are remembered; more push out those that were added first, to which UDP leads again.
 pub(super) const MAX_PEERS: usize = 4096;
 
-/// How often a datagram goes over UDP although the peer's queue pair is known: a peer that was started again has another one, and nothing
+/// Interval at which a datagram goes over UDP although the peer's queue pair is known: a peer that was started again has another one, and nothing
 /// else would say so.
 const REFRESH: Duration = Duration::from_secs(1);
 
@@ -20,7 +20,7 @@ pub(super) struct Way {
     pub(super) queue_pair: usize,
     /// The peer's queue pair, once it has named it.
     pub(super) qpn: Option<u32>,
-    /// From then on the next datagram goes over UDP.
+    /// Time from which the next datagram goes over UDP.
     refresh_at: Instant,
 }
 
@@ -34,7 +34,7 @@ impl Way {
 #[derive(Default)]
 pub(super) struct Peers {
     ways: BTreeMap<SocketAddr, Way>,
-    /// In the order in which they were added.
+    /// Peers in the order in which they were added.
     order: VecDeque<SocketAddr>,
 }
 

@@ -31,7 +31,7 @@ use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::stack;
 use uiw_verbs::ShardSet;
 
-/// How long closing a socket waits for UDP to take what was sent.
+/// Time that closing a socket waits for UDP to take sent messages.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A message that the program has not read.
@@ -57,7 +57,7 @@ pub(crate) struct State {
     /// O_NONBLOCK and the other flags of F_SETFL.
     pub(crate) status_flags: c_int,
     pub(crate) descriptor_flags: c_int,
-    /// What the system has said of a message that went over UDP: the next call reports it.
+    /// Error of a message that went over UDP: the next call reports it.
     pub(super) error: Option<Errno>,
     pub(super) receive_timeout: Option<Duration>,
     pub(super) send_timeout: Option<Duration>,
@@ -73,7 +73,7 @@ pub(crate) struct Datagram {
     watchers: Arc<Watchers>,
     attempts: Attempts,
     numbers: Numbers,
-    /// What its numbers have, of one that the preload library gave.
+    /// State of the descriptor numbers, of a socket that the preload library gave.
     behind: Option<Behind>,
     /// The number of `State::udp`, for the child of a fork, which cannot take the lock; -1 once it is closed.
     own: AtomicI32,
@@ -131,7 +131,7 @@ impl Datagram {
         }))
     }
 
-    /// What its numbers have. None where nothing is known of it.
+    /// Returns the state of the descriptor numbers; `None` if nothing is known of it.
     pub(crate) fn behind(&self) -> Option<Behind> {
         self.behind
     }
@@ -144,7 +144,7 @@ impl Datagram {
         self.state.lock()
     }
 
-    /// In the child of a fork: the socket is the parent's, and its port is not kept.
+    /// Leaves the socket and its port to the parent, in the child of a fork.
     pub(crate) fn leave_to_parent(&self) {
         let own = self.own.load(Ordering::Relaxed);
         if own >= 0 {
@@ -228,7 +228,7 @@ impl Datagram {
         })
     }
 
-    /// What is ready of the events that a program asks for.
+    /// Returns the ready events among those that a program asks for.
     pub(crate) fn ready(&self, events: c_short) -> c_short {
         self.look(None, |state| state.ready() & (events | POLLERR | POLLHUP))
     }
@@ -457,7 +457,7 @@ impl State {
         any
     }
 
-    /// What is ready, of everything that poll(2) has.
+    /// Returns the ready events, of all that poll(2) has.
     fn ready(&self) -> c_short {
         if self.udp.is_none() {
             return if is_exiting() { 0 } else { POLLERR | POLLHUP };

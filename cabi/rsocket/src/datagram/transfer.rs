@@ -19,12 +19,12 @@ pub(crate) struct Taken {
     pub(crate) copied: usize,
     /// Bytes of the message.
     pub(crate) len: usize,
-    /// Where it comes from, as the program sees it; none where reading was closed.
+    /// Source as the program sees it; `None` if reading was closed.
     pub(crate) from: Option<SocketAddr>,
 }
 
 impl Taken {
-    /// What a call with these flags returns.
+    /// Returns the result of a call with these flags.
     pub(crate) fn returned(&self, flags: c_int) -> isize {
         if flags & libc::MSG_TRUNC != 0 { self.len.cast_signed() } else { self.copied.cast_signed() }
     }

@@ -70,7 +70,7 @@ fn version(address: &IpAddr) -> u8 {
     if address.is_ipv4() { 4 } else { 6 }
 }
 
-/// What goes over UDP.
+/// Operation of a message over UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// A message of the program follows. It is answered with [`Operation::Control`].
@@ -82,7 +82,7 @@ pub enum Operation {
 /// The header in front of what goes over UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExchangeHeader {
-    /// What it is.
+    /// Operation of the message.
     pub operation: Operation,
     /// The sender's UD queue pair, 24 bits.
     pub qpn: u32,
@@ -186,7 +186,7 @@ impl MessageHeader {
 pub enum WireError {
     /// Fewer bytes than the header has.
     Short {
-        /// How many there are.
+        /// Number of bytes.
         len: usize,
     },
     /// Another tag.

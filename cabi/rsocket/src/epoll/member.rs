@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use uiw_cabi_core::lock::Mutex;
 
-/// So many entries of the list are kept whatever they are.
+/// Number of entries of the list that are kept in any case.
 const FEW: usize = 64;
 
 /// Members that may be ready, and threads that wait for one.
@@ -95,14 +95,14 @@ impl Woken {
     }
 }
 
-/// What the program has asked for.
+/// Events that the program has asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) events: u32,
     pub(super) data: u64,
     /// EPOLLONESHOT has reported it.
     pub(super) disabled: bool,
-    /// How often the program has asked: what a look has found is for what was asked for before it.
+    /// Number of requests of the program: what a look has found is for what was asked for before it.
     turn: u32,
 }
 
@@ -152,7 +152,7 @@ pub(super) struct Member {
     pub(super) fd: RawFd,
     pub(super) socket: AnySocket,
     pub(super) event: Mutex<Asked>,
-    /// What the socket wakes: `place`.
+    /// Waker for the socket: it wakes `place`.
     pub(super) waker: Waker,
     place: Arc<Place>,
     /// Changed with [`Members`].

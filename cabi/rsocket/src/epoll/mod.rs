@@ -29,11 +29,11 @@ use uiw_cabi_core::errno::Errno;
 use uiw_cabi_core::lock::Mutex;
 use uiw_verbs::ShardSet;
 
-/// How often a set is looked at while it is always ready.
+/// Interval at which a set is checked while it is always ready.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Of an operation that is none.
-const NO_OPERATION: &str = "an operation that epoll_ctl does not have";
+/// Message for an unknown operation.
+const INVALID_OPERATION: &str = "unknown epoll_ctl operation";
 
 /// A set.
 pub(crate) struct Epoll {
@@ -163,7 +163,7 @@ impl Epoll {
                 self.forget(before, left);
                 return Some(Ok(()));
             }
-            (_, Some(_)) => return Some(Err(Errno::INVAL.because(NO_OPERATION))),
+            (_, Some(_)) => return Some(Err(Errno::INVAL.because(INVALID_OPERATION))),
             (_, None) => return None,
         };
         let left = members.len();
@@ -176,7 +176,7 @@ impl Epoll {
         Some(Ok(()))
     }
 
-    /// Of an rsocket that is no member. Nothing if it has become one, and nothing was done.
+    /// Adds, changes or removes an rsocket. Returns `None`, without side effects, if another thread has made it a member.
     fn control_rsocket(
         &self,
         op: c_int,
@@ -204,11 +204,11 @@ impl Epoll {
                 member.waker.wake_by_ref();
                 Some(Ok(()))
             }
-            _ => Some(Err(Errno::INVAL.because(NO_OPERATION))),
+            _ => Some(Err(Errno::INVAL.because(INVALID_OPERATION))),
         }
     }
 
-    /// Of a descriptor that is no rsocket. False if it has become one, and nothing was done.
+    /// Adds, changes or removes a descriptor that is no rsocket. Returns false, without side effects, if it has become one.
     fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<bool> {
         // A socket that is closed already.
         if op == libc::EPOLL_CTL_DEL && self.remove(fd) {
@@ -610,7 +610,7 @@ mod tests {
         table::close(sockets[0]).unwrap();
     }
 
-    /// What the set does with members that are asked for with `flags`, of which there is room for `room`: whether another thread that waits is woken.
+    /// Returns whether the set wakes another waiting thread for members with `flags`, when there is room for `room` events.
     fn wakes_another(flags: c_int, room: usize) -> bool {
         let (set, _fd, sockets) = set_of_ready(3);
         let event = Some(epoll_event { events: (libc::EPOLLOUT | flags) as u32, u64: 7 });

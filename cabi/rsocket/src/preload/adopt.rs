@@ -30,7 +30,7 @@ use uiw_verbs::cm;
 /// A peer answers when its program uses the connection, whenever that is. A peer that is gone is noticed by TCP's probes.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(1 << 31);
 
-/// How a connection was begun.
+/// State of a connection that becomes an rsocket.
 pub(crate) enum Adopted {
     /// It stands: to this address of the program's.
     Connected(SocketAddr),
@@ -59,7 +59,7 @@ pub(super) fn sizes() -> Sizes {
     })
 }
 
-/// What the program has set on the socket of the kernel.
+/// Returns the options that the program has set on the socket of the kernel.
 fn set_of(fd: RawFd) -> Set {
     let flag = |level, name| sys::int_option(fd, level, name).is_some_and(|value| value != 0);
     let time = |name| {

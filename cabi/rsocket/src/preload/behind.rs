@@ -18,9 +18,9 @@ use uiw_cabi_core::fork::{ForkSafe, Forked};
 pub(crate) struct Behind {
     /// The program's own.
     own: NonZeroU64,
-    /// What is there in its place, once it is an rsocket.
+    /// Placeholder of the socket once it is an rsocket.
     placeholder: Option<NonZeroU64>,
-    /// That has the flags of [`sys::mark`].
+    /// True if the placeholder has the flags of [`sys::mark`].
     is_marked: bool,
 }
 
@@ -46,7 +46,7 @@ impl Behind {
     }
 }
 
-/// What the numbers of rsockets stand for where a call of the system's own looks: a socket that reads as closed.
+/// Socket that reads as closed, behind the numbers of rsockets, for the system's own calls.
 #[derive(Clone, Copy)]
 pub(crate) struct Placeholder {
     pub(crate) fd: RawFd,

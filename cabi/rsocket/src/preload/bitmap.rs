@@ -11,7 +11,7 @@ const WORD: usize = u64::BITS as usize;
 #[repr(transparent)]
 pub(crate) struct Bitmap([AtomicU64; DESCRIPTORS / WORD]);
 
-/// Those of this process. A fork copies them with the table of descriptors, of which they are a part.
+/// Bitmap of this process. A fork copies it with the table of descriptors, of which it is a part.
 pub(crate) static BITMAP: Bitmap = Bitmap([const { AtomicU64::new(0) }; DESCRIPTORS / WORD]);
 
 impl Bitmap {

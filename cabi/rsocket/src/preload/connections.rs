@@ -19,7 +19,7 @@ use uiw_cabi_core::settings::Settings;
 /// The end of the files' names; the number of the process is in front.
 pub const SUFFIX: &str = ".sockets";
 
-/// What carries a connection.
+/// Carrier of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Carrier {
     /// RDMA.
@@ -28,7 +28,7 @@ pub enum Carrier {
     Tcp,
 }
 
-/// Which end of a connection a process is.
+/// Role of a process in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// It connected to the address.
@@ -40,9 +40,9 @@ pub enum Role {
 /// A connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Line {
-    /// What carries it.
+    /// Carrier of the connection.
     pub carrier: Carrier,
-    /// Which end the process is.
+    /// Role of the process.
     pub role: Role,
     /// The server's address, with the port that the program uses.
     pub address: SocketAddr,

@@ -25,7 +25,7 @@ use uiw_cabi_core::errno::Errno;
 
 /// The descriptor is the system's: the caller calls the C library's function.
 const ORDINARY: c_int = 1;
-/// What [`uiw_sockets_enter`] says.
+/// Results of [`uiw_sockets_enter`].
 const RSOCKET: c_int = 2;
 const EPOLL: c_int = 3;
 
@@ -38,7 +38,7 @@ pub extern "C" fn uiw_sockets_bits(count: &mut usize) -> *const u64 {
     (&raw const BITMAP).cast()
 }
 
-/// How many threads wait for an epoll set by the system's call, for the caller to count, by the number of the set modulo their own number. Their address is what
+/// Returns the number of threads that wait for an epoll set by the system's call, for the caller to count, by the number of the set modulo their own number. Their address is what
 /// an event has that is not the program's.
 pub extern "C" fn uiw_sockets_waiting(count: &mut usize) -> *const u32 {
     *count = Waiting::len();
@@ -80,7 +80,7 @@ pub extern "C" fn uiw_sockets_sendto<'a, 'b>(
     }
 }
 
-/// Before any use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
+/// Prepares the use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
 /// 1: the descriptor is the system's, 2: it is an rsocket, 3: an epoll set with rsockets.
 pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
     // What fails here is no reason to use the system's socket, which may be one to be encrypted.
@@ -162,7 +162,7 @@ pub extern "C" fn uiw_sockets_send<'a>(
     transfer(fd, |socket| transfer::send(socket, transfer::elements(list, count)?, flags))
 }
 
-/// What a descriptor is, without a change: as [`uiw_sockets_enter`], which is asked next where it may be an rsocket.
+/// Returns the kind of a descriptor without a change, like [`uiw_sockets_enter`], which is asked next where it may be an rsocket.
 pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
     boundary::value(ORDINARY, || {
         Ok(match table::get(fd) {
@@ -337,7 +337,7 @@ pub extern "C" fn uiw_sockets_address<'a>(
     })
 }
 
-/// How long `timeout` says.
+/// Returns the limit that `timeout` gives.
 fn limit<'a>(timeout: &InPtr<'a, timespec>, mask: &InPtr<'a, sigset_t>) -> Result<Limit<'a>> {
     let limit = match timeout.as_ref() {
         None => Limit::default(),

@@ -17,7 +17,7 @@ use uiw_cabi_core::ports;
 use uiw_cabi_core::settings::Settings;
 use uiw_cabi_core::stack;
 
-/// How far a socket is.
+/// Progress of a socket.
 const NEW: u8 = 0;
 const LISTENING: u8 = 1;
 /// Accepted, and not used.
@@ -56,7 +56,7 @@ impl Plain {
         self.behind
     }
 
-    /// What the program's TCP_SYNCNT was before [`limit_attempt`]; 0 where it is unchanged.
+    /// Returns the program's TCP_SYNCNT before [`limit_attempt`]; 0 if it is unchanged.
     pub(crate) fn take_syn_retries(&self) -> c_int {
         self.syn_retries.swap(0, Ordering::Relaxed)
     }
@@ -139,7 +139,7 @@ pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
     Ok(true)
 }
 
-/// Before the system connects the socket to the rsockets' port: where nothing answers, as behind a firewall that drops packets, it gives up soon
+/// Limits the attempt before the system connects the socket to the rsockets' port: where nothing answers, as behind a firewall that drops packets, it gives up soon
 /// enough for TCP. With TLS there is no other way.
 pub(crate) fn limit_attempt(fd: RawFd, plain: &Plain) {
     let asked = Settings::get().ok().and_then(Settings::sockets_syn_retries).filter(|_| !must_encrypt());
@@ -152,7 +152,7 @@ pub(crate) fn limit_attempt(fd: RawFd, plain: &Plain) {
     }
 }
 
-/// Before the system connects it to the program's port: as often as the program said.
+/// Restores the program's number of attempts before the system connects the socket to the program's port.
 pub(crate) fn unlimit_attempt(fd: RawFd, syn_retries: c_int) {
     if syn_retries > 0
         && let Err(error) = sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_SYNCNT, syn_retries)
@@ -178,7 +178,7 @@ pub(crate) fn accepted(listening: &Plain, fd: RawFd) -> Result<()> {
     Ok(())
 }
 
-/// Before the socket is closed: an accepted connection that was not used becomes an rsocket, whose end the peer sees as one. The system would
+/// Prepares closing the socket: an accepted connection that was not used becomes an rsocket, whose end the peer sees as one. The system would
 /// reset it, as the peer's Request was not read. After a fork another process may have it, and the system's close says nothing to the peer.
 pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<Plain>) {
     if plain.forks == process::forks() {

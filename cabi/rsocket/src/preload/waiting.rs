@@ -11,15 +11,15 @@ use uiw_cabi_core::fork;
 /// Sets whose numbers differ by this are counted together, which at most lets a marker stay longer.
 const COUNTS: usize = 1024;
 
-/// How many threads wait for a set, by its number.
+/// Numbers of threads that wait for a set, by its number.
 #[repr(transparent)]
 pub(crate) struct Waiting([AtomicU32; COUNTS]);
 
-/// Those of this process. The preload library increments before it looks whether the set is followed, and decrements after the wait.
+/// Counts of this process. The preload library increments before it looks whether the set is followed, and decrements after the wait.
 pub(crate) static WAITING: Waiting = Waiting([const { AtomicU32::new(0) }; COUNTS]);
 
 impl Waiting {
-    /// How many counts there are.
+    /// Returns the number of counts.
     pub(super) const fn len() -> usize {
         COUNTS
     }
@@ -31,13 +31,13 @@ impl Waiting {
         self.0[set as u32 as usize % COUNTS].load(Ordering::Acquire) > 0
     }
 
-    /// What the marker has in the set's events: a number that no program has.
+    /// Returns the data of the marker in the set's events: a number that no program has.
     pub(crate) fn marker(&self) -> u64 {
         (&raw const *self).addr() as u64
     }
 }
 
-/// In the child of a fork: its one thread waits for nothing.
+/// Resets the counts in the child of a fork, whose one thread waits for nothing.
 pub(crate) fn forked() {
     static GENERATION: AtomicU32 = AtomicU32::new(0);
     if GENERATION.swap(fork::generation(), Ordering::Relaxed) != fork::generation() {

@@ -15,15 +15,15 @@ pub struct NetDev {
     pub name: String,
     /// The kernel's index.
     pub index: u32,
-    /// Whether it is up and has a carrier.
+    /// True if the device is up and has a carrier.
     pub running: bool,
-    /// Whether it is the loopback device.
+    /// True if it is the loopback device.
     pub loopback: bool,
-    /// Its MAC address, if it has one.
+    /// MAC address, if the device has one.
     pub mac: Option<[u8; 6]>,
     /// Bytes of the longest packet.
     pub mtu: u32,
-    /// Its speed in megabit a second; `None` where it is virtual or its speed is unknown.
+    /// Speed in megabit a second; `None` if the device is virtual or its speed is unknown.
     pub mbps: Option<u32>,
     /// Addresses, each with the length of its prefix, in the order of [`InterfaceAddresses`].
     pub addresses: Vec<(IpAddr, u8)>,

@@ -26,7 +26,7 @@ const fn of(total: u32, width: u8, speed: u8, lanes: &'static str) -> PortSpeed 
     PortSpeed { width, speed, total, lanes }
 }
 
-/// As the kernel's `ib_get_eth_speed`, and further.
+/// Speeds of the kernel's `ib_get_eth_speed`, and further ones.
 const SPEEDS: &[PortSpeed] = &[
     of(25, 1, 1, "1X SDR"),
     of(50, 1, 2, "1X DDR"),
@@ -62,7 +62,7 @@ impl PortSpeed {
 }
 
 impl fmt::Display for PortSpeed {
-    /// As in sysfs: "2.5 Gb/sec (1X SDR)".
+    /// Formats the speed as sysfs does: "2.5 Gb/sec (1X SDR)".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let half = if self.total.is_multiple_of(10) { "" } else { ".5" };
         write!(f, "{}{half} Gb/sec ({})", self.total / 10, self.lanes)

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use uiw_mem::PageState;
 
-/// Where a range begins, and which of those that begin there it is.
+/// Start of a range, and its number among those that begin there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) start: usize,
@@ -55,7 +55,7 @@ impl Ranges {
         Self { nodes: Vec::new(), root: NONE, free: NONE }
     }
 
-    /// What [`Ranges::grow`] needs when [`Ranges::insert`] finds no room.
+    /// Returns the capacity for [`Ranges::grow`] when [`Ranges::insert`] finds no room.
     pub(super) fn next_capacity(&self) -> usize {
         (self.nodes.capacity() * 2).max(64)
     }

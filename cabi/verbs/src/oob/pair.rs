@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::ConnId;
 
-/// How long the end that listens waits before it connects as well.
+/// Time that the listening end waits before it connects as well.
 const RESPONDER_DELAY: Duration = Duration::from_secs(1);
 /// Time for which a message of an unreliable queue pair waits for a peer that was not reached before.
 const UNREACHABLE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -25,10 +25,10 @@ pub(super) struct PairState {
     pub(super) target: Target,
     pub(super) policy: RetryPolicy,
     pub(super) phase: Phase,
-    /// When to connect next, if no connection came by then.
+    /// Time of the next connection attempt, if no connection came by then.
     pub(super) next: Option<Instant>,
     retry: Duration,
-    /// When to give up; set once something is posted.
+    /// Time to give up; set once something is posted.
     pub(super) gives_up: Option<Instant>,
     /// The peer has gone, or has not come in time: messages of an unreliable queue pair wait for another connection for a short time alone.
     pub(super) unreachable: bool,

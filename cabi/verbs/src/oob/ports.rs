@@ -20,7 +20,7 @@ use uiw_cabi_core::stack;
 use uiw_verbs::cm::Listener;
 use uiw_verbs::{ConnConfig, DatagramPort};
 
-/// All ports of the process.
+/// Ports of the process.
 #[derive(Default)]
 pub(super) struct Ports(Mutex<Tables>);
 
@@ -43,7 +43,7 @@ struct Block {
 /// A port at every address of a device, shared by the queue pairs that have its slots.
 struct Port {
     number: u16,
-    /// Its UDP side; `None` where datagrams are not offered.
+    /// UDP side of the port; `None` if datagrams are not offered.
     datagrams: Option<Arc<DatagramPort>>,
     /// Locked while the port begins to be listened on: the queue pairs of the port need the same listeners, so they wait for them.
     sockets: Mutex<Sockets>,
@@ -154,7 +154,7 @@ impl Tables {
         self.take(netdev, shard)
     }
 
-    /// All slots of a port, in the order in which they are taken.
+    /// Returns the slots of a port, in the order in which they are taken.
     fn slots(&self, port: u16) -> VecDeque<u8> {
         let first = self.next_slot.get(&port).copied().unwrap_or_default();
         (0..=u8::MAX).map(|slot| slot.wrapping_add(first)).collect()

@@ -14,7 +14,7 @@ use uiw_cabi_core::fork::{self, ForkSafe, Forked};
 use uiw_cabi_core::settings::Settings;
 use uiw_verbs::DatagramPort;
 
-/// What a process has for out-of-band connections. A child of a fork begins without it.
+/// State of a process for out-of-band connections. A child of a fork begins without it.
 struct Shared {
     ports: Option<Arc<Ports>>,
     worker: Option<Arc<Worker>>,
@@ -97,13 +97,13 @@ impl QpnReservation {
         self.slot.number()
     }
 
-    /// From INIT on peers may connect.
+    /// Lets peers connect, from INIT on.
     pub(crate) fn listen(&self, context: &Context) -> Result<()> {
         let netdev = context.device.netdev()?;
         self.slot.listen(&netdev, &context.engine, &*worker(&context.engine)?)
     }
 
-    /// From RTR on the queue pair connects to its peer.
+    /// Connects the queue pair to its peer, from RTR on.
     pub(crate) fn connect(
         &self,
         context: &Context,
@@ -115,7 +115,7 @@ impl QpnReservation {
         Ok(())
     }
 
-    /// In RTS the first PSN and the time-outs are known.
+    /// Sets the first PSN and the time-outs, which are known in RTS.
     pub(crate) fn ready(&self, psn: Option<u32>, policy: RetryPolicy) {
         if let Some(worker) = running_worker() {
             worker.ready(self.number(), psn, policy);
@@ -128,7 +128,7 @@ impl QpnReservation {
         running_worker().is_some_and(|worker| worker.posted(self.number()))
     }
 
-    /// In RESET, in ERR and at the end no connection is made any more. When this has returned, the worker holds no reference to the
+    /// Prevents further connections, in RESET, in ERR and at the end. When this has returned, the worker holds no reference to the
     /// queue pair.
     pub(crate) fn forget(&self) {
         if let Some(worker) = running_worker() {

@@ -7,16 +7,16 @@ use uiw_verbs::Qp;
 /// Time-outs of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RetryPolicy {
-    /// For the connection, once something is posted; `None` = without limit.
+    /// Time-out of the connection, once something is posted; `None` = without limit.
     pub(super) connection: Option<Duration>,
     /// An inbound Send for a receive.
     pub(super) receive: Duration,
-    /// What the attributes say for acknowledgements: local ACK time-out and retries. `None` = nothing.
+    /// Time-out of acknowledgements by the attributes: local ACK time-out and retries. `None` if they have none.
     pub(super) acknowledgement: Option<Duration>,
 }
 
 impl RetryPolicy {
-    /// Before the attributes of RTS are known.
+    /// Policy before the attributes of RTS are known.
     pub(super) const UNLIMITED: Self =
         Self { connection: None, receive: Duration::MAX, acknowledgement: None };
 
@@ -31,7 +31,7 @@ impl RetryPolicy {
     /// Connecting needs more time than a lost packet on InfiniBand: TCP's own, and the second that the other end waits.
     const MIN_CONNECTION: Duration = Duration::from_secs(3);
 
-    /// From the attributes of InfiniBand: local ACK time-out, retries, and the same for receivers that are not ready.
+    /// Converts the attributes of InfiniBand: local ACK time-out, retries, and the same for receivers that are not ready.
     pub(crate) fn new(timeout: u8, retry_cnt: u8, min_rnr_timer: u8, rnr_retry: u8) -> Self {
         let acknowledgement = acknowledgement_time(timeout, retry_cnt);
         let connection = acknowledgement.map(|time| time.max(Self::MIN_CONNECTION));
@@ -48,13 +48,13 @@ impl RetryPolicy {
     }
 }
 
-/// How long InfiniBand waits for an acknowledgement, retries included; `None` = without limit.
+/// Returns the time for which InfiniBand waits for an acknowledgement, retries included; `None` = without limit.
 pub fn acknowledgement_time(timeout: u8, retry_cnt: u8) -> Option<Duration> {
     let once = Duration::from_nanos(4096 << (timeout & 31));
     (timeout & 31 != 0).then(|| once * (u32::from(retry_cnt & 7) + 1))
 }
 
-/// How long InfiniBand waits for a receiver that is not ready: the attempts, and the time between them.
+/// Returns the time for which InfiniBand waits for a receiver that is not ready: the attempts, and the time between them.
 pub fn receive_time(min_rnr_timer: u8, rnr_retry: u8) -> Duration {
     match rnr_retry & 7 {
         7 => Duration::MAX,

@@ -53,7 +53,7 @@ pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, Ip
 }
 
 impl Target {
-    /// From the attributes of RTR, on a device as it is now.
+    /// Creates the target from the attributes of RTR, on a device as it is now.
     ///
     /// # Errors
     /// EINVAL for an index without a GID, a GID or LID without an address, a number without a port.

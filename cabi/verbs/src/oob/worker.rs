@@ -21,15 +21,15 @@ use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, Con
 use uiw_verbs::integration::spawn_thread;
 use uiw_verbs::{ConnConfig, QpState, Revision, WcStatus};
 
-/// How long a peer's connection is left unanswered while a connection to that peer is being made.
+/// Time for which a peer's connection is left unanswered while a connection to that peer is being made.
 const SIMULTANEOUS_DELAY: Duration = Duration::from_millis(500);
-/// How long a peer is kept for a queue pair that is not in RTR.
+/// Time for which a peer is kept for a queue pair that is not in RTR.
 const PENDING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Peers kept for one queue pair, and for all.
 const MAX_PENDING_EACH: usize = 4;
 const MAX_PENDING: usize = 1024;
 
-/// What the threads of the program and the worker's own thread share.
+/// State shared by the threads of the program and the worker's own thread.
 pub(super) struct Worker {
     channel: Arc<CmChannel>,
     thread: OnceLock<Thread>,
@@ -43,9 +43,9 @@ pub(super) struct Worker {
 
 #[derive(Default)]
 struct Tables {
-    /// By queue pair number.
+    /// Pairs by queue pair number.
     pairs: HashMap<u32, Arc<Pair>>,
-    /// Those without an established connection.
+    /// Pairs without an established connection.
     unconnected: BTreeSet<u32>,
     /// The queue pair numbers of connections.
     conns: HashMap<ConnId, u32>,

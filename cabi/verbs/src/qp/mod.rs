@@ -221,7 +221,7 @@ fn checked_type(qp_type: c_int, persona: Persona) -> Result<QpType> {
 }
 
 impl Qp {
-    /// From here on no event names it, and the program holds none.
+    /// Removes the queue pair: no event names it from then on, and the program holds none.
     fn leave(&self) -> Result<()> {
         self.reservation.forget();
         let number = self.engine.num();

@@ -125,7 +125,7 @@ fn established(port: u16) -> usize {
     table.lines().skip(1).filter(accepted).count()
 }
 
-/// Both ends connect at the same time: the connection of the smaller number is the one that stays.
+/// The connection of the smaller number is the one that stays when both ends connect at the same time.
 #[test]
 fn of_two_simultaneous_connections_that_of_the_smaller_number_stays() {
     for _ in 0..20 {
