@@ -187,7 +187,7 @@ fn connect_and_send(channel: *mut rdma_event_channel) {
 }
 
 #[test]
-fn an_id_inside_of_the_engine_stops_no_other_one() {
+fn id_inside_engine_blocks_no_other() {
     let ((entered, is_entered), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
     let hooks = SlowConnect { entered, go_on: Arc::new(Mutex::new(may_go_on)) };
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
@@ -239,7 +239,7 @@ fn failed(conn: ConnId) -> CmEvent {
 }
 
 #[test]
-fn an_event_that_comes_before_its_connection_is_known_finds_its_id() {
+fn early_event_finds_its_id() {
     let channel = Channel::new().unwrap();
     let id = Id::new(&channel, false, ptr_null());
     let (known, other) = (ConnId(u64::MAX), ConnId(u64::MAX - 1));

@@ -110,21 +110,21 @@ fn read_destroy_read(blocking: bool) -> Errno {
 }
 
 #[test]
-fn a_reader_keeps_sleeping_when_its_channel_is_destroyed_between_two_reads() {
+fn reader_sleeps_on_after_channel_destroyed() {
     let _alone = ADDRESSES.lock();
     handle_signals();
     assert_eq!(read_destroy_read(true), Errno::INTR);
 }
 
 #[test]
-fn a_nonblocking_reader_gets_an_error_when_the_channel_is_gone() {
+fn nonblocking_reader_of_destroyed_channel_fails() {
     let _alone = ADDRESSES.lock();
     handle_signals();
     assert_eq!(read_destroy_read(false), Errno::INVAL);
 }
 
 #[test]
-fn a_destroyed_channel_is_an_error_for_every_thread() {
+fn destroyed_channel_fails_all_threads() {
     let _alone = ADDRESSES.lock();
     let channel = Channel::new();
     channel.set_nonblocking(true);
@@ -179,7 +179,7 @@ fn reset(stream: TcpStream) {
 
 /// The request is queued when its peer resets the connection: the reader gets no event of it, and the listener goes on.
 #[test]
-fn a_request_whose_peer_is_gone_leaves_the_listener_as_it_was() {
+fn listener_survives_disconnect_before_accept() {
     let _alone = ADDRESSES.lock();
     let channel = Channel::new();
     channel.set_nonblocking(true);

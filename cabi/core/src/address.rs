@@ -196,7 +196,7 @@ mod tests {
     use crate::arguments::argument;
 
     #[test]
-    fn offsets_do_not_wrap_and_both_ends_agree() {
+    fn port_offsets_do_not_wrap() {
         for offset in [-65535, -40000, -1, 0, 1, 10000, 40000, 65535] {
             for program in [1u16, 80, 7471, 32768, 65535] {
                 match real_port(program, offset) {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_both_families_there_and_back() {
+    fn addresses_of_both_families_round_trip() {
         for text in ["10.1.2.3:4711", "[fe80::1%3]:7", "[::]:0", "0.0.0.0:65535"] {
             let address: SocketAddr = text.parse().unwrap();
             let written = write(address);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn mapped_addresses_are_ipv4_and_scopes_stay() {
+    fn mapped_addresses_become_ipv4() {
         let of = |text: &str| plain(text.parse().unwrap()).to_string();
         assert_eq!(of("[::ffff:10.1.2.3]:7"), "10.1.2.3:7");
         assert_eq!(of("[fe80::1%3]:7"), "[fe80::1%3]:7");

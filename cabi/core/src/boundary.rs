@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_follow_the_convention_of_the_function() {
+    fn errors_follow_function_convention() {
         assert_eq!(code(|| Err(Errno::BUSY)), libc::EBUSY);
         assert_eq!(minus_one(|| Err(Errno::INVAL)), -1);
         assert_eq!(Errno::last(), Errno::INVAL);

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_absolute() {
+    fn directory_must_be_absolute() {
         assert_eq!(Counters::parse("off"), Ok(Counters::Off));
         assert_eq!(Counters::parse("/run/x"), Ok(Counters::In("/run/x".into())));
         assert!(Counters::parse("run/x").is_err() && Counters::parse("on").is_err());
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_this_code_is_this_program() {
+    fn file_of_code_is_program() {
         assert_eq!(Path::new(&library()), std::env::current_exe().unwrap().canonicalize().unwrap());
     }
 }

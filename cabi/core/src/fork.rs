@@ -203,7 +203,7 @@ mod tests {
 
     /// The hooks are called on a value that is not registered: a fork of the test process itself would copy other tests' threads.
     #[test]
-    fn every_shard_is_locked_before_a_fork_and_usable_behind_it() {
+    fn shards_locked_during_fork() {
         static STATE: ForkSafe<Numbers, 4> = ForkSafe::new();
         let mut held = STATE.lock();
         assert!(STATE.shards.iter().all(|shard| shard.0.try_read().is_none()));

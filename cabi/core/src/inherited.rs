@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_is_the_kernels() {
+    fn format_matches_kernel() {
         // SAFETY: makes a descriptor of the test's own.
         let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_collide_by_address_family_and_consent() {
+    fn ports_collide_by_address_and_family() {
         let port = |at: &str, reuse| Port { at: at.parse().unwrap(), datagrams: false, reuse, holder: 0 };
         let udp = Port { datagrams: true, ..port("10.0.0.1:5", false) };
         assert!(collide(udp, udp) && !collide(udp, port("10.0.0.1:5", false)));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_held_until_its_reservation_ends() {
+    fn port_held_until_reservation_ends() {
         let (bound, reservation) = reserve(1, "127.0.0.1:0".parse().unwrap(), false, false, false).unwrap();
         assert_eq!(reserve(2, bound, false, false, false).err(), Some(Errno(libc::EADDRINUSE)));
         assert!(!is_taken_by_wildcard(bound, false, false));

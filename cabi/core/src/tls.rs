@@ -253,7 +253,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn files_and_what_is_wrong_with_them() {
+    fn invalid_files_named() {
         let directory = Directory::new();
         let key = SecretKey::generate().unwrap();
         key.write(&directory.path("key.pem")).unwrap();

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_once_and_what_is_named_then_is_watched() {
+    fn error_reported_once_and_new_files_watched() {
         let (directory, mut watch) = watched();
         directory.write("pins", "no key\n");
         assert!(read_again(&mut watch).unwrap_err().contains("pins"));

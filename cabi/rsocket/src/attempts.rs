@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_polls_when_the_one_before_was_short() {
+    fn wait_polls_after_short_wait() {
         let attempts = Attempts::default();
         assert!(!attempts.expect_soon());
         attempts.ended(Duration::from_micros(1));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn polling_ends_with_what_is_found_or_with_its_time() {
+    fn polling_ends_with_success_or_timeout() {
         let attempts = Attempts::default();
         let mut tried = 0;
         let found = attempts.poll(Instant::now(), Duration::MAX, || {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_are_omitted_after_some_in_vain_and_one_of_several_calls_makes_one() {
+    fn attempts_rare_after_failures() {
         let attempts = Attempts::default();
         for _ in 0..ATTEMPTS_BEFORE_WAITS {
             assert!(!attempts.is_omitted());
@@ -212,7 +212,7 @@ mod tests {
 
     /// Waits with a sleep are too long for polling.
     #[test]
-    fn long_sleeps_do_not_end_a_trial() {
+    fn long_sleeps_do_not_end_trial() {
         let attempts = Attempts::default();
         attempts.ended(Duration::from_micros(1));
         let wait = || {
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_poll_where_they_are_shorter_for_it() {
+    fn waits_poll_if_shorter() {
         let [short, long] = [10, 50].map(Duration::from_micros);
         assert_eq!(polling(short, long), BETWEEN_TRIALS as usize);
         assert_eq!(polling(long, short), 0);

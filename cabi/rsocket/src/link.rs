@@ -377,7 +377,7 @@ pub(crate) mod tests {
 
     /// The links of a thread are on one shard, also on the thread that has opened the device, whose completion queues are on each shard in turn.
     #[test]
-    fn the_links_of_a_thread_are_on_one_shard_and_threads_are_spread() {
+    fn links_of_thread_share_shard() {
         let device = Device::open_with(DeviceConfig::default().shards(3)).unwrap();
         let shard_of_links = || {
             let links = [(); 5].map(|()| Link::new(&device, &SIZES, Variant::Send).unwrap());
@@ -447,7 +447,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn receives_are_posted_again_in_batches_and_the_peer_finds_one_for_each_credit() {
+    fn receives_reposted_before_credits() {
         for variant in [Variant::Send, Variant::Immediate] {
             let mut links = pair(variant, &SIZES);
             for count in 1..=8 {

@@ -209,7 +209,7 @@ mod tests {
 
     /// The waker of a thread has a descriptor, which would stay until the socket changes.
     #[test]
-    fn a_thread_that_has_waited_is_not_kept() {
+    fn waited_thread_not_kept() {
         let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
         let socket = table::stream(fd).unwrap();
         acceptor::listen(&socket, 8).unwrap();

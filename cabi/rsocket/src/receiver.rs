@@ -230,7 +230,7 @@ mod tests {
 
     /// Two targets in each half with half of its bytes, so that the second one ends inside of the half.
     #[test]
-    fn bytes_of_the_next_target_are_found_where_it_begins() {
+    fn bytes_of_next_target_found() {
         let mut receiver = Receiver::new(100, 50, 16);
         receiver.given(receiver.due().unwrap());
         receiver.arrive(50).unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_behind_others_are_found_across_the_end() {
+    fn peeked_bytes_found_across_end() {
         let mut receiver = Receiver::new(10, 10, 4);
         receiver.given(receiver.due().unwrap());
         receiver.arrive(10).unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_may_not_send_beyond_its_credits_or_its_targets() {
+    fn peer_limited_to_credits_and_targets() {
         let mut receiver = Receiver::new(1000, 1000, 4);
         assert_eq!(receiver.arrive(0), Err(Violation::Length { len: 0, granted: 1000 }));
         assert_eq!(receiver.arrive(1001), Err(Violation::Length { len: 1001, granted: 1000 }));
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn credits_alone_are_given_for_many_small_messages() {
+    fn credits_granted_for_small_messages() {
         let mut receiver = Receiver::new(1 << 16, 1 << 16, 16);
         receiver.given(receiver.due().unwrap());
         for _ in 0..7 {

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_the_credits_is_the_control_messages() {
+    fn credits_reserved_for_control_messages() {
         for (credits, usable) in [(384u16, 376u16), (16, 12), (4, 3), (1, 1)] {
             let mut sender = sender(credits);
             let mut sent = 0;
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn control_messages_have_slots_of_their_own() {
+    fn control_messages_have_own_slots() {
         let mut sender = sender(384);
         assert!(sender.control() && sender.control() && !sender.control());
         sender.next(1);

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_no_connection_can_have_are_bounded() {
+    fn sizes_limited_to_possible_values() {
         let least = Sizes { sends: 0, receives: 1, inline: 0, sent: 0, received: 3, mappings: 0 }.bounded();
         assert_eq!((least.sends, least.receives, least.sent, least.half()), (16, 16, 4096, 2048));
         let most = Sizes { sends: u16::MAX, received: u32::MAX, ..Sizes::DEFAULT }.bounded();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_device_decides_the_variant() {
+    fn device_kind_decides_variant() {
         assert_eq!(variant(Persona::Iwarp), Variant::Send);
         assert_eq!(variant(Persona::Roce), Variant::Immediate);
         assert_eq!(variant(Persona::Ib), Variant::Immediate);

@@ -473,7 +473,7 @@ mod tests {
     use crate::link::tests::{SIZES, pair};
 
     #[test]
-    fn a_peer_that_waits_for_targets_gets_longer_ones() {
+    fn peer_waiting_for_targets_gets_longer() {
         let ms = Duration::from_millis;
         assert!(is_quick(ms(50), Some(ms(30))));
         assert!(!is_quick(ms(50), Some(ms(20))));
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_takes_the_completions_of_its_credits() {
+    fn reader_takes_completions_of_credits() {
         let (mut from, mut to) = streams(&SIZES);
         let mut open = 0;
         // The sender would not come to the end without credits.
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_carried_in_order_while_targets_grow() {
+    fn bytes_ordered_while_targets_grow() {
         let sizes = Sizes { received: 4 << 20, ..SIZES };
         let (mut from, mut to) = streams(&sizes);
         let bytes: Vec<u8> = (0..12_000_000u32).map(|at| (at % 251) as u8).collect();

@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_does_not_use_what_a_thread_of_the_parent_makes_an_rsocket_of() {
+    fn child_ignores_conversion_in_parent() {
         // Numbers that no descriptor of this process has.
         let (becoming, accepted, closed) = (1_048_573, 1_048_574, 1_048_575);
         let mut table = Table::NEW;

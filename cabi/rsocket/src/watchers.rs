@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn all_but_the_one_that_has_looked_are_woken_once() {
+    fn other_watchers_woken_once() {
         let watchers: Arc<Watchers> = Arc::default();
         let counters = [(); 3].map(|()| Arc::<Counter>::default());
         let wakers = counters.clone().map(Waker::from);
@@ -130,7 +130,7 @@ mod tests {
 
     /// A socket of a busy program has one watcher, which comes and goes with each message.
     #[test]
-    fn the_list_of_one_watcher_keeps_its_memory() {
+    fn single_watcher_list_keeps_memory() {
         let watchers: Arc<Watchers> = Arc::default();
         let waker = Waker::from(Arc::<Counter>::default());
         for _ in 0..3 {

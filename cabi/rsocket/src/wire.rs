@@ -380,7 +380,7 @@ mod tests {
 
     /// The bytes of `rs_format_conn_data` for the same numbers.
     #[test]
-    fn private_data_is_as_rdma_core_has_it() {
+    fn private_data_matches_rdma_core() {
         let mut expected = vec![1, 2, 1, 0x80, 0, 0, 0, 5];
         expected.extend([0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 10, 11, 12, 13, 0, 0, 0, 2]);
         expected.extend([0, 0, 0, 0, 0, 0, 0, 0x99, 0, 0, 0, 7, 0, 1, 0, 0]);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn variant_and_order_are_there_and_back() {
+    fn variant_and_order_survive_round_trip() {
         for variant in [None, Some(Variant::Send), Some(Variant::Immediate)] {
             for order in [Order::Little, Order::Big] {
                 let data = ConnData { variant, order, ..DATA };
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn private_data_of_no_rsocket_is_refused() {
+    fn foreign_private_data_refused() {
         let bytes = DATA.to_bytes();
         let with = |at: usize, value: u8| {
             let mut bytes = bytes;
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_understood() {
+    fn refusal_understood() {
         for variant in [Variant::Send, Variant::Immediate] {
             let refusal = ConnData::from_bytes(&ConnData::refusal(variant).to_bytes());
             assert_eq!(refusal.map(|data| data.variant), Ok(Some(variant)));
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_and_mappings_have_the_order_of_their_reader() {
+    fn targets_and_mappings_in_reader_order() {
         let target = Target { addr: 0x0102_0304_0506_0708, key: 0x1112_1314, len: 0x2122_2324 };
         let little = target.to_bytes(Order::Little);
         assert_eq!(little, [8, 7, 6, 5, 4, 3, 2, 1, 20, 19, 18, 17, 36, 35, 34, 33]);

@@ -189,7 +189,7 @@ impl Peer {
 const PROTOCOL: Errno = Errno(libc::EPROTO);
 
 #[test]
-fn messages_that_the_protocol_does_not_have_end_the_connection() {
+fn unknown_messages_end_connection() {
     let listening = Listening::new();
     for word in [0x2000_0001u32, 0x4000_0000, 0xA000_0000, 0xE000_0003, u32::MAX] {
         let (peer, socket) = Peer::connect(&listening, None);
@@ -208,7 +208,7 @@ fn messages_that_the_protocol_does_not_have_end_the_connection() {
 }
 
 #[test]
-fn a_message_longer_than_a_receive_ends_the_connection() {
+fn message_longer_than_receive_ends_connection() {
     let listening = Listening::new();
     let (peer, socket) = Peer::connect(&listening, None);
     peer.send(&[0; 5]);
@@ -217,7 +217,7 @@ fn a_message_longer_than_a_receive_ends_the_connection() {
 }
 
 #[test]
-fn bytes_beyond_the_published_ones_are_not_there() {
+fn unpublished_bytes_not_delivered() {
     let listening = Listening::new();
     for len in [0, u32::MAX >> 3, BUFFER] {
         let (peer, socket) = Peer::connect(&listening, None);
@@ -230,7 +230,7 @@ fn bytes_beyond_the_published_ones_are_not_there() {
 }
 
 #[test]
-fn credits_that_were_not_given_end_the_connection() {
+fn missing_credits_end_connection() {
     let listening = Listening::new();
     let (peer, socket) = Peer::connect(&listening, None);
     for _ in 0..=CREDITS {
@@ -252,7 +252,7 @@ fn credits_that_were_not_given_end_the_connection() {
 }
 
 #[test]
-fn writes_outside_of_the_buffers_end_the_connection() {
+fn writes_outside_buffers_end_connection() {
     let listening = Listening::new();
     let (size, list) = (u64::from(BUFFER), 32);
     for (place, offset, len) in [(0, size - 3, 4), (0, size, 1), (1, list, 1), (1, list - 1, 2)] {
@@ -272,7 +272,7 @@ fn writes_outside_of_the_buffers_end_the_connection() {
 }
 
 #[test]
-fn targets_that_are_none_end_the_connection_of_a_program_that_sends() {
+fn invalid_targets_end_connection() {
     let listening = Listening::new();
     for first in [
         Target { addr: 0, key: 0x1234_5601, len: 4096 },
@@ -285,7 +285,7 @@ fn targets_that_are_none_end_the_connection_of_a_program_that_sends() {
 }
 
 #[test]
-fn peers_that_are_no_rsockets_are_refused() {
+fn foreign_peers_refused() {
     let listening = Listening::new();
     let good = Peer::data(Target::default());
     let other = ConnData { variant: Some(Variant::Immediate), ..good };

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_that_no_processor_can_map_are_not_supported_and_other_errors_are_the_programs() {
+    fn unmappable_buffers_not_supported() {
         for errno in [libc::ENODEV, libc::EINVAL, libc::ENOTTY, libc::EPERM].map(Errno) {
             assert_eq!(not_mapped(3, errno), Errno::UNSUPPORTED, "{errno}");
         }

@@ -273,7 +273,7 @@ mod tests {
 
     /// A fork while another thread of the parent changed its handler.
     #[test]
-    fn a_lock_of_the_parent_process_is_taken_over() {
+    fn lock_of_parent_taken_over() {
         let wanted = Wanted::new();
         wanted.set(zeroed());
         wanted.locked.store(generation() + 1, Ordering::Relaxed);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_does_not_interrupt_a_change() {
+    fn signal_does_not_interrupt_change() {
         static WANTED: Wanted = Wanted::new();
         static CHANGED: AtomicU32 = AtomicU32::new(0);
         extern "C" fn change(_: c_int) {

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unmapped_pages_are_found_anywhere_in_a_range() {
+    fn unmapped_pages_found_in_range() {
         let page = page_size();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping, of which the page in the middle is taken out; nothing else is in it.
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_can_be_registered() {
+    fn mapped_memory_can_be_registered() {
         let bytes = vec![0u8; 100_000];
         assert_eq!(check(bytes.as_ptr().addr(), bytes.len(), true), Ok(()));
         assert_eq!(check(8, 8, false), Err(Errno(libc::EFAULT)));

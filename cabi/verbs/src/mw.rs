@@ -106,7 +106,7 @@ fn next_key(rkey: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_key_byte_wraps() {
+    fn key_byte_wraps() {
         assert_eq!(super::next_key(0x1234_56FF), 0x1234_5600);
         assert_eq!(super::next_key(0x1234_5601), 0x1234_5602);
     }

@@ -391,7 +391,7 @@ fn completions_are_read_field_by_field() {
 }
 
 #[test]
-fn asynchronous_events_are_of_their_context_and_wait_for_acknowledgement() {
+fn asynchronous_events_await_acknowledgement() {
     let (opened, other) = (open(), open());
     let (a, b) = (End::new(opened, false), End::new(opened, true));
     // SAFETY: pointers of ours; the event is acknowledged once, before its queue is destroyed.
@@ -458,7 +458,7 @@ impl<T: Copy> Packed<T> {
 }
 
 #[test]
-fn requests_and_elements_may_be_at_any_address() {
+fn unaligned_requests_and_elements() {
     let opened = open();
     let (mut a, b) = (End::new(opened, false), End::new(opened, false));
     a.connect(&b);
@@ -506,7 +506,7 @@ fn requests_and_elements_may_be_at_any_address() {
 /// A region without access for peers, which its program rewrites meanwhile, as a machine that migrates does: each CRC is right, and the peer
 /// gets some of what was there.
 #[test]
-fn a_source_may_be_rewritten_while_it_is_written_to_the_peer() {
+fn source_rewritten_during_write() {
     const LENGTH: usize = 1 << 20;
     const WRITES: u64 = 200;
     let opened = open();
@@ -568,7 +568,7 @@ fn a_source_may_be_rewritten_while_it_is_written_to_the_peer() {
 }
 
 #[test]
-fn buffers_are_page_aligned_and_regions_lie_inside() {
+fn buffers_page_aligned_with_regions_inside() {
     let opened = open();
     // SAFETY: pointers of ours, each destroyed once.
     unsafe {
@@ -634,7 +634,7 @@ fn every_call_states_the_same_speed() {
 }
 
 #[test]
-fn null_is_an_error_and_nothing_more() {
+fn null_pointers_are_errors() {
     fn none<T>() -> *mut T {
         ptr::null_mut()
     }
@@ -683,7 +683,7 @@ fn null_is_an_error_and_nothing_more() {
 
 /// A wild pointer is no object, and must not be dereferenced.
 #[test]
-fn wild_pointers_are_errors_and_nothing_more() {
+fn wild_pointers_are_errors() {
     let opened = open();
     let end = End::new(opened, false);
     let page = [0u64; 1024];

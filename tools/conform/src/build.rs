@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_case_changes_is_all_that_differs() {
+    fn changes_affect_only_named_fields() {
         let mut fields = Values::default();
         let legal =
             fpdu(&mut FpduTx::new(true, false), &ulpdu(FrameKind::ReadRequest, &fields, |_, _| 1), &fields);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn markers_are_changed_under_a_right_crc() {
+    fn changed_markers_have_valid_crc() {
         let mut fields = Values::default();
         fields.set("marker-xor", 4);
         fields.set("marker-reserved", 0x0102);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pad_is_changed_before_and_behind_a_marker() {
+    fn pad_changed_around_marker() {
         let mut fields = Values::default();
         fields.set("pad", 0xFF);
         // The first Marker has four bytes and the length two; with 503 bytes the second Marker stands between PAD and CRC.

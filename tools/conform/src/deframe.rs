@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_codec_makes_is_kept() {
+    fn codec_output_kept() {
         for crc in [true, false] {
             for markers in [true, false] {
                 let lengths: Vec<usize> = (14..90).chain([2000, 517, 60_000]).collect();

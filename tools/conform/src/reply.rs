@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply() {
+    fn invalid_replies() {
         assert!(Reply::begins(b"MPA I") && Reply::begins(b"MPA ID rep Frame") && !Reply::begins(b"220 mail"));
         assert!(Reply::parse(&[0; 19]).is_none());
     }

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_read() {
+    fn requirement_table_parsed() {
         let all = all();
         assert_eq!(all.len(), 625);
         let pad = all.iter().find(|row| row.id == "RFC5044-4.1-02").unwrap();

@@ -216,7 +216,7 @@ fn paths() -> [Link; 3] {
 }
 
 #[test]
-fn every_case_that_needs_no_partner_is_kept() {
+fn cases_without_partner_pass() {
     let cases = cases::built_in().unwrap();
     for link in paths() {
         for (options, least) in
@@ -257,7 +257,7 @@ fn negative_vectors_are_refused() {
 }
 
 #[test]
-fn a_case_that_demands_what_is_not_so_is_found_broken() {
+fn wrong_expectation_reported_broken() {
     let text = "case a/b \"c\"\n  start\n  > read-request sink-stag 7\n  < read-response stag 8 [RFC5040-4.4-02]\n\
                 case a/d \"e\"\n  start\n  > write crc-xor 1\n  < terminate codes 2/0/3\n";
     let cases = uiw_cases::parse("f", text).unwrap();

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_full_at_a_slot() {
+    fn batch_full_at_slot_size() {
         let scratch = Scratch::new();
         std::fs::write(scratch.path().join("x"), vec![1; SMALL as usize]).unwrap();
         let root = Root::open(scratch.path()).unwrap();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_with_a_wrong_record_are_refused() {
+    fn batches_with_wrong_record_refused() {
         let meta = Meta::of(&rustix::fs::stat("/etc/passwd").unwrap());
         let record = |path: &[u8], mark: u8, size: u64, len: u32| {
             let mut out = Encoder::default();

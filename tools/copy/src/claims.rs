@@ -50,7 +50,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn one_path_is_claimed_once_at_a_time() {
+    fn path_claimed_once_at_a_time() {
         let (claims, inside) = (Claims::default(), AtomicUsize::new(0));
         let path = |text: &str| RelPath::new(text.as_bytes()).unwrap();
         std::thread::scope(|scope| {

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back_up_to_a_torn_one() {
+    fn records_read_up_to_torn_one() {
         let records = [Record::Block(3, [1; 32]), Record::Hole(4..9), Record::Block(0, [2; 32])];
         for cut in 0..RECORD as u64 {
             let mut journal = Journal::new(nameless());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_of_another_source_is_none() {
+    fn journal_of_other_source_ignored() {
         let mut journal = Journal::new(nameless());
         assert!(!journal.is_of(&file().meta).unwrap(), "an empty one");
         journal.restart(&file().meta).unwrap();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn records_beyond_the_file_and_changed_ones_end_it() {
+    fn invalid_records_end_journal() {
         for bad in [Record::Block(10, [1; 32]), Record::Hole(8..11), Record::Block(u64::MAX, [1; 32])] {
             let mut journal = Journal::new(nameless());
             journal.restart(&file().meta).unwrap();

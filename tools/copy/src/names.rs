@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_leave_the_share_are_none() {
+    fn paths_leaving_share_rejected() {
         for (path, error) in [
             (&b".."[..], NameError::Dots),
             (b"a/../b", NameError::Dots),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_files_have_names_of_their_own() {
+    fn incomplete_files_have_own_names() {
         let name = Name::new(b"film").unwrap();
         assert_eq!(name.part(), b"film.uiw-part");
         assert_eq!(name.journal(), b"film.uiw-journal");

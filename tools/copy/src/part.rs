@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_when_it_is_complete_and_resumes_at_what_is_verified() {
+    fn file_appears_complete_and_resumes() {
         let scratch = Scratch::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         let part = open(&root, &head(1, false));
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_begins_anew_and_only_when_it_may() {
+    fn other_version_restarts() {
         let scratch = Scratch::new();
         let (root, source) = (Root::open(scratch.path()).unwrap(), source());
         put(&open(&root, &head(1, false)), 0, &source);
@@ -500,7 +500,7 @@ mod tests {
 
     /// A crash may leave bytes without their record, and the file system may say of the same version first that it is whole, then that it has holes.
     #[test]
-    fn what_was_not_verified_is_no_part_of_a_hole() {
+    fn unverified_bytes_not_in_holes() {
         for sparse in [false, true] {
             let scratch = Scratch::new();
             let (root, source) = (Root::open(scratch.path()).unwrap(), source());
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_incomplete_file_of_ours_is_not_written() {
+    fn foreign_files_not_written() {
         let scratch = Scratch::new();
         let root = Root::open(scratch.path()).unwrap();
         let (victim, journal) = (scratch.path().join("victim"), scratch.path().join("file.uiw-journal"));

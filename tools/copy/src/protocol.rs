@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_back_and_no_part_of_one_is_one() {
+    fn messages_survive_round_trip() {
         for (tag, request) in requests().into_iter().enumerate() {
             let bytes = request.encode(tag as u16);
             assert_eq!(Request::decode(&bytes), Ok((tag as u16, request)));
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_messages_fit() {
+    fn longest_messages_fit() {
         let path = RelPath::new(&[b"abcdefg/".repeat(383), b"abcdefg".to_vec()].concat()).unwrap();
         let longest = Request::Symlink { path, target: vec![b'x'; 4095], mtime: Time::default() };
         assert!(longest.encode(0).len() <= MESSAGE as usize);
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_must_not_be_are_refused() {
+    fn invalid_values_refused() {
         let file = FileHead { path: RelPath::new(b"a").unwrap(), meta: meta(Kind::File) };
         let mut large = file.clone();
         large.meta.size = u64::MAX;

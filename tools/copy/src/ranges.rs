@@ -54,7 +54,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_set_of_what_was_added(added in prop::collection::vec((0u64..60, 0u64..9), 0..20)) {
+        fn ranges_equal_added_set(added in prop::collection::vec((0u64..60, 0u64..9), 0..20)) {
             let mut set = RangeSet::default();
             let mut model = [false; 70];
             for (start, len) in added {

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_cannot_take_its_place_leaves_nothing() {
+    fn failed_link_leaves_nothing() {
         let scratch = Scratch::new();
         std::fs::create_dir(scratch.path().join("d")).unwrap();
         let root = Root::open(scratch.path()).unwrap();
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_listed_in_order_page_by_page() {
+    fn directories_listed_in_ordered_pages() {
         let scratch = Scratch::new();
         for number in 0..PAGE + 50 {
             File::create(scratch.path().join(format!("{number}"))).unwrap();
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_session_has_left_is_removed() {
+    fn leftovers_of_killed_session_removed() {
         let scratch = Scratch::new();
         // The last two are of a file with the name `b.0123abcd`, which is continued, and of the program's user.
         let (left, kept) =
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_swapped_for_a_link_leads_nowhere_else() {
+    fn directory_swapped_for_link_stays_inside() {
         let (inside, outside) = (Scratch::new(), Scratch::new());
         for (scratch, text) in [(&inside, "inside"), (&outside, "secret")] {
             std::fs::create_dir(scratch.path().join("d")).unwrap();

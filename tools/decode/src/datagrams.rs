@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_late_and_repeated_messages_are_named() {
+    fn lost_and_repeated_messages_named() {
         let mut datagrams = Datagrams::default();
         let mut order = |epoch, msn| {
             let events = datagrams.datagram(address(4001), address(4000), &message(epoch, msn));
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn departures_are_named_and_other_protocols_left_out() {
+    fn departures_named_other_protocols_skipped() {
         let mut datagrams = Datagrams::default();
         let events = datagrams.datagram(address(4002), address(4003), &message(1, 1));
         assert!(

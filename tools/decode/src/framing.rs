@@ -351,7 +351,7 @@ mod tests {
 
     /// The FPDU that siw sent in a run of the matrix: the 33rd of a Send of 65,536 bytes.
     #[test]
-    fn a_crc_that_siw_summed_twice_is_distinguished() {
+    fn double_summed_siw_crc_recognised() {
         let mut fpdu = vec![0x05, 0xaa, 0x01, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x1e, 0, 0, 0xb3, 0];
         fpdu.extend((0xb300..0xb300 + 1432).map(|at: u32| (246 + at * 31 + (at >> 8) * 17) as u8));
         let sent = u32::from_le_bytes([0xd7, 0xdc, 0x15, 0xe3]);

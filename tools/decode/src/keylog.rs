@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_found_by_random_and_role() {
+    fn secrets_found_by_random_and_role() {
         let random = "ab".repeat(32);
         let text = format!(
             "# SSL/TLS secrets\n\nCLIENT_RANDOM {random} 00\nCLIENT_TRAFFIC_SECRET_0 {random} 0102\n\
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_named() {
+    fn wrong_line_named() {
         let of = |line: &str| KeyLog::parse(&format!("# one\n{line}\n")).unwrap_err().to_string();
         assert!(of("CLIENT_TRAFFIC_SECRET_0 ab cd").contains("line 2: the random"));
         assert!(of("CLIENT_TRAFFIC_SECRET_0").contains("line 2: expected"));

@@ -268,7 +268,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cutting_and_order_gives_the_stream(
+        fn any_segmentation_and_order_reassembled(
             first in any::<u32>(),
             text in proptest::collection::vec(any::<u8>(), 1..200),
             pieces in proptest::collection::vec((0..200_usize, 1..50_usize), 0..60),

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_named() {
+    fn allowed_names() {
         assert_eq!("7".parse(), Ok(ConnectionFilter::Number(7)));
         assert_eq!(":7174".parse(), Ok(ConnectionFilter::Port(7174)));
         assert_eq!("10.0.0.1".parse(), Ok(ConnectionFilter::Address([10, 0, 0, 1].into())));

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn every_suite_is_decrypted_also_behind_updates_of_the_keys() {
+    fn cipher_suites_decrypted_after_key_updates() {
         let groups: &[&'static dyn SupportedKxGroup] = &[provider::kx_group::X25519];
         for suite in provider::ALL_CIPHER_SUITES.iter().filter(|suite| suite.tls13().is_some()) {
             let (mut ends, lines) = ends(*suite, [groups, groups]);
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_client_hello_is_followed() {
+    fn second_client_hello_followed() {
         // The client's first group is none of the server's, which answers with a HelloRetryRequest.
         let client: &[&'static dyn SupportedKxGroup] =
             &[provider::kx_group::X25519, provider::kx_group::SECP256R1];

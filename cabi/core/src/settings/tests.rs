@@ -65,7 +65,7 @@ fn datagrams_and_tls() {
 }
 
 #[test]
-fn dead_peers_are_given_up_by_attributes_unless_the_variable_is_set() {
+fn dead_time_from_attributes_or_variable() {
     let (seconds, unset) = (Duration::from_secs, Settings::default());
     assert_eq!(unset.dead_after(None), Some(seconds(60)));
     assert_eq!(unset.dead_after(Some(seconds(8))), Some(seconds(20)));
@@ -75,7 +75,7 @@ fn dead_peers_are_given_up_by_attributes_unless_the_variable_is_set() {
 }
 
 #[test]
-fn repetitions_of_a_syn_are_as_long_as_the_variable_says() {
+fn syn_repetitions_follow_variable() {
     let of = |value| read("UIW_SOCKETS_TIMEOUT", value).unwrap().sockets_syn_retries();
     assert_eq!(Settings::default().sockets_syn_retries(), Some(2));
     assert_eq!(["2s", "3s", "4s", "7s", "8s", "1m"].map(of), [1, 1, 2, 2, 3, 5].map(Some));
@@ -83,7 +83,7 @@ fn repetitions_of_a_syn_are_as_long_as_the_variable_says() {
 }
 
 #[test]
-fn bad_values_are_named_with_their_rule() {
+fn bad_values_named_with_rule() {
     for (name, value) in [
         ("UIW_PERSONA", "quantum"),
         ("UIW_CRC", "maybe"),

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded_and_forgets_the_oldest() {
+    fn table_bounded_and_forgets_oldest() {
         let mut peers = Peers::default();
         for number in 0..MAX_PEERS + 10 {
             peers.add(peer(number), way());
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_not_known_names_no_queue_pair() {
+    fn unknown_peer_names_no_queue_pair() {
         let mut peers = Peers::default();
         peers.learn(peer(1), 5);
         assert_eq!(peers.get(peer(1)), None);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn now_and_then_one_datagram_goes_over_udp() {
+    fn datagram_sent_over_udp_periodically() {
         let mut peers = Peers::default();
         peers.add(peer(1), way());
         peers.learn(peer(1), 5);

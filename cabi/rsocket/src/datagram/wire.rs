@@ -227,7 +227,7 @@ mod tests {
 
     /// The bytes that rdma-core writes.
     #[test]
-    fn headers_have_the_bytes_of_rdma_core() {
+    fn headers_match_rdma_core() {
         let data = ExchangeHeader { operation: Operation::Data, qpn: 0x12_3456, address: ip("10.0.0.1") };
         let bytes = [0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0, 0, 0x12, 0x34, 0x56, 10, 0, 0, 1];
         assert_eq!(data.emit().as_slice(), bytes);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_as_they_were_written_and_at_no_other_length() {
+    fn headers_survive_round_trip() {
         for address in [ip("10.0.0.1"), ip("fd00::2")] {
             for operation in [Operation::Data, Operation::Control] {
                 let header = ExchangeHeader { operation, qpn: 0xAB_CDEF, address };
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_named() {
+    fn invalid_header_named() {
         let good = ExchangeHeader { operation: Operation::Data, qpn: 1, address: ip("10.0.0.1") }.emit();
         let changed = |at: usize, value: u8| {
             let mut bytes = good.as_slice().to_vec();

@@ -474,7 +474,7 @@ mod tests {
 
     /// redis removes and adds a connection with each message.
     #[test]
-    fn a_socket_keeps_nothing_of_sets_that_it_is_not_in() {
+    fn socket_keeps_nothing_of_left_sets() {
         let socket = Socket::new(false, new_set());
         let fd = table::add(Entry::Socket(Arc::clone(&socket))).unwrap();
         let event = Some(epoll_event { events: libc::EPOLLIN as u32, u64: 7 });
@@ -521,7 +521,7 @@ mod tests {
     const NO_EVENT: epoll_event = epoll_event { events: 0, u64: 0 };
 
     #[test]
-    fn a_set_that_is_dropped_keeps_no_member() {
+    fn dropped_set_keeps_no_member() {
         let (set, _fd, sockets) = set_of_ready(2);
         assert_eq!(set.collect(&mut [NO_EVENT; 4]), 2);
         let woken = Arc::clone(&set.woken);
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_are_removed_without_a_wait_are_not_kept() {
+    fn removed_members_released_without_wait() {
         let (set, _fd, sockets) = set_of_ready(1000);
         for (at, number) in sockets.iter().enumerate() {
             if at % 10 != 0 {
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_reported_once_however_often_it_was_woken() {
+    fn member_reported_once_after_wake_ups() {
         let (set, _fd, sockets) = set_of_ready(1);
         let member = Arc::clone(set.members.lock().get(sockets[0]).unwrap());
         for _ in 0..3 {
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_is_woken_for_what_another_one_has_got_and_passes_it_on() {
+    fn late_woken_thread_passes_wake_up_on() {
         let (set, _fd, sockets) = set_of_ready(2);
         let woken = [(); 3].map(|()| Arc::<AtomicBool>::default());
         for flag in &woken {
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn a_one_shot_member_is_reported_once_for_each_time_it_is_asked_for() {
+    fn one_shot_member_reported_once_per_request() {
         let (set, _fd, sockets) = set_of_ready(1);
         let ask = |events: c_int| {
             let event = Some(epoll_event { events: (libc::EPOLLOUT | events) as u32, u64: 7 });
@@ -626,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_waits_gets_what_another_one_has_no_room_for() {
+    fn waiting_thread_gets_surplus_events() {
         assert!(!wakes_another(EPOLLET, 3), "nothing is left");
         assert!(wakes_another(EPOLLET, 2));
         assert!(!wakes_another(EPOLLONESHOT, 3), "nothing is left");
@@ -634,12 +634,12 @@ mod tests {
 
     /// The thread that has got an event of a listener may be busy with the connection when the next one comes.
     #[test]
-    fn a_thread_that_waits_looks_at_what_another_one_has_got() {
+    fn waiting_thread_rechecks_reported_member() {
         assert!(wakes_another(0, 3));
     }
 
     #[test]
-    fn a_member_of_edges_is_registered_by_the_look_that_reports_it() {
+    fn edge_member_registered_when_reported() {
         let (set, _fd, sockets) = set_of_ready(1);
         let event = Some(epoll_event { events: (libc::EPOLLOUT | EPOLLET) as u32, u64: 7 });
         set.control(libc::EPOLL_CTL_MOD, sockets[0], event).unwrap();
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_take_the_number_of_closed_ones_are_not_kept() {
+    fn reused_descriptor_numbers_not_kept() {
         let (set, _fd, sockets) = set_of_ready(1);
         let number = sockets[0];
         let event = Some(epoll_event { events: libc::EPOLLOUT as u32, u64: 7 });
@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_in_the_set_until_its_own_number_is_closed() {
+    fn member_stays_until_own_number_closed() {
         let (set, _fd, sockets) = set_of_ready(1);
         let another = || {
             let number = sys::duplicate(sockets[0]).unwrap().into_raw_fd();

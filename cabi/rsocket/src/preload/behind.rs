@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_placeholder_is_known_by_its_flags_and_another_file_is_not() {
+    fn placeholder_recognised_by_flags() {
         let own = sys::closed_socket().unwrap();
         let standing = placeholder().unwrap();
         assert!(standing.is_marked);

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_lines_every_stream_is_an_rsocket() {
+    fn empty_configuration_selects_all_streams() {
         assert!(has(&parse(""), "any", libc::AF_INET, Kind::Stream));
         let lines = parse("# iperf * * *\nshort line\niperf X * *\n");
         assert!(has(&lines, "any", libc::AF_INET6, Kind::Stream));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_name_programs_families_types_and_protocols() {
+    fn lines_select_programs_and_protocols() {
         let lines = parse(
             "iperf AF_INET SOCK_STREAM tcp\n  redis  *   stream  *\n* inet6 * IPPROTO_UDP\n* * DGRAM *",
         );

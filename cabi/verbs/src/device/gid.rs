@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gids_and_addresses_are_one_to_one() {
+    fn gids_map_to_addresses_and_back() {
         for text in ["127.0.0.1", "10.1.2.3", "::1", "fe80::1", "2001:db8::5"] {
             let address: IpAddr = text.parse().unwrap();
             let gid = from_address(address);

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_has_an_mtu_and_no_speed() {
+    fn loopback_has_mtu_without_speed() {
         assert!(mtu("lo").is_some_and(|mtu| mtu >= 1280));
         assert_eq!(mbps("lo"), None);
         assert_eq!((mtu("no such one"), mbps("no such one")), (None, None));

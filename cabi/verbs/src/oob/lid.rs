@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn lids_are_addresses_in_the_network_of_the_device() {
+    fn lids_are_addresses_in_device_network() {
         let lid = |text: &str| (text.parse::<Ipv4Addr>().unwrap().to_bits() & 0xFFFF) as u16;
         let find = |own: &str, prefix, peer: &str| in_network(lid(peer), &netdev(own, prefix));
         assert_eq!(find("10.1.2.3", 24, "10.1.2.9"), Some("10.1.2.9".parse().unwrap()));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_name_addresses_and_errors_name_lines() {
+    fn lid_map_errors_name_lines() {
         let map = "# comment\n\n 7 10.0.0.1\n0x10\t2001:db8::1\n";
         assert_eq!(find(map, 7), Ok(Some("10.0.0.1".parse().unwrap())));
         assert_eq!(find(map, 16), Ok(Some("2001:db8::1".parse().unwrap())));

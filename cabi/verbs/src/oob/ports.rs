@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_ports_and_slots_and_differ() {
+    fn numbers_unique_per_port_and_slot() {
         let ports = Ports::default();
         let first: Vec<Slot> = (0..SLOTS).map(|_| take(&ports).unwrap()).collect();
         assert!(
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_not_used_again_at_once() {
+    fn slot_not_reused_at_once() {
         let ports = Ports::default();
         let (one, two) = (take(&ports).unwrap(), take(&ports).unwrap());
         ports.give_back(&two);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_not_used_again_at_once_after_their_port_was_released() {
+    fn slots_not_reused_after_port_release() {
         let ports = Ports::default();
         let slots = [take(&ports).unwrap(), take(&ports).unwrap()];
         let port = slots[0].port.number;
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unused_port_is_released() {
+    fn unused_port_released() {
         let ports = Ports::default();
         let slot = take(&ports).unwrap();
         let port = slot.port.number;
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_has_a_port_of_both_protocols_and_one_shard() {
+    fn block_has_both_protocols_and_shard() {
         let ports = Ports::default();
         let options = DeviceConfig::default().shards(2);
         let engine = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_numbers_the_smaller_gid_initiates() {
+    fn smaller_gid_initiates_for_equal_numbers() {
         let a = Target::new(&netdev("10.0.0.1"), (0x70_0001, false), &ah("10.0.0.2"), 0x70_0001, 0).unwrap();
         let b = Target::new(&netdev("10.0.0.2"), (0x70_0001, false), &ah("10.0.0.1"), 0x70_0001, 0).unwrap();
         assert!(a.initiates() && !b.initiates());

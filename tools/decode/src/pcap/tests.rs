@@ -122,21 +122,21 @@ fn pcapng_with_two_interfaces_and_two_sections() {
 }
 
 #[test]
-fn a_cut_file_says_where() {
+fn cut_file_reports_position() {
     let file = classic(Order::Little, 0xa1b2_c3d4, b"abcdef");
     let error = packets(&file[..file.len() - 1]).unwrap_err();
     assert_eq!(error.to_string(), "the file ends inside the packet that begins at byte 24");
 }
 
 #[test]
-fn what_is_not_a_capture() {
+fn non_captures_rejected() {
     assert!(matches!(packets(b""), Err(Error::NotACapture(_))));
     assert!(matches!(packets(b"#!/bin/sh\n"), Err(Error::NotACapture(_))));
     assert!(matches!(packets(b"\x1f\x8b\x08\x00"), Err(Error::Compressed("gzip"))));
 }
 
 #[test]
-fn an_interface_without_a_description() {
+fn missing_interface_description_rejected() {
     let mut file = section(Order::Big);
     file.extend(block(Order::Big, 6, &numbers(Order::Big, &[0, 0, 0, 0, 0])));
     assert!(matches!(packets(&file), Err(Error::Interface { interface: 0, .. })));

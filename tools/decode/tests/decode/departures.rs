@@ -167,7 +167,7 @@ fn startup_frames() {
 }
 
 #[test]
-fn private_data_too_long_cannot_be_followed() {
+fn overlong_private_data_not_followed() {
     let mut talk = Talk::new();
     talk.say(CLIENT, b"MPA ID Req Frame\x40\x01\x02\x01");
     let records = talk.records();
@@ -175,7 +175,7 @@ fn private_data_too_long_cannot_be_followed() {
 }
 
 #[test]
-fn the_initiator_sends_the_first_fpdu() {
+fn initiator_sends_first_fpdu() {
     Talk::started(true).fpdu(SERVER, &send(1, b"")).departs("the responder's first FPDU comes before");
     let mut talk = Talk::new();
     talk.say(CLIENT, &frame(FrameKind::Request, true).emit());
@@ -310,7 +310,7 @@ fn terminates() {
 
 /// siw refuses a Reply with a Terminate whose CRC is 0 while CRCs are on; another FPDU with such a CRC is not read.
 #[test]
-fn the_reason_of_siws_refusal_is_read_although_its_crc_is_0() {
+fn siw_refusal_with_zero_crc_read() {
     let without_crc = |ulpdu: &[u8]| {
         let mut bytes = fpdu(ulpdu);
         let end = bytes.len();
@@ -331,7 +331,7 @@ fn the_reason_of_siws_refusal_is_read_although_its_crc_is_0() {
 
 /// `uiw perf --compare` has its connections of raw TCP on the port of iWARP: what follows their start-up is no FPDU, and nothing is wrong with it.
 #[test]
-fn raw_tcp_of_a_comparison_is_named_and_not_judged() {
+fn raw_tcp_comparison_named() {
     let order = |private_data: &[u8]| Frame {
         enhanced: None,
         revision: 1,

@@ -9,7 +9,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_bytes_of_a_capture_may_change(
+    fn corrupted_captures_do_not_panic(
         file in prop::sample::select(vec![
             "vectors/vectors.pcap", "vectors/quirks.pcap", "siw/tool-oobwrite-crc.pcap", "siw/write-bw-64k.pcapng",
         ]),
@@ -30,7 +30,7 @@ proptest! {
 
     /// The TCP headers stay whole, so that the damage reaches MPA, DDP and RDMAP.
     #[test]
-    fn any_bytes_of_the_streams_may_change(
+    fn corrupted_streams_do_not_panic(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..30),
         drops in prop::collection::vec(any::<prop::sample::Index>(), 0..3),
     ) {
@@ -50,7 +50,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_no_capture_is_one_line() {
+fn non_capture_reported_in_one_line() {
     let file = std::env::temp_dir().join(format!("uiw-no-capture-{}", std::process::id()));
     std::fs::write(&file, "text").unwrap();
     let args = DecodeConfig { files: vec![file.clone()], ..DecodeConfig::default() };
@@ -63,7 +63,7 @@ fn what_is_no_capture_is_one_line() {
 }
 
 #[test]
-fn a_capture_that_ends_early_is_decoded_up_to_there() {
+fn truncated_capture_decoded_to_end() {
     let bytes = file_of("siw/rping-crc-on.pcap");
     let (_, summary) = findings(&bytes[..bytes.len() - 10]);
     assert!(summary.capture_error.is_some() && !summary.followed());

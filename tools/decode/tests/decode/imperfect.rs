@@ -125,7 +125,7 @@ fn swapped_packets_change_nothing() {
 }
 
 #[test]
-fn lost_packets_cost_no_more_than_they_had() {
+fn lost_packets_cost_only_their_bytes() {
     let (mut all, mut decoded, mut captures) = (0, 0, 0);
     for name in CAPTURES {
         let original = Original::new(name);

@@ -109,7 +109,7 @@ fn other_traffic_before_the_startup_frames() {
 
 /// A ring of files whose first ones were overwritten.
 #[test]
-fn a_connection_is_followed_from_an_fpdu_on() {
+fn connection_followed_from_fpdu() {
     for name in ["siw/rping-4k-crc-on.pcap", "siw/rping-crc-on.pcap", "siw/uiw-all-to-siw.pcapng"] {
         let segments = segments_of(name);
         let (whole, _) = decode(&capture_of(&segments, Link::Ethernet));
@@ -141,7 +141,7 @@ fn a_connection_is_followed_from_an_fpdu_on() {
 }
 
 #[test]
-fn without_the_request_the_replys_word_is_taken() {
+fn missing_request_uses_reply_flags() {
     let segments = segments_of("siw/rping-crc-on.pcap");
     let request = segments.iter().position(|segment| segment.payload.starts_with(b"MPA ID Req")).unwrap();
     let (records, summary) = decode(&capture_of(&segments[request + 1..], Link::Ethernet));
@@ -154,7 +154,7 @@ fn without_the_request_the_replys_word_is_taken() {
 
 /// One direction alone: its FPDUs are decoded, and that the other one is missing is said.
 #[test]
-fn without_the_other_direction_the_requests_word_is_taken() {
+fn missing_direction_uses_request_flags() {
     let segments = segments_of("siw/rping-crc-on.pcap");
     let one_way: Vec<_> =
         segments.iter().filter(|segment| segment.from == segments[0].from).cloned().collect();
@@ -164,7 +164,7 @@ fn without_the_other_direction_the_requests_word_is_taken() {
 }
 
 #[test]
-fn a_packet_that_is_cut_short_costs_its_payload_only() {
+fn snapped_packet_costs_only_payload() {
     let segments = segments_of(VECTORS);
     let long = segments.iter().position(|segment| segment.payload.len() > 1100).unwrap();
     let packets = segments.iter().enumerate().map(|(n, segment)| {
@@ -209,7 +209,7 @@ fn any_payload_may_be_cut() {
 }
 
 #[test]
-fn behind_a_lost_fpdu_its_direction_is_followed_again() {
+fn direction_resumed_after_lost_fpdu() {
     let mut segments = segments_of("siw/rping-crc-on.pcap");
     let data: Vec<_> = (0..segments.len())
         .filter(|n| segments[*n].from == segments[0].from && !segments[*n].payload.is_empty())

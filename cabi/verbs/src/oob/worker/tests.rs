@@ -127,7 +127,7 @@ fn established(port: u16) -> usize {
 
 /// The connection of the smaller number is the one that stays when both ends connect at the same time.
 #[test]
-fn of_two_simultaneous_connections_that_of_the_smaller_number_stays() {
+fn simultaneous_connections_keep_smaller_number() {
     for _ in 0..20 {
         let [smaller, larger] = &Side::two();
         larger.ready(smaller);
@@ -148,7 +148,7 @@ fn of_two_simultaneous_connections_that_of_the_smaller_number_stays() {
 
 /// A peer that connects before the queue pair is ready for it waits, whichever end it is.
 #[test]
-fn an_early_connection_is_accepted_later() {
+fn early_connection_accepted_later() {
     let [smaller, larger] = &Side::two();
     larger.ready(smaller);
     larger.hurry();
@@ -161,7 +161,7 @@ fn an_early_connection_is_accepted_later() {
 
 /// No connection reaches the larger number's port: the larger number connects, and is accepted.
 #[test]
-fn the_larger_number_connects_where_the_smaller_one_cannot() {
+fn larger_number_connects_instead_of_smaller() {
     let [smaller, larger] = &Side::two();
     smaller.ready(larger);
     smaller.with_pair(|pair| {
@@ -181,7 +181,7 @@ fn the_larger_number_connects_where_the_smaller_one_cannot() {
 
 /// A thread that posts, moves or destroys a queue pair does not wait while the worker's thread does the engine's work for another.
 #[test]
-fn one_pair_does_not_wait_for_another() {
+fn pairs_do_not_wait_for_others() {
     let (a, b) = (Side::new(), Side::new());
     a.ready(&b);
     b.ready(&a);
