@@ -1,7 +1,8 @@
 //! The classes whose calls wait. They wait without the interpreter's lock, so other threads of the program run, and Ctrl-C ends a wait.
 
 use crate::buffer;
-use crate::connection::{Address, address, resolve, settings};
+use crate::connection::{Address, Port, address, resolve, settings};
+use crate::environment;
 use crate::error::raise;
 use crate::memory::{Memory, Remote};
 use pyo3::exceptions::PyTimeoutError;
@@ -11,7 +12,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use uiw::{Message, Pd};
+use uiw::{DeviceConfig, Message, Pd};
 
 /// A device, and the protection domain of all that is made with it.
 #[derive(Clone)]
@@ -54,7 +55,11 @@ where
     }
 }
 
-/// Makes connections and memory.
+/// Makes connections and memory. All that is made with one device works together.
+///
+/// Environment variables of uiw are obeyed, among them UIW_TLS, UIW_PCAP, UIW_COUNTERS and UIW_LOG.
+///
+/// Raises ValueError for a variable with a bad value or a wrong file of TLS, OSError when the system refuses.
 #[pyclass(frozen)]
 pub(crate) struct Device(Domain);
 
@@ -62,15 +67,17 @@ pub(crate) struct Device(Domain);
 impl Device {
     #[new]
     fn new(py: Python<'_>) -> PyResult<Self> {
-        let open = || {
-            let device = uiw::Device::open()?;
-            let pd = device.alloc_pd()?;
-            Ok::<_, uiw::Error>(Self(Domain { device, pd }))
-        };
-        py.detach(open).map_err(raise)
+        py.detach(|| {
+            let device = environment::open(DeviceConfig::default().shards(environment::shards()?))?;
+            let pd = device.alloc_pd().map_err(raise)?;
+            Ok(Self(Domain { device, pd }))
+        })
     }
 
-    /// Connects to a listener.
+    /// Connects to a listener at (host, port), with bytes that it may read before it accepts.
+    ///
+    /// Raises ConnectionRefusedError when no program listens there or the peer rejects, TimeoutError when the peer does not answer within
+    /// 10 seconds or `timeout`, ValueError for wrong arguments, otherwise OSError.
     #[pyo3(signature = (address, *, timeout=None, private_data=None, max_message=None))]
     fn connect(
         &self,
@@ -86,7 +93,9 @@ impl Device {
         Ok(Connection::new(&self.0, connected.map_err(raise)?))
     }
 
-    /// Listens; port 0 takes a free one.
+    /// Listens at (host, port); port 0 takes a free one.
+    ///
+    /// Raises OSError when the address cannot be had, ValueError for wrong arguments.
     #[pyo3(signature = (address, *, private_data=None, max_message=None))]
     fn listen(
         &self,
@@ -98,21 +107,23 @@ impl Device {
         let settings = settings(private_data, max_message)?;
         let local = resolve(py, address)?;
         let inner = py.detach(|| uiw::Listener::bind(&self.0.pd, local, &settings)).map_err(raise)?;
-        Ok(Listener { domain: self.0.clone(), inner })
+        Ok(Listener { domain: self.0.clone(), port: Port::new(inner) })
     }
 
-    /// Zeroed memory that peers reach.
+    /// Allocates zeroed memory, and grants peers these rights.
+    ///
+    /// Raises OSError when there is no memory.
     #[pyo3(signature = (size, *, read=false, write=false, atomic=false))]
     fn memory(&self, size: usize, read: bool, write: bool, atomic: bool) -> PyResult<Memory> {
         Memory::new(&self.0.pd, size, read, write, atomic)
     }
 }
 
-/// A port.
+/// A port on which peers connect. It answers them while `accept` waits.
 #[pyclass(frozen)]
 pub(crate) struct Listener {
     domain: Domain,
-    inner: uiw::Listener,
+    port: Port,
 }
 
 #[pymethods]
@@ -120,14 +131,30 @@ impl Listener {
     /// Host and port.
     #[getter]
     fn address(&self) -> Address {
-        address(self.inner.local_addr())
+        self.port.address()
     }
 
-    /// The next peer that connects.
+    /// Waits for the next peer that connects. Peers that fail are left out.
+    ///
+    /// Raises TimeoutError after `timeout` seconds, OSError when the listener is closed, before or meanwhile.
     #[pyo3(signature = (*, timeout=None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Connection> {
-        let accepted = wait(py, &self.domain, timeout, self.inner.accept())?;
-        Ok(Connection::new(&self.domain, accepted.map_err(raise)?))
+        let accepted = wait(py, &self.domain, timeout, self.port.accept())?;
+        Ok(Connection::new(&self.domain, accepted?))
+    }
+
+    /// Stops listening. Calls of `accept` that wait raise OSError; connections that were accepted go on.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.port.close());
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close(py);
     }
 }
 
@@ -180,20 +207,28 @@ impl Connection {
     }
 
     /// Sends the bytes of `data` as one message. After a time-out it may still arrive.
+    ///
+    /// Raises TimeoutError, BrokenPipeError after the connection was closed, otherwise OSError.
     #[pyo3(signature = (data, *, timeout=None))]
     fn send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
         let memory = self.domain.pd.register(buffer::copy(data)?).map_err(raise)?;
         self.wait(py, timeout, self.inner.send(memory))?.map(drop).map_err(raise)
     }
 
-    /// The next message; `None` when the connection was closed in order.
+    /// Waits for the next message; returns None when the connection was closed in order, or the peer's process has ended.
+    ///
+    /// Raises TimeoutError, ConnectionResetError when the connection was lost, ConnectionAbortedError when one end broke a rule or aborted,
+    /// otherwise OSError.
     #[pyo3(signature = (*, timeout=None))]
     fn recv<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         Ok(self.next(py, timeout)?.map(|message| PyBytes::new(py, &message)))
     }
 
-    /// The next message, into `target`: how many bytes it has, or `None` when the connection was closed in order. A message that is longer
-    /// than `target` is left for the next call.
+    /// Waits for the next message and copies it into `target`. Returns how many bytes it has, or None when the connection was closed in
+    /// order.
+    ///
+    /// Raises BufferError when `target` is read-only, or too short: then the message is left for the next call. The others are those of
+    /// `recv`.
     #[pyo3(signature = (target, *, timeout=None))]
     fn recv_into(
         &self,
@@ -211,6 +246,8 @@ impl Connection {
     }
 
     /// Writes the bytes of `data` to a peer's memory. The peer's program does not learn of it.
+    ///
+    /// Raises ValueError for more bytes than `remote` has. The others are those of `send`.
     #[pyo3(signature = (data, remote, *, timeout=None))]
     fn write(
         &self,
@@ -224,6 +261,8 @@ impl Connection {
     }
 
     /// Reads a peer's memory.
+    ///
+    /// Raises ValueError for more than 4 GiB, MemoryError, OSError when the peer has not granted the right. The others are those of `send`.
     #[pyo3(signature = (remote, *, timeout=None))]
     fn read<'py>(
         &self,
@@ -236,6 +275,8 @@ impl Connection {
     }
 
     /// Reads as many bytes of a peer's memory as `target` has.
+    ///
+    /// Raises BufferError when `target` is read-only. The others are those of `read`.
     #[pyo3(signature = (target, remote, *, timeout=None))]
     fn read_into(
         &self,
@@ -250,12 +291,16 @@ impl Connection {
     }
 
     /// Adds to eight bytes of a peer's memory, atomically; returns what they were.
+    ///
+    /// The exceptions are those of `read`.
     #[pyo3(signature = (remote, add, *, timeout=None))]
     fn fetch_add(&self, py: Python<'_>, remote: &Remote, add: u64, timeout: Option<f64>) -> PyResult<u64> {
         self.wait(py, timeout, self.inner.fetch_add(remote.0, add))?.map_err(raise)
     }
 
     /// Replaces eight bytes of a peer's memory if they are `compare`, atomically; returns what they were.
+    ///
+    /// The exceptions are those of `read`.
     #[pyo3(signature = (remote, compare, swap, *, timeout=None))]
     fn compare_swap(
         &self,
@@ -268,7 +313,14 @@ impl Connection {
         self.wait(py, timeout, self.inner.compare_swap(remote.0, compare, swap))?.map_err(raise)
     }
 
-    /// Closes in order: what was sent before arrives.
+    /// Ends the connection at once, even if the peer does not answer. Calls of other threads that wait raise ConnectionAbortedError.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        self.wait(py, None, self.inner.abort()).map(drop)
+    }
+
+    /// Closes in order: what was sent before arrives. Does nothing when the connection has ended.
+    ///
+    /// Raises TimeoutError.
     #[pyo3(signature = (*, timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         match self.wait(py, timeout, self.inner.disconnect())? {

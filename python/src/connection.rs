@@ -1,8 +1,12 @@
-//! What the blocking and the asyncio classes share: settings, and addresses.
+//! Parts that the blocking and the asyncio classes share: settings, addresses and listeners.
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
+use std::future::{Future as _, poll_fn};
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use uiw::ConnectionConfig;
 
 /// A host and a port, as Python's sockets take them.
@@ -25,7 +29,7 @@ pub(crate) fn settings(
     private_data: Option<&Bound<'_, PyAny>>,
     max_message: Option<u32>,
 ) -> PyResult<ConnectionConfig> {
-    let mut settings = ConnectionConfig::default();
+    let mut settings = crate::environment::connections()?;
     if let Some(data) = private_data {
         settings = settings.private_data(crate::buffer::copy(data)?);
     }
@@ -33,4 +37,64 @@ pub(crate) fn settings(
         settings = settings.max_message(bytes);
     }
     Ok(settings)
+}
+
+/// Error number of Python's own sockets for a call after `close`.
+const EBADF: i32 = 9;
+
+/// A listener that can be closed while calls wait for peers.
+pub(crate) struct Port {
+    local: SocketAddr,
+    state: Mutex<PortState>,
+}
+
+struct PortState {
+    /// `None` once it is closed.
+    listener: Option<uiw::Listener>,
+    /// Calls that wait for a peer.
+    accepting: Vec<Waker>,
+}
+
+impl Port {
+    pub(crate) fn new(listener: uiw::Listener) -> Self {
+        let local = listener.local_addr();
+        Self { local, state: Mutex::new(PortState { listener: Some(listener), accepting: Vec::new() }) }
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        address(self.local)
+    }
+
+    fn state(&self) -> MutexGuard<'_, PortState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next peer. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// `OSError` when the listener is closed, before or meanwhile.
+    pub(crate) async fn accept(&self) -> PyResult<uiw::Connection> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<PyResult<uiw::Connection>> {
+        let mut state = self.state();
+        let Some(listener) = &state.listener else {
+            return Poll::Ready(Err(PyOSError::new_err((EBADF, "the listener is closed"))));
+        };
+        let accepted = pin!(listener.accept()).poll(cx);
+        if accepted.is_pending() && !state.accepting.iter().any(|waker| waker.will_wake(cx.waker())) {
+            state.accepting.push(cx.waker().clone());
+        }
+        accepted.map_err(crate::error::raise)
+    }
+
+    /// Stops listening. Calls that wait for a peer fail, and connections that were accepted go on.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        let (listener, accepting) = (state.listener.take(), std::mem::take(&mut state.accepting));
+        drop(state);
+        drop(listener);
+        accepting.into_iter().for_each(Waker::wake);
+    }
 }

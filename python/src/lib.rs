@@ -1,10 +1,11 @@
-//! The extension module `uiw._uiw`, on the crate `uiw` alone. `python/uiw` has the rest of the Python module, `python/uiw/__init__.pyi` its types.
+//! The extension module `uiw._uiw`, on the crate `uiw`, and on `uiw-cabi-core` for the environment. `python/uiw` has the rest of the Python module, `python/uiw/__init__.pyi` its types.
 //!
 //! Bytes of Python objects are copied while the interpreter's lock is held: another thread of the program may change them at any time.
 
 mod blocking;
 mod buffer;
 mod connection;
+mod environment;
 mod error;
 mod memory;
 mod tasks;
@@ -15,6 +16,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _uiw(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(environment::flush_capture, module)?)?;
     module.add_class::<blocking::Device>()?;
     module.add_class::<blocking::Listener>()?;
     module.add_class::<blocking::Connection>()?;

@@ -27,7 +27,9 @@ impl Memory {
         self.0.len()
     }
 
-    /// A copy of `length` bytes from `offset` on; of all that follow, without a length.
+    /// Returns a copy of `length` bytes from `offset` on; of all that follow, without a length.
+    ///
+    /// Raises ValueError for bytes beyond the end.
     #[pyo3(signature = (offset=0, length=None))]
     fn read<'py>(
         &self,
@@ -40,24 +42,32 @@ impl Memory {
     }
 
     /// Copies `data` to `offset`.
+    ///
+    /// Raises ValueError for bytes beyond the end.
     #[pyo3(signature = (data, offset=0))]
     fn write(&self, data: &Bound<'_, PyAny>, offset: usize) -> PyResult<()> {
         self.0.write(offset, &buffer::copy(data)?).map_err(raise)
     }
 
-    /// The number in the eight bytes at `offset`, which peers change by atomics.
+    /// Returns the number in the eight bytes at `offset`, which peers change by atomics.
+    ///
+    /// Raises ValueError for an offset that is not a multiple of 8, or beyond the end.
     #[pyo3(signature = (offset=0))]
     fn load(&self, offset: usize) -> PyResult<u64> {
         self.0.load_u64(offset).map_err(raise)
     }
 
     /// Adds to that number, atomically; returns what it was.
+    ///
+    /// The exceptions are those of `load`.
     #[pyo3(signature = (add, offset=0))]
     fn fetch_add(&self, add: u64, offset: usize) -> PyResult<u64> {
         self.0.update_u64(offset, |old| old.wrapping_add(add)).map_err(raise)
     }
 
-    /// What a peer needs to reach `length` bytes from `offset` on.
+    /// Returns what a peer needs to reach `length` bytes from `offset` on.
+    ///
+    /// Raises ValueError for bytes beyond the end.
     #[pyo3(signature = (offset=0, length=None))]
     fn remote(&self, offset: usize, length: Option<usize>) -> PyResult<Remote> {
         self.0.remote(self.range(offset, length)?).map(Remote).map_err(raise)
@@ -85,7 +95,7 @@ pub(crate) struct Remote(pub(crate) RemoteMr);
 
 #[pymethods]
 impl Remote {
-    /// From the bytes that `bytes(remote)` gives.
+    /// Reads the 20 bytes that `bytes(remote)` gave. Raises ValueError for another number of bytes.
     #[new]
     fn new(data: &Bound<'_, PyAny>) -> PyResult<Self> {
         RemoteMr::from_bytes(&buffer::copy(data)?).map(Self).map_err(raise)
@@ -99,7 +109,9 @@ impl Remote {
         self.0.len
     }
 
-    /// A part of it.
+    /// Returns a part of it.
+    ///
+    /// Raises ValueError for bytes beyond the end.
     #[pyo3(signature = (offset=0, length=None))]
     fn slice(&self, offset: usize, length: Option<usize>) -> PyResult<Self> {
         let end = length.map_or(Some(self.0.len), |length| offset.checked_add(length));

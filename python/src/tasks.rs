@@ -1,7 +1,8 @@
 //! The asyncio classes: the loop's thread drives the device, and each call is a future in a table until it is done.
 
 use crate::buffer;
-use crate::connection::{Address, address, resolve, settings};
+use crate::connection::{Address, Port, address, resolve, settings};
+use crate::environment;
 use crate::error::raise;
 use crate::memory::{Memory, Remote};
 use pyo3::prelude::*;
@@ -106,7 +107,7 @@ impl AsyncDevice {
     fn new() -> PyResult<Self> {
         // One shard, as one thread drives.
         let options = DeviceConfig::default().progress(Progress::Manual).shards(1);
-        let device = uiw::Device::open_with(options).map_err(raise)?;
+        let device = environment::open(options)?;
         let pd = device.alloc_pd().map_err(raise)?;
         Ok(Self { device, pd, tasks: Arc::default() })
     }
@@ -178,7 +179,7 @@ impl AsyncDevice {
         let settings = settings(private_data, max_message)?;
         let local = resolve(py, address)?;
         let listener = uiw::Listener::bind(&self.pd, local, &settings).map_err(raise)?;
-        Ok(AsyncListener { listener: Arc::new(listener), tasks: Arc::clone(&self.tasks) })
+        Ok(AsyncListener { port: Arc::new(Port::new(listener)), tasks: Arc::clone(&self.tasks) })
     }
 
     /// Zeroed memory that peers reach.
@@ -206,7 +207,7 @@ impl AsyncDevice {
 /// A port of an `AsyncDevice`.
 #[pyclass(frozen)]
 pub(crate) struct AsyncListener {
-    listener: Arc<uiw::Listener>,
+    port: Arc<Port>,
     tasks: Arc<Tasks>,
 }
 
@@ -214,12 +215,16 @@ pub(crate) struct AsyncListener {
 impl AsyncListener {
     #[getter]
     fn address(&self) -> Address {
-        address(self.listener.local_addr())
+        self.port.address()
     }
 
     fn accept(&self) -> u64 {
-        let listener = Arc::clone(&self.listener);
-        self.tasks.start(async move { listener.accept().await.map(Value::Connection).map_err(raise) })
+        let port = Arc::clone(&self.port);
+        self.tasks.start(async move { port.accept().await.map(Value::Connection) })
+    }
+
+    fn close(&self) {
+        self.port.close();
     }
 }
 
@@ -286,6 +291,13 @@ impl AsyncConnection {
     fn compare_swap(&self, remote: &Remote, compare: u64, swap: u64) -> u64 {
         let swapped = self.connection.compare_swap(remote.0, compare, swap);
         self.tasks.start(async move { swapped.await.map(Value::Number).map_err(raise) })
+    }
+
+    fn abort(&self) -> u64 {
+        self.start(|connection| async move {
+            connection.abort().await;
+            Ok(Value::None)
+        })
     }
 
     fn close(&self) -> u64 {

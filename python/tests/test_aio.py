@@ -154,3 +154,43 @@ def test_a_peer_in_another_thread():
 
     asyncio.run(asyncio.wait_for(main(), 60))
     thread.join()
+
+
+def test_listener_closes():
+    async def main():
+        device = aio.Device()
+        with device.listen(("127.0.0.1", 0)) as listener:
+            waiting = asyncio.create_task(listener.accept())
+            await asyncio.sleep(0)
+        with pytest.raises(OSError, match="the listener is closed"):
+            await waiting
+        with pytest.raises(OSError, match="the listener is closed"):
+            await listener.accept()
+        with pytest.raises(ConnectionRefusedError):
+            await device.connect(listener.address)
+        device.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_closed_device_refuses_calls():
+    async def main():
+        device = aio.Device()
+        device.close()
+        for call in (lambda: device.memory(8), lambda: device.listen(("127.0.0.1", 0))):
+            with pytest.raises(RuntimeError, match="the device is closed"):
+                call()
+        with pytest.raises(RuntimeError, match="the device is closed"):
+            await device.connect(("127.0.0.1", 1))
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_abort():
+    async def main(_, client, server):
+        waiting = asyncio.create_task(server.recv())
+        await client.abort()
+        with pytest.raises(ConnectionAbortedError):
+            await waiting
+
+    run(main)

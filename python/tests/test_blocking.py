@@ -1,6 +1,7 @@
 """The blocking classes: every operation, objects of every kind, and what is refused."""
 
 import array
+import errno
 import doctest
 import signal
 import threading
@@ -190,3 +191,72 @@ def test_a_signal_ends_a_wait(pair):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_listener_closes():
+    device = uiw.Device()
+    with device.listen(("127.0.0.1", 0)) as listener:
+        address = listener.address
+        failed = []
+
+        def accept():
+            with pytest.raises(OSError, match="the listener is closed") as raised:
+                listener.accept(timeout=20)
+            failed.append(raised.value.errno)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        listener.close()
+        thread.join()
+        assert failed == [errno.EBADF]
+    with pytest.raises(OSError):
+        listener.accept(timeout=20)
+    assert listener.address == address
+    with pytest.raises(ConnectionRefusedError):
+        device.connect(address, timeout=20)
+
+
+def test_operations_after_the_end(pair):
+    client, server, _ = pair
+    thread = threading.Thread(target=server.recv)
+    thread.start()
+    client.close(timeout=20)
+    thread.join()
+    with pytest.raises(BrokenPipeError, match="the connection is closed"):
+        client.send(b"late", timeout=20)
+
+
+def test_abort_ends_a_wait(pair):
+    client, server, _ = pair
+    failed = []
+
+    def receive():
+        with pytest.raises(ConnectionAbortedError, match="aborted by this end"):
+            client.recv(timeout=20)
+        failed.append(True)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    client.abort()
+    thread.join()
+    assert failed
+    with pytest.raises(ConnectionAbortedError, match="the peer terminated the stream"):
+        server.recv(timeout=20)
+
+
+def test_long_message_is_refused_with_its_length():
+    device = uiw.Device()
+    listener = device.listen(("127.0.0.1", 0), max_message=1000)
+    accepted = []
+    thread = threading.Thread(target=lambda: accepted.append(listener.accept(timeout=20)))
+    thread.start()
+    client = device.connect(listener.address, timeout=20)
+    thread.join()
+    client.send(bytes(20_000), timeout=20)
+    with pytest.raises(OSError, match="20000 bytes, and there is room for 1000"):
+        accepted[0].recv(timeout=20)
+
+
+def test_exceptions_documented():
+    for function in (uiw.Device.connect, uiw.Device.listen, uiw.Listener.accept, uiw.Connection.send, uiw.Connection.recv):
+        assert "Error" in function.__doc__

@@ -17,6 +17,10 @@ b'GOOD DAY'
 Calls that wait let other threads run. ``uiw.aio`` has the same classes for asyncio.
 """
 
-from ._uiw import Connection, Device, Listener, Memory, Remote, __version__
+import atexit
+
+from ._uiw import Connection, Device, Listener, Memory, Remote, __version__, flush_capture
+
+atexit.register(flush_capture)
 
 __all__ = ["Connection", "Device", "Listener", "Memory", "Remote", "__version__"]

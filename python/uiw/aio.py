@@ -74,11 +74,17 @@ class _Driver:
         self.timer = None
         self.step()
 
+    def opened(self):
+        """The device in Rust. Raises RuntimeError when it is closed."""
+        if not self.fds:
+            raise RuntimeError("the device is closed")
+        return self.core
+
     async def call(self, number, kept=None):
         """Waits for a call. If it is cancelled when it is done already, its result goes to ``kept``."""
         if not self.fds:
             self.core.cancel(number)
-            raise RuntimeError("the device is closed")
+            self.opened()
         future = self.loop.create_future()
         self.futures[number] = (future, kept)
         self.step()
@@ -103,7 +109,10 @@ class _Driver:
 
 
 class Device:
-    """Makes connections and memory, in the event loop that runs."""
+    """Makes connections and memory, in the event loop that runs. Functions of a closed device raise RuntimeError.
+
+    The exceptions of all classes are otherwise those of the classes in ``uiw``; time limits are asyncio's.
+    """
 
     def __init__(self):
         self._driver = _Driver()
@@ -111,16 +120,16 @@ class Device:
     async def connect(self, address, *, private_data=None, max_message=None):
         """Connects to a listener."""
         address = await self._driver.resolved(address)
-        number = self._driver.core.connect(address, private_data, max_message)
+        number = self._driver.opened().connect(address, private_data, max_message)
         return Connection(self._driver, await self._driver.call(number))
 
     def listen(self, address, *, private_data=None, max_message=None):
         """Listens; port 0 takes a free one."""
-        return Listener(self._driver, self._driver.core.listen(address, private_data, max_message))
+        return Listener(self._driver, self._driver.opened().listen(address, private_data, max_message))
 
     def memory(self, size, *, read=False, write=False, atomic=False):
         """Zeroed memory that peers reach."""
-        return self._driver.core.memory(size, read, write, atomic)
+        return self._driver.opened().memory(size, read, write, atomic)
 
     def close(self):
         """Takes the device out of the event loop: nothing moves any more."""
@@ -128,7 +137,7 @@ class Device:
 
 
 class Listener:
-    """A port."""
+    """A port on which peers connect."""
 
     def __init__(self, driver, core):
         self._driver = driver
@@ -147,6 +156,18 @@ class Listener:
         else:
             core = await self._driver.call(self._core.accept(), self._kept)
         return Connection(self._driver, core)
+
+    def close(self):
+        """Stops listening. Calls of ``accept`` that wait raise OSError; connections that were accepted go on."""
+        self._core.close()
+        self._kept.clear()
+        self._driver.step()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_error):
+        self.close()
 
 
 class Connection:
@@ -197,6 +218,10 @@ class Connection:
     async def compare_swap(self, remote, compare, swap):
         """Replaces eight bytes of a peer's memory if they are ``compare``, atomically; returns what they were."""
         return await self._driver.call(self._core.compare_swap(remote, compare, swap))
+
+    async def abort(self):
+        """Ends the connection at once, even if the peer does not answer."""
+        await self._driver.call(self._core.abort())
 
     async def close(self):
         """Closes in order: what was sent before arrives."""

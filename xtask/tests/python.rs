@@ -48,6 +48,8 @@ fn every_class_of_the_module() {
     fs::copy(uiw_interop::stock::built().join("lib_uiw.so"), module.join("_uiw.abi3.so")).unwrap();
     let tests = source("python/tests").display().to_string();
     let path = format!("PYTHONPATH={}", folder.0.display());
-    let said = run("env", &[&path, &python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", &tests]);
+    let program = format!("UIW_PROGRAM={}", uiw_interop::stock::built().join("uiw").display());
+    let said =
+        run("env", &[&path, &program, &python, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", &tests]);
     assert!(said.contains(" passed") && !said.contains(" skipped"), "{said}");
 }

@@ -1,7 +1,7 @@
 //! Parts that the C libraries of uiw share: argument types and guards of exported functions, C's structures, objects that C holds, error
 //! numbers, the log, settings, forks, signals, and the one engine of a process.
 //!
-//! Only the C libraries and the program `uiw` use this crate.
+//! Only the C libraries, the program `uiw` and the Python module use this crate.
 //!
 //! C's pointers come from outside, with one contract: *a pointer is NULL, or an object that this library gave out and that has not been freed, or
 //! memory that C may read and write as the man page says*. The types of the functions' arguments ([`arguments`]) carry it, so that the functions

@@ -1,0 +1,81 @@
+//! Settings from the environment, which the module obeys like uiw's programs: TLS, captures, counters, the log, options of connections.
+
+use crate::error::raise;
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex, PoisonError};
+use uiw::llp::capture::PcapSink;
+use uiw::{ConnectionConfig, DeviceConfig};
+use uiw_cabi_core::counters::Counters;
+use uiw_cabi_core::settings::Settings;
+
+/// Capture file of the process, which all of its devices write.
+static SINK: Mutex<Option<Arc<PcapSink>>> = Mutex::new(None);
+
+/// Returns the settings. The first call starts the log.
+///
+/// # Errors
+/// `ValueError` for a variable with a bad value.
+fn settings() -> PyResult<&'static Settings> {
+    Settings::get().map_err(|_| {
+        PyValueError::new_err("an environment variable of uiw has a bad value; standard error names it")
+    })
+}
+
+/// Opens a device with `config` and the settings of the environment.
+///
+/// # Errors
+/// `ValueError` for a bad value and for a wrong file of TLS; `OSError` and its subclasses.
+pub(crate) fn open(config: DeviceConfig) -> PyResult<uiw::Device> {
+    let settings = settings()?;
+    let tls = settings.tls().map_err(PyValueError::new_err)?;
+    // Other programs publish by themselves; a library makes files only where it is told to.
+    let counters = match &settings.counters {
+        counters @ Counters::In(_) => counters.publish("the Python module uiw".to_owned()),
+        Counters::User | Counters::Off => None,
+    };
+    let config = config
+        .tls(tls)
+        .capture_to(sink(settings)?)
+        .counters(counters)
+        .transport_faults(settings.faults.clone())
+        .faults(settings.plan.clone());
+    uiw::Device::with_stack(settings.llp.open()?, config).map_err(raise)
+}
+
+/// Returns the number of shards that the environment asks for.
+///
+/// # Errors
+/// The errors are those of [`settings`].
+pub(crate) fn shards() -> PyResult<Option<usize>> {
+    Ok(settings()?.shards)
+}
+
+/// Returns the configuration of connections, with the options from the environment.
+///
+/// # Errors
+/// The errors are those of [`settings`].
+pub(crate) fn connections() -> PyResult<ConnectionConfig> {
+    let config = ConnectionConfig::default();
+    let mut options = settings()?.connection();
+    options.no_receive_timeout = config.options.no_receive_timeout;
+    options.close_timeout = config.options.close_timeout;
+    Ok(config.options(options))
+}
+
+fn sink(settings: &Settings) -> PyResult<Option<Arc<PcapSink>>> {
+    let Some(file) = &settings.pcap else { return Ok(None) };
+    let mut sink = SINK.lock().unwrap_or_else(PoisonError::into_inner);
+    if sink.is_none() {
+        let created = PcapSink::create(file.clone());
+        *sink = Some(created.map_err(|error| PyOSError::new_err(format!("UIW_PCAP={file}: {error}")))?);
+    }
+    Ok(sink.clone())
+}
+
+/// Writes the capture of the process to its file, at the end of the program.
+#[pyfunction]
+pub(crate) fn flush_capture() -> PyResult<()> {
+    let sink = SINK.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Ok(sink.map_or(Ok(()), |sink| sink.flush())?)
+}
