@@ -2,10 +2,12 @@
 
 use crate::shared::fail::{Exit, Failure, Result};
 use crate::shared::text;
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 use serde_json::json;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use uiw_tls::{KeyError, PinnedKeys, PublicKey, SecretKey};
 
@@ -79,8 +81,9 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
         return Err(Failure::usage(format!("{name:?}"), "no name", "name the peer in one line"));
     }
     let key = public_key(key)?;
+    let is_others = is_of_other_user(file);
     if file.exists() {
-        let pinned = PinnedKeys::read(file).map_err(failure)?;
+        let pinned = if is_others { read_of_user(file) } else { PinnedKeys::read(file).map_err(failure) }?;
         if let Some(name) = pinned.name_of(&key) {
             let why = format!("it is pinned as `{name}` in {} already", file.display());
             return Err(Failure::new(Exit::Failed, key.fingerprint(), why, "edit that line to rename it"));
@@ -101,6 +104,10 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
         Failure::new(Exit::Failed, what, error, "choose a file that can be written")
     };
     let mut options = OpenOptions::new();
+    if is_others {
+        // The link of that user could lead to any file.
+        options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    }
     let mut out = options.create(true).append(true).read(true).mode(0o644).open(file).map_err(unwritable)?;
     // A file that was edited may end inside of a line.
     let text = std::fs::read_to_string(file).map_err(unwritable)?;
@@ -108,6 +115,23 @@ pub(crate) fn pin(file: &Path, key: &str, name: &str, add: bool) -> Result<()> {
     out.write_all(format!("{separator}{key} {}\n", name.trim()).as_bytes()).map_err(unwritable)?;
     note!("{} is pinned as `{}`", key.fingerprint(), name.trim());
     Ok(())
+}
+
+/// Whether root adds to the list of another user, such as that of a service, which alone obeys it.
+fn is_of_other_user(file: &Path) -> bool {
+    geteuid().is_root() && file.symlink_metadata().is_ok_and(|data| data.uid() != 0)
+}
+
+/// Keys of a list that another user may replace meanwhile.
+fn read_of_user(file: &Path) -> Result<PinnedKeys> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(file);
+    let text = opened.and_then(std::io::read_to_string);
+    let text =
+        text.map_err(|error| Failure::new(Exit::Failed, file.display(), error, "name a regular file"))?;
+    PinnedKeys::parse(&text).map_err(|error| {
+        Failure::new(Exit::Failed, file.display(), error, "correct the line, or start with a new file")
+    })
 }
 
 /// A key, or that of a file.

@@ -179,3 +179,32 @@ fn resetting_peers_logged_with_own_address() {
     assert!(!log.contains(&format!("127.0.0.1:{port}")) && !log.contains("::ffff:"), "{log}");
     assert!(!log.contains("cannot connect"), "{log}");
 }
+
+/// Both kinds of addresses that a service manager names.
+#[test]
+fn service_manager_told_when_listening() {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+    let path = std::env::temp_dir().join(format!("uiw-notify-{}", std::process::id()));
+    let name = format!("uiw-notify-{}", std::process::id());
+    for (address, variable) in [
+        (SocketAddr::from_pathname(&path).unwrap(), path.to_str().unwrap().to_owned()),
+        (SocketAddr::from_abstract_name(&name).unwrap(), format!("@{name}")),
+    ] {
+        let manager = UnixDatagram::bind_addr(&address).unwrap();
+        manager.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+        command.args(["serve", "--listen", "127.0.0.1:0"]).env("NOTIFY_SOCKET", &variable);
+        let server = Server::spawn(&mut command);
+        let receive = || {
+            let mut bytes = [0; 64];
+            let len = manager.recv(&mut bytes).unwrap();
+            text(&bytes[..len])
+        };
+        assert_eq!(receive(), "READY=1");
+        assert!(uiw(&["ping", &server.address, "--count", "1"]).status.success());
+        server.log();
+        assert_eq!(receive(), "STOPPING=1");
+    }
+    std::fs::remove_file(path).unwrap();
+}

@@ -213,3 +213,26 @@ fn a_comparison_with_raw_tcp_is_refused_by_a_server_with_tls() {
     assert_eq!(compared.status.code(), Some(3), "{error}");
     assert!(error.contains("raw TCP needs the kernel's TCP, without TLS"), "{error}");
 }
+
+/// The list of a service belongs to the service's user.
+#[test]
+fn root_pins_in_list_of_other_user() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let files = Files::new(&["one", "two"]);
+    let list = files.0.join("list");
+    fs::write(&list, "# clients\n").unwrap();
+    std::os::unix::fs::lchown(&list, Some(65534), Some(65534)).unwrap();
+    let pin = |list: &str, peer: &str| files.uiw(&["key", "pin", list, &format!("{peer}.pub"), peer]);
+    assert!(pin("list", "one").status.success());
+    let read = fs::read_to_string(&list).unwrap();
+    assert!(read.starts_with("# clients\n") && read.ends_with(" one\n"), "{read}");
+    assert!(!pin("list", "one").status.success(), "pinned already");
+    // That user's link would lead root to a file of its choice.
+    fs::write(files.0.join("target"), "").unwrap();
+    std::os::unix::fs::symlink("target", files.0.join("link")).unwrap();
+    std::os::unix::fs::lchown(files.0.join("link"), Some(65534), Some(65534)).unwrap();
+    assert!(!pin("link", "two").status.success());
+    assert_eq!(fs::read(files.0.join("target")).unwrap(), b"");
+}

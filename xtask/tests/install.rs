@@ -36,6 +36,9 @@ fn installed_files_work_and_are_listed() {
     }
     let unit = fs::read_to_string(prefix.join("lib/systemd/system/uiw.service")).unwrap();
     assert!(unit.contains(&format!("\nExecStart={given}/bin/uiw serve ")), "{unit}");
+    // Both take openat2(2) away.
+    let is_set = |option: &str| unit.lines().any(|line| line.starts_with(option));
+    assert!(is_set("Type=notify") && !is_set("DynamicUser=") && !is_set("RestrictSUIDSGID="), "{unit}");
     assert!(installed.iter().all(|path| !path.display().to_string().contains("generated")), "{installed:?}");
 
     // Again, with less: what is not installed any more goes.
@@ -120,6 +123,7 @@ fn a_packager_gets_everything_below_destdir() {
         "usr/share/fish/vendor_completions.d/uiw.fish",
         "usr/share/uiw/valgrind.supp",
         "usr/lib/systemd/system/uiw.service",
+        "usr/lib/sysusers.d/uiw.conf",
     ] {
         assert!(installed.contains(Path::new(file)), "{file}: {installed:?}");
     }

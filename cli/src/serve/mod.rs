@@ -19,6 +19,7 @@ mod transfer;
 
 use crate::shared::args::{ConnArgs, DEFAULT_PORT, PeerConfig, listen, receive_memory};
 use crate::shared::fail::{BUSY, Exit, Failure, Result};
+use crate::shared::notify::notify;
 use crate::shared::open::Opener;
 use crate::shared::qp_setup::Link;
 use crate::shared::service::Service;
@@ -217,6 +218,7 @@ fn serve(
         std::thread::Builder::new().name("uiw-pulse".to_owned()).spawn(move || own.pulse.run(&own.stop));
     let pulse = pulse.map_err(|error| Failure::local("cannot start a thread", error))?;
     let mut outcome = Ok(());
+    notify("READY=1");
     loop {
         // Not in the device: a connection's thread that waits there is woken only by its own events.
         if !stop.sleep_on(channel.fd()?) {
@@ -242,6 +244,7 @@ fn serve(
             | CmEventKind::SidrResolved(_) => {}
         }
     }
+    notify("STOPPING=1");
     drop(listeners);
     server.sessions.over();
     let _ = (watch.join(), pulse.join());

@@ -6,6 +6,7 @@ pub(crate) mod env;
 pub(crate) mod fail;
 pub(crate) mod memory;
 pub(crate) mod msg_conn;
+pub(crate) mod notify;
 pub(crate) mod open;
 pub(crate) mod qp_setup;
 pub(crate) mod service;

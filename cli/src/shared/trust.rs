@@ -173,7 +173,8 @@ impl Files {
             }
             Some(Refusal::Unaccepted) => match self.public_key() {
                 Ok(key) => failure.with_fix(format!(
-                    "on the server: uiw key pin ~/.config/uiw/authorized-clients '{key}' NAME, then SIGHUP to `uiw serve`"
+                    "on the server: uiw key pin ~/.config/uiw/authorized-clients '{key}' NAME, then SIGHUP to `uiw serve`; \
+                     the list of the service is /var/lib/uiw/authorized-clients"
                 )),
                 Err(_) => failure,
             },

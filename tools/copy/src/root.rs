@@ -81,7 +81,7 @@ impl Root {
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(Errno::NOSYS) => {
                     return Err(Error::other(
-                        "this kernel has no openat2(2), which is in Linux 5.6 and later",
+                        "openat2(2) is not there: it needs Linux 5.6, and a service without RestrictSUIDSGID=",
                     ));
                 }
                 other => return Ok(other?),

@@ -7,8 +7,9 @@ use super::file::{Content, File};
 use super::{Built, Layout};
 
 /// Files of the source tree that are installed as they are.
-const COPIES: [(&str, &str); 7] = [
+const COPIES: [(&str, &str); 8] = [
     ("packaging/valgrind.supp", "share/uiw/valgrind.supp"),
+    ("packaging/uiw.sysusers", "lib/sysusers.d/uiw.conf"),
     ("docs/uiw.lua", "share/uiw/uiw.lua"),
     ("examples/c/client.c", "share/doc/uiw/examples/c/client.c"),
     ("examples/c/common.h", "share/doc/uiw/examples/c/common.h"),

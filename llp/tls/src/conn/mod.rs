@@ -330,7 +330,7 @@ impl Conn {
         }
         if let Failure::Tls(error) = &failure {
             self.shared.counts.failed.fetch_add(1, Ordering::Relaxed);
-            let (local, peer) = (self.inner.local_addr(), self.inner.peer_addr());
+            let [local, peer] = [self.inner.local_addr(), self.inner.peer_addr()].map(uiw_llp::canonical);
             if matches!(self.state, State::Open(_)) {
                 // The engine reports it with the queue pair.
                 tracing::debug!(%local, %peer, %error, "TLS: the connection ends");
