@@ -4,6 +4,13 @@
 //! Write, which every receiver accepts without checking its STag and TO (RFC 5040 section 5.2.1). In ours they carry a capability
 //! request: STag = magic, TO = capabilities and a nonce. A uiw responder answers with another magic and a function of that nonce,
 //! so that echoed or zero values are not recognised as a uiw peer.
+//!
+//! Extensions (RFC 7306, Send with immediate, large FPDUs) are enabled if both ends support them. A request that needs one
+//! waits for the answer: a second and twelve round trips, at most 40 s, where the round trip is the time between MPA Request
+//! and Reply. After that, and towards a peer without the extension, the request alone fails, nothing of it is sent, and the
+//! stream continues. While the peer has sent nothing, the capability request is repeated five times, because siw's responder
+//! can miss the first FPDU. At revision 1 with the peer-to-peer model a zero-length Read goes first, as Chelsio's adapters
+//! require.
 
 use crate::reads::PLACEHOLDER;
 use core::time::Duration;

@@ -1,4 +1,16 @@
 //! How a stream ends, from either side and for whatever reason: what is sent to the peer, and what is reported to the host.
+//!
+//! After a fault of the peer, the FPDU on the wire is finished, everything not begun is dropped, and the Terminate is sent (RFC
+//! 5040 section 4.8, with the codes from `uiw_rdmap::Fault`), followed by FIN. The rest of a partly sent FPDU is copied first,
+//! so that no buffer is read after its request was flushed. `Event::Ended` names the request that the error is about; the host
+//! completes that one or the oldest with its status, and flushes all others in order.
+//!
+//! The peer's Terminate is parsed in the RFC's layout or in siw's, whichever is consistent (`uiw_rdmap::Terminate::parse_at`).
+//!
+//! An orderly close sends all posted requests, waits for outstanding responses, then sends FIN in both directions. If the stack
+//! reports a hang-up while a Send waits for a receive, the remaining bytes of the socket are read and kept. When a send fails,
+//! the socket is read to its end before the stream learns that the transport is lost: the peer's last messages may be in front
+//! of its reset.
 
 use crate::Time;
 use crate::error::{ConnError, LocalError, StartupFailure};

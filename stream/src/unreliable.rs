@@ -3,6 +3,11 @@
 //! A message that cannot be delivered is discarded as a whole: nothing of it reaches memory. DDP does not say how long a Write is, nor
 //! that Immediate Data follows it. So the sender announces Writes of more than one segment, and those with Immediate Data, by a
 //! zero-length Write in front of them, whose STag and TO no receiver checks (RFC 5040 section 5.2.1).
+//!
+//! Announcements let the receiver check the whole range of a Write first. When the connection ends for a reason of the peer or
+//! the network, requests that were built complete with success, and the queue pair waits in RTS for another connection. A Send
+//! without a receive waits for `no_receive_timeout`; once one has waited in vain, further ones are discarded at once until a
+//! receive is taken.
 
 use crate::capabilities::ZeroWrite;
 use crate::request::{Op, Request};

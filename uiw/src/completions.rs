@@ -2,6 +2,19 @@
 //!
 //! The engine calls with its locks held: the lock of a queue of the queue pair comes before those of this module, so none of these is held
 //! while a request or a receive is posted. A waker is called, and a buffer dropped, only after the engine's locks are released.
+//!
+//! A connection's completion queue has no ring: `Completions` consumes each completion in `Cq::push`. A completed send becomes
+//! the outcome of its operation and the room of the next; a received message goes to the inbox; a flushed receive ends the
+//! inbox. Nothing overflows, because there is at most one completion for each posted request.
+//!
+//! * Lock order: the engine's locks, then those of `Completions`, `ops` and `inbox`, one at a time. Nothing is posted, woken or
+//!   dropped while one of the latter two is held.
+//! * `Dispatcher::gate` comes before all of these. It is held from reserving room for an operation until its request is in the
+//!   send queue, so that requests are queued in order. The consumer does not take it, and no foreign code runs under it.
+//! * Actions that post or run foreign code are deferred to `Dispatcher::run_deferred`, a waker that the completion adds.
+//! * The engine completes everything before it reports the end of a connection, so all messages are in the inbox when the end
+//!   is known. Buffers stay in `Completions` from post to completion, and are dropped with the dispatcher, after its queue
+//!   pair.
 
 use crate::dispatcher::Dispatcher;
 use crate::error::{Error, ErrorKind, Result};

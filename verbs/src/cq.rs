@@ -219,7 +219,7 @@ impl Cq {
     /// Takes up to `max` completions, oldest first; each goes to `each`. Returns how many.
     ///
     /// When none is queued, the caller's thread drives the shards on which connections complete here, once, until one is queued
-    /// (`ARCHITECTURE.md`, "Progress"). A program that sleeps in poll(2) on the channel's descriptor is woken by what the sockets have,
+    /// (`verbs/src/driver/progress`). A program that sleeps in poll(2) on the channel's descriptor is woken by what the sockets have,
     /// and polls until nothing is left before it sleeps: that poll, the first empty one after a completion or after [`Cq::arm`], drives
     /// only where requests wait to be sent.
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {

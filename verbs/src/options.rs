@@ -75,7 +75,7 @@ macro_rules! connection_options {
             ord: u16 = 1024,
             /// FPDU size. Default: [`FpduSize::Auto`](crate::FpduSize::Auto).
             fpdu: $crate::FpduSize = $crate::FpduSize::Auto,
-            /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange"). Default: on.
+            /// The exchange of capabilities with uiw peers (`docs/wire-extensions.md`). Default: on.
             capabilities: $crate::CapabilityExchange = $crate::CapabilityExchange::On,
             /// A named departure from the RFCs, for one kind of peer. Default: none.
             profile: $crate::PeerProfile = $crate::PeerProfile::Rfc,

@@ -12,6 +12,14 @@
 //!
 //! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions. Only the C libraries use
 //! this crate.
+//!
+//! Events may come before the call that made their connection has returned. No lock is held across that call; the channel
+//! counts it as an opening, and a thread that takes an event without a route waits until the openings of its channel have added
+//! their routes. The destruction of an id removes its route and its events under the channel's lock, so the route of an event
+//! without one is always still to be added.
+//!
+//! Waits are `read`s of the channel's descriptor from functions that hold nothing with a destructor: threads may be cancelled
+//! there.
 
 mod address_vector;
 mod addrinfo;

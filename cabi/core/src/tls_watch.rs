@@ -4,6 +4,9 @@
 //! block it, wait for it or have a handler: so the files themselves are watched. A thread compares their times, sizes and inodes in intervals:
 //! that works on every file system and for links that change, and takes no descriptor, of which the program may expect particular
 //! numbers. Files that are being written are not read: they must have been the same for an interval.
+//!
+//! inotify would not need the intervals, but misses changes on network file systems, needs watches of each directory that a
+//! link leads through, has 128 instances a user by default, and takes a descriptor.
 
 use crate::tls::{self, TlsFileConfig};
 use std::io;

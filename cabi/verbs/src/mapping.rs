@@ -3,6 +3,70 @@
 //! Nothing is pinned, so a mapping may change under a region. `libibverbs.so.1` exports the C library's functions that change
 //! mappings: they take registered bytes out of their regions first ([`discard`]), so that nothing that is mapped there later is
 //! written, and then call the C library's. System calls that a program makes without it are not seen.
+//!
+//! # Registration
+//!
+//! `check` follows the kernel's error numbers (`ib_umem_get`, `ib_access_writable`). Pages are made present by
+//! `MADV_POPULATE_READ`, or `MADV_POPULATE_WRITE` where the kernel would pin them for writing (LOCAL_WRITE, REMOTE_WRITE,
+//! REMOTE_ATOMIC, MW_BIND); neither changes their content. Before Linux 5.14 each page is read, and written by a
+//! compare-and-exchange of equal values.
+//!
+//! | memory | `errno` |
+//! |---|---|
+//! | length 0; address plus length beyond 2^64 | EINVAL |
+//! | rights without a meaning; REMOTE_WRITE or REMOTE_ATOMIC without LOCAL_WRITE | EINVAL |
+//! | no address of a program; a page that is unmapped, PROT_NONE, or of a device (VM_IO, VM_PFNMAP) | EFAULT |
+//! | a read-only page, with one of the rights above | EFAULT |
+//! | a read-only page, without them | registered |
+//! | a page beyond the end of its file; a huge page of which there is none | EFAULT |
+//! | no memory for the pages | ENOMEM |
+//! | file-backed, shared, huge pages, `IBV_ACCESS_HUGETLB` | registered, whatever the file system |
+//! | on-demand paging (`IBV_ACCESS_ON_DEMAND`), also of all memory (NULL, SIZE_MAX) | registered without a look at the pages |
+//!
+//! `RLIMIT_MEMLOCK` does not count, and an IOVA may have another offset in its page than the address.
+//!
+//! # Changes of a mapping
+//!
+//! Before pages are unmapped, replaced, moved or discarded they are taken out of every region and window that has them
+//! (`uiw_mem::PageState`, one bit per page; `uiw_mem::Table::discard`), and the call waits until no thread uses these regions.
+//! The rest of a region stays valid; a region that several threads use for 100 ms without a pause is ended as a whole.
+//! Re-registration with other rights or another domain keeps the discarded pages. Allocators make these calls with their locks
+//! held, on any thread, so nothing in them allocates, parks, or waits without a bound, and the lock of the registered ranges is
+//! a leaf that a fork does not take: a pin or a lock that is held for longer than 1.1 s is held by a thread that waits for the
+//! allocator. An access to discarded bytes is refused like one with an invalid STag, or ends with a local protection error.
+//! On-demand regions keep their addresses.
+//!
+//! # Changes of a protection
+//!
+//! `mprotect` and `pkey_mprotect` take nothing out of a region: an adapter, which has the pages pinned, continues with them
+//! whatever the program's own rights are. The pages are marked as protected for good, as one thread may protect a page while
+//! another one gives its rights back. A copy that faults on a marked page is made by the kernel through `/proc/self/mem`, which
+//! disregards protections and keys (`mem/src/protected.rs`); a system call that fails with EFAULT is repeated with copies of
+//! the marked pages.
+//!
+//! | registered page | read: Send, Write from it, a peer's Read | written: receive, Read into it, a peer's Write | atomic |
+//! |---|---|---|---|
+//! | read-only, private mapping | in place | by the kernel | refused |
+//! | PROT_NONE or a protection key, private mapping | by the kernel | by the kernel | refused |
+//! | read-only, shared mapping | in place | refused | refused |
+//! | PROT_NONE or a protection key, shared mapping | by the kernel | refused | refused |
+//! | protected by a direct system call, or without `/proc/self/mem` | refused, unless readable | refused, unless writable | refused, unless writable |
+//!
+//! Refused accesses work again when the rights are back. The kernel's copies are not atomic, so an atomic operation is refused
+//! rather than made by two of them. The last eight bytes of a Write become visible last there, too.
+//!
+//! Not seen are direct system calls of a program (`syscall(2)`), those of the C library's own functions (`free` of a buffer
+//! that had a mapping of its own, `shmdt`), and files that another process truncates. There the recovery of copies applies, and
+//! if another mapping takes the address, a peer that still has the key can write it.
+//!
+//! # Faults
+//!
+//! Copies of foreign memory are assembly without a stack frame between two symbols (`mem/src/recover.rs`). The handler of
+//! SIGSEGV and SIGBUS, installed with the first region, lets such a routine return "gone" to its caller, and leaves every other
+//! fault to the program's handler: the exported `sigaction` and `signal` keep the program's handler in a place of their own.
+//! The two signals are never blocked, because the kernel ends a process at a fault whose signal is blocked: the engine's
+//! threads leave them unblocked, and the exported `pthread_sigmask` and `sigprocmask` take them out of the sets. A handler that
+//! is installed by a direct system call replaces this one. Copies recover on x86-64.
 
 mod ranges;
 

@@ -77,7 +77,7 @@ const LOWEST: usize = 4096;
 /// touching bytes in flight, and UIW_STABLE_TX is there for programs that do.
 ///
 /// # Errors
-/// As the table in ARCHITECTURE.md, "Registered memory".
+/// The errors of the table in the module [`mapping`](crate::mapping).
 fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
     let on_demand = flags & flags::IBV_ACCESS_ON_DEMAND != 0;
     let start = addr.addr();

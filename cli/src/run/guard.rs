@@ -1,5 +1,9 @@
 //! The two processes of a run that is reported. The one that the user has started waits for the other one, which waits for the program and
 //! reports. Each ends the program and what it has started when the other one is killed: a killed run leaves neither processes nor files.
+//!
+//! Each process is a subreaper: descendants of the program whose parents have ended become children of the nearest one. The
+//! second process has a parent-death signal, and the first one waits for it, so whichever is killed, the other one finds the
+//! rest of the tree below itself, kills it until nothing is left, and removes the counters.
 
 use super::tree;
 use crate::shared::fail::{Failure, Result};

@@ -15,6 +15,26 @@
 //!   handshake), and one chunk that TCP has not taken (64 KiB); an idle one keeps no buffer. [`Tls::counts`] has the sum.
 //!
 //! The record layer, its limits and key updates are rustls's; the cryptography is that of AWS-LC.
+//!
+//! # Design
+//!
+//! * Layers, from below: TCP, capture, injected faults, TLS. A capture has the bytes of the wire. TLS is no wrapper by hooks
+//!   (`uiw_llp::wrap`), because an event of the stack below may be half a record, so a poll must read the stream before it
+//!   reports one. All connections of a shard are in one slab behind one lock, which only the driving thread takes.
+//! * Records are decrypted where they were read, in a buffer that all connections of the shard share, and copied once to the
+//!   caller's buffers. A connection keeps a buffer only while a record is incomplete, plaintext is not taken or TCP does not
+//!   take all. Plaintext is copied to the shard's buffer before it is encrypted, because peers may write to the source; a fault
+//!   there is EFAULT as of a system call.
+//! * A readable event means plaintext, the FIN or an error. Bytes left in a buffer make the stack's deadline now, and outside
+//!   of a poll an eventfd in the inner stack's epoll set readable.
+//! * Listeners complete handshakes before the engine gets a connection; at most eight continue in one poll. A dropped stream
+//!   stays in the slab until its last records and its close_notify have left, at most 60 s.
+//! * For a connection of a process to itself, the initiator notes both addresses under a lock that it holds while it begins to
+//!   connect. An acceptor that finds them marks the entry, skips the ClientHello and answers with one byte that is no record;
+//!   the initiator accepts it only if the entry is marked. So memory, not the wire, is the evidence that no other process is
+//!   there.
+//! * Identities are verified within rustls's handshake, so that a refused peer gets the alert that fits. After `Tls::replace`
+//!   every shard verifies again what its peers had presented.
 
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]

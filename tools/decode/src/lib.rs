@@ -17,6 +17,19 @@
 //!
 //! Each step takes any bytes and never panics; what it cannot follow it names, with the place and the reason.
 //! The capture is read as a stream: memory is bounded by the connections that are open at a time.
+//!
+//! # Gaps
+//!
+//! A decoder continues where a receiver terminates, and captures lack packets or have them in another order.
+//!
+//! * A segment is handled once everything that it acknowledges was handled, so a response comes after its request and the Reply
+//!   after the Request. Acknowledged bytes that do not come within 64 packets of the connection are missing.
+//! * An FPDU whose length is known keeps the boundaries although its payload is missing. Otherwise `seek` looks for the next
+//!   FPDU at multiples of four bytes (with Markers: where they point to), by its headers and its CRC; without CRCs by three in
+//!   a row, or by one that fills a TCP segment.
+//! * A connection of which one start-up frame is missing is followed with the other one. An FPDU that cannot be right under
+//!   such a guess is no FPDU, instead of one that departs from the RFCs. After missing bytes, rules that need both directions
+//!   from their beginning are not applied.
 
 #![warn(missing_debug_implementations)]
 

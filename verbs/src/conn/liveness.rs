@@ -4,6 +4,10 @@
 //! The check runs at a timer that is set while bytes are sent, so an idle connection has none. TCP_USER_TIMEOUT would do the same without a
 //! timer of ours, but Linux applies it to the time for which the peer's window is closed, too: a receiver that is busy and answers every
 //! probe would lose its connection.
+//!
+//! TCP_INFO is checked eight times within the time, and only while bytes wait for an acknowledgement; the kernel probes idle
+//! connections (SO_KEEPALIVE). smoltcp counts from the last segment of the peer by itself. The kernel gives up after
+//! `tcp_retries2` retransmissions, whatever the time here.
 
 use std::time::Duration;
 use uiw_llp::StreamInfo;

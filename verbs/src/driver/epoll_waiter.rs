@@ -1,7 +1,7 @@
 //! Where the active poller sleeps: in the stack's own epoll set, which has a wake fd in it.
 //!
 //! A nested epoll set, or an epoll set in poll(2), costs an extra wake-up, and reports that something is ready, but not which descriptor:
-//! that takes a second call. The cost of a round trip between two sleepers is in ARCHITECTURE.md, thresholds.
+//! that takes a second call.
 
 use super::os::{EpollSet, StackFd, WakeFd};
 use super::sync::AtomicBool;

@@ -6,6 +6,29 @@
 //! waits at most for the batch of the connection that is being served.
 //!
 //! No thread holds the locks of two shards.
+//!
+//! # Shards
+//!
+//! By default a device has as many shards as the process has cores, at most 8. A stack whose connections can only be driven
+//! together (smoltcp, the simulated one) has one shard. The table of STags, limits, queue pair numbers and the receive memory
+//! budget belong to the device.
+//!
+//! * A connection belongs to the shard of its receive completion queue, which is fixed when the connection is created or
+//!   accepted. A token contains the shard, the slot and the slot's generation.
+//! * Completion queues are assigned to shards round-robin; queues created by one thread get the same shard, except those of the
+//!   thread that opened the device (`affinity`). In C, completion vector 0 lets the device choose, and vectors 1 to n select a
+//!   shard.
+//! * A completion queue stores the shards of its connections, and a poll drives only those. A round ends once a completion is
+//!   queued or 2 MiB have moved. With several connections each gets one read and one batch per round, and the next round starts
+//!   after the last one served.
+//! * A connection that a listener accepted on another shard moves when the application accepts it: out of the listener's shard,
+//!   then into the queue pair's (`ConnRequest::move_to`).
+//! * A queue pair without a connection changes under its own lock. `Qp::set_access` stores the rights and runs an empty command
+//!   on the shard: rights are checked for every segment while the core is locked, so no segment uses a removed right once the
+//!   command has run.
+//! * A shared receive queue belongs to no shard. A post to it rings the doorbells of the connections that wait for a receive,
+//!   on every shard.
+//! * A shard's background thread starts with its first listener or connection, and blocks all signals.
 
 mod affinity;
 mod closed;

@@ -1,4 +1,15 @@
 //! What the shards of a device have in common: the table of STags, limits and counts, numbers, the receive memory budget.
+//!
+//! # Receive memory
+//!
+//! Bytes that connections keep between rounds (the front of an FPDU, everything behind a Send that waits for a receive) count
+//! against `Limits::max_held_bytes`. Once seven eighths of it are used, connections that keep no more than the first bytes of
+//! an FPDU are read by whole FPDUs only: the first 512 bytes tell the length, and the stack reports when the FPDU is complete
+//! (`StreamExtensions::readable`; SO_RCVLOWAT for kernel TCP). An eighth of the budget is reserved for Sends among them that
+//! wait for a receive. Connections whose peers have been silent inside an FPDU for at least a second are ended, longest first,
+//! on every shard, until there is room. So peers that each send the front of an FPDU do not block others, and each of them
+//! keeps at most 1 KiB beyond the budget. Streams over TLS, whose stack cannot report what has arrived, wait until there is
+//! room.
 
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};

@@ -1,4 +1,12 @@
 //! Messages that are longer than the receives they come for: the safe API takes them in memory that grows with the message.
+//!
+//! DDP does not announce the length of an untagged message. `QpHost::begin_receive` therefore gives `max_message` as the length
+//! of the receive, and `QpHost::place_long` moves the contents of the slot to a vector that grows with the message. Only one
+//! message of a stream is incomplete at a time. It can only be completed by reading on, so it does not count against the
+//! receive memory budget but against `Limits::max_unfinished_bytes` for all connections of a device: a connection that needs
+//! more ends, and before that those of whose message less than 64 KiB arrived in the last second.
+//!
+//! Flow control is TCP's: a Send that finds no receive stops the reading of its stream, so that the peer's window closes.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
