@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_libraries_are_mounted_where_they_are_preloaded_from() {
+    fn libraries_mounted_at_preload_path() {
         let all = describe("/usr/bin/uiw", "/usr/lib/uiw", Some("roce"));
         let edits = &all["containerEdits"];
         let mounts: Vec<_> = edits["mounts"]
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hook_reads_the_configuration_of_the_container() {
+    fn hook_reads_container_configuration() {
         let of = |config: Value| Container::of_config(Path::new("/run/c1"), &config.to_string());
         let container = |root: &str, persona| Ok(Container { root: root.into(), persona });
         assert_eq!(of(json!({"root": {"path": "rootfs"}})), container("/run/c1/rootfs", Persona::Iwarp));

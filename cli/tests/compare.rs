@@ -57,7 +57,7 @@ fn forward(server: SocketAddr, each: impl Fn(&TcpStream) + Send + 'static) -> So
 }
 
 #[test]
-fn a_comparison_uses_one_port() {
+fn comparison_uses_one_port() {
     let server = Server::with(&["--listen", "127.0.0.2:0"]);
     let at: SocketAddr = server.address.parse().unwrap();
     let connections = Arc::new(AtomicUsize::new(0));
@@ -93,7 +93,7 @@ fn a_comparison_uses_one_port() {
 }
 
 #[test]
-fn raw_tcp_has_the_segments_that_are_asked_for() {
+fn raw_tcp_uses_requested_segments() {
     let server = Server::with(&["--listen", "127.0.0.2:0"]);
     let sizes = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&sizes);
@@ -162,7 +162,7 @@ fn refused(server: &str, order: &[u8], why: &str) {
 }
 
 #[test]
-fn raw_tcp_without_a_comparison_is_refused() {
+fn raw_tcp_without_comparison_refused() {
     let server = Server::with(&["--listen", "127.0.0.1:0"]);
     let to = &server.address;
     refused(to, &order(7, "to-server", 64_000, 0), "no comparison");
@@ -197,7 +197,7 @@ fn raw_tcp_without_a_comparison_is_refused() {
 }
 
 #[test]
-fn a_comparison_has_two_connections_at_a_time_and_they_end_with_it() {
+fn comparison_limited_to_two_connections() {
     let server = Server::with(&["--listen", "127.0.0.1:0"]);
     let to = &server.address;
     let (comparison, token) = compare(to);
@@ -237,7 +237,7 @@ fn a_comparison_has_two_connections_at_a_time_and_they_end_with_it() {
 }
 
 #[test]
-fn connections_of_raw_tcp_count_as_those_of_their_address() {
+fn raw_tcp_connections_counted_by_address() {
     let server = Server::with(&["--listen", "127.0.0.1:0", "--per-address", "2"]);
     let to = &server.address;
     let (_comparison, token) = compare(to);
@@ -253,7 +253,7 @@ fn connections_of_raw_tcp_count_as_those_of_their_address() {
 }
 
 #[test]
-fn idle_comparisons_and_silent_raw_tcp_are_ended() {
+fn idle_comparisons_ended() {
     let server = Server::with(&["--listen", "127.0.0.1:0", "--idle-timeout", "2s"]);
     let to = &server.address;
     for kind in ["ping-pong-spin", "ping-pong-block", "to-server"] {
@@ -268,7 +268,7 @@ fn idle_comparisons_and_silent_raw_tcp_are_ended() {
 }
 
 #[test]
-fn a_server_of_an_earlier_version_is_named_as_such() {
+fn earlier_server_version_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let old = std::thread::spawn(move || {

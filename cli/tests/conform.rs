@@ -81,7 +81,7 @@ fn error(output: &Output) -> String {
 }
 
 #[test]
-fn a_listener_that_keeps_everything() {
+fn conforming_listener() {
     let listener = Listener::start(&["serve"]);
     let output = conform(&[&listener.address, "--jobs", "4", "--all"]);
     assert_eq!(output.status.code(), Some(0), "{}{}", out(&output), error(&output));
@@ -96,7 +96,7 @@ fn a_listener_that_keeps_everything() {
 
 /// A case of the user that demands what no listener does: the report has the sentence and the frames.
 #[test]
-fn what_is_broken_is_in_every_report() {
+fn violations_in_all_reports() {
     let listener = Listener::start(&["siwtest"]);
     let folder = Folder::new("reports");
     let case = folder
@@ -140,7 +140,7 @@ fn what_is_broken_is_in_every_report() {
 }
 
 #[test]
-fn a_case_that_is_wrong_names_line_and_column() {
+fn wrong_case_names_position() {
     let folder = Folder::new("wrong");
     let file = folder.with("wrong.case", "case a \"b\"\n  start\n  > write sttag 1\n");
     let output = conform(&["127.0.0.1:1", "--cases", &file]);
@@ -206,7 +206,7 @@ fn no_listener_is_exit_code_3() {
 }
 
 #[test]
-fn the_list_has_every_case() {
+fn list_has_all_cases() {
     let text = out(&conform(&["--list"]));
     for name in ["start-up/revision-1 ", "crc/wrong ", "partner/reads ", "endings/terminate "] {
         assert!(text.lines().any(|line| line.starts_with(name)), "{name}: {text}");
@@ -252,7 +252,7 @@ fn picky(to: &Listener, ends: fn(&[u8]) -> bool) -> String {
 /// A listener that ends the Requests that Intel's irdma ends, and one that ends those of revision 2: the report names the suspected peer, and
 /// what to try.
 #[test]
-fn a_start_up_that_fails_names_the_suspected_peer() {
+fn failed_startup_names_suspect() {
     let behind = Listener::start(&["serve"]);
     let client_server =
         |request: &[u8]| request[17] == 2 && request.get(20).is_some_and(|ird| ird & 0x80 == 0);

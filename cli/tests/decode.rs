@@ -17,7 +17,7 @@ fn stdout(output: &Output) -> String {
 }
 
 #[test]
-fn a_whole_capture_is_0() {
+fn complete_capture_exits_with_0() {
     let output = uiw(&["siw/tool-oobwrite-crc.pcap"]);
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
@@ -47,7 +47,7 @@ fn json_is_one_object_a_line() {
 }
 
 #[test]
-fn no_iwarp_is_1_and_no_capture_is_2() {
+fn exit_codes_without_iwarp_or_capture() {
     let empty = std::env::temp_dir().join(format!("uiw-empty-{}.pcap", std::process::id()));
     let header: [u32; 6] = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 65_535, 1];
     std::fs::write(&empty, header.map(u32::to_be_bytes).concat()).unwrap();
@@ -76,7 +76,7 @@ fn findings(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn standard_input_is_decoded_while_it_is_read() {
+fn standard_input_decoded_while_read() {
     let bytes = std::fs::read(data("siw/tool-send.pcap")).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
         .args(["decode", "-"])
@@ -101,7 +101,7 @@ fn standard_input_is_decoded_while_it_is_read() {
 }
 
 #[test]
-fn rotated_files_are_one_capture_in_any_order() {
+fn rotated_files_form_one_capture() {
     let bytes = std::fs::read(data("siw/rping-crc-on.pcap")).unwrap();
     let (header, mut rest) = bytes.split_at(24);
     let mut packets = Vec::new();
@@ -131,7 +131,7 @@ fn rotated_files_are_one_capture_in_any_order() {
 }
 
 #[test]
-fn a_connection_is_selected_by_number_port_or_address() {
+fn connection_selected_by_number_or_address() {
     let all = stdout(&uiw(&["vectors/vectors.pcap"]));
     let third: Vec<_> = findings(&all).into_iter().filter(|line| line.contains(" [3] ")).collect();
     assert!(third.len() > 3);
@@ -172,7 +172,7 @@ fn retransmissions_are_counted() {
 }
 
 #[test]
-fn numbers_of_64_bits_are_strings_and_start_up_frames_are_whole() {
+fn json_64_bit_numbers_are_strings() {
     let json = stdout(&uiw(&["--json", "vectors/vectors.pcap"]));
     let lines: Vec<serde_json::Value> =
         json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

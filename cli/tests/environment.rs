@@ -41,7 +41,7 @@ fn with_variables(args: &[&str], variables: &[(&str, &str)]) -> Output {
 }
 
 #[test]
-fn variables_that_a_command_cannot_obey_are_refused() {
+fn unsupported_variables_refused() {
     for (args, variable) in [
         (&["ping", "127.0.0.1:1"][..], ("UIW_PERSONA", "roce")),
         (&["perf", "127.0.0.1:1"], ("UIW_PORT_OFFSET", "7")),
@@ -104,7 +104,7 @@ fn variables_of_connections_are_obeyed() {
 
 /// What is captured is what was on the wire: a byte that the fault layer changed is changed in the file, and its CRC is wrong.
 #[test]
-fn faults_are_obeyed_and_the_capture_shows_them() {
+fn faults_appear_in_capture() {
     let server = Server::start(&[]);
     let file = std::env::temp_dir().join(format!("uiw-fault-{}.pcapng", std::process::id()));
     // Behind the Request (24 bytes and its private data) and the first FPDU.
@@ -122,7 +122,7 @@ fn faults_are_obeyed_and_the_capture_shows_them() {
 
 /// Derived from driver source: irdma resets the connection on a Request of revision 2 without the peer-to-peer model.
 #[test]
-fn a_start_up_that_fails_names_the_suspected_peer_and_the_option() {
+fn failed_startup_names_suspect_and_option() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {

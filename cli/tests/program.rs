@@ -79,20 +79,20 @@ fn demo_verifies_every_line() {
 }
 
 #[test]
-fn a_missing_file_is_an_error_and_a_hint() {
+fn missing_file_reported_with_hint() {
     fails(&["demo", "/nonexistent/file"], 2, "/nonexistent/file");
     fails(&["decode", "/nonexistent/file"], 2, "/nonexistent/file");
 }
 
 #[test]
-fn wrong_arguments_are_an_error_and_a_hint() {
+fn wrong_arguments_reported_with_hint() {
     fails(&["ping", "127.0.0.1:1", "--size", "elephants"], 2, "elephants");
     fails(&["perf", "127.0.0.1:1", "--op", "levitate"], 2, "levitate");
     fails(&["levitate"], 2, "levitate");
 }
 
 #[test]
-fn a_refused_connection_exits_with_3() {
+fn refused_connection_exits_with_3() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let peer = format!("127.0.0.1:{port}");
     fails(&["ping", &peer], 3, "connection refused");
@@ -100,7 +100,7 @@ fn a_refused_connection_exits_with_3() {
 }
 
 #[test]
-fn a_peer_that_speaks_something_else_is_3() {
+fn foreign_peer_exits_with_3() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = listener.local_addr().unwrap().to_string();
     let thread = std::thread::spawn(move || {
@@ -149,17 +149,17 @@ fn demo_notices(line: usize) {
 }
 
 #[test]
-fn demo_notices_a_flipped_bit_in_a_send() {
+fn demo_notices_flipped_bit_in_send() {
     demo_notices(1);
 }
 
 #[test]
-fn demo_notices_a_flipped_bit_in_a_read() {
+fn demo_notices_flipped_bit_in_read() {
     demo_notices(8);
 }
 
 #[test]
-fn results_are_objects_that_can_be_interpreted() {
+fn json_results_parse() {
     let server = Server::start();
     let address = server.address.as_str();
     let ping = objects(&uiw(&["ping", address, "--json", "--count", "3"]));
@@ -305,13 +305,13 @@ fn wrong_measurements_are_2() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_1() {
+fn taken_port_exits_with_1() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     fails(&["serve", "--listen", &taken.local_addr().unwrap().to_string()], 1, "--listen");
 }
 
 #[test]
-fn a_peer_that_goes_away_is_4() {
+fn lost_peer_exits_with_4() {
     let server = Server::start();
     let ping = Command::new(env!("CARGO_BIN_EXE_uiw"))
         .args(["ping", &server.address, "--count", "0", "--json"])
@@ -332,7 +332,7 @@ fn a_peer_that_goes_away_is_4() {
 }
 
 #[test]
-fn serve_ends_in_order_with_clients_and_warns_once_of_an_open_wire() {
+fn serve_ends_orderly_and_warns_once() {
     let server = Server::with(&["--listen", "0.0.0.0:0"]);
     let port = server.address.rsplit_once(':').unwrap().1.to_owned();
     let pings: Vec<_> = (0..8)
@@ -363,7 +363,7 @@ fn serve_ends_in_order_with_clients_and_warns_once_of_an_open_wire() {
 }
 
 #[test]
-fn serve_leaves_room_for_other_addresses_and_logs_connections_and_refusals() {
+fn serve_limits_addresses_and_logs() {
     let server = Server::with(&["--listen", "127.0.0.1:0", "--per-address", "2"]);
     let mut echoes: Vec<_> = (0..2).map(|_| echo(&server)).collect();
     let refused = uiw(&["ping", &server.address]);
@@ -385,7 +385,7 @@ fn serve_leaves_room_for_other_addresses_and_logs_connections_and_refusals() {
 }
 
 #[test]
-fn serve_closes_connections_on_which_nothing_moves() {
+fn serve_closes_idle_connections() {
     let server = Server::with(&["--listen", "127.0.0.1:0", "--idle-timeout", "2s"]);
     let silent = echo(&server);
     let busy = echo(&server);
@@ -419,7 +419,7 @@ fn echo(server: &Server) -> Connection {
 }
 
 #[test]
-fn ping_ends_at_a_signal_with_its_summary() {
+fn ping_prints_summary_on_signal() {
     let server = Server::start();
     let mut ping = Command::new(env!("CARGO_BIN_EXE_uiw"))
         .args(["ping", &server.address, "--count", "0", "--interval", "0.001", "--json"])
@@ -436,7 +436,7 @@ fn ping_ends_at_a_signal_with_its_summary() {
 }
 
 #[test]
-fn a_capture_of_a_run_is_followed_to_its_end() {
+fn capture_of_run_decoded() {
     let server = Server::start();
     let capture = TempFile::new("run.pcapng", 0);
     let args = [
@@ -491,7 +491,7 @@ fn warnings_of(address: &str, log: Option<&str>) -> String {
 
 /// A server that listens beyond this machine warns of cleartext in its log.
 #[test]
-fn a_listener_that_others_reach_says_that_the_wire_is_not_encrypted() {
+fn reachable_listener_warns_about_encryption() {
     let warnings = warnings_of("0.0.0.0:0", None);
     assert_eq!(
         (warnings.lines().count(), warnings.matches("the wire is not encrypted").count()),
@@ -511,7 +511,7 @@ fn a_listener_that_others_reach_says_that_the_wire_is_not_encrypted() {
 
 /// What would be ignored is refused, and what is given to a program reaches it.
 #[test]
-fn options_of_every_command_are_heeded_or_refused() {
+fn options_heeded_or_refused() {
     for args in [
         &["--llp", "tcp", "doctor"][..],
         &["--llp", "tcp", "env"],
@@ -564,7 +564,7 @@ fn options_of_every_command_are_heeded_or_refused() {
 }
 
 #[test]
-fn results_that_cannot_be_written_are_an_error() {
+fn unwritable_results_are_error() {
     for arguments in [&["env"][..], &["devices"], &["doctor", "--json"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_uiw")).args(arguments).stdout(full).output().unwrap();
@@ -575,7 +575,7 @@ fn results_that_cannot_be_written_are_an_error() {
 }
 
 #[test]
-fn a_log_in_a_pipe_has_no_colours() {
+fn piped_log_has_no_colours() {
     let output = Command::new(env!("CARGO_BIN_EXE_uiw"))
         .args(["ping", "127.0.0.1:1"])
         .env("UIW_LOG", "debug")
@@ -586,7 +586,7 @@ fn a_log_in_a_pipe_has_no_colours() {
 }
 
 #[test]
-fn a_measurement_of_no_time_is_refused() {
+fn zero_duration_refused() {
     let output = Command::new(env!("CARGO_BIN_EXE_uiw"))
         .args(["perf", "127.0.0.1", "--seconds", "0"])
         .output()
@@ -596,7 +596,7 @@ fn a_measurement_of_no_time_is_refused() {
 }
 
 #[test]
-fn an_empty_variable_counts_as_absent() {
+fn empty_variable_counts_as_absent() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
     let command = command.args(["ping", "127.0.0.1:1"]).env("UIW_IRD", "").env("UIW_DEAD_AFTER", "");
     assert_eq!(command.output().unwrap().status.code(), Some(3), "only the connection fails");
@@ -606,7 +606,7 @@ fn an_empty_variable_counts_as_absent() {
 
 /// A service manager sends SIGHUP to reload; only SIGTERM ends a service.
 #[test]
-fn a_service_without_tls_survives_a_hangup() {
+fn service_without_tls_survives_hangup() {
     let server = Server::start();
     server.signal(Signal::HUP);
     // The signal is handled by a thread: by the second ping it was.
@@ -625,7 +625,7 @@ fn without_errors(args: &[&str]) -> Command {
 }
 
 #[test]
-fn errors_that_cannot_be_written_change_no_exit_code() {
+fn unwritable_errors_keep_exit_code() {
     let refused = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     for (args, code) in [(&["ping", &refused, "-vvv"][..], 3), (&["ping", "127.0.0.1:1", "--size", "0"], 2)] {
         let status = without_errors(args).stdout(Stdio::null()).status().unwrap();
@@ -634,7 +634,7 @@ fn errors_that_cannot_be_written_change_no_exit_code() {
 }
 
 #[test]
-fn a_server_whose_log_cannot_be_written_serves() {
+fn server_with_unwritable_log_serves() {
     let mut server =
         without_errors(&["serve", "--listen", "127.0.0.1:0", "-vvv"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
@@ -654,7 +654,7 @@ fn a_server_whose_log_cannot_be_written_serves() {
 
 /// What is only printed ends with its reader.
 #[test]
-fn an_endless_ping_ends_with_its_reader() {
+fn endless_ping_ends_with_reader() {
     let server = Server::start();
     let mut ping = Command::new(env!("CARGO_BIN_EXE_uiw"));
     ping.args(["ping", &server.address, "-c", "0", "-i", "0.01"]).stdin(Stdio::null()).stdout(Stdio::piped());

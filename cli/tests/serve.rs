@@ -84,7 +84,7 @@ fn echoes(connection: &Connection) {
 }
 
 #[test]
-fn connections_beyond_the_descriptors_are_rejected_with_the_reason() {
+fn connections_beyond_descriptors_rejected() {
     let script = "ulimit -n 40; exec \"$0\" serve --listen 127.0.0.1:0 --per-address 512";
     let mut command = Command::new("sh");
     let server = Server::spawn(command.args(["-c", script, env!("CARGO_BIN_EXE_uiw")]));
@@ -112,7 +112,7 @@ fn connections_beyond_the_descriptors_are_rejected_with_the_reason() {
 }
 
 #[test]
-fn a_server_listens_at_several_addresses_and_names() {
+fn server_listens_at_several_addresses() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
     let listen = ["serve", "--listen", "127.0.0.2:0", "--listen", "localhost:0"];
     let mut child = command
@@ -136,7 +136,7 @@ fn a_server_listens_at_several_addresses_and_names() {
 }
 
 #[test]
-fn hints_name_the_option_that_is_wrong() {
+fn hints_name_wrong_option() {
     for command in [
         &["serve", "--listen", "127.0.0.1:0", "--congestion", "nonsuch"][..],
         &["ping", "127.0.0.1:1", "--congestion", "nonsuch"],

@@ -65,7 +65,7 @@ fn is_complete(line: &str) -> bool {
 }
 
 #[test]
-fn the_partner_says_what_it_is() {
+fn partner_reports_itself() {
     let partner = Partner::start(&[]);
     let output = partner.test(&["me.about", "me.send:64"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -130,7 +130,7 @@ fn private_data_and_rejection() {
 }
 
 #[test]
-fn what_a_peer_lacks_is_refused_here() {
+fn missing_peer_features_refused() {
     // Without capability exchange a uiw peer is treated as any other.
     let partner = Partner::start(&["--capabilities", "off"]);
     for what in ["sendimm", "writeimm", "fetchadd", "cmpswap"] {

@@ -86,7 +86,7 @@ fn count(process: &Value, operation: &str, direction: &str) -> (u64, u64) {
 }
 
 #[test]
-fn counts_are_what_was_moved_and_survive_sigkill() {
+fn counts_survive_sigkill() {
     let runtime = Runtime::new();
     let mut server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let perf = |op: &str, seconds: &str| {
@@ -157,7 +157,7 @@ fn counts_are_what_was_moved_and_survive_sigkill() {
 }
 
 #[test]
-fn text_names_the_process_and_its_connections() {
+fn text_names_process_and_connections() {
     let runtime = Runtime::new();
     let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let ping = runtime.run(&["ping", &server.address, "-c", "20", "-s", "3000"]);
@@ -180,7 +180,7 @@ fn text_names_the_process_and_its_connections() {
 }
 
 #[test]
-fn files_that_are_none_are_named_and_others_are_shown() {
+fn invalid_files_named_others_shown() {
     let runtime = Runtime::new();
     let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let folder = runtime.0.join("uiw");
@@ -201,7 +201,7 @@ fn files_that_are_none_are_named_and_others_are_shown() {
 
 /// A service publishes in a directory of its own, where no user's `uiw stat` looks by itself.
 #[test]
-fn a_directory_that_is_named_is_shown() {
+fn named_directory_shown() {
     let (service, user) = (Runtime::new(), Runtime::new());
     let directory = service.0.to_str().unwrap();
     let mut serve = user.command(&["serve", "--listen", "127.0.0.1:0"]);
@@ -250,7 +250,7 @@ fn http(address: &str, request: &str) -> String {
 }
 
 #[test]
-fn prometheus_is_served_beside_silent_and_hostile_clients() {
+fn prometheus_served_despite_hostile_clients() {
     let runtime = Runtime::new();
     let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
     let ping = runtime.run(&["ping", &server.address, "-c", "20", "-s", "3000"]);

@@ -56,7 +56,7 @@ impl Drop for Files {
 }
 
 #[test]
-fn a_hang_up_ends_connections_of_removed_keys_and_no_others() {
+fn hangup_ends_connections_of_removed_keys() {
     let files = Files::new(&["server", "stays", "gone"]);
     for client in ["stays", "gone"] {
         files.pin("server", client);
@@ -98,7 +98,7 @@ fn a_hang_up_ends_connections_of_removed_keys_and_no_others() {
 }
 
 #[test]
-fn keys_are_made_shown_and_pinned_once() {
+fn keys_created_shown_and_pinned() {
     let files = Files::new(&["one"]);
     let key = fs::read_to_string(files.0.join("one.pub")).unwrap();
     let shown = files.uiw(&["key", "show", "one.pem"]);
@@ -151,7 +151,7 @@ fn without(capture: &[u8], left_out: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_capture_is_decrypted_and_every_packet_of_it_may_be_missing() {
+fn capture_decrypted_despite_missing_packets() {
     let files = Files::new(&["one", "two"]);
     files.pin("one", "two");
     files.pin("two", "one");
@@ -203,7 +203,7 @@ fn a_capture_is_decrypted_and_every_packet_of_it_may_be_missing() {
 
 /// Raw TCP would be a clear connection to a port that has none.
 #[test]
-fn a_comparison_with_raw_tcp_is_refused_by_a_server_with_tls() {
+fn raw_tcp_comparison_refused_with_tls() {
     let files = Files::new(&["server", "client"]);
     files.pin("server", "client");
     files.pin("client", "server");
@@ -216,7 +216,7 @@ fn a_comparison_with_raw_tcp_is_refused_by_a_server_with_tls() {
 
 /// The list of a service belongs to the service's user.
 #[test]
-fn root_pins_in_list_of_other_user() {
+fn root_pins_for_other_user() {
     if !rustix::process::geteuid().is_root() {
         return;
     }

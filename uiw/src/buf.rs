@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_placed_is_in_the_buffer() {
+    fn placed_bytes_are_in_buffer() {
         is_written_repeatedly(vec![0; 8]);
         is_written_repeatedly(vec![0; 8].into_boxed_slice());
         let fixed = pd().register(&b"fixed"[..]).unwrap();
@@ -377,7 +377,7 @@ mod tests {
     unsafe impl IoBufMut for Counted {}
 
     #[test]
-    fn every_access_is_through_the_pointer_of_the_unique_buffer() {
+    fn accesses_through_unique_buffer_pointer() {
         let asked = Arc::<AtomicUsize>::default();
         let mut mr = pd().register(Counted { bytes: vec![0; 8], asked: Arc::clone(&asked) }).unwrap();
         place(&mr, b"placed");

@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_wakes_its_operation_and_frees_its_room() {
+    fn completion_wakes_operation_and_frees_room() {
         let (completions, runs) = completions(2);
         let wakers = [(); 2].map(|()| Arc::<Calls>::default());
         let keys = wakers.each_ref().map(|waker| {
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_defers_the_post_of_an_operation_that_waits_for_its_room() {
+    fn completion_defers_post_of_waiting_operation() {
         let (completions, runs) = completions(1);
         let mut ops = completions.ops.lock();
         let (first, second, third) =
@@ -438,7 +438,7 @@ mod tests {
 
     /// A buffer is foreign code: the engine's locks are held while a completion is taken.
     #[test]
-    fn drop_of_the_buffer_of_a_detached_operation_is_deferred() {
+    fn drop_of_detached_buffer_deferred() {
         let (completions, runs) = completions(1);
         let alive = Arc::new(());
         let mut ops = completions.ops.lock();
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_in_order_and_wake_every_receiver() {
+    fn messages_ordered_and_wake_receivers() {
         let (completions, runs) = completions(1);
         let wakers = [(); 2].map(|()| Arc::<Calls>::default());
         completions.inbox.lock().wakers = wakers.iter().map(|waker| Waker::from(Arc::clone(waker))).collect();
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn first_receive_that_fails_says_how_the_connection_ended() {
+    fn first_failed_receive_has_close_reason() {
         let (completions, _) = completions(1);
         complete(&completions, 0, WcStatus::Success);
         let waker = Arc::<Calls>::default();
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn receives_of_discarded_messages_are_posted_again_later() {
+    fn receives_of_discarded_messages_reposted() {
         let (completions, runs) = completions(1);
         completions.inbox.lock().discards = true;
         for slot in [4, 3] {

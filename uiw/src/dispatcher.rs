@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_before_the_end_is_in_the_inbox_once_the_end_is_known() {
+    fn message_before_end_delivered() {
         let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         client.block_on(async {
             connection.send_copy(b"the last one").await.unwrap();
@@ -499,7 +499,7 @@ mod tests {
 
     /// A completion has made room, and what waits for it is not posted yet: a request that comes then waits behind it.
     #[test]
-    fn requests_are_sent_in_order_though_one_finds_room_before_another_that_waits() {
+    fn requests_ordered_despite_waiting_for_room() {
         let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         let dispatcher = &connection.dispatcher;
         dispatcher.ops().set_room(0);
@@ -515,7 +515,7 @@ mod tests {
 
     /// The thread that runs the deferred work waits until the other one has queued its request.
     #[test]
-    fn a_request_that_waits_is_posted_though_another_thread_queues_one() {
+    fn waiting_request_posted_despite_concurrent_post() {
         let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         let dispatcher = &connection.dispatcher;
         dispatcher.ops().set_room(0);
@@ -542,7 +542,7 @@ mod tests {
 
     /// The message is borrowed only for the call that takes it in.
     #[test]
-    fn a_copy_that_waits_for_room_has_bytes_of_its_own() {
+    fn waiting_copy_has_own_bytes() {
         let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         let dispatcher = &connection.dispatcher;
         dispatcher.ops().set_room(0);
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_take_the_receive_that_was_released_last() {
+    fn messages_take_last_released_receive() {
         let (client, connection, server, accepted) = pair(&ConnectionConfig::default());
         let send = |message: &'static [u8]| client.block_on(connection.send_copy(message)).unwrap();
         let receive = || server.block_on(accepted.recv()).unwrap().unwrap();

@@ -120,7 +120,7 @@ mod tests {
     const PEER: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 1));
 
     #[test]
-    fn as_many_handshakes_as_the_limit_run_side_by_side() {
+    fn handshakes_run_up_to_limit() {
         let handshakes = Handshakes::default();
         for _ in 0..MAX {
             assert!(handshakes.has_room());
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_failures_are_kept_and_all_are_counted() {
+    fn last_failures_kept_all_counted() {
         let handshakes = Handshakes::default();
         let count = KEPT_FAILURES as u32 + 10;
         for qp_num in 0..count {

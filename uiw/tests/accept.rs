@@ -59,7 +59,7 @@ fn attackers(to: SocketAddr, count: usize) -> thread::JoinHandle<Vec<TcpStream>>
 }
 
 #[test]
-fn a_silent_peer_delays_no_other() {
+fn silent_peer_delays_no_other() {
     // The silent peers are never timed out in this test.
     let server = server(&ConnectionConfig::default().startup_timeout(Duration::from_secs(3600)));
     let to = server.local_addr();
@@ -80,7 +80,7 @@ fn a_silent_peer_delays_no_other() {
 }
 
 #[test]
-fn a_peer_that_closes_after_the_reply_is_a_failure_of_its_own() {
+fn close_after_reply_is_own_failure() {
     let server = server(&ConnectionConfig::default());
     let to = server.local_addr();
     let gone = thread::spawn(move || {
@@ -102,7 +102,7 @@ fn a_peer_that_closes_after_the_reply_is_a_failure_of_its_own() {
 }
 
 #[test]
-fn settings_that_no_peer_can_be_accepted_with_are_an_error() {
+fn unacceptable_settings_are_error() {
     let server = server(&ConnectionConfig::default().private_data([0; 600]));
     let to = server.local_addr();
     let peer = thread::spawn(move || {
@@ -118,7 +118,7 @@ fn settings_that_no_peer_can_be_accepted_with_are_an_error() {
 }
 
 #[test]
-fn tasks_that_accept_at_the_same_time_get_a_connection_each() {
+fn concurrent_accepts_get_connections() {
     let server = server(&ConnectionConfig::default());
     let to = server.local_addr();
     thread::scope(|scope| {

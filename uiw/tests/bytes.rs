@@ -37,7 +37,7 @@ fn shared_bytes_are_sent() {
 
 /// One of two blocks that were one is the target of a Read: the other one stays as it is.
 #[test]
-fn unique_bytes_are_the_target_of_a_read() {
+fn unique_bytes_are_read_target() {
     let [(client, pd), (server, server_pd)] = connected();
     let shared = server_pd.share(64, Access::REMOTE_READ).unwrap();
     shared.write(0, &[9; 64]).unwrap();
@@ -53,7 +53,7 @@ fn unique_bytes_are_the_target_of_a_read() {
 
 /// A message that became `Bytes` keeps its receive until the last clone is dropped.
 #[test]
-fn a_message_as_bytes_posts_its_receive_at_the_end() {
+fn message_as_bytes_releases_receive() {
     let [(client, _pd), (server, _)] = connected();
     let mut kept = Vec::new();
     for round in 0..20u8 {

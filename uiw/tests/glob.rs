@@ -10,7 +10,7 @@ fn devices() -> Result<[Device; 2], Box<dyn Error>> {
 }
 
 #[test]
-fn crates_have_their_names_beside_every_name_of_uiw() -> Result<(), Box<dyn Error>> {
+fn glob_import_keeps_crate_names() -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let [server, client] = devices()?;
@@ -30,7 +30,7 @@ fn crates_have_their_names_beside_every_name_of_uiw() -> Result<(), Box<dyn Erro
 }
 
 #[test]
-fn a_device_is_a_source_of_the_crate_mio() -> Result<(), Box<dyn Error>> {
+fn device_is_mio_source() -> Result<(), Box<dyn Error>> {
     let mut device = Device::open_with(DeviceConfig::default().progress(Progress::Manual))?;
     let poll = mio::Poll::new()?;
     poll.registry().register(&mut device, mio::Token(0), mio::Interest::READABLE)?;

@@ -149,7 +149,7 @@ impl Woken {
 /// The halves of a stream belong to different tasks: a reader that grants credits looks for room among the messages that the
 /// writer waits for.
 #[tokio::test]
-async fn a_reader_does_not_take_the_writers_wake_up() {
+async fn reader_keeps_wake_up_of_writer() {
     const PAYLOAD: usize = 256 << 10;
     let device = Device::open().unwrap();
     let driver = uiw::with_tokio::drive(&device).unwrap();

@@ -40,7 +40,7 @@ fn connect(to: SocketAddr) -> Vec<Connection> {
 }
 
 #[test]
-fn memory_of_closed_connections_is_given_back() {
+fn memory_of_closed_connections_released() {
     let server = Device::open().unwrap();
     let pd = server.alloc_pd().unwrap();
     let any = "127.0.0.1:0".parse().unwrap();

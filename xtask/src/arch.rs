@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_are_those_of_linux_and_glibc() {
+    fn targets_are_linux_and_glibc() {
         let arm = Arch::of_target("aarch64-unknown-linux-gnu").unwrap();
         assert_eq!((arm.name(), arm.debian()), ("aarch64", "arm64"));
         assert_eq!(arm.target(), "aarch64-unknown-linux-gnu");

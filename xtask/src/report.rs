@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skipped_test_has_not_passed() {
+    fn skipped_test_has_not_passed() {
         let text = "running 2 tests\ntest tshark::agrees ... ok\ntest other ... ok\n\n\
             test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.3s\n";
         let agrees = score(text, "tshark::agrees: tshark\ntshark::agrees: again\n");
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binary_that_dies_has_failed_tests() {
+    fn died_binary_has_failed_tests() {
         let text = "running 4 tests\ntest a ... ok\ntest b has been running for over 60 seconds\n\
             running 1 test\ntest c ... ok\n\
             test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.3s\n";
@@ -268,18 +268,18 @@ mod tests {
     }
 
     #[test]
-    fn the_last_binary_may_die_too() {
+    fn last_binary_may_die() {
         assert_eq!(score("running 1 test\n", "").tally, Tally { passed: 0, failed: 1, skipped: 0 });
     }
 
     #[test]
-    fn what_a_test_prints_is_not_counted() {
+    fn printed_output_not_counted() {
         let text = "test of a long run\nrunning late\ntest result: maybe\ntest x ... perhaps\n";
         assert_eq!(score(text, "").tally, Tally::default());
     }
 
     #[test]
-    fn the_summary_line() {
+    fn summary_line() {
         let tally = Tally { passed: 12, failed: 0, skipped: 3 };
         assert_eq!(tally.to_string(), "12 passed, 0 failed, 3 skipped");
     }

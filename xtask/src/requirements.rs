@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_sentence_is_claimed_by_a_test_or_has_a_reason() {
+    fn sentences_claimed_or_excused() {
         let trace = Trace::read(&crate::workspace::root()).unwrap();
         assert!(trace.rows.values().filter(|row| row.wanted).count() > 400);
         assert_eq!(trace.wrong, [""; 0]);
@@ -207,7 +207,7 @@ mod tests {
 
     /// The table of bugs that others had names tests, and there are tests of these names.
     #[test]
-    fn tests_named_for_classic_bugs_are_there() {
+    fn tests_for_classic_bugs_exist() {
         let workspace = crate::workspace::root();
         let readme = fs::read_to_string(workspace.join("interop/README.md")).unwrap();
         let names = scan::functions(&workspace).unwrap();
@@ -256,14 +256,14 @@ mod tests {
     }
 
     #[test]
-    fn tags_of_one_test_may_stand_on_several_lines() {
+    fn tags_on_several_lines() {
         let trace =
             trace(&[("A-1", "m::one", "a.rs:1"), ("A-4", "m::one", "a.rs:2"), ("A-2", "m::one", "a.rs:2")]);
         assert_eq!(trace.judge(&BTreeMap::from([("m::one".to_owned(), 1)])), [""; 0]);
     }
 
     #[test]
-    fn a_reason_must_be_one() {
+    fn reason_must_be_known() {
         let mut trace = trace(&[]);
         trace.take_not_applicable("A-1\tno such thing here\nA-4\tno\nA-9\tno such thing here\n");
         assert_eq!(trace.missing(|_| true), [""; 0]);

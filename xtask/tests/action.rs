@@ -181,7 +181,7 @@ fn exchange(runner: &Runner) {
 }
 
 #[test]
-fn inputs_that_would_write_other_variables_are_refused() {
+fn inputs_with_other_variables_refused() {
     let Some(_) = uiw_interop::require("bash") else { return };
     for inputs in
         [[("PREFIX", "/nowhere\nPATH=/tmp")], [("PERSONA", "ib\nPATH=/tmp")], [("PERSONA", "ethernet")]]
@@ -196,7 +196,7 @@ fn inputs_that_would_write_other_variables_are_refused() {
 }
 
 #[test]
-fn the_script_has_the_inputs_of_the_action() {
+fn script_has_action_inputs() {
     let action = fs::read_to_string(source("action.yml")).unwrap();
     let script = fs::read_to_string(source("packaging/action.sh")).unwrap();
     assert!(

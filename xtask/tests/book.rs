@@ -6,7 +6,7 @@ use common::output;
 use std::process::Command;
 
 #[test]
-fn commands_of_the_book_print_what_it_says() {
+fn book_commands_print_documented_output() {
     let output = output(Command::new(env!("CARGO_BIN_EXE_xtask")).args(["book", "--run", "--debug"]));
     let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let of_script = text.lines().find(|line| line.contains("docs/newcomer.sh: ")).unwrap_or_default();

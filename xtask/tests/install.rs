@@ -71,7 +71,7 @@ fn first_commands() -> (Vec<String>, Vec<String>) {
 
 /// As a reader types them, with a debug build for the release build.
 #[test]
-fn the_first_commands_of_the_readme_work() {
+fn first_readme_commands_work() {
     let needs = ["strip", "unshare", "ip", "ss", "ib_write_bw"];
     if needs.iter().any(|program| uiw_interop::require(program).is_none()) {
         return;
@@ -106,7 +106,7 @@ fn the_first_commands_of_the_readme_work() {
 }
 
 #[test]
-fn a_packager_gets_everything_below_destdir() {
+fn destdir_has_all_files() {
     let Some(_) = uiw_interop::require("strip") else { return };
     let root = Folder::new("destdir");
     let given = root.0.to_str().unwrap();
@@ -143,7 +143,7 @@ fn a_packager_gets_everything_below_destdir() {
 }
 
 #[test]
-fn what_is_generated_is_read_by_its_programs() {
+fn generated_files_parsed_by_programs() {
     let Some(_) = uiw_interop::require("strip") else { return };
     let prefix = Folder::new("readers");
     let given = prefix.0.to_str().unwrap();

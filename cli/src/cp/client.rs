@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_under_way_is_bounded() {
+    fn requests_under_way_bounded() {
         for ms in [0, 1, 3, 10, 100, 149, 150, 5000] {
             let Shape { stripes, slots } = Shape::of(Duration::from_millis(ms));
             assert!(u32::from(stripes) * u32::from(slots) <= 64, "{ms} ms");

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_rate_has_few_connections() {
+    fn small_rate_uses_few_connections() {
         assert_eq!([LEAST, 256 << 10, 25 << 20].map(|rate| Pace::new(rate).stripes()), [1, 5, 500]);
     }
 

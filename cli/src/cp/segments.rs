@@ -74,7 +74,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     #[test]
-    fn segments_become_shorter_once_for_all_connections_that_are_stuck() {
+    fn segments_shortened_once_for_all() {
         let segments = Segments::new(None);
         segments.stuck(None, Duration::from_secs(1));
         assert_eq!(segments.next(), None, "a connection that was cut");
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_without_an_answer_alternate_and_the_one_that_succeeds_stays() {
+    fn unanswered_attempts_alternate() {
         let segments = Segments::new(None);
         assert!(!segments.not_connected(Duration::from_millis(1)), "refused");
         assert_eq!(segments.next(), None);

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_skipped_as_far_as_it_is_missing() {
+    fn missing_hole_skipped() {
         let transfer = transfer(10 * BLOCK);
         transfer.set_missing(vec![0..4, 6..10]);
         assert_eq!(transfer.take(), Some(0));

@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_are_long_enough_for_the_path() {
+    fn slices_long_enough_for_path() {
         assert_eq!(slice_time(Duration::from_micros(30)), Duration::from_millis(200));
         assert_eq!(slice_time(Duration::from_millis(100)), Duration::from_secs(5));
     }

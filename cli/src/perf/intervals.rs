@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_has_what_happened_in_it() {
+    fn interval_counts_own_operations() {
         let mut shown = 0;
         let second = Duration::from_secs(1);
         let mut intervals = Intervals::new(100, false, Some(second), |_| shown += 1).unwrap();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_round_trips_of_an_interval_are_its_own() {
+    fn interval_has_own_round_trips() {
         let second = Duration::from_secs(1);
         let mut intervals = Intervals::new(64, true, Some(second), |_| ()).unwrap();
         intervals.round_trip(1_000_000);

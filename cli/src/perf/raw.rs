@@ -386,7 +386,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_bytes_are_kept_however_they_come() {
+    fn last_bytes_kept() {
         let stream: Vec<u8> = (0..100).collect();
         for step in [1, 3, 8, 9, 64] {
             let mut last = [0; 8];
@@ -397,7 +397,7 @@ mod tests {
 
     /// What the server sends behind its Reply belongs to the measurement.
     #[test]
-    fn start_up_takes_the_reply_and_no_byte_more() {
+    fn startup_consumes_reply_only() {
         use uiw_mpa::wire::startup::{Frame, FrameKind};
         let reply = |reject, private_data: &[u8]| Frame {
             kind: FrameKind::Reply,

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pattern_is_rpings() {
+    fn pattern_matches_rping() {
         assert_eq!(pattern(0, 24), b"rdma-ping-0: ABCDEFGHIJ\0");
         assert_eq!(pattern(2, 24), b"rdma-ping-2: CDEFGHIJKL\0");
         // 58 characters from 'A' to 'z'; then it begins again.
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn info_is_three_numbers_in_network_order() {
+    fn info_in_network_order() {
         let info = Info { buf: 0x0102_0304_0506_0708, rkey: 0x0A0B_0C0D, size: 64 };
         let bytes = info.to_bytes();
         assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 0, 0, 0, 64]);

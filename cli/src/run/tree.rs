@@ -96,7 +96,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn the_parent_is_behind_any_name() {
+    fn parent_parsed_after_any_name() {
         assert_eq!(parent_in("12 (a) b (c) S 7 12 12 0"), Pid::from_raw(7));
         // The first process has none.
         assert_eq!(parent_in("1 (init) S 0 1 1 0"), None);

@@ -151,7 +151,7 @@ mod tests {
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
     #[test]
-    fn a_comparison_admits_its_own_address_and_so_many_connections() {
+    fn comparison_admits_own_address() {
         let all = Comparisons::default();
         let running = all.begin(PEER).unwrap();
         let token = running.token;

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_the_bound_at_a_time() {
+    fn sessions_limited() {
         let sessions = Sessions::new(Some(1), usize::MAX);
         let grants: Vec<_> = (0..MAX).map(|number| sessions.enter(&peer(number as u32)).unwrap()).collect();
         assert_eq!(sessions.enter(&peer(5000)).unwrap_err(), Busy::All(MAX));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_waits_for_all() {
+    fn end_waits_for_sessions() {
         let sessions = Arc::new(Sessions::new(Some(MAX), MAX));
         for _ in 0..64 {
             let (own, grant) = (Arc::clone(&sessions), sessions.enter(&peer(1)).unwrap());

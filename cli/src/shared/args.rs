@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn receive_memory_holds_at_least_one_read() {
+    fn receive_memory_holds_one_read() {
         assert_eq!(receive_memory("256K"), Ok(256 << 10));
         assert_eq!(receive_memory("4095M"), Ok(4095 << 20));
         assert_eq!(receive_memory("255K"), Err("at least 256K: less than one read takes".to_owned()));

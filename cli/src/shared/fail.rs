@@ -298,13 +298,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_an_error_and_a_hint() {
+    fn failure_has_error_and_hint() {
         let failure = Failure::usage("a\nb", " c \n d", "e");
         assert_eq!(failure.to_string(), "error: a b: c d\nhint: e");
     }
 
     #[test]
-    fn a_suspect_is_named_with_the_options_to_try() {
+    fn suspect_named_with_options() {
         let peer = "192.0.2.1:9".parse().unwrap();
         let options = ConnConfig::default().peer_to_peer(false);
         let failure = Failure::connecting(peer, &options, &Error::ClosedInStartup { peer });

@@ -293,12 +293,12 @@ mod tests {
     }
 
     #[test]
-    fn the_decoder_recognises_raw_tcp() {
+    fn decoder_recognises_raw_tcp() {
         assert!(SLICE.starts_with(uiw_decode::RAW_TCP));
     }
 
     #[test]
-    fn orders_come_back_and_fit_private_data() {
+    fn orders_fit_private_data() {
         let orders = [
             Service::Ping(PingOrder { size: 9, peer_options: PeerConfig::default() }),
             Service::Perf(perf()),

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_ends_leaves_no_waker() {
+    fn ended_thread_leaves_no_waker() {
         let stop = Arc::new(Stop::new().unwrap());
         let mut cx = Context::from_waker(Waker::noop());
         assert!(stop.poll(&mut cx).is_pending());
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_seen_by_checks_before_and_after() {
+    fn stop_seen_by_all_checks() {
         let stop = Stop::new().unwrap();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(stop.poll(&mut cx).is_pending());

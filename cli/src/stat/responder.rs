@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_gets_of_the_metrics_are_answered() {
+    fn only_metrics_requests_answered() {
         let status = |method, path| respond(&method, path).status().as_u16();
         assert_eq!(status(Method::POST, "/metrics"), 405);
         assert_eq!(status(Method::GET, "/"), 404);

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_copy_says_is_known() {
+    fn exit_status_of_copy_known() {
         assert_eq!(alone(|| i32::from(in_child(|| 7).ok() != Some(Outcome::Exit(7)))), 0);
         // SAFETY: a signal to the copy.
         let raise = || unsafe { libc::raise(libc::SIGSYS) };

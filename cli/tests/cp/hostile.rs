@@ -120,7 +120,7 @@ fn is_untouched(scratch: &Scratch) {
 }
 
 #[test]
-fn paths_that_leave_the_share_end_the_connection() {
+fn paths_leaving_share_end_connection() {
     let scratch = Scratch::new();
     let mut server = share(&scratch);
     for path in [
@@ -142,7 +142,7 @@ fn paths_that_leave_the_share_end_the_connection() {
 }
 
 #[test]
-fn links_that_leave_the_share_are_not_followed() {
+fn links_leaving_share_not_followed() {
     let scratch = Scratch::new();
     let mut server = share(&scratch);
     let client = Client::connect(&server.address);
@@ -171,7 +171,7 @@ fn links_that_leave_the_share_are_not_followed() {
 }
 
 #[test]
-fn messages_that_are_none_end_the_connection_and_nothing_else() {
+fn invalid_messages_end_connection_only() {
     let scratch = Scratch::new();
     let mut server = share(&scratch);
     let wrong_hash = Message::new(7).raw(&1u16.to_be_bytes()).raw(&9u32.to_be_bytes()).raw(&[1; 32]);
@@ -295,7 +295,7 @@ fn slot_part(slot: &RemoteMr, start: u64, len: usize) -> RemoteMr {
 }
 
 #[test]
-fn a_server_cannot_name_files_outside_of_the_target() {
+fn server_cannot_name_outside_files() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     for name in [&b"../evil"[..], b"..", b"/tmp/evil", b"a/b", b"", b"evil.uiw-part"] {

@@ -53,7 +53,7 @@ fn keys(scratch: &Scratch) {
 }
 
 #[test]
-fn a_push_over_tls_goes_on_when_its_server_is_killed_and_started_again() {
+fn tls_push_survives_server_restart() {
     let scratch = Scratch::new();
     keys(&scratch);
     let source = scratch.directory("source");
@@ -82,7 +82,7 @@ fn a_push_over_tls_goes_on_when_its_server_is_killed_and_started_again() {
 }
 
 #[test]
-fn a_pull_goes_on_when_its_server_is_killed_and_started_again() {
+fn pull_survives_server_restart() {
     let scratch = Scratch::new();
     let content = bytes(SIZE, 2);
     fs::write(scratch.directory("served").join("large"), &content).unwrap();
@@ -99,7 +99,7 @@ fn a_pull_goes_on_when_its_server_is_killed_and_started_again() {
 }
 
 #[test]
-fn a_client_that_was_killed_continues_at_its_next_run() {
+fn killed_client_resumes() {
     let scratch = Scratch::new();
     let content = bytes(SIZE, 3);
     fs::write(scratch.join("large"), &content).unwrap();
@@ -175,7 +175,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, left: &AtomicI64, cuts: &Atom
 }
 
 #[test]
-fn connections_that_are_cut_at_any_byte_lose_nothing() {
+fn cut_connections_lose_nothing() {
     let scratch = Scratch::new();
     keys(&scratch);
     let source = scratch.directory("source");
@@ -218,7 +218,7 @@ fn connections_that_are_cut_at_any_byte_lose_nothing() {
 }
 
 #[test]
-fn a_source_that_has_changed_begins_anew() {
+fn changed_source_restarts() {
     let scratch = Scratch::new();
     fs::write(scratch.join("large"), bytes(SIZE, 4)).unwrap();
     let served = scratch.directory("served");

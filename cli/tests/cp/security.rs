@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Command;
 
 #[test]
-fn a_share_is_read_only_unless_it_says_otherwise() {
+fn share_read_only_by_default() {
     let scratch = Scratch::new();
     fs::write(scratch.join("file"), "text").unwrap();
     fs::write(scratch.directory("served").join("there"), "there").unwrap();
@@ -39,7 +39,7 @@ fn fingerprint(scratch: &Scratch, file: &str) -> String {
 }
 
 #[test]
-fn changed_server_key_warns_with_both_keys() {
+fn changed_server_key_warning_has_keys() {
     let (server_home, home) = (Scratch::new(), Scratch::new());
     server_home.directory("a");
     fs::write(home.join("file"), "text").unwrap();

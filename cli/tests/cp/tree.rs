@@ -103,7 +103,7 @@ fn trees_are_equal_in_both_directions() {
 }
 
 #[test]
-fn names_at_the_target_follow_the_rules() {
+fn target_names_follow_rules() {
     let scratch = Scratch::new();
     for (name, text) in [("one", "1"), ("two", "2")] {
         fs::write(scratch.join(name), text).unwrap();
@@ -140,7 +140,7 @@ fn names_at_the_target_follow_the_rules() {
 }
 
 #[test]
-fn what_cannot_be_copied_is_named_and_the_rest_is_copied() {
+fn failed_files_named_rest_copied() {
     let scratch = Scratch::new();
     let source = scratch.directory("source");
     fs::write(source.join("good"), "good").unwrap();
@@ -160,7 +160,7 @@ fn what_cannot_be_copied_is_named_and_the_rest_is_copied() {
 }
 
 #[test]
-fn a_dry_run_changes_nothing() {
+fn dry_run_changes_nothing() {
     let scratch = Scratch::new();
     let source = scratch.directory("source");
     fs::write(source.join("file"), "text").unwrap();
@@ -207,7 +207,7 @@ fn variables_of_connections_are_obeyed() {
 
 /// An entry that is no file is named on standard error; where that cannot be written the copy ends all the same.
 #[test]
-fn a_copy_ends_where_standard_error_cannot_be_written() {
+fn copy_ends_without_standard_error() {
     let scratch = Scratch::new();
     let source = scratch.directory("source");
     fs::write(source.join("file"), b"bytes").unwrap();
@@ -223,7 +223,7 @@ fn a_copy_ends_where_standard_error_cannot_be_written() {
 }
 
 #[test]
-fn two_sources_of_one_name_are_refused() {
+fn sources_of_same_name_refused() {
     let scratch = Scratch::new();
     for directory in ["a/t", "b/t"] {
         fs::write(scratch.directory(directory).join("file"), directory).unwrap();

@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_names_what_it_depends_on() {
+    fn module_names_dependencies() {
         assert_eq!(
             depends(b"xx\0license=GPL\0depends=ib-core,libcrc32c\0name=siw\0"),
             ["ib_core", "libcrc32c"]

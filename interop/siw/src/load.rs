@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_core_has_one_until_it_is_dropped() {
+    fn every_core_loaded_until_drop() {
         let mut load = Load::start().expect("taskset and setpriv are part of util-linux");
         let cores = std::thread::available_parallelism().expect("a number of cores").get();
         assert_eq!(load.cores(), cores);

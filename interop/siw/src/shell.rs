@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_is_ended() {
+    fn hanging_program_killed() {
         let output = run(&mut sh("sleep 60 & sleep 60"), Duration::from_millis(100)).unwrap();
         assert_eq!(output.status, 124);
     }

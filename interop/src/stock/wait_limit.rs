@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_that_stands_still_costs_one_step() {
+    fn stalled_machine_costs_one_step() {
         let mut limit = WaitLimit::new(Duration::from_secs(3));
         for _ in 0..2 {
             limit.looked -= Duration::from_secs(600);

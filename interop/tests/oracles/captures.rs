@@ -73,7 +73,7 @@ fn opcode(record: &Value) -> u64 {
 }
 
 #[test]
-fn every_byte_of_the_captures_is_followed() {
+fn all_capture_bytes_followed() {
     for expected in Expected::all() {
         let decoded = Decoded::new(uiw_interop::data(&expected.file));
         let summary = &decoded.summary;
@@ -90,7 +90,7 @@ fn every_byte_of_the_captures_is_followed() {
 }
 
 #[test]
-fn terminates_are_understood_and_those_of_siw_are_named() {
+fn siw_terminates_named() {
     for expected in Expected::all() {
         let decoded = Decoded::new(uiw_interop::data(&expected.file));
         let terminates: Vec<&Value> = decoded
@@ -119,7 +119,7 @@ fn terminates_are_understood_and_those_of_siw_are_named() {
 
 /// siw leaves what its buffer held before in the PAD when CRCs are off.
 #[test]
-fn the_pad_of_siw_is_seen() {
+fn pad_of_siw_reported() {
     let decoded = Decoded::new(uiw_interop::data("siw/write-bw-64k.pcapng"));
     let pads = decoded
         .of_type("departure")

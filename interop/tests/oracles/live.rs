@@ -211,7 +211,7 @@ fn tshark_accepts_small_fpdus() {
 }
 
 #[test]
-fn tshark_accepts_revision_1_and_every_rtr_kind() {
+fn tshark_accepts_revisions_and_rtrs() {
     let mut revision_1 = settings();
     revision_1.options.revision = Revision::One;
     judge("revision-1", &revision_1, Crc::Good);

@@ -14,7 +14,7 @@ fn script() -> PathBuf {
 }
 
 #[test]
-fn the_exchange_and_an_immediate_are_dissected() {
+fn exchange_and_immediate_dissected() {
     let Some(tshark) = Tshark::require() else { return };
     let capture = converse("lua", &ConnectionConfig::default(), Script::Everything, End::Client);
     let fields =
@@ -81,7 +81,7 @@ fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn datagrams_are_dissected_and_others_are_not() {
+fn only_own_datagrams_dissected() {
     let Some(tshark) = Tshark::require() else { return };
     let message = |control: u8, immediate: u32| {
         let words = [0x1122_3344, 0x00c3_5101, 0x00c3_5007, 0x0123_4567u32];

@@ -82,7 +82,7 @@ fn total(found: &Found) -> usize {
 }
 
 #[test]
-fn what_tshark_finds_in_mutated_captures_is_found() {
+fn tshark_findings_in_mutated_captures_found() {
     let Some(tshark) = Tshark::require() else { return };
     let (mut captures, mut theirs_in_all, mut common_in_all) = (0, 0, 0);
     for name in CAPTURES {

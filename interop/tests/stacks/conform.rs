@@ -125,7 +125,7 @@ fn missed(python: &Path, ids: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn a_peer_that_keeps_every_requirement_is_accused_of_nothing() {
+fn conforming_peer_has_no_violations() {
     let Some(python) = uiw_interop::require("python3") else { return };
     let verdicts = scripted(&python, None);
     assert_eq!((verdicts.code, verdicts.broken().as_str()), (0, ""), "{}", verdicts.said);
@@ -139,7 +139,7 @@ fn a_peer_that_keeps_every_requirement_is_accused_of_nothing() {
 }
 
 #[test]
-fn the_scripted_peer_can_break_each_requirement_that_is_judged() {
+fn scripted_peer_breaks_judged_requirements() {
     let Some(python) = uiw_interop::require("python3") else { return };
     let mut command = Command::new(python);
     command.arg(peer()).arg("--list");
@@ -154,7 +154,7 @@ fn is_whole() -> bool {
 
 /// Those that the commit draws; all of them in the whole run.
 #[test]
-fn requirements_are_found_when_they_are_broken() {
+fn broken_requirements_found() {
     let Some(python) = uiw_interop::require("python3") else { return };
     let commit = commit();
     let mut ids: Vec<String> = judged_by_the_table().into_iter().collect();
@@ -195,7 +195,7 @@ fn assert_not_accused(number: u32, verdicts: &Verdicts, listener: &str) {
 }
 
 #[test]
-fn uiw_is_accused_of_nothing_whatever_its_segments() {
+fn uiw_conforms_with_any_segments() {
     for number in 0..runs() {
         let address = format!("127.0.0.1:{}", free_port());
         let mut command = partner(&address, number);
@@ -211,7 +211,7 @@ fn uiw_is_accused_of_nothing_whatever_its_segments() {
 }
 
 #[test]
-fn uiw_is_accused_of_nothing_over_a_path_that_delays_and_loses() {
+fn uiw_conforms_over_lossy_path() {
     for number in 0..runs() {
         let seed = (number + 1).to_string();
         let rough = [

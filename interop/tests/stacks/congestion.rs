@@ -71,7 +71,7 @@ fn available(name: &str) -> bool {
 }
 
 #[test]
-fn what_was_asked_for_replaces_the_routes() {
+fn requested_control_replaces_route_setting() {
     if !available("cubic") || !available("bbr") {
         return;
     }
@@ -89,7 +89,7 @@ fn what_was_asked_for_replaces_the_routes() {
 }
 
 #[test]
-fn a_long_path_has_bbr() {
+fn long_path_has_bbr() {
     if !available("bbr") {
         return;
     }

@@ -108,7 +108,7 @@ fn start(args: &[&str]) -> Option<Child> {
 }
 
 #[test]
-fn the_peer_answers_messages() {
+fn peer_answers_messages() {
     let Some(mut peer) = start(&["serve", "127.0.0.1"]) else { return };
     let mut line = String::new();
     BufReader::new(peer.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -133,7 +133,7 @@ fn the_peer_answers_messages() {
 }
 
 #[test]
-fn the_peer_asks_for_a_queue_pair_and_sends() {
+fn peer_resolves_queue_pair_and_sends() {
     let end = End::new();
     let channel = Arc::<CmChannel>::default();
     let listener = SidrListener::bind(&end.device, &[SocketAddr::new(LOCALHOST, 0)], &channel).unwrap();

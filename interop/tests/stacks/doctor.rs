@@ -28,7 +28,7 @@ fn without(drop: &[&str]) -> Option<Command> {
 const UNPRIVILEGED: [&str; 4] = ["--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--clear-groups"];
 
 #[test]
-fn what_would_run_in_a_namespace() {
+fn doctor_reports_namespace() {
     let Some(network) = Network::veth() else { return };
     let (found, code) = report(Command::new(uiw()), &network);
     assert_eq!((code, found["bdp"].as_u64()), (0, Some(1 << 20)));
@@ -62,7 +62,7 @@ fn probing_of_the_path_is_reported() {
 }
 
 #[test]
-fn what_would_run_for_a_user_without_capabilities() {
+fn doctor_reports_missing_capabilities() {
     let Some(network) = Network::veth() else { return };
     let Some(command) = without(&UNPRIVILEGED) else { return };
     let (found, code) = report(command, &network);
@@ -78,7 +78,7 @@ fn what_would_run_for_a_user_without_capabilities() {
 
 /// The stack itself names the missing capability, and no other.
 #[test]
-fn the_missing_capability_is_named_by_the_stack() {
+fn missing_capability_named() {
     let Some(network) = Network::veth() else { return };
     let Some(mut command) = without(&["--bounding-set=-net_admin,-sys_admin", "--inh-caps=-all"]) else {
         return;
@@ -91,7 +91,7 @@ fn the_missing_capability_is_named_by_the_stack() {
 }
 
 #[test]
-fn the_limit_of_locked_memory_is_named() {
+fn locked_memory_limit_named() {
     let Some(network) = Network::veth() else { return };
     let Some(prlimit) = uiw_interop::require("prlimit") else { return };
     let limited = |mut command: Command| {
@@ -122,7 +122,7 @@ fn the_limit_of_locked_memory_is_named() {
 }
 
 #[test]
-fn what_cannot_be_asked() {
+fn unavailable_checks_reported() {
     for (args, says) in [
         (&["--need", "quic"][..], "quic"),
         (&["--bdp", "x"], "bytes"),

@@ -53,7 +53,7 @@ fn every_operation_across_a_gateway() {
 
 /// A router takes 1 from the hop limit of an address handle and drops what has none left; without one messages pass.
 #[test]
-fn messages_pass_routers_by_their_hop_limit() {
+fn hop_limit_passes_routers() {
     if uiw_interop::require("sysctl").is_none() {
         return;
     }
@@ -116,7 +116,7 @@ fn forwarded(network: &Network) -> [u64; 2] {
 
 /// No host has the gateway's address: the connection attempt ends, and the error names the gateway.
 #[test]
-fn a_gateway_address_without_a_host() {
+fn gateway_address_without_host() {
     let Some(network) = Network::veth() else { return };
     for (kind, version) in [("packet", 4), ("xdp", 4), ("packet", 6)] {
         let (gateway, to) =

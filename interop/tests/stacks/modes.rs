@@ -34,7 +34,7 @@ fn every_operation_in_mode_generic() {
 
 /// A driver that lacks a mode: one line that names it, and what works instead.
 #[test]
-fn a_mode_that_the_driver_does_not_have() {
+fn mode_missing_in_driver() {
     let Some(network) = network_of(1500, true) else { return };
     // A bridge's driver runs no programs, and a veth's moves no frames in place.
     at(&network, true, "ip", &["link", "add", "br0", "type", "bridge"]);

@@ -53,7 +53,7 @@ impl Member {
 }
 
 #[test]
-fn members_on_the_kernel_and_on_stacks_of_our_own_receive_each_others_messages() {
+fn members_on_all_stacks_exchange_messages() {
     for stack in [Stack::Packet, Stack::Xdp] {
         exchange(stack);
     }
@@ -89,7 +89,7 @@ fn exchange(stack: Stack) {
 /// The program on the interface leaves frames to groups to the kernel: a member there receives them beside the one over AF_XDP, before it
 /// joins, while it is a member and when it has left.
 #[test]
-fn a_member_over_xdp_takes_nothing_from_the_kernels() {
+fn xdp_member_leaves_kernel_members_intact() {
     let Some(network) = network_of(1500, true) else { return };
     let indices = [index(&network, true), index(&network, false)];
     for (group, own) in [
@@ -130,7 +130,7 @@ fn a_member_over_xdp_takes_nothing_from_the_kernels() {
 /// A socket of the kernel's gets datagrams of a group that came by the interface at which it is joined, and no others
 /// (IP_MULTICAST_ALL, IPV6_MULTICAST_ALL are off).
 #[test]
-fn a_group_is_received_at_the_interface_where_it_is_joined() {
+fn group_received_at_joined_interface() {
     let Some(network) = network_of(1500, true) else { return };
     let at_client = index(&network, false);
     for (group, own) in [
@@ -168,7 +168,7 @@ const LOOPBACK: u32 = 1;
 /// Where the MTUs of two ends differ, what is too long for the other end is lost behind its completion; what is too long for this end's
 /// interface is counted. Neither keeps anything from the next message.
 #[test]
-fn messages_that_are_too_long_for_an_interface_are_dropped() {
+fn overlong_messages_dropped() {
     let Some(network) = network_of(1500, true) else { return };
     let set_mtu = |server, mtu| at(&network, server, "ip", &["link", "set", "veth0", "mtu", mtu]);
     set_mtu(false, "9000");

@@ -94,7 +94,7 @@ fn carried(emulator: Running) -> u64 {
 }
 
 #[test]
-fn two_links_carry_one_connection_and_one_link_may_die() {
+fn connection_survives_loss_of_link() {
     if !is_offered() {
         return;
     }
@@ -117,7 +117,7 @@ fn two_links_carry_one_connection_and_one_link_may_die() {
 }
 
 #[test]
-fn a_peer_without_it_is_reached_over_tcp() {
+fn peer_without_multipath_reached_over_tcp() {
     if !is_offered() {
         return;
     }
@@ -131,7 +131,7 @@ fn a_peer_without_it_is_reached_over_tcp() {
 
 /// Both paths end without a word: no subflow acknowledges, and the connection ends at its own time.
 #[test]
-fn a_dead_peer_is_detected() {
+fn dead_peer_detected() {
     if !is_offered() {
         return;
     }

@@ -162,35 +162,35 @@ pub(crate) fn open(spec: &str) -> (Device, Pd) {
 }
 
 #[test]
-fn every_operation_at_mtu_1500_with_offloads() {
+fn operations_at_mtu_1500_with_offloads() {
     for stack in STACKS {
         serve_all(Link { mtu: 1500, offload: true }, stack, 1);
     }
 }
 
 #[test]
-fn every_operation_at_mtu_1500_without_offloads() {
+fn operations_at_mtu_1500_without_offloads() {
     for stack in STACKS {
         serve_all(Link { mtu: 1500, offload: false }, stack, 1);
     }
 }
 
 #[test]
-fn every_operation_at_mtu_9000_with_offloads() {
+fn operations_at_mtu_9000_with_offloads() {
     for stack in STACKS {
         serve_all(Link { mtu: 9000, offload: true }, stack, 1);
     }
 }
 
 #[test]
-fn every_operation_at_mtu_9000_without_offloads() {
+fn operations_at_mtu_9000_without_offloads() {
     for stack in STACKS {
         serve_all(Link { mtu: 9000, offload: false }, stack, 1);
     }
 }
 
 #[test]
-fn every_operation_on_two_hundred_connections_at_once() {
+fn operations_on_two_hundred_connections() {
     for stack in STACKS {
         serve_all(Link { mtu: 1500, offload: true }, stack, 200);
     }

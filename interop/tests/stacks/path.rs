@@ -88,36 +88,36 @@ const ROUGH: [&str; 14] = [
 ];
 
 #[test]
-fn a_rough_path_between_two_kernels() {
+fn rough_path_between_kernels() {
     soak(Stack::Kernel, Stack::Kernel, &ROUGH);
 }
 
 #[test]
-fn a_rough_path_between_two_of_af_packet() {
+fn rough_path_over_af_packet() {
     soak(Stack::Packet, Stack::Packet, &ROUGH);
 }
 
 #[test]
-fn a_rough_path_between_two_of_af_xdp() {
+fn rough_path_over_af_xdp() {
     soak(Stack::Xdp, Stack::Xdp, &ROUGH);
 }
 
 #[test]
-fn a_rough_path_between_kernel_and_smoltcp() {
+fn rough_path_between_kernel_and_smoltcp() {
     soak(Stack::Kernel, Stack::Packet, &ROUGH);
     soak(Stack::Xdp, Stack::Kernel, &ROUGH);
 }
 
 /// Damaged frames are as good as lost: TCP's checksum or the CRC finds them.
 #[test]
-fn a_path_that_damages() {
+fn damaging_path() {
     let rough = ["--damage", "1%", "--duplicate", "1%", "--reorder", "1%", "--loss", "0.3%", "--seed", "3"];
     soak(Stack::Packet, Stack::Kernel, &rough);
 }
 
 /// Packets of more than 1,300 bytes vanish, in both directions, and no message says so. smoltcp goes on by itself.
 #[test]
-fn a_path_that_loses_long_packets_without_a_message() {
+fn path_mtu_black_hole() {
     for (client, server) in
         [(Stack::Packet, Stack::Packet), (Stack::Xdp, Stack::Packet), (Stack::Packet, Stack::Xdp)]
     {
@@ -188,7 +188,7 @@ const DOWNLOAD: Duration = Duration::from_secs(40);
 /// Between kernels without probing, on such a path: `uiw cp` connects again with shorter segments by itself. In clear a connection is stuck; with TLS
 /// the first message is too long already.
 #[test]
-fn copies_on_a_path_that_loses_long_packets_without_a_message() {
+fn copies_through_path_mtu_black_hole() {
     let folder = Folder::with_keys();
     let bytes: Vec<u8> = (0..3u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     std::fs::write(folder.0.join("source"), &bytes).expect("a file");
@@ -235,7 +235,7 @@ fn copies_on_a_path_that_loses_long_packets_without_a_message() {
 
 /// The share of lost frames and the way's time are those that were asked for.
 #[test]
-fn an_emulator_of_the_real_time_class() {
+fn emulator_with_real_time_priority() {
     let Some(path) = Path::new(&["--delay", "1ms", "--realtime"]) else { return };
     let mut command = Command::new(uiw());
     command.args(["serve", "--listen", "10.77.0.1:7174"]);
@@ -253,7 +253,7 @@ fn an_emulator_of_the_real_time_class() {
 }
 
 #[test]
-fn the_path_is_as_asked() {
+fn path_matches_settings() {
     let Some(path) = Path::new(&["--delay", "3ms", "--loss", "2%", "--seed", "5"]) else { return };
     let mut command = Command::new(uiw());
     command.args(["serve", "--listen", "10.77.0.1:7174"]);
@@ -304,7 +304,7 @@ fn paths_that_cannot_be() {
 }
 
 #[test]
-fn an_interface_of_the_path_that_goes_away() {
+fn interface_of_path_removed() {
     let Some(path) = Path::new(&["--delay", "1ms"]) else { return };
     let mut command = Command::new("ip");
     command.args(["link", "delete", "veth0"]);

@@ -82,7 +82,7 @@ fn ib_write_bw_over_af_packet_and_af_xdp() {
 
 /// The device is the interface, and its GIDs are our own addresses.
 #[test]
-fn the_device_has_the_addresses_of_its_own() {
+fn device_has_own_addresses() {
     let Some(program) = uiw_interop::require("ibv_devinfo") else { return };
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
@@ -98,7 +98,7 @@ fn the_device_has_the_addresses_of_its_own() {
 
 /// `uiw devices` shows what programs would see, however they are given their TCP.
 #[test]
-fn what_programs_would_see_is_shown() {
+fn device_as_programs_see_it() {
     let Some(network) = Network::veth() else { return };
     let spec = Stack::Packet.spec(11);
     let shown = |args: &[&str], variable: &str| {
@@ -124,7 +124,7 @@ fn what_programs_would_see_is_shown() {
 
 /// A stack that cannot be had is one line and an error number.
 #[test]
-fn an_interface_that_is_not_there_for_programs() {
+fn missing_interface_for_programs() {
     let Some(program) = uiw_interop::require("rping") else { return };
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();

@@ -43,7 +43,7 @@ fn measure(network: &Network, client: Stack) {
 
 /// A veth keeps a frame's queue: what one end sends by its second comes in by the other's second.
 #[test]
-fn flows_are_spread_over_queues_and_each_is_served() {
+fn flows_spread_over_queues() {
     if uiw_interop::require("ethtool").is_none() {
         return;
     }

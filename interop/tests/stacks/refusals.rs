@@ -32,7 +32,7 @@ fn invalid_stack_specifications_are_refused() {
 }
 
 #[test]
-fn an_interface_that_is_not_there() {
+fn missing_interface_refused() {
     let Some(network) = Network::veth() else { return };
     for kind in ["packet", "xdp"] {
         let mut command = Command::new(uiw());
@@ -64,7 +64,7 @@ fn deletions(ended: &Ended) -> usize {
 
 /// The cable is cut: both ends of every connection end, with a reason, and soon.
 #[test]
-fn an_interface_that_is_deleted_under_traffic() {
+fn interface_deleted_under_traffic() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
         let (mut server, client) =
@@ -89,7 +89,7 @@ fn link(network: &Network, args: &[&str]) {
 
 /// No peer is connected: a program that only listens reports it once, and ends, as that interface never comes back.
 #[test]
-fn an_interface_that_is_deleted_under_a_listener() {
+fn interface_deleted_under_listener() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
         let server = listening(&network, kind);
@@ -103,7 +103,7 @@ fn an_interface_that_is_deleted_under_a_listener() {
 
 /// One that is down may come back: that is said, and then it goes on. Deleted while it is down, it does not.
 #[test]
-fn an_interface_that_is_down_under_a_listener() {
+fn interface_down_under_listener() {
     let Some(network) = Network::veth() else { return };
     let mut server = listening(&network, "packet");
     link(&network, &["set", "veth0", "down"]);
@@ -121,7 +121,7 @@ fn an_interface_that_is_down_under_a_listener() {
 
 /// The server's interface is down for a moment: what was connected ends, or goes on if TCP did not notice, and the server goes on.
 #[test]
-fn an_interface_that_comes_back() {
+fn interface_comes_back() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
         let server = listening(&network, kind);
@@ -149,7 +149,7 @@ fn an_interface_that_comes_back() {
 
 /// Interfaces, addresses and MACs that a TCP of its own cannot have, and what to do instead.
 #[test]
-fn addresses_and_interfaces_in_use_are_refused() {
+fn addresses_and_interfaces_in_use_refused() {
     let Some(network) = Network::veth() else { return };
     let serve = |spec: &str| {
         let mut command = Command::new(uiw());
@@ -182,7 +182,7 @@ fn addresses_and_interfaces_in_use_are_refused() {
 
 /// A peer in no network of ours, and no gateway.
 #[test]
-fn a_peer_without_a_gateway() {
+fn peer_without_gateway_refused() {
     let Some(network) = Network::veth() else { return };
     let mut command = Command::new(uiw());
     command.args(["--llp", "packet:veth0,ip=10.77.0.12/24", "ping", "10.78.0.1"]);
@@ -209,7 +209,7 @@ fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running)
 
 /// An idle connection: neither end spins.
 #[test]
-fn an_idle_connection_uses_no_processor() {
+fn idle_connection_uses_no_processor() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
         let (server, mut client) = connected(&network, kind, &["ping", "10.77.0.11", "-i", "30", "-c", "3"]);
@@ -228,7 +228,7 @@ fn an_idle_connection_uses_no_processor() {
 
 /// No peer has connected yet: a listener alone sleeps.
 #[test]
-fn an_idle_listener_uses_no_processor() {
+fn idle_listener_uses_no_processor() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
         let server = listening(&network, kind);
@@ -243,7 +243,7 @@ fn an_idle_listener_uses_no_processor() {
 
 /// The receiver does not run for a while: rings and buffers fill, frames are lost, and then everything goes on.
 #[test]
-fn rings_that_are_full_cost_only_time() {
+fn full_rings_cost_only_time() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
         let args =
@@ -277,7 +277,7 @@ assert libc.syscall(321, 34, attr, 4) == 0, os.strerror(ctypes.get_errno())
 
 /// Frames go to the kernel then, without an event: the stack checks periodically.
 #[test]
-fn a_program_that_is_detached_ends_its_connections() {
+fn detached_xdp_program_ends_connections() {
     if !cfg!(target_arch = "x86_64") {
         return uiw_interop::skip("the number of the bpf system call");
     }

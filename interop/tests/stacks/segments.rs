@@ -101,7 +101,7 @@ fn capture(network: &Network, version: usize, name: &str) -> (Vec<Segment>, Stri
 }
 
 #[test]
-fn a_sum_of_zero_may_be_written_as_ones() {
+fn zero_checksum_written_as_ones() {
     assert!(segment("78\t24\t0x1234\t1\t\t").is_right);
     assert!(segment("78\t24\t0xffff\t0\t1\t").is_right);
     assert!(!segment("78\t24\t0x0001\t0\t\t").is_right);
@@ -111,7 +111,7 @@ fn a_sum_of_zero_may_be_written_as_ones() {
 const BYTES: usize = 2 * 20 * 200_000;
 
 #[test]
-fn what_the_interface_cuts_and_completes_is_right_on_the_wire() {
+fn segmented_packets_valid_on_wire() {
     let (Some(_), Some(_)) = (Tshark::require(), uiw_interop::require("ethtool")) else { return };
     for (version, mss) in [(0, 1460), (1, 1440)] {
         let Some(network) = Network::veth() else { return };

@@ -134,11 +134,11 @@ fn flooded_listener_serves_others(stack: Stack) {
 }
 
 #[test]
-fn flooded_listener_over_af_packet_serves_others() {
+fn flooded_af_packet_listener_serves_others() {
     flooded_listener_serves_others(Stack::Packet);
 }
 
 #[test]
-fn flooded_listener_over_af_xdp_serves_others() {
+fn flooded_af_xdp_listener_serves_others() {
     flooded_listener_serves_others(Stack::Xdp);
 }

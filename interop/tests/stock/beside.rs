@@ -82,7 +82,7 @@ fn kernel_lists_devices() -> bool {
 
 /// A C program opens both kinds of device in one process: queries, regions, queues, posts and polls reach the right library.
 #[test]
-fn each_object_is_of_the_library_that_made_it() {
+fn objects_routed_to_their_library() {
     let Some(machine) = Machine::new() else { return };
     let Some(program) = compile(&machine.libraries, &source("beside.c"), &["-Wall", "-Wextra", "-Werror"])
     else {
@@ -125,7 +125,7 @@ fn stock_programs_list_both_kinds() {
 
 /// A library that is asked for and cannot be loaded is no reason to go on with half of the devices.
 #[test]
-fn a_library_that_is_not_the_systems_is_refused() {
+fn foreign_system_library_refused() {
     let Some(_) = uiw_interop::require("ibv_devices") else { return };
     let libraries = Libraries::get();
     let own = libraries.folder().join("libibverbs.so.1");

@@ -95,7 +95,7 @@ fn nothing_to_complain_of_for_valgrind() {
 }
 
 #[test]
-fn programs_that_move_their_queue_pairs_connect_in_two_steps() {
+fn self_managed_queue_pairs_connect_in_two_steps() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/two_steps.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
@@ -175,7 +175,7 @@ fn bind_conflicts_reported_as_by_kernel() {
 
 /// A connection that ends with a reset, within its set-up and after it. The number of the queue pair is written as `uiw stat` writes it.
 #[test]
-fn log_lines_name_peer_and_queue_pair() {
+fn log_lines_name_connection() {
     let libraries = Libraries::get();
     let Some(program) = compile(&libraries, &folder("../examples/c/server.c"), &[]) else { return };
     for persona in ["iwarp", "roce"] {
@@ -245,7 +245,7 @@ fn promises_of_the_manual_are_kept() {
 }
 
 #[test]
-fn queue_pairs_are_connected_out_of_band() {
+fn queue_pairs_connect_out_of_band() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/pairs.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
@@ -264,7 +264,7 @@ fn queue_pairs_are_connected_out_of_band() {
 
 /// Rights of peers that are taken from a queue pair in RTS, also in the midst of a message.
 #[test]
-fn rights_removed_in_rts_hold_at_once() {
+fn removed_rights_take_effect_at_once() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/rights.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
@@ -349,7 +349,7 @@ fn threads_share_channels_and_connections() {
 }
 
 #[test]
-fn signals_restart_or_interrupt_waits_as_the_program_says() {
+fn signals_restart_or_interrupt_waits() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/signals.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
@@ -357,7 +357,7 @@ fn signals_restart_or_interrupt_waits_as_the_program_says() {
 }
 
 #[test]
-fn threads_are_cancelled_in_waits_and_nowhere_else() {
+fn threads_cancelled_in_waits_only() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/cancel.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
@@ -375,7 +375,7 @@ fn compile_with_ends(libraries: &Libraries, name: &str) -> Option<PathBuf> {
 
 /// A program that takes an event for a completion (perftest does), and one that takes a readable channel for an event.
 #[test]
-fn channels_have_the_events_that_programs_expect() {
+fn channels_deliver_expected_events() {
     let libraries = Libraries::get();
     let Some(program) = compile_with_ends(&libraries, "channels.c") else { return };
     Running::start(libraries.command(User::Same, program)).end().well();
@@ -383,7 +383,7 @@ fn channels_have_the_events_that_programs_expect() {
 
 /// Each child ends, although what the library does at the end runs on the thread that was interrupted within it.
 #[test]
-fn a_signal_handler_may_end_a_program_that_polls() {
+fn signal_handler_ends_polling_program() {
     let libraries = Libraries::get();
     let Some(program) = compile_with_ends(&libraries, "exit_in_handler.c") else { return };
     let ended = Running::start(libraries.command(User::Same, program)).end();
@@ -392,7 +392,7 @@ fn a_signal_handler_may_end_a_program_that_polls() {
 
 /// A program that registers what is not there, or unmaps what it has registered.
 #[test]
-fn registered_memory_may_go_at_any_time() {
+fn registered_memory_unmapped_anytime() {
     let libraries = Libraries::get();
     let Some(program) = compile_with_ends(&libraries, "memory.c") else { return };
     let command = || {
@@ -454,7 +454,7 @@ fn protected_memory_stays_registered() {
 }
 
 #[test]
-fn functions_of_the_c_library_are_found_in_front_of_ours_too() {
+fn interposed_functions_found_through_librdmacm() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/order.c");
     let flags = ["-Wall", "-Wextra", "-Werror", "-Wl,--as-needed"];
@@ -465,7 +465,7 @@ fn functions_of_the_c_library_are_found_in_front_of_ours_too() {
 
 /// The listener and the connections are on any of four shards.
 #[test]
-fn a_connection_is_established_before_the_next_request_of_its_peer() {
+fn established_event_precedes_next_request() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/one_by_one.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
@@ -478,7 +478,7 @@ fn a_connection_is_established_before_the_next_request_of_its_peer() {
 }
 
 #[test]
-fn what_a_peer_has_posted_completes_when_an_end_that_has_received_it_is_destroyed() {
+fn posts_complete_after_receiver_destroyed() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/destroyed_at_once.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
@@ -491,7 +491,7 @@ fn what_a_peer_has_posted_completes_when_an_end_that_has_received_it_is_destroye
 }
 
 #[test]
-fn a_send_waits_for_a_receive_as_long_as_the_parameters_of_the_connection_say() {
+fn send_waits_as_configured() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/late_receive.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
@@ -519,7 +519,7 @@ fn poll_returns_completion_of_its_yield() {
 
 /// A program whose allocator changes mappings with its lock held.
 #[test]
-fn an_allocator_may_give_memory_back_in_the_midst_of_anything() {
+fn allocator_returns_memory_during_calls() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/allocator.c");
     let shared = folder("../xtask/src/bench/programs");

@@ -12,7 +12,7 @@ use uiw_interop::tshark::Tshark;
 const SOME: u64 = 600;
 
 #[test]
-fn of_a_program_that_is_killed_while_it_waits() {
+fn capture_of_killed_program() {
     let (Some(_), Some(tshark)) = (uiw_interop::require("rping"), Tshark::require()) else { return };
     let libraries = Libraries::get();
     let file = libraries.folder().join("killed.pcapng");

@@ -69,7 +69,7 @@ fn cmtime_makes_a_thousand_connections() {
 }
 
 #[test]
-fn synchronous_ids_of_rdma_client_and_server() {
+fn rdma_client_and_server_synchronous_ids() {
     Pair { server: "rdma_server", client: "rdma_client", args: &[] }.both_end_well();
 }
 
@@ -80,14 +80,14 @@ fn shared_receive_queue_of_rdma_xserver() {
 }
 
 #[test]
-fn xserver_with_a_client_without_shared_queue() {
+fn xserver_with_unshared_client() {
     let pair = Pair { server: "rdma_xserver", client: "rdma_client", args: &[] };
     let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
     ends.iter().for_each(Ended::is_well);
 }
 
 #[test]
-fn what_iwarp_lacks_is_refused_with_a_message() {
+fn missing_iwarp_features_refused() {
     let libraries = Libraries::get();
     let unsupported = "Operation not supported";
     // UD queue pairs, XRC domains, and sockets of datagrams.

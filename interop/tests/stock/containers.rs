@@ -184,7 +184,7 @@ fn ways() -> Vec<(&'static str, &'static str)> {
 /// Nodes are character devices that can be read and written, the files of sysfs are those of the container's network, and nothing that
 /// is there is covered.
 #[test]
-fn a_container_has_device_nodes_sysfs_and_what_it_had() {
+fn container_has_device_nodes_and_sysfs() {
     let Some(place) = Place::get() else { return };
     let own = "-v /dev/zero:/dev/infiniband/uverbs0 --device uiw.dev/rdma=all";
     let seen = "for node in uiw_lo uverbs_uiw_lo; do \
@@ -204,7 +204,7 @@ fn a_container_has_device_nodes_sysfs_and_what_it_had() {
 
 /// Without the hook, and without a device: nothing but the libraries, and nothing at all.
 #[test]
-fn a_container_has_what_its_device_says() {
+fn container_matches_cdi_device() {
     let Some(place) = Place::get() else { return };
     let script = "run none sh -c 'ibv_devices; test ! -e /dev/infiniband && echo no nodes'\n";
     let runtime = ways()[0].0;
@@ -246,7 +246,7 @@ fn containers_write_to_each_other() {
 
 /// rping between a container and a program on the host.
 #[test]
-fn a_container_and_the_host_exchange_messages() {
+fn container_and_host_exchange_messages() {
     let Some(place) = Place::get() else { return };
     for (runtime, functions) in ways().into_iter().filter(|(_, functions)| *functions == AS_ROOT) {
         let script = format!(

@@ -36,7 +36,7 @@ fn pingpong_between_namespaces() {
 }
 
 #[test]
-fn an_iwarp_device_has_none_unless_asked() {
+fn iwarp_device_has_datagrams_on_request() {
     let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
     let port = free_port();
     let libraries = Libraries::get();
@@ -75,7 +75,7 @@ fn perftest_sends() {
 }
 
 #[test]
-fn perftest_between_namespaces_as_an_ordinary_user() {
+fn perftest_between_namespaces_as_user() {
     let (Some(user), Some(network)) = (ordinary(), Network::veth()) else { return };
     for program in ["ib_send_lat", "ib_send_bw"] {
         let args = ["-c", "UD", "-F", "-n", "200", "-s", "512"];
@@ -159,7 +159,7 @@ fn add_v6(network: &Network) {
 
 /// Its port cannot be chosen: each end has a namespace of its own.
 #[test]
-fn udaddy_resolves_queue_pairs_and_exchanges_messages() {
+fn udaddy_exchanges_messages() {
     let Some(network) = Network::veth() else { return };
     // Port spaces UDP and IPOIB.
     for space in ["0x0111", "0x0002"] {
@@ -192,7 +192,7 @@ fn mckey_sends_to_a_group() {
 /// The hop limit of an address handle is the program's: 1 of `ibv_ud_pingpong`, 255 of perftest. Those of rdma_cm's events are the
 /// default, for a host and for a group; that of a completion is 255, as in libibverbs.
 #[test]
-fn datagrams_have_the_hop_limit_of_their_address_handle() {
+fn datagrams_have_hop_limit_of_handle() {
     let (Some(network), Some(_)) = (Network::veth(), uiw_interop::require("mckey")) else { return };
     let libraries = Libraries::get();
     let one = ["-c", "1", "-C", "3", "-S", "100"];
@@ -225,7 +225,7 @@ fn datagrams_have_the_hop_limit_of_their_address_handle() {
 }
 
 #[test]
-fn every_datagram_of_a_capture_is_decoded() {
+fn captured_datagrams_decoded() {
     let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
     let libraries = Libraries::get();
     let file = libraries.folder().join("datagrams.pcapng");
@@ -302,7 +302,7 @@ fn sidr_of_a_capture_is_decoded() {
 }
 
 #[test]
-fn messages_to_a_group_of_a_capture_are_decoded() {
+fn captured_group_messages_decoded() {
     let (Some(network), Some(_)) = (Network::veth(), uiw_interop::require("mckey")) else { return };
     add_v6(&network);
     for (group, own) in [("239.77.0.1", ["10.77.0.1", "10.77.0.2"]), ("ff15::77:1", ["fd77::1", "fd77::2"])] {

@@ -26,7 +26,7 @@ fn exported(table: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn libibverbs_exports_what_rdma_core_exports_and_what_it_interposes() {
+fn exports_match_rdma_core() {
     let Some(_) = uiw_interop::require("objdump") else { return };
     let libraries = Libraries::get();
     let rows = PUBLIC.lines().skip(1).map(|line| line.split('\t').take(3).collect::<Vec<_>>());
@@ -92,7 +92,7 @@ fn symbols_of_rdma_core_exported() {
 
 /// The libraries load where the documentation says that they do.
 #[test]
-fn no_symbol_needs_a_newer_c_library_than_documented() {
+fn symbols_need_documented_c_library() {
     let Some(_) = uiw_interop::require("objdump") else { return };
     let libraries = Libraries::get();
     let number = |text: &str| {
@@ -112,7 +112,7 @@ fn no_symbol_needs_a_newer_c_library_than_documented() {
 }
 
 #[test]
-fn the_two_files_are_one_engine() {
+fn libraries_share_one_engine() {
     let Some(_) = uiw_interop::require("objdump") else { return };
     let libraries = Libraries::get();
     let head = |name: &str| objdump("-p", &libraries.folder().join(name));

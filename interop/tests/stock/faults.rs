@@ -33,7 +33,7 @@ fn calls_and_outcomes() {
 }
 
 #[test]
-fn a_status_in_the_midst_of_messages() {
+fn planned_status_between_messages() {
     let Some(_) = uiw_interop::require("ibv_rc_pingpong") else { return };
     let libraries = Libraries::get();
     let port = free_port();
@@ -56,7 +56,7 @@ fn a_status_in_the_midst_of_messages() {
 }
 
 #[test]
-fn a_rule_that_is_none_is_refused_with_what_is_known() {
+fn invalid_rule_refused_with_known_rules() {
     let Some(_) = uiw_interop::require("ibv_devinfo") else { return };
     let ended = alone("ibv_devinfo", &[], "call:reg_rm=ENOMEM");
     assert_eq!(

@@ -5,7 +5,7 @@ use std::path::Path;
 use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port};
 
 #[test]
-fn children_and_their_children_connect_to_the_parent() {
+fn forked_descendants_connect_to_parent() {
     let libraries = Libraries::get();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/forks.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
@@ -13,7 +13,7 @@ fn children_and_their_children_connect_to_the_parent() {
 }
 
 #[test]
-fn forks_before_and_after_the_first_use_with_and_without_exec() {
+fn forks_around_first_use() {
     let libraries = Libraries::get();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/fork_exec.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };

@@ -46,7 +46,7 @@ fn port_of(server: &mut Running) -> String {
 /// A thread of the server that waits for completions says it, and another one frees the connection when the client disconnects: where it
 /// comes first the server says nothing. So it has to say the message of one client of several.
 #[test]
-fn client_and_server_say_each_others_message() {
+fn client_and_server_exchange_messages() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let of = |name: &str| programs.path(&format!("01_basic-client-server/{name}"));
     let address = network.server_address().to_string();
@@ -110,7 +110,7 @@ fn messages_are_written_and_read() {
 
 /// 03: files from none to several of its chunks of 10 MiB, each a Write with immediate data, are the same at the server.
 #[test]
-fn files_are_the_same_at_the_server() {
+fn files_identical_at_server() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let of = |name: &str| programs.path(&format!("03_file-transfer/rdma-file-transfer/{name}"));
     let address = network.server_address().to_string();

@@ -23,7 +23,7 @@ fn administer(socket: &Path, words: &[&str]) -> i32 {
 }
 
 #[test]
-fn an_image_is_written_and_read_back() {
+fn image_written_and_read_back() {
     let programs = ["tgtd", "tgtadm", "qemu-img", "qemu-io", DRIVER];
     if programs.into_iter().any(|program| uiw_interop::require(program).is_none()) {
         return;

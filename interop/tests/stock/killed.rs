@@ -80,7 +80,7 @@ fn runs(number: u32) -> bool {
 }
 
 #[test]
-fn a_killed_run_leaves_nothing() {
+fn killed_run_leaves_nothing() {
     let Some(run) = Run::start() else { return };
     run.running.signal("KILL");
     run.nothing_is_left();
@@ -89,7 +89,7 @@ fn a_killed_run_leaves_nothing() {
 /// The first process's threads end one after the other, and it is the second one's parent until the last one has ended. Here that is a thread
 /// which has a processor for itself only where a busy process leaves it.
 #[test]
-fn a_killed_run_whose_last_thread_ends_late_leaves_nothing() {
+fn killed_run_with_late_thread_leaves_nothing() {
     const RUNS: usize = 8;
     let allowed = fs::read_to_string("/proc/self/status").unwrap();
     let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
@@ -122,7 +122,7 @@ fn thread_of(process: u32, name: &str) -> u32 {
 
 /// The process that waits for the program and reports.
 #[test]
-fn a_run_whose_second_process_is_killed_leaves_nothing() {
+fn run_with_killed_guard_leaves_nothing() {
     let Some(run) = Run::start() else { return };
     let first = run.running.id();
     let second = fs::read_to_string(format!("/proc/{first}/task/{first}/children")).unwrap();

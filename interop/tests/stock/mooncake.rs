@@ -96,7 +96,7 @@ fn engines(options: &[&str]) -> Option<Programs> {
 }
 
 #[test]
-fn a_transfer_engine_writes_and_reads() {
+fn transfer_engine_writes_and_reads() {
     let Some(engines) = engines(&OPTIONS) else { return };
     for end in &engines.ends {
         is_reliable(&report(end.well()), PAYLOAD);
@@ -160,7 +160,7 @@ const STORED: u64 = 16 << 20;
 const STORE_BYTES: u64 = 4 << 20;
 
 #[test]
-fn a_store_outlives_a_killed_program() {
+fn store_outlives_killed_program() {
     let Some(store) = store(&OPTIONS) else { return };
     store.ends[0].well();
     for end in &store.ends {
@@ -175,7 +175,7 @@ fn a_store_outlives_a_killed_program() {
 
 /// As [`hidden_devices_of_engines_are_noticed`].
 #[test]
-fn hidden_devices_of_a_store_are_noticed() {
+fn hidden_devices_of_store_noticed() {
     let Some(store) = store(&HIDDEN) else { return };
     store.are_on_tcp(STORE_BYTES);
 }

@@ -239,12 +239,12 @@ fn every_pair_and_collectives(mpi: &Mpi) {
 }
 
 #[test]
-fn open_mpi_verifies_every_pair_and_collectives() {
+fn open_mpi_verifies_pairs_and_collectives() {
     every_pair_and_collectives(&OPEN_MPI);
 }
 
 #[test]
-fn open_mpi_on_libfabric_verifies_every_pair_and_collectives() {
+fn open_mpi_on_libfabric_verifies_pairs() {
     every_pair_and_collectives(&OPEN_MPI_OFI);
 }
 
@@ -269,17 +269,17 @@ fn a_killed_rank_ends_the_job(mpi: &Mpi) {
 }
 
 #[test]
-fn a_killed_rank_ends_a_job_of_open_mpi() {
+fn killed_rank_ends_open_mpi_job() {
     a_killed_rank_ends_the_job(&OPEN_MPI);
 }
 
 #[test]
-fn a_killed_rank_ends_a_job_of_open_mpi_on_libfabric() {
+fn killed_rank_ends_libfabric_job() {
     a_killed_rank_ends_the_job(&OPEN_MPI_OFI);
 }
 
 #[test]
-fn a_killed_rank_ends_a_job_of_mpich() {
+fn killed_rank_ends_mpich_job() {
     a_killed_rank_ends_the_job(&MPICH);
 }
 

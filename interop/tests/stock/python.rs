@@ -67,12 +67,12 @@ const IWARP: &[&str] =
     &["async_read", "async_reject_traffic", "async_traffic", "async_write", "sync_traffic"];
 
 #[test]
-fn rdmacm_tests_pass_on_an_iwarp_device() {
+fn rdmacm_tests_pass_on_iwarp() {
     run("iwarp", IWARP);
 }
 
 #[test]
-fn rdmacm_tests_pass_on_what_looks_like_roce() {
+fn rdmacm_tests_pass_on_roce() {
     // CONNECT_RESPONSE, which the last one waits for, is unknown on iWARP.
     run("roce", &[IWARP, &["async_traffic_external_qp"]].concat());
 }
@@ -122,7 +122,7 @@ const MAY_SKIP: &[&str] = &[
 ];
 
 #[test]
-fn all_tests_pass_or_name_what_the_device_has_not() {
+fn tests_pass_or_name_missing_features() {
     let libraries = Libraries::get();
     let Some(folder) = unpacked(&libraries) else { return };
     let script = folder.join("all.py");

@@ -24,7 +24,7 @@ fn bytes(count: u8) -> String {
 }
 
 #[test]
-fn single_requests_reach_a_responder_that_is_not_ours() {
+fn single_requests_reach_foreign_responder() {
     let Some(python) = uiw_interop::require("python3") else { return };
     let requests = [
         "send:48",
@@ -48,7 +48,7 @@ fn single_requests_reach_a_responder_that_is_not_ours() {
 }
 
 #[test]
-fn a_message_that_does_not_come_is_an_error() {
+fn missing_message_is_error() {
     let Some(python) = uiw_interop::require("python3") else { return };
     let [ours, theirs] = exchange(&python, &["recv"]);
     assert_eq!((ours.code, ours.count("recv has not completed in time")), (4, 1), "{ours:?} {theirs:?}");

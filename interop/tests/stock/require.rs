@@ -199,7 +199,7 @@ fn namespaces_and_other_users_are_counted() {
 
 /// Each child of a fork opens an engine of its own, and none writes in another one's file: what was sent between all of them was received.
 #[test]
-fn a_tree_of_forks_is_summed() {
+fn forked_processes_summed() {
     let libraries = Libraries::get();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/forks.c");
     let Some(program) = compile(&libraries, &source, &[]) else { return };
@@ -211,7 +211,7 @@ fn a_tree_of_forks_is_summed() {
 }
 
 #[test]
-fn a_killed_program_is_reported_and_its_exit_code_wins() {
+fn killed_program_reported_with_exit_code() {
     let libraries = Libraries::get();
     let ended = Running::start(run(&libraries, &["--require", "--json"], &["sh", "-c", "kill -9 $$"])).end();
     assert_eq!((ended.code, number(&report(&ended), "exit_code")), (137, 137));

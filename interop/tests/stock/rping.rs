@@ -44,7 +44,7 @@ fn thousand_verified_pings_on_loopback() {
 }
 
 #[test]
-fn thousand_verified_pings_on_loopback_as_an_ordinary_user() {
+fn thousand_pings_on_loopback_as_user() {
     let (Some(_), Some(user)) = (uiw_interop::require("rping"), ordinary()) else { return };
     thousand_of_60000(&Network::Loopback, user);
 }
@@ -56,7 +56,7 @@ fn thousand_verified_pings_between_namespaces() {
 }
 
 #[test]
-fn thousand_verified_pings_between_namespaces_as_an_ordinary_user() {
+fn thousand_pings_between_namespaces_as_user() {
     let (Some(_), Some(user), Some(network)) = (uiw_interop::require("rping"), ordinary(), Network::veth())
     else {
         return;
@@ -211,7 +211,7 @@ fn against_our_own_server() {
 }
 
 #[test]
-fn port_offset_is_between_the_program_and_the_wire() {
+fn port_offset_applied_below_program() {
     let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     let port = free_port();
@@ -235,7 +235,7 @@ fn port_offset_is_between_the_program_and_the_wire() {
 
 /// Standard error on a device that is full: the log of the libraries, which a peer can add to, ends no thread of the program.
 #[test]
-fn a_log_that_cannot_be_written_ends_nothing() {
+fn unwritable_log_ends_nothing() {
     let (Some(_), network, libraries) = (uiw_interop::require("rping"), Network::Loopback, Libraries::get())
     else {
         return;

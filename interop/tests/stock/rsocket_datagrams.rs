@@ -49,7 +49,7 @@ fn transfers(ended: &Ended) -> &str {
 }
 
 #[test]
-fn udpong_of_every_device_in_all_its_modes() {
+fn udpong_in_all_modes() {
     let Some(_) = uiw_interop::require("udpong") else { return };
     let has_ipv6 = UdpSocket::bind("[::1]:0").is_ok();
     for variable in DEVICES {
@@ -87,7 +87,7 @@ fn udpong_between_hosts() {
 
 /// The program asks again where no answer comes, and compares the bytes.
 #[test]
-fn datagrams_on_a_path_that_loses_and_reorders() {
+fn datagrams_on_lossy_path() {
     let libraries = Libraries::get();
     let (Some(program), Some(network)) = (program(&libraries), Network::path()) else { return };
     let mut wan = Command::new(uiw());
@@ -109,7 +109,7 @@ fn datagrams_on_a_path_that_loses_and_reorders() {
 }
 
 #[test]
-fn a_device_without_datagrams_says_which_setting_gives_them() {
+fn missing_datagrams_name_setting() {
     let Some(_) = uiw_interop::require("udpong") else { return };
     let libraries = Libraries::get();
     let mut command = libraries.command(User::Same, "udpong");
@@ -125,7 +125,7 @@ fn program(libraries: &Libraries) -> Option<PathBuf> {
 }
 
 #[test]
-fn every_call_does_what_it_does_on_udp() {
+fn calls_behave_as_on_udp() {
     let libraries = Libraries::get();
     let Some(program) = program(&libraries) else { return };
     let has_ipv6 = UdpSocket::bind("[::1]:0").is_ok();
@@ -179,7 +179,7 @@ fn preloaded(libraries: &Libraries, library: &Path, program: &Path, config: &str
 }
 
 #[test]
-fn sockets_that_the_configuration_names_are_rsockets() {
+fn configured_sockets_are_rsockets() {
     let libraries = Libraries::get();
     let Some(program) = program(&libraries) else { return };
     let library = libraries.folder().join("rsocket/librspreload.so.1");
@@ -194,7 +194,7 @@ fn sockets_that_the_configuration_names_are_rsockets() {
 
 /// Debian's library makes rsockets of every UDP socket.
 #[test]
-fn sockets_under_the_library_of_rdma_core() {
+fn sockets_under_rdma_core_library() {
     let library = Path::new("/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so");
     if !library.exists() {
         uiw_interop::skip("librspreload.so of rdma-core");
@@ -316,7 +316,7 @@ impl Peer {
 }
 
 #[test]
-fn what_is_no_datagram_of_an_rsocket_is_dropped() {
+fn foreign_datagrams_dropped() {
     let libraries = Libraries::get();
     let Some(mut victim) = Victim::start(&libraries) else { return };
     let mut peer = Peer::new();
@@ -376,7 +376,7 @@ fn what_is_no_datagram_of_an_rsocket_is_dropped() {
 
 /// The table of peers is full, and a flood is no reason to end; those that are right are answered, and the memory is bounded.
 #[test]
-fn floods_of_peers_and_of_rubbish_leave_room_for_others() {
+fn floods_leave_room_for_others() {
     let libraries = Libraries::get();
     let Some(victim) = Victim::start(&libraries) else { return };
     let peer = Peer::new();

@@ -68,7 +68,7 @@ fn rstream_in_all_its_modes() {
 
 /// What a process has sent is with the peer although the process has ended long before: the path takes seconds for it.
 #[test]
-fn last_bytes_arrive_over_a_slow_path() {
+fn last_bytes_arrive_over_slow_path() {
     let Some(_) = uiw_interop::require("rstream") else { return };
     let Some(network) = Network::path() else { return };
     let libraries = Libraries::get();
@@ -106,7 +106,7 @@ fn rstream_of_ipv6() {
 
 /// Messages as immediates of Writes, and what else may change on the wire.
 #[test]
-fn rstream_of_every_kind_of_device_and_wire() {
+fn rstream_on_all_devices_and_variants() {
     let Some(_) = uiw_interop::require("rstream") else { return };
     let libraries = Libraries::get();
     for variables in [
@@ -124,7 +124,7 @@ fn rstream_of_every_kind_of_device_and_wire() {
 
 /// Each end decides how messages travel. Two that decide differently say so, and exchange nothing.
 #[test]
-fn ends_that_send_messages_in_different_ways_refuse_each_other() {
+fn ends_of_different_variants_refused() {
     let Some(_) = uiw_interop::require("rstream") else { return };
     let libraries = Libraries::get();
     let port = free_port();
@@ -156,7 +156,7 @@ fn riostream_writes_to_mapped_buffers() {
 }
 
 #[test]
-fn rcopy_copies_a_file_of_a_gibibyte() {
+fn rcopy_copies_gibibyte_file() {
     let Some(_) = uiw_interop::require("rcopy") else { return };
     let libraries = Libraries::get();
     let (from, to) = (libraries.folder().join("from"), libraries.folder().join("to"));
@@ -183,7 +183,7 @@ fn rcopy_copies_a_file_of_a_gibibyte() {
 }
 
 #[test]
-fn every_call_does_what_its_manual_says() {
+fn calls_follow_manual() {
     let libraries = Libraries::get();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/rsocket.c");
     let flags = ["-Wall", "-Wextra", "-Werror", "-pthread", "-ldl"];

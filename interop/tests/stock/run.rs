@@ -23,7 +23,7 @@ fn command(libraries: &Libraries, user: User, options: &[&str], program: &[&str]
 }
 
 #[test]
-fn programs_with_a_libibverbs_of_their_own_use_ours() {
+fn programs_with_bundled_libibverbs_use_ours() {
     let Some(_) = uiw_interop::require("cc") else { return };
     let libraries = Libraries::get();
     let at = |name: &str| libraries.folder().join(name).to_string_lossy().into_owned();
@@ -52,7 +52,7 @@ fn programs_with_a_libibverbs_of_their_own_use_ours() {
 
 /// Programs check that a node is a character device that can be read and written; the rest of `/dev` is as it was.
 #[test]
-fn device_nodes_are_there_for_root_and_ordinary_users() {
+fn device_nodes_exist_for_all_users() {
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
     // UCX would connect two loopback devices to each other: beside another device it has no node.
@@ -87,7 +87,7 @@ fn device_nodes_are_there_for_root_and_ordinary_users() {
 
 /// A container without a network has the loopback device alone.
 #[test]
-fn the_loopback_device_has_a_node_where_it_is_alone() {
+fn lone_loopback_device_has_node() {
     let Some(_) = uiw_interop::require("unshare") else { return };
     let libraries = Libraries::get();
     let script = format!("ip link set lo up && exec {} run --sysfs -- ls /dev/infiniband", uiw().display());

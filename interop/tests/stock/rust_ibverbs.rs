@@ -60,7 +60,7 @@ fn report_counters_and_capture_agree() {
 /// Its own example: a queue pair that is connected to itself sends a number, which is compared. It takes the first device, and the second
 /// one of its GIDs.
 #[test]
-fn its_example_compares_what_it_sends_to_itself() {
+fn example_verifies_own_message() {
     let (Some(programs), Some(hosts)) = (programs(), Hosts::new(1)) else { return };
     let libraries = Libraries::get();
     let program = programs.path("loopback");

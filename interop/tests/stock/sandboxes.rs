@@ -106,7 +106,7 @@ fn everything_succeeds(rules: impl FnOnce(&Sandboxes<'_>) -> Vec<String>) {
 }
 
 #[test]
-fn the_calls_of_system_services_are_enough() {
+fn system_service_calls_suffice() {
     everything_succeeds(|sandboxes| vec![sandboxes.system_service()]);
 }
 
@@ -135,12 +135,12 @@ fn missing_netlink_logged_once() {
 }
 
 #[test]
-fn neither_namespaces_nor_code_that_is_written_are_needed() {
+fn namespaces_and_writable_code_not_needed() {
     everything_succeeds(|_| vec!["namespaces".to_owned(), "write-exec".to_owned()]);
 }
 
 #[test]
-fn the_calls_of_containers_are_enough() {
+fn container_calls_suffice() {
     everything_succeeds(|sandboxes| [sandboxes.docker()].concat());
 }
 
@@ -150,7 +150,7 @@ fn newer_calls_are_not_needed() {
 }
 
 #[test]
-fn a_hardened_service_exchanges_data() {
+fn hardened_service_exchanges_data() {
     everything_succeeds(|sandboxes| [sandboxes.hardened()].concat());
 }
 
@@ -192,7 +192,7 @@ fn memory_is_checked_by_permitted_calls() {
 
 /// A child of a fork, and the program that it becomes, in a sandbox that the parent has made.
 #[test]
-fn forks_and_programs_of_forks_inherit_the_sandbox() {
+fn forks_inherit_sandbox() {
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
     for name in ["forks.c", "fork_exec.c"] {
@@ -271,7 +271,7 @@ fn free(libraries: &Libraries, program: &[&str]) -> Command {
 
 /// Where no thread can be made, the program gets an error and the user a line.
 #[test]
-fn a_limit_of_tasks_is_named() {
+fn task_limit_named() {
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/c");
@@ -312,7 +312,7 @@ fn a_limit_of_tasks_is_named() {
 
 /// A run that is reported needs a thread: without it nothing of the program is left.
 #[test]
-fn a_reported_run_without_threads_ends_its_program() {
+fn reported_run_without_threads_ends_program() {
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
     let uiw = uiw().to_str().expect("a path of text");
@@ -337,7 +337,7 @@ fn a_reported_run_without_threads_ends_its_program() {
 
 /// With few descriptors each end succeeds or says so, whatever the number is at which they are used up.
 #[test]
-fn a_limit_of_descriptors_is_named() {
+fn descriptor_limit_named() {
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
     let mut refused = 0;
@@ -364,7 +364,7 @@ fn a_limit_of_descriptors_is_named() {
 
 /// A family that is needed.
 #[test]
-fn a_refused_family_is_named() {
+fn refused_address_family_named() {
     let Some(_) = uiw_interop::require(RPING.program) else { return };
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
@@ -434,13 +434,13 @@ fn runs_are_reported_in_sandboxes() {
 /// docs/containers.md has the calls: a process that may make no other one exchanges data. What the program itself and the C library need to
 /// start and end is beside it.
 #[test]
-fn the_documented_calls_are_enough() {
+fn documented_calls_suffice() {
     everything_succeeds(|sandboxes| vec![sandboxes.permit("kill", &format!("{} {PROGRAMS}", documented()))]);
 }
 
 /// No call is documented that system services are refused.
 #[test]
-fn the_documented_calls_are_those_of_system_services() {
+fn documented_calls_match_system_services() {
     let permitted = system_service();
     let permitted: Vec<_> = permitted.split_whitespace().collect();
     let calls = documented();

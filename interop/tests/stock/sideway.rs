@@ -24,7 +24,7 @@ fn programs_on_two_hosts() -> Option<(Programs, Network, Libraries)> {
 
 /// rdma_cm, Writes with immediate data, Reads and atomic operations, by both kinds of queue pairs and completion queues.
 #[test]
-fn memory_of_a_server_is_written_and_read_back() {
+fn server_memory_written_and_read_back() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let peer = programs.path("uiw-sideway-peer");
     let address = network.server_address().to_string();
@@ -68,7 +68,7 @@ fn report_counters_and_capture_agree() {
 
 /// Its own ping-pongs, whose queue pairs are connected out of band.
 #[test]
-fn its_ping_pongs_run() {
+fn ping_pongs_run() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let address = network.server_address().to_string();
     for persona in ["iwarp", "roce", "ib"] {
@@ -91,7 +91,7 @@ fn its_ping_pongs_run() {
 
 /// Its cmtime: 100 connections at once, of which each end modifies the queue pair itself, and no payload.
 #[test]
-fn its_cmtime_connects() {
+fn cmtime_connects() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     let program = programs.path("cmtime");
     let address = network.server_address().to_string();
@@ -114,7 +114,7 @@ fn its_cmtime_connects() {
 }
 
 #[test]
-fn its_lists_of_devices_and_gids_show_ours() {
+fn device_and_gid_lists_show_uiw() {
     let (Some(programs), Some(network)) = (programs(), Network::veth()) else { return };
     let libraries = Libraries::get();
     let address = network.client_address().to_string();
@@ -133,7 +133,7 @@ fn its_lists_of_devices_and_gids_show_ours() {
 /// Its own tests: each opens every device, and connects queue pairs to themselves. Not `test_iterations`, which makes devices that libibverbs
 /// did not give out and asks it for their names.
 #[test]
-fn its_own_tests_pass() {
+fn own_tests_pass() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };
     for persona in ["roce", "ib"] {
         for name in ["test_atomic", "test_cq", "test_mr_and_cq", "test_post_send", "test_qp", "sideway"] {

@@ -39,7 +39,7 @@ fn compiled(libraries: &Libraries, name: &str) -> Option<PathBuf> {
 }
 
 #[test]
-fn every_call_does_what_it_does_on_tcp() {
+fn calls_behave_as_on_tcp() {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload.c") else { return };
     let program = program.to_str().unwrap();
@@ -82,13 +82,13 @@ fn says_on_both(source: &str, said: &str) {
 }
 
 #[test]
-fn threads_that_share_epoll_sets_lose_no_member_and_no_event() {
+fn threads_sharing_epoll_sets_lose_nothing() {
     says_on_both("preload_sets.c", "sets are as they should be");
 }
 
 /// A firewall drops packets to the port of rsockets without a word.
 #[test]
-fn a_plain_server_is_reached_where_the_port_of_rsockets_does_not_answer() {
+fn plain_server_reached_despite_silent_port() {
     says_on_both("preload_dropped.c", "the server is reached");
 }
 
@@ -99,7 +99,7 @@ fn connections_that_no_peer_accepts_end() {
 
 /// Wrong settings do not switch TLS off: a program gets no TCP sockets.
 #[test]
-fn a_program_with_wrong_settings_has_no_tcp_sockets() {
+fn wrong_settings_leave_no_tcp_sockets() {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload_clear.c") else { return };
     for (name, value) in [("UIW_SHARDS", &b"abc"[..]), ("UIW_PERSONA", b"\xff")] {
@@ -124,17 +124,17 @@ pub(crate) fn nothing_is_in_the_clear(libraries: &Libraries, mode: &str, tls: Op
 
 /// A connection that cannot become an rsocket is not one of TCP.
 #[test]
-fn a_connection_that_finds_no_descriptor_fails() {
+fn connection_without_descriptor_fails() {
     nothing_is_in_the_clear(&Libraries::get(), "no-descriptor", None);
 }
 
 #[test]
-fn a_message_that_connects_does_not_connect_by_tcp() {
+fn connecting_message_not_sent_by_tcp() {
     nothing_is_in_the_clear(&Libraries::get(), "fast-open", None);
 }
 
 #[test]
-fn a_process_with_busy_threads_forks_and_its_children_have_rsockets() {
+fn fork_with_busy_threads_keeps_rsockets() {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload_fork.c") else { return };
     // The first fork of a process comes while its threads begin: what is made once in a process may be half made. One process has few such
@@ -167,7 +167,7 @@ fn line<'a>(ended: &'a Ended, beginning: &str) -> &'a str {
 }
 
 #[test]
-fn a_thousand_sockets_leave_nothing_behind() {
+fn thousand_sockets_leave_nothing() {
     let libraries = Libraries::get();
     let Some(few) = thousand(&libraries, 10, "all") else { return };
     let Some(many) = thousand(&libraries, 1000, "all") else { return };
@@ -186,7 +186,7 @@ fn a_thousand_sockets_leave_nothing_behind() {
 }
 
 #[test]
-fn no_call_of_a_thousand_sockets_hangs_when_the_peer_is_killed() {
+fn killed_peer_hangs_no_socket() {
     let libraries = Libraries::get();
     let Some(server) = thousand(&libraries, 1000, "kill-server") else { return };
     assert_eq!((line(&server, "client ended with "), line(&server, "server ended with ")), ("0", "9"));
@@ -245,7 +245,7 @@ fn iperf3_under_debians_preload_library() {
 
 /// An iperf3 without rsockets, and what a client says that has some.
 #[test]
-fn a_plain_server_is_reached_over_tcp() {
+fn plain_server_reached_over_tcp() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
     let libraries = Libraries::get();
     let port = free_port();
@@ -264,7 +264,7 @@ fn a_plain_server_is_reached_over_tcp() {
 
 /// As above without blocking, between hosts: the refusal comes later than the call returns.
 #[test]
-fn a_plain_server_is_reached_over_tcp_without_blocking() {
+fn plain_server_reached_without_blocking() {
     let (Some(_), Some(_)) = (uiw_interop::require("curl"), uiw_interop::require("python3")) else { return };
     let Some(hosts) = Hosts::new(2) else { return };
     let libraries = Libraries::get();
@@ -298,7 +298,7 @@ fn a_plain_server_is_reached_over_tcp_without_blocking() {
 }
 
 #[test]
-fn programs_and_ports_of_the_list_stay_on_tcp() {
+fn listed_programs_and_ports_stay_on_tcp() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
     let libraries = Libraries::get();
     for by_port in [false, true] {
@@ -322,7 +322,7 @@ pub(crate) fn offset_beyond_ports(port: u16) -> String {
 }
 
 #[test]
-fn ports_that_the_offset_makes_none_stay_on_tcp() {
+fn ports_beyond_offset_stay_on_tcp() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
     let libraries = Libraries::get();
     let port = free_port();
@@ -339,7 +339,7 @@ fn ports_that_the_offset_makes_none_stay_on_tcp() {
 
 /// Most ports that the system gives are behind those that the offset leaves a number for.
 #[test]
-fn a_program_can_name_every_port_that_it_is_given() {
+fn every_given_port_can_be_named() {
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload.c") else { return };
@@ -352,7 +352,7 @@ fn a_program_can_name_every_port_that_it_is_given() {
 
 /// Each end decides how messages travel. Two that decide differently say so.
 #[test]
-fn ends_of_different_personas_refuse_each_other() {
+fn different_personas_refuse_each_other() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
     let libraries = Libraries::get();
     let port = free_port();
@@ -374,7 +374,7 @@ fn ends_of_different_personas_refuse_each_other() {
 }
 
 #[test]
-fn the_program_behind_exec_logs_the_connections_that_have_ended() {
+fn executed_program_logs_ended_connections() {
     let libraries = Libraries::get();
     let Some(program) = compiled(&libraries, "preload_exec.c") else { return };
     let on_tcp = Running::start(libraries.command(User::Same, &program)).end();

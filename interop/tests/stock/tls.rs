@@ -257,7 +257,7 @@ fn perftest_out_of_band() {
 }
 
 #[test]
-fn a_wrong_file_is_named() {
+fn wrong_file_named() {
     let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     let ends = Ends::new(&libraries);
@@ -348,7 +348,7 @@ fn sockets_that_cannot_be_encrypted_fail() {
 
 /// A port that the offset makes none stays on TCP, which would not be encrypted.
 #[test]
-fn sockets_of_ports_that_the_offset_makes_none_are_refused() {
+fn sockets_beyond_port_offset_refused() {
     let Some(_) = uiw_interop::require("iperf3") else { return };
     let libraries = Libraries::get();
     let ends = Ends::new(&libraries);

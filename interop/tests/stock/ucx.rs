@@ -63,12 +63,12 @@ fn exchanges_addresses(persona: &str) {
 }
 
 #[test]
-fn perftest_is_on_rc_queue_pairs_of_persona_roce() {
+fn perftest_rc_roce() {
     exchanges_addresses("roce");
 }
 
 #[test]
-fn perftest_is_on_rc_queue_pairs_of_persona_ib() {
+fn perftest_rc_ib() {
     exchanges_addresses("ib");
 }
 
@@ -88,7 +88,7 @@ const TRANSPORT_TESTS: &[(&str, &[&str], u64, u64)] = &[
 ];
 
 #[test]
-fn perftest_of_the_transport_is_on_rc_queue_pairs() {
+fn transport_perftest_rc() {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
     let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
     let libraries = Libraries::get();
@@ -158,12 +158,12 @@ fn connects_by_rdma_cm(persona: &str) {
 }
 
 #[test]
-fn io_demo_connects_by_rdma_cm_on_persona_roce() {
+fn io_demo_rdma_cm_roce() {
     connects_by_rdma_cm("roce");
 }
 
 #[test]
-fn io_demo_connects_by_rdma_cm_on_persona_ib() {
+fn io_demo_rdma_cm_ib() {
     connects_by_rdma_cm("ib");
 }
 
@@ -253,22 +253,22 @@ fn puts_and_gets(persona: &str, wire_up: WireUp) {
 }
 
 #[test]
-fn memory_is_put_and_got_by_rdma_cm_on_persona_roce() {
+fn put_get_rdma_cm_roce() {
     puts_and_gets("roce", WireUp::RdmaCm);
 }
 
 #[test]
-fn memory_is_put_and_got_by_rdma_cm_on_persona_ib() {
+fn put_get_rdma_cm_ib() {
     puts_and_gets("ib", WireUp::RdmaCm);
 }
 
 #[test]
-fn memory_is_put_and_got_by_exchanged_addresses_on_persona_roce() {
+fn put_get_exchanged_addresses_roce() {
     puts_and_gets("roce", WireUp::Addresses);
 }
 
 #[test]
-fn memory_is_put_and_got_by_exchanged_addresses_on_persona_ib() {
+fn put_get_exchanged_addresses_ib() {
     puts_and_gets("ib", WireUp::Addresses);
 }
 
@@ -321,7 +321,7 @@ impl Transfer<'_> {
 
 /// UCX fails an assertion when the one that listens sends before the one that connects has called `rdma_establish`.
 #[test]
-fn the_one_that_listens_may_speak_first() {
+fn listener_may_speak_first() {
     for persona in ["roce", "ib"] {
         for transports in [Some("ud_verbs,self"), None] {
             let Some(network) = Network::veth() else { return };
@@ -339,7 +339,7 @@ fn the_one_that_listens_may_speak_first() {
 
 /// Datagrams alone on a path that loses, doubles and reorders.
 #[test]
-fn datagrams_of_rdma_cm_survive_a_lossy_path() {
+fn rdma_cm_datagrams_survive_lossy_path() {
     let Some(network) = Network::path() else { return };
     let wan = LossyPath::start(&network);
     let transfer = Transfer { persona: "roce", transports: Some("ud_verbs,self"), mebibytes: 16, pause: 0 };

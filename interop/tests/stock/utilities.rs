@@ -44,7 +44,7 @@ fn personas_show_what_they_say() {
 }
 
 #[test]
-fn a_bad_setting_is_named_in_one_line() {
+fn bad_setting_named_in_one_line() {
     let Some(_) = uiw_interop::require("ibv_devinfo") else { return };
     let libraries = Libraries::get();
     let mut command = libraries.command(User::Same, "ibv_devices");
@@ -133,7 +133,7 @@ fn pingpong_with_a_shared_receive_queue() {
 }
 
 #[test]
-fn pingpong_between_namespaces_as_an_ordinary_user() {
+fn pingpong_between_namespaces_as_user() {
     let (Some(user), Some(network)) = (ordinary(), Network::veth()) else { return };
     for program in ["ibv_rc_pingpong", "ibv_srq_pingpong"] {
         pingpong(&network, User::Same, "iwarp", program, &["-g", "0"]);
@@ -142,7 +142,7 @@ fn pingpong_between_namespaces_as_an_ordinary_user() {
 }
 
 #[test]
-fn ports_of_queue_pairs_are_those_asked_for() {
+fn queue_pair_ports_as_configured() {
     let Some(_) = uiw_interop::require("ibv_rc_pingpong") else { return };
     let libraries = Libraries::get();
     let port = free_port();
@@ -168,7 +168,7 @@ fn ports_of_queue_pairs_are_those_asked_for() {
 /// The end with the smaller number calls, and nothing of that gets through; the other end's call does. With either program
 /// at that end, server or client.
 #[test]
-fn the_other_end_calls_where_one_direction_is_walled_off() {
+fn other_end_connects_behind_firewall() {
     let (Some(_), Some(nft)) = (uiw_interop::require("ibv_rc_pingpong"), uiw_interop::require("nft")) else {
         return;
     };

@@ -57,7 +57,7 @@ fn client(libraries: &Libraries) -> Option<PathBuf> {
 
 /// Its own client: four threads with PING, SET and GET of values of 1,023 letters, compared, and a BGSAVE among them.
 #[test]
-fn its_own_client_passes_against_a_server_on_another_host() {
+fn own_client_passes_between_hosts() {
     let Some((valkey, network, libraries)) = valkey().and_then(on_two_hosts) else { return };
     let address = network.server_address().to_string();
     for persona in ["iwarp", "roce", "ib"] {
@@ -76,7 +76,7 @@ fn its_own_client_passes_against_a_server_on_another_host() {
 }
 
 #[test]
-fn values_of_up_to_32_mib_are_equal() {
+fn values_up_to_32_mib_equal() {
     let Some((valkey, network, libraries)) = valkey().and_then(on_two_hosts) else { return };
     let Some(client) = client(&libraries) else { return };
     let client = client.to_str().expect("a path of text");

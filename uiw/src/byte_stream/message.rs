@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_read_as_they_are_written() {
+    fn headers_survive_round_trip() {
         for header in [Header::default(), Header { credits: 0x0102_0304, fin: true }] {
             let mut message = header.emit().to_vec();
             message.extend(b"payload");

@@ -36,7 +36,7 @@ fn settings() -> ConnectionConfig {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_bytes_read_back() {
     for (seed, piece, split) in [(1, 1, Split::Whole), (2, 7, Split::Random(50)), (3, 5_000, Split::Fixed(1))]
     {
         let simulation = Simulation::new(seed, Link { capacity: 300, recv_split: split, ..Link::default() });
@@ -68,7 +68,7 @@ fn what_is_written_is_read() {
 /// A request and an answer as long as many windows: each end writes all of its bytes before it reads any would block on both, so one
 /// reads while it writes.
 #[test]
-fn an_echo_of_any_length() {
+fn echo_of_any_length() {
     let simulation = Simulation::new(7, Link { capacity: 300, ..Link::default() });
     let ((_, client), (_, server)) = simulation.connect(&settings());
     let sent = bytes(9, 10_000);
@@ -107,7 +107,7 @@ fn an_echo_of_any_length() {
 
 /// The reader does nothing, the writer has used its credits: other operations of the connection go on.
 #[test]
-fn a_reader_that_is_busy_stops_bytes_and_nothing_else() {
+fn busy_reader_stops_bytes_only() {
     let simulation = Simulation::new(1, Link::default());
     let ((client_pd, client), (server_pd, server)) = simulation.connect(&settings());
     let memory = server_pd.share(64, Access::REMOTE_READ | Access::REMOTE_ATOMIC).unwrap();
@@ -166,7 +166,7 @@ fn refused(messages: &[&[u8]]) -> String {
 }
 
 #[test]
-fn a_peer_that_breaks_the_format_is_named() {
+fn format_violation_named() {
     const FIRST: &[u8] = &[1, 0, 0, 0, 0, 0, 0, 9, 0, 0, 1, 0];
     assert!(refused(&[b"short"]).contains("shorter than the header"));
     assert!(refused(&[b"version of 12"]).contains("version 118"));
@@ -176,7 +176,7 @@ fn a_peer_that_breaks_the_format_is_named() {
 }
 
 #[test]
-fn a_connection_with_too_few_receives_is_refused() {
+fn connection_with_few_receives_refused() {
     let simulation = Simulation::new(1, Link::default());
     let ((_, client), (_, _server)) = simulation.connect(&ConnectionConfig::default().recv_depth(3));
     let refused = |connection: Connection| ByteStream::new(connection).unwrap_err().to_string();

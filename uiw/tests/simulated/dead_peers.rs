@@ -20,7 +20,7 @@ fn stall(simulation: &Simulation, on: bool) {
 }
 
 #[test]
-fn a_path_that_is_gone_ends_a_busy_connection_and_the_cause_is_named() {
+fn lost_path_ends_busy_connection() {
     let simulation = simulation();
     let settings = ConnectionConfig::default().dead_after(Duration::from_secs(20));
     let ((_, client), (_, server)) = simulation.connect(&settings);
@@ -45,7 +45,7 @@ fn a_path_that_is_gone_ends_a_busy_connection_and_the_cause_is_named() {
 }
 
 #[test]
-fn an_outage_that_is_shorter_than_the_time_out_ends_nothing() {
+fn short_outage_ends_nothing() {
     let simulation = simulation();
     let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default());
     stall(&simulation, true);
@@ -61,7 +61,7 @@ fn an_outage_that_is_shorter_than_the_time_out_ends_nothing() {
 
 /// Its TCP acknowledges, though the program takes nothing.
 #[test]
-fn a_busy_receiver_is_not_dead() {
+fn busy_receiver_is_not_dead() {
     let simulation = simulation();
     let settings = ConnectionConfig::default().recv_depth(1).dead_after(Duration::from_secs(2));
     let ((pd, client), (_, server)) = simulation.connect(&settings);
@@ -89,7 +89,7 @@ fn a_busy_receiver_is_not_dead() {
 
 /// Every request of a dead connection completes, each with a status.
 #[test]
-fn every_request_of_a_dead_connection_completes() {
+fn requests_of_dead_connection_complete() {
     let simulation = simulation();
     let settings = ConnectionConfig::default().dead_after(Duration::from_secs(20));
     let ((pd, client), (_, server)) = simulation.connect(&settings);

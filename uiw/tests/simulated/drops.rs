@@ -26,7 +26,7 @@ fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
 }
 
 #[test]
-fn a_dropped_operation_is_posted_in_its_turn() {
+fn dropped_operation_posted_in_order() {
     let simulation = Simulation::new(1, narrow());
     let settings = ConnectionConfig::default().send_depth(1);
     let ((pd, client), (_, server)) = simulation.connect(&settings);
@@ -48,7 +48,7 @@ fn a_dropped_operation_is_posted_in_its_turn() {
 }
 
 #[test]
-fn an_abandoned_window_bind_does_not_end_the_connection() {
+fn abandoned_bind_keeps_connection() {
     let simulation = Simulation::new(1, Link { capacity: 64 << 10, ..Link::default() });
     let ((pd, client), (server_pd, server)) = simulation.connect(&ConnectionConfig::default());
     let target = server_pd.share(4 << 20, Access::REMOTE_WRITE).unwrap();
@@ -83,7 +83,7 @@ impl Wake for Dropper {
 }
 
 #[test]
-fn a_waker_may_drop_operations_of_the_same_connection() {
+fn waker_drops_operations_of_connection() {
     let (done, over) = mpsc::channel();
     std::thread::spawn(move || {
         let simulation = Simulation::new(1, narrow());
@@ -106,7 +106,7 @@ fn a_waker_may_drop_operations_of_the_same_connection() {
 
 /// Operations that were dropped arrive, whether they were posted or wait for room, though the connection's last handle is gone.
 #[test]
-fn a_dropped_connection_finishes_its_operations() {
+fn dropped_connection_finishes_operations() {
     let simulation = Simulation::new(5, Link { capacity: 500, ..Link::default() });
     let settings = ConnectionConfig::default().recv_size(64 << 10).send_depth(1);
     let ((pd, client), (_, server)) = simulation.connect(&settings);
@@ -146,7 +146,7 @@ unsafe impl IoBuf for Counted {
 }
 
 #[test]
-fn detached_operations_keep_a_connection_no_longer_than_their_timeout() {
+fn detached_operations_time_out() {
     const TIMEOUT: Duration = Duration::from_secs(7);
     let simulation = Simulation::new(6, Link { capacity: 500, ..Link::default() });
     let mut settings = ConnectionConfig::default().send_depth(2).recv_depth(1);
@@ -185,7 +185,7 @@ fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<Counted> {
 
 /// The queue pair waits for another connection, and no handle is left that could set one up.
 #[test]
-fn detached_operations_of_a_queue_pair_that_outlived_its_connection_are_freed() {
+fn detached_operations_freed_after_connection() {
     let simulation = Simulation::new(7, Link::default());
     let mut settings = ConnectionConfig::default();
     settings.options.outlives_peer = true;
@@ -200,7 +200,7 @@ fn detached_operations_of_a_queue_pair_that_outlived_its_connection_are_freed() 
 
 /// RESET forgets what was posted: no completion will come.
 #[test]
-fn detached_operations_of_a_queue_pair_that_was_reset_are_freed() {
+fn detached_operations_freed_after_reset() {
     let simulation = Simulation::new(8, Link::default());
     let mut settings = ConnectionConfig::default();
     settings.options.acknowledged = true;
@@ -215,7 +215,7 @@ fn detached_operations_of_a_queue_pair_that_was_reset_are_freed() {
 
 /// The peer sends more messages than receives were posted: those in the queue are dropped, and each receive is posted again.
 #[test]
-fn a_connection_that_only_detached_operations_keep_discards_messages() {
+fn detached_connection_discards_messages() {
     let simulation =
         Simulation::new(9, Link { capacity: 500, latency: Duration::from_millis(5), ..Link::default() });
     let mut settings = ConnectionConfig::default().recv_depth(3).recv_size(64 << 10);
@@ -256,7 +256,7 @@ fn a_connection_that_only_detached_operations_keep_discards_messages() {
 
 /// Nothing drives the connection without a handle of its device: another connection is one, a protection domain is not.
 #[test]
-fn detached_operations_on_a_manual_device_end_with_its_last_handle() {
+fn manual_device_ends_detached_operations() {
     let simulation = Simulation::new(10, narrow());
     let settings = ConnectionConfig::default().detached_timeout(Duration::MAX);
     let ((pd, client), _server) = simulation.connect(&settings);

@@ -84,7 +84,7 @@ fn abort_ends_operations_at_once() {
 }
 
 #[test]
-fn abort_is_an_error_at_the_peer() {
+fn abort_is_error_at_peer() {
     let (simulation, client, server) = connected(&ConnectionConfig::default());
     let (received, _) = simulation.run(server.recv(), async { client.abort().await });
     let error = received.unwrap_err().to_string();
@@ -96,7 +96,7 @@ fn abort_is_an_error_at_the_peer() {
 }
 
 #[test]
-fn byte_stream_without_its_end_is_an_error() {
+fn byte_stream_without_end_is_error() {
     let (simulation, client, server) = connected(&ConnectionConfig::default());
     let ((), error) = simulation.run(
         async {

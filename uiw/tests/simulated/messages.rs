@@ -46,7 +46,7 @@ fn pass(simulation: &Simulation, time: Duration) {
 
 /// The sender waits as on TCP, however long it takes, and nothing is lost.
 #[test]
-fn a_receiver_that_is_busy_for_hours_loses_nothing() {
+fn busy_receiver_loses_nothing() {
     let simulation = Simulation::new(1, Link { capacity: 2_000, ..Link::default() });
     let ((_, client), (_, server)) =
         simulation.connect(&ConnectionConfig::default().recv_depth(4).send_depth(8));
@@ -73,7 +73,7 @@ fn a_receiver_that_is_busy_for_hours_loses_nothing() {
 
 /// Both ends at once, byte by byte and in lumps, around the length of a receive buffer and far beyond.
 #[test]
-fn messages_have_any_length_up_to_the_limit() {
+fn messages_of_any_length_to_limit() {
     let settings = ConnectionConfig::default().recv_size(1000).recv_depth(3).max_message(100_000);
     let lengths = [0, 1, 999, 1000, 1001, 5, 2000, 2001, 100_000, 0, 99_999, 1, 1000, 3, 100_000, 100_000];
     for (seed, split) in [(1, Split::Whole), (2, Split::Random(700)), (3, Split::Random(30_000))] {
@@ -84,7 +84,7 @@ fn messages_have_any_length_up_to_the_limit() {
 }
 
 #[test]
-fn a_message_beyond_the_limit_ends_the_connection_at_both_ends() {
+fn message_beyond_limit_ends_connection() {
     let settings = ConnectionConfig::default().recv_size(1000).max_message(2000);
     let simulation = Simulation::new(1, Link::default());
     let ((_, client), (_, server)) = simulation.connect(&settings);
@@ -194,7 +194,7 @@ fn trickling_peer_releases_message_memory() {
 
 /// Long messages that the program keeps delay the next one, and dropping one lets it come.
 #[test]
-fn long_messages_that_are_kept_are_bounded() {
+fn kept_long_messages_bounded() {
     let settings = ConnectionConfig::default().recv_size(100).recv_depth(32).max_message(10_000);
     let simulation = Simulation::new(1, Link { capacity: 4_000, ..Link::default() });
     let ((_, client), (_, server)) = simulation.connect(&settings);
@@ -226,7 +226,7 @@ fn long_messages_that_are_kept_are_bounded() {
 
 /// No receive is posted then, and so none is flushed.
 #[test]
-fn the_end_is_reported_while_the_program_keeps_every_message() {
+fn end_reported_while_messages_kept() {
     for orderly in [true, false] {
         let simulation = Simulation::new(1, Link::default());
         let ((_, client), (_, server)) = simulation.connect(&ConnectionConfig::default().recv_depth(2));

@@ -60,7 +60,7 @@ fn segments_follow_the_path() {
 /// A Write or Send is complete when TCP has taken its last byte, and not before: here TCP has room for a sixth of it.
 // [test:RFC5040-5.5-10]
 #[test]
-fn nothing_is_complete_before_tcp_has_it() {
+fn completion_follows_tcp() {
     for send in [false, true] {
         let simulation = Simulation::new(1, Link { capacity: 5_000, ..Link::default() });
         let (pd, connection, mut reader) = reader(&simulation, &settings());

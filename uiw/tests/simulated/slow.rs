@@ -93,7 +93,7 @@ fn closes_in_its_time(simulation: &Simulation, connection: &Connection, under_wa
 }
 
 #[test]
-fn a_peer_that_stops_reading_delays_only_itself() {
+fn stalled_peer_delays_only_itself() {
     const LEN: usize = 60_000;
     let simulation = Simulation::new(1, Link { capacity: 20_000, ..Link::default() });
     let (pd, connection, mut peer) = reader(&simulation, &settings());
@@ -140,7 +140,7 @@ fn answer(peer: &Reader, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn one_byte_a_minute_is_an_answer_in_the_end() {
+fn slow_answer_is_received() {
     const LEN: usize = 300;
     for whole in [true, false] {
         let simulation = Simulation::new(1, Link::default());

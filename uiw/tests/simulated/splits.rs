@@ -105,7 +105,7 @@ fn many_fpdus_in_one_read() {
 }
 
 #[test]
-fn a_pipe_narrower_than_an_fpdu() {
+fn pipe_narrower_than_fpdu() {
     let link = Link { capacity: 300, latency: Duration::from_micros(10), ..Link::default() };
     all_variants(4, &link, 70_000);
 }

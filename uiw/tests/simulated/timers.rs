@@ -12,7 +12,7 @@ use crate::link::{SERVER, Simulation};
 use crate::raw::{poll, reader, settings};
 
 #[test]
-fn a_send_that_meets_no_receive_waits_for_one() {
+fn send_waits_for_late_receive() {
     let simulation = Simulation::new(1, Link::default());
     let mut settings = ConnectionConfig::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(30);
@@ -33,7 +33,7 @@ fn a_send_that_meets_no_receive_waits_for_one() {
 }
 
 #[test]
-fn without_a_receive_in_time_the_stream_is_terminated() {
+fn missing_receive_terminates_stream() {
     let simulation = Simulation::new(1, Link::default());
     let mut settings = ConnectionConfig::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(3);
@@ -66,7 +66,7 @@ fn rounds(simulation: &Simulation, millis: u64) {
 
 /// A doorbell is served between rounds, and the last one may be long ago: the time for the close begins with the close.
 #[test]
-fn a_request_that_fails_after_a_long_pause_has_its_time_to_close() {
+fn failed_request_after_pause_closes_orderly() {
     let simulation = Simulation::new(1, Link::default());
     let (_pd, connection, mut peer) = reader(&simulation, &settings());
     rounds(&simulation, 5);
@@ -84,7 +84,7 @@ fn a_request_that_fails_after_a_long_pause_has_its_time_to_close() {
 
 /// As above: the time for which a Send waits for a receive begins when it is parked.
 #[test]
-fn a_send_that_is_parked_after_a_long_pause_has_its_time() {
+fn parked_send_after_pause_gets_full_timeout() {
     let simulation = Simulation::new(1, Link::default());
     let mut settings = ConnectionConfig::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(3);
@@ -105,7 +105,7 @@ fn a_send_that_is_parked_after_a_long_pause_has_its_time() {
 
 /// The round trip takes longer than the second for which a peer on a short path is awaited.
 #[test]
-fn an_extension_is_used_over_a_round_trip_of_three_seconds() {
+fn extension_used_over_slow_round_trip() {
     let simulation = Simulation::new(1, Link { latency: Duration::from_millis(1500), ..Link::default() });
     let settings = ConnectionConfig::default().startup_timeout(Duration::from_secs(30));
     let ((pd, client), (_, server)) = simulation.connect(&settings);
@@ -117,7 +117,7 @@ fn an_extension_is_used_over_a_round_trip_of_three_seconds() {
 
 /// A peer without the capability exchange: what needs an extension fails, and nothing else.
 #[test]
-fn a_silent_peer_fails_the_request_that_needs_an_extension_alone() {
+fn silent_peer_fails_extension_request_only() {
     let simulation = Simulation::new(1, Link { latency: Duration::from_millis(20), ..Link::default() });
     let settings = ConnectionConfig::default().capabilities(CapabilityExchange::Off);
     let (pd, server_pd) = (simulation.client.alloc_pd().unwrap(), simulation.server.alloc_pd().unwrap());
@@ -147,7 +147,7 @@ fn a_silent_peer_fails_the_request_that_needs_an_extension_alone() {
 }
 
 #[test]
-fn the_depth_of_reads_is_what_both_ends_allow() {
+fn read_depth_is_common_limit() {
     let simulation = Simulation::new(1, Link::default());
     let depths = |settings: &ConnectionConfig| {
         let ((_, client), (_, server)) = simulation.connect(settings);

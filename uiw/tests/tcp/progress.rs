@@ -36,7 +36,7 @@ fn blocked_receivers_are_woken() {
 }
 
 #[test]
-fn receive_with_a_timeout_returns_each_time() {
+fn receive_with_timeout_returns() {
     let ((_a, client), (_b, server)) = connected(&ConnectionConfig::default());
     for _ in 0..5 {
         let timed_out = server.recv_timeout(Duration::from_millis(5)).unwrap_err();
@@ -99,7 +99,7 @@ fn dropped_operations_are_detached_and_freed() {
 }
 
 #[test]
-fn operations_wait_for_room_and_all_complete() {
+fn operations_waiting_for_room_complete() {
     let settings = ConnectionConfig::default().send_depth(2);
     let ((_a, client), (_b, server)) = connected(&settings);
     let pd = client.pd().clone();
@@ -143,7 +143,7 @@ fn two_hundred_connections_at_once() {
 
 /// With manual progress a thread that waits drives the listener's shard and those of both ends: there is no other thread that does.
 #[test]
-fn a_wait_drives_every_shard_where_no_other_thread_does() {
+fn wait_drives_all_shards() {
     let options = DeviceConfig::default().progress(Progress::Manual).shards(3);
     let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -194,7 +194,7 @@ fn blocking_server_decides_by_private_data() {
 }
 
 #[test]
-fn blocking_accept_with_timeout_loses_no_peer() {
+fn accept_with_timeout_loses_no_peer() {
     let pd = Device::open().unwrap().alloc_pd().unwrap();
     let listener = Listener::bind(&pd, loopback(), &ConnectionConfig::default()).unwrap();
     let to = listener.local_addr();

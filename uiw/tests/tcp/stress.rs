@@ -158,7 +158,7 @@ fn stress(rounds: &AtomicU64) {
 }
 
 #[test]
-fn threads_that_drop_what_they_like_do_not_hang() {
+fn concurrent_drops_do_not_hang() {
     let rounds = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&rounds);
     let (done, over) = mpsc::channel();

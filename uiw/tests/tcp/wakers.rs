@@ -22,7 +22,7 @@ impl Wake for Waits {
 }
 
 #[test]
-fn a_waker_may_wait() {
+fn waker_may_wait() {
     let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
     let ((first, first_peer), (second, second_peer)) = (
         connected_on(&a, &b, &ConnectionConfig::default()),
@@ -49,7 +49,7 @@ fn a_waker_may_wait() {
 }
 
 #[test]
-fn a_future_that_waits_for_another_thread_does_not_keep_it_from_its_messages() {
+fn future_waiting_for_thread_does_not_block() {
     let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
     let ((first, first_peer), (second, second_peer)) = (
         connected_on(&a, &b, &ConnectionConfig::default()),

@@ -21,7 +21,7 @@ fn chapters() -> BTreeMap<PathBuf, String> {
 }
 
 #[test]
-fn links_to_pages_have_their_names_in_the_book() {
+fn page_links_have_book_names() {
     let page = Page::new(TEXT.to_owned());
     let expected = TEXT
         .replace("(two.md#a-heading-of-it)", "(second.md#a-heading-of-it)")
@@ -32,7 +32,7 @@ fn links_to_pages_have_their_names_in_the_book() {
 }
 
 #[test]
-fn a_link_that_leads_nowhere_is_named() {
+fn dead_link_named() {
     let root = std::env::temp_dir().join(format!("uiw-book-{}", std::process::id()));
     fs::create_dir_all(root.join("docs")).unwrap();
     for (name, text) in [("one.md", "# One"), ("two.md", "## A heading: of `it`, 2")] {

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_crates_of_the_programs_and_no_others() {
+    fn only_crates_of_programs_listed() {
         let Crates(crates) = Crates::of_packages().unwrap();
         let find = |name: &str| crates.values().find(|one| one.name == name);
         let verbs = find("uiw-verbs").expect("our own");

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_version_counts() {
+    fn newest_version_counts() {
         let text = "
 Dynamic Section:
   NEEDED               libgcc_s.so.1

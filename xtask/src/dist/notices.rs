@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_that_crates_share_are_there_once() {
+    fn shared_texts_listed_once() {
         let notices = of(&Crates::of_packages().unwrap()).unwrap();
         assert!(notices.contains("\nlibc 0.2."), "{notices}");
         let mit = "Permission is hereby granted, free of charge, to any";

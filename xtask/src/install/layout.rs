@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libraries_are_private_where_the_loader_looks() {
+    fn libraries_private_in_loader_paths() {
         let libdir = |prefix: &str, given: Option<&str>| {
             Layout::new(Path::new(prefix), given.map(Path::new), None)
                 .map(|layout| layout.place(layout.libdir()))
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packager_has_everything_below_one_folder() {
+    fn packager_gets_one_folder() {
         let layout = Layout::new(Path::new("/usr"), None, Some(Path::new("/tmp/root"))).unwrap();
         assert_eq!(layout.place("bin/uiw"), Path::new("/tmp/root/usr/bin/uiw"));
         assert_eq!(layout.place(""), Path::new("/tmp/root/usr"));

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unreleased_becomes_the_section_of_the_version() {
+    fn unreleased_section_becomes_version() {
         let text = "# Changelog\n\n## Unreleased\n\n### Wire\n* new\n\n## 0.1.0 (2026-01-01)\n* old\n";
         let new = "# Changelog\n\n## Unreleased\n\n## 0.2.0 (2026-02-02)\n\n### Wire\n* new\n\n## 0.1.0 (2026-01-01)\n* old\n";
         assert_eq!(released(text, "0.2.0", "2026-02-02").as_deref(), Ok(new));

@@ -68,7 +68,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn every_package_of_another_version_is_named() {
+    fn packages_of_other_version_named() {
         let packages = json!([
             { "name": "a", "version": "0.2.0", "dependencies": [
                 { "name": "b", "req": "^0.1.0" }, { "name": "c", "req": "^0.2.0" }, { "name": "libc", "req": "^0.2" } ] },

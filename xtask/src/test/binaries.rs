@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_binary_of_a_message() {
+    fn binary_parsed_from_message() {
         let message = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/verbs#uiw-verbs@0.1.0","manifest_path":"/w/verbs/Cargo.toml",
             "target":{"kind":["test"],"name":"wire","src_path":"/w/verbs/tests/wire/main.rs"},"profile":{"test":true},
             "filenames":["/t/debug/deps/wire-1"],"executable":"/t/debug/deps/wire-1","fresh":false}"#;

@@ -69,7 +69,7 @@ mod tests {
 
     /// Two that wait for each other need two at a time; a third one comes behind them.
     #[test]
-    fn jobs_run_beside_each_other_and_their_lines_stay_together() {
+    fn concurrent_jobs_keep_lines_together() {
         let folder = std::env::temp_dir().join(format!("uiw-jobs-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let meet = |own: &str, other: &str| {
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deadline_ends_what_runs_and_what_waits() {
+    fn deadline_ends_all_jobs() {
         let jobs = vec![shell("runs", "echo begun; sleep 60"), shell("waits", "echo begun")];
         let mut all = Vec::new();
         run(jobs, 1, Instant::now() + Duration::from_millis(500), |job| all.push(job));

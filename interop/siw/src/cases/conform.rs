@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_section_is_read() {
+    fn section_parsed() {
         let [always, at_times] = quirks();
         assert!(
             always.contains("RFC5040-4.8-02") && at_times.contains("RFC5040-7.1-04"),

@@ -444,7 +444,7 @@ mod tests {
     use super::Spread;
 
     #[test]
-    fn a_hundredth_may_be_slow() {
+    fn one_percent_may_be_slow() {
         let times = |slow: usize| (0..1000).map(|n| if n < slow { 4000.0 } else { 70.0 }).collect();
         let Spread { median, p99, longest } = Spread::of(times(9));
         assert_eq!((median, p99, longest), (70.0, 70.0, 4000.0));

@@ -363,7 +363,7 @@ mod tests {
     use super::is_stuck_in_siw;
 
     #[test]
-    fn a_hang_is_explained_by_the_stack_of_the_guest() {
+    fn hang_explained_by_guest_stack() {
         let stack = "rdma_xserver [<0>] siw_destroy_qp+0x1b1/0x2b0 [siw] [<0>] ib_destroy_qp_user+0x8b/0x160";
         assert!(is_stuck_in_siw(stack));
         assert!(!is_stuck_in_siw("rdma_xserver [<0>] ep_poll+0x2f0/0x3a0"));

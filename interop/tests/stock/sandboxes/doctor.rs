@@ -57,7 +57,7 @@ fn is_alone(found: &[Value], name: &str, state: &str, says: &str) -> Value {
 }
 
 #[test]
-fn doctor_reports_what_a_sandbox_refuses_and_nothing_else() {
+fn doctor_reports_sandbox_refusals() {
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
     let refused = |rules: &[String]| refused(&sandboxes, rules);
@@ -99,7 +99,7 @@ fn doctor_reports_what_a_sandbox_refuses_and_nothing_else() {
 
 /// A filter that ends the process does not end the doctor.
 #[test]
-fn doctor_survives_calls_that_end_a_process() {
+fn doctor_survives_fatal_calls() {
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
     let all = super::system_service();
@@ -131,7 +131,7 @@ fn doctor_reports_read_only_file_systems() {
 
 /// Programs that would not load the libraries.
 #[test]
-fn doctor_says_whether_a_program_is_preloaded() {
+fn doctor_reports_preloading() {
     let libraries = Libraries::get();
     let preloading = |program: &str| {
         let mut command = Command::new(uiw());

@@ -82,7 +82,7 @@ fn client(libraries: &Libraries, private_tmp: bool, options: &[&str]) -> Ended {
 
 /// Counters are published nowhere then, which is no failure of a program that was not asked for them.
 #[test]
-fn data_is_exchanged_on_read_only_file_systems() {
+fn data_exchanged_on_read_only_root() {
     let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
     let libraries = Libraries::get();
     let ended = client(&libraries, false, &[]);
@@ -95,7 +95,7 @@ fn data_is_exchanged_on_read_only_file_systems() {
 
 /// The report needs a writable `/tmp`: a private one will do.
 #[test]
-fn reports_need_a_writable_tmp_and_say_so() {
+fn reports_name_read_only_tmp() {
     let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
     let libraries = Libraries::get();
     let ended = client(&libraries, false, &["--require"]);
@@ -118,7 +118,7 @@ fn reports_need_a_writable_tmp_and_say_so() {
 
 /// A program whose counters cannot be read is not reported as one that has not used uiw.
 #[test]
-fn a_program_that_cannot_reach_the_counters_says_so() {
+fn unreachable_counters_reported() {
     let (Some(_), Some(_)) = (uiw_interop::require("unshare"), uiw_interop::require("rping")) else { return };
     let libraries = Libraries::get();
     let port = free_port();

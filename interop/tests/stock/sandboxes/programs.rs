@@ -105,7 +105,7 @@ fn file_over_rsockets(rules: impl FnOnce(&Sandboxes<'_>) -> Vec<String>) {
 }
 
 #[test]
-fn rsockets_carry_a_file_in_a_hardened_service() {
+fn rsockets_in_hardened_service() {
     file_over_rsockets(strictest);
 }
 

@@ -49,7 +49,7 @@ fn rule(sandboxes: &Sandboxes<'_>, name: &str, value: &str) -> Option<String> {
 }
 
 #[test]
-fn the_unit_of_the_book_exchanges_data() {
+fn documented_unit_exchanges_data() {
     let Some(_) = uiw_interop::require(RPING.program) else { return };
     let libraries = Libraries::get();
     let Some(sandboxes) = Sandboxes::get(&libraries) else { return };
@@ -69,7 +69,7 @@ fn the_unit_of_the_book_exchanges_data() {
 }
 
 #[test]
-fn systemd_reads_the_unit_of_the_book() {
+fn systemd_parses_documented_unit() {
     let Some(analyze) = uiw_interop::require("systemd-analyze") else { return };
     let libraries = Libraries::get();
     let file = libraries.folder().join("rping.service");
