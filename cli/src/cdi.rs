@@ -124,7 +124,7 @@ fn hook_failure(what: impl std::fmt::Display, why: impl std::fmt::Display) -> Fa
 /// What the hook needs of a container.
 #[derive(Debug, PartialEq, Eq)]
 struct Container {
-    /// Its root file system, as its runtime sees it.
+    /// Root file system, as its runtime sees it.
     root: PathBuf,
     persona: Persona,
 }

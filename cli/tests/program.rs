@@ -15,7 +15,7 @@ use serde_json::Value;
 use uiw::blocking::Connection;
 use uiw::{ConnectionConfig, Device};
 
-/// Whether this is one line `error: ..` and one line `hint: ..`.
+/// Returns whether this is one line `error: ..` and one line `hint: ..`.
 fn is_error_and_hint(text: &str) -> bool {
     let [error, hint] = text.lines().collect::<Vec<_>>()[..] else { return false };
     error.starts_with("error: ") && hint.starts_with("hint: ")

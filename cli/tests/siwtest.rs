@@ -58,7 +58,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether a line ends with "N of N requests and receives done".
+/// Returns whether a line ends with "N of N requests and receives done".
 fn is_complete(line: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     words.windows(3).any(|words| words[1] == "of" && words[0] == words[2])

@@ -69,7 +69,7 @@ pub struct Dissection {
     pub malformed: usize,
 }
 
-/// Why there is no dissection.
+/// Reason why there is no dissection.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// tshark could not be started or waited for.

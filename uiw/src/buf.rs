@@ -39,7 +39,7 @@ pub unsafe trait IoBuf: Send + 'static {
     fn as_mut_ptr(&mut self) -> *mut u8;
     /// Bytes.
     fn len(&self) -> usize;
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -268,7 +268,7 @@ impl<B: IoBuf> Mr<B> {
         self.range.len()
     }
 
-    /// Whether operations take none.
+    /// Returns whether operations take none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()

@@ -51,7 +51,7 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// Whether the operation was not done because its connection had ended.
+    /// Returns whether the operation was not done because its connection had ended.
     fn is_flush(&self) -> bool {
         matches!(self, Self::Completed(wc) if wc.status == WcStatus::Flushed)
     }
@@ -112,7 +112,7 @@ pub(crate) struct Ops {
 }
 
 impl Ops {
-    /// Whether a request may be posted now, in front of none that waits.
+    /// Returns whether a request may be posted now, in front of none that waits.
     pub(crate) fn has_room(&self) -> bool {
         self.room > 0 && self.waiting.is_empty()
     }
@@ -143,12 +143,12 @@ impl Ops {
         self.closing
     }
 
-    /// Whether the connection closes behind operations that wait.
+    /// Returns whether the connection closes behind operations that wait.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing
     }
 
-    /// Whether the connection is to be closed now.
+    /// Returns whether the connection is to be closed now.
     pub(crate) fn take_closing(&mut self) -> bool {
         self.waiting.is_empty() && std::mem::take(&mut self.closing)
     }
@@ -198,7 +198,7 @@ impl Ops {
         Some((outcome, slot.buffer))
     }
 
-    /// Whether the operation is over because its connection has ended.
+    /// Returns whether the operation is over because its connection has ended.
     pub(crate) fn is_flushed(&self, key: usize) -> bool {
         matches!(self.slots.get(key), Some(Slot { state: State::Done(outcome), .. }) if outcome.is_flush())
     }

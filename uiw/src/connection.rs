@@ -367,7 +367,7 @@ fn request(op: SendOp, flags: SendFlags, sge: Sge) -> Request {
     Request { op, sges: [sge].into_iter().collect(), flags }
 }
 
-/// Whether a receive ended without a fault of its own.
+/// Returns whether a receive ended without a fault of its own.
 fn is_flush(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Completed { status: WcStatus::Flushed, .. })
 }

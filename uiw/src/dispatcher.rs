@@ -442,7 +442,7 @@ fn inline(message: &[u8]) -> Request {
     Request { op: SendOp::Send, sges: [sge].into_iter().collect(), flags: SendFlags::INLINE }
 }
 
-/// Whether a message is Immediate Data behind a Write.
+/// Returns whether a message is Immediate Data behind a Write.
 pub(crate) fn is_write_imm(wc: &Wc) -> bool {
     wc.opcode == WcOpcode::RecvWriteImm
 }

@@ -56,7 +56,7 @@ impl Wake for Waiting {
 }
 
 impl Handshakes {
-    /// Whether another one may begin.
+    /// Returns whether another one may begin.
     pub(crate) fn has_room(&self) -> bool {
         self.running.lock().len() < MAX
     }

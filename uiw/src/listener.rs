@@ -136,7 +136,7 @@ impl Stream for Listener {
     }
 }
 
-/// Whether the failure is that of one peer, and another peer may be accepted.
+/// Returns whether the failure is that of one peer, and another peer may be accepted.
 fn is_of_peer(error: &Error) -> bool {
     matches!(
         error.kind(),

@@ -122,7 +122,7 @@ impl ConnectionConfig {
         self
     }
 
-    /// Whether a connection can be made with them on a device with `limits`.
+    /// Returns whether a connection can be made with them on a device with `limits`.
     pub(crate) fn check(&self, limits: &Limits) -> Result<()> {
         limits.check("send depth", self.send_depth.into(), limits.max_qp_wr.into())?;
         limits.check("receive depth", self.recv_depth.into(), limits.max_qp_wr.into())?;

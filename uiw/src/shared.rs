@@ -49,7 +49,7 @@ impl SharedMr {
         self.0.len()
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

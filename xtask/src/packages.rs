@@ -214,7 +214,7 @@ fn apt_get(args: &[&str], deadline: Instant) -> End {
     process::run(&mut command, deadline).unwrap_or_else(|error| End::Failure(error.to_string()))
 }
 
-/// Whether the user's or the system's path has this program.
+/// Returns whether the user's or the system's path has this program.
 pub(crate) fn on_path(program: &str) -> bool {
     find(program).is_some()
 }

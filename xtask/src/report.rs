@@ -63,7 +63,7 @@ pub(crate) struct Parser {
     reasons: Reasons,
 }
 
-/// Why tests failed: a line of what each of them printed.
+/// Reason why tests failed: a line of what each of them printed.
 #[derive(Debug, Default)]
 struct Reasons {
     /// The test whose output the present line belongs to.

@@ -333,7 +333,7 @@ fn print_longest(mut times: Vec<(Duration, String)>) {
     }
 }
 
-/// Whether every sentence of the RFCs is proved by a test that has just passed. Counts as one test.
+/// Returns whether every sentence of the RFCs is proved by a test that has just passed. Counts as one test.
 fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
     println!("== requirements: cargo xtask requirements");
     let wrong = Trace::read(&root()).map_or_else(|error| vec![error], |trace| trace.judge(passed));
@@ -352,7 +352,7 @@ fn has_component(component: &str) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// Whether the standard library's part for `target` is here, fetched if it may be.
+/// Returns whether the standard library's part for `target` is here, fetched if it may be.
 fn has_target(target: &str, no_install: bool) -> bool {
     let succeeds = |program: &str, args: &[&str]| {
         let mut command = Command::new(program);

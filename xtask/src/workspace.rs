@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Its folder.
+/// Returns the folder.
 pub(crate) fn root() -> PathBuf {
     let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&here).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)

@@ -329,7 +329,7 @@ impl Channel {
         Ok(bytes)
     }
 
-    /// Whether the connection has ended.
+    /// Returns whether the connection has ended.
     pub(crate) fn is_down(&self) -> bool {
         // A request that is refused may be the first sign of it.
         let link = &self.conn.link;

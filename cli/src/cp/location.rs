@@ -25,7 +25,7 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    /// Whether it must be a directory.
+    /// Returns whether it must be a directory.
     pub(super) fn is_directory(&self) -> bool {
         self.has_slash || self.path.is_empty()
     }

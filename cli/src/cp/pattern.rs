@@ -16,7 +16,7 @@ impl FromStr for Pattern {
 }
 
 impl Pattern {
-    /// Whether it matches a path below a source, or its last name if the pattern has no slash.
+    /// Returns whether it matches a path below a source, or its last name if the pattern has no slash.
     pub(super) fn matches(&self, path: &[u8]) -> bool {
         match self.0.strip_prefix(b"/") {
             Some(pattern) => is_match(pattern, path),

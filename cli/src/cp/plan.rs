@@ -312,7 +312,7 @@ impl Plan {
         state.directories.pop()
     }
 
-    /// Whether at least so many blocks of open files are still to be taken.
+    /// Returns whether at least so many blocks of open files are still to be taken.
     pub(super) fn has_blocks(&self, count: u64) -> bool {
         let mut found = 0;
         self.state().files.iter().any(|file| {
@@ -321,7 +321,7 @@ impl Plan {
         })
     }
 
-    /// Whether more requests than `count` could be made now.
+    /// Returns whether more requests than `count` could be made now.
     fn has_more_than(&self, count: u64) -> bool {
         let state = self.state();
         let tasks = state.first.len() + state.ready.len() + state.opens.len() + state.directories.len();
@@ -350,7 +350,7 @@ impl Plan {
         true
     }
 
-    /// Whether every entry is there or has failed.
+    /// Returns whether every entry is there or has failed.
     pub(super) fn is_over(&self) -> bool {
         self.state().entries == 0
     }
@@ -487,7 +487,7 @@ impl Plan {
         self.stop.set();
     }
 
-    /// Why the transfer has ended.
+    /// Returns the reason why the transfer has ended.
     pub(super) fn take_failure(&self) -> Option<Failure> {
         self.state().failure.take()
     }

@@ -97,7 +97,7 @@ impl Flow {
     }
 }
 
-/// Why a connection is of no use any more.
+/// Reason why a connection is of no use any more.
 pub(super) enum Broken {
     /// It may be made again.
     Lost(Failure),
@@ -219,7 +219,7 @@ impl Stripe {
         self.round_trip
     }
 
-    /// Whether the server takes [`Request::Remove`].
+    /// Returns whether the server takes [`Request::Remove`].
     pub(super) fn can_remove(&self) -> bool {
         self.revision >= 1
     }

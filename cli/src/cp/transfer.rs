@@ -125,7 +125,7 @@ impl Transfer {
         sum
     }
 
-    /// Whether more blocks were missing than twice those of the file: a server that keeps what it gets names each once.
+    /// Returns whether more blocks were missing than twice those of the file: a server that keeps what it gets names each once.
     pub(super) fn is_endless(&self) -> bool {
         self.blocks().asked > self.head().blocks().saturating_mul(2)
     }
@@ -169,7 +169,7 @@ impl Transfer {
         blocks.under_way == 0 && blocks.missing.is_empty()
     }
 
-    /// Whether no block is missing or under way.
+    /// Returns whether no block is missing or under way.
     pub(super) fn is_whole(&self) -> bool {
         let blocks = self.blocks();
         blocks.under_way == 0 && blocks.missing.is_empty()

@@ -223,7 +223,7 @@ fn congestion() -> Check {
     }
 }
 
-/// Whether the kernel's TCP finds the size of packets that pass where no message says that longer ones are lost (RFC 4821).
+/// Returns whether the kernel's TCP finds the size of packets that pass where no message says that longer ones are lost (RFC 4821).
 fn probing() -> Check {
     const NAME: &str = "path MTU probing";
     let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_mtu_probing").unwrap_or_default();

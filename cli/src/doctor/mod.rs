@@ -58,7 +58,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Whether it makes a connection.
+    /// Returns whether it makes a connection.
     pub(crate) fn connects(&self) -> bool {
         self.host.is_some()
     }

@@ -99,7 +99,7 @@ impl FlowState {
         Ok(())
     }
 
-    /// Whether the answer to the last ping has arrived, by the contents of memory (Write only).
+    /// Returns whether the answer to the last ping has arrived, by the contents of memory (Write only).
     pub(crate) fn written_back(&self) -> Result<bool> {
         let Some(back) = &self.back else { return Ok(false) };
         let mut last = [0u8];

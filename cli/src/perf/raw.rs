@@ -143,7 +143,7 @@ pub(crate) fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Res
     Ok(true)
 }
 
-/// As [`read_message`], of a socket that does not block.
+/// Like [`read_message`], of a socket that does not block.
 pub(crate) fn read_spinning(
     stream: &mut TcpStream,
     buffer: &mut [u8],

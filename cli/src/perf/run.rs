@@ -144,7 +144,7 @@ impl Run {
         Ok(self.flows.iter().filter_map(|flow| flow.stats).collect())
     }
 
-    /// Whether a server's last word is awaited on a connection on which it posts.
+    /// Returns whether a server's last word is awaited on a connection on which it posts.
     fn opposite_runs(&self) -> bool {
         self.opposite.iter().any(|flow| flow.stats.is_none())
     }

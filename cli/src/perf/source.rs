@@ -61,7 +61,7 @@ impl Source {
         self.posted - self.done
     }
 
-    /// Whether messages are under way whose completion will be reported.
+    /// Returns whether messages are under way whose completion will be reported.
     pub(crate) fn awaits(&self) -> bool {
         self.in_flight() >= u64::from(self.what.signal_every)
     }

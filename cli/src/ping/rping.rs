@@ -48,7 +48,7 @@ impl Info {
         out
     }
 
-    /// Whether it can be a buffer of rping's, and is not sixteen bytes of something else.
+    /// Returns whether it can be a buffer of rping's, and is not sixteen bytes of something else.
     pub(crate) fn is_plausible(&self) -> bool {
         self.rkey != 0
             && (1..=MAX_SIZE).contains(&self.size)

@@ -165,7 +165,7 @@ impl Guard {
     }
 }
 
-/// Whether a terminal sends its signals to this process and to the program alike.
+/// Returns whether a terminal sends its signals to this process and to the program alike.
 fn is_foreground() -> bool {
     let Ok(terminal) = File::open("/dev/tty") else { return false };
     tcgetpgrp(&terminal).is_ok_and(|group| group == getpgrp())

@@ -194,7 +194,7 @@ fn sweep(user: &Directory) {
     }
 }
 
-/// Whether the process of a run has ended.
+/// Returns whether the process of a run has ended.
 fn is_over(path: &Path) -> io::Result<bool> {
     let lock = File::options().write(true).open(path.join(Directory::RUN_LOCK))?;
     Ok(fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
@@ -220,7 +220,7 @@ struct Sum {
 }
 
 impl Sum {
-    /// Whether as much payload as is required went to another process or came from one.
+    /// Returns whether as much payload as is required went to another process or came from one.
     fn meets(&self, requirement: Requirement) -> bool {
         let bytes = |moved: Directions| moved.sent.bytes.saturating_add(moved.received.bytes);
         let needed = match requirement {

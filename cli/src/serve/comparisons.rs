@@ -12,7 +12,7 @@ use std::time::Instant;
 #[derive(Default)]
 pub(super) struct Comparisons(Mutex<HashMap<u64, Arc<Comparison>>>);
 
-/// Why a connection of raw TCP is refused.
+/// Reason why a connection of raw TCP is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     /// No comparison has the token, or it has ended.

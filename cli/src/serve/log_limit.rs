@@ -26,7 +26,7 @@ impl LogLimit {
         Self(Mutex::new(State { left: BURST, since: now, silent: 0 }))
     }
 
-    /// Whether a connection is logged, with the number of those before it that were not.
+    /// Returns whether a connection is logged, with the number of those before it that were not.
     pub(super) fn admit(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let gained = now.saturating_duration_since(state.since).as_millis() / EACH.as_millis();

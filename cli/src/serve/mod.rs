@@ -151,7 +151,7 @@ struct Server {
 }
 
 impl Server {
-    /// Whether the next connection is logged.
+    /// Returns whether the next connection is logged.
     fn is_logged(&self) -> bool {
         let admitted = self.log_limit.admit(Instant::now());
         if let Some(count @ 1..) = admitted {

@@ -67,7 +67,7 @@ fn network(address: IpAddr, prefix: u8) -> IpAddr {
     }
 }
 
-/// Whether it is an address of a private network, of this link, or of this machine.
+/// Returns whether it is an address of a private network, of this link, or of this machine.
 fn is_private(address: IpAddr) -> bool {
     match address {
         // The second one is RFC 6598.
@@ -123,7 +123,7 @@ impl Pool {
         self.by_holder.get(holder).copied().unwrap_or_default()
     }
 
-    /// Whether each of `holders` may have `amount` more, given the limit of each.
+    /// Returns whether each of `holders` may have `amount` more, given the limit of each.
     fn check(
         &self,
         holders: &[Holder],
@@ -220,7 +220,7 @@ impl Ledger {
         if is_reserve { &mut self.reserve } else { &mut self.general }
     }
 
-    /// Whether nothing is held, and nothing is kept about anybody.
+    /// Returns whether nothing is held, and nothing is kept about anybody.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.held() == 0 && self.general.by_holder.is_empty() && self.reserve.by_holder.is_empty()

@@ -21,7 +21,7 @@ pub(super) struct Sessions {
     most: usize,
 }
 
-/// Why a connection is not served.
+/// Reason why a connection is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Busy {
     /// There are as many connections as there may be.

@@ -88,7 +88,7 @@ fn check(options: &str, names: &[String]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Whether the key of a peer is limited to shares. It may do nothing else then.
+/// Returns whether the key of a peer is limited to shares. It may do nothing else then.
 pub(super) fn is_limited(identity: Option<&PeerIdentity>) -> bool {
     matches!(identity, Some(PeerIdentity::PublicKey { options, .. }) if !options.is_empty())
 }
@@ -128,7 +128,7 @@ impl Shares {
     }
 }
 
-/// Whether a key with these options may write to a share; `None`: not even read.
+/// Returns whether a key with these options may write to a share; `None`: not even read.
 ///
 /// `shares=a,b:rw` lets it read `a`, and read and write `b`, within the rights of the share; without options it has the rights of the share. What is
 /// not understood gives no right.

@@ -224,7 +224,7 @@ fn requests(
     Ok(())
 }
 
-/// Why a request ends its connection.
+/// Reason why a request ends its connection.
 enum Broken {
     Wire(WireError),
     Failure(Failure),

@@ -34,7 +34,7 @@ Exit codes:
 Environment:
   UIW_LOG  what to log on standard error, for instance `debug` or `uiw_verbs=trace`";
 
-/// Why a command ended. Printed as `error: what: why`, and `hint: fix` on a second line.
+/// Reason why a command ended. Printed as `error: what: why`, and `hint: fix` on a second line.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
@@ -45,7 +45,7 @@ pub(crate) struct Failure {
     pub(crate) refusal: Option<Refusal>,
 }
 
-/// Why a connection was refused.
+/// Reason why a connection was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The server's key is not pinned here.

@@ -22,7 +22,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// As [`Buffer::exclusive`], without a page until something is placed there: what a peer that sends nothing costs.
+    /// Like [`Buffer::exclusive`], without a page until something is placed there: what a peer that sends nothing costs.
     pub(crate) fn untouched(pd: &Pd, len: usize) -> Result<Self> {
         let memory = owned(len)?;
         // SAFETY: requests that place into it name distinct parts, and the commands look at a part (through `read`, `write` and

@@ -219,7 +219,7 @@ impl Opener {
         Self { tls: None, ..self }
     }
 
-    /// Whether connections are encrypted.
+    /// Returns whether connections are encrypted.
     pub(crate) fn has_tls(&self) -> bool {
         self.tls.is_some()
     }
@@ -231,7 +231,7 @@ impl Opener {
         file.get()?.replace(config).map_err(key::failure)
     }
 
-    /// Why the stack cannot be opened, and what to do.
+    /// Returns the reason why the stack cannot be opened, and what to do.
     fn refused(&self, error: &std::io::Error) -> Failure {
         let (_, help) = capability::refusal(self.llp.capabilities());
         let what = match &self.llp {

@@ -93,7 +93,7 @@ impl Half {
         Self::on(device, pd, &cq, depths)
     }
 
-    /// As [`Half::new`], completing in `cq`.
+    /// Like [`Half::new`], completing in `cq`.
     pub(crate) fn on(device: &Device, pd: &Pd, cq: &Arc<Cq>, depths: &Depths) -> Result<Self> {
         let cap = QpCap {
             max_send_wr: depths.send,
@@ -294,7 +294,7 @@ impl Link {
         }
     }
 
-    /// Whether the peer closed in order: how most connections of a server end.
+    /// Returns whether the peer closed in order: how most connections of a server end.
     pub(crate) fn ended_in_order(&self, wc: &Wc) -> bool {
         let flushed = wc.status == WcStatus::Flushed && wc.reason.is_none();
         flushed && self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly)
@@ -340,7 +340,7 @@ impl Link {
         Self::close_all([self]);
     }
 
-    /// As [`Link::close`], in the time of one.
+    /// Like [`Link::close`], in the time of one.
     pub(crate) fn close_all(links: impl IntoIterator<Item = Self>) {
         let closing = |link: &Self| link.qp.state() == QpState::Rts && link.qp.disconnect().is_ok();
         let closing: Vec<_> = links.into_iter().filter(closing).collect();

@@ -107,7 +107,7 @@ impl Op {
         matches!(self, Self::FetchAdd | Self::CmpSwap)
     }
 
-    /// Whether the peer's receives are used up.
+    /// Returns whether the peer's receives are used up.
     pub(crate) fn takes_receives(self) -> bool {
         matches!(self, Self::Send | Self::WriteImm)
     }
@@ -233,7 +233,7 @@ impl Service {
         }
     }
 
-    /// Its name, for a log.
+    /// Returns the name, for a log.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Ping(_) => "ping",

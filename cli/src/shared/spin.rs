@@ -76,7 +76,7 @@ impl Spin {
         Self { empty: 0, since: None, nap: SHORT_NAP, permits, permit: permits.take() }
     }
 
-    /// Whether this thread may spin; otherwise as many others do as may, and [`Spin::empty`] sleeps.
+    /// Returns whether this thread may spin; otherwise as many others do as may, and [`Spin::empty`] sleeps.
     pub(crate) fn is_permitted(&self) -> bool {
         self.permit.is_some()
     }

@@ -67,7 +67,7 @@ pub(crate) fn line(text: impl AsRef<str>) {
     }
 }
 
-/// Whether every line was written. A reader that has closed its pipe has what it wanted.
+/// Returns whether every line was written. A reader that has closed its pipe has what it wanted.
 pub(crate) fn written() -> Result<()> {
     match LOST.get() {
         Some(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(
@@ -80,7 +80,7 @@ pub(crate) fn written() -> Result<()> {
     }
 }
 
-/// Whether lines have no reader any more: what is only printed, without an end of its own, ends.
+/// Returns whether lines have no reader any more: what is only printed, without an end of its own, ends.
 pub(crate) fn is_lost() -> bool {
     LOST.get().is_some()
 }

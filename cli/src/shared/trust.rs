@@ -101,7 +101,7 @@ fn fingerprint(key: &str) -> String {
     key.parse::<PublicKey>().map_or_else(|_| key.to_owned(), |key| key.fingerprint().to_string())
 }
 
-/// Whether `name`, names of one server separated by commas, has `host`.
+/// Returns whether `name`, names of one server separated by commas, has `host`.
 fn is_named(name: &str, host: &str) -> bool {
     name.split(',').any(|name| name.trim() == host)
 }

@@ -67,7 +67,7 @@ impl Progress {
         Self { bound: now + BOUND, seen: end.moved(), deadline: now + TIMEOUT }
     }
 
-    /// Whether the time is over in which something had to move.
+    /// Returns whether the time is over in which something had to move.
     fn is_stalled(&mut self, end: &End) -> bool {
         let now = Instant::now();
         if now < self.deadline {
@@ -266,7 +266,7 @@ impl End {
         self.until("messages", |end| end.done.1 >= end.posted.1 || !end.received.is_empty())
     }
 
-    /// Whether every receive of the order is done.
+    /// Returns whether every receive of the order is done.
     pub(super) fn all_received(&self) -> bool {
         self.done.1 == self.posted.1
     }

@@ -11,7 +11,7 @@ pub(super) struct Process {
     pub(super) file: CounterFile,
     pub(super) directory: Directory,
     pub(super) snapshot: Snapshot,
-    /// Its number here, while it runs.
+    /// Number here, while it runs.
     pub(super) pid: Option<u32>,
     /// It runs, and has no number in this PID namespace.
     pub(super) is_elsewhere: bool,

@@ -108,7 +108,7 @@ impl Process {
         self.pid.is_some() || self.is_elsewhere
     }
 
-    /// Whether one that has ended is shown: by the program alone that removes its file.
+    /// Returns whether one that has ended is shown: by the program alone that removes its file.
     fn claim(&self) -> bool {
         if self.is_kept {
             return true;

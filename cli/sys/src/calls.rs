@@ -25,7 +25,7 @@ pub enum Purpose {
 /// A system call.
 #[derive(Debug)]
 pub struct Call {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
     /// What it is for.
     pub purpose: Purpose,
@@ -113,7 +113,7 @@ pub fn refused() -> io::Result<Vec<(&'static Call, Refusal)>> {
     Ok(refused)
 }
 
-/// Whether bpf(2), which AF_XDP needs, ends the process. The process must have one thread.
+/// Returns whether bpf(2), which AF_XDP needs, ends the process. The process must have one thread.
 ///
 /// # Errors
 /// As [`refused`].

@@ -38,7 +38,7 @@ pub fn enter(persona: Persona, others: SystemDevices) -> io::Result<()> {
     show(persona, others)
 }
 
-/// Whether [`enter`] would succeed: tried in a process that ends then, and its namespaces with it. The process must have one thread.
+/// Returns whether [`enter`] would succeed: tried in a process that ends then, and its namespaces with it. The process must have one thread.
 ///
 /// # Errors
 /// As [`enter`]; those of another process.

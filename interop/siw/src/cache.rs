@@ -71,7 +71,7 @@ impl Cache {
     }
 }
 
-/// Whether `made` is there and no older than each of `from`.
+/// Returns whether `made` is there and no older than each of `from`.
 #[must_use]
 pub fn is_fresh(made: &Path, from: &[PathBuf]) -> bool {
     let time = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();

@@ -145,7 +145,7 @@ type Run = dyn Fn(&mut Bench, &Setting, Direction) -> Result<Verdict>;
 
 /// A case: what is run, which way round and in which settings.
 pub struct Case {
-    /// Its name: words that `--only` picks it by.
+    /// Name: words that `--only` picks it by.
     pub name: String,
     /// Which way round.
     pub directions: &'static [Direction],

@@ -40,7 +40,7 @@ impl Archive {
         self.add(path, LINK, target.as_bytes().to_vec());
     }
 
-    /// Whether something is there.
+    /// Returns whether something is there.
     #[must_use]
     pub fn has(&self, path: &str) -> bool {
         self.entries.contains_key(path)

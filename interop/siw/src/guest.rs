@@ -146,7 +146,7 @@ impl Guest {
         self.must_within(script, Duration::from_secs(60))
     }
 
-    /// As [`Guest::must`], for a script that may take longer.
+    /// Like [`Guest::must`], for a script that may take longer.
     ///
     /// # Errors
     /// When it fails.
@@ -171,7 +171,7 @@ impl Guest {
         self.qemu.kill();
     }
 
-    /// Whether it runs.
+    /// Returns whether it runs.
     pub fn is_running(&mut self) -> bool {
         self.qemu.is_running()
     }
@@ -286,7 +286,7 @@ impl Job {
         true
     }
 
-    /// Whether it still runs.
+    /// Returns whether it still runs.
     pub fn is_running(&mut self) -> bool {
         while self.status.is_none() && self.step(Duration::ZERO) {}
         self.status.is_none()

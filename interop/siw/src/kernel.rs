@@ -23,7 +23,7 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

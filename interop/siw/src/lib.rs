@@ -21,7 +21,7 @@ pub mod shell;
 pub mod test_vm;
 pub mod workspace;
 
-/// Why a run cannot go on.
+/// Reason why a run cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// This machine lacks something: what needs the guest is skipped.

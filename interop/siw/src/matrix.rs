@@ -127,7 +127,7 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     Ok(counts.failed)
 }
 
-/// Whether the rows are those that a file of results has: all, and of another kernel the short set.
+/// Returns whether the rows are those that a file of results has: all, and of another kernel the short set.
 fn is_whole(options: &Options) -> bool {
     let all = options.only.is_none() && options.from.is_none() && !options.usual;
     all && options.short == options.kernel.is_some()

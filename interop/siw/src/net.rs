@@ -203,7 +203,7 @@ impl Net {
         Ok(true)
     }
 
-    /// Whether TCP goes end to end.
+    /// Returns whether TCP goes end to end.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         matches!(self, Self::Tap(_))
@@ -229,7 +229,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

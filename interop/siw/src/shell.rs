@@ -24,7 +24,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Whether its exit code is 0.
+    /// Returns whether its exit code is 0.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.status == 0
@@ -74,13 +74,13 @@ impl Process {
         Ok(Self { child, out, err, readers, ended: None })
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it still runs.
+    /// Returns whether it still runs.
     pub fn is_running(&mut self) -> bool {
         self.poll().is_none()
     }

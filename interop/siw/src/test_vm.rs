@@ -69,7 +69,7 @@ impl TestVm {
         Self::boot_parts(parts)
     }
 
-    /// As [`TestVm::boot`], with a program of this machine in the guest, too.
+    /// Like [`TestVm::boot`], with a program of this machine in the guest, too.
     ///
     /// # Errors
     /// As [`TestVm::boot`].

@@ -128,7 +128,7 @@ fn one(bench: &mut Bench, test: &Test, known: &mut usize) -> Option<String> {
     }
 }
 
-/// As `uiw_interop::skip`: libtest has no such verdict, so the test counts as passed here and as skipped where the log is read.
+/// Like `uiw_interop::skip`: libtest has no such verdict, so the test counts as passed here and as skipped where the log is read.
 fn skip(name: &str, what: &str) {
     println!("SKIPPED: {name}: {what}\ntest {name} ... ok");
     if let Some(log) = std::env::var_os(SKIP_LOG) {

@@ -61,14 +61,14 @@ impl Network {
         Self::spaces(&["s", "c"], 1)
     }
 
-    /// As [`Network::veth`], with `queues` queues at both ends and in both directions.
+    /// Like [`Network::veth`], with `queues` queues at both ends and in both directions.
     #[track_caller]
     #[must_use]
     pub fn veth_of(queues: u32) -> Option<Self> {
         Self::spaces(&["s", "c"], queues)
     }
 
-    /// As [`Network::veth`], with a third namespace between the two: its interfaces `server` and `client` have no addresses, and
+    /// Like [`Network::veth`], with a third namespace between the two: its interfaces `server` and `client` have no addresses, and
     /// nothing passes unless a process there carries frames between them.
     #[track_caller]
     #[must_use]
@@ -147,7 +147,7 @@ impl Network {
         self.inside(0, what)
     }
 
-    /// As [`Network::inside_server`], at the client's place.
+    /// Like [`Network::inside_server`], at the client's place.
     ///
     /// # Panics
     /// As there.

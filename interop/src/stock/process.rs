@@ -91,7 +91,7 @@ impl Running {
         }
     }
 
-    /// Whether it has ended.
+    /// Returns whether it has ended.
     ///
     /// # Panics
     /// When that cannot be asked.
@@ -134,7 +134,7 @@ impl Running {
         Ended { code: code(status), said: self.said(), name: std::mem::take(&mut self.name) }
     }
 
-    /// As [`Running::end`], for programs that may hang by themselves: nothing where it has not ended within `time`, and then it is killed.
+    /// Like [`Running::end`], for programs that may hang by themselves: nothing where it has not ended within `time`, and then it is killed.
     ///
     /// # Panics
     /// As there.
@@ -163,7 +163,7 @@ impl Running {
         self.end()
     }
 
-    /// As [`Running::stop`], for one that may end by itself as well.
+    /// Like [`Running::stop`], for one that may end by itself as well.
     #[must_use]
     pub fn end_or_stop(mut self) -> Ended {
         let _ = self.child.kill();
@@ -171,7 +171,7 @@ impl Running {
         self.end()
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
@@ -235,7 +235,7 @@ impl Ended {
         self
     }
 
-    /// As [`Ended::well`], for lists of ends.
+    /// Like [`Ended::well`], for lists of ends.
     #[track_caller]
     pub fn is_well(&self) {
         self.well();
@@ -266,7 +266,7 @@ fn collect(from: impl Read + Send + 'static, said: &Arc<Mutex<String>>) -> JoinH
     })
 }
 
-/// Whether any process in the network namespace of `process` listens on `port`.
+/// Returns whether any process in the network namespace of `process` listens on `port`.
 #[must_use]
 pub fn listens(process: u32, port: u16) -> bool {
     ["tcp", "tcp6"].iter().any(|family| {
@@ -275,7 +275,7 @@ pub fn listens(process: u32, port: u16) -> bool {
     })
 }
 
-/// Whether any process in the network namespace of `process` has a socket at UDP port `port`.
+/// Returns whether any process in the network namespace of `process` has a socket at UDP port `port`.
 #[must_use]
 pub fn binds(process: u32, port: u16) -> bool {
     ["udp", "udp6"].iter().any(|family| {

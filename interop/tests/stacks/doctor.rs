@@ -44,7 +44,7 @@ fn doctor_reports_namespace() {
     assert_eq!(buffers["details"]["wanted"].as_u64(), Some(2 << 20), "{buffers}");
 }
 
-/// Whether the kernel's TCP goes on on a path that loses long packets, and what to do where it does not.
+/// Returns whether the kernel's TCP goes on on a path that loses long packets, and what to do where it does not.
 #[test]
 fn probing_of_the_path_is_reported() {
     let Some(network) = Network::veth() else { return };

@@ -29,7 +29,7 @@ struct Link {
 }
 
 impl Stack {
-    /// Its name for `--llp`; 10.77.0.`host` and fd77::`host` are its own addresses.
+    /// Returns the name for `--llp`; 10.77.0.`host` and fd77::`host` are its own addresses.
     pub(crate) fn spec(self, host: u8) -> String {
         let addresses = format!("veth0,ip=10.77.0.{host}/24,ip=fd77::{host}/64");
         match self {

@@ -74,7 +74,7 @@ fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name)
 }
 
-/// Whether the kernel answers on the netlink family of RDMA.
+/// Returns whether the kernel answers on the netlink family of RDMA.
 fn kernel_lists_devices() -> bool {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, netlink, socket_with};
     socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::RDMA)).is_ok()

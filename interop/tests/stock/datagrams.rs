@@ -157,7 +157,7 @@ fn add_v6(network: &Network) {
     }
 }
 
-/// Its port cannot be chosen: each end has a namespace of its own.
+/// Returns the port cannot be chosen: each end has a namespace of its own.
 #[test]
 fn udaddy_exchanges_messages() {
     let Some(network) = Network::veth() else { return };

@@ -73,7 +73,7 @@ impl Run {
     }
 }
 
-/// Whether a process has this number, and has not ended.
+/// Returns whether a process has this number, and has not ended.
 fn runs(number: u32) -> bool {
     fs::read_to_string(format!("/proc/{number}/stat"))
         .is_ok_and(|stat| !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z')))

@@ -173,7 +173,7 @@ fn store_outlives_killed_program() {
     assert!(counted <= moved, "{counted} in {moved} bytes");
 }
 
-/// As [`hidden_devices_of_engines_are_noticed`].
+/// Like [`hidden_devices_of_engines_are_noticed`].
 #[test]
 fn hidden_devices_of_store_noticed() {
     let Some(store) = store(&HIDDEN) else { return };

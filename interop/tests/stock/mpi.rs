@@ -161,7 +161,7 @@ impl Job {
         command
     }
 
-    /// As [`Job::command`], on hosts at a switch.
+    /// Like [`Job::command`], on hosts at a switch.
     fn start(&self, mpi: &Mpi, hosts: &Hosts, options: &str, args: &[&str]) -> Running {
         let places = (hosts.switch_address(), hosts.places());
         Running::start(hosts.at_switch(self.command(mpi, places, (mpi.prefix, options), args)))

@@ -9,7 +9,7 @@ pub(crate) fn run(libraries: &Libraries, options: &[&str], program: &[&str]) -> 
     around(libraries, &[], options, program)
 }
 
-/// As [`run`], in PID, IPC and UTS namespaces of its own, and in the network namespace where it is started: nothing but the network joins
+/// Like [`run`], in PID, IPC and UTS namespaces of its own, and in the network namespace where it is started: nothing but the network joins
 /// both ends. Killed as a whole with the command.
 pub(crate) fn isolated(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
     let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts", "--"];

@@ -89,7 +89,7 @@ fn ping_pongs_run() {
     }
 }
 
-/// Its cmtime: 100 connections at once, of which each end modifies the queue pair itself, and no payload.
+/// Returns the cmtime: 100 connections at once, of which each end modifies the queue pair itself, and no payload.
 #[test]
 fn cmtime_connects() {
     let Some((programs, network, libraries)) = programs_on_two_hosts() else { return };

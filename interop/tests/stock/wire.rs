@@ -31,13 +31,13 @@ impl Capture {
         Self::start(libraries, &["veth0"], &["-s", KEPT], |dumpcap| network.client(dumpcap))
     }
 
-    /// As [`Capture::of_ends`], with all of each frame, for dissectors.
+    /// Like [`Capture::of_ends`], with all of each frame, for dissectors.
     #[track_caller]
     pub(crate) fn whole_of_ends(libraries: &Libraries, network: &Network) -> Option<Self> {
         Self::start(libraries, &["veth0"], &[], |dumpcap| network.client(dumpcap))
     }
 
-    /// As [`Capture::of_ends`], of what passes between `hosts`, and between each and the switch. A frame between two hosts is in it twice,
+    /// Like [`Capture::of_ends`], of what passes between `hosts`, and between each and the switch. A frame between two hosts is in it twice,
     /// as it passes the interfaces of both.
     #[track_caller]
     pub(crate) fn of_hosts(libraries: &Libraries, hosts: &Hosts) -> Option<Self> {

@@ -164,7 +164,7 @@ impl Deframe {
         Front::Broken(what)
     }
 
-    /// Why a CRC is wrong.
+    /// Returns the reason why a CRC is wrong.
     fn wrong_crc(
         &self,
         bytes: &[u8],
@@ -282,7 +282,7 @@ impl Deframe {
     }
 }
 
-/// Whether four bytes look as the front of an FPDU: a length, then the control fields of DDP and RDMAP.
+/// Returns whether four bytes look as the front of an FPDU: a length, then the control fields of DDP and RDMAP.
 fn is_header(bytes: [u8; 4]) -> bool {
     let length = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
     (SHORTEST..=MAX_ULPDU).contains(&length)
@@ -302,7 +302,7 @@ fn stripped(raw: &[u8], layout: &Layout) -> Vec<u8> {
     plain.into_iter().skip(LENGTH).take(layout.ulpdu_len).collect()
 }
 
-/// Whether a segment that is not its message's last is long enough.
+/// Returns whether a segment that is not its message's last is long enough.
 pub(super) fn judge_segment_length(ulpdu: usize, last: bool, judged: &mut Judgements) {
     if !last {
         judged.check(ulpdu >= MIN_MULPDU, &["RFC5044-3-04"], || {

@@ -94,7 +94,7 @@ pub fn ask(target: &mut Target, partner: bool) -> Result<Listener, ConformError>
     })
 }
 
-/// Whether the listener still answers Requests.
+/// Returns whether the listener still answers Requests.
 pub(super) fn answers(target: &Target) -> bool {
     let mut session = Session::new(target);
     let started = session.start(Values::default());
@@ -122,7 +122,7 @@ pub fn suspicion(suspect: Suspect) -> String {
 }
 
 impl Listener {
-    /// Why a case that needs this cannot be run.
+    /// Returns the reason why a case that needs this cannot be run.
     pub(super) fn lacks(&self, need: Need) -> Option<String> {
         let lacks = |has: bool, why: &str| (!has).then(|| why.to_owned());
         match need {

@@ -74,17 +74,17 @@ impl Op {
         Self::ALL.iter().find(|(op, _)| *op == self).map_or("", |(_, name)| name)
     }
 
-    /// Whether its bytes are placed by receives.
+    /// Returns whether its bytes are placed by receives.
     pub fn is_send(self) -> bool {
         (self as u8) <= Self::SendInline as u8 || self == Self::Fence
     }
 
-    /// Whether its bytes come from the other end's memory.
+    /// Returns whether its bytes come from the other end's memory.
     pub fn is_read(self) -> bool {
         matches!(self, Self::Read | Self::Fence)
     }
 
-    /// Whether the connection does not outlive it.
+    /// Returns whether the connection does not outlive it.
     pub fn ends(self) -> bool {
         self as u8 >= Self::BadWrite as u8
     }

@@ -24,7 +24,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// Whether `bytes` may begin a start-up frame, if perhaps one with a wrong Key.
+    /// Returns whether `bytes` may begin a start-up frame, if perhaps one with a wrong Key.
     pub(super) fn begins(bytes: &[u8]) -> bool {
         let known = bytes.len().min(PROTOCOL);
         bytes[..known] == KEY_REPLY[..known]

@@ -46,7 +46,7 @@ impl Target {
     }
 }
 
-/// Why a case goes no further.
+/// Reason why a case goes no further.
 #[derive(Debug)]
 pub(super) struct Stop(pub(super) String);
 
@@ -231,7 +231,7 @@ impl<'a> Session<'a> {
         self.send_segment(FrameKind::ReadRequest, &fields, 0, false)
     }
 
-    /// Whether the listener takes Reads at all.
+    /// Returns whether the listener takes Reads at all.
     pub(super) fn takes_reads(&self) -> bool {
         let enhanced = self.reply.as_ref().and_then(|reply| reply.enhanced);
         enhanced.is_none_or(|enhanced| enhanced.ird > 0)
@@ -454,7 +454,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Whether bytes behind the Reply begin an FPDU or a Marker, instead of more of the Reply.
+    /// Returns whether bytes behind the Reply begin an FPDU or a Marker, instead of more of the Reply.
     pub(super) fn begins_fpdu(&self, bytes: &[u8]) -> bool {
         let mut judged = Judgements::default();
         let markers = self.request.number("markers", 0) != 0;

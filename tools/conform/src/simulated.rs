@@ -75,7 +75,7 @@ impl World {
         (0..QUIET_ROUNDS).any(|_| self.device.pump() > 0)
     }
 
-    /// Whether something moved.
+    /// Returns whether something moved.
     fn round(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         let mut moved = self.pump();

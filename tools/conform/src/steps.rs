@@ -14,7 +14,7 @@ const GRACE: Duration = Duration::from_millis(300);
 pub(super) struct Outcome {
     pub(super) judged: Vec<Judgement>,
     pub(super) transcript: Vec<String>,
-    /// Why it did not reach its end.
+    /// Reason why it did not reach its end.
     pub(super) stopped: Option<String>,
 }
 

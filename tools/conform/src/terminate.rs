@@ -34,7 +34,7 @@ pub(super) fn quoted(payload: &[u8]) -> Option<Vec<u8>> {
     read(payload)?.0.ddp_header.map(|header| header.as_slice().to_vec())
 }
 
-/// Whether RFC 5040 Figure 9, RFC 5041 7.2, RFC 5044 8 or RFC 6581 8 has the codes.
+/// Returns whether RFC 5040 Figure 9, RFC 5041 7.2, RFC 5044 8 or RFC 6581 8 has the codes.
 fn is_valid([layer, etype, code]: [u8; 3]) -> bool {
     match (layer, etype) {
         (0, 0) => true,
@@ -94,7 +94,7 @@ pub(super) fn judge(payload: &[u8], sent: &[Vec<u8>], judged: &mut Judgements) {
     }
 }
 
-/// Whether the parts that M, D and R announce are there, and no others.
+/// Returns whether the parts that M, D and R announce are there, and no others.
 fn judge_parts(payload: &[u8], bits: u8, judged: &mut Judgements) {
     let (mut due, length) = (CONTROL, payload.len());
     if bits & (M | D) != 0 {

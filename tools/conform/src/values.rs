@@ -94,7 +94,7 @@ impl Variables {
         })
     }
 
-    /// Whether `found` is what `test` demands, else what was demanded.
+    /// Returns whether `found` is what `test` demands, else what was demanded.
     ///
     /// # Errors
     /// As [`value`](Self::value).

@@ -35,7 +35,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Why it did not reach its end, or was not run.
+    /// Returns the reason why it did not reach its end, or was not run.
     pub(super) fn stopped(&self) -> Option<&str> {
         match &self.result {
             Ok(outcome) => outcome.stopped.as_deref(),
@@ -44,7 +44,7 @@ impl Run {
     }
 }
 
-/// Why a case cannot be run at this listener.
+/// Returns the reason why a case cannot be run at this listener.
 pub(super) fn lacks(case: &Case, listener: &Listener) -> Option<String> {
     case.needs.iter().find_map(|need| listener.lacks(*need))
 }

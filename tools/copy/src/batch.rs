@@ -52,7 +52,7 @@ impl Batch {
     /// Bytes that a record has beside those of path and file.
     const RECORD: usize = 64;
 
-    /// Whether another record of this path and so many bytes fits.
+    /// Returns whether another record of this path and so many bytes fits.
     fn has_room(&self, path: &RelPath, size: u64) -> bool {
         let record = Self::RECORD as u64 + path.as_bytes().len() as u64 + size;
         self.count < MAX_BATCH && self.out.0.len() as u64 + record <= SLOT.into()

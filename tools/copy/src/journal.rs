@@ -80,12 +80,12 @@ impl Journal {
         Self(file)
     }
 
-    /// Whether nothing was written to it.
+    /// Returns whether nothing was written to it.
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.0.metadata()?.len() == 0)
     }
 
-    /// Whether it is one of this size and version.
+    /// Returns whether it is one of this size and version.
     pub fn is_of(&mut self, meta: &Meta) -> Result<bool> {
         let mut found = Vec::new();
         self.0.seek(SeekFrom::Start(0))?;

@@ -84,7 +84,7 @@ impl Meta {
         }
     }
 
-    /// Whether a copy with `other` is what a copy of this would be.
+    /// Returns whether a copy with `other` is what a copy of this would be.
     pub fn is_copied_by(&self, other: &Self) -> bool {
         let same = self.kind == other.kind && self.target == other.target && self.mtime == other.mtime;
         same && self.size == other.size && (self.kind == Kind::Symlink || self.mode == other.mode)

@@ -92,7 +92,7 @@ pub fn left_by_session(name: &[u8]) -> Option<Vec<u8>> {
     (!stem.is_empty() && is_label).then(|| Name(file.to_vec()).journal())
 }
 
-/// Whether it is the name of an incomplete file or its journal.
+/// Returns whether it is the name of an incomplete file or its journal.
 pub fn is_reserved(name: &[u8]) -> bool {
     name.ends_with(PART.as_bytes()) || name.ends_with(JOURNAL.as_bytes())
 }
@@ -180,7 +180,7 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Whether a terminal may do something else than show the character: control and format characters (Unicode categories Cc and Cf, which have
+/// Returns whether a terminal may do something else than show the character: control and format characters (Unicode categories Cc and Cf, which have
 /// those that change the direction of the text), separators other than the space (Zl, Zp, Zs), and those without a meaning of their own (Co, Cn).
 #[must_use]
 pub fn is_unsafe(char: char) -> bool {

@@ -87,7 +87,7 @@ fn open_own(directory: &OwnedFd, name: &[u8], flags: OFlags) -> Result<File> {
     }
 }
 
-/// Whether `name` is still this file.
+/// Returns whether `name` is still this file.
 fn is_at(directory: &OwnedFd, name: &[u8], file: impl AsFd) -> Result<bool> {
     let own = fstat(file)?;
     match statat(directory, OsStr::from_bytes(name), AtFlags::SYMLINK_NOFOLLOW) {
@@ -111,7 +111,7 @@ fn open_journal(directory: &OwnedFd, name: &Name) -> Result<File> {
     }
 }
 
-/// Whether the copy is there already.
+/// Returns whether the copy is there already.
 fn is_complete(directory: &OwnedFd, name: &Name, head: &FileHead) -> Result<bool> {
     match statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => match Meta::of(&stat) {
@@ -188,7 +188,7 @@ impl Part {
         Ok(Opened::Part(Self { head: head.clone(), directory, name, bytes, phase, state }))
     }
 
-    /// Whether it is of the version that `head` names.
+    /// Returns whether it is of the version that `head` names.
     pub fn is_of(&self, head: &FileHead) -> bool {
         self.head.meta.version == head.meta.version && self.head.meta.size == head.meta.size
     }

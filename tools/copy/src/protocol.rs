@@ -385,7 +385,7 @@ impl Request {
         }
     }
 
-    /// Whether it changes what is shared.
+    /// Returns whether it changes what is shared.
     pub fn writes(&self) -> bool {
         match self {
             Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } | Self::End { .. } => false,

@@ -25,7 +25,7 @@ impl RangeSet {
         self.0.insert(start, end);
     }
 
-    /// Whether all of these are in it.
+    /// Returns whether all of these are in it.
     pub(super) fn contains(&self, range: &Range<u64>) -> bool {
         self.0.range(..=range.start).next_back().is_some_and(|(_, end)| *end >= range.end)
     }

@@ -1,6 +1,6 @@
 //! Fields of messages: big-endian numbers and counted bytes. A decoder never reads beyond its bytes, and a message must be consumed whole.
 
-/// Why bytes are no message of this protocol.
+/// Reason why bytes are no message of this protocol.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// It ends inside of a field.
@@ -14,7 +14,7 @@ pub enum WireError {
     Value {
         /// The field.
         what: &'static str,
-        /// Its value.
+        /// Value.
         value: u64,
     },
     /// A name or path breaks a rule.

@@ -113,7 +113,7 @@ impl Connection {
         this
     }
 
-    /// Whether the frame that this side opened with was seen whole.
+    /// Returns whether the frame that this side opened with was seen whole.
     pub(super) fn has_frame(&self, side: Side) -> bool {
         self.frames[side].is_some()
     }

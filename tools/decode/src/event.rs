@@ -14,9 +14,9 @@ pub struct Record {
     pub packet: u64,
     /// The iWARP connection, counted from 1 in the order of their startup frames; 0 of a datagram.
     pub connection: u32,
-    /// Its sender.
+    /// Sender.
     pub from: SocketAddr,
-    /// Its receiver.
+    /// Receiver.
     pub to: SocketAddr,
     /// What it is.
     #[serde(flatten)]
@@ -126,7 +126,7 @@ pub struct Startup {
     pub rtr_read: Option<bool>,
     /// IRD and ORD with S = 1.
     pub ird: Option<u16>,
-    /// As `ird`.
+    /// Like `ird`.
     pub ord: Option<u16>,
     /// Bytes of Private Data without the enhanced data.
     pub private_data_length: usize,

@@ -189,7 +189,7 @@ impl Flow {
         }
     }
 
-    /// Whether a SYN begins another connection than the one that is followed.
+    /// Returns whether a SYN begins another connection than the one that is followed.
     fn is_reused(&self, side: Side, sequence: u32) -> bool {
         matches!(self.state, State::Done)
             || self.streams[side].as_ref().is_some_and(|stream| stream.first() != sequence.wrapping_add(1))
@@ -229,7 +229,7 @@ impl Flow {
         }
     }
 
-    /// Whether all that the segment acknowledges was looked at, so that it may be now.
+    /// Returns whether all that the segment acknowledges was looked at, so that it may be now.
     fn is_ready(&self, side: Side, header: &Header, payload: &[u8]) -> bool {
         // The Request of a Reply that is seen without the connection's beginning may follow, and nothing else goes before.
         let unknown =

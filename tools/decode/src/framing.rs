@@ -94,7 +94,7 @@ impl Framing {
         self.buffer.len()
     }
 
-    /// Whether the FPDU boundaries are lost.
+    /// Returns whether the FPDU boundaries are lost.
     pub(super) fn is_seeking(&self) -> bool {
         self.seek.is_some()
     }
@@ -325,7 +325,7 @@ fn overlap(lost: &VecDeque<Range<u64>>, position: u64, range: &Range<usize>) -> 
     Some(local(first.start.max(start))..local(last.end.min(end)))
 }
 
-/// Whether a CRC is that of an FPDU whose payload, behind a tagged or an untagged header, was summed twice. Linux's siw sends such a
+/// Returns whether a CRC is that of an FPDU whose payload, behind a tagged or an untagged header, was summed twice. Linux's siw sends such a
 /// one when two of its threads are at it at once: one goes on with it before the other has noted that the CRC is done.
 fn sums_payload_twice(covered: &[u8], crc: u32) -> bool {
     [TAGGED, UNTAGGED].into_iter().any(|header| {

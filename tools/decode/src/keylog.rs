@@ -32,7 +32,7 @@ pub(super) enum Epoch {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Secrets([[Option<Vec<u8>>; 2]; 2]);
 
-/// Why a file is no key log.
+/// Reason why a file is no key log.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyLogError {
     /// It cannot be read.

@@ -224,7 +224,7 @@ fn open(file: &Path) -> Result<Box<dyn Read>, DecodeError> {
     }
 }
 
-/// Why nothing was decoded.
+/// Reason why nothing was decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The file cannot be opened.

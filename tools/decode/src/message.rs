@@ -231,7 +231,7 @@ fn take(message: &mut UntaggedMessage, header: &Untagged, payload: &[u8], out: &
     message.length = end;
 }
 
-/// Whether a tagged segment belongs to the message that has begun.
+/// Returns whether a tagged segment belongs to the message that has begun.
 fn continues(message: &TaggedMessage, header: &Tagged, opcode: u8, out: &mut Vec<Event>) -> bool {
     if message.opcode != opcode || message.first.stag != header.stag {
         if !message.partial {

@@ -51,7 +51,7 @@ pub struct Summary {
     pub broken_tcp: u64,
     /// Link types that are not understood.
     pub unknown_links: BTreeSet<u32>,
-    /// Why the capture could not be read to its end.
+    /// Reason why the capture could not be read to its end.
     pub capture_error: Option<String>,
     /// Connections of the selection, if there is one.
     #[serde(skip)]
@@ -59,7 +59,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Whether every byte of iWARP could be followed.
+    /// Returns whether every byte of iWARP could be followed.
     #[must_use]
     pub fn followed(&self) -> bool {
         (self.connections > 0 || self.datagrams > 0)

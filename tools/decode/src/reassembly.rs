@@ -59,12 +59,12 @@ impl Stream {
         self.first
     }
 
-    /// Whether all bytes before this sequence number were given out, and none after.
+    /// Returns whether all bytes before this sequence number were given out, and none after.
     pub(super) fn is_next(&self, sequence: u32) -> bool {
         self.distance(sequence) == 0
     }
 
-    /// Whether a segment with this sequence number can belong to the stream as it stands now.
+    /// Returns whether a segment with this sequence number can belong to the stream as it stands now.
     pub(super) fn is_near(&self, sequence: u32) -> bool {
         self.distance(sequence).unsigned_abs() < WINDOW
     }
@@ -104,7 +104,7 @@ impl Stream {
         if self.is_near(sequence) { u64::try_from(self.distance(sequence)).unwrap_or(0) } else { 0 }
     }
 
-    /// Whether bytes wait behind a hole.
+    /// Returns whether bytes wait behind a hole.
     pub(super) fn has_hole(&self) -> bool {
         !self.held.is_empty()
     }

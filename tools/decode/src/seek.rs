@@ -176,7 +176,7 @@ impl Seek {
         if self.crc == Some(true) { Verdict::No } else { self.judge_row(buffer, at) }
     }
 
-    /// Whether FPDUs without CRCs stand here.
+    /// Returns whether FPDUs without CRCs stand here.
     fn judge_row(&self, buffer: &[u8], at: usize) -> Verdict {
         let mut next = at;
         for count in 1..=IN_A_ROW {
@@ -220,7 +220,7 @@ impl Seek {
     }
 }
 
-/// Whether a whole FPDU with its CRC stands at the front.
+/// Returns whether a whole FPDU with its CRC stands at the front.
 pub(super) fn begins_with_fpdu(bytes: &[u8]) -> bool {
     let Some(fpdu) = plausible(bytes).and_then(|length| bytes.get(..length)) else { return false };
     let (covered, field) = fpdu.split_at(fpdu.len() - CRC_LEN);
@@ -235,7 +235,7 @@ fn plausible(bytes: &[u8]) -> Option<usize> {
         .then(|| (LENGTH_LEN + ulpdu).next_multiple_of(4) + CRC_LEN)
 }
 
-/// Whether DDP and RDMAP could have sent this.
+/// Returns whether DDP and RDMAP could have sent this.
 pub(super) fn plausible_headers(ulpdu: &[u8]) -> bool {
     let &[ddp, rdmap, ..] = ulpdu else { return false };
     if ddp & DDP_CONTROL.0 != DDP_CONTROL.1 || rdmap & RDMAP_CONTROL.0 & 0xc0 != RDMAP_CONTROL.1 {

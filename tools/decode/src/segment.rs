@@ -62,7 +62,7 @@ impl Parsed<'_> {
         }
     }
 
-    /// Whether RDMAP itself reads the payload, which is then not the ULP's.
+    /// Returns whether RDMAP itself reads the payload, which is then not the ULP's.
     pub(super) fn has_own_header(&self) -> bool {
         !matches!(
             Opcode::from_raw(self.opcode),

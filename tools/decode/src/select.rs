@@ -32,7 +32,7 @@ impl FromStr for ConnectionFilter {
 }
 
 impl ConnectionFilter {
-    /// Whether the finding is about it.
+    /// Returns whether the finding is about it.
     pub(super) fn has(&self, record: &Record) -> bool {
         let ends = [record.from, record.to];
         match *self {

@@ -29,7 +29,7 @@ const SERVER_HELLO: u8 = 2;
 const FINISHED: u8 = 20;
 const KEY_UPDATE: u8 = 24;
 
-/// Whether a stream that begins so is one of TLS: a handshake record.
+/// Returns whether a stream that begins so is one of TLS: a handshake record.
 pub(super) fn begins(bytes: &[u8]) -> bool {
     bytes.first() == Some(&HANDSHAKE)
 }
@@ -147,7 +147,7 @@ impl Session {
         Self { log, client: None, secrets: None, suite: None, halves: Default::default() }
     }
 
-    /// Whether a direction cannot be followed: its secrets are not in the key log, or its records are not TLS 1.3.
+    /// Returns whether a direction cannot be followed: its secrets are not in the key log, or its records are not TLS 1.3.
     pub(super) fn is_locked(&self) -> bool {
         self.halves.iter().any(|half| half.phase == Phase::Ended)
     }

@@ -59,7 +59,7 @@ fn short_outage_ends_nothing() {
     assert_eq!(*message, *b"late");
 }
 
-/// Its TCP acknowledges, though the program takes nothing.
+/// Returns the TCP acknowledges, though the program takes nothing.
 #[test]
 fn busy_receiver_is_not_dead() {
     let simulation = simulation();

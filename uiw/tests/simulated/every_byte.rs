@@ -206,7 +206,7 @@ impl End {
         }
     }
 
-    /// Whether everything posted so far is over.
+    /// Returns whether everything posted so far is over.
     fn done(&self) -> bool {
         let signaled = self.posted.iter().rposition(|signaled| *signaled);
         signaled.is_none_or(|last| self.sent.last().is_some_and(|wc| wc.wr_id as usize >= last))

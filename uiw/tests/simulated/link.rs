@@ -148,7 +148,7 @@ impl Simulation {
         self.run_with(a, b, |_| {})
     }
 
-    /// As [`Simulation::run`]; calls `each` before each round, with its number.
+    /// Like [`Simulation::run`]; calls `each` before each round, with its number.
     pub(crate) fn run_with<A: Future, B: Future>(
         &self,
         a: A,

@@ -239,7 +239,7 @@ impl Line {
         self.noise.map_or(0.0, |noise| (noise - 1.0).abs())
     }
 
-    /// Whether it reaches its bar, if it has one, and whether the machine was quiet.
+    /// Returns whether it reaches its bar, if it has one, and whether the machine was quiet.
     fn verdict(&self) -> (Option<bool>, bool) {
         (self.bar.map(|bar| bar.is_reached(self.spread)), self.disturbance() <= QUIET)
     }

@@ -21,11 +21,11 @@ pub(super) struct Link {
     at: Range<usize>,
     /// The whole link.
     whole: Range<usize>,
-    /// Its words.
+    /// Words.
     words: Range<usize>,
 }
 
-/// Why a link leads nowhere.
+/// Reason why a link leads nowhere.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Wrong {
     #[error("the link {0} leads to no file")]
@@ -83,7 +83,7 @@ impl Page {
         &self.text
     }
 
-    /// Whether it has commands for a shell, outside of its `console` blocks, which are run: `sh` blocks. A block that is indented has no
+    /// Returns whether it has commands for a shell, outside of its `console` blocks, which are run: `sh` blocks. A block that is indented has no
     /// language, so it counts too.
     pub(super) fn has_commands(&self) -> bool {
         self.has_commands

@@ -118,7 +118,7 @@ fn add(steps: &mut Vec<Step>, line: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether lines are as they are expected.
+/// Returns whether lines are as they are expected.
 pub(super) fn fits(expected: &[String], lines: &[&str]) -> bool {
     match expected.split_first() {
         None => lines.is_empty(),
@@ -129,7 +129,7 @@ pub(super) fn fits(expected: &[String], lines: &[&str]) -> bool {
     }
 }
 
-/// Whether a line is as it is expected.
+/// Returns whether a line is as it is expected.
 fn is_like(pattern: &str, line: &str) -> bool {
     let Some((first, rest)) = pattern.split_once("[..]") else { return pattern == line };
     let Some(mut line) = line.strip_prefix(first) else { return false };

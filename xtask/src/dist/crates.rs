@@ -83,7 +83,7 @@ impl Crates {
     }
 }
 
-/// Whether an edge of the graph is neither for building nor for tests alone.
+/// Returns whether an edge of the graph is neither for building nor for tests alone.
 fn is_linked(dep: &Value) -> bool {
     dep["dep_kinds"].as_array().into_iter().flatten().any(|kind| kind["kind"].is_null())
 }

@@ -8,7 +8,7 @@ pub(super) fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-/// As `sha256sum` writes it.
+/// Like `sha256sum` writes it.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     sha256(bytes).iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

@@ -54,7 +54,7 @@ impl Layout {
     }
 }
 
-/// Whether a path has names alone: neither a root nor `..`.
+/// Returns whether a path has names alone: neither a root nor `..`.
 pub(super) fn is_below(path: &Path) -> bool {
     path.components().next().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))
 }

@@ -8,10 +8,10 @@ use serde_json::Value;
 /// A test binary.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Binary {
-    /// Its source file, below the workspace's folder.
+    /// Source file, below the workspace's folder.
     pub(super) name: String,
     program: PathBuf,
-    /// Its package's folder.
+    /// Package's folder.
     folder: PathBuf,
 }
 

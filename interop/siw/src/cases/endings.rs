@@ -60,7 +60,7 @@ fn survivor(text: &str, begun: Instant) -> Verdict {
     Verdict::of(complete(&line) && took <= LIMIT, format!("after {:.1} s: {line}", took.as_secs_f64()))
 }
 
-/// As [`survivor`], for siw's program: siw does not flush a receive that is posted behind the end (QUIRKS.md), so that it notices
+/// Like [`survivor`], for siw's program: siw does not flush a receive that is posted behind the end (QUIRKS.md), so that it notices
 /// is what counts.
 fn noticed(text: &str, begun: Instant) -> Verdict {
     let took = begun.elapsed();

@@ -163,7 +163,7 @@ fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Faul
     })
 }
 
-/// Whether as many requests and receives were done as were posted.
+/// Returns whether as many requests and receives were done as were posted.
 pub(super) fn complete(text: &str) -> bool {
     undone(text) == Some(0)
 }

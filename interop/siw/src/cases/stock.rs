@@ -282,7 +282,7 @@ impl Pair {
         self.style == Style::Perftest && lines(output).any(|line| self.is_measurement(line))
     }
 
-    /// Whether a line of perftest's table has the size and the number of iterations asked for.
+    /// Returns whether a line of perftest's table has the size and the number of iterations asked for.
     fn is_measurement(&self, line: &str) -> bool {
         let asked = |option: &str| {
             self.options.iter().skip_while(move |word| *word != option).nth(1).map(String::as_str)
@@ -323,12 +323,12 @@ fn is_usual_of_rping(line: &str, client: bool) -> bool {
         || !client && line.ends_with("wait for RDMA_READ_ADV state 10")
 }
 
-/// Whether a program in the guest cannot be ended, as it waits in the driver for a reference to a queue pair that is never released.
+/// Returns whether a program in the guest cannot be ended, as it waits in the driver for a reference to a queue pair that is never released.
 fn is_stuck_in_siw(stuck: &str) -> bool {
     stuck.contains("siw_destroy_qp")
 }
 
-/// Whether perftest in the guest measured, and found its last Send of all in error. siw completes a Send so (2: `IBV_WC_LOC_QP_OP_ERR`)
+/// Returns whether perftest in the guest measured, and found its last Send of all in error. siw completes a Send so (2: `IBV_WC_LOC_QP_OP_ERR`)
 /// whose last byte is sent, if the peer's FIN comes before it has looked: see QUIRKS.md.
 fn is_closing_race(output: &Output) -> bool {
     ["Bad wc status 2", "Failed to close connection"]
@@ -336,7 +336,7 @@ fn is_closing_race(output: &Output) -> bool {
         .all(|said| lines(output).any(|line| line.contains(said)))
 }
 
-/// Whether our program's connection was reset.
+/// Returns whether our program's connection was reset.
 fn is_reset(output: &Output) -> bool {
     lines(output).any(|line| line.contains("Connection reset by peer"))
 }

@@ -25,7 +25,7 @@ pub(super) fn of(endpoint: Endpoint, persona: &str, test: &str) -> Option<&'stat
     KNOWN.iter().find(|known| known.is_of(endpoint, persona, test))
 }
 
-/// Why an outcome is none that was expected.
+/// Returns the reason why an outcome is none that was expected.
 pub(super) fn surprise(known: Option<&Known>, outcome: &Outcome) -> Option<String> {
     let expected = known.map_or(&["pass"][..], |known| known.outcomes);
     (!expected.contains(&outcome.word())).then(|| format!("{} was expected", expected.join(" or ")))

@@ -200,7 +200,7 @@ fn field<'a>(allowed: &'static [&'static str], of: &'static str) -> impl FnMut(&
     }
 }
 
-/// As [`field`], with one value.
+/// Like [`field`], with one value.
 fn value<'a>(allowed: &'static [&'static str], of: &'static str) -> impl FnMut(&'a str) -> Parsed<'a, Field> {
     move |input| {
         let (rest, field) = field(allowed, of)(input)?;

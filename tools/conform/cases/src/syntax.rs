@@ -13,7 +13,7 @@ pub struct Case {
     pub file: String,
     /// Without these it is not run.
     pub needs: Vec<Need>,
-    /// Its lines.
+    /// Lines.
     pub steps: Vec<Step>,
 }
 
@@ -218,13 +218,13 @@ impl FrameKind {
         ("end", Self::End),
     ];
 
-    /// Its name in a case file.
+    /// Returns the name in a case file.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether it is a start-up frame.
+    /// Returns whether it is a start-up frame.
     #[must_use]
     pub fn is_startup(self) -> bool {
         matches!(self, Self::Request | Self::Reply)

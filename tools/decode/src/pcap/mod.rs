@@ -24,7 +24,7 @@ impl LinkType {
     pub const ETHERNET: Self = Self(1);
     /// An IP packet with nothing before it, as some systems number it.
     pub const RAW_12: Self = Self(12);
-    /// As [`Self::RAW_12`].
+    /// Like [`Self::RAW_12`].
     pub const RAW_14: Self = Self(14);
     /// An IPv4 or IPv6 packet with nothing before it.
     pub const RAW: Self = Self(101);
@@ -43,7 +43,7 @@ impl LinkType {
 /// One captured packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Its place in the capture, from 1.
+    /// Place in the capture, from 1.
     pub number: u64,
     /// Nanoseconds since 1970-01-01 00:00 UTC; `None` in a pcapng Simple Packet Block, which has no time.
     pub time: Option<u64>,
@@ -53,7 +53,7 @@ pub struct Packet {
     pub bytes: Vec<u8>,
 }
 
-/// Why a capture cannot be read, or not on.
+/// Reason why a capture cannot be read, or not on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file could not be read.

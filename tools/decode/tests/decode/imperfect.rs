@@ -79,7 +79,7 @@ impl Original {
         Self { name, fpdus: fpdus(&records), departures, segments }
     }
 
-    /// Whether a segment has payload, or is one of the handshake.
+    /// Returns whether a segment has payload, or is one of the handshake.
     fn is_of_interest(&self, at: usize) -> bool {
         !self.segments[at].payload.is_empty() || self.segments[at].flags & SYN != 0
     }
